@@ -1,0 +1,118 @@
+//! Images as columns hold them: probe a header, decode to (H, W, C), encode arrays as PNG.
+//!
+//! Which codec reads what is decided here by magic bytes; the file name never counts.
+
+use penstock_error::{Error, Result};
+
+use crate::{exif, jpeg, png};
+
+/// What a decoder may use. Images beyond it are refused before any pixel is allocated.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    pub pixels: u64,
+}
+
+impl Default for Limits {
+    /// 2^28 pixels: above any camera, below what would hurt (Pillow warns at 89 M and refuses at 179 M).
+    fn default() -> Limits {
+        Limits { pixels: 1 << 28 }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    Jpeg,
+    Png,
+}
+
+/// What the header of an image says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    pub format: Format,
+    pub width: u64,
+    pub height: u64,
+    pub channels: usize,
+    pub bits: u8,
+}
+
+/// Decoded pixels, (height, width, channels), 8 or 16 bits (native byte order) a channel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Picture {
+    pub height: usize,
+    pub width: usize,
+    pub channels: usize,
+    pub bits: u8,
+    pub data: Vec<u8>,
+}
+
+pub(crate) fn undecodable(text: impl Into<String>) -> Error {
+    Error::new("media-undecodable", text)
+}
+
+fn format_of(bytes: &[u8]) -> Result<Format> {
+    if bytes.is_empty() {
+        return Err(undecodable("cannot decode image: it has 0 bytes"));
+    }
+    if bytes.starts_with(&[0xff, 0xd8, 0xff]) {
+        return Ok(Format::Jpeg);
+    }
+    if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
+        return Ok(Format::Png);
+    }
+    let head: Vec<String> = bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    Err(undecodable(format!("cannot decode image: it begins with {}, expected a JPEG or a PNG", head.join(" "))).hint("convert it first, or store it in a Bytes column"))
+}
+
+/// Read the header only; refuses what `decode` would refuse without looking at pixels.
+pub fn probe(bytes: &[u8], limits: Limits) -> Result<Header> {
+    let header = match format_of(bytes)? {
+        Format::Jpeg => jpeg::probe(bytes)?,
+        Format::Png => png::probe(bytes)?,
+    };
+    check_size(&header, limits)?;
+    Ok(header)
+}
+
+fn check_size(header: &Header, limits: Limits) -> Result<()> {
+    if header.width == 0 || header.height == 0 {
+        return Err(undecodable(format!("cannot decode image: it is {} x {} pixels", header.width, header.height)));
+    }
+    if header.width.saturating_mul(header.height) > limits.pixels {
+        return Err(Error::new("media-too-large", format!("cannot decode image: {} x {} pixels, at most {} are allowed", header.width, header.height, limits.pixels))
+            .hint("a decompression bomb, or raise the limit with ps.configure(image_pixels=…)"));
+    }
+    Ok(())
+}
+
+/// Decode an image; `upright` applies the EXIF orientation.
+pub fn decode(bytes: &[u8], limits: Limits, upright: bool) -> Result<Picture> {
+    let header = probe(bytes, limits)?;
+    let picture = match header.format {
+        Format::Jpeg => jpeg::decode(bytes, &header)?,
+        Format::Png => png::decode(bytes, &header)?,
+    };
+    Ok(if upright { exif::upright(picture, exif::orientation(bytes)) } else { picture })
+}
+
+/// Decode a mask: one channel; the palette of an indexed PNG is not applied, so values are class numbers.
+pub fn decode_mask(bytes: &[u8], limits: Limits) -> Result<Picture> {
+    let header = probe(bytes, limits)?;
+    if header.format == Format::Png {
+        if let Some(picture) = png::decode_indices(bytes, &header)? {
+            return Ok(picture);
+        }
+    }
+    let picture = decode(bytes, limits, false)?;
+    if picture.channels != 1 {
+        return Err(undecodable(format!("cannot decode mask: it has {} channels, expected 1", picture.channels)));
+    }
+    Ok(picture)
+}
+
+/// Encode pixels as PNG, losslessly. `data` is (height, width, channels) in native byte order.
+pub fn encode_png(height: usize, width: usize, channels: usize, bits: u8, data: &[u8]) -> Result<Vec<u8>> {
+    png::encode(height, width, channels, bits, data)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,104 @@
+//! JPEG by libjpeg-turbo 3 through its TurboJPEG 3 API (C, errors by setjmp inside the library, so no unwinding).
+//!
+//! 8-bit baseline, progressive, arithmetic and lossless; grey, RGB/YCbCr, and CMYK/YCCK turned to RGB. Warnings are
+//! tolerated as browsers and Pillow do, unless the file has no end marker: then it was cut short.
+
+use std::ffi::CStr;
+
+use penstock_error::{Error, Result};
+use turbojpeg_sys as tj;
+
+use crate::image::{Format, Header, Picture, undecodable};
+
+/// A progressive file with more scans than this is an attack (libjpeg-turbo's own fuzzers use 500).
+const SCAN_LIMIT: i32 = 500;
+
+struct Decoder(tj::tjhandle);
+
+impl Drop for Decoder {
+    fn drop(&mut self) {
+        // SAFETY: the handle came from tj3Init and is destroyed once.
+        unsafe { tj::tj3Destroy(self.0) }
+    }
+}
+
+impl Decoder {
+    fn open(bytes: &[u8]) -> Result<(Decoder, Header)> {
+        // SAFETY: no preconditions; null is checked.
+        let handle = unsafe { tj::tj3Init(tj::TJINIT_TJINIT_DECOMPRESS as i32) };
+        if handle.is_null() {
+            return Err(Error::new("internal", "libjpeg-turbo gave no decoder"));
+        }
+        let decoder = Decoder(handle);
+        // SAFETY: the handle is live; the buffer outlives the call.
+        let code = unsafe {
+            tj::tj3Set(decoder.0, tj::TJPARAM_TJPARAM_SCANLIMIT as i32, SCAN_LIMIT);
+            tj::tj3DecompressHeader(decoder.0, bytes.as_ptr(), bytes.len() as _)
+        };
+        if code != 0 && decoder.is_fatal() {
+            return Err(undecodable(format!("cannot decode JPEG: {}", decoder.message())));
+        }
+        let precision = decoder.get(tj::TJPARAM_TJPARAM_PRECISION as i32);
+        if precision != 8 {
+            return Err(Error::new("unsupported-format", format!("cannot decode JPEG: {precision} bits a sample, expected 8")).hint("store it as a 16-bit PNG"));
+        }
+        let channels = if decoder.get(tj::TJPARAM_TJPARAM_COLORSPACE as i32) == tj::TJCS_TJCS_GRAY as i32 { 1 } else { 3 };
+        let (width, height) = (decoder.get(tj::TJPARAM_TJPARAM_JPEGWIDTH as i32), decoder.get(tj::TJPARAM_TJPARAM_JPEGHEIGHT as i32));
+        let header = Header { format: Format::Jpeg, width: width.max(0) as u64, height: height.max(0) as u64, channels, bits: 8 };
+        Ok((decoder, header))
+    }
+
+    fn get(&self, parameter: i32) -> i32 {
+        // SAFETY: the handle is live.
+        unsafe { tj::tj3Get(self.0, parameter) }
+    }
+
+    fn is_fatal(&self) -> bool {
+        // SAFETY: the handle is live.
+        unsafe { tj::tj3GetErrorCode(self.0) == tj::TJERR_TJERR_FATAL as i32 }
+    }
+
+    fn message(&self) -> String {
+        // SAFETY: the library returns a C string that lives as long as the handle.
+        unsafe { CStr::from_ptr(tj::tj3GetErrorStr(self.0)) }.to_string_lossy().into_owned()
+    }
+}
+
+pub fn probe(bytes: &[u8]) -> Result<Header> {
+    Ok(Decoder::open(bytes)?.1)
+}
+
+/// Decode all pixels. The caller has checked the size of the header against its limits.
+pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
+    let (decoder, again) = Decoder::open(bytes)?;
+    debug_assert_eq!(&again, header);
+    let (width, height) = (header.width as usize, header.height as usize);
+    let colorspace = decoder.get(tj::TJPARAM_TJPARAM_COLORSPACE as i32);
+    let cmyk = colorspace == tj::TJCS_TJCS_CMYK as i32 || colorspace == tj::TJCS_TJCS_YCCK as i32;
+    let (format, stride) = match (header.channels, cmyk) {
+        (1, _) => (tj::TJPF_TJPF_GRAY, 1),
+        (_, true) => (tj::TJPF_TJPF_CMYK, 4),
+        _ => (tj::TJPF_TJPF_RGB, 3),
+    };
+    let mut data = vec![0u8; width * height * stride];
+    // SAFETY: the handle is live; `data` has width x height x stride bytes, which is what the format and pitch say.
+    let code = unsafe { tj::tj3Decompress8(decoder.0, bytes.as_ptr(), bytes.len() as _, data.as_mut_ptr(), (width * stride) as i32, format as i32) };
+    if code != 0 && (decoder.is_fatal() || !has_end_marker(bytes)) {
+        return Err(undecodable(format!("cannot decode JPEG: {}", decoder.message())));
+    }
+    if cmyk {
+        data = cmyk_to_rgb(&data);
+    }
+    Ok(Picture { height, width, channels: header.channels, bits: 8, data })
+}
+
+/// Whether an end-of-image marker stands anywhere behind the header; inside scan data 0xff is always stuffed.
+fn has_end_marker(bytes: &[u8]) -> bool {
+    bytes.windows(2).rev().any(|pair| pair == [0xff, 0xd9])
+}
+
+/// Adobe stores CMYK inverted (255 is no ink), as every CMYK JPEG in the wild does.
+fn cmyk_to_rgb(data: &[u8]) -> Vec<u8> {
+    let ink = |colour: u8, key: u8| ((u16::from(colour) * u16::from(key) + 127) / 255) as u8;
+    data.chunks_exact(4).flat_map(|pixel| [ink(pixel[0], pixel[3]), ink(pixel[1], pixel[3]), ink(pixel[2], pixel[3])]).collect()
+}

@@ -1,0 +1,183 @@
+//! The one error type of Penstock: what the caller should do next (`Kind`), a stable `code`, a message, context and a hint.
+//!
+//! It knows nothing of what failed. Every crate builds these; the Python module turns `Kind` into a class.
+
+use std::fmt;
+
+/// What the caller does next; retries look at this and never at the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    NotFound,
+    OutOfRange,
+    AlreadyExists,
+    Conflict,
+    Unavailable,
+    InvalidInput,
+    Corrupt,
+    Unsupported,
+    PermissionDenied,
+    Closed,
+    Internal,
+}
+
+impl Kind {
+    /// The name of the Python class for this kind, without its `Error` ending.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::NotFound => "NotFound",
+            Kind::OutOfRange => "OutOfRange",
+            Kind::AlreadyExists => "AlreadyExists",
+            Kind::Conflict => "Conflict",
+            Kind::Unavailable => "Unavailable",
+            Kind::InvalidInput => "InvalidInput",
+            Kind::Corrupt => "Corrupt",
+            Kind::Unsupported => "Unsupported",
+            Kind::PermissionDenied => "PermissionDenied",
+            Kind::Closed => "Closed",
+            Kind::Internal => "Internal",
+        }
+    }
+}
+
+/// Every code with its kind. Python's `errors.CODES` must hold the same; a test compares them.
+pub const CODES: &[(&str, Kind)] = &[
+    ("dataset-not-found", Kind::NotFound),
+    ("object-not-found", Kind::NotFound),
+    ("snapshot-not-found", Kind::NotFound),
+    ("branch-not-found", Kind::NotFound),
+    ("column-not-found", Kind::NotFound),
+    ("row-id-not-found", Kind::NotFound),
+    ("source-not-found", Kind::NotFound),
+    ("position-out-of-range", Kind::OutOfRange),
+    ("dataset-exists", Kind::AlreadyExists),
+    ("conflict", Kind::Conflict),
+    ("commit-state-unknown", Kind::Unavailable),
+    ("storage-failed", Kind::Unavailable),
+    ("no-space", Kind::Unavailable),
+    ("invalid-schema", Kind::InvalidInput),
+    ("invalid-value", Kind::InvalidInput),
+    ("invalid-argument", Kind::InvalidInput),
+    ("invalid-uri", Kind::InvalidInput),
+    ("column-lengths-differ", Kind::InvalidInput),
+    ("folder-not-empty", Kind::InvalidInput),
+    ("media-undecodable", Kind::Corrupt),
+    ("media-too-large", Kind::InvalidInput),
+    ("block-checksum", Kind::Corrupt),
+    ("object-checksum", Kind::Corrupt),
+    ("object-truncated", Kind::Corrupt),
+    ("object-malformed", Kind::Corrupt),
+    ("unknown-feature", Kind::Unsupported),
+    ("unsupported-format", Kind::Unsupported),
+    ("unsupported-storage", Kind::Unsupported),
+    ("unknown-codec", Kind::Unsupported),
+    ("read-only", Kind::PermissionDenied),
+    ("permission-denied", Kind::PermissionDenied),
+    ("transaction-closed", Kind::Closed),
+    ("internal", Kind::Internal),
+];
+
+/// An error with a stable code. `Display` gives the message and, on a line of its own, the hint.
+#[derive(Debug, Clone)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug, Clone)]
+struct Inner {
+    kind: Kind,
+    code: &'static str,
+    message: String,
+    hint: Option<String>,
+    rows: Vec<u64>,
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// Build an error from a code of [`CODES`]; the kind follows from it.
+    pub fn new(code: &'static str, message: impl Into<String>) -> Error {
+        let known = CODES.iter().find(|(known, _)| *known == code);
+        debug_assert!(known.is_some(), "error code {code} is not in the table");
+        let kind = known.map_or(Kind::Internal, |(_, kind)| *kind);
+        Error(Box::new(Inner { kind, code, message: message.into(), hint: None, rows: Vec::new() }))
+    }
+
+    /// Add the remedy.
+    pub fn hint(mut self, hint: impl Into<String>) -> Error {
+        self.0.hint = Some(hint.into());
+        self
+    }
+
+    /// Name the places in the caller's request (positions in the batch) that the error is about.
+    pub fn rows(mut self, rows: Vec<u64>) -> Error {
+        self.0.rows = rows;
+        self
+    }
+
+    /// Put where it happened before the message: `cannot …: <old message>`.
+    pub fn context(mut self, what: impl fmt::Display) -> Error {
+        self.0.message = format!("{what}: {}", self.0.message);
+        self
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.0.kind
+    }
+
+    pub fn code(&self) -> &'static str {
+        self.0.code
+    }
+
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    pub fn hint_text(&self) -> Option<&str> {
+        self.0.hint.as_deref()
+    }
+
+    pub fn row_list(&self) -> &[u64] {
+        &self.0.rows
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}", self.0.message)?;
+        match &self.0.hint {
+            Some(hint) => write!(out, "\nhint: {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Add context to the error of a result.
+pub trait Context<T> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T> Context<T> for Result<T> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|error| error.context(what()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_decides_the_kind_and_the_hint_stands_on_its_own_line() {
+        let error = Error::new("block-checksum", "crc32c 0x1, expected 0x2").context("cannot decode block 3").hint("run penstock verify");
+        assert_eq!(error.kind(), Kind::Corrupt);
+        assert_eq!(error.to_string(), "cannot decode block 3: crc32c 0x1, expected 0x2\nhint: run penstock verify");
+    }
+
+    #[test]
+    fn codes_are_unique() {
+        let mut codes: Vec<_> = CODES.iter().map(|(code, _)| code).collect();
+        codes.sort();
+        codes.dedup();
+        assert_eq!(codes.len(), CODES.len());
+    }
+}

@@ -1,0 +1,247 @@
+//! Reading and writing the primitives of spec section 1, and the envelope around every metadata object.
+
+use bytes::Bytes;
+use penstock_error::{Error, Result};
+
+use crate::ids::Id;
+
+/// CRC-32C of the bytes.
+pub fn crc(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes)
+}
+
+/// Error for bytes that break the spec.
+pub fn malformed(what: impl Into<String>) -> Error {
+    Error::new("object-malformed", what).hint("run `penstock verify` to see what else is damaged")
+}
+
+/// A place in a byte string. Every read is bounds-checked.
+pub struct Cursor {
+    bytes: Bytes,
+    at: usize,
+}
+
+impl Cursor {
+    pub fn new(bytes: Bytes) -> Cursor {
+        Cursor { bytes, at: 0 }
+    }
+
+    pub fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    /// The next n bytes, shared, not copied.
+    pub fn take(&mut self, count: usize) -> Result<Bytes> {
+        if count > self.left() {
+            return Err(malformed(format!("{count} bytes wanted at offset {}, {} left", self.at, self.left())));
+        }
+        let slice = self.bytes.slice(self.at..self.at + count);
+        self.at += count;
+        Ok(slice)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut array = [0; N];
+        if N > self.left() {
+            return Err(malformed(format!("{N} bytes wanted at offset {}, {} left", self.at, self.left())));
+        }
+        array.copy_from_slice(&self.bytes[self.at..self.at + N]);
+        self.at += N;
+        Ok(array)
+    }
+
+    pub fn u8(&mut self) -> Result<u8> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    pub fn u16(&mut self) -> Result<u16> {
+        Ok(u16::from_le_bytes(self.array()?))
+    }
+
+    pub fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    pub fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    pub fn id(&mut self) -> Result<Id> {
+        Ok(Id(self.array()?))
+    }
+
+    pub fn varint(&mut self) -> Result<u64> {
+        let mut value = 0u64;
+        for shift in (0..70).step_by(7) {
+            let byte = self.u8()?;
+            let part = u64::from(byte & 0x7f);
+            if shift == 63 && part > 1 {
+                break;
+            }
+            value |= part << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(malformed(format!("varint before offset {} does not fit 64 bits", self.at)))
+    }
+
+    /// A count of things that take at least `each` bytes; refused when they can't be there.
+    pub fn count(&mut self, each: usize) -> Result<usize> {
+        let count = self.varint()?;
+        if count > (self.left() / each.max(1)) as u64 {
+            return Err(malformed(format!("a list claims {count} entries in {} bytes", self.left())));
+        }
+        Ok(count as usize)
+    }
+
+    pub fn list<T>(&mut self, each: usize, mut read: impl FnMut(&mut Cursor) -> Result<T>) -> Result<Vec<T>> {
+        let count = self.count(each)?;
+        (0..count).map(|_| read(self)).collect()
+    }
+
+    pub fn bytes(&mut self) -> Result<Bytes> {
+        let count = self.count(1)?;
+        self.take(count)
+    }
+
+    pub fn string(&mut self) -> Result<String> {
+        let bytes = self.bytes()?;
+        String::from_utf8(bytes.to_vec()).map_err(|_| malformed("a string is not UTF-8"))
+    }
+
+    /// A flag byte: 0 or 1.
+    pub fn flag(&mut self) -> Result<bool> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(malformed(format!("flag byte {other}, expected 0 or 1"))),
+        }
+    }
+
+    pub fn end(&self) -> Result<()> {
+        match self.left() {
+            0 => Ok(()),
+            left => Err(malformed(format!("{left} bytes left over at offset {}", self.at))),
+        }
+    }
+}
+
+/// The writing twin of [`Cursor`].
+#[derive(Default)]
+pub struct Writer(pub Vec<u8>);
+
+impl Writer {
+    pub fn u8(&mut self, value: u8) {
+        self.0.push(value);
+    }
+
+    pub fn u32(&mut self, value: u32) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub fn u64(&mut self, value: u64) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub fn id(&mut self, id: Id) {
+        self.0.extend_from_slice(&id.0);
+    }
+
+    pub fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.varint(bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+    }
+
+    pub fn string(&mut self, text: &str) {
+        self.bytes(text.as_bytes());
+    }
+
+    pub fn list<T>(&mut self, items: &[T], mut write: impl FnMut(&mut Writer, &T)) {
+        self.varint(items.len() as u64);
+        for item in items {
+            write(self, item);
+        }
+    }
+}
+
+/// What kind of metadata object an envelope holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Magic {
+    Record,
+    Root,
+    Page,
+    Words,
+}
+
+impl Magic {
+    fn bytes(self) -> &'static [u8; 4] {
+        match self {
+            Magic::Record => b"PNSL",
+            Magic::Root => b"PNSR",
+            Magic::Page => b"PNSP",
+            Magic::Words => b"PNSW",
+        }
+    }
+
+    fn noun(self) -> &'static str {
+        match self {
+            Magic::Record => "commit record",
+            Magic::Root => "manifest root",
+            Magic::Page => "manifest page",
+            Magic::Words => "words object",
+        }
+    }
+}
+
+const VERSION: u16 = 1;
+const HEADER_BYTES: usize = 8;
+const CRC_BYTES: usize = 4;
+
+/// Wrap a body into the envelope of spec section 1.
+pub fn seal(magic: Magic, body: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    let mut writer = Writer::default();
+    writer.0.extend_from_slice(magic.bytes());
+    writer.0.extend_from_slice(&VERSION.to_le_bytes());
+    writer.0.extend_from_slice(&[0, 0]);
+    body(&mut writer);
+    let sum = crc(&writer.0);
+    writer.u32(sum);
+    writer.0
+}
+
+/// Check an envelope and give a cursor over its body.
+pub fn unseal(magic: Magic, bytes: &Bytes) -> Result<Cursor> {
+    let noun = magic.noun();
+    if bytes.len() < HEADER_BYTES + CRC_BYTES {
+        return Err(Error::new("object-truncated", format!("cannot read {noun}: {} bytes, expected at least {}", bytes.len(), HEADER_BYTES + CRC_BYTES)));
+    }
+    let end = bytes.len() - CRC_BYTES;
+    let mut trailer = Cursor::new(bytes.slice(end..));
+    let (found, expected) = (crc(&bytes[..end]), trailer.u32()?);
+    if found != expected {
+        return Err(Error::new("object-checksum", format!("cannot read {noun}: crc32c {found:#010x}, expected {expected:#010x}")));
+    }
+    let mut cursor = Cursor::new(bytes.slice(..end));
+    let start = cursor.take(4)?;
+    if &start[..] != magic.bytes() {
+        return Err(malformed(format!("cannot read {noun}: magic {:?}, expected {:?}", &start[..], magic.bytes())));
+    }
+    let version = cursor.u16()?;
+    if version != VERSION {
+        return Err(Error::new("unsupported-format", format!("cannot read {noun}: format version {version}, expected {VERSION}"))
+            .hint("this dataset was written by a newer Penstock; upgrade"));
+    }
+    if cursor.u16()? != 0 {
+        return Err(malformed(format!("cannot read {noun}: reserved bytes are not zero")));
+    }
+    Ok(cursor)
+}

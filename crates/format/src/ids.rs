@@ -1,0 +1,171 @@
+//! Object ids, snapshot ids, row ids and the names of objects (spec section 2).
+
+use std::fmt;
+
+use bytes::Bytes;
+use penstock_error::{Error, Result};
+
+use crate::cursor::{Cursor, Writer, crc};
+
+/// 128 random bits that name an object, a dataset or a transaction.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Id(pub [u8; 16]);
+
+impl fmt::Display for Id {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(out, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Id {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{self}")
+    }
+}
+
+impl Id {
+    pub fn parse(text: &str) -> Option<Id> {
+        if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return None;
+        }
+        let value = u128::from_str_radix(text, 16).ok()?;
+        Some(Id(value.to_be_bytes()))
+    }
+}
+
+/// Names a commit for ever: branch, number, and the uuid of its first transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SnapshotId {
+    pub branch: u64,
+    pub number: u64,
+    pub uuid: Id,
+}
+
+impl fmt::Display for SnapshotId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:x}-{}-{}", self.branch, self.number, self.uuid)
+    }
+}
+
+impl SnapshotId {
+    pub fn parse(text: &str) -> Result<SnapshotId> {
+        let mut parts = text.split('-');
+        let parsed = (|| {
+            let branch = u64::from_str_radix(parts.next()?, 16).ok()?;
+            let number = parts.next()?.parse().ok()?;
+            let uuid = Id::parse(parts.next()?)?;
+            parts.next().is_none().then_some(SnapshotId { branch, number, uuid })
+        })();
+        parsed.ok_or_else(|| {
+            Error::new("invalid-argument", format!("cannot read snapshot id `{text}`: expected <branch>-<number>-<32 hex digits>"))
+                .hint("take it from ds.snapshot, receipt.snapshot or ds.log()")
+        })
+    }
+}
+
+/// A child object as its parent knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ObjectRef {
+    pub id: Id,
+    pub bytes: u64,
+    pub crc: u32,
+}
+
+impl ObjectRef {
+    pub fn of(id: Id, body: &[u8]) -> ObjectRef {
+        ObjectRef { id, bytes: body.len() as u64, crc: crc(body) }
+    }
+
+    pub fn read(cursor: &mut Cursor) -> Result<ObjectRef> {
+        Ok(ObjectRef { id: cursor.id()?, bytes: cursor.varint()?, crc: cursor.u32()? })
+    }
+
+    pub fn write(&self, writer: &mut Writer) {
+        writer.id(self.id);
+        writer.varint(self.bytes);
+        writer.u32(self.crc);
+    }
+
+    /// Check that these bytes are the object the parent meant.
+    pub fn check(&self, name: &str, body: &Bytes) -> Result<()> {
+        if body.len() as u64 != self.bytes {
+            return Err(Error::new("object-truncated", format!("cannot read `{name}`: {} bytes, expected {}", body.len(), self.bytes)));
+        }
+        let found = crc(body);
+        if found != self.crc {
+            return Err(Error::new("object-checksum", format!("cannot read `{name}`: crc32c {found:#010x}, expected {:#010x}", self.crc)));
+        }
+        Ok(())
+    }
+}
+
+/// A run of row ids: `first`, `first + 1`, … `count` of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    pub first: u64,
+    pub count: u64,
+}
+
+impl Run {
+    pub fn read(cursor: &mut Cursor) -> Result<Run> {
+        Ok(Run { first: cursor.u64()?, count: cursor.varint()? })
+    }
+
+    pub fn write(&self, writer: &mut Writer) {
+        writer.u64(self.first);
+        writer.varint(self.count);
+    }
+}
+
+/// Bit that marks a row id as provisional: relative to the base its commit gave out.
+pub const PROVISIONAL: u64 = 1 << 63;
+const COUNTER_BITS: u32 = 40;
+
+/// Row id of `counter` in `lineage`.
+pub fn row_id(lineage: u64, counter: u64) -> u64 {
+    debug_assert!(lineage < 1 << 23 && counter < 1 << COUNTER_BITS);
+    lineage << COUNTER_BITS | counter
+}
+
+/// Name of commit record `number` of a branch.
+pub fn record_name(branch: u64, number: u64) -> String {
+    format!("log/{branch:016x}/{:020}", u64::MAX - number)
+}
+
+/// Name of the hint of a branch.
+pub fn hint_name(branch: u64) -> String {
+    format!("log/{branch:016x}/hint")
+}
+
+pub fn data_name(id: Id) -> String {
+    format!("d/{id}")
+}
+
+pub fn page_name(id: Id) -> String {
+    format!("p/{id}")
+}
+
+pub fn root_name(id: Id) -> String {
+    format!("r/{id}")
+}
+
+pub fn words_name(id: Id) -> String {
+    format!("w/{id}")
+}
+
+/// Body of a hint object.
+pub fn write_hint(number: u64) -> Vec<u8> {
+    let mut writer = Writer(b"PNSH".to_vec());
+    writer.u64(number);
+    let sum = crc(&writer.0);
+    writer.u32(sum);
+    writer.0
+}
+
+/// The number in a hint, or nothing when it is not one: hints are never trusted.
+pub fn read_hint(body: &[u8]) -> Option<u64> {
+    if body.len() != 16 || &body[..4] != b"PNSH" || crc(&body[..12]).to_le_bytes() != body[12..] {
+        return None;
+    }
+    Some(u64::from_le_bytes(body[4..12].try_into().ok()?))
+}

@@ -1,0 +1,113 @@
+//! The int array of spec section 1: base + step, or base + integers of 1, 2, 4 or 8 bytes, read in place.
+
+use bytes::Bytes;
+use penstock_error::Result;
+
+use crate::cursor::{Cursor, Writer, malformed};
+
+/// n integers, read where they lie.
+#[derive(Debug, Clone)]
+pub enum IntArray {
+    Linear { base: u64, step: u64, count: usize },
+    Packed { base: u64, width: u8, values: Bytes },
+}
+
+impl IntArray {
+    pub fn read(cursor: &mut Cursor, count: usize) -> Result<IntArray> {
+        let width = cursor.u8()?;
+        match width {
+            0 => Ok(IntArray::Linear { base: cursor.varint()?, step: cursor.varint()?, count }),
+            1 | 2 | 4 | 8 => {
+                let base = cursor.varint()?;
+                let bytes = count.checked_mul(width as usize).ok_or_else(|| malformed("an int array is longer than memory"))?;
+                Ok(IntArray::Packed { base, width, values: cursor.take(bytes)? })
+            }
+            other => Err(malformed(format!("int array of width {other}"))),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        match self {
+            IntArray::Linear { count, .. } => *count,
+            IntArray::Packed { width, values, .. } => values.len() / *width as usize,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Value at `index`, which the caller has checked against `len`.
+    #[inline]
+    pub fn get(&self, index: usize) -> u64 {
+        match self {
+            IntArray::Linear { base, step, .. } => base.wrapping_add((index as u64).wrapping_mul(*step)),
+            IntArray::Packed { base, width, values } => base.wrapping_add(unpack(values, *width, index)),
+        }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+        (0..self.len()).map(|index| self.get(index))
+    }
+
+    /// Place of the last value ≤ `target` in an ascending array.
+    pub fn last_at_most(&self, target: u64) -> Option<usize> {
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = (low + high) / 2;
+            if self.get(middle) <= target { low = middle + 1 } else { high = middle }
+        }
+        low.checked_sub(1)
+    }
+
+    /// Write `values` in the smallest form.
+    pub fn write(writer: &mut Writer, values: &[u64]) {
+        let step = if values.len() > 1 { values[1].wrapping_sub(values[0]) } else { 0 };
+        if values.windows(2).all(|pair| pair[1].wrapping_sub(pair[0]) == step) {
+            writer.u8(0);
+            writer.varint(values.first().copied().unwrap_or(0));
+            writer.varint(step);
+            return;
+        }
+        let base = values.iter().copied().min().unwrap_or(0);
+        let width = width_for(values.iter().copied().max().unwrap_or(0) - base);
+        writer.u8(width);
+        writer.varint(base);
+        pack(&mut writer.0, width, values.iter().map(|value| value - base));
+    }
+}
+
+/// The smallest width that holds `largest`.
+pub fn width_for(largest: u64) -> u8 {
+    match largest {
+        0..=0xff => 1,
+        0x100..=0xffff => 2,
+        0x1_0000..=0xffff_ffff => 4,
+        _ => 8,
+    }
+}
+
+/// Append integers of `width` bytes.
+pub fn pack(out: &mut Vec<u8>, width: u8, values: impl Iterator<Item = u64>) {
+    for value in values {
+        out.extend_from_slice(&value.to_le_bytes()[..width as usize]);
+    }
+}
+
+/// Integer `index` of `width` bytes.
+#[inline]
+pub fn unpack(values: &[u8], width: u8, index: usize) -> u64 {
+    match width {
+        1 => u64::from(values[index]),
+        2 => u64::from(u16::from_le_bytes(array(values, index))),
+        4 => u64::from(u32::from_le_bytes(array(values, index))),
+        _ => u64::from_le_bytes(array(values, index)),
+    }
+}
+
+#[inline]
+fn array<const N: usize>(values: &[u8], index: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&values[index * N..index * N + N]);
+    out
+}

@@ -1,0 +1,220 @@
+//! Manifest root, manifest page, fragment and words object (spec sections 4, 5 and 7).
+
+use bytes::Bytes;
+use penstock_error::{Error, Result};
+
+use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
+use crate::ids::{Id, ObjectRef, PROVISIONAL, Run};
+
+/// A page closes at this many fragments or bytes, whichever comes first.
+pub const PAGE_FRAGMENTS: usize = 512;
+pub const PAGE_BYTES: usize = 64 << 10;
+/// More runs of row ids than this need an id block, which this release does not write.
+pub const FRAGMENT_RUNS: usize = 16;
+
+/// One data file of a fragment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileRef {
+    pub id: Id,
+    pub file_bytes: u64,
+    pub tail_bytes: u64,
+    pub tail_crc: u32,
+    pub columns: Vec<u64>,
+}
+
+/// A run of samples written together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fragment {
+    pub samples: u64,
+    pub live: u64,
+    pub runs: Vec<Run>,
+    pub files: Vec<FileRef>,
+}
+
+impl Fragment {
+    pub fn read(cursor: &mut Cursor) -> Result<Fragment> {
+        let samples = cursor.varint()?;
+        let live = cursor.varint()?;
+        let runs = cursor.list(9, Run::read)?;
+        let counted = runs.iter().try_fold(0u64, |sum, run| sum.checked_add(run.count));
+        if runs.len() > FRAGMENT_RUNS || counted != Some(samples) || live > samples {
+            return Err(malformed(format!("a fragment of {samples} samples ({live} live) has {} runs of {counted:?} row ids", runs.len())));
+        }
+        let files = cursor.list(22, |cursor| {
+            match cursor.u8()? {
+                0 => {}
+                other => return Err(Error::new("unknown-feature", format!("data file reference of kind {other}"))),
+            }
+            Ok(FileRef {
+                id: cursor.id()?,
+                file_bytes: cursor.varint()?,
+                tail_bytes: cursor.varint()?,
+                tail_crc: cursor.u32()?,
+                columns: cursor.list(1, Cursor::varint)?,
+            })
+        })?;
+        Ok(Fragment { samples, live, runs, files })
+    }
+
+    pub fn write(&self, writer: &mut Writer) {
+        writer.varint(self.samples);
+        writer.varint(self.live);
+        writer.list(&self.runs, |writer, run| run.write(writer));
+        writer.list(&self.files, |writer, file| {
+            writer.u8(0);
+            writer.id(file.id);
+            writer.varint(file.file_bytes);
+            writer.varint(file.tail_bytes);
+            writer.u32(file.tail_crc);
+            writer.list(&file.columns, |writer, column| writer.varint(*column));
+        });
+    }
+
+    /// The fragment with provisional row ids made final.
+    pub fn resolved(mut self, base: u64) -> Fragment {
+        for run in &mut self.runs {
+            if run.first & PROVISIONAL != 0 {
+                run.first = base.wrapping_add(run.first & !PROVISIONAL);
+            }
+        }
+        self
+    }
+}
+
+/// A page as root or record know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageRef {
+    pub object: ObjectRef,
+    pub base: u64,
+    pub fragments: u64,
+    pub samples: u64,
+    pub live: u64,
+}
+
+impl PageRef {
+    pub fn read(cursor: &mut Cursor) -> Result<PageRef> {
+        Ok(PageRef { object: ObjectRef::read(cursor)?, base: cursor.varint()?, fragments: cursor.varint()?, samples: cursor.varint()?, live: cursor.varint()? })
+    }
+
+    pub fn write(&self, writer: &mut Writer) {
+        self.object.write(writer);
+        for value in [self.base, self.fragments, self.samples, self.live] {
+            writer.varint(value);
+        }
+    }
+}
+
+/// New words of a category column, and the code of the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WordsSegment {
+    pub column: u64,
+    pub first_code: u64,
+    pub words: u64,
+    pub object: ObjectRef,
+}
+
+impl WordsSegment {
+    pub fn read(cursor: &mut Cursor) -> Result<WordsSegment> {
+        Ok(WordsSegment { column: cursor.varint()?, first_code: cursor.varint()?, words: cursor.varint()?, object: ObjectRef::read(cursor)? })
+    }
+
+    pub fn write(&self, writer: &mut Writer) {
+        for value in [self.column, self.first_code, self.words] {
+            writer.varint(value);
+        }
+        self.object.write(writer);
+    }
+}
+
+/// The state of a snapshot: schema, pages, words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Root {
+    pub dataset: Id,
+    pub branch: u64,
+    pub number: u64,
+    pub schema: String,
+    pub pages: Vec<PageRef>,
+    pub words: Vec<WordsSegment>,
+}
+
+impl Root {
+    pub fn encode(&self) -> Vec<u8> {
+        seal(Magic::Root, |writer| {
+            writer.id(self.dataset);
+            writer.u64(self.branch);
+            writer.u64(self.number);
+            writer.string(&self.schema);
+            writer.list(&self.pages, |writer, page| page.write(writer));
+            writer.list(&self.words, |writer, words| words.write(writer));
+            writer.varint(0); // overlays: reserved
+            writer.varint(0); // statistics: reserved
+        })
+    }
+
+    pub fn parse(bytes: &Bytes) -> Result<Root> {
+        let mut cursor = unseal(Magic::Root, bytes)?;
+        let root = Root {
+            dataset: cursor.id()?,
+            branch: cursor.u64()?,
+            number: cursor.u64()?,
+            schema: cursor.string()?,
+            pages: cursor.list(25, PageRef::read)?,
+            words: cursor.list(24, WordsSegment::read)?,
+        };
+        if cursor.varint()? != 0 {
+            return Err(Error::new("unknown-feature", "the manifest root has overlays, which this release cannot read").hint("upgrade Penstock"));
+        }
+        cursor.list(21, ObjectRef::read)?; // Statistics: only queries load them.
+        cursor.end()?;
+        Ok(root)
+    }
+}
+
+/// Pages of at most [`PAGE_FRAGMENTS`] and [`PAGE_BYTES`].
+pub fn encode_pages(fragments: &[Fragment]) -> Vec<(Vec<u8>, u64, u64, u64)> {
+    let mut pages = Vec::new();
+    let (mut group, mut bytes): (Vec<&Fragment>, usize) = (Vec::new(), 0);
+    let mut close = |group: &mut Vec<&Fragment>| {
+        if !group.is_empty() {
+            let body = seal(Magic::Page, |writer| writer.list(group, |writer, fragment| fragment.write(writer)));
+            let samples = group.iter().map(|fragment| fragment.samples).sum();
+            let live = group.iter().map(|fragment| fragment.live).sum();
+            pages.push((body, group.len() as u64, samples, live));
+            group.clear();
+        }
+    };
+    for fragment in fragments {
+        let mut writer = Writer::default();
+        fragment.write(&mut writer);
+        if group.len() >= PAGE_FRAGMENTS || bytes + writer.0.len() > PAGE_BYTES {
+            close(&mut group);
+            bytes = 0;
+        }
+        bytes += writer.0.len();
+        group.push(fragment);
+    }
+    close(&mut group);
+    pages
+}
+
+pub fn parse_page(bytes: &Bytes) -> Result<Vec<Fragment>> {
+    let mut cursor = unseal(Magic::Page, bytes)?;
+    let fragments = cursor.list(4, Fragment::read)?;
+    cursor.end()?;
+    Ok(fragments)
+}
+
+pub fn encode_words(column: u64, words: &[String]) -> Vec<u8> {
+    seal(Magic::Words, |writer| {
+        writer.varint(column);
+        writer.list(words, |writer, word| writer.string(word));
+    })
+}
+
+pub fn parse_words(bytes: &Bytes) -> Result<(u64, Vec<String>)> {
+    let mut cursor = unseal(Magic::Words, bytes)?;
+    let column = cursor.varint()?;
+    let words = cursor.list(1, Cursor::string)?;
+    cursor.end()?;
+    Ok((column, words))
+}

@@ -1,0 +1,313 @@
+//! The commit record of spec section 3.
+
+use bytes::Bytes;
+use penstock_error::{Error, Result};
+
+use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
+use crate::ids::{Id, ObjectRef, PROVISIONAL, Run, SnapshotId};
+use crate::manifest::{Fragment, PageRef, WordsSegment};
+
+/// A record is one small put: at most this many bytes,
+pub const RECORD_BYTES: usize = 4096;
+/// and at most this many deltas beside its root.
+pub const RECORD_DELTAS: usize = 64;
+/// What this release must understand to read, and to write. None of the reserved features is known.
+pub const KNOWN_READ: u64 = 0;
+pub const KNOWN_WRITE: u64 = 0;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RecordKind {
+    Create = 0,
+    Data = 1,
+    Layout = 2,
+    Schema = 3,
+    Merge = 4,
+    Fence = 5,
+    Reset = 6,
+}
+
+impl RecordKind {
+    fn from_code(code: u8) -> Result<RecordKind> {
+        use RecordKind::*;
+        [Create, Data, Layout, Schema, Merge, Fence, Reset]
+            .get(code as usize)
+            .copied()
+            .ok_or_else(|| Error::new("unknown-feature", format!("commit record of kind {code}")).hint("upgrade Penstock"))
+    }
+
+    pub fn name(self) -> &'static str {
+        ["create", "data", "layout", "schema", "merge", "fence", "reset"][self as usize]
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parent {
+    pub branch: u64,
+    pub number: u64,
+    pub uuid: Id,
+    pub crc: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transaction {
+    pub uuid: Id,
+    pub message: String,
+    pub author: String,
+    pub properties: Properties,
+    pub first_counter: u64,
+    pub samples_added: u64,
+    pub samples_deleted: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Properties {
+    Inline(String),
+    Object(ObjectRef),
+}
+
+/// What came since the root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Delta {
+    Fragment(Fragment),
+    Page(PageRef),
+    Words(WordsSegment),
+}
+
+impl Delta {
+    fn read(cursor: &mut Cursor) -> Result<Delta> {
+        match cursor.u8()? {
+            0 => Ok(Delta::Fragment(Fragment::read(cursor)?)),
+            1 => Ok(Delta::Page(PageRef::read(cursor)?)),
+            2 => Ok(Delta::Words(WordsSegment::read(cursor)?)),
+            other => Err(Error::new("unknown-feature", format!("delta of kind {other} in a commit record")).hint("upgrade Penstock")),
+        }
+    }
+
+    pub fn write(&self, writer: &mut Writer) {
+        match self {
+            Delta::Fragment(fragment) => {
+                writer.u8(0);
+                fragment.write(writer);
+            }
+            Delta::Page(page) => {
+                writer.u8(1);
+                page.write(writer);
+            }
+            Delta::Words(words) => {
+                writer.u8(2);
+                words.write(writer);
+            }
+        }
+    }
+
+    /// The delta with its provisional row ids and codes made final: the one thing a rebase changes.
+    pub fn resolved(&self, base: u64, first_code: impl Fn(u64) -> u64) -> Delta {
+        match self {
+            Delta::Fragment(fragment) => Delta::Fragment(fragment.clone().resolved(base)),
+            Delta::Page(page) => Delta::Page(PageRef { base: base.wrapping_add(page.base & !PROVISIONAL), ..*page }),
+            Delta::Words(words) => Delta::Words(WordsSegment { first_code: first_code(words.column), ..*words }),
+        }
+    }
+}
+
+/// One entry of the change set: what kind of change touched which columns of which rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    pub kind: ChangeKind,
+    pub columns: Vec<u64>,
+    pub rows: Vec<Run>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ChangeKind {
+    Append = 0,
+    Value = 1,
+    Delete = 2,
+    Schema = 3,
+    Layout = 4,
+}
+
+impl ChangeKind {
+    fn from_code(code: u8) -> Result<ChangeKind> {
+        use ChangeKind::*;
+        [Append, Value, Delete, Schema, Layout].get(code as usize).copied().ok_or_else(|| malformed(format!("change of kind {code}")))
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attachment {
+    pub kind: String,
+    pub object: ObjectRef,
+    pub rows: Vec<Run>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    pub kind: RecordKind,
+    pub dataset: Id,
+    pub branch: u64,
+    pub number: u64,
+    pub features_read: u64,
+    pub features_write: u64,
+    pub features_ignorable: u64,
+    pub time_us: i64,
+    pub gc_epoch: u64,
+    pub parents: Vec<Parent>,
+    pub transactions: Vec<Transaction>,
+    pub lineage: u64,
+    pub next_counter: u64,
+    pub samples: u64,
+    pub live: u64,
+    pub root: ObjectRef,
+    pub deltas: Vec<Delta>,
+    pub changes: Vec<Change>,
+    pub attachments: Vec<Attachment>,
+}
+
+impl Record {
+    pub fn snapshot(&self) -> SnapshotId {
+        SnapshotId { branch: self.branch, number: self.number, uuid: self.uuid() }
+    }
+
+    /// Uuid of the first transaction; a parsed record has one.
+    pub fn uuid(&self) -> Id {
+        self.transactions.first().map_or(Id::default(), |transaction| transaction.uuid)
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        seal(Magic::Record, |writer| {
+            writer.u8(self.kind as u8);
+            writer.id(self.dataset);
+            for value in [self.branch, self.number, self.features_read, self.features_write, self.features_ignorable, self.time_us as u64] {
+                writer.u64(value);
+            }
+            writer.varint(self.gc_epoch);
+            writer.list(&self.parents, |writer, parent| {
+                writer.u64(parent.branch);
+                writer.u64(parent.number);
+                writer.id(parent.uuid);
+                writer.u32(parent.crc);
+            });
+            writer.list(&self.transactions, write_transaction);
+            for value in [self.lineage, self.next_counter, self.samples, self.live] {
+                writer.varint(value);
+            }
+            writer.u8(0); // The schema is the root's; feature bit 6 is reserved.
+            self.root.write(writer);
+            writer.list(&self.deltas, |writer, delta| delta.write(writer));
+            writer.list(&self.changes, |writer, change| {
+                writer.u8(change.kind as u8);
+                writer.list(&change.columns, |writer, column| writer.varint(*column));
+                writer.list(&change.rows, |writer, run| run.write(writer));
+            });
+            writer.u8(0); // The change set is whole: no object.
+            writer.list(&self.attachments, |writer, attachment| {
+                writer.string(&attachment.kind);
+                attachment.object.write(writer);
+                writer.list(&attachment.rows, |writer, run| run.write(writer));
+            });
+        })
+    }
+
+    /// Parse the record found at `branch` and `number`; refuses features this release must know to read.
+    pub fn parse(bytes: &Bytes, branch: u64, number: u64) -> Result<Record> {
+        if bytes.len() > RECORD_BYTES {
+            return Err(malformed(format!("a commit record of {} bytes, at most {RECORD_BYTES}", bytes.len())));
+        }
+        let mut cursor = unseal(Magic::Record, bytes)?;
+        let kind_code = cursor.u8()?;
+        let (dataset, found_branch, found_number) = (cursor.id()?, cursor.u64()?, cursor.u64()?);
+        if (found_branch, found_number) != (branch, number) {
+            return Err(malformed(format!("the commit record at {branch:x}-{number} is that of {found_branch:x}-{found_number}")));
+        }
+        let (features_read, features_write, features_ignorable) = (cursor.u64()?, cursor.u64()?, cursor.u64()?);
+        // Before anything that a newer release may have changed.
+        if features_read & !KNOWN_READ != 0 {
+            return Err(unknown_features("read", features_read & !KNOWN_READ));
+        }
+        let kind = RecordKind::from_code(kind_code)?;
+        let record = Record {
+            kind,
+            dataset,
+            branch,
+            number,
+            features_read,
+            features_write,
+            features_ignorable,
+            time_us: cursor.u64()? as i64,
+            gc_epoch: cursor.varint()?,
+            parents: cursor.list(36, |cursor| Ok(Parent { branch: cursor.u64()?, number: cursor.u64()?, uuid: cursor.id()?, crc: cursor.u32()? }))?,
+            transactions: cursor.list(22, read_transaction)?,
+            lineage: cursor.varint()?,
+            next_counter: cursor.varint()?,
+            samples: cursor.varint()?,
+            live: cursor.varint()?,
+            root: {
+                if cursor.flag()? {
+                    return Err(unknown_features("read", 1 << 6));
+                }
+                ObjectRef::read(&mut cursor)?
+            },
+            deltas: cursor.list(4, Delta::read)?,
+            changes: cursor.list(3, |cursor| {
+                Ok(Change { kind: ChangeKind::from_code(cursor.u8()?)?, columns: cursor.list(1, Cursor::varint)?, rows: cursor.list(9, Run::read)? })
+            })?,
+            attachments: {
+                if cursor.flag()? {
+                    ObjectRef::read(&mut cursor)?; // The whole change set: only conflict checks load it.
+                }
+                cursor.list(23, |cursor| Ok(Attachment { kind: cursor.string()?, object: ObjectRef::read(cursor)?, rows: cursor.list(9, Run::read)? }))?
+            },
+        };
+        cursor.end()?;
+        if record.transactions.is_empty() || record.deltas.len() > RECORD_DELTAS || record.live > record.samples {
+            return Err(malformed(format!("the commit record at {branch:x}-{number} has no transaction, or counts that can't be")));
+        }
+        Ok(record)
+    }
+
+    /// Refuse to write after a commit that wants more of a writer than this release knows.
+    pub fn check_writable(&self) -> Result<()> {
+        match self.features_write & !KNOWN_WRITE {
+            0 => Ok(()),
+            unknown => Err(unknown_features("write", unknown)),
+        }
+    }
+}
+
+fn unknown_features(verb: &str, bits: u64) -> Error {
+    Error::new("unknown-feature", format!("cannot {verb} this dataset: it uses features {bits:#x} that this release does not know")).hint("upgrade Penstock")
+}
+
+fn write_transaction(writer: &mut Writer, transaction: &Transaction) {
+    writer.id(transaction.uuid);
+    writer.string(&transaction.message);
+    writer.string(&transaction.author);
+    match &transaction.properties {
+        Properties::Inline(json) => {
+            writer.u8(0);
+            writer.string(json);
+        }
+        Properties::Object(object) => {
+            writer.u8(1);
+            object.write(writer);
+        }
+    }
+    for value in [transaction.first_counter, transaction.samples_added, transaction.samples_deleted] {
+        writer.varint(value);
+    }
+}
+
+fn read_transaction(cursor: &mut Cursor) -> Result<Transaction> {
+    Ok(Transaction {
+        uuid: cursor.id()?,
+        message: cursor.string()?,
+        author: cursor.string()?,
+        properties: if cursor.flag()? { Properties::Object(ObjectRef::read(cursor)?) } else { Properties::Inline(cursor.string()?) },
+        first_counter: cursor.varint()?,
+        samples_added: cursor.varint()?,
+        samples_deleted: cursor.varint()?,
+    })
+}

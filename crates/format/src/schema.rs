@@ -1,0 +1,196 @@
+//! The schema of spec section 8: what columns there are and how each lies in a data file.
+
+use penstock_error::{Error, Result};
+use penstock_tensor::{Dtype, MAX_DIMENSIONS, Shape};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Schema {
+    pub schema_id: u64,
+    pub next_column: u64,
+    pub columns: Vec<ColumnSpec>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ColumnSpec {
+    /// 0 in a schema that `create` has not numbered yet.
+    #[serde(default)]
+    pub id: u64,
+    pub name: String,
+    #[serde(flatten)]
+    pub kind: ColumnKind,
+    #[serde(default)]
+    pub codec: CodecName,
+}
+
+/// Block codec of a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CodecName {
+    #[default]
+    None,
+    Lz4,
+    Zstd,
+}
+
+/// What a column holds. A reader refuses a type it does not know.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum ColumnKind {
+    Scalar { dtype: String },
+    Text,
+    Bytes,
+    Json,
+    Label { names: Vec<String> },
+    Category,
+    Tensor { dtype: String, shape: Vec<Option<u64>> },
+    Image {
+        #[serde(default = "yes")]
+        exif_orientation: bool,
+    },
+    Boxes { format: String, of: Option<String> },
+    Mask { of: Option<String> },
+    Keypoints { points: Option<u64>, dimensions: u64, of: Option<String> },
+}
+
+impl ColumnKind {
+    /// The word for messages and tables.
+    pub fn name(&self) -> &'static str {
+        match self {
+            ColumnKind::Scalar { .. } => "scalar",
+            ColumnKind::Text => "text",
+            ColumnKind::Bytes => "bytes",
+            ColumnKind::Json => "json",
+            ColumnKind::Label { .. } => "label",
+            ColumnKind::Category => "category",
+            ColumnKind::Tensor { .. } => "tensor",
+            ColumnKind::Image { .. } => "image",
+            ColumnKind::Boxes { .. } => "boxes",
+            ColumnKind::Mask { .. } => "mask",
+            ColumnKind::Keypoints { .. } => "keypoints",
+        }
+    }
+
+    /// Element type and shape of what lies in data files.
+    pub fn stored(&self) -> Result<(Dtype, Shape)> {
+        Ok(match self {
+            ColumnKind::Scalar { dtype } => (dtype_of(dtype)?, Shape::scalar()),
+            ColumnKind::Text | ColumnKind::Bytes | ColumnKind::Json | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => (Dtype::Bytes, Shape::free()),
+            ColumnKind::Label { names } => (label_dtype(names.len()), Shape::scalar()),
+            ColumnKind::Category => (Dtype::Uint32, Shape::scalar()),
+            ColumnKind::Tensor { dtype, shape } => (dtype_of(dtype)?, Shape(shape.clone())),
+            ColumnKind::Boxes { .. } => (Dtype::Float32, Shape(vec![None, Some(4)])),
+            ColumnKind::Keypoints { points, dimensions, .. } => (Dtype::Float32, Shape(vec![None, *points, Some(*dimensions)])),
+        })
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn label_dtype(names: usize) -> Dtype {
+    match names {
+        0..=256 => Dtype::Uint8,
+        257..=65_536 => Dtype::Uint16,
+        _ => Dtype::Uint32,
+    }
+}
+
+fn dtype_of(name: &str) -> Result<Dtype> {
+    Dtype::from_name(name).ok_or_else(|| {
+        Error::new("invalid-schema", format!("unknown dtype `{name}`"))
+            .hint("one of bool, int8…int64, uint8…uint64, float16, bfloat16, float32, float64, complex64, complex128, timestamp")
+    })
+}
+
+impl Schema {
+    /// Number and check the columns of a new dataset.
+    pub fn create(mut columns: Vec<ColumnSpec>) -> Result<Schema> {
+        for (index, column) in columns.iter_mut().enumerate() {
+            column.id = index as u64 + 1;
+        }
+        let schema = Schema { schema_id: 0, next_column: columns.len() as u64 + 1, columns };
+        schema.check()?;
+        Ok(schema)
+    }
+
+    pub fn parse(text: &str) -> Result<Schema> {
+        let schema: Schema = serde_json::from_str(text).map_err(|error| {
+            Error::new("unsupported-format", format!("cannot read the schema: {error}")).hint("a newer Penstock may have written it; upgrade")
+        })?;
+        schema.check()?;
+        Ok(schema)
+    }
+
+    pub fn to_json(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|error| Error::new("internal", format!("cannot write the schema: {error}")))
+    }
+
+    pub fn column(&self, name: &str) -> Option<(usize, &ColumnSpec)> {
+        self.columns.iter().enumerate().find(|(_, column)| column.name == name)
+    }
+
+    fn check(&self) -> Result<()> {
+        let invalid = |text: String| Err(Error::new("invalid-schema", text));
+        if self.columns.len() > 10_000 {
+            return invalid(format!("{} columns, at most 10,000 are supported", self.columns.len()));
+        }
+        let mut seen = std::collections::HashSet::new();
+        let mut ids = std::collections::HashSet::new();
+        for column in &self.columns {
+            let name = &column.name;
+            if !seen.insert(name) {
+                return invalid(format!("cannot create column `{name}`: the name is given twice"));
+            }
+            if column.id == 0 || column.id >= self.next_column || !ids.insert(column.id) {
+                return invalid(format!("column `{name}` has the id {}, which is not its own", column.id));
+            }
+            if name.is_empty() || name.len() > 255 || name.starts_with('_') || name.chars().any(char::is_control) {
+                return Err(Error::new("invalid-schema", format!("cannot create column `{name}`: a name has 1 to 255 bytes, no control characters, and does not begin with `_`"))
+                    .hint("names that begin with `_` are kept for virtual columns such as _row_id"));
+            }
+            self.check_kind(column)?;
+        }
+        Ok(())
+    }
+
+    fn check_kind(&self, column: &ColumnSpec) -> Result<()> {
+        let name = &column.name;
+        let invalid = |text: String| Err(Error::new("invalid-schema", format!("cannot create column `{name}`: {text}")));
+        let (dtype, shape) = column.kind.stored().map_err(|error| error.context(format!("cannot create column `{name}`")))?;
+        if shape.0.len() > MAX_DIMENSIONS {
+            return invalid(format!("{} dimensions, at most {MAX_DIMENSIONS} are supported", shape.0.len()));
+        }
+        shape.fixed_bytes(dtype).map_err(|error| error.context(format!("cannot create column `{name}`")))?;
+        let of = match &column.kind {
+            ColumnKind::Boxes { format, of } => {
+                if !["xyxy", "xywh", "cxcywh"].contains(&format.as_str()) {
+                    return invalid(format!("box format `{format}`, expected xyxy, xywh or cxcywh"));
+                }
+                of
+            }
+            ColumnKind::Mask { of } => of,
+            ColumnKind::Keypoints { dimensions, of, .. } => {
+                if !(2..=4).contains(dimensions) {
+                    return invalid(format!("keypoints of {dimensions} numbers, expected 2, 3 or 4"));
+                }
+                of
+            }
+            ColumnKind::Label { names } => {
+                let mut seen = std::collections::HashSet::new();
+                if let Some(double) = names.iter().find(|label| !seen.insert(*label)) {
+                    return invalid(format!("label `{double}` is given twice"));
+                }
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        match of {
+            Some(of) if !matches!(self.column(of), Some((_, target)) if matches!(target.kind, ColumnKind::Image { .. })) => {
+                invalid(format!("it belongs to `{of}`, which is no image column of this dataset"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

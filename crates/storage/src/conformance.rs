@@ -1,0 +1,68 @@
+//! One suite that every `Storage` must pass: call [`check`] from a test with a fresh, empty store.
+
+use penstock_error::{Error, Result};
+
+use crate::{Created, Storage};
+
+fn ensure(holds: bool, what: &str) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::new("internal", format!("conformance: {what}"))) }
+}
+
+fn fails_with<T>(result: Result<T>, code: &str, what: &str) -> Result<()> {
+    ensure(result.err().is_some_and(|error| error.code() == code), what)
+}
+
+/// Run all checks.
+pub fn check(store: &dyn Storage) -> Result<()> {
+    store.initialise()?;
+    reads_what_was_put(store)?;
+    creates_once(store)?;
+    lists_one_folder(store)?;
+    drops_what_was_not_finished(store)?;
+    fails_with(store.initialise(), "folder-not-empty", "initialise refuses a store that holds something")
+}
+
+fn reads_what_was_put(store: &dyn Storage) -> Result<()> {
+    let body: Vec<u8> = (0..200_000u32).map(|value| value as u8).collect();
+    store.put("d/one", &body)?;
+    store.sync(&["d"])?;
+    ensure(store.read("d/one")?[..] == body[..], "read gives what was put")?;
+    ensure(store.map("d/one", body.len() as u64)?[..] == body[..], "map gives what was put")?;
+    fails_with(store.map("d/one", body.len() as u64 + 1), "object-truncated", "map refuses another length")?;
+    store.put("d/empty", b"")?;
+    ensure(store.read("d/empty")?.is_empty() && store.map("d/empty", 0)?.is_empty(), "an empty object is one")?;
+    fails_with(store.read("d/none"), "object-not-found", "read names what is missing")?;
+    fails_with(store.map("d/none", 1), "object-not-found", "map names what is missing")?;
+    ensure(store.exists("d/one")? && !store.exists("d/none")?, "exists tells")?;
+    store.overwrite("log/hint", b"one")?;
+    store.overwrite("log/hint", b"two")?;
+    ensure(store.read("log/hint")?[..] == b"two"[..], "overwrite overwrites")?;
+    store.delete("d/empty")?;
+    store.delete("d/empty")?;
+    ensure(!store.exists("d/empty")?, "delete deletes, twice as well")
+}
+
+fn creates_once(store: &dyn Storage) -> Result<()> {
+    ensure(store.create("log/0/1", b"mine")? == Created::Created, "create creates")?;
+    ensure(store.create("log/0/1", b"yours")? == Created::Exists, "create refuses a name that is taken")?;
+    ensure(store.read("log/0/1")?[..] == b"mine"[..], "the first body stays")?;
+    let wins: Result<Vec<Created>> = std::thread::scope(|scope| {
+        let racers: Vec<_> = (0..8u8).map(|racer| scope.spawn(move || store.create("log/0/2", &[racer; 100]))).collect();
+        racers.into_iter().map(|racer| racer.join().unwrap_or_else(|_| Err(Error::new("internal", "a racer panicked")))).collect()
+    });
+    ensure(wins?.iter().filter(|answer| **answer == Created::Created).count() == 1, "one of eight racers wins")
+}
+
+fn lists_one_folder(store: &dyn Storage) -> Result<()> {
+    let mut names: Vec<_> = store.list("log/0")?;
+    names.sort();
+    ensure(names == [("1".to_owned(), 4), ("2".to_owned(), 100)], "list gives names and sizes, no temporary files")?;
+    ensure(store.list("nowhere")?.is_empty(), "a folder that is not there is empty")
+}
+
+fn drops_what_was_not_finished(store: &dyn Storage) -> Result<()> {
+    let mut writer = store.writer("d/half")?;
+    writer.write(b"half")?;
+    drop(writer);
+    ensure(!store.exists("d/half")?, "an unfinished object vanishes")
+}

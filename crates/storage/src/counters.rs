@@ -1,0 +1,35 @@
+//! What a store was asked: tests and `ds.stats()` read these.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+macro_rules! counters {
+    ($($name:ident),*) => {
+        /// Live counters of one store.
+        #[derive(Debug, Default)]
+        pub struct Counters { $(pub $name: AtomicU64),* }
+
+        /// A reading of [`Counters`].
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct Counts { $(pub $name: u64),* }
+
+        impl Counters {
+            pub fn read(&self) -> Counts {
+                Counts { $($name: self.$name.load(Relaxed)),* }
+            }
+        }
+
+        impl Counts {
+            /// Name and value of each.
+            pub fn entries(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name)),*]
+            }
+        }
+    };
+}
+
+counters!(reads, read_bytes, maps, mapped_bytes, lookups, lists, puts, put_bytes, creates, syncs, deletes);
+
+/// Add to a counter.
+pub fn add(counter: &AtomicU64, amount: u64) {
+    counter.fetch_add(amount, Relaxed);
+}

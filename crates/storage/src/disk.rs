@@ -1,0 +1,143 @@
+//! The file system calls that `Local` is made of, so that `testkit` can put a crashing disk beneath the very same code.
+
+use std::fmt::Debug;
+use std::fs;
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use bytes::Bytes;
+
+/// A file system. Paths are absolute.
+pub trait FileSystem: Send + Sync + Debug {
+    /// Create a file that must not exist.
+    fn create(&self, path: &Path) -> io::Result<Box<dyn File>>;
+    fn read(&self, path: &Path) -> io::Result<Bytes>;
+    /// Map a file of exactly `bytes` bytes; another length is `UnexpectedEof`.
+    fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes>;
+    fn exists(&self, path: &Path) -> io::Result<bool>;
+    /// Give the file a second name, if that is free: `AlreadyExists` otherwise.
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    fn create_folder(&self, path: &Path) -> io::Result<()>;
+    fn sync_folder(&self, path: &Path) -> io::Result<()>;
+    /// Names and sizes of the files in a folder.
+    fn list(&self, path: &Path) -> io::Result<Vec<(String, u64)>>;
+    /// Whether a folder holds nothing at all, not even folders.
+    fn is_empty(&self, path: &Path) -> io::Result<bool>;
+}
+
+/// An open file.
+pub trait File: Send {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// The real thing.
+#[derive(Debug)]
+pub struct Disk;
+
+/// Write-back begins after this many bytes, so that the final fsync finds little left to do.
+const WRITE_BACK_BYTES: u64 = 8 << 20;
+
+struct DiskFile {
+    file: fs::File,
+    written: u64,
+    pushed: u64,
+}
+
+impl File for DiskFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.written += bytes.len() as u64;
+        if self.written - self.pushed >= WRITE_BACK_BYTES {
+            // SAFETY: the descriptor is open; the call only starts write-back and its failure changes nothing.
+            unsafe { libc::sync_file_range(self.file.as_raw_fd(), self.pushed as i64, (self.written - self.pushed) as i64, libc::SYNC_FILE_RANGE_WRITE) };
+            self.pushed = self.written;
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.file.sync_all()
+    }
+}
+
+impl FileSystem for Disk {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn File>> {
+        let file = fs::OpenOptions::new().write(true).create_new(true).open(path)?;
+        Ok(Box::new(DiskFile { file, written: 0, pushed: 0 }))
+    }
+
+    fn read(&self, path: &Path) -> io::Result<Bytes> {
+        fs::read(path).map(Bytes::from)
+    }
+
+    fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes> {
+        let file = fs::File::open(path)?;
+        let found = file.metadata()?.len();
+        if found != bytes {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("{found} bytes, expected {bytes}")));
+        }
+        if bytes == 0 {
+            return Ok(Bytes::new());
+        }
+        // SAFETY: data files are immutable once named (spec section 2); their length was checked above.
+        let map = unsafe { memmap2::MmapOptions::new().len(bytes as usize).map(&file)? };
+        Ok(Bytes::from_owner(map))
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        path.try_exists()
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        match fs::hard_link(from, to) {
+            // File systems without hard links (FAT, some FUSE) may still rename without replacing.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK)) => rename_new(from, to),
+            other => other,
+        }
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir(path)
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        fs::File::open(path)?.sync_all()
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<(String, u64)>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            // A file that vanishes between the two calls is somebody's temporary file.
+            let Ok(metadata) = entry.metadata() else { continue };
+            if let (true, Ok(name)) = (metadata.is_file(), entry.file_name().into_string()) {
+                found.push((name, metadata.len()));
+            }
+        }
+        Ok(found)
+    }
+
+    fn is_empty(&self, path: &Path) -> io::Result<bool> {
+        Ok(fs::read_dir(path)?.next().is_none())
+    }
+}
+
+fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    let (from, to) = (std::ffi::CString::new(from.as_os_str().as_bytes())?, std::ffi::CString::new(to.as_os_str().as_bytes())?);
+    // SAFETY: both are C strings that outlive the call.
+    let code = unsafe { libc::renameat2(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::RENAME_NOREPLACE) };
+    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

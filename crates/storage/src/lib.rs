@@ -1,0 +1,102 @@
+//! Where bytes lie: named, immutable objects, one create-only put with three answers, and one overwrite for hints.
+//!
+//! Knows no format. [`Local`] is a folder on disk, [`Memory`] one process; object stores come beside them, file by file.
+//! `conformance` holds every one of them to the same promises.
+
+pub mod conformance;
+mod counters;
+mod disk;
+mod local;
+mod memory;
+
+use std::fmt::Debug;
+
+use bytes::Bytes;
+use penstock_error::{Error, Result};
+
+pub use counters::{Counters, Counts};
+pub use disk::{Disk, File, FileSystem};
+pub use local::Local;
+pub use memory::Memory;
+
+/// The answer to a create-only put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Created {
+    /// This body now stands under the name.
+    Created,
+    /// Something stood there already; only reading it tells whose it is.
+    Exists,
+    /// The reply was lost: it may stand there or not.
+    Unknown,
+}
+
+/// A store of named objects below one root. Names are relative, with `/` between parts.
+pub trait Storage: Send + Sync + Debug {
+    /// The root, for messages.
+    fn uri(&self) -> &str;
+
+    /// Whole object. Cost: one request.
+    fn read(&self, name: &str) -> Result<Bytes>;
+
+    /// Make an immutable object of known length readable at memory speed, without copying where that can be.
+    fn map(&self, name: &str, bytes: u64) -> Result<Bytes>;
+
+    /// Whether the object is there.
+    fn exists(&self, name: &str) -> Result<bool>;
+
+    /// Names and sizes directly below a folder, in no order; a folder that is not there is empty.
+    fn list(&self, folder: &str) -> Result<Vec<(String, u64)>>;
+
+    /// Write an immutable object whose random name nobody else uses. Durable after `sync` of its folder.
+    fn put(&self, name: &str, body: &[u8]) -> Result<()> {
+        let mut writer = self.writer(name)?;
+        writer.write(body)?;
+        writer.finish()
+    }
+
+    /// Begin an immutable object that is written piece by piece; it vanishes when dropped unfinished.
+    fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>>;
+
+    /// Make the names that were put below these folders survive a power loss.
+    fn sync(&self, folders: &[&str]) -> Result<()>;
+
+    /// Put an object only if the name is free, durably.
+    fn create(&self, name: &str, body: &[u8]) -> Result<Created>;
+
+    /// Overwrite a hint; not durable, but never half-written for a reader.
+    fn overwrite(&self, name: &str, body: &[u8]) -> Result<()>;
+
+    /// Remove an object; one that is not there is no error.
+    fn delete(&self, name: &str) -> Result<()>;
+
+    /// Make the root, and check that create-only puts work there. `InvalidInput` if the place is taken by something else.
+    fn initialise(&self) -> Result<()>;
+
+    /// Requests and bytes so far.
+    fn counters(&self) -> &Counters;
+}
+
+/// An object being written.
+pub trait ObjectWriter: Send {
+    fn write(&mut self, bytes: &[u8]) -> Result<()>;
+    /// Make the content durable. The name is durable after `Storage::sync`.
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
+/// Open the store that a URI names: a path, `file://`, or `memory://`.
+pub fn open(uri: &str) -> Result<Box<dyn Storage>> {
+    if let Some(name) = uri.strip_prefix("memory://") {
+        return Ok(Box::new(Memory::named(name)));
+    }
+    let path = match uri.split_once("://") {
+        None => uri.to_owned(),
+        Some(("file", path)) => path.to_owned(),
+        Some((scheme, _)) => {
+            return Err(Error::new("unsupported-storage", format!("cannot open `{uri}`: no storage for `{scheme}://` in this release")).hint("use a local path, file:// or memory://"));
+        }
+    };
+    if path.is_empty() || path.contains('\0') {
+        return Err(Error::new("invalid-uri", format!("cannot open `{uri}`: not a path")));
+    }
+    Ok(Box::new(Local::open(std::path::Path::new(&path), std::sync::Arc::new(Disk))?))
+}

@@ -1,0 +1,140 @@
+//! A store in the memory of one process, for tests and scratch work: `memory://name`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use bytes::Bytes;
+use penstock_error::{Error, Result};
+
+use crate::counters::{Counters, add};
+use crate::{Created, ObjectWriter, Storage};
+
+type Objects = Arc<Mutex<BTreeMap<String, Bytes>>>;
+
+#[derive(Debug, Default)]
+pub struct Memory {
+    uri: String,
+    objects: Objects,
+    counters: Counters,
+}
+
+fn lock(objects: &Objects) -> MutexGuard<'_, BTreeMap<String, Bytes>> {
+    objects.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory {
+    /// The store that this process knows under `name`; the same objects for the same name.
+    pub fn named(name: &str) -> Memory {
+        static STORES: OnceLock<Mutex<HashMap<String, Objects>>> = OnceLock::new();
+        let mut stores = STORES.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        let objects = stores.entry(name.to_owned()).or_default().clone();
+        Memory { uri: format!("memory://{name}"), objects, counters: Counters::default() }
+    }
+
+    /// A store of its own that holds exactly these objects.
+    pub fn holding(objects: BTreeMap<String, Bytes>) -> Memory {
+        Memory { uri: "memory://".into(), objects: Arc::new(Mutex::new(objects)), counters: Counters::default() }
+    }
+
+    /// All objects, shared.
+    pub fn objects(&self) -> BTreeMap<String, Bytes> {
+        lock(&self.objects).clone()
+    }
+}
+
+struct MemoryWriter {
+    name: String,
+    body: Vec<u8>,
+    objects: Objects,
+}
+
+impl ObjectWriter for MemoryWriter {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.body.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        lock(&self.objects).insert(self.name, self.body.into());
+        Ok(())
+    }
+}
+
+impl Storage for Memory {
+    fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    fn read(&self, name: &str) -> Result<Bytes> {
+        let body = lock(&self.objects).get(name).cloned();
+        let body = body.ok_or_else(|| Error::new("object-not-found", format!("cannot read `{}/{name}`: it is not there", self.uri)))?;
+        add(&self.counters.reads, 1);
+        add(&self.counters.read_bytes, body.len() as u64);
+        Ok(body)
+    }
+
+    fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
+        let body = lock(&self.objects).get(name).cloned();
+        let body = body.ok_or_else(|| Error::new("object-not-found", format!("cannot read `{}/{name}`: it is not there", self.uri)))?;
+        add(&self.counters.maps, 1);
+        add(&self.counters.mapped_bytes, bytes);
+        if body.len() as u64 != bytes {
+            return Err(Error::new("object-truncated", format!("cannot read `{}/{name}`: {} bytes, expected {bytes}", self.uri, body.len())));
+        }
+        Ok(body)
+    }
+
+    fn exists(&self, name: &str) -> Result<bool> {
+        add(&self.counters.lookups, 1);
+        Ok(lock(&self.objects).contains_key(name))
+    }
+
+    fn list(&self, folder: &str) -> Result<Vec<(String, u64)>> {
+        add(&self.counters.lists, 1);
+        let prefix = format!("{folder}/");
+        let objects = lock(&self.objects);
+        let inside = objects.iter().filter_map(|(name, body)| Some((name.strip_prefix(&prefix)?, body.len() as u64)));
+        Ok(inside.filter(|(rest, _)| !rest.contains('/')).map(|(rest, size)| (rest.to_owned(), size)).collect())
+    }
+
+    fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {
+        add(&self.counters.puts, 1);
+        Ok(Box::new(MemoryWriter { name: name.to_owned(), body: Vec::new(), objects: self.objects.clone() }))
+    }
+
+    fn sync(&self, _folders: &[&str]) -> Result<()> {
+        Ok(())
+    }
+
+    fn create(&self, name: &str, body: &[u8]) -> Result<Created> {
+        add(&self.counters.creates, 1);
+        let mut objects = lock(&self.objects);
+        if objects.contains_key(name) {
+            return Ok(Created::Exists);
+        }
+        objects.insert(name.to_owned(), Bytes::copy_from_slice(body));
+        Ok(Created::Created)
+    }
+
+    fn overwrite(&self, name: &str, body: &[u8]) -> Result<()> {
+        lock(&self.objects).insert(name.to_owned(), Bytes::copy_from_slice(body));
+        Ok(())
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        add(&self.counters.deletes, 1);
+        lock(&self.objects).remove(name);
+        Ok(())
+    }
+
+    fn initialise(&self) -> Result<()> {
+        match lock(&self.objects).is_empty() {
+            true => Ok(()),
+            false => Err(Error::new("folder-not-empty", format!("cannot create dataset `{}`: it holds objects", self.uri))),
+        }
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}

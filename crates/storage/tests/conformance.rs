@@ -1,0 +1,13 @@
+use penstock_storage::{Disk, Local, Memory, conformance};
+
+#[test]
+fn memory_conforms() -> penstock_error::Result<()> {
+    conformance::check(&Memory::named("conformance"))
+}
+
+#[test]
+fn local_conforms() -> Result<(), Box<dyn std::error::Error>> {
+    let folder = tempfile::tempdir()?;
+    let store = Local::open(&folder.path().join("deep/down"), std::sync::Arc::new(Disk))?;
+    Ok(conformance::check(&store)?)
+}

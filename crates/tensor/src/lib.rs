@@ -1,0 +1,222 @@
+//! Element types, shapes and ragged batches in memory. Knows nothing of files.
+//!
+//! `format` stores a [`Dtype`], `dataset` fills [`Ragged`] values, `python` turns both into NumPy arrays.
+
+use penstock_error::{Error, Result};
+
+/// Element type of a stored column; the discriminant is the number in `spec/format-v1.md` section 6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Dtype {
+    Bytes = 0,
+    Bool = 1,
+    Int8 = 2,
+    Int16 = 3,
+    Int32 = 4,
+    Int64 = 5,
+    Uint8 = 6,
+    Uint16 = 7,
+    Uint32 = 8,
+    Uint64 = 9,
+    Float16 = 10,
+    Bfloat16 = 11,
+    Float32 = 12,
+    Float64 = 13,
+    Complex64 = 14,
+    Complex128 = 15,
+    Timestamp = 16,
+}
+
+const TABLE: &[(Dtype, &str, usize)] = &[
+    (Dtype::Bytes, "bytes", 1),
+    (Dtype::Bool, "bool", 1),
+    (Dtype::Int8, "int8", 1),
+    (Dtype::Int16, "int16", 2),
+    (Dtype::Int32, "int32", 4),
+    (Dtype::Int64, "int64", 8),
+    (Dtype::Uint8, "uint8", 1),
+    (Dtype::Uint16, "uint16", 2),
+    (Dtype::Uint32, "uint32", 4),
+    (Dtype::Uint64, "uint64", 8),
+    (Dtype::Float16, "float16", 2),
+    (Dtype::Bfloat16, "bfloat16", 2),
+    (Dtype::Float32, "float32", 4),
+    (Dtype::Float64, "float64", 8),
+    (Dtype::Complex64, "complex64", 8),
+    (Dtype::Complex128, "complex128", 16),
+    (Dtype::Timestamp, "timestamp", 8),
+];
+
+impl Dtype {
+    pub fn from_code(code: u8) -> Option<Dtype> {
+        TABLE.get(code as usize).map(|row| row.0)
+    }
+
+    pub fn from_name(name: &str) -> Option<Dtype> {
+        TABLE.iter().find(|row| row.1 == name && row.0 != Dtype::Bytes).map(|row| row.0)
+    }
+
+    pub fn name(self) -> &'static str {
+        TABLE[self as usize].1
+    }
+
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        TABLE[self as usize].2
+    }
+}
+
+/// A shape whose dimensions may be free (`None`): one for all samples of a column.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape(pub Vec<Option<u64>>);
+
+/// No tensor may have more dimensions than NumPy 1 allowed.
+pub const MAX_DIMENSIONS: usize = 32;
+
+impl Shape {
+    pub fn scalar() -> Shape {
+        Shape(Vec::new())
+    }
+
+    /// One free dimension: text, bytes and media.
+    pub fn free() -> Shape {
+        Shape(vec![None])
+    }
+
+    pub fn free_count(&self) -> usize {
+        self.0.iter().filter(|size| size.is_none()).count()
+    }
+
+    pub fn is_fixed(&self) -> bool {
+        self.free_count() == 0
+    }
+
+    /// Product of the fixed dimensions times the element size: bytes of a sample, or of one "cell" of the free ones.
+    pub fn fixed_bytes(&self, dtype: Dtype) -> Result<u64> {
+        self.0.iter().flatten().try_fold(dtype.size() as u64, |product, size| product.checked_mul(*size)).filter(|bytes| *bytes < 1 << 48).ok_or_else(
+            || Error::new("invalid-schema", format!("a sample of shape {:?} has more than 2^48 bytes", self.0)),
+        )
+    }
+
+    /// Put the free dimensions `free` of one sample into the shape.
+    pub fn fill(&self, free: &[u64]) -> Vec<u64> {
+        let mut free = free.iter();
+        self.0.iter().map(|size| size.unwrap_or_else(|| free.next().copied().unwrap_or(0))).collect()
+    }
+}
+
+/// Values of one column on their way into a dataset: n samples, owned or borrowed bytes.
+#[derive(Debug, Clone)]
+pub enum Column {
+    /// n equal samples lying one after another.
+    Fixed { data: Vec<u8>, validity: Option<Vec<bool>>, samples: usize },
+    /// n samples of different length; `ends[i]` is where sample i ends in `data`; `free` has k entries a sample.
+    Ragged(Ragged),
+}
+
+/// n values of different length in one buffer.
+#[derive(Debug, Clone, Default)]
+pub struct Ragged {
+    pub data: Vec<u8>,
+    pub ends: Vec<u64>,
+    pub free: Vec<u64>,
+    pub validity: Option<Vec<bool>>,
+}
+
+impl Ragged {
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Add one value; `None` is null.
+    pub fn push(&mut self, value: Option<&[u8]>, free: &[u64]) {
+        if let Some(value) = value {
+            self.data.extend_from_slice(value);
+        }
+        self.ends.push(self.data.len() as u64);
+        self.free.extend_from_slice(free);
+        push_validity(&mut self.validity, self.ends.len(), value.is_some());
+    }
+
+    pub fn value(&self, index: usize) -> &[u8] {
+        let begin = if index == 0 { 0 } else { self.ends[index - 1] as usize };
+        &self.data[begin..self.ends[index] as usize]
+    }
+
+    pub fn is_null(&self, index: usize) -> bool {
+        self.validity.as_ref().is_some_and(|validity| !validity[index])
+    }
+}
+
+/// Record whether value `count - 1` is there; the list is made at the first null only.
+pub fn push_validity(validity: &mut Option<Vec<bool>>, count: usize, valid: bool) {
+    match validity {
+        Some(list) => list.push(valid),
+        None if valid => {}
+        None => {
+            let mut list = vec![true; count];
+            list[count - 1] = false;
+            *validity = Some(list);
+        }
+    }
+}
+
+impl Column {
+    pub fn len(&self) -> usize {
+        match self {
+            Column::Fixed { samples, .. } => *samples,
+            Column::Ragged(ragged) => ragged.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of the values alone.
+    pub fn value_bytes(&self) -> usize {
+        match self {
+            Column::Fixed { data, .. } => data.len(),
+            Column::Ragged(ragged) => ragged.data.len(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_codes_and_sizes_agree() {
+        for (index, (dtype, name, size)) in TABLE.iter().enumerate() {
+            assert_eq!(Dtype::from_code(index as u8), Some(*dtype));
+            assert_eq!(dtype.name(), *name);
+            assert_eq!(dtype.size(), *size);
+        }
+        assert_eq!(Dtype::from_code(17), None);
+        assert_eq!(Dtype::from_name("bfloat16"), Some(Dtype::Bfloat16));
+    }
+
+    #[test]
+    fn shapes_fill_and_refuse_absurd_sizes() {
+        let shape = Shape(vec![None, Some(4), None]);
+        assert_eq!(shape.fill(&[7, 9]), vec![7, 4, 9]);
+        assert_eq!(shape.free_count(), 2);
+        assert!(Shape(vec![Some(1 << 40), Some(1 << 20)]).fixed_bytes(Dtype::Int8).is_err());
+    }
+
+    #[test]
+    fn a_first_null_makes_the_list() {
+        let mut ragged = Ragged::default();
+        ragged.push(Some(b"ab"), &[]);
+        ragged.push(None, &[]);
+        ragged.push(Some(b"c"), &[]);
+        assert_eq!(ragged.validity, Some(vec![true, false, true]));
+        assert_eq!(ragged.value(2), b"c");
+        assert!(ragged.is_null(1));
+    }
+}
