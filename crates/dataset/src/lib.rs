@@ -1,1 +1,33 @@
+//! The dataset: the one place that knows format, storage and codec. Snapshots, take, scan, transactions, verify.
+//!
+//! Read path: `View::take` → `Snapshot::plan` → `Snapshot::read_fixed` / `read_ragged` → `DataFile::block` → mapped bytes.
+//! Commit path: `Transaction::append` → `FragmentWriter` → `Transaction::commit` → `commit::Machine` → `Storage::create`.
+//! Knows nothing of torch, Python or loader threads.
 
+mod commit;
+mod config;
+mod context;
+mod datafile;
+mod encode;
+mod log;
+mod media;
+mod parallel;
+mod plan;
+mod process;
+mod read;
+mod snapshot;
+mod transaction;
+mod verify;
+mod writer;
+
+pub use commit::{Event, Machine, Request};
+pub use config::Config;
+pub use context::Context;
+pub use log::{LogEntry, newest, walk};
+pub use media::{Validate, check as check_media};
+pub use parallel::map as parallel_map;
+pub use plan::{Plan, out_of_range};
+pub use read::{Nulls, OnCorrupt, RaggedValues};
+pub use snapshot::Snapshot;
+pub use transaction::{Input, Receipt, Transaction, create};
+pub use verify::{Problem, Report, verify};

@@ -51,6 +51,7 @@ pub const CODES: &[(&str, Kind)] = &[
     ("position-out-of-range", Kind::OutOfRange),
     ("dataset-exists", Kind::AlreadyExists),
     ("conflict", Kind::Conflict),
+    ("transaction-expired", Kind::Conflict),
     ("commit-state-unknown", Kind::Unavailable),
     ("storage-failed", Kind::Unavailable),
     ("no-space", Kind::Unavailable),

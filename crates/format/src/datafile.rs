@@ -152,7 +152,8 @@ impl Chunk {
         let (first_unit, unit_count) = count_units(&stored_bytes)?;
         let crcs = IntArray::read(cursor, unit_count)?;
         let free = match layout {
-            Layout::Single => (0..shape.free_count()).map(|_| IntArray::read(cursor, blocks)).collect::<Result<_>>()?,
+            // Of bytes the one free dimension is the length itself.
+            Layout::Single if dtype != Dtype::Bytes => (0..shape.free_count()).map(|_| IntArray::read(cursor, blocks)).collect::<Result<_>>()?,
             _ => Vec::new(),
         };
         let validity = if cursor.flag()? { Some(cursor.take(samples.div_ceil(8) as usize)?) } else { None };
@@ -199,7 +200,7 @@ impl Chunk {
             if self.layout == Layout::Fixed && self.rows_of(block).checked_mul(cell) != Some(raw) {
                 return bad(format!("block {block} has {raw} bytes, expected {} samples of {cell}", self.rows_of(block)));
             }
-            if self.layout == Layout::Single && self.is_valid(block as u64) {
+            if self.layout == Layout::Single && self.dtype != Dtype::Bytes && self.is_valid(block as u64) {
                 let wanted = self.free.iter().try_fold(cell, |product, free| product.checked_mul(free.get(block)));
                 if wanted != Some(raw) {
                     return bad(format!("sample {block} has {raw} bytes, its shape wants {wanted:?}"));

@@ -1,1 +1,27 @@
+//! The Python module `penstock._core`: one file per noun, conversions only, no decisions.
 
+mod config;
+mod errors;
+mod input;
+mod media;
+mod output;
+mod snapshot;
+mod transaction;
+mod view;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
+    module.add("CODES", penstock_error::CODES.iter().map(|(code, kind)| (*code, kind.name())).collect::<Vec<_>>())?;
+    module.add_class::<snapshot::Snapshot>()?;
+    module.add_class::<transaction::Transaction>()?;
+    module.add_class::<view::View>()?;
+    module.add_function(wrap_pyfunction!(snapshot::create, module)?)?;
+    module.add_function(wrap_pyfunction!(snapshot::open, module)?)?;
+    module.add_function(wrap_pyfunction!(config::configure, module)?)?;
+    module.add_function(wrap_pyfunction!(media::encode_png, module)?)?;
+    module.add_function(wrap_pyfunction!(media::check_media, module)?)?;
+    Ok(())
+}

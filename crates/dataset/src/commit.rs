@@ -1,0 +1,174 @@
+//! The commit protocol as a state machine without I/O: events in, requests out (spec section 12). `transaction` drives it
+//! against a store, tests against every order of answers.
+
+use penstock_error::{Error, Result};
+use penstock_format::Id;
+use penstock_format::ids::{ObjectRef, Run, row_id};
+use penstock_format::record::{Change, ChangeKind, Delta, Parent, Properties, RECORD_BYTES, RECORD_DELTAS, Record, RecordKind, Transaction};
+
+use crate::log::LogEntry;
+
+/// Answers without certainty before giving up as `commit-state-unknown`.
+const UNCERTAIN_TRIES: u32 = 20;
+/// Lost races before giving up as `conflict`.
+const REBASES: u32 = 10_000;
+
+/// What the machine wants done next.
+#[derive(Debug)]
+pub enum Request {
+    /// Read the newest record, and the word counts of its snapshot: answer `Newest`.
+    ReadNewest,
+    /// Write a root for the parent's state: answer `RootWritten`.
+    WriteRoot,
+    /// Create-only put of a record: answer `Created`, `Exists` or `Unknown`.
+    Create { number: u64, body: Vec<u8> },
+    /// Read the record that stands there: answer `Found` or `Unreadable`.
+    Read { number: u64 },
+    /// The commit stands; this is its record.
+    Done(Box<Record>),
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub enum Event {
+    Begin,
+    Newest { parent: Box<LogEntry>, words: Vec<(u64, u64)>, now_us: i64 },
+    RootWritten(ObjectRef),
+    Created,
+    Exists,
+    Unknown,
+    Found(Box<LogEntry>),
+    Unreadable,
+}
+
+/// One commit on its way.
+pub struct Machine {
+    transaction: Transaction,
+    own: Vec<Delta>,
+    columns: Vec<u64>,
+    gc_epoch: u64,
+    parent: Option<Box<LogEntry>>,
+    words: Vec<(u64, u64)>,
+    now_us: i64,
+    sent: Option<Box<Record>>,
+    uncertain: u32,
+    rebases: u32,
+}
+
+impl Machine {
+    /// `own` carries provisional row ids; `gc_epoch` is that of the snapshot the transaction began at.
+    pub fn new(transaction: Transaction, own: Vec<Delta>, columns: Vec<u64>, gc_epoch: u64) -> Machine {
+        Machine { transaction, own, columns, gc_epoch, parent: None, words: Vec::new(), now_us: 0, sent: None, uncertain: 0, rebases: 0 }
+    }
+
+    pub fn uuid(&self) -> Id {
+        self.transaction.uuid
+    }
+
+    pub fn step(&mut self, event: Event) -> Result<Request> {
+        match event {
+            Event::Begin => Ok(Request::ReadNewest),
+            Event::Newest { parent, words, now_us } => {
+                self.parent = Some(parent);
+                self.words = words;
+                self.now_us = now_us;
+                self.propose(None)
+            }
+            Event::RootWritten(root) => self.propose(Some(root)),
+            Event::Created => self.done(),
+            Event::Exists => {
+                let number = self.sent()?.number;
+                Ok(Request::Read { number })
+            }
+            Event::Found(entry) if entry.record.uuid() == self.uuid() => self.done(),
+            Event::Found(_) => {
+                self.uncertain = 0;
+                self.rebases += 1;
+                if self.rebases > REBASES {
+                    return Err(Error::new("conflict", format!("cannot commit: lost {REBASES} races in a row")).hint("commit less often, or more at a time"));
+                }
+                Ok(Request::ReadNewest)
+            }
+            // The same body at the same number, until one answer is certain.
+            Event::Unknown | Event::Unreadable => {
+                self.uncertain += 1;
+                if self.uncertain > UNCERTAIN_TRIES {
+                    let text = format!("cannot tell whether the commit succeeded: transaction {}, number {}", self.uuid(), self.sent()?.number);
+                    return Err(Error::new("commit-state-unknown", text).hint("nothing was deleted; look for the transaction in `penstock log` when the storage answers again"));
+                }
+                let record = self.sent()?;
+                Ok(Request::Create { number: record.number, body: record.encode() })
+            }
+        }
+    }
+
+    fn sent(&self) -> Result<&Record> {
+        self.sent.as_deref().ok_or_else(|| Error::new("internal", "an answer came before any put"))
+    }
+
+    fn done(&mut self) -> Result<Request> {
+        self.sent.take().map(Request::Done).ok_or_else(|| Error::new("internal", "an answer came before any put"))
+    }
+
+    /// Make the record after the parent; ask for a root first when its deltas have no more room.
+    fn propose(&mut self, root: Option<ObjectRef>) -> Result<Request> {
+        let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root came before any parent"))?;
+        parent.record.check_writable()?;
+        if parent.record.gc_epoch > self.gc_epoch {
+            return Err(Error::new("transaction-expired", "cannot commit: a collection began after this transaction did, and may have removed what it wrote").hint("run the transaction again"));
+        }
+        let record = self.record(parent, root);
+        let body = record.encode();
+        if record.deltas.len() > RECORD_DELTAS || body.len() > RECORD_BYTES {
+            if root.is_some() {
+                let text = format!("cannot commit: the record has {} bytes, at most {RECORD_BYTES} are allowed", body.len());
+                return Err(Error::new("invalid-argument", text).hint("shorten message, author and properties"));
+            }
+            return Ok(Request::WriteRoot);
+        }
+        let number = record.number;
+        self.sent = Some(Box::new(record));
+        Ok(Request::Create { number, body })
+    }
+
+    fn record(&self, parent: &LogEntry, root: Option<ObjectRef>) -> Record {
+        let before = &parent.record;
+        let base = row_id(before.lineage, before.next_counter);
+        let first_code = |column: u64| self.words.iter().find(|(known, _)| *known == column).map_or(0, |(_, count)| *count);
+        let mut deltas = if root.is_some() { Vec::new() } else { before.deltas.clone() };
+        deltas.extend(self.own.iter().map(|delta| delta.resolved(base, first_code)));
+        let added = self.transaction.samples_added;
+        let rows = if added > 0 { vec![Run { first: base, count: added }] } else { Vec::new() };
+        Record {
+            kind: RecordKind::Data,
+            dataset: before.dataset,
+            branch: before.branch,
+            number: before.number + 1,
+            features_read: before.features_read,
+            features_write: before.features_write,
+            features_ignorable: before.features_ignorable,
+            time_us: self.now_us.max(before.time_us + 1),
+            gc_epoch: before.gc_epoch,
+            parents: vec![Parent { branch: before.branch, number: before.number, uuid: before.uuid(), crc: parent.crc }],
+            transactions: vec![Transaction { first_counter: before.next_counter, ..self.transaction.clone() }],
+            lineage: before.lineage,
+            next_counter: before.next_counter + added,
+            samples: before.samples + added,
+            live: before.live + added,
+            root: root.unwrap_or(before.root),
+            deltas,
+            changes: vec![Change { kind: ChangeKind::Append, columns: self.columns.clone(), rows }],
+            attachments: Vec::new(),
+        }
+    }
+}
+
+/// The transaction entry of a commit.
+pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, samples_added: u64) -> Result<Transaction> {
+    for (what, text, limit) in [("message", message, 1024), ("author", author, 256), ("properties", properties, 1024)] {
+        if text.len() > limit {
+            return Err(Error::new("invalid-argument", format!("cannot commit: {what} has {} bytes, at most {limit} are allowed", text.len())));
+        }
+    }
+    Ok(Transaction { uuid, message: message.into(), author: author.into(), properties: Properties::Inline(properties.into()), first_counter: 0, samples_added, samples_deleted: 0 })
+}

@@ -1,0 +1,75 @@
+//! Budgets of this process: memory, threads, pixels. Defaults read affinity and cgroup v1 and v2 limits.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use penstock_codec::Limits;
+
+static MEMORY_BYTES: AtomicU64 = AtomicU64::new(0);
+static THREADS: AtomicU64 = AtomicU64::new(0);
+static IMAGE_PIXELS: AtomicU64 = AtomicU64::new(0);
+
+/// The default budget when memory is plenty.
+const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
+/// A writer keeps at least this much, whatever the budget says.
+const LEAST_BYTES: u64 = 16 << 20;
+
+/// Read and set the budgets.
+pub struct Config;
+
+impl Config {
+    /// Bytes that caches and writers may hold: half for decoded blocks, a quarter for samples waiting to be written.
+    /// Default: 512 MiB, or an eighth of the cgroup's limit if that is less.
+    pub fn memory_bytes() -> u64 {
+        match MEMORY_BYTES.load(Relaxed) {
+            0 => {
+                let limit = cgroup_limit().map_or(DEFAULT_MEMORY_BYTES, |limit| (limit / 8).min(DEFAULT_MEMORY_BYTES)).max(LEAST_BYTES);
+                MEMORY_BYTES.store(limit, Relaxed);
+                limit
+            }
+            set => set,
+        }
+    }
+
+    /// Threads that one call may use. Default: the processors this process may run on, divided by LOCAL_WORLD_SIZE.
+    pub fn threads() -> usize {
+        match THREADS.load(Relaxed) {
+            0 => {
+                let ranks = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|ranks| ranks.parse().ok()).unwrap_or(1).max(1);
+                let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(ranks);
+                THREADS.store(threads as u64, Relaxed);
+                threads
+            }
+            set => set as usize,
+        }
+    }
+
+    pub fn limits() -> Limits {
+        match IMAGE_PIXELS.load(Relaxed) {
+            0 => Limits::default(),
+            pixels => Limits { pixels },
+        }
+    }
+
+    pub fn set_memory_bytes(bytes: u64) {
+        MEMORY_BYTES.store(bytes.max(LEAST_BYTES), Relaxed);
+    }
+
+    pub fn set_threads(threads: u64) {
+        THREADS.store(threads.max(1), Relaxed);
+    }
+
+    pub fn set_image_pixels(pixels: u64) {
+        IMAGE_PIXELS.store(pixels.max(1), Relaxed);
+    }
+}
+
+/// Memory limit of this process's cgroup: v2, else v1; none where neither sets one.
+fn cgroup_limit() -> Option<u64> {
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let v2 = own.lines().find_map(|line| line.strip_prefix("0::")).map(|path| format!("/sys/fs/cgroup{}/memory.max", path.trim_end_matches('/')));
+    let v1 = own.lines().find_map(|line| line.split_once(":memory:")).map(|(_, path)| format!("/sys/fs/cgroup/memory{}/memory.limit_in_bytes", path.trim_end_matches('/')));
+    let fallbacks = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"].map(str::to_owned);
+    let read = |path: String| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    // cgroup v1 writes "no limit" as a number near 2^63.
+    v2.into_iter().chain(v1).chain(fallbacks).find_map(read).filter(|limit| *limit < 1 << 60)
+}

@@ -1,0 +1,111 @@
+//! What all snapshots of one open dataset share: the store, and this process's caches of what it read and verified.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use penstock_error::{Context as _, Result};
+use penstock_format::ids::{ObjectRef, page_name, words_name};
+use penstock_format::manifest::{FileRef, Fragment, PageRef, WordsSegment, parse_page, parse_words};
+use penstock_format::{Id, ids};
+use penstock_storage::Storage;
+use quick_cache::sync::Cache;
+
+use crate::config::Config;
+use crate::datafile::DataFile;
+use crate::process::PerProcess;
+
+/// Data files mapped at once; Linux allows 65,530 maps a process.
+const MAPPED_FILES: usize = 4096;
+/// Manifest pages held: at 64 KiB each at most 64 MiB, and far less as they are.
+const PAGES: usize = 1024;
+const WORDS: usize = 4096;
+
+#[derive(Clone)]
+struct ByLength;
+
+impl<K> quick_cache::Weighter<K, Bytes> for ByLength {
+    fn weight(&self, _key: &K, block: &Bytes) -> u64 {
+        block.len() as u64 + 128
+    }
+}
+
+/// A decoded block: data file, chunk, block.
+type BlockKey = (Id, u32, u32);
+
+struct Caches {
+    pages: Cache<(Id, u64), Arc<Vec<Fragment>>>,
+    files: Cache<Id, Arc<DataFile>>,
+    words: Cache<Id, Arc<Vec<String>>>,
+    blocks: Cache<BlockKey, Bytes, ByLength>,
+}
+
+fn caches() -> Caches {
+    let block_bytes = Config::memory_bytes() / 2;
+    Caches {
+        pages: Cache::new(PAGES),
+        files: Cache::new(MAPPED_FILES),
+        words: Cache::new(WORDS),
+        blocks: Cache::with_weighter((block_bytes / (64 << 10)) as usize, block_bytes, ByLength),
+    }
+}
+
+/// An open store with its caches.
+pub struct Context {
+    pub storage: Box<dyn Storage>,
+    caches: PerProcess<Caches>,
+}
+
+impl Context {
+    pub fn new(storage: Box<dyn Storage>) -> Arc<Context> {
+        Arc::new(Context { storage, caches: PerProcess::new(caches) })
+    }
+
+    /// Read an object and hold it to its parent's word.
+    pub fn object(&self, name: &str, object: &ObjectRef) -> Result<Bytes> {
+        let body = self.storage.read(name)?;
+        object.check(name, &body)?;
+        Ok(body)
+    }
+
+    /// Fragments of a page, their row ids final.
+    pub fn page(&self, page: &PageRef) -> Result<Arc<Vec<Fragment>>> {
+        self.caches.get().pages.get_or_insert_with(&(page.object.id, page.base), || {
+            let name = page_name(page.object.id);
+            let fragments = parse_page(&self.object(&name, &page.object)?).context(|| format!("cannot read `{name}`"))?;
+            let samples: u64 = fragments.iter().map(|fragment| fragment.samples).sum();
+            if (fragments.len() as u64, samples) != (page.fragments, page.samples) {
+                let found = format!("{} fragments of {samples} samples, expected {} of {}", fragments.len(), page.fragments, page.samples);
+                return Err(penstock_format::cursor::malformed(format!("cannot read `{name}`: {found}")));
+            }
+            Ok(Arc::new(fragments.into_iter().map(|fragment| fragment.resolved(page.base)).collect()))
+        })
+    }
+
+    /// A data file, mapped, its tail verified.
+    pub fn file(&self, file: &FileRef, samples: u64) -> Result<Arc<DataFile>> {
+        self.caches.get().files.get_or_insert_with(&file.id, || Ok(Arc::new(DataFile::open(self.storage.as_ref(), file, samples)?)))
+    }
+
+    pub fn words(&self, segment: &WordsSegment) -> Result<Arc<Vec<String>>> {
+        self.caches.get().words.get_or_insert_with(&segment.object.id, || {
+            let name = words_name(segment.object.id);
+            let (column, words) = parse_words(&self.object(&name, &segment.object)?).context(|| format!("cannot read `{name}`"))?;
+            if (column, words.len() as u64) != (segment.column, segment.words) {
+                return Err(penstock_format::cursor::malformed(format!("cannot read `{name}`: {} words of column {column}", words.len())));
+            }
+            Ok(Arc::new(words))
+        })
+    }
+
+    /// A decoded block, from the cache or made by `decode`.
+    pub fn block(&self, file: Id, chunk: usize, block: usize, decode: impl FnOnce() -> Result<Bytes>) -> Result<Bytes> {
+        self.caches.get().blocks.get_or_insert_with(&(file, chunk as u32, block as u32), decode)
+    }
+
+    /// A new random id.
+    pub fn new_id(&self) -> Result<Id> {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(|error| penstock_error::Error::new("internal", format!("no random numbers: {error}")))?;
+        Ok(ids::Id(id))
+    }
+}

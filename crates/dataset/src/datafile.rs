@@ -1,0 +1,136 @@
+//! One mapped data file: its tail, which of its checksum units this process has verified, and its blocks.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bytes::Bytes;
+use penstock_codec::block::{lz4_decode, zstd_decode};
+use penstock_error::{Context as _, Error, Result};
+use penstock_format::cursor::malformed;
+use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAGIC, Packed, Tail, UNIT_BYTES};
+use penstock_format::ids::data_name;
+use penstock_format::manifest::FileRef;
+use penstock_format::{Id, crc};
+use penstock_storage::Storage;
+
+use crate::context::Context;
+
+pub struct DataFile {
+    pub id: Id,
+    pub map: Bytes,
+    pub tail: Tail,
+    pub data_end: u64,
+    /// Per chunk, one bit a checksum unit. Set after the unit was verified; setting it twice is harmless.
+    verified: Vec<Vec<AtomicU64>>,
+}
+
+impl DataFile {
+    /// Map the file, check header and tail against what the manifest says.
+    pub fn open(storage: &dyn Storage, file: &FileRef, samples: u64) -> Result<DataFile> {
+        let name = data_name(file.id);
+        let data_end = file.file_bytes.checked_sub(FOOTER_BYTES).and_then(|end| end.checked_sub(file.tail_bytes)).filter(|end| *end >= HEADER_BYTES);
+        let data_end = data_end.ok_or_else(|| malformed(format!("cannot read `{name}`: a tail of {} bytes in a file of {}", file.tail_bytes, file.file_bytes)))?;
+        let map = storage.map(&name, file.file_bytes)?;
+        if map[..8] != MAGIC[..] || map[8..24] != file.id.0[..] {
+            return Err(malformed(format!("cannot read `{name}`: it is no data file, or another one")));
+        }
+        // The tail is copied, so that what was verified cannot change afterwards, and reads touch few pages.
+        let tail = Bytes::copy_from_slice(&map[data_end as usize..(data_end + file.tail_bytes) as usize]);
+        let found = crc(&tail);
+        if found != file.tail_crc {
+            let text = format!("cannot read tail of `{name}`: crc32c {found:#010x}, expected {:#010x}", file.tail_crc);
+            return Err(Error::new("object-checksum", text).hint("run `penstock verify`; restore the file from a copy"));
+        }
+        let tail = Tail::parse(tail, data_end).context(|| format!("cannot read tail of `{name}`"))?;
+        if tail.samples != samples {
+            return Err(malformed(format!("cannot read `{name}`: {} samples, expected {samples}", tail.samples)));
+        }
+        let verified = tail.chunks.iter().map(|chunk| (0..chunk.crcs.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect()).collect();
+        Ok(DataFile { id: file.id, map, tail, data_end, verified })
+    }
+
+    /// Index of the chunk of a column.
+    pub fn chunk_of(&self, column: u64) -> Option<usize> {
+        self.tail.chunks.iter().position(|chunk| chunk.column == column)
+    }
+
+    /// Where the stored bytes of a block lie in the map; verified on first touch.
+    #[inline]
+    pub fn stored(&self, chunk: usize, block: usize) -> Result<std::ops::Range<usize>> {
+        let entry = &self.tail.chunks[chunk];
+        let (offset, bytes) = (entry.offset.get(block) as usize, entry.stored_bytes.get(block) as usize);
+        let (first, count) = entry.units_of(block);
+        for unit in 0..count {
+            let index = first + unit;
+            if self.verified[chunk][index / 64].load(Relaxed) >> (index % 64) & 1 == 0 {
+                self.verify_unit(chunk, block, unit, index)?;
+            }
+        }
+        Ok(offset..offset + bytes)
+    }
+
+    #[cold]
+    fn verify_unit(&self, chunk: usize, block: usize, unit: usize, index: usize) -> Result<()> {
+        let entry = &self.tail.chunks[chunk];
+        let (offset, bytes) = (entry.offset.get(block), entry.stored_bytes.get(block));
+        let begin = offset + unit as u64 * UNIT_BYTES;
+        let end = (begin + UNIT_BYTES).min(offset + bytes);
+        let found = crc(&self.map[begin as usize..end as usize]);
+        let expected = entry.crcs.get(index) as u32;
+        if found != expected {
+            let text = format!("cannot read block {block}: crc32c {found:#010x}, expected {expected:#010x} (data file `{}`, bytes {begin}..{end})", data_name(self.id));
+            return Err(Error::new("block-checksum", text).hint("run `penstock verify`; restore the file from a copy"));
+        }
+        self.verified[chunk][index / 64].fetch_or(1 << (index % 64), Relaxed);
+        Ok(())
+    }
+
+    /// Forget what was verified, so that the next touch looks at the bytes again.
+    pub fn distrust(&self) {
+        self.verified.iter().flatten().for_each(|bits| bits.store(0, Relaxed));
+    }
+
+    /// Where a decoded block is: a buffer and a range in it. Uncompressed blocks are the map itself.
+    #[inline]
+    pub fn block(&self, context: &Context, chunk: usize, block: usize) -> Result<Decoded> {
+        let stored = self.stored(chunk, block)?;
+        let entry = &self.tail.chunks[chunk];
+        let Some(raw) = &entry.raw_bytes else { return Ok(Decoded::Mapped(stored)) };
+        let decode = || self.decode(entry, stored.clone(), raw.get(block) as usize, block);
+        context.block(self.id, chunk, block, decode).map(Decoded::Owned)
+    }
+
+    pub fn decode(&self, entry: &Chunk, stored: std::ops::Range<usize>, raw_bytes: usize, block: usize) -> Result<Bytes> {
+        let bytes = &self.map[stored];
+        let raw = match entry.codec {
+            Codec::None => Ok(bytes.to_vec()),
+            _ if raw_bytes == 0 => Ok(Vec::new()),
+            Codec::Lz4 => lz4_decode(bytes, raw_bytes),
+            Codec::Zstd => zstd_decode(bytes, raw_bytes),
+        };
+        raw.map(Bytes::from).context(|| format!("cannot decode block {block} of data file `{}`", data_name(self.id)))
+    }
+
+    /// Head of a packed block.
+    pub fn packed(&self, chunk: usize, block: usize, bytes: &[u8]) -> Result<Packed> {
+        let entry = &self.tail.chunks[chunk];
+        debug_assert_eq!(entry.layout, Layout::Packed);
+        Packed::parse(bytes, entry.rows_of(block) as usize, entry.dtype, &entry.shape)
+            .context(|| format!("cannot read block {block} of data file `{}`", data_name(self.id)))
+    }
+}
+
+/// The bytes of a decoded block.
+pub enum Decoded {
+    /// A range of the file's map.
+    Mapped(std::ops::Range<usize>),
+    Owned(Bytes),
+}
+
+impl Decoded {
+    pub fn bytes<'a>(&'a self, file: &'a DataFile) -> &'a [u8] {
+        match self {
+            Decoded::Mapped(range) => &file.map[range.clone()],
+            Decoded::Owned(bytes) => bytes,
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Cut the waiting samples of a column into blocks and encode them, many at once.
+
+use std::borrow::Cow;
+
+use penstock_codec::block::{lz4_encode, zstd_encode};
+use penstock_error::Result;
+use penstock_format::crc;
+use penstock_format::datafile::{BLOCK_BYTES, Codec, Layout, PAGE_ALIGNED_BYTES, SINGLE_BYTES, UNIT_BYTES, write_packed};
+use penstock_tensor::{Column, Dtype, Ragged, Shape};
+
+use crate::parallel;
+
+/// How a column lies in a data file: decided when its first samples of a fragment are written.
+#[derive(Debug, Clone, Copy)]
+pub struct Style {
+    pub layout: Layout,
+    pub codec: Codec,
+    /// 0: as listed.
+    pub rows_per_block: u64,
+    pub align: u64,
+}
+
+impl Style {
+    /// Choose by the mean size of a sample. Source: spec section 6.
+    pub fn choose(dtype: Dtype, shape: &Shape, codec: Codec, mean_bytes: u64) -> Result<Style> {
+        if shape.is_fixed() {
+            let cell = shape.fixed_bytes(dtype)?;
+            let packed = cell < SINGLE_BYTES || (codec != Codec::None && cell < BLOCK_BYTES as u64);
+            let rows_per_block = if packed { (BLOCK_BYTES as u64 / cell.max(1)).max(1) } else { 1 };
+            let align = if packed { 8 } else if cell >= PAGE_ALIGNED_BYTES { 4096 } else { 64 };
+            return Ok(Style { layout: Layout::Fixed, codec, rows_per_block, align });
+        }
+        Ok(match mean_bytes < SINGLE_BYTES {
+            true => Style { layout: Layout::Packed, codec, rows_per_block: 0, align: 8 },
+            false => Style { layout: Layout::Single, codec, rows_per_block: 1, align: 8 },
+        })
+    }
+
+    /// Where a block of `raw_bytes` may start.
+    pub fn align_of(&self, raw_bytes: u64) -> u64 {
+        if raw_bytes >= PAGE_ALIGNED_BYTES { 4096 } else { self.align }
+    }
+}
+
+/// A block ready to be written.
+pub struct Encoded<'a> {
+    pub rows: u64,
+    pub stored: Cow<'a, [u8]>,
+    pub raw_bytes: u64,
+    pub crcs: Vec<u32>,
+}
+
+/// The first rows of each block, and the end of the last one.
+fn cut(column: &Column, style: &Style, shape: &Shape, dtype: Dtype) -> Vec<usize> {
+    let count = column.len();
+    match (style.layout, column) {
+        (Layout::Packed, Column::Ragged(ragged)) => {
+            let head = 2 + 2 * shape.free_count().saturating_sub(1) + dtype.size() / 8;
+            let (mut cuts, mut bytes) = (vec![0], 0);
+            for row in 0..count {
+                let size = ragged.value(row).len() + head;
+                if bytes + size > BLOCK_BYTES && bytes > 0 {
+                    cuts.push(row);
+                    bytes = 0;
+                }
+                bytes += size;
+            }
+            cuts.push(count);
+            cuts
+        }
+        _ => (0..count).step_by(style.rows_per_block.max(1) as usize).chain([count]).collect(),
+    }
+}
+
+/// Encode all samples of `column`. Blocks that need no codec borrow from it.
+pub fn encode<'a>(column: &'a Column, style: &Style, dtype: Dtype, shape: &Shape) -> Result<Vec<Encoded<'a>>> {
+    if column.is_empty() {
+        return Ok(Vec::new());
+    }
+    let cuts = cut(column, style, shape, dtype);
+    let blocks = parallel::map(cuts.len() - 1, column.value_bytes(), |block| {
+        let (first, end) = (cuts[block], cuts[block + 1]);
+        let raw = raw_block(column, style, dtype, shape, first, end);
+        let raw_bytes = raw.len() as u64;
+        let stored = match style.codec {
+            Codec::None => raw,
+            _ if raw.is_empty() => raw,
+            Codec::Lz4 => Cow::Owned(lz4_encode(&raw)),
+            Codec::Zstd => Cow::Owned(zstd_encode(&raw)?),
+        };
+        let crcs = stored.chunks(UNIT_BYTES as usize).map(crc).collect();
+        Ok(Encoded { rows: (end - first) as u64, stored, raw_bytes, crcs })
+    })?;
+    blocks.into_iter().collect()
+}
+
+fn raw_block<'a>(column: &'a Column, style: &Style, dtype: Dtype, shape: &Shape, first: usize, end: usize) -> Cow<'a, [u8]> {
+    match column {
+        Column::Fixed { data, samples, .. } => {
+            let cell = data.len() / samples;
+            Cow::Borrowed(&data[first * cell..end * cell])
+        }
+        Column::Ragged(ragged) if style.layout == Layout::Packed => Cow::Owned(pack(ragged, dtype, shape, first, end)),
+        Column::Ragged(ragged) => Cow::Borrowed(ragged.value(first)),
+    }
+}
+
+fn pack(ragged: &Ragged, dtype: Dtype, shape: &Shape, first: usize, end: usize) -> Vec<u8> {
+    let free_count = shape.free_count();
+    let values: Vec<&[u8]> = (first..end).map(|row| ragged.value(row)).collect();
+    // Text and bytes have one free dimension that nobody stores: it is the length.
+    let lengths: Vec<u64> = if ragged.free.is_empty() { values.iter().map(|value| value.len() as u64).collect() } else { Vec::new() };
+    let free: Vec<&[u64]> = (first..end)
+        .map(|row| if lengths.is_empty() { &ragged.free[row * free_count..(row + 1) * free_count] } else { &lengths[row - first..row - first + 1] })
+        .collect();
+    write_packed(shape, dtype, &values, &free)
+}

@@ -1,0 +1,30 @@
+//! Look at media before they are stored: at their headers, or at every pixel.
+
+use penstock_codec::{decode, decode_mask, probe};
+use penstock_error::{Error, Result};
+
+use crate::config::Config;
+use crate::parallel;
+
+/// How much of an image `append` looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Validate {
+    /// Magic, size, channels: finds what is no image, and bombs.
+    Header,
+    /// Every pixel: finds files cut short as well.
+    Decode,
+}
+
+/// Check media on all threads; the answer has the error of each that is refused.
+pub fn check<'a>(count: usize, bytes: usize, value: impl Fn(usize) -> Option<&'a [u8]> + Sync, mask: bool, validate: Validate) -> Result<Vec<Option<Error>>> {
+    let limits = Config::limits();
+    parallel::map(count, bytes, |index| {
+        let media = value(index)?;
+        let checked = match (validate, mask) {
+            (Validate::Header, _) => probe(media, limits).map(|_| ()),
+            (Validate::Decode, true) => decode_mask(media, limits).map(|_| ()),
+            (Validate::Decode, false) => decode(media, limits, false).map(|_| ()),
+        };
+        checked.err()
+    })
+}

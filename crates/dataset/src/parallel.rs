@@ -1,0 +1,40 @@
+//! Spread work over scoped threads. No pool: nothing to inherit across a fork, nothing to join at exit.
+
+use penstock_error::{Error, Result};
+
+use crate::config::Config;
+
+/// Starting a thread costs about 20 µs; work below this many bytes is done in place.
+const WORTH_A_THREAD_BYTES: usize = 1 << 20;
+
+/// `work(i)` for i in 0..count, in order of i, on up to `Config::threads` threads. `bytes` is about what the work touches.
+pub fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
+    let threads = Config::threads().min(count).min(bytes / WORTH_A_THREAD_BYTES + 1);
+    if threads <= 1 {
+        return Ok((0..count).map(work).collect());
+    }
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let worker = || {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            if index >= count {
+                return done;
+            }
+            done.push((index, work(index)));
+        }
+    };
+    let mut results: Vec<Option<T>> = (0..count).map(|_| None).collect();
+    std::thread::scope(|scope| {
+        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(worker)).collect();
+        let mut parts = vec![worker()];
+        for helper in helpers {
+            parts.push(helper.join().map_err(|_| Error::new("internal", "a worker thread panicked"))?);
+        }
+        for (index, result) in parts.into_iter().flatten() {
+            results[index] = Some(result);
+        }
+        Ok(())
+    })?;
+    results.into_iter().map(|result| result.ok_or_else(|| Error::new("internal", "a worker left a gap"))).collect()
+}

@@ -1,0 +1,135 @@
+//! From positions to rows of fragments: sorted, so that every block is touched once, with the order asked kept beside.
+
+use std::sync::Arc;
+
+use penstock_error::{Error, Result};
+use penstock_format::manifest::Fragment;
+
+use crate::snapshot::{PartFragments, Snapshot};
+
+/// What a take will read, column by column.
+pub struct Plan {
+    /// The positions in the order asked.
+    pub positions: Vec<u64>,
+    pub groups: Vec<Group>,
+}
+
+/// Rows of one fragment, ascending, each with its place in the answer.
+pub struct Group {
+    fragments: Arc<PartFragments>,
+    index: usize,
+    pub rows: Vec<(u64, u32)>,
+}
+
+impl Group {
+    pub fn fragment(&self) -> &Fragment {
+        &self.fragments.as_slice()[self.index]
+    }
+}
+
+impl Plan {
+    pub fn new(snapshot: &Snapshot, positions: Vec<u64>) -> Result<Plan> {
+        if positions.len() > u32::MAX as usize {
+            return Err(Error::new("invalid-argument", format!("cannot take {} samples at once", positions.len())).hint("take fewer, or scan"));
+        }
+        if let Some(place) = positions.iter().position(|position| *position >= snapshot.len()) {
+            return Err(out_of_range(positions[place] as i64, snapshot.len()).rows(vec![place as u64]));
+        }
+        let ascending = positions.windows(2).all(|pair| pair[0] <= pair[1]);
+        let mut builder = Builder { snapshot, groups: Vec::new(), part: None, next: (0, 0), end: 0 };
+        if ascending {
+            for (place, position) in positions.iter().enumerate() {
+                builder.push(*position, place as u32)?;
+            }
+        } else {
+            let mut order: Vec<(u64, u32)> = positions.iter().enumerate().map(|(place, position)| (*position, place as u32)).collect();
+            order.sort_unstable();
+            for (position, place) in order {
+                builder.push(position, place)?;
+            }
+        }
+        let groups = builder.groups;
+        Ok(Plan { positions, groups })
+    }
+
+    /// Number of samples in the answer.
+    pub fn len(&self) -> usize {
+        self.positions.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.positions.is_empty()
+    }
+
+    /// Row ids in the order asked.
+    pub fn row_ids(&self) -> Vec<i64> {
+        let mut ids = vec![0; self.len()];
+        for group in &self.groups {
+            let (mut run, mut skipped) = (0, 0);
+            let runs = &group.fragment().runs;
+            for (row, place) in &group.rows {
+                while row - skipped >= runs[run].count {
+                    skipped += runs[run].count;
+                    run += 1;
+                }
+                ids[*place as usize] = (runs[run].first + (row - skipped)) as i64;
+            }
+        }
+        ids
+    }
+}
+
+/// The error for a position that a snapshot or view does not have.
+pub fn out_of_range(position: i64, len: u64) -> Error {
+    Error::new("position-out-of-range", format!("cannot take position {position}: there are {len} samples, positions go from 0 to {}", len as i64 - 1))
+}
+
+struct Builder<'a> {
+    snapshot: &'a Snapshot,
+    groups: Vec<Group>,
+    /// The part being walked: its number and fragments.
+    part: Option<(usize, Arc<PartFragments>)>,
+    /// Next fragment of it, and the position where that begins.
+    next: (usize, u64),
+    /// Where the fragment of the last group ends.
+    end: u64,
+}
+
+impl Builder<'_> {
+    /// Add the next position in ascending order.
+    fn push(&mut self, position: u64, place: u32) -> Result<()> {
+        while self.groups.is_empty() || position >= self.end {
+            self.open(position)?;
+        }
+        if let Some(group) = self.groups.last_mut() {
+            let begin = self.end - group.fragment().samples;
+            group.rows.push((position - begin, place));
+        }
+        Ok(())
+    }
+
+    /// Begin the group of the fragment that holds `position`.
+    fn open(&mut self, position: u64) -> Result<()> {
+        let (part, _) = self.snapshot.part_of(position);
+        let fragments = match &self.part {
+            Some((open, fragments)) if *open == part => fragments.clone(),
+            _ => {
+                let (start, fragments) = self.snapshot.fragments(part)?;
+                let fragments = Arc::new(fragments);
+                self.part = Some((part, fragments.clone()));
+                self.next = (0, start);
+                fragments
+            }
+        };
+        let (mut index, mut begin) = self.next;
+        // The page's counts were checked, so a fragment that holds the position is there.
+        while position >= begin + fragments.as_slice()[index].samples {
+            begin += fragments.as_slice()[index].samples;
+            index += 1;
+        }
+        self.end = begin + fragments.as_slice()[index].samples;
+        self.next = (index + 1, self.end);
+        self.groups.push(Group { fragments, index, rows: Vec::new() });
+        Ok(())
+    }
+}

@@ -1,0 +1,73 @@
+//! State that belongs to one process: after a fork the child sees none of it, so no lock it may inherit can hold it up.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+/// Counts the forks between this process and the first one.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn child_after_fork() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+}
+
+fn watch_forks() {
+    static WATCH: Once = Once::new();
+    // SAFETY: the handler only adds to an atomic, which is allowed between fork and exec.
+    WATCH.call_once(|| unsafe {
+        libc::pthread_atfork(None, None, Some(child_after_fork));
+    });
+}
+
+struct Entry<T> {
+    generation: u64,
+    value: T,
+}
+
+/// A value that is made anew in every process that asks for it. A parent's value is leaked in the child, never
+/// dropped: another thread of the parent may have been changing it when the fork came.
+pub struct PerProcess<T> {
+    current: AtomicPtr<Entry<T>>,
+    make: fn() -> T,
+}
+
+impl<T> PerProcess<T> {
+    pub fn new(make: fn() -> T) -> PerProcess<T> {
+        watch_forks();
+        PerProcess { current: AtomicPtr::new(std::ptr::null_mut()), make }
+    }
+
+    pub fn get(&self) -> &T {
+        let generation = GENERATION.load(Ordering::Relaxed);
+        let found = self.current.load(Ordering::Acquire);
+        // SAFETY: a pointer in `current` comes from Box::into_raw below and is freed only in `drop`.
+        if let Some(entry) = unsafe { found.as_ref() } {
+            if entry.generation == generation {
+                return &entry.value;
+            }
+        }
+        let fresh = Box::into_raw(Box::new(Entry { generation, value: (self.make)() }));
+        match self.current.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: `fresh` is ours and now owned by `self`; a stale `found` is leaked on purpose.
+            Ok(_) => unsafe { &(*fresh).value },
+            Err(winner) => {
+                // SAFETY: nobody else has seen `fresh`; `winner` is live as `found` would be.
+                unsafe {
+                    drop(Box::from_raw(fresh));
+                    &(*winner).value
+                }
+            }
+        }
+    }
+}
+
+impl<T> Drop for PerProcess<T> {
+    fn drop(&mut self) {
+        let found = *self.current.get_mut();
+        // SAFETY: `&mut self`: nobody borrows from the entry; one of another generation is leaked, see above.
+        unsafe {
+            if found.as_ref().is_some_and(|entry| entry.generation == GENERATION.load(Ordering::Relaxed)) {
+                drop(Box::from_raw(found));
+            }
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Gather the rows of a plan, one column at a time: fixed samples straight into the caller's buffer, ragged ones as
+//! slices of verified memory, so that the caller makes the only copy.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use penstock_error::{Error, Kind, Result};
+use penstock_format::datafile::{Chunk, Layout, Packed};
+use penstock_format::ids::data_name;
+use penstock_format::ints::unpack;
+use penstock_format::schema::{ColumnKind, ColumnSpec};
+
+use crate::datafile::{DataFile, Decoded};
+use crate::plan::{Group, Plan};
+use crate::snapshot::Snapshot;
+
+/// Which values are null, in the order asked; none at all where the list is absent.
+pub type Nulls = Option<Vec<bool>>;
+
+/// Ragged values in the order asked.
+pub struct RaggedValues {
+    keep: Vec<Bytes>,
+    slices: Vec<Slice>,
+    /// Free dimensions, `free_count` a sample.
+    pub free: Vec<u64>,
+    pub free_count: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Slice {
+    keep: u32,
+    begin: usize,
+    bytes: usize,
+}
+
+/// Marks a null.
+const NULL: u32 = u32::MAX;
+
+impl RaggedValues {
+    pub fn len(&self) -> usize {
+        self.slices.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.slices.is_empty()
+    }
+
+    /// Value `index`, or nothing where it is null.
+    #[inline]
+    pub fn get(&self, index: usize) -> Option<&[u8]> {
+        let slice = self.slices[index];
+        (slice.keep != NULL).then(|| &self.keep[slice.keep as usize][slice.begin..slice.begin + slice.bytes])
+    }
+
+    pub fn free(&self, index: usize) -> &[u64] {
+        &self.free[index * self.free_count..(index + 1) * self.free_count]
+    }
+
+    /// Bytes of all values.
+    pub fn value_bytes(&self) -> usize {
+        self.slices.iter().map(|slice| slice.bytes).sum()
+    }
+
+    pub fn has_nulls(&self) -> bool {
+        self.slices.iter().any(|slice| slice.keep == NULL)
+    }
+}
+
+/// A group with its column's chunk.
+struct Source<'a> {
+    file: Arc<DataFile>,
+    chunk: usize,
+    rows: &'a [(u64, u32)],
+}
+
+impl Source<'_> {
+    fn entry(&self) -> &Chunk {
+        &self.file.tail.chunks[self.chunk]
+    }
+}
+
+/// What to do about a row that can't be read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum OnCorrupt {
+    Raise,
+    Null,
+}
+
+impl Snapshot {
+    fn source<'a>(&self, group: &'a Group, column: &ColumnSpec) -> Result<Option<Source<'a>>> {
+        let fragment = group.fragment();
+        let Some(file) = fragment.files.iter().find(|file| file.columns.contains(&column.id)) else { return Ok(None) };
+        let file = self.context.file(file, fragment.samples)?;
+        let chunk = file.chunk_of(column.id).ok_or_else(|| {
+            penstock_format::cursor::malformed(format!("data file `{}` has no column {}, the manifest says it has", data_name(file.id), column.id))
+        })?;
+        let (dtype, shape) = column.kind.stored()?;
+        let entry = &file.tail.chunks[chunk];
+        if entry.dtype != dtype || entry.shape != shape {
+            return Err(penstock_format::cursor::malformed(format!("data file `{}` stores `{}` as {} {:?}, the schema wants {} {:?}", data_name(file.id), column.name, entry.dtype.name(), entry.shape.0, dtype.name(), shape.0)));
+        }
+        Ok(Some(Source { file, chunk, rows: &group.rows }))
+    }
+
+    /// Run `read` for every group; a failing one names position and column.
+    fn each_source(&self, plan: &Plan, column: &ColumnSpec, lenient: bool, mut read: impl FnMut(Option<&Source<'_>>, &[(u64, u32)]) -> std::result::Result<(), (Error, u32)>) -> Result<()> {
+        for group in &plan.groups {
+            let first = group.rows.first().map_or(0, |(_, place)| *place);
+            let source = match self.source(group, column) {
+                Err(error) if lenient && error.kind() == Kind::Corrupt => None,
+                other => other.map_err(|error| self.locate_error(error, plan, column, first))?,
+            };
+            read(source.as_ref(), &group.rows).map_err(|(error, place)| self.locate_error(error, plan, column, place))?;
+        }
+        Ok(())
+    }
+
+    fn locate_error(&self, error: Error, plan: &Plan, column: &ColumnSpec, place: u32) -> Error {
+        let position = plan.positions.get(place as usize).copied().unwrap_or(0);
+        error.context(format!("cannot read sample {position} of column `{}`", column.name)).rows(vec![place.into()])
+    }
+
+    /// Copy fixed-shape samples into `out`, which has `plan.len()` samples of equal size; nulls are zero bytes there.
+    pub fn read_fixed(&self, plan: &Plan, column: &ColumnSpec, out: &mut [u8], on_corrupt: OnCorrupt) -> Result<Nulls> {
+        let mut nulls = None;
+        let cell = if plan.is_empty() { 0 } else { out.len() / plan.len() };
+        let lenient = on_corrupt == OnCorrupt::Null;
+        self.each_source(plan, column, lenient, |source, rows| {
+            let Some(source) = source else {
+                rows.iter().for_each(|(_, place)| set_null(&mut nulls, plan.len(), *place, &mut out[*place as usize * cell..][..cell]));
+                return Ok(());
+            };
+            let (entry, file) = (source.entry(), &source.file);
+            let mut open: Option<(usize, Decoded)> = None;
+            for (row, place) in source.rows {
+                let target = &mut out[*place as usize * cell..][..cell];
+                if !entry.is_valid(*row) {
+                    set_null(&mut nulls, plan.len(), *place, target);
+                    continue;
+                }
+                let (block, inner) = entry.locate(*row);
+                if !matches!(&open, Some((open, _)) if *open == block) {
+                    match file.block(&self.context, source.chunk, block) {
+                        Ok(decoded) => open = Some((block, decoded)),
+                        Err(error) if lenient && error.kind() == Kind::Corrupt => {
+                            set_null(&mut nulls, plan.len(), *place, target);
+                            continue;
+                        }
+                        Err(error) => return Err((error, *place)),
+                    }
+                }
+                if let Some((_, decoded)) = &open {
+                    target.copy_from_slice(&decoded.bytes(file)[inner as usize * cell..][..cell]);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(nulls)
+    }
+
+    /// Find ragged samples; nothing is copied unless a block was compressed.
+    pub fn read_ragged(&self, plan: &Plan, column: &ColumnSpec, on_corrupt: OnCorrupt) -> Result<RaggedValues> {
+        let (_, shape) = column.kind.stored()?;
+        let free_count = if matches!(column.kind, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }) { shape.free_count() } else { 0 };
+        let mut values = RaggedValues { keep: Vec::new(), slices: vec![Slice { keep: NULL, begin: 0, bytes: 0 }; plan.len()], free: vec![0; plan.len() * free_count], free_count };
+        let lenient = on_corrupt == OnCorrupt::Null;
+        self.each_source(plan, column, lenient, |source, _| {
+            let Some(source) = source else { return Ok(()) };
+            let map = values.keep.len() as u32;
+            values.keep.push(source.file.map.clone());
+            let mut open = None;
+            for (row, place) in source.rows {
+                if !source.entry().is_valid(*row) {
+                    continue;
+                }
+                match self.read_ragged_row(source, *row, *place, map, &mut open, &mut values) {
+                    Err(error) if lenient && error.kind() == Kind::Corrupt => {}
+                    other => other.map_err(|error| (error, *place))?,
+                }
+            }
+            Ok(())
+        })?;
+        Ok(values)
+    }
+
+    /// One sample; `open` remembers the block of the row before.
+    #[inline]
+    fn read_ragged_row(&self, source: &Source<'_>, row: u64, place: u32, map: u32, open: &mut Option<OpenBlock>, values: &mut RaggedValues) -> Result<()> {
+        let (entry, file) = (source.entry(), &source.file);
+        let (block, inner) = entry.locate(row);
+        if !matches!(open, Some(open) if open.block == block) {
+            *open = Some(self.open_block(source, block, map, values)?);
+        }
+        let Some(opened) = open else { return Ok(()) };
+        let body = match &opened.owned {
+            Some(bytes) => &bytes[..],
+            None => &file.map[opened.begin..opened.begin + opened.bytes],
+        };
+        let (range, inner) = match &opened.head {
+            Some(head) => (head.range(body, inner as usize)?, inner as usize),
+            None => (0..body.len(), 0),
+        };
+        let slice = Slice { keep: opened.keep, begin: opened.begin + range.start, bytes: range.len() };
+        if values.free_count > 0 {
+            let at = place as usize * values.free_count;
+            match &opened.head {
+                Some(head) => {
+                    let cell = entry.shape.fixed_bytes(entry.dtype)?;
+                    let mut free = Vec::with_capacity(values.free_count);
+                    head.free(body, inner, range.len(), cell, &mut free, values.free_count)?;
+                    values.free[at..at + values.free_count].copy_from_slice(&free);
+                }
+                None => entry.free.iter().enumerate().for_each(|(dimension, sizes)| values.free[at + dimension] = sizes.get(block)),
+            }
+        }
+        values.slices[place as usize] = slice;
+        Ok(())
+    }
+
+    fn open_block(&self, source: &Source<'_>, block: usize, map: u32, values: &mut RaggedValues) -> Result<OpenBlock> {
+        let (entry, file) = (source.entry(), &source.file);
+        let decoded = file.block(&self.context, source.chunk, block)?;
+        let head = match entry.layout {
+            Layout::Packed => Some(file.packed(source.chunk, block, decoded.bytes(file))?),
+            _ => None,
+        };
+        Ok(match decoded {
+            Decoded::Mapped(range) => OpenBlock { block, keep: map, begin: range.start, bytes: range.len(), owned: None, head },
+            Decoded::Owned(bytes) => {
+                values.keep.push(bytes.clone());
+                OpenBlock { block, keep: values.keep.len() as u32 - 1, begin: 0, bytes: bytes.len(), owned: Some(bytes), head }
+            }
+        })
+    }
+
+    /// Codes of a label or category column, as int64; category codes are those of this snapshot's vocabulary.
+    pub fn read_codes(&self, plan: &Plan, column: &ColumnSpec, out: &mut [i64], on_corrupt: OnCorrupt) -> Result<Nulls> {
+        let (dtype, _) = column.kind.stored()?;
+        let mut stored = vec![0u8; plan.len() * dtype.size()];
+        let nulls = self.read_fixed(plan, column, &mut stored, on_corrupt)?;
+        for (place, code) in out.iter_mut().enumerate() {
+            *code = unpack(&stored, dtype.size() as u8, place) as i64;
+        }
+        if matches!(column.kind, ColumnKind::Category) {
+            self.globalise(plan, column, out, &nulls)?;
+        }
+        Ok(nulls)
+    }
+
+    /// Map the file-local codes of a category to codes of the vocabulary.
+    fn globalise(&self, plan: &Plan, column: &ColumnSpec, codes: &mut [i64], nulls: &Nulls) -> Result<()> {
+        let vocabulary = self.vocabulary(column.id)?;
+        let mut global: HashMap<&str, i64> = HashMap::with_capacity(vocabulary.len());
+        for (code, word) in vocabulary.iter().enumerate() {
+            global.entry(word).or_insert(code as i64);
+        }
+        for group in &plan.groups {
+            let Some(source) = self.source(group, column)? else { continue };
+            let words = source.entry().dictionary.as_deref().unwrap_or_default();
+            let to_global: Vec<i64> = words.iter().map(|word| global.get(word.as_str()).copied().unwrap_or(-1)).collect();
+            for (_, place) in source.rows {
+                let place = *place as usize;
+                if nulls.as_ref().is_some_and(|nulls| nulls[place]) {
+                    continue;
+                }
+                let code = to_global.get(codes[place] as usize).copied().filter(|code| *code >= 0);
+                codes[place] = code.ok_or_else(|| penstock_format::cursor::malformed(format!("column `{}` has code {}, which no word stands for", column.name, codes[place])))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A packed or single block that is being read.
+struct OpenBlock {
+    block: usize,
+    keep: u32,
+    begin: usize,
+    bytes: usize,
+    owned: Option<Bytes>,
+    head: Option<Packed>,
+}
+
+fn set_null(nulls: &mut Nulls, count: usize, place: u32, target: &mut [u8]) {
+    nulls.get_or_insert_with(|| vec![false; count])[place as usize] = true;
+    target.fill(0);
+}

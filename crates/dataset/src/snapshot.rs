@@ -1,0 +1,212 @@
+//! A snapshot: the immutable state at one commit. Turns positions and row ids into fragments and rows.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use penstock_error::{Context as _, Error, Result};
+use penstock_format::SnapshotId;
+use penstock_format::ids::root_name;
+use penstock_format::manifest::{Fragment, PageRef, Root, WordsSegment};
+use penstock_format::record::{Delta, Record};
+use penstock_format::schema::{ColumnSpec, Schema};
+use penstock_storage::Storage;
+
+use crate::context::Context;
+use crate::log::{self, LogEntry};
+use crate::process::PerProcess;
+
+/// A stretch of samples in manifest order.
+#[derive(Debug, Clone)]
+pub enum Part {
+    Page(PageRef),
+    Fragment(Arc<Fragment>),
+}
+
+pub struct Snapshot {
+    pub context: Arc<Context>,
+    pub entry: LogEntry,
+    pub root: Root,
+    pub schema: Arc<Schema>,
+    pub parts: Vec<Part>,
+    /// Position of the first sample of each part, and the count of all at the end.
+    starts: Vec<u64>,
+    words: HashMap<u64, Vec<WordsSegment>>,
+    /// Sorted (first row id, count, position): made on the first look-up by row id.
+    row_index: PerProcess<OnceLock<Vec<(u64, u64, u64)>>>,
+}
+
+impl Snapshot {
+    /// Open the newest snapshot of a branch. Cost on local disk: hint, record, root.
+    pub fn open(context: Arc<Context>, branch: u64) -> Result<Snapshot> {
+        let entry = log::newest(context.storage.as_ref(), branch)?.ok_or_else(|| not_found(context.storage.as_ref()))?;
+        Snapshot::at(context, entry)
+    }
+
+    pub fn open_at(context: Arc<Context>, snapshot: &SnapshotId) -> Result<Snapshot> {
+        if !context.storage.exists(&penstock_format::ids::record_name(snapshot.branch, 0))? {
+            return Err(not_found(context.storage.as_ref()));
+        }
+        let entry = log::named(context.storage.as_ref(), snapshot)?;
+        Snapshot::at(context, entry)
+    }
+
+    /// The snapshot of a record that is at hand.
+    pub fn at(context: Arc<Context>, entry: LogEntry) -> Result<Snapshot> {
+        let record = &entry.record;
+        let name = root_name(record.root.id);
+        let root = Root::parse(&context.object(&name, &record.root)?).context(|| format!("cannot read `{name}`"))?;
+        if root.dataset != record.dataset || root.branch != record.branch || root.number > record.number {
+            return Err(penstock_format::cursor::malformed(format!("cannot read `{name}`: it is the root of another commit")));
+        }
+        let schema = Arc::new(Schema::parse(&root.schema)?);
+        let mut parts: Vec<Part> = root.pages.iter().map(|page| Part::Page(*page)).collect();
+        let mut segments = root.words.clone();
+        for delta in &record.deltas {
+            match delta {
+                Delta::Fragment(fragment) => parts.push(Part::Fragment(Arc::new(fragment.clone()))),
+                Delta::Page(page) => parts.push(Part::Page(*page)),
+                Delta::Words(words) => segments.push(*words),
+            }
+        }
+        let mut starts = vec![0u64];
+        for part in &parts {
+            let samples = match part {
+                Part::Page(page) => page.samples,
+                Part::Fragment(fragment) => fragment.samples,
+            };
+            let last = starts[starts.len() - 1];
+            starts.push(last.checked_add(samples).ok_or_else(|| penstock_format::cursor::malformed("more samples than 2^64"))?);
+        }
+        if starts[starts.len() - 1] != record.samples || record.samples != record.live {
+            let found = starts[starts.len() - 1];
+            return Err(penstock_format::cursor::malformed(format!("commit {} has {} samples ({} live), its manifest {found}", record.snapshot(), record.samples, record.live)));
+        }
+        let mut words: HashMap<u64, Vec<WordsSegment>> = HashMap::new();
+        for segment in segments {
+            words.entry(segment.column).or_default().push(segment);
+        }
+        Ok(Snapshot { context, entry, root, schema, parts, starts, words, row_index: PerProcess::new(OnceLock::new) })
+    }
+
+    pub fn record(&self) -> &Record {
+        &self.entry.record
+    }
+
+    pub fn id(&self) -> SnapshotId {
+        self.entry.record.snapshot()
+    }
+
+    /// Number of samples.
+    pub fn len(&self) -> u64 {
+        self.entry.record.live
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn column(&self, name: &str) -> Result<&ColumnSpec> {
+        let found = self.schema.column(name).map(|(_, column)| column);
+        found.ok_or_else(|| {
+            let names: Vec<&str> = self.schema.columns.iter().map(|column| column.name.as_str()).collect();
+            Error::new("column-not-found", format!("cannot read column `{name}`: `{}` has no such column", self.context.storage.uri())).hint(format!("columns: {}", names.join(", ")))
+        })
+    }
+
+    /// Part and place in it of a position that is in range.
+    #[inline]
+    pub fn part_of(&self, position: u64) -> (usize, u64) {
+        let part = self.starts.partition_point(|start| *start <= position) - 1;
+        (part, position - self.starts[part])
+    }
+
+    /// All fragments of a part, with the position of its first sample.
+    pub fn fragments(&self, part: usize) -> Result<(u64, PartFragments)> {
+        let fragments = match &self.parts[part] {
+            Part::Page(page) => PartFragments::Page(self.context.page(page)?),
+            Part::Fragment(fragment) => PartFragments::One(fragment.clone()),
+        };
+        Ok((self.starts[part], fragments))
+    }
+
+    /// Visit every fragment with the position of its first sample.
+    pub fn each_fragment(&self, mut visit: impl FnMut(u64, &Fragment) -> Result<()>) -> Result<()> {
+        for part in 0..self.parts.len() {
+            let (mut start, fragments) = self.fragments(part)?;
+            for fragment in fragments.as_slice() {
+                visit(start, fragment)?;
+                start += fragment.samples;
+            }
+        }
+        Ok(())
+    }
+
+    /// Positions of row ids. Cost: all manifest pages the first time, then a binary search each.
+    pub fn positions_of(&self, row_ids: &[i64]) -> Result<Vec<u64>> {
+        let index = match self.row_index.get().get() {
+            Some(index) => index,
+            None => {
+                let mut index = Vec::new();
+                self.each_fragment(|mut start, fragment| {
+                    for run in &fragment.runs {
+                        index.push((run.first, run.count, start));
+                        start += run.count;
+                    }
+                    Ok(())
+                })?;
+                index.sort_unstable();
+                self.row_index.get().get_or_init(|| index)
+            }
+        };
+        row_ids
+            .iter()
+            .map(|row_id| {
+                let wanted = *row_id as u64;
+                let at = index.partition_point(|(first, _, _)| *first <= wanted).checked_sub(1);
+                let found = at.map(|at| index[at]).filter(|(first, count, _)| wanted - first < *count);
+                found.map(|(first, _, position)| position + (wanted - first)).ok_or_else(|| {
+                    Error::new("row-id-not-found", format!("cannot find row id {row_id}: snapshot {} has no such sample", self.id())).hint("row ids come from `_row_id` or receipt.row_ids")
+                })
+            })
+            .collect()
+    }
+
+    /// The words of a category column; the place of a word's first occurrence is its code.
+    pub fn vocabulary(&self, column: u64) -> Result<Vec<String>> {
+        let mut words = Vec::new();
+        for segment in self.words.get(&column).into_iter().flatten() {
+            if segment.first_code != words.len() as u64 {
+                return Err(penstock_format::cursor::malformed(format!("the words of column {column} go on at {}, expected {}", segment.first_code, words.len())));
+            }
+            words.extend(self.context.words(segment)?.iter().cloned());
+        }
+        Ok(words)
+    }
+
+    pub fn words_segments(&self) -> impl Iterator<Item = &WordsSegment> {
+        self.words.values().flatten()
+    }
+
+    /// How many words a category column has.
+    pub fn word_count(&self, column: u64) -> u64 {
+        self.words.get(&column).into_iter().flatten().map(|segment| segment.words).sum()
+    }
+}
+
+pub enum PartFragments {
+    Page(Arc<Vec<Fragment>>),
+    One(Arc<Fragment>),
+}
+
+impl PartFragments {
+    pub fn as_slice(&self) -> &[Fragment] {
+        match self {
+            PartFragments::Page(fragments) => fragments,
+            PartFragments::One(fragment) => std::slice::from_ref(fragment),
+        }
+    }
+}
+
+fn not_found(storage: &dyn Storage) -> Error {
+    Error::new("dataset-not-found", format!("cannot open `{}`: it is no dataset", storage.uri())).hint("check the path, or make one with ps.create or `penstock create`")
+}

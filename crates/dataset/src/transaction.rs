@@ -1,0 +1,542 @@
+//! A transaction: check and write samples, then make them one commit, or nothing.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use penstock_error::{Context as _, Error, Result};
+use penstock_format::ids::{ObjectRef, PROVISIONAL, data_name, hint_name, page_name, record_name, root_name, words_name, write_hint};
+use penstock_format::manifest::{Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, Root, WordsSegment, encode_pages, encode_words};
+use penstock_format::record::{Change, ChangeKind, Delta, Record, RecordKind};
+use penstock_format::schema::{ColumnKind, ColumnSpec, Schema};
+use penstock_format::{Id, SnapshotId};
+use penstock_storage::{Created, Storage};
+use penstock_tensor::{Column, Dtype};
+
+use crate::commit::{self, Event, Machine, Request};
+use crate::context::Context;
+use crate::log;
+use crate::media::{self, Validate};
+use crate::snapshot::{Part, Snapshot};
+use crate::writer::{FragmentWriter, Stored};
+
+/// Values of a named column. Labels and categories come as int64 codes (`Fixed`) or as words (`Ragged`).
+pub struct Input {
+    pub name: String,
+    pub column: Column,
+}
+
+/// What a commit gave.
+#[derive(Debug, Clone)]
+pub struct Receipt {
+    pub snapshot: SnapshotId,
+    pub first_row_id: i64,
+    pub samples: u64,
+}
+
+/// More fragments than this go into manifest pages before the commit, so that a retry stays one small put.
+const INLINE_FRAGMENTS: usize = 4;
+
+/// Make a dataset: its root and commit 0.
+pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str, author: &str) -> Result<Snapshot> {
+    let schema = Schema::create(columns)?;
+    let context = Context::new(storage);
+    let store = context.storage.as_ref();
+    if store.exists(&record_name(0, 0))? {
+        return Err(exists(store));
+    }
+    store.initialise()?;
+    let dataset = context.new_id()?;
+    let root = Root { dataset, branch: 0, number: 0, schema: schema.to_json()?, pages: Vec::new(), words: Vec::new() };
+    let root_id = context.new_id()?;
+    let body = root.encode();
+    store.put(&root_name(root_id), &body)?;
+    store.sync(&["r"])?;
+    let record = Record {
+        kind: RecordKind::Create,
+        dataset,
+        branch: 0,
+        number: 0,
+        features_read: 0,
+        features_write: 0,
+        features_ignorable: 0,
+        time_us: now_us(),
+        gc_epoch: 0,
+        parents: Vec::new(),
+        transactions: vec![commit::entry(context.new_id()?, message, author, "{}", 0)?],
+        lineage: 0,
+        next_counter: 0,
+        samples: 0,
+        live: 0,
+        root: ObjectRef::of(root_id, &body),
+        deltas: Vec::new(),
+        changes: vec![Change { kind: ChangeKind::Schema, columns: Vec::new(), rows: Vec::new() }],
+        attachments: Vec::new(),
+    };
+    match store.create(&record_name(0, 0), &record.encode())? {
+        Created::Exists => return Err(exists(store)),
+        Created::Created | Created::Unknown => {}
+    }
+    // After an unknown answer this reads whose commit it is; the root is ours or it is not.
+    let entry = log::read(store, 0, 0)?;
+    if entry.record.uuid() != record.uuid() {
+        return Err(exists(store));
+    }
+    let _ = store.overwrite(&hint_name(0), &write_hint(0)); // A missing hint costs a few look-ups.
+    Snapshot::at(context, entry)
+}
+
+fn exists(store: &dyn Storage) -> Error {
+    Error::new("dataset-exists", format!("cannot create dataset `{}`: there is one already", store.uri())).hint("open it with ps.open, or choose another place")
+}
+
+fn now_us() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as i64)
+}
+
+/// Samples on their way into one commit.
+pub struct Transaction {
+    base: Arc<Snapshot>,
+    uuid: Id,
+    writer: Option<FragmentWriter>,
+    fragments: Vec<Fragment>,
+    samples: u64,
+    /// Words of category columns that the base snapshot does not have, in order of first use.
+    vocabularies: HashMap<u64, Vocabulary>,
+    touched: HashSet<u64>,
+    state: State,
+}
+
+#[derive(PartialEq)]
+enum State {
+    Open,
+    /// A write failed: nothing can be committed any more.
+    Failed,
+    /// Committed, or perhaps so: the files are no longer ours to delete.
+    Closed,
+}
+
+#[derive(Default)]
+struct Vocabulary {
+    known: HashSet<String>,
+    base: Vec<String>,
+    new: Vec<String>,
+}
+
+impl Transaction {
+    pub fn begin(base: Arc<Snapshot>) -> Result<Transaction> {
+        base.record().check_writable()?;
+        let uuid = base.context.new_id()?;
+        Ok(Transaction { base, uuid, writer: None, fragments: Vec::new(), samples: 0, vocabularies: HashMap::new(), touched: HashSet::new(), state: State::Open })
+    }
+
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// Add samples. Everything is checked before anything is taken; a failed check leaves the transaction as it was.
+    pub fn append(&mut self, inputs: Vec<Input>, validate: Validate) -> Result<()> {
+        self.check_open()?;
+        let schema = self.base.schema.clone();
+        let samples = check_lengths(&inputs)?;
+        let mut columns: Vec<Option<Stored>> = schema.columns.iter().map(|_| None).collect();
+        for input in inputs {
+            let (index, _) = schema.column(&input.name).ok_or_else(|| {
+                let names: Vec<&str> = schema.columns.iter().map(|column| column.name.as_str()).collect();
+                Error::new("column-not-found", format!("cannot append column `{}`: the dataset has no such column", input.name)).hint(format!("columns: {}", names.join(", ")))
+            })?;
+            let spec = &schema.columns[index];
+            if columns[index].is_some() {
+                return Err(Error::new("invalid-argument", format!("cannot append column `{}`: it is given twice", spec.name)));
+            }
+            columns[index] = Some(self.stored(spec, input.column, validate).context(|| format!("cannot append to column `{}`", spec.name))?);
+        }
+        if samples == 0 {
+            return Ok(());
+        }
+        self.touched.extend(schema.columns.iter().zip(&columns).filter(|(_, column)| column.is_some()).map(|(spec, _)| spec.id));
+        self.learn_words(&schema, &columns);
+        self.write(columns, samples).inspect_err(|_| self.state = State::Failed)
+    }
+
+    fn check_open(&self) -> Result<()> {
+        match self.state {
+            State::Open => Ok(()),
+            State::Failed => Err(Error::new("transaction-closed", "cannot go on with this transaction: a write before has failed").hint("begin another one; nothing was committed")),
+            State::Closed => Err(Error::new("transaction-closed", "cannot go on with this transaction: it is committed or was given up")),
+        }
+    }
+
+    fn write(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
+        let mut writer = match self.writer.take() {
+            Some(writer) => writer,
+            None => FragmentWriter::new(self.base.context.clone(), &self.base.schema.columns)?,
+        };
+        writer.push(columns, samples)?;
+        self.samples += samples as u64;
+        match writer.is_full() {
+            true => self.close_fragment(writer),
+            false => {
+                self.writer = Some(writer);
+                Ok(())
+            }
+        }
+    }
+
+    fn close_fragment(&mut self, writer: FragmentWriter) -> Result<()> {
+        let first: u64 = self.fragments.iter().map(|fragment| fragment.samples).sum();
+        self.fragments.push(writer.close(first)?);
+        Ok(())
+    }
+
+    /// Check values and give them the form in which they are stored.
+    fn stored(&mut self, spec: &ColumnSpec, column: Column, validate: Validate) -> Result<Stored> {
+        let plain = |column| Ok(Stored { column, words: Vec::new() });
+        match &spec.kind {
+            ColumnKind::Label { names } => plain(label_codes(names, column)?),
+            ColumnKind::Category => self.category(spec, column),
+            ColumnKind::Text | ColumnKind::Json => plain(check_text(column)?),
+            ColumnKind::Image { .. } | ColumnKind::Mask { .. } => {
+                let mask = matches!(spec.kind, ColumnKind::Mask { .. });
+                plain(check_media(column, mask, validate)?)
+            }
+            _ => {
+                let (dtype, shape) = spec.kind.stored()?;
+                plain(check_values(column, dtype, &shape)?)
+            }
+        }
+    }
+
+    fn vocabulary(&mut self, column: u64) -> Result<&mut Vocabulary> {
+        if !self.vocabularies.contains_key(&column) {
+            let base = self.base.vocabulary(column)?;
+            self.vocabularies.insert(column, Vocabulary { known: base.iter().cloned().collect(), base, new: Vec::new() });
+        }
+        self.vocabularies.get_mut(&column).ok_or_else(|| Error::new("internal", "a vocabulary vanished"))
+    }
+
+    /// Words become places in a list of this call's distinct words; the writer maps them to its dictionary.
+    fn category(&mut self, spec: &ColumnSpec, column: Column) -> Result<Stored> {
+        let mut codes: HashMap<String, u32> = HashMap::new();
+        let mut words: Vec<String> = Vec::new();
+        let mut data = Vec::with_capacity(column.len() * 4);
+        let mut code_of = |word: &str| match codes.get(word) {
+            Some(code) => *code,
+            None => {
+                let code = words.len() as u32;
+                codes.insert(word.to_owned(), code);
+                words.push(word.to_owned());
+                code
+            }
+        };
+        let (samples, validity) = match column {
+            Column::Ragged(_) => {
+                let Column::Ragged(ragged) = check_text(column)? else { return Err(Error::new("internal", "text changed its form")) };
+                for row in 0..ragged.len() {
+                    let code = if ragged.is_null(row) { 0 } else { code_of(&String::from_utf8_lossy(ragged.value(row))) };
+                    data.extend_from_slice(&code.to_le_bytes());
+                }
+                (ragged.len(), ragged.validity)
+            }
+            Column::Fixed { data: given, validity, samples } => {
+                let base = &self.vocabulary(spec.id)?.base;
+                for (row, code) in codes_of(&given, samples)?.enumerate() {
+                    let null = validity.as_ref().is_some_and(|validity| !validity[row]);
+                    let word = usize::try_from(code).ok().and_then(|code| base.get(code));
+                    let code = match word {
+                        _ if null => 0,
+                        Some(word) => code_of(word),
+                        None => {
+                            let text = format!("code {code} at row {row}, the vocabulary has {} words", base.len());
+                            return Err(Error::new("invalid-value", text).hint("append the words themselves").rows(vec![row as u64]));
+                        }
+                    };
+                    data.extend_from_slice(&code.to_le_bytes());
+                }
+                (samples, validity)
+            }
+        };
+        Ok(Stored { column: Column::Fixed { data, validity, samples }, words })
+    }
+
+    fn learn_words(&mut self, schema: &Schema, columns: &[Option<Stored>]) {
+        for (spec, stored) in schema.columns.iter().zip(columns) {
+            let Some(stored) = stored else { continue };
+            if !matches!(spec.kind, ColumnKind::Category) || stored.words.is_empty() {
+                continue;
+            }
+            // A base that can't be read has failed in `stored` already when codes came; words need it at commit.
+            if let Ok(vocabulary) = self.vocabulary(spec.id) {
+                for word in &stored.words {
+                    if vocabulary.known.insert(word.clone()) {
+                        vocabulary.new.push(word.clone());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Commit: all or nothing. Cost: three syncs for a small one.
+    pub fn commit(mut self, message: &str, author: &str, properties: &str) -> Result<(Receipt, Snapshot)> {
+        self.check_open()?;
+        if let Some(writer) = self.writer.take().filter(|writer| !writer.is_empty()) {
+            self.close_fragment(writer).inspect_err(|_| self.state = State::Failed)?;
+        }
+        let entry = commit::entry(self.uuid, message, author, properties, self.samples)?;
+        let own = self.write_metadata()?;
+        let mut columns: Vec<u64> = self.touched.iter().copied().collect();
+        columns.sort_unstable();
+        if columns.len() > 64 {
+            columns.clear(); // All columns: the summary must fit the record.
+        }
+        let machine = Machine::new(entry, own, columns, self.base.record().gc_epoch);
+        let context = self.base.context.clone();
+        let record = match drive(&context, self.base.id().branch, machine) {
+            Err(error) if error.code() == "commit-state-unknown" => {
+                self.state = State::Closed; // It may stand: nothing may be deleted.
+                return Err(error);
+            }
+            other => other?,
+        };
+        self.state = State::Closed;
+        let _ = context.storage.overwrite(&hint_name(record.branch), &write_hint(record.number)); // A stale hint costs a few look-ups.
+        let first_row_id = penstock_format::ids::row_id(record.lineage, record.next_counter - self.samples) as i64;
+        let crc = penstock_format::crc(&record.encode());
+        let receipt = Receipt { snapshot: record.snapshot(), first_row_id, samples: self.samples };
+        Ok((receipt, Snapshot::at(context, log::LogEntry { record, crc })?))
+    }
+
+    /// Write words and pages, make all names durable; gives the deltas of the record.
+    fn write_metadata(&mut self) -> Result<Vec<Delta>> {
+        let context = &self.base.context;
+        let store = context.storage.as_ref();
+        let mut folders = Vec::new();
+        let mut own = Vec::new();
+        for (column, vocabulary) in self.vocabularies.iter().filter(|(_, vocabulary)| !vocabulary.new.is_empty()) {
+            let (id, body) = (context.new_id()?, encode_words(*column, &vocabulary.new));
+            store.put(&words_name(id), &body)?;
+            folders.push("w");
+            own.push(Delta::Words(WordsSegment { column: *column, first_code: 0, words: vocabulary.new.len() as u64, object: ObjectRef::of(id, &body) }));
+        }
+        if !self.fragments.is_empty() {
+            folders.push("d");
+        }
+        if self.fragments.len() > INLINE_FRAGMENTS {
+            own.extend(write_pages(context, &self.fragments, PROVISIONAL)?.into_iter().map(Delta::Page));
+            folders.push("p");
+        } else {
+            own.extend(self.fragments.iter().cloned().map(Delta::Fragment));
+        }
+        folders.dedup();
+        store.sync(&folders)?;
+        Ok(own)
+    }
+
+    /// Give up: nothing of it stays.
+    pub fn abort(self) {}
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        if self.state != State::Closed {
+            for file in self.fragments.iter().flat_map(|fragment| &fragment.files) {
+                let _ = self.base.context.storage.delete(&data_name(file.id)); // An orphan is harmless; the collector finds it.
+            }
+        }
+    }
+}
+
+/// Put pages of fragments. Cost: one put a page.
+fn write_pages(context: &Context, fragments: &[Fragment], base: u64) -> Result<Vec<PageRef>> {
+    encode_pages(fragments)
+        .into_iter()
+        .map(|(body, fragments, samples, live)| {
+            let id = context.new_id()?;
+            context.storage.put(&page_name(id), &body)?;
+            Ok(PageRef { object: ObjectRef::of(id, &body), base, fragments, samples, live })
+        })
+        .collect()
+}
+
+/// Write a root for the state of a snapshot; a last page with room is merged with what came since, so pages stay few.
+fn write_root(snapshot: &Snapshot) -> Result<ObjectRef> {
+    let context = &snapshot.context;
+    let (mut pages, mut loose): (Vec<PageRef>, Vec<Fragment>) = (Vec::new(), Vec::new());
+    let flush = |pages: &mut Vec<PageRef>, loose: &mut Vec<Fragment>| -> Result<()> {
+        if let Some(last) = pages.last().copied() {
+            let room = last.fragments as usize + loose.len() <= PAGE_FRAGMENTS && last.object.bytes as usize <= PAGE_BYTES / 2;
+            if room && !loose.is_empty() {
+                pages.pop();
+                let mut merged = context.page(&last)?.to_vec();
+                merged.append(loose);
+                *loose = merged;
+            }
+        }
+        pages.extend(write_pages(context, loose, 0)?);
+        loose.clear();
+        Ok(())
+    };
+    for part in &snapshot.parts {
+        match part {
+            Part::Fragment(fragment) => loose.push(fragment.as_ref().clone()),
+            Part::Page(page) => {
+                flush(&mut pages, &mut loose)?;
+                pages.push(*page);
+            }
+        }
+    }
+    flush(&mut pages, &mut loose)?;
+    let mut words: Vec<WordsSegment> = snapshot.words_segments().copied().collect();
+    words.sort_by_key(|segment| (segment.column, segment.first_code));
+    let SnapshotId { branch, number, .. } = snapshot.id();
+    let root = Root { dataset: snapshot.record().dataset, branch, number, schema: snapshot.schema.to_json()?, pages, words };
+    let (id, body) = (context.new_id()?, root.encode());
+    context.storage.put(&root_name(id), &body)?;
+    context.storage.sync(if root.pages.is_empty() { &["r"] } else { &["p", "r"] })?;
+    Ok(ObjectRef::of(id, &body))
+}
+
+/// Carry out what the commit machine asks for.
+fn drive(context: &Arc<Context>, branch: u64, mut machine: Machine) -> Result<Record> {
+    let store = context.storage.as_ref();
+    let mut parent: Option<log::LogEntry> = None;
+    let mut event = Event::Begin;
+    loop {
+        event = match machine.step(event)? {
+            Request::ReadNewest => {
+                let entry = log::newest(store, branch)?.ok_or_else(|| Error::new("dataset-not-found", format!("cannot commit to `{}`: it is no dataset any more", store.uri())))?;
+                parent = Some(entry.clone());
+                let snapshot = Snapshot::at(context.clone(), entry.clone())?;
+                let words = snapshot.schema.columns.iter().map(|column| (column.id, snapshot.word_count(column.id))).filter(|(_, count)| *count > 0).collect();
+                Event::Newest { parent: Box::new(entry), words, now_us: now_us() }
+            }
+            Request::WriteRoot => {
+                let entry = parent.clone().ok_or_else(|| Error::new("internal", "a root is wanted before any parent"))?;
+                Event::RootWritten(write_root(&Snapshot::at(context.clone(), entry)?)?)
+            }
+            Request::Create { number, body } => match store.create(&record_name(branch, number), &body)? {
+                Created::Created => Event::Created,
+                Created::Exists => Event::Exists,
+                Created::Unknown => {
+                    std::thread::sleep(Duration::from_millis(10)); // Let a passing fault pass.
+                    Event::Unknown
+                }
+            },
+            Request::Read { number } => match log::read(store, branch, number) {
+                Ok(entry) => Event::Found(Box::new(entry)),
+                Err(_) => {
+                    std::thread::sleep(Duration::from_millis(10)); // Let a passing fault pass.
+                    Event::Unreadable
+                }
+            },
+            Request::Done(record) => return Ok(*record),
+        };
+    }
+}
+
+fn check_lengths(inputs: &[Input]) -> Result<usize> {
+    let Some(first) = inputs.first() else { return Ok(0) };
+    match inputs.iter().find(|input| input.column.len() != first.column.len()) {
+        None => Ok(first.column.len()),
+        Some(other) => Err(Error::new(
+            "column-lengths-differ",
+            format!("cannot append: column `{}` has {} samples, column `{}` has {}", first.name, first.column.len(), other.name, other.column.len()),
+        )
+        .hint("give every column the same number of samples; None stands for a null")),
+    }
+}
+
+/// Codes as int64.
+fn codes_of(data: &[u8], samples: usize) -> Result<impl Iterator<Item = i64> + '_> {
+    if data.len() != samples * 8 {
+        return Err(Error::new("invalid-value", format!("{} bytes of codes for {samples} samples, expected int64", data.len())));
+    }
+    Ok(data.chunks_exact(8).map(|code| i64::from_le_bytes([code[0], code[1], code[2], code[3], code[4], code[5], code[6], code[7]])))
+}
+
+/// Labels come as codes or names; they are stored as codes of the smallest width.
+fn label_codes(names: &[String], column: Column) -> Result<Column> {
+    let (dtype, _) = ColumnKind::Label { names: names.to_vec() }.stored()?;
+    let unknown = |what: String, row: usize| {
+        let known: Vec<&str> = names.iter().take(20).map(String::as_str).collect();
+        Error::new("invalid-value", format!("{what} at row {row} is no label")).hint(format!("labels: {}; for an open vocabulary use ps.Category()", known.join(", "))).rows(vec![row as u64])
+    };
+    let (codes, validity): (Vec<i64>, _) = match column {
+        Column::Fixed { data, validity, samples } => (codes_of(&data, samples)?.collect(), validity),
+        Column::Ragged(ragged) => {
+            let places: HashMap<&[u8], i64> = names.iter().enumerate().map(|(code, name)| (name.as_bytes(), code as i64)).collect();
+            let code_of = |row: usize| match ragged.is_null(row) {
+                true => Ok(0),
+                false => places.get(ragged.value(row)).copied().ok_or_else(|| unknown(format!("`{}`", String::from_utf8_lossy(ragged.value(row))), row)),
+            };
+            ((0..ragged.len()).map(code_of).collect::<Result<_>>()?, ragged.validity.clone())
+        }
+    };
+    let mut data = Vec::with_capacity(codes.len() * dtype.size());
+    for (row, code) in codes.iter().enumerate() {
+        let null = validity.as_ref().is_some_and(|validity| !validity[row]);
+        if !null && !(0..names.len() as i64).contains(code) {
+            return Err(unknown(format!("code {code}"), row));
+        }
+        data.extend_from_slice(&(if null { 0 } else { *code }).to_le_bytes()[..dtype.size()]);
+    }
+    Ok(Column::Fixed { data, validity, samples: codes.len() })
+}
+
+/// Text must be UTF-8, each value on its own.
+fn check_text(column: Column) -> Result<Column> {
+    let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "numbers, expected text")) };
+    let whole = std::str::from_utf8(&ragged.data);
+    let good = whole.is_ok_and(|text| ragged.ends.iter().all(|end| text.is_char_boundary(*end as usize)));
+    if good {
+        return Ok(column);
+    }
+    let row = (0..ragged.len()).find(|row| std::str::from_utf8(ragged.value(*row)).is_err()).unwrap_or(0);
+    let error = std::str::from_utf8(ragged.value(row)).err().map_or(String::new(), |error| format!(": {error}"));
+    Err(Error::new("invalid-value", format!("row {row} is not UTF-8{error}")).hint("decode it first, or use ps.Bytes()").rows(vec![row as u64]))
+}
+
+fn check_media(column: Column, mask: bool, validate: Validate) -> Result<Column> {
+    let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "numbers, expected encoded images")) };
+    let value = |row: usize| (!ragged.is_null(row)).then(|| ragged.value(row));
+    let found = media::check(ragged.len(), ragged.data.len(), value, mask, validate)?;
+    let refused: Vec<(usize, Error)> = found.into_iter().enumerate().filter_map(|(row, error)| Some((row, error?))).collect();
+    match refused.first() {
+        None => Ok(column),
+        Some((row, error)) => {
+            let rows = refused.iter().map(|(row, _)| *row as u64).collect();
+            Err(error.clone().context(format!("row {row} ({} of {} are refused)", refused.len(), ragged.len())).rows(rows))
+        }
+    }
+}
+
+/// Lengths fit the shape; nulls become zeros.
+fn check_values(column: Column, dtype: Dtype, shape: &penstock_tensor::Shape) -> Result<Column> {
+    let cell = shape.fixed_bytes(dtype)?;
+    match column {
+        Column::Fixed { mut data, validity, samples } => {
+            if !shape.is_fixed() || data.len() as u64 != samples as u64 * cell {
+                return Err(Error::new("invalid-value", format!("{} bytes for {samples} samples of shape {:?} {}", data.len(), shape.0, dtype.name())));
+            }
+            for row in validity.iter().flatten().enumerate().filter(|(_, valid)| !**valid).map(|(row, _)| row) {
+                data[row * cell as usize..(row + 1) * cell as usize].fill(0);
+            }
+            if dtype == Dtype::Bool && data.iter().any(|byte| *byte > 1) {
+                return Err(Error::new("invalid-value", "a bool that is neither 0 nor 1"));
+            }
+            Ok(Column::Fixed { data, validity, samples })
+        }
+        Column::Ragged(ragged) => {
+            let free_count = shape.free_count();
+            let fits = |row: usize| {
+                let free = &ragged.free[row * free_count..(row + 1) * free_count];
+                ragged.is_null(row) || free.iter().try_fold(cell, |product, size| product.checked_mul(*size)) == Some(ragged.value(row).len() as u64)
+            };
+            let wanted = if dtype == Dtype::Bytes { 0 } else { ragged.len() * free_count };
+            if ragged.free.len() != wanted || (wanted > 0 && !(0..ragged.len()).all(fits)) {
+                return Err(Error::new("invalid-value", format!("values do not fit the shape {:?} of {}", shape.0, dtype.name())));
+            }
+            Ok(Column::Ragged(ragged))
+        }
+    }
+}

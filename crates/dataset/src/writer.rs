@@ -1,0 +1,362 @@
+//! Write one fragment: collect samples by column, cut and encode them when enough wait, close at the byte targets.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use penstock_error::Result;
+use penstock_format::Id;
+use penstock_format::datafile::{ChunkBuilder, Codec, FILE_BYTES, Layout, OWN_FILE_BYTES, TAIL_BYTES, write_header, write_tail};
+use penstock_format::ids::{PROVISIONAL, Run, data_name};
+use penstock_format::manifest::{FileRef, Fragment};
+use penstock_format::schema::{CodecName, ColumnSpec};
+use penstock_storage::ObjectWriter;
+use penstock_tensor::{Column, Dtype, Ragged, Shape, push_validity};
+
+use crate::config::Config;
+use crate::context::Context;
+use crate::encode::{self, Style};
+
+/// Samples of one column are written when this many bytes wait.
+const FLUSH_BYTES: usize = 8 << 20;
+
+/// Stored values of one column, and for a category the words its codes stand for.
+pub struct Stored {
+    pub column: Column,
+    /// Category only: codes in `column` are places in this list.
+    pub words: Vec<String>,
+}
+
+struct ColumnWriter {
+    spec: ColumnSpec,
+    dtype: Dtype,
+    shape: Shape,
+    codec: Codec,
+    /// Samples before the first that is not null: written only if one comes.
+    leading_nulls: usize,
+    waiting: Option<Column>,
+    chunk: Option<(usize, Style, ChunkBuilder)>,
+    codes: HashMap<String, u32>,
+    words: Vec<String>,
+    words_bytes: usize,
+    samples: usize,
+    validity: Option<Vec<bool>>,
+}
+
+struct OpenFile {
+    id: Id,
+    writer: Box<dyn ObjectWriter>,
+    buffer: Vec<u8>,
+    offset: u64,
+}
+
+impl OpenFile {
+    fn create(context: &Context) -> Result<OpenFile> {
+        let id = context.new_id()?;
+        let buffer = write_header(id);
+        Ok(OpenFile { id, writer: context.storage.writer(&data_name(id))?, offset: buffer.len() as u64, buffer })
+    }
+
+    /// Place a block; gives its offset.
+    fn place(&mut self, bytes: &[u8], align: u64) -> Result<u64> {
+        let offset = self.offset.next_multiple_of(align);
+        self.buffer.resize(self.buffer.len() + (offset - self.offset) as usize, 0);
+        self.buffer.extend_from_slice(bytes);
+        self.offset = offset + bytes.len() as u64;
+        if self.buffer.len() >= FLUSH_BYTES / 4 {
+            self.flush()?;
+        }
+        Ok(offset)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.writer.write(&self.buffer)?;
+        self.buffer.clear();
+        Ok(())
+    }
+}
+
+/// The fragment being written.
+pub struct FragmentWriter {
+    context: Arc<Context>,
+    columns: Vec<ColumnWriter>,
+    files: Vec<OpenFile>,
+    main: Option<usize>,
+    samples: u64,
+}
+
+impl FragmentWriter {
+    pub fn new(context: Arc<Context>, specs: &[ColumnSpec]) -> Result<FragmentWriter> {
+        let columns = specs.iter().map(ColumnWriter::new).collect::<Result<_>>()?;
+        Ok(FragmentWriter { context, columns, files: Vec::new(), main: None, samples: 0 })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.samples == 0
+    }
+
+    /// Add `samples` samples: one entry a column in schema order, nothing for a column that is null throughout.
+    pub fn push(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
+        for (writer, column) in self.columns.iter_mut().zip(columns) {
+            writer.push(column, samples)?;
+        }
+        self.samples += samples as u64;
+        let waiting: usize = self.columns.iter().map(ColumnWriter::waiting_bytes).sum();
+        let all = waiting as u64 > Config::memory_bytes() / 4;
+        for index in 0..self.columns.len() {
+            if all || self.columns[index].waiting_bytes() >= FLUSH_BYTES {
+                self.flush_column(index, false)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a byte target is reached.
+    pub fn is_full(&self) -> bool {
+        let tail_of = |file: usize| self.columns.iter().filter(|column| column.file() == Some(file)).map(ColumnWriter::tail_bytes).sum::<usize>();
+        (0..self.files.len()).any(|file| self.files[file].offset >= FILE_BYTES || tail_of(file) >= TAIL_BYTES)
+            || self.columns.iter().any(|column| column.tail_bytes() >= TAIL_BYTES)
+    }
+
+    fn flush_column(&mut self, index: usize, last: bool) -> Result<()> {
+        let column = &mut self.columns[index];
+        let Some(waiting) = column.waiting.take() else { return Ok(()) };
+        let (file, style, mut chunk) = match column.chunk.take() {
+            Some(open) => open,
+            None => {
+                let mean = waiting.value_bytes() as u64 / waiting.len().max(1) as u64;
+                let style = Style::choose(column.dtype, &column.shape, column.codec, mean)?;
+                let chunk = column.chunk_builder(&style);
+                (self.file_for(mean)?, style, chunk)
+            }
+        };
+        // Blocks of a fixed number of rows may only be cut short at the end of the fragment.
+        let rows = match style.rows_per_block {
+            0 | 1 => waiting.len(),
+            _ if last => waiting.len(),
+            rows => waiting.len() / rows as usize * rows as usize,
+        };
+        let (now, later) = split(waiting, rows);
+        let target = &mut self.files[file];
+        for block in encode::encode(&now, &style, self.columns[index].dtype, &self.columns[index].shape)? {
+            let offset = target.place(&block.stored, style.align_of(block.raw_bytes))?;
+            let written = &mut self.columns[index].samples;
+            chunk.first_row.push(*written as u64);
+            *written += block.rows as usize;
+            chunk.offset.push(offset);
+            chunk.stored_bytes.push(block.stored.len() as u64);
+            chunk.raw_bytes.push(block.raw_bytes);
+            chunk.crcs.extend(block.crcs.iter().map(|crc| u64::from(*crc)));
+        }
+        if let (Layout::Single, Column::Ragged(ragged), true) = (style.layout, &now, chunk.dtype != Dtype::Bytes) {
+            let count = chunk.free.len();
+            for (dimension, sizes) in chunk.free.iter_mut().enumerate() {
+                sizes.extend(ragged.free.iter().skip(dimension).step_by(count));
+            }
+        }
+        let column = &mut self.columns[index];
+        column.waiting = (!later.is_empty()).then_some(later);
+        column.chunk = Some((file, style, chunk));
+        Ok(())
+    }
+
+    /// The file that a column of this mean sample size goes to.
+    fn file_for(&mut self, mean_bytes: u64) -> Result<usize> {
+        if mean_bytes >= OWN_FILE_BYTES {
+            self.files.push(OpenFile::create(&self.context)?);
+            return Ok(self.files.len() - 1);
+        }
+        match self.main {
+            Some(main) => Ok(main),
+            None => {
+                self.files.push(OpenFile::create(&self.context)?);
+                self.main = Some(self.files.len() - 1);
+                Ok(self.files.len() - 1)
+            }
+        }
+    }
+
+    /// Write what waits, tails and footers; make the files durable. `first` is the provisional counter of the first sample.
+    pub fn close(mut self, first: u64) -> Result<Fragment> {
+        for index in 0..self.columns.len() {
+            self.flush_column(index, true)?;
+        }
+        let mut files = Vec::new();
+        for (index, mut file) in self.files.into_iter().enumerate() {
+            let chunks: Vec<ChunkBuilder> = self.columns.iter_mut().filter_map(|column| column.finish(index)).collect();
+            let (tail, tail_bytes, tail_crc) = write_tail(self.samples, &chunks, file.offset);
+            let file_bytes = file.offset + tail.len() as u64;
+            file.buffer.extend_from_slice(&tail);
+            file.flush()?;
+            file.writer.finish()?;
+            self.context.storage.counters().put_bytes.fetch_add(file_bytes, std::sync::atomic::Ordering::Relaxed);
+            files.push(FileRef { id: file.id, file_bytes, tail_bytes, tail_crc, columns: chunks.iter().map(|chunk| chunk.column).collect() });
+        }
+        let runs = vec![Run { first: PROVISIONAL | first, count: self.samples }];
+        Ok(Fragment { samples: self.samples, live: self.samples, runs, files })
+    }
+}
+
+impl ColumnWriter {
+    fn new(spec: &ColumnSpec) -> Result<ColumnWriter> {
+        let (dtype, shape) = spec.kind.stored()?;
+        let codec = match spec.codec {
+            CodecName::None => Codec::None,
+            CodecName::Lz4 => Codec::Lz4,
+            CodecName::Zstd => Codec::Zstd,
+        };
+        Ok(ColumnWriter {
+            spec: spec.clone(),
+            dtype,
+            shape,
+            codec,
+            leading_nulls: 0,
+            waiting: None,
+            chunk: None,
+            codes: HashMap::new(),
+            words: Vec::new(),
+            words_bytes: 0,
+            samples: 0,
+            validity: None,
+        })
+    }
+
+    fn push(&mut self, stored: Option<Stored>, samples: usize) -> Result<()> {
+        let begun = self.waiting.is_some() || self.chunk.is_some();
+        let stored = match stored {
+            None if !begun => {
+                self.leading_nulls += samples;
+                return Ok(());
+            }
+            None => Stored { column: self.nulls(samples)?, words: Vec::new() },
+            Some(stored) => stored,
+        };
+        if !begun && self.leading_nulls > 0 {
+            let count = std::mem::take(&mut self.leading_nulls);
+            let nulls = self.nulls(count)?;
+            self.add(nulls);
+        }
+        let mut column = stored.column;
+        if !stored.words.is_empty() {
+            self.localise(&mut column, stored.words);
+        }
+        self.add(column);
+        Ok(())
+    }
+
+    /// Map codes of the caller's word list to codes of this fragment's dictionary.
+    fn localise(&mut self, column: &mut Column, words: Vec<String>) {
+        let mut local = Vec::with_capacity(words.len());
+        for word in words {
+            let next = self.words.len() as u32;
+            local.push(*self.codes.entry(word).or_insert_with_key(|word| {
+                self.words_bytes += word.len() + 2;
+                self.words.push(word.clone());
+                next
+            }));
+        }
+        if let Column::Fixed { data, validity, .. } = column {
+            for (index, code) in data.chunks_exact_mut(4).enumerate() {
+                let valid = validity.as_ref().is_none_or(|validity| validity[index]);
+                let given = u32::from_le_bytes([code[0], code[1], code[2], code[3]]);
+                let mapped = if valid { local[given as usize] } else { 0 };
+                code.copy_from_slice(&mapped.to_le_bytes());
+            }
+        }
+    }
+
+    fn nulls(&self, samples: usize) -> Result<Column> {
+        let validity = Some(vec![false; samples]);
+        Ok(match self.shape.is_fixed() {
+            true => Column::Fixed { data: vec![0; samples * self.shape.fixed_bytes(self.dtype)? as usize], validity, samples },
+            false => {
+                let free = if self.dtype == Dtype::Bytes { 0 } else { samples * self.shape.free_count() };
+                Column::Ragged(Ragged { data: Vec::new(), ends: vec![0; samples], free: vec![0; free], validity })
+            }
+        })
+    }
+
+    /// Append to what waits; validity is kept for the whole fragment.
+    fn add(&mut self, column: Column) {
+        let before = self.chunk_samples();
+        let (mut count, validity) = (before, match &column {
+            Column::Fixed { validity, .. } => validity.clone(),
+            Column::Ragged(ragged) => ragged.validity.clone(),
+        });
+        for index in 0..column.len() {
+            count += 1;
+            push_validity(&mut self.validity, count, validity.as_ref().is_none_or(|validity| validity[index]));
+        }
+        match (&mut self.waiting, column) {
+            (Some(Column::Fixed { data, samples, .. }), Column::Fixed { data: more, samples: count, .. }) => {
+                data.extend_from_slice(&more);
+                *samples += count;
+            }
+            (Some(Column::Ragged(ragged)), Column::Ragged(more)) => {
+                let base = ragged.data.len() as u64;
+                ragged.data.extend_from_slice(&more.data);
+                ragged.ends.extend(more.ends.iter().map(|end| base + end));
+                ragged.free.extend_from_slice(&more.free);
+            }
+            (waiting, column) => *waiting = Some(column),
+        }
+    }
+
+    /// Samples so far, written and waiting.
+    fn chunk_samples(&self) -> usize {
+        self.samples + self.waiting.as_ref().map_or(0, Column::len)
+    }
+
+    fn waiting_bytes(&self) -> usize {
+        self.waiting.as_ref().map_or(0, |column| column.value_bytes() + column.len() * 9)
+    }
+
+    fn file(&self) -> Option<usize> {
+        self.chunk.as_ref().map(|(file, _, _)| *file)
+    }
+
+    fn tail_bytes(&self) -> usize {
+        let validity = self.validity.as_ref().map_or(0, |validity| validity.len() / 8);
+        self.chunk.as_ref().map_or(0, |(_, _, chunk)| chunk.tail_bytes()) + validity + self.words_bytes
+    }
+
+    fn chunk_builder(&self, style: &Style) -> ChunkBuilder {
+        let free = if style.layout == Layout::Single && self.dtype != Dtype::Bytes { self.shape.free_count() } else { 0 };
+        ChunkBuilder {
+            column: self.spec.id,
+            dtype: self.dtype,
+            layout: style.layout,
+            codec: style.codec,
+            shape: self.shape.clone(),
+            rows_per_block: style.rows_per_block,
+            first_row: Vec::new(),
+            offset: Vec::new(),
+            stored_bytes: Vec::new(),
+            raw_bytes: Vec::new(),
+            crcs: Vec::new(),
+            free: vec![Vec::new(); free],
+            validity: None,
+            dictionary: None,
+        }
+    }
+
+    /// The chunk, if it lies in file `index`.
+    fn finish(&mut self, index: usize) -> Option<ChunkBuilder> {
+        let (_, _, mut chunk) = self.chunk.take_if(|(file, _, _)| *file == index)?;
+        chunk.validity = self.validity.take();
+        chunk.dictionary = (!self.words.is_empty()).then(|| std::mem::take(&mut self.words));
+        Some(chunk)
+    }
+}
+
+/// The first `rows` samples, and the rest. The list of nulls has moved to the column's own by now.
+fn split(column: Column, rows: usize) -> (Column, Column) {
+    match column {
+        Column::Fixed { mut data, samples, .. } => {
+            let cell = data.len().checked_div(samples).unwrap_or(0);
+            let rest = data.split_off(rows * cell);
+            (Column::Fixed { data, validity: None, samples: rows }, Column::Fixed { data: rest, validity: None, samples: samples - rows })
+        }
+        // Ragged columns are always written whole.
+        ragged => (ragged, Column::Ragged(Ragged::default())),
+    }
+}

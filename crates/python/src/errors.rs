@@ -1,0 +1,33 @@
+//! Our error → the Python class of its kind, made by `penstock.errors.make`.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// Turn an error into an exception; the import of `penstock.errors` cannot fail in a whole package.
+pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
+    let made = MAKE
+        .get_or_try_init(py, || Ok::<_, PyErr>(py.import("penstock.errors")?.getattr("make")?.unbind()))
+        .and_then(|make| make.call1(py, (error.kind().name(), error.code(), error.message(), error.hint_text(), error.row_list().to_vec())));
+    match made {
+        Ok(exception) => PyErr::from_value(exception.into_bound(py)),
+        Err(error) => error,
+    }
+}
+
+/// The same for results.
+pub trait OrRaise<T> {
+    fn or_raise(self, py: Python<'_>) -> PyResult<T>;
+}
+
+impl<T> OrRaise<T> for penstock_error::Result<T> {
+    fn or_raise(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| raise(py, error))
+    }
+}
+
+/// The exception object for an error that is reported, not raised.
+pub fn exception(py: Python<'_>, error: penstock_error::Error) -> Py<PyAny> {
+    raise(py, error).into_value(py).into_any()
+}

@@ -1,0 +1,105 @@
+//! Prepared Python values → columns. Preparation (dtypes, nulls, shapes) is done in `penstock/schema.py`; here bytes move.
+
+use std::path::PathBuf;
+
+use numpy::{PyReadonlyArray1, PyReadonlyArray2};
+use penstock_dataset::parallel_map;
+use penstock_error::Error;
+use penstock_tensor::{Column, Ragged};
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};
+
+use crate::errors::OrRaise;
+
+/// One of
+/// `("fixed", bytes (n·cell,) uint8, validity (n,) bool | None, n)` ·
+/// `("items", list of bytes | bytearray | str | Path | None)` ·
+/// `("flat", data (m,) uint8, ends (n,) int64, free (n, k) int64 | None, validity (n,) bool | None)`.
+pub fn column(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str) -> PyResult<Column> {
+    let parts = prepared.cast::<PyTuple>()?;
+    let form: String = parts.get_item(0)?.extract()?;
+    match form.as_str() {
+        "fixed" => {
+            let data: PyReadonlyArray1<'_, u8> = parts.get_item(1)?.extract()?;
+            let validity = validity(&parts.get_item(2)?)?;
+            Ok(Column::Fixed { data: data.as_slice()?.to_vec(), validity, samples: parts.get_item(3)?.extract()? })
+        }
+        "items" => items(py, parts.get_item(1)?.cast::<PyList>()?, name),
+        "flat" => {
+            let data: PyReadonlyArray1<'_, u8> = parts.get_item(1)?.extract()?;
+            let ends: PyReadonlyArray1<'_, i64> = parts.get_item(2)?.extract()?;
+            let free: Option<PyReadonlyArray2<'_, i64>> = parts.get_item(3)?.extract()?;
+            let ends: Vec<u64> = ends.as_slice()?.iter().map(|end| *end as u64).collect();
+            let data = data.as_slice()?;
+            let ascending = ends.windows(2).all(|pair| pair[0] <= pair[1]) && ends.last().copied().unwrap_or(0) == data.len() as u64;
+            if !ascending {
+                return Err(Error::new("invalid-value", format!("cannot append to column `{name}`: offsets do not ascend to the end of the data"))).or_raise(py);
+            }
+            let free = match free {
+                Some(free) => free.as_slice()?.iter().map(|size| *size as u64).collect(),
+                None => Vec::new(),
+            };
+            Ok(Column::Ragged(Ragged { data: data.to_vec(), ends, free, validity: validity(&parts.get_item(4)?)? }))
+        }
+        other => Err(Error::new("internal", format!("unknown form `{other}`"))).or_raise(py),
+    }
+}
+
+fn validity(value: &Bound<'_, PyAny>) -> PyResult<Option<Vec<bool>>> {
+    let validity: Option<PyReadonlyArray1<'_, bool>> = value.extract()?;
+    let list = validity.map(|validity| validity.as_slice().map(<[bool]>::to_vec)).transpose()?;
+    Ok(list.filter(|list| list.contains(&false)))
+}
+
+/// Bytes-like values are copied under the GIL; files are read outside it, on all threads.
+fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str) -> PyResult<Column> {
+    let mut ragged = Ragged::default();
+    let mut paths: Vec<(usize, PathBuf)> = Vec::new();
+    for (index, item) in list.iter().enumerate() {
+        if let Ok(bytes) = item.cast::<PyBytes>() {
+            ragged.push(Some(bytes.as_bytes()), &[]);
+        } else if let Ok(text) = item.cast::<PyString>() {
+            let text = text.to_cow().map_err(|_| {
+                let error = Error::new("invalid-value", format!("cannot append to column `{name}`: row {index} is not UTF-8 (a lone surrogate)")).rows(vec![index as u64]);
+                crate::errors::raise(py, error)
+            })?;
+            ragged.push(Some(text.as_bytes()), &[]);
+        } else if item.is_none() {
+            ragged.push(None, &[]);
+        } else if let Ok(bytes) = item.cast::<PyByteArray>() {
+            ragged.push(Some(&bytes.to_vec()), &[]);
+        } else if item.hasattr("__fspath__")? {
+            paths.push((index, item.extract()?));
+            ragged.push(Some(b""), &[]);
+        } else {
+            let kind = item.get_type().name()?.to_string();
+            let error = Error::new("invalid-value", format!("cannot append to column `{name}`: row {index} is a `{kind}`, expected bytes, str, Path or None")).rows(vec![index as u64]);
+            return Err(error).or_raise(py);
+        }
+    }
+    if paths.is_empty() {
+        return Ok(Column::Ragged(ragged));
+    }
+    py.detach(|| with_files(ragged, &paths, name)).or_raise(py)
+}
+
+/// Put the content of files in the places that wait for it.
+fn with_files(small: Ragged, paths: &[(usize, PathBuf)], name: &str) -> penstock_error::Result<Column> {
+    let sizes: usize = paths.iter().filter_map(|(_, path)| std::fs::metadata(path).ok()).map(|file| file.len() as usize).sum();
+    let bodies = parallel_map(paths.len(), sizes, |index| std::fs::read(&paths[index].1))?;
+    let mut ragged = Ragged { data: Vec::with_capacity(small.data.len() + sizes), ends: Vec::with_capacity(small.len()), ..Ragged::default() };
+    let mut files = paths.iter().zip(bodies).peekable();
+    for row in 0..small.len() {
+        match files.next_if(|((index, _), _)| *index == row) {
+            None => ragged.push((!small.is_null(row)).then(|| small.value(row)), &[]),
+            Some(((_, path), Ok(body))) => {
+                debug_assert!(path.as_os_str().len() > 0);
+                ragged.push(Some(&body), &[]);
+            }
+            Some(((_, path), Err(error))) => {
+                return Err(Error::new("source-not-found", format!("cannot append to column `{name}`: cannot read `{}` of row {row}: {error}", path.display())).rows(vec![row as u64]));
+            }
+        }
+    }
+    Ok(Column::Ragged(ragged))
+}

@@ -1,0 +1,304 @@
+//! Columns → Python values: NumPy arrays filled in place, lists of str and bytes, decoded images, `penstock.Ragged`.
+
+use std::sync::Arc;
+
+use numpy::{PyArray1, PyArrayMethods as _, PyUntypedArray, PyUntypedArrayMethods as _};
+use penstock_codec::Picture;
+use penstock_dataset::{Config, Nulls, OnCorrupt, Plan, RaggedValues, Snapshot, parallel_map};
+use penstock_error::{Error, Kind, Result};
+use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_tensor::{Dtype, Shape};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+
+use crate::errors::{OrRaise, raise};
+
+/// What the caller wants of media and ragged columns.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Images as pixels, JSON as objects, ragged values as `Ragged`.
+    Decoded,
+    /// Media as the bytes that were appended.
+    Stored,
+    /// Every column as flat arrays, for Arrow: (values, nulls) or (data, offsets, shapes, nulls).
+    Flat,
+}
+
+/// One take: what, of which, how.
+pub struct Request<'a> {
+    pub snapshot: &'a Arc<Snapshot>,
+    pub plan: &'a Plan,
+    pub form: Form,
+    pub on_corrupt: OnCorrupt,
+    pub numpy: &'a NumpyTypes,
+}
+
+/// NumPy dtype objects by column, so that a take of one sample does not look them up by name.
+pub struct NumpyTypes(Vec<PyOnceLock<Py<PyAny>>>);
+
+impl NumpyTypes {
+    pub fn new(snapshot: &Snapshot) -> NumpyTypes {
+        NumpyTypes(snapshot.schema.columns.iter().map(|_| PyOnceLock::new()).collect())
+    }
+}
+
+static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static MASKED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static DTYPE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static RAGGED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+fn imported<'py>(py: Python<'py>, cell: &'static PyOnceLock<Py<PyAny>>, module: &str, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    let object = cell.get_or_try_init(py, || Ok::<_, PyErr>(py.import(module)?.getattr(name)?.unbind()))?;
+    Ok(object.bind(py).clone())
+}
+
+/// `penstock.schema.numpy_dtype(name)`: knows bfloat16 and timestamps.
+fn numpy_dtype<'py>(py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyAny>> {
+    imported(py, &DTYPE, "penstock.schema", "numpy_dtype")?.call1((dtype.name(),))
+}
+
+fn empty<'py>(py: Python<'py>, shape: &[u64], dtype: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyUntypedArray>> {
+    let shape = PyTuple::new(py, shape)?;
+    Ok(imported(py, &EMPTY, "numpy", "empty")?.call1((shape, dtype))?.cast_into::<PyUntypedArray>()?)
+}
+
+/// The memory of an array that this call has just made and nobody else holds.
+fn memory<'a>(array: &'a Bound<'_, PyUntypedArray>, bytes: usize) -> &'a mut [u8] {
+    if bytes == 0 {
+        return &mut [];
+    }
+    // SAFETY: the array is fresh from numpy.empty, contiguous, of `bytes` bytes, and not shared yet; u8 has no invalid values.
+    unsafe { std::slice::from_raw_parts_mut((*array.as_array_ptr()).fields.data.cast::<u8>(), bytes) }
+}
+
+fn masked<'py>(py: Python<'py>, array: Bound<'py, PyAny>, nulls: Nulls) -> PyResult<Bound<'py, PyAny>> {
+    let Some(nulls) = nulls else { return Ok(array) };
+    let shape: Vec<usize> = array.getattr("shape")?.extract()?;
+    let mask = PyArray1::from_vec(py, nulls).into_any();
+    let mask = match shape.len() {
+        0 | 1 => mask,
+        more => {
+            let mut lead = vec![1usize; more];
+            lead[0] = shape[0];
+            let mask = mask.call_method1("reshape", (PyTuple::new(py, lead)?,))?;
+            py.import("numpy")?.call_method1("broadcast_to", (mask, PyTuple::new(py, shape)?))?.call_method0("copy")?
+        }
+    };
+    imported(py, &MASKED, "numpy.ma", "MaskedArray")?.call1((array, mask))
+}
+
+impl Request<'_> {
+    /// Column → values, in the order the columns are asked.
+    pub fn batch<'py>(&self, py: Python<'py>, columns: Option<Vec<String>>) -> PyResult<Bound<'py, PyDict>> {
+        let batch = PyDict::new(py);
+        match columns {
+            None => {
+                for index in 0..self.snapshot.schema.columns.len() {
+                    let spec = &self.snapshot.schema.columns[index];
+                    batch.set_item(&spec.name, self.column(py, index, spec)?)?;
+                }
+            }
+            Some(names) => {
+                for name in &names {
+                    let values = match name.as_str() {
+                        "_row_id" => PyArray1::from_vec(py, self.plan.row_ids()).into_any(),
+                        "_position" => PyArray1::from_iter(py, self.plan.positions.iter().map(|position| *position as i64)).into_any(),
+                        name => {
+                            let spec = self.snapshot.column(name).or_raise(py)?;
+                            let index = self.snapshot.schema.column(name).map_or(0, |(index, _)| index);
+                            self.column(py, index, spec)?
+                        }
+                    };
+                    batch.set_item(name, values)?;
+                }
+            }
+        }
+        Ok(batch)
+    }
+
+    fn column<'py>(&self, py: Python<'py>, index: usize, spec: &ColumnSpec) -> PyResult<Bound<'py, PyAny>> {
+        let (dtype, shape) = spec.kind.stored().or_raise(py)?;
+        match &spec.kind {
+            ColumnKind::Label { .. } | ColumnKind::Category => self.codes(py, spec),
+            _ if shape.is_fixed() => self.fixed(py, index, spec, dtype, &shape),
+            _ => {
+                let values = py.detach(|| self.snapshot.read_ragged(self.plan, spec, self.on_corrupt)).or_raise(py)?;
+                self.ragged(py, spec, dtype, &shape, &values)
+            }
+        }
+    }
+
+    fn ragged<'py>(&self, py: Python<'py>, spec: &ColumnSpec, dtype: Dtype, shape: &Shape, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
+        if self.form == Form::Flat {
+            return flat(py, dtype, shape, values);
+        }
+        match &spec.kind {
+            ColumnKind::Text => texts(py, values),
+            ColumnKind::Json if self.form == Form::Stored => texts(py, values),
+            ColumnKind::Json => {
+                let loads = imported(py, &LOADS, "json", "loads")?;
+                let list = PyList::empty(py);
+                for index in 0..values.len() {
+                    match values.get(index) {
+                        None => list.append(py.None())?,
+                        Some(text) => list.append(loads.call1((PyString::from_bytes(py, text)?,))?)?,
+                    }
+                }
+                Ok(list.into_any())
+            }
+            ColumnKind::Image { .. } | ColumnKind::Mask { .. } if self.form == Form::Decoded => self.pictures(py, spec, values),
+            ColumnKind::Bytes | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => byte_strings(py, values),
+            _ => {
+                let parts = flat(py, dtype, shape, values)?;
+                imported(py, &RAGGED, "penstock.ragged", "from_core")?.call1((parts,))
+            }
+        }
+    }
+
+    fn fixed<'py>(&self, py: Python<'py>, index: usize, spec: &ColumnSpec, dtype: Dtype, shape: &Shape) -> PyResult<Bound<'py, PyAny>> {
+        let numpy = self.numpy.0[index].get_or_try_init(py, || Ok::<_, PyErr>(numpy_dtype(py, dtype)?.unbind()))?;
+        let mut sizes = vec![self.plan.len() as u64];
+        sizes.extend(shape.0.iter().flatten());
+        let array = empty(py, &sizes, numpy.bind(py))?;
+        let bytes = self.plan.len() * shape.fixed_bytes(dtype).or_raise(py)? as usize;
+        let out = memory(&array, bytes);
+        let nulls = py.detach(|| self.snapshot.read_fixed(self.plan, spec, out, self.on_corrupt)).or_raise(py)?;
+        self.finish(py, array.into_any(), nulls)
+    }
+
+    fn codes<'py>(&self, py: Python<'py>, spec: &ColumnSpec) -> PyResult<Bound<'py, PyAny>> {
+        let mut codes = vec![0i64; self.plan.len()];
+        let nulls = py.detach(|| self.snapshot.read_codes(self.plan, spec, &mut codes, self.on_corrupt)).or_raise(py)?;
+        self.finish(py, PyArray1::from_vec(py, codes).into_any(), nulls)
+    }
+
+    fn finish<'py>(&self, py: Python<'py>, array: Bound<'py, PyAny>, nulls: Nulls) -> PyResult<Bound<'py, PyAny>> {
+        match self.form {
+            Form::Flat => {
+                let nulls = nulls.map(|nulls| PyArray1::from_vec(py, nulls));
+                Ok((array, nulls).into_pyobject(py)?.into_any())
+            }
+            _ => masked(py, array, nulls),
+        }
+    }
+
+    /// Decode on all threads, outside the GIL.
+    fn pictures<'py>(&self, py: Python<'py>, spec: &ColumnSpec, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
+        let limits = Config::limits();
+        let decode = |index: usize| -> Result<Option<Picture>> {
+            let Some(bytes) = values.get(index) else { return Ok(None) };
+            match &spec.kind {
+                ColumnKind::Image { exif_orientation } => penstock_codec::decode(bytes, limits, *exif_orientation).map(Some),
+                _ => penstock_codec::decode_mask(bytes, limits).map(Some),
+            }
+        };
+        // Decoding makes about ten bytes of pixels from one stored.
+        let decoded = py.detach(|| parallel_map(values.len(), values.value_bytes().saturating_mul(10), decode)).or_raise(py)?;
+        let list = PyList::empty(py);
+        let mask = matches!(spec.kind, ColumnKind::Mask { .. });
+        let mut refused: Vec<(usize, Error)> = Vec::new();
+        for (index, picture) in decoded.into_iter().enumerate() {
+            match picture {
+                Ok(Some(picture)) => list.append(pixels(py, picture, mask)?)?,
+                Ok(None) => list.append(py.None())?,
+                Err(error) if self.on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt => list.append(py.None())?,
+                Err(error) => refused.push((index, error)),
+            }
+        }
+        match refused.first() {
+            None => Ok(list.into_any()),
+            Some((index, error)) => {
+                let ids = self.plan.row_ids();
+                let text = format!("cannot read sample {} (row id {}) of column `{}`", self.plan.positions[*index], ids[*index], spec.name);
+                let positions = refused.iter().map(|(index, _)| self.plan.positions[*index]).collect();
+                let exception = raise(py, error.clone().context(text).rows(positions));
+                let row_ids: Vec<i64> = refused.iter().map(|(index, _)| ids[*index]).collect();
+                exception.value(py).setattr("row_ids", row_ids)?;
+                Err(exception)
+            }
+        }
+    }
+}
+
+fn pixels<'py>(py: Python<'py>, picture: Picture, mask: bool) -> PyResult<Bound<'py, PyAny>> {
+    let dtype = if picture.bits == 16 { Dtype::Uint16 } else { Dtype::Uint8 };
+    let (height, width, channels) = (picture.height as u64, picture.width as u64, picture.channels as u64);
+    let flat = PyArray1::from_vec(py, picture.data).into_any();
+    let flat = if dtype == Dtype::Uint16 { flat.call_method1("view", (numpy_dtype(py, dtype)?,))? } else { flat };
+    if mask { flat.call_method1("reshape", ((height, width),)) } else { flat.call_method1("reshape", ((height, width, channels),)) }
+}
+
+fn texts<'py>(py: Python<'py>, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
+    let list = PyList::new(py, (0..values.len()).map(|_| py.None()))?;
+    for index in 0..values.len() {
+        if let Some(text) = values.get(index) {
+            list.set_item(index, PyString::from_bytes(py, text)?)?;
+        }
+    }
+    Ok(list.into_any())
+}
+
+/// Above this many bytes the copy is done without the GIL.
+const COPY_WITHOUT_GIL_BYTES: usize = 64 << 10;
+
+/// One `bytes` object a sample, copied once.
+fn byte_strings<'py>(py: Python<'py>, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
+    if values.value_bytes() < COPY_WITHOUT_GIL_BYTES {
+        let objects = (0..values.len()).map(|index| values.get(index).map(|value| PyBytes::new(py, value)));
+        return Ok(PyList::new(py, objects.collect::<Vec<_>>())?.into_any());
+    }
+    let mut objects: Vec<Option<Bound<'py, PyBytes>>> = Vec::with_capacity(values.len());
+    let mut targets: Vec<(usize, usize)> = Vec::with_capacity(values.len());
+    for index in 0..values.len() {
+        let Some(value) = values.get(index) else {
+            objects.push(None);
+            continue;
+        };
+        // SAFETY: a null source makes a bytes object of that length with content to be filled; errors come back as null.
+        let object = unsafe { Bound::from_owned_ptr_or_err(py, pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), value.len() as isize))? };
+        // SAFETY: the object is a bytes object that nobody else knows yet.
+        let data = unsafe { pyo3::ffi::PyBytes_AsString(object.as_ptr()) };
+        targets.push((index, data as usize));
+        objects.push(Some(object.cast_into::<PyBytes>()?));
+    }
+    py.detach(|| {
+        for (index, target) in targets {
+            if let Some(value) = values.get(index) {
+                // SAFETY: `target` has value.len() bytes, is ours alone until the list is returned, and cannot overlap the map.
+                unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), target as *mut u8, value.len()) };
+            }
+        }
+    });
+    Ok(PyList::new(py, objects)?.into_any())
+}
+
+/// (data, offsets (n+1) in elements, shapes (n, ndim) | None, nulls | None).
+fn flat<'py>(py: Python<'py>, dtype: Dtype, shape: &Shape, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
+    let size = dtype.size() as u64;
+    let array = empty(py, &[values.value_bytes() as u64 / size], &numpy_dtype(py, if dtype == Dtype::Bytes { Dtype::Uint8 } else { dtype })?)?;
+    let out = memory(&array, values.value_bytes());
+    let (mut offsets, mut shapes) = (Vec::with_capacity(values.len() + 1), Vec::new());
+    py.detach(|| {
+        let mut at = 0;
+        offsets.push(0i64);
+        for index in 0..values.len() {
+            if let Some(value) = values.get(index) {
+                out[at..at + value.len()].copy_from_slice(value);
+                at += value.len();
+            }
+            offsets.push(at as i64 / size as i64);
+            if values.free_count > 0 {
+                shapes.extend(shape.fill(values.free(index)).into_iter().map(|size| size as i64));
+            }
+        }
+    });
+    let shapes = if values.free_count > 0 {
+        Some(PyArray1::from_vec(py, shapes).reshape([values.len(), shape.0.len()])?)
+    } else {
+        None
+    };
+    let nulls = values.has_nulls().then(|| PyArray1::from_iter(py, (0..values.len()).map(|index| values.get(index).is_none())));
+    Ok((array, PyArray1::from_vec(py, offsets), shapes, nulls).into_pyobject(py)?.into_any())
+}

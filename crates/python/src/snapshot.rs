@@ -1,0 +1,187 @@
+//! A snapshot of a dataset: open, create, log, verify, counts.
+
+use std::sync::Arc;
+
+use penstock_dataset::{Context, Report};
+use penstock_error::{Error, Kind};
+use penstock_format::SnapshotId;
+use penstock_format::record::Properties;
+use penstock_format::schema::ColumnSpec;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::{OrRaise, exception};
+use crate::transaction::Transaction;
+use crate::view::View;
+
+#[pyclass(frozen, module = "penstock._core")]
+pub struct Snapshot {
+    pub inner: Arc<penstock_dataset::Snapshot>,
+}
+
+/// Make a dataset from the columns of a schema, as JSON.
+#[pyfunction]
+pub fn create(py: Python<'_>, uri: &str, columns: &str, message: &str, author: &str) -> PyResult<Snapshot> {
+    let columns: Vec<ColumnSpec> = serde_json::from_str(columns).map_err(|error| Error::new("invalid-schema", format!("cannot create dataset: {error}"))).or_raise(py)?;
+    let made = py.detach(|| penstock_dataset::create(penstock_storage::open(uri)?, columns, message, author));
+    Ok(Snapshot { inner: Arc::new(made.or_raise(py)?) })
+}
+
+/// Open the newest snapshot of main, or the one named.
+#[pyfunction]
+#[pyo3(signature = (uri, snapshot=None))]
+pub fn open(py: Python<'_>, uri: &str, snapshot: Option<&str>) -> PyResult<Snapshot> {
+    let opened = py.detach(|| {
+        let context = Context::new(penstock_storage::open(uri)?);
+        match snapshot {
+            None => penstock_dataset::Snapshot::open(context, 0),
+            Some(id) => penstock_dataset::Snapshot::open_at(context, &SnapshotId::parse(id)?),
+        }
+    });
+    Ok(Snapshot { inner: Arc::new(opened.or_raise(py)?) })
+}
+
+#[pymethods]
+impl Snapshot {
+    #[getter]
+    fn uri(&self) -> &str {
+        self.inner.context.storage.uri()
+    }
+
+    #[getter]
+    fn id(&self) -> String {
+        self.inner.id().to_string()
+    }
+
+    #[getter]
+    fn dataset_id(&self) -> String {
+        self.inner.record().dataset.to_string()
+    }
+
+    /// The columns of the schema, as JSON.
+    #[getter]
+    fn columns(&self, py: Python<'_>) -> PyResult<String> {
+        serde_json::to_string(&self.inner.schema.columns).map_err(|error| Error::new("internal", error.to_string())).or_raise(py)
+    }
+
+    fn __len__(&self) -> usize {
+        self.inner.len() as usize
+    }
+
+    /// The newest snapshot of this branch, sharing caches and counters with this one.
+    fn refresh(&self, py: Python<'_>) -> PyResult<Snapshot> {
+        let inner = py.detach(|| penstock_dataset::Snapshot::open(self.inner.context.clone(), self.inner.id().branch)).or_raise(py)?;
+        Ok(Snapshot { inner: Arc::new(inner) })
+    }
+
+    fn begin(&self, py: Python<'_>) -> PyResult<Transaction> {
+        Transaction::begin(py, self.inner.clone())
+    }
+
+    #[pyo3(signature = (positions=None))]
+    fn view(&self, py: Python<'_>, positions: Option<Vec<i64>>) -> PyResult<View> {
+        View::new(py, self.inner.clone(), positions)
+    }
+
+    /// Words of a category, by code.
+    fn vocabulary(&self, py: Python<'_>, column: &str) -> PyResult<Vec<String>> {
+        self.inner.column(column).and_then(|spec| self.inner.vocabulary(spec.id)).or_raise(py)
+    }
+
+    /// Commits, newest first, as dicts.
+    #[pyo3(signature = (limit=None))]
+    fn log(&self, py: Python<'_>, limit: Option<usize>) -> PyResult<Vec<Py<PyDict>>> {
+        let limit = limit.unwrap_or(usize::MAX);
+        let walked = py.detach(|| {
+            let mut entries = vec![self.inner.entry.clone()];
+            let full = Error::new("internal", "enough");
+            let store = self.inner.context.storage.as_ref();
+            let done = penstock_dataset::walk(store, self.inner.record(), |entry| {
+                if entries.len() >= limit {
+                    return Err(full.clone());
+                }
+                entries.push(entry.clone());
+                Ok(())
+            });
+            match done {
+                Err(error) if error.kind() == Kind::Internal && error.message() == full.message() => Ok(entries),
+                Err(error) => Err(error),
+                Ok(()) => Ok(entries),
+            }
+        });
+        let entries = walked.or_raise(py)?;
+        entries.into_iter().take(limit).map(|entry| commit(py, &entry.record)).collect()
+    }
+
+    /// Check every byte; `progress(data_files, data_bytes)` is called now and then.
+    #[pyo3(signature = (progress=None))]
+    fn verify(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Py<PyDict>> {
+        let mut failed: Option<PyErr> = None;
+        let report: Report = py
+            .detach(|| {
+                penstock_dataset::verify(&self.inner, |report| {
+                    if let (Some(progress), true) = (&progress, failed.is_none()) {
+                        failed = Python::attach(|py| progress.call1(py, (report.data_files, report.data_bytes)).err());
+                    }
+                })
+            })
+            .or_raise(py)?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let answer = PyDict::new(py);
+        for (name, value) in [("commits", report.commits), ("fragments", report.fragments), ("data_files", report.data_files), ("data_bytes", report.data_bytes), ("samples", report.samples)] {
+            answer.set_item(name, value)?;
+        }
+        let problems: Vec<(String, Py<PyAny>)> = report.problems.into_iter().map(|problem| (problem.object, exception(py, problem.error))).collect();
+        answer.set_item("problems", problems)?;
+        Ok(answer.unbind())
+    }
+
+    /// Requests and bytes of this handle so far.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.inner.context.storage.counters().read().entries()
+    }
+
+    /// Per column: stored bytes, blocks, data files. Reads all tails.
+    fn layout(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, u64, u64)>> {
+        py.detach(|| {
+            let mut rows: Vec<(u64, (String, u64, u64, u64))> = self.inner.schema.columns.iter().map(|column| (column.id, (column.name.clone(), 0, 0, 0))).collect();
+            self.inner.each_fragment(|_, fragment| {
+                for reference in &fragment.files {
+                    let file = self.inner.context.file(reference, fragment.samples)?;
+                    for chunk in &file.tail.chunks {
+                        if let Some((_, row)) = rows.iter_mut().find(|(id, _)| *id == chunk.column) {
+                            row.1 += chunk.stored_bytes.iter().sum::<u64>();
+                            row.2 += chunk.blocks() as u64;
+                            row.3 += 1;
+                        }
+                    }
+                }
+                Ok(())
+            })?;
+            Ok(rows.into_iter().map(|(_, row)| row).collect())
+        })
+        .or_raise(py)
+    }
+}
+
+fn commit(py: Python<'_>, record: &penstock_format::record::Record) -> PyResult<Py<PyDict>> {
+    let answer = PyDict::new(py);
+    answer.set_item("snapshot", record.snapshot().to_string())?;
+    answer.set_item("number", record.number)?;
+    answer.set_item("kind", record.kind.name())?;
+    answer.set_item("time_us", record.time_us)?;
+    answer.set_item("samples", record.live)?;
+    answer.set_item("parents", record.parents.iter().map(|parent| SnapshotId { branch: parent.branch, number: parent.number, uuid: parent.uuid }.to_string()).collect::<Vec<_>>())?;
+    if let Some(transaction) = record.transactions.first() {
+        answer.set_item("message", &transaction.message)?;
+        answer.set_item("author", &transaction.author)?;
+        answer.set_item("samples_added", transaction.samples_added)?;
+        answer.set_item("samples_deleted", transaction.samples_deleted)?;
+        if let Properties::Inline(json) = &transaction.properties {
+            answer.set_item("properties", json)?;
+        }
+    }
+    Ok(answer.unbind())
+}

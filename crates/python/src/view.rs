@@ -1,0 +1,114 @@
+//! A snapshot, whole or narrowed to chosen positions, and `take` on it.
+
+use std::sync::Arc;
+
+use numpy::{PyArray1, PyReadonlyArray1, PyUntypedArrayMethods as _};
+use penstock_dataset::{OnCorrupt, Plan, Snapshot, out_of_range};
+use penstock_error::Error;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::errors::OrRaise;
+use crate::output::{self, Form, Request};
+
+#[pyclass(frozen, module = "penstock._core")]
+pub struct View {
+    snapshot: Arc<Snapshot>,
+    positions: Option<Arc<Vec<u64>>>,
+    /// Per column what NumPy needs to make its array: made on the first take.
+    numpy: output::NumpyTypes,
+}
+
+impl View {
+    pub fn new(py: Python<'_>, snapshot: Arc<Snapshot>, positions: Option<Vec<i64>>) -> PyResult<View> {
+        let len = snapshot.len();
+        let positions = positions.map(|positions| resolve(&positions, len, |position| position)).transpose().or_raise(py)?;
+        Ok(View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: positions.map(Arc::new) })
+    }
+
+    fn len(&self) -> u64 {
+        self.positions.as_ref().map_or(self.snapshot.len(), |positions| positions.len() as u64)
+    }
+
+    /// Positions of the view → positions of the snapshot.
+    fn resolve(&self, positions: &[i64]) -> penstock_error::Result<Vec<u64>> {
+        match &self.positions {
+            None => resolve(positions, self.len(), |position| position),
+            Some(chosen) => resolve(positions, self.len(), |position| chosen[position as usize]),
+        }
+    }
+
+    fn resolve_range(&self, start: u64, end: u64) -> Vec<u64> {
+        match &self.positions {
+            None => (start..end).collect(),
+            Some(chosen) => chosen[start as usize..end as usize].to_vec(),
+        }
+    }
+}
+
+/// Negative positions count from the end, as in NumPy.
+fn resolve(positions: &[i64], len: u64, map: impl Fn(u64) -> u64) -> penstock_error::Result<Vec<u64>> {
+    let one = |(place, position): (usize, &i64)| {
+        let at = if *position < 0 { position + len as i64 } else { *position };
+        if at < 0 || at as u64 >= len { Err(out_of_range(*position, len).rows(vec![place as u64])) } else { Ok(map(at as u64)) }
+    };
+    positions.iter().enumerate().map(one).collect()
+}
+
+#[pymethods]
+impl View {
+    fn __len__(&self) -> usize {
+        self.len() as usize
+    }
+
+    /// The positions in the snapshot, or None for all.
+    fn positions<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<i64>>> {
+        self.positions.as_ref().map(|positions| PyArray1::from_iter(py, positions.iter().map(|position| *position as i64)))
+    }
+
+    /// Narrow further.
+    fn select(&self, py: Python<'_>, positions: Vec<i64>) -> PyResult<View> {
+        let positions = self.resolve(&positions).or_raise(py)?;
+        Ok(View { numpy: output::NumpyTypes::new(&self.snapshot), snapshot: self.snapshot.clone(), positions: Some(Arc::new(positions)) })
+    }
+
+    /// Positions of row ids in the snapshot.
+    fn positions_of(&self, py: Python<'_>, row_ids: PyReadonlyArray1<'_, i64>) -> PyResult<Vec<u64>> {
+        let row_ids = row_ids.as_slice()?;
+        py.detach(|| self.snapshot.positions_of(row_ids)).or_raise(py)
+    }
+
+    /// Read samples. `which` is an int64 array of positions of this view, or a (start, end) pair of them, or with
+    /// `absolute` positions of the snapshot. `form`: "decoded", "stored" or "flat".
+    #[pyo3(signature = (which, columns=None, form="decoded", on_corrupt="raise", absolute=false))]
+    fn take<'py>(&self, py: Python<'py>, which: &Bound<'py, PyAny>, columns: Option<Vec<String>>, form: &str, on_corrupt: &str, absolute: bool) -> PyResult<Bound<'py, PyDict>> {
+        let form = match form {
+            "decoded" => Form::Decoded,
+            "stored" => Form::Stored,
+            _ => Form::Flat,
+        };
+        let on_corrupt = match on_corrupt {
+            "raise" => OnCorrupt::Raise,
+            "null" => OnCorrupt::Null,
+            other => return Err(Error::new("invalid-argument", format!("on_corrupt=`{other}`, expected `raise` or `null`"))).or_raise(py),
+        };
+        let positions = if let Ok(range) = which.cast::<PyTuple>() {
+            let (start, end): (u64, u64) = range.extract()?;
+            self.resolve_range(start.min(self.len()), end.min(self.len()))
+        } else {
+            let array: PyReadonlyArray1<'_, i64> = which.extract()?;
+            debug_assert_eq!(array.ndim(), 1);
+            let owned: Vec<i64>;
+            let list = match array.as_slice() {
+                Ok(list) => list,
+                Err(_) => {
+                    owned = array.as_array().to_vec();
+                    &owned
+                }
+            };
+            if absolute { resolve(list, self.snapshot.len(), |position| position) } else { self.resolve(list) }.or_raise(py)?
+        };
+        let plan = py.detach(|| Plan::new(&self.snapshot, positions)).or_raise(py)?;
+        Request { snapshot: &self.snapshot, plan: &plan, form, on_corrupt, numpy: &self.numpy }.batch(py, columns)
+    }
+}

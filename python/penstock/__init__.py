@@ -1,0 +1,82 @@
+"""Penstock: multimodal datasets as a versioned, transactional, columnar store that trains at memory speed.
+
+>>> import penstock as ps
+>>> ds = ps.create("memory://tour", {"text": ps.Text(), "label": ps.Label(["cat", "dog"])})
+>>> receipt = ds.append({"text": ["purrs", "barks"], "label": ["cat", "dog"]})
+>>> ds[1]["text"], int(ds[1]["label"])
+('barks', 1)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from penstock._core import VERSION as __version__
+from penstock.dataset import Commit, Dataset, Receipt, Transaction, configure, create, open
+from penstock.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    ConflictError,
+    CorruptError,
+    Error,
+    InternalError,
+    InvalidInputError,
+    NotFoundError,
+    OutOfRangeError,
+    PermissionDeniedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from penstock.ragged import Ragged
+from penstock.schema import Boxes, Bytes, Category, Image, Json, Keypoints, Label, Mask, Scalar, Tensor, Text
+from penstock.view import Column, View
+
+if TYPE_CHECKING:
+    from penstock import importers, torch
+
+__all__ = [
+    "AlreadyExistsError",
+    "Boxes",
+    "Bytes",
+    "Category",
+    "ClosedError",
+    "Column",
+    "Commit",
+    "ConflictError",
+    "CorruptError",
+    "Dataset",
+    "Error",
+    "Image",
+    "InternalError",
+    "InvalidInputError",
+    "Json",
+    "Keypoints",
+    "Label",
+    "Mask",
+    "NotFoundError",
+    "OutOfRangeError",
+    "PermissionDeniedError",
+    "Ragged",
+    "Receipt",
+    "Scalar",
+    "Tensor",
+    "Text",
+    "Transaction",
+    "UnavailableError",
+    "UnsupportedError",
+    "View",
+    "__version__",
+    "configure",
+    "create",
+    "importers",
+    "open",
+    "torch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the leaves on first use: `ps.torch` needs PyTorch, `ps.importers` pyarrow."""
+    if name in ("torch", "importers"):
+        return importlib.import_module(f"penstock.{name}")
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -1,0 +1,309 @@
+"""`create`, `open`, `Dataset`, `Transaction`: everything that makes or moves a snapshot."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import getpass
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import _core
+from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
+from penstock.schema import ColumnType, Schema, from_json, to_json
+from penstock.view import View
+
+
+def configure(*, memory_bytes: int | None = None, threads: int | None = None, image_pixels: int | None = None) -> dict[str, int]:
+    """Set the budgets of this process, and give all of them as they are now.
+
+    Units: memory_bytes for caches and writers together (default 512 MiB, or an eighth of the cgroup's limit if less); threads
+    a call may use (default: the processors we may run on, divided by LOCAL_WORLD_SIZE); image_pixels that an image may have
+    (default 2^28).
+
+    >>> configure(threads=2)["threads"]
+    2
+    """
+    for name, value in (("memory_bytes", memory_bytes), ("threads", threads), ("image_pixels", image_pixels)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
+            raise InvalidInputError(f"cannot configure {name}={value!r}: expected a whole number above 0")
+    names = ("memory_bytes", "threads", "image_pixels")
+    return dict(zip(names, _core.configure(memory_bytes, threads, image_pixels), strict=True))
+
+
+def _author() -> str:
+    try:
+        return os.environ.get("PENSTOCK_AUTHOR") or getpass.getuser()
+    except (KeyError, OSError):
+        return ""
+
+
+def _uri(uri: str | os.PathLike[str]) -> str:
+    text = os.fspath(uri)
+    if not isinstance(text, str):
+        raise InvalidInputError(f"cannot open {uri!r}: a URI is a str or a Path", code="invalid-uri")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(f"cannot open {text!r}: the path is not UTF-8", code="invalid-uri") from None
+    return text
+
+
+def create(uri: str | os.PathLike[str], schema: Mapping[str, Any], *, message: str = "create") -> Dataset:
+    """Make a new dataset: commit 0. Parents of a local path are made.
+
+    Raises: AlreadyExistsError (dataset-exists), InvalidInputError (invalid-schema, folder-not-empty), UnsupportedError
+    (unsupported-storage, for storage that cannot create without overwriting).
+
+    >>> import penstock as ps
+    >>> ds = ps.create("memory://create", {"image": ps.Image(), "year": "int32", "vector": ps.Tensor((768,), "float32")})
+    >>> len(ds), list(ds.schema)
+    (0, ['image', 'year', 'vector'])
+    """
+    return Dataset(_core.create(_uri(uri), to_json(schema), message, _author()))
+
+
+def open(uri: str | os.PathLike[str], *, branch: str = "main", snapshot: str | None = None) -> Dataset:
+    """Open a dataset at its newest snapshot, or at the one named.
+
+    Cost: on local disk the hint, two look-ups, the record and the root; nothing grows with the number of samples.
+    Raises: NotFoundError (dataset-not-found, snapshot-not-found, branch-not-found), CorruptError, UnsupportedError (unknown-feature).
+    """
+    if branch != "main":
+        raise NotFoundError(f"cannot open branch `{branch}` of `{uri}`: there is no such branch", code="branch-not-found", hint="this release has `main` only")
+    return Dataset(_core.open(_uri(uri), snapshot))
+
+
+@dataclasses.dataclass(frozen=True)
+class Receipt:
+    """What a commit gave: the snapshot, and the row ids of the samples it added, in the order they were given."""
+
+    snapshot: str
+    row_ids: npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Commit:
+    """One entry of `ds.log()`. `time` is in UTC; `samples` counts those in the snapshot."""
+
+    snapshot: str
+    message: str
+    author: str
+    time: datetime.datetime
+    parents: tuple[str, ...]
+    kind: str
+    samples: int
+    samples_added: int
+    samples_deleted: int
+    properties: dict[str, Any]
+
+
+class Dataset(View):
+    """The versioned root, at one snapshot; all of `View`, and writing.
+
+    A handle sees its own commits at once, others' after `refresh()`.
+    """
+
+    def __init__(self, snapshot: _core.Snapshot) -> None:
+        super().__init__(snapshot, snapshot.view())
+
+    def _move(self, snapshot: _core.Snapshot) -> None:
+        view = snapshot.view()
+        self._snapshot, self._view = snapshot, view
+
+    def refresh(self) -> Dataset:
+        """Move to the newest snapshot, and give self. Cost: as `open`."""
+        self._move(self._snapshot.refresh())
+        return self
+
+    def append(self, columns: Mapping[str, Any], *, message: str = "append", validate: str = "header") -> Receipt:
+        """Append samples as one commit: column → one value a sample. A column left out is null; None is a null.
+
+        Cost: bytes once to data files, encoded on all threads, then three syncs. `validate="decode"` looks at every pixel of
+        media, `"header"` at their headers. Memory: `ps.configure(memory_bytes=…)` beside what the caller holds.
+        Raises: InvalidInputError (invalid-value, column-lengths-differ), CorruptError (media-undecodable, with `.rows`),
+        NotFoundError (column-not-found). On any error nothing is committed.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://append", {"year": "int32"})
+        >>> ds.append({"year": [1999, None]}).row_ids.tolist()
+        [0, 1]
+        """
+        with self.transaction(message) as transaction:
+            transaction.append(columns, validate=validate)
+        return transaction.receipt
+
+    def transaction(self, message: str = "", *, author: str | None = None, properties: Mapping[str, Any] | None = None) -> Transaction:
+        """Begin a transaction; as a context manager it commits at the end, and leaves nothing at all on an exception."""
+        return Transaction(self, message, author if author is not None else _author(), dict(properties or {}))
+
+    def log(self, limit: int | None = None) -> list[Commit]:
+        """List commits, newest first. Cost: one read a commit."""
+        return [_commit(entry) for entry in self._snapshot.log(limit)]
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+        """Read and check every byte this snapshot rests on.
+
+        Gives counts, and `problems`: a list of (object, error); empty for a whole dataset. `progress(data_files, data_bytes)`
+        is called as it goes. Cost: every data file once.
+        """
+        return self._snapshot.verify(progress)
+
+    def vocabulary(self, column: str) -> list[str]:
+        """List the words of a label or category column, by code."""
+        kind = self.schema.get(column)
+        names = getattr(kind, "names", None)
+        return list(names) if names is not None else self._snapshot.vocabulary(column)
+
+    def layout(self) -> dict[str, dict[str, int]]:
+        """Tell what lies on disk, by column: stored_bytes, blocks, data_files. Cost: the tail of every data file."""
+        return {name: {"stored_bytes": stored, "blocks": blocks, "data_files": files} for name, stored, blocks, files in self._snapshot.layout()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, arguments = super().__reduce__()
+        return (_reopen_dataset, arguments[:2])
+
+
+def _reopen_dataset(uri: str, snapshot: str) -> Dataset:
+    return Dataset(_core.open(uri, snapshot))
+
+
+def _commit(entry: dict[str, Any]) -> Commit:
+    time = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(microseconds=entry["time_us"])
+    return Commit(
+        snapshot=entry["snapshot"], message=entry["message"], author=entry["author"], time=time, parents=tuple(entry["parents"]), kind=entry["kind"],
+        samples=entry["samples"], samples_added=entry["samples_added"], samples_deleted=entry["samples_deleted"],
+        properties=json.loads(entry.get("properties") or "{}"),
+    )  # fmt: skip
+
+
+# A call to the core takes about this many bytes at once, so that a large append is bounded by the budget.
+SLICE_BYTES = 32 << 20
+SLICE_ITEMS = 65_536
+SLICE_FILES = 256
+
+
+class Transaction:
+    """Work that becomes one commit, or nothing.
+
+    >>> import penstock as ps
+    >>> ds = ps.create("memory://transaction", {"text": ps.Text()})
+    >>> with ds.transaction("two parts") as tx:
+    ...     tx.append({"text": ["a", "b"]})
+    ...     tx.append({"text": ["c"]})
+    >>> len(ds), ds.log()[0].message
+    (3, 'two parts')
+    """
+
+    def __init__(self, dataset: Dataset, message: str, author: str, properties: dict[str, Any]) -> None:
+        self._dataset = dataset
+        self._schema: Schema = from_json(dataset._snapshot.columns)
+        self._core = dataset._snapshot.begin()
+        self._message, self._author, self._properties = message, author, properties
+        self._receipt: Receipt | None = None
+        self._failed: BaseException | None = None
+
+    @property
+    def receipt(self) -> Receipt:
+        """The receipt, once it is committed."""
+        if self._receipt is None:
+            raise ClosedError("cannot give a receipt: the transaction is not committed")
+        return self._receipt
+
+    def append(self, columns: Mapping[str, Any], *, validate: str = "header") -> None:
+        """Add samples to the transaction: column → one value a sample; see `Dataset.append`."""
+        if not isinstance(columns, Mapping):
+            raise InvalidInputError(f"cannot append a {type(columns).__name__}: expected a dict of column name to values")
+        sized = {name: self._sized(name, values) for name, values in columns.items()}
+        lengths = {name: len(values) for name, values in sized.items()}
+        if len(set(lengths.values())) > 1:
+            told = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
+            raise InvalidInputError(
+                f"cannot append: columns differ in length: {told}", code="column-lengths-differ", hint="give every column the same number of samples; None stands for a null"
+            )
+        samples = next(iter(lengths.values()), 0)
+        step = max(1, min((_rows_at_once(values) for values in sized.values()), default=1))
+        for start in range(0, max(samples, 1), step):
+            try:
+                self._append_slice(sized, start, min(start + step, samples), validate)
+            except BaseException as error:
+                if start > 0:  # A part of this call is in: the transaction can't be committed any more.
+                    self._failed = error
+                raise _shift(error, start) if isinstance(error, Error) else error
+
+    def _sized(self, name: str, values: Any) -> Any:
+        if name not in self._schema:
+            raise NotFoundError(
+                f"cannot append column `{name}`: the dataset has no such column", code="column-not-found", hint=f"columns: {', '.join(self._schema)}"
+            )
+        if isinstance(values, str | bytes | bytearray | Mapping):
+            raise InvalidInputError(f"cannot append column `{name}`: a single {type(values).__name__}, expected one value a sample", code="invalid-value", hint="wrap it in a list")
+        if hasattr(values, "__len__") and hasattr(values, "__getitem__"):
+            return values
+        if not isinstance(values, Iterable):
+            raise InvalidInputError(f"cannot append column `{name}`: a {type(values).__name__}, expected one value a sample", code="invalid-value")
+        return list(values)
+
+    def _append_slice(self, sized: Mapping[str, Any], start: int, end: int, validate: str) -> None:
+        prepared = {}
+        for name, values in sized.items():
+            part = values if start == 0 and end == len(values) else values[start:end]
+            try:
+                prepared[name] = self._schema[name].prepare(part)
+            except Error as error:
+                error.message = f"cannot append to column `{name}`: {error.message}"
+                raise
+        self._core.append(prepared, validate)
+
+    def commit(self) -> Receipt:
+        """Commit now; the dataset handle moves to the new snapshot. Cost: three syncs for a small one."""
+        if self._failed is not None:
+            self._core.abort()
+            raise ClosedError(f"cannot commit: an append before has failed ({self._failed})", hint="begin another transaction; nothing was committed")
+        snapshot, first, samples, core = self._core.commit(self._message, self._author, json.dumps(self._properties))
+        self._receipt = Receipt(snapshot, np.arange(first, first + samples, dtype=np.int64))
+        self._dataset._move(core)
+        return self._receipt
+
+    def abort(self) -> None:
+        """Give up; nothing of it stays."""
+        self._core.abort()
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._receipt is None:
+            self.commit()
+
+
+def _rows_at_once(values: Any) -> int:
+    """How many rows of these values go to the core in one call."""
+    if len(values) == 0:
+        return SLICE_ITEMS
+    nbytes = getattr(values, "nbytes", None)
+    if isinstance(nbytes, int):
+        return max(1, int(SLICE_BYTES / max(1, nbytes / len(values))))
+    first = next((value for value in values[:64] if value is not None), None)
+    if isinstance(first, os.PathLike):
+        return SLICE_FILES
+    size = getattr(first, "nbytes", None) or (len(first) if isinstance(first, str | bytes | bytearray) else 0)
+    return max(1, min(SLICE_ITEMS, SLICE_BYTES // max(1, int(size))))
+
+
+def _shift(error: Error, start: int) -> Error:
+    error.rows = [row + start for row in error.rows]
+    return error
+
+
+def column_type(kind: Any) -> ColumnType:
+    """Give a column type; a plain dtype is a scalar."""
+    return next(iter(from_json(to_json({"column": kind})).values()))

@@ -1,0 +1,214 @@
+"""`View`: a dataset, whole or narrowed to chosen positions. Reading, and nothing else."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import _core
+from penstock.errors import InvalidInputError, UnsupportedError
+from penstock.schema import Schema, from_json
+
+Batch = dict[str, Any]
+
+
+def positions_of(key: Any, length: int) -> npt.NDArray[np.int64]:
+    """Turn a list, tuple, range or array of whole numbers, or a mask of `length` bools, into int64 positions."""
+    array = np.asarray(key)
+    if array.dtype == bool:
+        if array.shape != (length,):
+            raise InvalidInputError(f"a mask of shape {array.shape}, expected ({length},)")
+        return np.flatnonzero(array).astype(np.int64)
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise InvalidInputError(f"positions are an array {array.shape} of {array.dtype}, expected (N,) of whole numbers")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+class View:
+    """Samples of one snapshot, in the order chosen. Picklable, safe after fork, in threads.
+
+    >>> import penstock as ps
+    >>> ds = ps.create("memory://view", {"number": "int32"})
+    >>> receipt = ds.append({"number": range(10)})
+    >>> view = ds.select([9, 3, 3])
+    >>> view["number"][:].tolist(), len(view), view[0]
+    ([9, 3, 3], 3, {'number': np.int32(9)})
+    """
+
+    _snapshot: _core.Snapshot
+    _view: _core.View
+
+    def __init__(self, snapshot: _core.Snapshot, view: _core.View) -> None:
+        self._snapshot = snapshot
+        self._view = view
+
+    @property
+    def uri(self) -> str:
+        """Where the dataset is."""
+        return self._snapshot.uri
+
+    @property
+    def snapshot(self) -> str:
+        """The id of the snapshot this reads, for `ps.open(snapshot=…)`."""
+        return self._snapshot.id
+
+    @property
+    def schema(self) -> Schema:
+        """Column name → type."""
+        return from_json(self._snapshot.columns)
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def take(
+        self,
+        positions: npt.ArrayLike | None = None,
+        *,
+        row_ids: npt.ArrayLike | None = None,
+        columns: Sequence[str] | None = None,
+        decode: bool = True,
+        on_corrupt: str = "raise",
+    ) -> Batch:
+        """Read samples by position, or by row id, in the order asked; doubles are allowed, negative positions count from the end.
+
+        Shapes: positions (N,) → fixed columns (N, …) ndarray, a MaskedArray where there are nulls; text, bytes, JSON and
+        images lists; ragged tensors, boxes and keypoints `Ragged`. `columns` may name `_row_id` and `_position` too.
+        Cost: one copy; a block is verified once a process. `decode=False` gives the stored bytes of media.
+        Raises: OutOfRangeError (position-out-of-range), NotFoundError (row-id-not-found, column-not-found), CorruptError
+        (block-checksum, media-undecodable), unless `on_corrupt="null"`.
+        Source: spec/format-v1.md section 11.
+        """
+        if (positions is None) == (row_ids is None):
+            raise InvalidInputError("cannot take: give positions or row_ids, one of them")
+        form = "decoded" if decode else "stored"
+        names = None if columns is None else list(columns)
+        if row_ids is not None:
+            found = self._view.positions_of(positions_of(row_ids, -1))
+            chosen = self._view.positions()
+            if chosen is not None:
+                missing = np.setdiff1d(np.asarray(found, np.int64), chosen)
+                if len(missing):
+                    raise InvalidInputError(f"cannot take by row id: sample {missing[0]} is not in this view", hint="take it from the dataset")
+            return self._view.take(np.asarray(found, dtype=np.int64), names, form, on_corrupt, absolute=True)
+        return self._view.take(positions_of(positions, len(self)), names, form, on_corrupt)
+
+    def __getitem__(self, key: Any) -> Any:
+        """`ds[5]` a sample as dict; `ds[5:10]`, `ds[[9, 2]]`, a mask: a batch; `ds["image"]` a column; `ds["volume"][7, 0:64]`."""
+        if isinstance(key, str):
+            return Column(self, key)
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            which: Any = (start, max(start, stop)) if step == 1 else np.arange(start, stop, step, dtype=np.int64)
+            return self._view.take(which)
+        try:
+            position = operator.index(key)
+        except TypeError:
+            return self._view.take(positions_of(key, len(self)))
+        batch = self._view.take(np.array([position], dtype=np.int64))
+        return {name: unwrap(values) for name, values in batch.items()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for start in range(0, len(self), 64):
+            batch = self._view.take((start, start + 64))
+            for index in range(min(64, len(self) - start)):
+                yield {name: unwrap(values, index) for name, values in batch.items()}
+
+    def select(self, positions: npt.ArrayLike) -> View:
+        """Narrow to positions of this view, in that order; doubles are allowed. Cost: 8 bytes a position, nothing read."""
+        return View(self._snapshot, self._view.select(positions_of(positions, len(self)).tolist()))
+
+    def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> Iterator[Any]:
+        """Read all samples in order as pyarrow.RecordBatch of `batch_size` rows.
+
+        Cost: one copy; holds one batch. Labels and categories come as dictionary<string>, images as binary, ragged tensors
+        as struct{data, shape}. The view is an Arrow C stream as well: `duckdb.from_arrow`, `polars.from_arrow`,
+        `pyarrow.table(ds)` take it as it is.
+        """
+        from penstock import arrow
+
+        return arrow.scan(self, columns, batch_size)
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        from penstock import arrow
+
+        return arrow.reader(self, None, 4096).__arrow_c_stream__(requested_schema)
+
+    def torch(self, columns: Sequence[str] | None = None) -> Any:
+        """Give a map-style torch Dataset of these samples; use it with `ps.torch.collate`."""
+        from penstock.torch import TorchDataset
+
+        return TorchDataset(self, columns)
+
+    def stats(self) -> dict[str, int]:
+        """Count what this handle asked of storage so far: reads, read_bytes, maps, puts, syncs, …"""
+        return dict(self._snapshot.counters())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.uri.startswith("memory://"):
+            raise UnsupportedError(f"cannot pickle `{self.uri}`: memory:// lives in one process", code="unsupported-storage")
+        positions = self._view.positions()
+        return (_reopen, (self.uri, self.snapshot, positions))
+
+    def __repr__(self) -> str:
+        return f"<penstock.{type(self).__name__} {self.uri!r}: {len(self)} samples, {len(self.schema)} columns, snapshot {self.snapshot}>"
+
+
+def _reopen(uri: str, snapshot: str, positions: npt.NDArray[np.int64] | None) -> View:
+    core = _core.open(uri, snapshot)
+    return View(core, core.view(None if positions is None else positions.tolist()))
+
+
+def unwrap(values: Any, index: int = 0) -> Any:
+    """Give one value of a batch's column; a null is None."""
+    value = values[index]
+    if isinstance(values, np.ma.MaskedArray):
+        masked = np.ma.getmaskarray(values)[index]
+        if np.all(masked) and np.size(masked):
+            return None
+        return values.data[index]
+    return value
+
+
+class Column:
+    """One column of a view, with the indexing of the view: `ds["image"][5]`, `ds["label"][:]`, `ds["volume"][7, 0:64, 10]`."""
+
+    def __init__(self, view: View, name: str) -> None:
+        if name not in view.schema and name not in ("_row_id", "_position"):
+            view._view.take((0, 0), [name])  # Raises the error that names the columns there are.
+        self._view = view
+        self.name = name
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Read values; a tuple is a sample's position (or several) and a slice of its tensor. Cost: as `take` of this column."""
+        view = self._view._view
+        if isinstance(key, tuple):
+            values = self[key[0]]
+            if isinstance(key[0], slice) or not isinstance(key[0], int | np.integer):
+                return [None if value is None else value[key[1:]] for value in values]
+            return None if values is None else values[key[1:]]
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            which: Any = (start, max(start, stop)) if step == 1 else np.arange(start, stop, step, dtype=np.int64)
+            return view.take(which, [self.name])[self.name]
+        try:
+            position = operator.index(key)
+        except TypeError:
+            return view.take(positions_of(key, len(self)), [self.name])[self.name]
+        return unwrap(view.take(np.array([position], dtype=np.int64), [self.name])[self.name])
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self), 256):
+            values = self[start : start + 256]
+            yield from (unwrap(values, index) for index in range(len(values)))
+
+    def __repr__(self) -> str:
+        return f"<penstock.Column {self.name!r} of {self._view!r}>"
