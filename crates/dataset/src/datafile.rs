@@ -58,6 +58,9 @@ impl DataFile {
     pub fn stored(&self, chunk: usize, block: usize) -> Result<std::ops::Range<usize>> {
         let entry = &self.tail.chunks[chunk];
         let (offset, bytes) = (entry.offset.get(block) as usize, entry.stored_bytes.get(block) as usize);
+        if entry.first_unit.is_none() && self.verified[chunk][block / 64].load(Relaxed) >> (block % 64) & 1 == 1 {
+            return Ok(offset..offset + bytes); // One unit a block, and it was verified: the common case.
+        }
         let (first, count) = entry.units_of(block);
         for unit in 0..count {
             let index = first + unit;

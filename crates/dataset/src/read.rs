@@ -131,32 +131,69 @@ impl Snapshot {
                 rows.iter().for_each(|(_, place)| set_null(&mut nulls, plan.len(), *place, &mut out[*place as usize * cell..][..cell]));
                 return Ok(());
             };
-            let (entry, file) = (source.entry(), &source.file);
-            let mut open: Option<(usize, Decoded)> = None;
-            for (row, place) in source.rows {
-                let target = &mut out[*place as usize * cell..][..cell];
-                if !entry.is_valid(*row) {
-                    set_null(&mut nulls, plan.len(), *place, target);
-                    continue;
-                }
-                let (block, inner) = entry.locate(*row);
-                if !matches!(&open, Some((open, _)) if *open == block) {
-                    match file.block(&self.context, source.chunk, block) {
-                        Ok(decoded) => open = Some((block, decoded)),
-                        Err(error) if lenient && error.kind() == Kind::Corrupt => {
-                            set_null(&mut nulls, plan.len(), *place, target);
-                            continue;
-                        }
-                        Err(error) => return Err((error, *place)),
-                    }
-                }
-                if let Some((_, decoded)) = &open {
-                    target.copy_from_slice(&decoded.bytes(file)[inner as usize * cell..][..cell]);
-                }
+            match source.entry().raw_bytes {
+                None => self.copy_mapped(source, cell, out, lenient, plan.len(), &mut nulls),
+                Some(_) => self.copy_decoded(source, cell, out, lenient, plan.len(), &mut nulls),
             }
-            Ok(())
         })?;
         Ok(nulls)
+    }
+
+    /// Copy rows straight out of the map. Rows ahead are prefetched: their order is random to the processor, so its own
+    /// prefetcher comes too late for each.
+    fn copy_mapped(&self, source: &Source<'_>, cell: usize, out: &mut [u8], lenient: bool, count: usize, nulls: &mut Nulls) -> std::result::Result<(), (Error, u32)> {
+        let (entry, file) = (source.entry(), &source.file);
+        let map = &file.map[..];
+        let place_of = |row: u64| {
+            let (block, inner) = entry.locate(row);
+            (block, inner as usize * cell)
+        };
+        for (index, (row, place)) in source.rows.iter().enumerate() {
+            if let Some((ahead, _)) = source.rows.get(index + ROWS_AHEAD) {
+                let (block, inner) = place_of(*ahead);
+                prefetch(map, entry.offset.get(block) as usize + inner, cell);
+            }
+            let target = &mut out[*place as usize * cell..][..cell];
+            if !entry.is_valid(*row) {
+                set_null(nulls, count, *place, target);
+                continue;
+            }
+            let (block, inner) = place_of(*row);
+            match file.stored(source.chunk, block) {
+                Ok(stored) => copy(target, &map[stored][inner..][..cell]),
+                Err(error) if lenient && error.kind() == Kind::Corrupt => set_null(nulls, count, *place, target),
+                Err(error) => return Err((error, *place)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Copy rows of compressed blocks; neighbours share a look-up of their block.
+    fn copy_decoded(&self, source: &Source<'_>, cell: usize, out: &mut [u8], lenient: bool, count: usize, nulls: &mut Nulls) -> std::result::Result<(), (Error, u32)> {
+        let (entry, file) = (source.entry(), &source.file);
+        let mut open: Option<(usize, Decoded)> = None;
+        for (row, place) in source.rows {
+            let target = &mut out[*place as usize * cell..][..cell];
+            if !entry.is_valid(*row) {
+                set_null(nulls, count, *place, target);
+                continue;
+            }
+            let (block, inner) = entry.locate(*row);
+            if !matches!(&open, Some((open, _)) if *open == block) {
+                match file.block(&self.context, source.chunk, block) {
+                    Ok(decoded) => open = Some((block, decoded)),
+                    Err(error) if lenient && error.kind() == Kind::Corrupt => {
+                        set_null(nulls, count, *place, target);
+                        continue;
+                    }
+                    Err(error) => return Err((error, *place)),
+                }
+            }
+            if let Some((_, decoded)) = &open {
+                target.copy_from_slice(&decoded.bytes(file)[inner as usize * cell..][..cell]);
+            }
+        }
+        Ok(())
     }
 
     /// Find ragged samples; nothing is copied unless a block was compressed.
@@ -280,6 +317,33 @@ struct OpenBlock {
     bytes: usize,
     owned: Option<Bytes>,
     head: Option<Packed>,
+}
+
+/// `copy_from_slice` that spares scalars the call of memmove.
+#[inline]
+fn copy(target: &mut [u8], source: &[u8]) {
+    match (target.as_chunks_mut::<8>(), source.as_chunks::<8>()) {
+        (([target], []), ([source], [])) => *target = *source,
+        _ => target.copy_from_slice(source),
+    }
+}
+
+/// Rows that are fetched ahead of the one being copied.
+const ROWS_AHEAD: usize = 4;
+/// Of a larger row only the beginning: from there on the processor's own prefetcher keeps up.
+const PREFETCH_BYTES: usize = 1024;
+
+/// Ask the processor to fetch `bytes` bytes at `offset` of the map.
+#[inline]
+fn prefetch(map: &[u8], offset: usize, bytes: usize) {
+    let end = (offset + bytes.min(PREFETCH_BYTES)).min(map.len());
+    #[cfg(target_arch = "x86_64")]
+    for line in (offset..end).step_by(64) {
+        // SAFETY: the address lies inside `map`; a prefetch reads nothing and cannot fault.
+        unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(map.as_ptr().add(line).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = end;
 }
 
 fn set_null(nulls: &mut Nulls, count: usize, place: u32, target: &mut [u8]) {

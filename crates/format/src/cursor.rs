@@ -7,7 +7,7 @@ use crate::ids::Id;
 
 /// CRC-32C of the bytes.
 pub fn crc(bytes: &[u8]) -> u32 {
-    crc32c::crc32c(bytes)
+    crc_fast::crc32_iscsi(bytes)
 }
 
 /// Error for bytes that break the spec.
