@@ -1,0 +1,132 @@
+"""Views as Arrow: record batches for scan, and the C stream that DuckDB, Polars and pandas take.
+
+A leaf: imported by `View.scan` and `View.__arrow_c_stream__` only. Source: Arrow columnar format 1.5, C stream interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import InvalidInputError
+from penstock.schema import Boxes, Category, ColumnType, Json, Keypoints, Label, Scalar, Tensor, Text
+
+if TYPE_CHECKING:
+    from penstock.view import View
+
+_FIXED: dict[str, Any] = {
+    "bool": pa.bool_(), "float16": pa.float16(), "bfloat16": pa.uint16(), "float32": pa.float32(), "float64": pa.float64(),
+    "timestamp": pa.timestamp("us", tz="UTC"), "complex64": pa.list_(pa.float32(), 2), "complex128": pa.list_(pa.float64(), 2),
+}  # fmt: skip
+
+
+def element_type(dtype: str) -> pa.DataType:
+    """Give the Arrow type of an element; bfloat16 is uint16, a complex number two floats."""
+    return _FIXED.get(dtype) or getattr(pa, dtype)()
+
+
+def element(kind: ColumnType) -> str:
+    """Give the element dtype of a tensor-like column."""
+    return kind.dtype if isinstance(kind, Scalar | Tensor) else "float32"
+
+
+def column_type(kind: ColumnType) -> pa.DataType:
+    """Give the Arrow type of a column."""
+    if isinstance(kind, Scalar):
+        return element_type(kind.dtype)
+    if isinstance(kind, Label | Category):
+        return pa.dictionary(pa.int32(), pa.string())
+    if isinstance(kind, Text | Json):
+        return pa.large_string()
+    if isinstance(kind, Tensor) and None not in kind.shape:
+        return pa.fixed_shape_tensor(element_type(kind.dtype), [int(size or 0) for size in kind.shape])
+    if isinstance(kind, Tensor | Boxes | Keypoints):
+        rank = len(kind.shape) if isinstance(kind, Tensor) else 2 if isinstance(kind, Boxes) else 3
+        return pa.struct([("data", pa.large_list(element_type(element(kind)))), ("shape", pa.list_(pa.int64(), rank))])
+    return pa.large_binary()
+
+
+def arrow_schema(view: View, names: Sequence[str]) -> pa.Schema:
+    """Give the Arrow schema of chosen columns; images and the like carry their type in the field's metadata."""
+    schema = view.schema
+    fields = []
+    for name in names:
+        if name in ("_row_id", "_position"):
+            fields.append(pa.field(name, pa.int64(), nullable=False))
+        else:
+            fields.append(pa.field(name, column_type(schema[name]), metadata={"penstock.type": schema[name].type}))
+    return pa.schema(fields)
+
+
+def reader(view: View, columns: Sequence[str] | None, batch_size: int) -> pa.RecordBatchReader:
+    """Give a reader over the whole view."""
+    names = list(view.schema) if columns is None else list(columns)
+    view._view.take((0, 0), names, "flat")  # Raises here, not in the middle of a stream, for a column that is not there.
+    return pa.RecordBatchReader.from_batches(arrow_schema(view, names), scan(view, names, batch_size))
+
+
+def scan(view: View, columns: Sequence[str] | None, batch_size: int) -> Iterator[pa.RecordBatch]:
+    """Read batch by batch."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size <= 0:
+        raise InvalidInputError(f"cannot scan with batch_size={batch_size!r}: expected a whole number above 0")
+    names = list(view.schema) if columns is None else list(columns)
+    view._view.take((0, 0), names, "flat")
+    return _batches(view, names, batch_size)
+
+
+def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:
+    schema, kinds = arrow_schema(view, names), view.schema
+    words = {name: pa.array(_words(view, name), pa.string()) for name in names if isinstance(kinds.get(name), Label | Category)}
+    for start in range(0, len(view), batch_size):
+        batch = view._view.take((start, start + batch_size), names, "flat")
+        arrays = [pa.array(batch[name]) if name.startswith("_") else _array(kinds[name], batch[name], words.get(name)) for name in names]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _words(view: View, name: str) -> list[str]:
+    kind = view.schema[name]
+    return list(kind.names) if isinstance(kind, Label) else view._snapshot.vocabulary(name)
+
+
+def _array(kind: ColumnType, flat: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
+    if words is not None:
+        codes, nulls = flat
+        return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32), mask=nulls), words)
+    if isinstance(kind, Scalar):
+        return _elements(flat[0], kind.dtype, flat[1])
+    if isinstance(kind, Tensor) and None not in kind.shape:
+        values, nulls = flat
+        size = int(np.prod([int(n or 0) for n in kind.shape]))
+        storage = pa.FixedSizeListArray.from_arrays(
+            _elements(values.reshape(-1), kind.dtype, None), size, mask=None if nulls is None else pa.array(nulls)
+        )
+        return pa.ExtensionArray.from_storage(column_type(kind), storage)
+    data, offsets, shapes, nulls = flat
+    if shapes is None:
+        buffers = [_bitmap(nulls), pa.py_buffer(offsets), pa.py_buffer(data)]
+        return pa.Array.from_buffers(column_type(kind), len(offsets) - 1, buffers, null_count=-1 if nulls is not None else 0)
+    rank = shapes.shape[1]
+    lists = pa.LargeListArray.from_arrays(pa.array(offsets), _elements(data, element(kind), None))
+    sizes = pa.FixedSizeListArray.from_arrays(pa.array(shapes.reshape(-1)), rank)
+    return pa.StructArray.from_arrays([lists, sizes], fields=list(column_type(kind)), mask=None if nulls is None else pa.array(nulls))
+
+
+def _elements(values: Any, dtype: str, nulls: Any) -> pa.Array:
+    if dtype == "bfloat16":
+        values = values.view(np.uint16)
+    if dtype in ("complex64", "complex128"):
+        half = values.view(np.float32 if dtype == "complex64" else np.float64)
+        return pa.FixedSizeListArray.from_arrays(pa.array(half.reshape(-1)), 2, mask=None if nulls is None else pa.array(nulls))
+    if dtype == "timestamp":
+        return pa.array(values.view(np.int64), mask=nulls).cast(element_type(dtype))
+    return pa.array(values, element_type(dtype), mask=nulls)
+
+
+def _bitmap(nulls: Any) -> pa.Buffer | None:
+    return None if nulls is None else pa.py_buffer(np.packbits(~nulls, bitorder="little"))
+
+
+__all__ = ["arrow_schema", "column_type", "reader", "scan"]

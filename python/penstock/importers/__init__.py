@@ -1,0 +1,16 @@
+"""Importers: bring what people have into one commit, stream by stream, in bounded memory.
+
+One file a format; each has `open(source, options)` → `Source`: a schema, and chunks of rows. `run` does the rest.
+
+>>> import penstock as ps, pathlib, tempfile
+>>> folder = pathlib.Path(tempfile.mkdtemp())
+>>> lines = (folder / "rows.csv").write_text("name,age\\nada,36\\nalan,41\\n")
+>>> report = ps.importers.import_data(folder / "rows.csv", folder / "dataset")
+>>> report.samples, ps.open(folder / "dataset")[1]
+(2, {'name': 'alan', 'age': np.int64(41)})
+"""
+
+from penstock.importers.run import FORMATS, Report, import_data
+from penstock.importers.source import Chunk, Options, Refusal, Source
+
+__all__ = ["FORMATS", "Chunk", "Options", "Refusal", "Report", "Source", "import_data"]

@@ -1,0 +1,83 @@
+"""Parquet and Arrow IPC/Feather files, one or a folder of them, read batch by batch with pyarrow."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.errors import CorruptError, InvalidInputError
+from penstock.importers import tables
+from penstock.importers.source import Chunk, Options, Source
+from penstock.schema import ColumnType
+
+ROWS_AT_ONCE = 8192
+
+
+def open_source(path: pathlib.Path, options: Options) -> Source:
+    """Open the file, or every one in a folder; all must have the first one's columns."""
+    files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")) if path.is_dir() else [path]
+    if not files:
+        raise InvalidInputError(f"cannot import `{path}`: it holds no files")
+    schema = _guard(files[0], lambda: _schema(files[0]))
+    kinds = {name: options.types.get(name) or tables.infer(schema.field(name).type, name) for name in schema.names}
+    if len(kinds) != len(schema.names):
+        raise InvalidInputError(f"cannot import `{files[0]}`: two columns have the same name", code="invalid-schema")
+    progress = {"done": 0}
+
+    def chunks() -> Iterator[Chunk]:
+        for file in files:
+            first = 0
+            batches = _guard(file, lambda file=file: _batches(file))
+            while (batch := _guard(file, lambda batches=batches: next(batches, None))) is not None:
+                if batch.schema.names != schema.names:
+                    raise InvalidInputError(f"cannot import `{file}`: its columns are {batch.schema.names}, those of `{files[0]}` {schema.names}", code="invalid-schema")
+                yield _chunk(file, batch, kinds, first)
+                first += batch.num_rows
+            progress["done"] += file.stat().st_size
+
+    return Source(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"])
+
+
+def _chunk(file: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnType], first: int) -> Chunk:
+    columns = {name: _guard(file, lambda name=name: tables.values(batch.column(name), kinds[name])) for name in kinds}
+    return Chunk(columns, batch.num_rows, lambda row: f"{file}: row {first + row}")
+
+
+def _is_parquet(file: pathlib.Path) -> bool:
+    with file.open("rb") as handle:
+        return handle.read(4) in (b"PAR1", b"PARE")
+
+
+def _schema(file: pathlib.Path) -> pa.Schema:
+    if file.stat().st_size == 0:
+        raise pa.ArrowInvalid("it has 0 bytes")
+    if _is_parquet(file):
+        return pq.ParquetFile(file).schema_arrow
+    return pa.ipc.open_file(file).schema if _is_ipc_file(file) else pa.ipc.open_stream(file).schema
+
+
+def _is_ipc_file(file: pathlib.Path) -> bool:
+    with file.open("rb") as handle:
+        return handle.read(6) == b"ARROW1"
+
+
+def _batches(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
+    if _is_parquet(file):
+        return iter(pq.ParquetFile(file).iter_batches(ROWS_AT_ONCE))
+    if _is_ipc_file(file):
+        opened = pa.ipc.open_file(pa.memory_map(str(file)))
+        return (opened.get_batch(index) for index in range(opened.num_record_batches))
+    return iter(pa.ipc.open_stream(pa.memory_map(str(file))))
+
+
+def _guard(file, work):  # type: ignore[no-untyped-def]
+    """Turn what pyarrow raises for a damaged file into our error."""
+    try:
+        return work()
+    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        if hasattr(error, "code"):
+            raise
+        raise CorruptError(f"cannot import `{file}`: {str(error).splitlines()[0] if str(error) else type(error).__name__}", code="object-malformed") from error

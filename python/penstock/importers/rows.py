@@ -1,0 +1,124 @@
+"""Any iterable of dicts: types inferred over the first thousand rows, or given."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import Error, InvalidInputError
+from penstock.importers.source import Chunk, Options, Refusal, Source
+from penstock.schema import Bytes, ColumnType, Image, Json, Scalar, Tensor, Text, dtype_name
+
+ROWS_TO_INFER = 1000
+ROWS_AT_ONCE = 1024
+CHUNK_BYTES = 16 << 20
+
+
+def open_source(iterable: Iterable[Any], options: Options, name: Callable[[int], str] = lambda row: f"row {row}") -> Source:
+    """Look at the first rows, then go through all."""
+    iterator = iter(iterable)
+    head = list(itertools.islice(iterator, ROWS_TO_INFER))
+    good = [row for row in head if isinstance(row, Mapping)]
+    if not good:
+        raise InvalidInputError("cannot import: no row is an object with named values" if head else "cannot import: there are no rows")
+    columns: dict[str, list[Any]] = {}
+    for row in good:
+        for key, value in row.items():
+            columns.setdefault(str(key), []).append(value)
+    kinds = {key: options.types.get(key) or infer(values, key) for key, values in columns.items()}
+    kinds |= {key: kind for key, kind in options.types.items() if key not in kinds}
+    progress = {"done": 0}
+
+    def chunks() -> Iterator[Chunk]:
+        first, group, size = 0, [], 0
+        for row in itertools.chain(head, iterator):
+            group.append(row)
+            size += _size(row)
+            if len(group) >= ROWS_AT_ONCE or size >= CHUNK_BYTES:
+                yield _chunk(group, kinds, first, name)
+                first, group, size = first + len(group), [], 0
+                progress["done"] = first
+        if group:
+            yield _chunk(group, kinds, first, name)
+
+    return Source(kinds, chunks(), len(iterable) if hasattr(iterable, "__len__") else None, "rows", lambda: progress["done"])
+
+
+def _size(row: Any) -> int:
+    """About how many bytes a row holds; files count as what they will be read to."""
+    if not isinstance(row, Mapping):
+        return 0
+    total = 0
+    for value in row.values():
+        if isinstance(value, os.PathLike):
+            try:
+                total += os.stat(value).st_size
+            except OSError:
+                pass  # The core names the file that can't be read.
+        else:
+            total += getattr(value, "nbytes", 0) or (len(value) if isinstance(value, str | bytes) else 32)
+    return total
+
+
+def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: Callable[[int], str]) -> Chunk:
+    places: list[int] = []
+    refused: list[Refusal] = []
+    for place, row in enumerate(group):
+        unknown = [key for key in row if key not in kinds] if isinstance(row, Mapping) else []
+        if not isinstance(row, Mapping):
+            refused.append(Refusal(name(first + place), "invalid-value", getattr(row, "message", f"a {type(row).__name__}, expected a dict")))
+        elif unknown:
+            refused.append(Refusal(name(first + place), "invalid-value", f"a column `{unknown[0]}` that the first {ROWS_TO_INFER} rows do not have"))
+        else:
+            places.append(place)
+    columns = {key: [_fitted(group[place].get(key), kind) for place in places] for key, kind in kinds.items()}
+    return Chunk(columns, len(places), lambda row: name(first + places[row]), refused)
+
+
+def _fitted(value: Any, kind: ColumnType) -> Any:
+    """Whole numbers are floats too, to a JSON writer."""
+    return float(value) if isinstance(kind, Scalar) and kind.dtype == "float64" and isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def infer(values: list[Any], name: str) -> ColumnType:
+    """Choose a column type for Python values."""
+    present = [value for value in values if value is not None]
+    kinds = {type(value) for value in present}
+    if not present:
+        return Text()
+    if kinds <= {str}:
+        return Text()
+    if kinds <= {bool, np.bool_}:
+        return Scalar("bool")
+    if all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds):
+        return Scalar("int64") if all(-(2**63) <= int(value) < 2**63 for value in present) else Json()
+    if all(issubclass(kind, int | float | np.number) and kind is not bool for kind in kinds):
+        return Scalar("float64")
+    if all(issubclass(kind, bytes | bytearray | memoryview) for kind in kinds):
+        return Bytes()
+    if all(issubclass(kind, os.PathLike) for kind in kinds):
+        return Image()
+    if all(issubclass(kind, datetime.datetime | np.datetime64) for kind in kinds):
+        return Scalar("timestamp")
+    if all(isinstance(value, np.ndarray) for value in present):
+        return _tensor(present, name)
+    if all(hasattr(value, "__array_interface__") for value in present):  # PIL images
+        return Image()
+    return Json()
+
+
+def _tensor(arrays: list[Any], name: str) -> ColumnType:
+    ranks = {array.ndim for array in arrays}
+    if len(ranks) != 1:
+        raise InvalidInputError(f"cannot import column `{name}`: arrays of {sorted(ranks)} dimensions")
+    shapes = np.array([array.shape for array in arrays])
+    shape = tuple(int(sizes[0]) if (sizes == sizes[0]).all() else None for sizes in shapes.T)
+    try:
+        return Tensor(shape, dtype_name(np.result_type(*arrays)))
+    except (TypeError, Error) as error:
+        raise InvalidInputError(f"cannot import column `{name}`: {error}") from error

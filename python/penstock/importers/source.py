@@ -1,0 +1,50 @@
+"""What an importer gives: a schema and chunks of rows, each row with a name for the report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from penstock.schema import ColumnType
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a user may set. `types` gives columns a type by name; the rest are of CSV."""
+
+    types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    encoding: str = "utf-8"
+    delimiter: str | None = None
+    quote: str = '"'
+    header: bool = True
+
+
+@dataclasses.dataclass
+class Refusal:
+    """One item that was not imported: where it came from, the error's code, and its message."""
+
+    path: str
+    code: str
+    message: str
+
+
+@dataclasses.dataclass
+class Chunk:
+    """Some rows: column → values; `name(i)` tells where row i came from. `refused` were never rows at all."""
+
+    columns: dict[str, Any]
+    rows: int
+    name: Callable[[int], str]
+    refused: Sequence[Refusal] = ()
+
+
+@dataclasses.dataclass
+class Source:
+    """An opened source. `total` is in `unit` (files, bytes, rows), for the progress bar; `done()` tells how far it is."""
+
+    schema: dict[str, ColumnType]
+    chunks: Iterator[Chunk]
+    total: int | None
+    unit: str
+    done: Callable[[], int]

@@ -1,0 +1,88 @@
+"""Arrow tables → columns: types inferred from Arrow's, values handed on without Python objects where that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import UnsupportedError
+from penstock.schema import Bytes, Category, ColumnType, Json, Scalar, Tensor, Text
+
+_PLAIN = {pa.bool_(): "bool", pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"} | {
+    getattr(pa, name)(): name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+}
+
+
+def infer(kind: pa.DataType, name: str) -> ColumnType:
+    """Choose a column type for an Arrow type."""
+    if kind in _PLAIN:
+        return Scalar(_PLAIN[kind])
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind):
+        return Text()
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
+        return Bytes()
+    if pa.types.is_dictionary(kind):
+        return Category() if pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type) else infer(kind.value_type, name)
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return Scalar("timestamp")
+    if pa.types.is_time(kind) or pa.types.is_duration(kind):
+        return Scalar("int64")
+    if pa.types.is_decimal(kind) or pa.types.is_interval(kind):
+        return Text()
+    if isinstance(kind, pa.FixedShapeTensorType) and kind.value_type in _PLAIN:
+        return Tensor(tuple(kind.shape), _PLAIN[kind.value_type])
+    if isinstance(kind, pa.BaseExtensionType):
+        return infer(kind.storage_type, name)
+    if pa.types.is_fixed_size_list(kind) and kind.value_type in _PLAIN:
+        return Tensor((kind.list_size,), _PLAIN[kind.value_type])
+    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and kind.value_type in _PLAIN:
+        return Tensor((None,), _PLAIN[kind.value_type])
+    if pa.types.is_nested(kind) or pa.types.is_run_end_encoded(kind):
+        return Json()
+    raise UnsupportedError(f"cannot import column `{name}`: no column type for Arrow's {kind}", code="unsupported-format", hint="cast it first, or leave it out")
+
+
+def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
+    """Give an Arrow column in a form that `kind.prepare` takes."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
+    if isinstance(array, pa.ChunkedArray):  # combine_chunks gives one where offsets would overflow
+        return array.to_pylist()
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_dictionary(array.type) and not isinstance(kind, Category):
+        array = array.dictionary_decode()
+    if isinstance(kind, Scalar) and kind.dtype == "timestamp":
+        naive = array.cast(pa.timestamp("us", tz=getattr(array.type, "tz", None)), safe=False) if not pa.types.is_timestamp(array.type) else array
+        numbers = naive.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        filled = np.asarray(numbers.fill_null(0)).view("datetime64[us]")
+        return np.ma.MaskedArray(filled, ~np.asarray(array.is_valid())) if array.null_count else filled
+    if isinstance(kind, Scalar) and (pa.types.is_time(array.type) or pa.types.is_duration(array.type)):
+        array = array.cast(pa.int32() if array.type.bit_width == 32 else pa.int64())
+    if isinstance(kind, Scalar) and array.null_count and array.type in _PLAIN:
+        filled = np.asarray(array.fill_null(False if pa.types.is_boolean(array.type) else 0))
+        return np.ma.MaskedArray(filled, ~np.asarray(array.is_valid()))
+    if isinstance(kind, Text) and not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+        return [None if value is None else str(value) for value in array.to_pylist()]
+    if isinstance(kind, Tensor) and pa.types.is_fixed_size_list(array.type) and array.null_count == 0 and array.values.null_count == 0:
+        flat = np.asarray(array.flatten())
+        return flat.reshape(len(array), *[int(size or 0) for size in kind.shape]) if None not in kind.shape else list(flat.reshape(len(array), -1))
+    if isinstance(kind, Json):
+        return [_plain(value) for value in array.to_pylist()]
+    return array if isinstance(kind, Text | Bytes | Category | Scalar) else array.to_pylist()
+
+
+def _plain(value: Any) -> Any:
+    """Turn what Arrow gives for nested values into what JSON can hold."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    if isinstance(value, float):
+        return value if np.isfinite(value) else str(value)
+    return value.hex() if isinstance(value, bytes) else str(value)
