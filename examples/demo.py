@@ -1,0 +1,222 @@
+"""The main job on real data: write three commits, travel in time, read back bit for bit, train a classifier, verify.
+
+Usage: python examples/demo.py [--data FOLDER] [--keep FOLDER]
+Data: the 1,797 handwritten digits and two photographs that come inside scikit-learn; with --data your own images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import pathlib
+import shutil
+import sys
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from sklearn.datasets import load_digits, load_sample_images
+from sklearn.decomposition import PCA
+
+import penstock as ps
+from penstock.cli.show import size_text, table, type_text
+
+console = Console(width=min(Console().width, 140))
+ACCURACY_BAR = 0.95
+TEST_DIGITS = 360
+TILE = 64
+
+
+def digits() -> tuple[list[bytes], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Give every digit as PNG, its label, and a 16-dimensional embedding (PCA), in a fixed shuffled order."""
+    data = load_digits()
+    order = np.random.default_rng(0).permutation(len(data.target))
+    pixels = (data.images[order] * 15).astype(np.uint8)  # 0…16 → 0…240
+    embedding = PCA(16, random_state=0).fit_transform(data.data[order]).astype(np.float32)
+    return [encoded(image, "PNG") for image in pixels], data.target[order], embedding
+
+
+def encoded(pixels: np.ndarray[Any, Any], format: str) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, format, quality=92)
+    return out.getvalue()
+
+
+def tiles() -> tuple[list[bytes], list[np.ndarray[Any, Any]]]:
+    """Cut the photographs into tiles, as JPEG, each with boxes around what is brighter than most of the photograph."""
+    images, boxes = [], []
+    for photo in load_sample_images().images:
+        bright = np.quantile(photo.mean(2), 0.8)
+        for y in range(0, photo.shape[0] - TILE + 1, TILE):
+            for x in range(0, photo.shape[1] - TILE + 1, TILE):
+                tile = photo[y : y + TILE, x : x + TILE]
+                rows, columns = np.nonzero(tile.mean(2) > bright)
+                found = [[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]] if len(rows) else []
+                images.append(encoded(tile, "JPEG"))
+                boxes.append(np.array(found, dtype=np.float32).reshape(-1, 4))
+    return images, boxes
+
+
+def write(root: pathlib.Path) -> tuple[ps.Dataset, dict[str, list[bytes]]]:
+    """Make the dataset in three commits; gives it and the bytes that went in."""
+    pngs, labels, embedding = digits()
+    jpegs, boxes = tiles()
+    ds = ps.create(
+        root,
+        {
+            "image": ps.Image(), "label": ps.Label([str(digit) for digit in range(10)]), "embedding": ps.Tensor((16,), "float32"),
+            "boxes": ps.Boxes("xyxy", of="image"), "source": ps.Category(),
+        },
+    )  # fmt: skip
+    cut = len(pngs) - TEST_DIGITS
+    for name, part in (("train", slice(0, cut)), ("test", slice(cut, None))):
+        count = len(pngs[part])
+        ds.append({"image": pngs[part], "label": labels[part], "embedding": embedding[part], "source": [f"digits/{name}"] * count}, message=f"{count} digits to {name}")
+    ds.append({"image": jpegs, "boxes": boxes, "source": ["photographs"] * len(jpegs)}, message=f"{len(jpegs)} tiles of two photographs, with boxes", validate="decode")
+    return ds, {"digits": pngs, "tiles": jpegs}
+
+
+def show_time_travel(ds: ps.Dataset) -> None:
+    rows = table("three commits, and what each of them holds", "snapshot", "samples", "message", "sources there")
+    for commit in reversed(ds.log()):
+        then = ps.open(ds.uri, snapshot=commit.snapshot)
+        rows.add_row(commit.snapshot[:14] + "…", str(len(then)), commit.message, ", ".join(then.vocabulary("source")) or "—")
+    console.print(rows)
+
+
+def show_disk(ds: ps.Dataset) -> None:
+    rows = table("what lies on disk", "column", "type", "stored", "blocks", "data files")
+    for name, entry in ds.layout().items():
+        rows.add_row(name, type_text(ds.schema[name]), size_text(entry["stored_bytes"]), str(entry["blocks"]), str(entry["data_files"]))
+    console.print(rows)
+    files = [file for file in pathlib.Path(ds.uri).rglob("*") if file.is_file()]
+    for folder in sorted({file.parent for file in files}):
+        here = [file for file in files if file.parent == folder]
+        console.print(f"  {folder.relative_to(ds.uri)}/: {len(here)} objects, {size_text(sum(file.stat().st_size for file in here))}")
+
+
+def check_bytes(ds: ps.Dataset, written: list[bytes]) -> None:
+    """Read every stored image back, in random order, and compare with what went in."""
+    order = np.random.default_rng(1).permutation(len(ds))
+    stored = ds.take(order, columns=["image"], decode=False)["image"]
+    wrong = sum(stored[place] != written[position] for place, position in enumerate(order))
+    if wrong:
+        sys.exit(f"FAILED: {wrong} images differ from what was written")
+    console.print(f"[bold]read back[/]: {len(order)} images in random order, every byte as it was written")
+
+
+class Classifier(torch.nn.Sequential):
+    """A small convolutional network for 8 x 8 digits."""
+
+    def __init__(self) -> None:
+        nn = torch.nn
+        super().__init__(
+            nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Dropout(0.25), nn.Linear(1024, 64), nn.ReLU(), nn.Linear(64, 10),
+        )  # fmt: skip
+
+
+def train(ds: ps.Dataset) -> float:
+    """Train on the digits of the first commit, test on those of the second; gives the accuracy."""
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    source = ds["source"][:]
+    words = ds.vocabulary("source")
+    parts = {name: ds.select(np.flatnonzero(source == words.index(f"digits/{name}"))) for name in ("train", "test")}
+
+    def loader(name: str, shuffle: bool) -> torch.utils.data.DataLoader[Any]:
+        return torch.utils.data.DataLoader(parts[name].torch(["image", "label"]), batch_size=64, shuffle=shuffle, collate_fn=ps.torch.collate)
+
+    model = Classifier()
+    optimiser = torch.optim.Adam(model.parameters(), 2e-3)
+    epochs, seen, waited = 12, 0, 0.0
+    bar = Progress(TextColumn("training"), BarColumn(), TextColumn("{task.completed}/{task.total} epochs  loss {task.fields[loss]}"), TimeElapsedColumn(), console=console)
+    begin = time.perf_counter()
+    with bar:
+        task = bar.add_task("training", total=epochs, loss="-")
+        for _ in range(epochs):
+            model.train()
+            mark = time.perf_counter()
+            for batch in loader("train", True):
+                waited += time.perf_counter() - mark
+                loss = torch.nn.functional.cross_entropy(model(batch["image"].float() / 255), batch["label"])
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                seen += len(batch["label"])
+                mark = time.perf_counter()
+            bar.update(task, advance=1, loss=f"{loss.item():.3f}")
+    spent = time.perf_counter() - begin
+    model.eval()
+    with torch.no_grad():
+        right = sum(int((model(batch["image"].float() / 255).argmax(1) == batch["label"]).sum()) for batch in loader("test", False))
+    console.print(f"[bold]training[/]: {seen / spent:,.0f} samples/s through torch, {100 * waited / spent:.0f} % of the time waiting for data")
+    return right / len(parts["test"])
+
+
+def measure(ds: ps.View) -> None:
+    """Show how many samples a second shuffled takes of 128 give, decoded and as stored."""
+    for what, decode in (("decoded", True), ("as stored", False)):
+        done, begin, rng = 0, time.perf_counter(), np.random.default_rng(2)
+        while time.perf_counter() - begin < 1:
+            ds.take(rng.integers(0, len(ds), 128), columns=["image"], decode=decode)
+            done += 128
+        console.print(f"[bold]shuffled takes of 128, {what}[/]: {done / (time.perf_counter() - begin):,.0f} images/s")
+
+
+def verify(ds: ps.Dataset) -> None:
+    report = ds.verify()
+    if report["problems"]:
+        sys.exit(f"FAILED: verify found {report['problems']}")
+    console.print(f"[bold]verify[/]: {report['commits']} commits, {report['data_files']} data files, {size_text(report['data_bytes'])}: every byte checked, no problems")
+
+
+def own_images(folder: str, root: pathlib.Path) -> None:
+    """Import the user's images, and show the same for them."""
+    report = ps.importers.import_data(folder, root, on_error="skip", validate="decode")
+    ds = ps.open(root)
+    console.print(f"imported {report.samples} images from {folder}, refused {len(report.refused)}")
+    for refusal in report.refused[:10]:
+        console.print(f"  refused {refusal.path}: {refusal.message}", markup=False)
+    if not len(ds):
+        sys.exit("FAILED: no image could be imported")
+    show_disk(ds)
+    check_bytes(ds, [(pathlib.Path(folder) / path).read_bytes() for path in ds["path"][:]])
+    measure(ds)
+    verify(ds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="a folder of your own images, class = parent folder")
+    parser.add_argument("--keep", help="write the dataset here and leave it there")
+    arguments = parser.parse_args()
+    scratch = pathlib.Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    root = pathlib.Path(arguments.keep) if arguments.keep else scratch / "dataset"
+    try:
+        if arguments.data:
+            own_images(arguments.data, root)
+            return
+        ds, written = write(root)
+        console.print(f"wrote {len(ds)} samples to {root}")
+        show_time_travel(ds)
+        show_disk(ds)
+        check_bytes(ds, written["digits"] + written["tiles"])
+        accuracy = train(ds)
+        console.print(f"[bold]accuracy[/] on {TEST_DIGITS} digits never trained on: {100 * accuracy:.1f} % (bar {100 * ACCURACY_BAR:.0f} %)")
+        if accuracy < ACCURACY_BAR:
+            sys.exit("FAILED: the classifier is below the bar")
+        measure(ds)
+        verify(ds)
+        console.print("[bold]done[/]" + (f": look at it with  .venv/bin/penstock head {root}" if arguments.keep else ""))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

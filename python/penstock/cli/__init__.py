@@ -1,0 +1,48 @@
+"""The command line: one file a verb. `main` turns errors into exit codes: 0 done, 1 error, 2 usage."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from penstock import __version__
+from penstock.cli import create, head, importing, info, log, verify
+from penstock.cli.show import print_error
+from penstock.errors import Error
+
+app = typer.Typer(name="penstock", no_args_is_help=True, add_completion=False, rich_markup_mode="rich", help="Multimodal datasets as a versioned, transactional store.")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
+    pass
+
+
+app.command("create")(create.create)
+app.command("import")(importing.import_)
+app.command("info")(info.info)
+app.command("log")(log.log)
+app.command("head")(head.head)
+app.command("verify")(verify.verify)
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except Error as error:
+        print_error(error, "--json" in sys.argv)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("stopped; nothing was committed", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # The reader of our output has gone: that is its business.
+        sys.exit(0)

@@ -1,0 +1,22 @@
+"""`penstock create`."""
+
+from __future__ import annotations
+
+import typer
+
+import penstock
+from penstock.cli import show
+
+
+def create(
+    uri: str = typer.Argument(help="Where: a new folder."),
+    columns: list[str] = typer.Argument(None, metavar="COLUMN…", help=show.TYPES_HELP),
+    message: str = typer.Option("create", "--message", "-m", help="The commit's message."),
+    as_json: bool = typer.Option(False, "--json", help="Print {uri, snapshot}."),
+) -> None:
+    """Make a new, empty dataset."""
+    dataset = penstock.create(uri, show.parse_types(columns or []), message=message)
+    if as_json:
+        show.print_json({"uri": dataset.uri, "snapshot": dataset.snapshot})
+    else:
+        print(f"created {dataset.uri} with {len(dataset.schema)} columns, snapshot {dataset.snapshot}")

@@ -1,0 +1,30 @@
+"""`penstock head`."""
+
+from __future__ import annotations
+
+import typer
+
+import penstock
+from penstock.cli import show
+
+
+def head(
+    uri: str = typer.Argument(help="A dataset."),
+    count: int = typer.Option(5, "--count", "-n", min=1, help="How many samples."),
+    columns: list[str] = typer.Option([], "--column", "-c", help="Only these columns."),
+    snapshot: str = typer.Option("", help="A snapshot id; the newest by default."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object a line."),
+) -> None:
+    """Show the first samples."""
+    dataset = penstock.open(uri, snapshot=snapshot or None)
+    names = columns or list(dataset.schema)
+    batch = dataset.take(range(min(count, len(dataset))), columns=names)
+    samples = [{name: penstock.view.unwrap(values, index) for name, values in batch.items()} for index in range(min(count, len(dataset)))]
+    if as_json:
+        for sample in samples:
+            show.print_json(sample)
+        return
+    table = show.table(f"{uri}: {len(dataset):,} samples", *names)
+    for sample in samples:
+        table.add_row(*(show.cell(sample[name]) for name in names))
+    show.console.print(table)

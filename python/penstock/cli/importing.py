@@ -1,0 +1,57 @@
+"""`penstock import`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+import penstock
+from penstock.cli import show
+from penstock.importers import FORMATS, import_data
+
+
+def import_(
+    source: Annotated[str, typer.Argument(help="A folder of images (class = parent folder), or a CSV, TSV, JSONL, Parquet or Arrow file.")],
+    destination: Annotated[str, typer.Argument(help="A new dataset, or one with these columns to append to.")],
+    format: Annotated[str, typer.Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
+    types: Annotated[list[str], typer.Option("--type", "-t", help=show.TYPES_HELP)] = [],  # noqa: B006
+    validate: Annotated[str, typer.Option(help="header: look at the headers of images; decode: at every pixel.")] = "header",
+    on_error: Annotated[str, typer.Option(help="raise: commit nothing; skip the item; null the value.")] = "raise",
+    encoding: Annotated[str, typer.Option(help="Encoding of CSV and JSONL files.")] = "utf-8",
+    delimiter: Annotated[str, typer.Option(help="Delimiter of CSV files.")] = "",
+    quote: Annotated[str, typer.Option(help="Quote character of CSV files; empty for none.")] = '"',
+    header: Annotated[bool, typer.Option(help="Whether the first line of a CSV file names the columns.")] = True,
+    message: Annotated[str, typer.Option("--message", "-m", help="The commit's message.")] = "",
+    memory_bytes: Annotated[int, typer.Option(help="Memory budget; 0 is the default of 512 MiB.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}]}.")] = False,
+) -> None:
+    """Import files as one commit; every item that is refused is reported."""
+    if memory_bytes:
+        penstock.configure(memory_bytes=memory_bytes)
+    console = Console(stderr=True)
+    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[unit]}"), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*parts, console=console, disable=as_json or not console.is_terminal) as progress:
+        task = progress.add_task("importing", total=None, unit="")
+
+        def show_progress(done: int, total: int | None, unit: str) -> None:
+            progress.update(task, completed=done, total=total, unit=unit)
+
+        report = import_data(
+            source, destination, format=format, types=show.parse_types(types), validate=validate, on_error=on_error, message=message or None,
+            progress=show_progress, encoding=encoding, delimiter=delimiter or None, quote=quote, header=header,
+        )  # fmt: skip
+    if as_json:
+        show.print_json({"samples": report.samples, "refused": [vars(refusal) for refusal in report.refused], "snapshot": report.snapshot})
+        return
+    print(f"imported {report.samples} samples into {destination}, snapshot {report.snapshot}")
+    if report.refused:
+        refused = show.table(f"{len(report.refused)} items were refused", "item", "code", "message")
+        for refusal in report.refused[:50]:
+            refused.add_row(refusal.path, refusal.code, refusal.message)
+        Console(stderr=True).print(refused)
+        if len(report.refused) > 50:
+            print(f"… and {len(report.refused) - 50} more; --json lists them all", file=sys.stderr)

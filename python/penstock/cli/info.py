@@ -1,0 +1,28 @@
+"""`penstock info`."""
+
+from __future__ import annotations
+
+import typer
+
+import penstock
+from penstock.cli import show
+
+
+def info(
+    uri: str = typer.Argument(help="A dataset."),
+    snapshot: str = typer.Option("", help="A snapshot id; the newest by default."),
+    as_json: bool = typer.Option(False, "--json", help="Print it as JSON."),
+) -> None:
+    """Show columns, samples, and what lies on disk."""
+    dataset = penstock.open(uri, snapshot=snapshot or None)
+    layout = dataset.layout()
+    newest = dataset.log(1)[0]
+    if as_json:
+        columns = [{"name": name, "type": show.type_text(kind), **layout[name]} for name, kind in dataset.schema.items()]
+        show.print_json({"uri": dataset.uri, "snapshot": dataset.snapshot, "samples": len(dataset), "time": newest.time.isoformat(), "columns": columns})
+        return
+    table = show.table(f"{dataset.uri}: {len(dataset):,} samples, snapshot {dataset.snapshot}", "column", "type", "stored", "blocks", "data files")
+    for name, kind in dataset.schema.items():
+        row = layout[name]
+        table.add_row(name, show.type_text(kind), show.size_text(row["stored_bytes"]), f"{row['blocks']:,}", str(row["data_files"]))
+    show.console.print(table)

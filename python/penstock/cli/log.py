@@ -1,0 +1,24 @@
+"""`penstock log`."""
+
+from __future__ import annotations
+
+import typer
+
+import penstock
+from penstock.cli import show
+
+
+def log(
+    uri: str = typer.Argument(help="A dataset."),
+    limit: int = typer.Option(20, "--limit", "-n", min=1, help="How many commits at most."),
+    as_json: bool = typer.Option(False, "--json", help="Print a list of objects."),
+) -> None:
+    """List commits, newest first."""
+    commits = penstock.open(uri).log(limit)
+    if as_json:
+        show.print_json([{**vars(commit), "time": commit.time.isoformat()} for commit in commits])
+        return
+    table = show.table(str(uri), "snapshot", "time", "author", "samples", "added", "message")
+    for commit in commits:
+        table.add_row(commit.snapshot, commit.time.strftime("%Y-%m-%d %H:%M:%S"), commit.author, f"{commit.samples:,}", f"+{commit.samples_added:,}", commit.message)
+    show.console.print(table)

@@ -1,0 +1,128 @@
+"""What the verbs share: tables, JSON, errors, type arguments."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.errors import Error, InvalidInputError
+from penstock.schema import Boxes, Bytes, Category, ColumnType, Image, Json, Keypoints, Label, Mask, Scalar, Tensor, Text
+
+console = Console()
+
+_NAMED: dict[str, ColumnType] = {
+    "text": Text(), "bytes": Bytes(), "json": Json(), "category": Category(), "image": Image(), "boxes": Boxes(), "mask": Mask(), "keypoints": Keypoints(),
+}  # fmt: skip
+
+TYPES_HELP = "name=type; type is a dtype (int32, timestamp, …), text, bytes, json, category, image, boxes, mask, keypoints, label:cat,dog or tensor:float32:3x?x? (? is free)"
+
+
+def parse_type(text: str) -> ColumnType:
+    """Read a type argument, such as `int32`, `label:cat,dog` or `tensor:float32:3x?`."""
+    kind, _, rest = text.partition(":")
+    if kind in _NAMED and not rest:
+        return _NAMED[kind]
+    if kind == "label" and rest:
+        return Label(rest.split(","))
+    if kind == "tensor" and rest:
+        dtype, _, shape = rest.partition(":")
+        try:
+            return Tensor(tuple(None if size == "?" else int(size) for size in shape.split("x") if size), dtype)
+        except ValueError as error:
+            if isinstance(error, Error):
+                raise
+            raise typer.BadParameter(f"`{text}`: the shape is `{shape}`, expected sizes or ? between x") from None
+    try:
+        return Scalar(kind if not rest else text)
+    except InvalidInputError as error:
+        raise typer.BadParameter(f"`{text}` is no column type: {TYPES_HELP}") from error
+
+
+def parse_types(arguments: list[str]) -> dict[str, ColumnType]:
+    """Read `name=type` arguments."""
+    types: dict[str, ColumnType] = {}
+    for argument in arguments:
+        name, sign, kind = argument.partition("=")
+        if not sign or not name:
+            raise typer.BadParameter(f"`{argument}`: expected {TYPES_HELP}")
+        if name in types:
+            raise typer.BadParameter(f"column `{name}` is given twice")
+        types[name] = parse_type(kind)
+    return types
+
+
+def print_json(value: Any) -> None:
+    """Print a value for a script: one line of JSON."""
+    print(json.dumps(value, default=_plain, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item() if value.dtype.kind != "M" else str(value)
+    if isinstance(value, np.ndarray):
+        return {"shape": list(value.shape), "dtype": str(value.dtype)} if value.size > 64 else value.tolist()
+    if isinstance(value, bytes):
+        return {"bytes": len(value)}
+    return str(value)
+
+
+def print_error(error: Error, as_json: bool) -> None:
+    """Print an error to stderr; with --json also as an object to stdout."""
+    if as_json:
+        print_json({"error": {"code": error.code, "message": error.message, "hint": error.hint}})
+    print(f"error[{error.code}]: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+
+
+def table(title: str, *columns: str) -> Table:
+    """Begin a table."""
+    made = Table(title=title, title_justify="left")
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+def size_text(count: float) -> str:
+    """Give bytes in words.
+
+    >>> size_text(1536)
+    '1.5 KiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def type_text(kind: ColumnType) -> str:
+    """Describe a column type in a few words."""
+    if isinstance(kind, Scalar):
+        text = kind.dtype
+    elif isinstance(kind, Tensor):
+        text = f"tensor {kind.dtype} ({', '.join('?' if size is None else str(size) for size in kind.shape)})"
+    elif isinstance(kind, Label):
+        shown = ", ".join(kind.names[:4])
+        text = f"label of {len(kind.names)} ({shown}{', …' if len(kind.names) > 4 else ''})"
+    else:
+        text = kind.type
+    return text if kind.codec == "none" else f"{text}, {kind.codec}"
+
+
+def cell(value: Any) -> str:
+    """Show one value in a table."""
+    if value is None:
+        return "null"
+    if isinstance(value, np.ndarray) and value.size > 8:
+        return f"{value.dtype} {value.shape}"
+    if isinstance(value, bytes):
+        return size_text(len(value))
+    text = str(value)
+    return text if len(text) <= 80 else text[:79] + "…"

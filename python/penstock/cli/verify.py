@@ -1,0 +1,35 @@
+"""`penstock verify`."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+import penstock
+from penstock.cli import show
+
+
+def verify(
+    uri: str = typer.Argument(help="A dataset."),
+    snapshot: str = typer.Option("", help="A snapshot id; the newest by default."),
+    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+) -> None:
+    """Read and check every byte of a snapshot; exit 1 if anything is damaged."""
+    dataset = penstock.open(uri, snapshot=snapshot or None)
+    console = Console(stderr=True)
+    with Progress(console=console, disable=as_json or not console.is_terminal) as progress:
+        task = progress.add_task("verifying", total=None)
+        report = dataset.verify(lambda files, _bytes: progress.update(task, completed=files))
+    problems = report["problems"]
+    if as_json:
+        report["problems"] = [{"object": name, "code": error.code, "message": error.message} for name, error in problems]
+        show.print_json(report)
+    else:
+        print(f"{report['commits']} commits, {report['data_files']} data files, {show.size_text(report['data_bytes'])}, {report['samples']:,} samples: {len(problems)} problems")
+        for name, error in problems:
+            print(f"{name}: {error}", file=sys.stderr)
+    if problems:
+        raise typer.Exit(1)

@@ -1,0 +1,6 @@
+# Sourced by the other scripts: where cargo is, and one target folder.
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if ! command -v cargo >/dev/null && [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo" ]; then
+  export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+fi
+export CARGO_TARGET_DIR="$PWD/target"
