@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 use penstock_error::{Context as _, Error, Kind, Result};
-use penstock_format::ids::{hint_name, read_hint, record_name};
+use penstock_format::ids::{hint_name, read_hint, record_name, sealed_crc};
 use penstock_format::record::Record;
-use penstock_format::{SnapshotId, crc};
+use penstock_format::SnapshotId;
 use penstock_storage::Storage;
 
 /// A record and the crc of its bytes, which its children carry.
@@ -17,7 +17,7 @@ pub struct LogEntry {
 impl LogEntry {
     pub fn parse(body: &Bytes, branch: u64, number: u64) -> Result<LogEntry> {
         let record = Record::parse(body, branch, number).context(|| format!("cannot read `{}`", record_name(branch, number)))?;
-        Ok(LogEntry { record, crc: crc(body) })
+        Ok(LogEntry { record, crc: sealed_crc(body) })
     }
 }
 

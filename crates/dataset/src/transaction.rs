@@ -301,7 +301,7 @@ impl Transaction {
         self.state = State::Closed;
         let _ = context.storage.overwrite(&hint_name(record.branch), &write_hint(record.number)); // A stale hint costs a few look-ups.
         let first_row_id = penstock_format::ids::row_id(record.lineage, record.next_counter - self.samples) as i64;
-        let crc = penstock_format::crc(&record.encode());
+        let crc = penstock_format::ids::sealed_crc(&record.encode());
         let receipt = Receipt { snapshot: record.snapshot(), first_row_id, samples: self.samples };
         Ok((receipt, Snapshot::at(context, log::LogEntry { record, crc })?))
     }

@@ -63,6 +63,12 @@ impl SnapshotId {
     }
 }
 
+/// What a parent stores of a sealed object: the crc of all but the crc it ends with. Over the whole it would be the same
+/// number for every object, as a CRC of a message with its own CRC behind it is a constant.
+pub fn sealed_crc(body: &[u8]) -> u32 {
+    crc(&body[..body.len().saturating_sub(4)])
+}
+
 /// A child object as its parent knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectRef {
@@ -73,7 +79,7 @@ pub struct ObjectRef {
 
 impl ObjectRef {
     pub fn of(id: Id, body: &[u8]) -> ObjectRef {
-        ObjectRef { id, bytes: body.len() as u64, crc: crc(body) }
+        ObjectRef { id, bytes: body.len() as u64, crc: sealed_crc(body) }
     }
 
     pub fn read(cursor: &mut Cursor) -> Result<ObjectRef> {
@@ -91,7 +97,7 @@ impl ObjectRef {
         if body.len() as u64 != self.bytes {
             return Err(Error::new("object-truncated", format!("cannot read `{name}`: {} bytes, expected {}", body.len(), self.bytes)));
         }
-        let found = crc(body);
+        let found = sealed_crc(body);
         if found != self.crc {
             return Err(Error::new("object-checksum", format!("cannot read `{name}`: crc32c {found:#010x}, expected {:#010x}", self.crc)));
         }

@@ -1,1 +1,6 @@
+//! What tests stand on: a crashing disk, random numbers by seed, sample datasets, hostile images. Never shipped.
 
+pub mod crash;
+pub mod hostile;
+pub mod random;
+pub mod samples;

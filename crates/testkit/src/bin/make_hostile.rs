@@ -1,0 +1,10 @@
+//! `make-hostile FOLDER`: write the hostile images there, for the Python tests.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let folder = std::path::PathBuf::from(std::env::args_os().nth(1).ok_or("usage: make-hostile FOLDER")?);
+    std::fs::create_dir_all(&folder)?;
+    for (name, bytes) in penstock_testkit::hostile::images()? {
+        std::fs::write(folder.join(name), bytes)?;
+    }
+    Ok(())
+}

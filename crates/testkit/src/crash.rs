@@ -1,0 +1,249 @@
+//! A disk that forgets: after a crash it holds what was fsynced, and of the rest a random part.
+//!
+//! Content is durable by fsync of the file, names by fsync of the folder, each on its own. What was not synced may be
+//! there, be missing, or be there in part, with zeros or old bytes in the holes; names may point to the old file, the new
+//! one, or nothing. `Local` runs on it unchanged.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use penstock_storage::{File, FileSystem};
+
+use crate::random::Random;
+
+/// Unsynced content is lost in pieces of this size.
+const SECTOR_BYTES: usize = 512;
+
+#[derive(Debug, Clone, Default)]
+struct Inode {
+    written: Vec<u8>,
+    durable: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Entry {
+    File(usize),
+    Folder,
+}
+
+#[derive(Debug, Clone, Default)]
+struct State {
+    inodes: Vec<Inode>,
+    names: BTreeMap<PathBuf, Entry>,
+    durable_names: BTreeMap<PathBuf, Entry>,
+    /// Operations until the power goes; none: it stays.
+    left: Option<u64>,
+    operations: u64,
+}
+
+/// The disk. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct CrashDisk(Arc<Mutex<State>>);
+
+impl CrashDisk {
+    pub fn new() -> CrashDisk {
+        let disk = CrashDisk::default();
+        let mut state = disk.lock();
+        state.names.insert("/".into(), Entry::Folder);
+        state.durable_names.insert("/".into(), Entry::Folder);
+        drop(state);
+        disk
+    }
+
+    /// Let the power go after `operations` more operations: all later ones fail and change nothing.
+    pub fn fail_after(&self, operations: u64) {
+        self.lock().left = Some(operations);
+    }
+
+    /// Operations so far.
+    pub fn operations(&self) -> u64 {
+        self.lock().operations
+    }
+
+    /// The disk as it comes back after the power went.
+    pub fn after_crash(&self, seed: u64) -> CrashDisk {
+        let mut random = Random(seed);
+        let state = self.lock();
+        let mut names = state.durable_names.clone();
+        let changed: Vec<PathBuf> = state.names.keys().chain(state.durable_names.keys()).cloned().collect();
+        for path in changed {
+            let (now, then) = (state.names.get(&path), state.durable_names.get(&path));
+            if now != then && random.chance(2) {
+                match now {
+                    Some(entry) => names.insert(path, *entry),
+                    None => names.remove(&path),
+                };
+            }
+        }
+        // A name cannot be there without its folder.
+        let whole: BTreeMap<PathBuf, Entry> =
+            names.iter().filter(|(path, _)| path.ancestors().skip(1).all(|above| names.get(above) == Some(&Entry::Folder))).map(|(path, entry)| (path.clone(), *entry)).collect();
+        let inodes = state.inodes.iter().map(|inode| survive(inode, &mut random)).collect();
+        CrashDisk(Arc::new(Mutex::new(State { inodes, names: whole.clone(), durable_names: whole, left: None, operations: 0 })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begin an operation, unless the power has gone.
+    fn operate(&self) -> io::Result<MutexGuard<'_, State>> {
+        let mut state = self.lock();
+        state.operations += 1;
+        match &mut state.left {
+            Some(0) => return Err(io::Error::other("the power is gone")),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        Ok(state)
+    }
+}
+
+/// What of a file survives.
+fn survive(inode: &Inode, random: &mut Random) -> Inode {
+    let mut content = inode.durable.clone();
+    if inode.written != inode.durable {
+        let length = match random.below(3) {
+            0 => inode.durable.len(),
+            1 => inode.written.len(),
+            _ => random.below(inode.written.len() as u64 + 1) as usize,
+        };
+        content.resize(length.max(inode.durable.len().min(inode.written.len())), 0);
+        for start in (0..content.len().min(inode.written.len())).step_by(SECTOR_BYTES) {
+            let end = (start + SECTOR_BYTES).min(content.len()).min(inode.written.len());
+            if random.chance(2) {
+                content[start..end].copy_from_slice(&inode.written[start..end]);
+            }
+        }
+    }
+    Inode { written: content.clone(), durable: content }
+}
+
+impl State {
+    fn inode(&self, path: &Path) -> io::Result<usize> {
+        match self.names.get(path) {
+            Some(Entry::File(inode)) => Ok(*inode),
+            Some(Entry::Folder) => Err(io::ErrorKind::IsADirectory.into()),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn folder(&self, path: &Path) -> io::Result<()> {
+        match self.names.get(path) {
+            Some(Entry::Folder) => Ok(()),
+            Some(Entry::File(_)) => Err(io::ErrorKind::NotADirectory.into()),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn add(&mut self, path: &Path, entry: Entry) -> io::Result<()> {
+        self.folder(path.parent().unwrap_or(Path::new("/")))?;
+        if self.names.contains_key(path) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        self.names.insert(path.to_owned(), entry);
+        Ok(())
+    }
+}
+
+struct CrashFile {
+    disk: CrashDisk,
+    inode: usize,
+}
+
+impl File for CrashFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.disk.operate()?.inodes[self.inode].written.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let mut state = self.disk.operate()?;
+        let inode = &mut state.inodes[self.inode];
+        inode.durable = inode.written.clone();
+        Ok(())
+    }
+}
+
+impl FileSystem for CrashDisk {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn File>> {
+        let mut state = self.operate()?;
+        let inode = state.inodes.len();
+        state.add(path, Entry::File(inode))?;
+        state.inodes.push(Inode::default());
+        Ok(Box::new(CrashFile { disk: self.clone(), inode }))
+    }
+
+    fn read(&self, path: &Path) -> io::Result<Bytes> {
+        let state = self.operate()?;
+        Ok(state.inodes[state.inode(path)?].written.clone().into())
+    }
+
+    fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes> {
+        let content = self.read(path)?;
+        if content.len() as u64 != bytes {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("{} bytes, expected {bytes}", content.len())));
+        }
+        Ok(content)
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        Ok(self.operate()?.names.contains_key(path))
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.operate()?;
+        let inode = state.inode(from)?;
+        state.add(to, Entry::File(inode))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.operate()?;
+        let inode = state.inode(from)?;
+        state.names.remove(from);
+        state.names.insert(to.to_owned(), Entry::File(inode));
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.operate()?;
+        state.inode(path)?;
+        state.names.remove(path);
+        Ok(())
+    }
+
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        self.operate()?.add(path, Entry::Folder)
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.operate()?;
+        state.folder(path)?;
+        let inside = |name: &Path| name.parent() == Some(path);
+        state.durable_names.retain(|name, _| !inside(name));
+        let now: Vec<(PathBuf, Entry)> = state.names.iter().filter(|(name, _)| inside(name)).map(|(name, entry)| (name.clone(), *entry)).collect();
+        state.durable_names.extend(now);
+        Ok(())
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<(String, u64)>> {
+        let state = self.operate()?;
+        state.folder(path)?;
+        let mut found = Vec::new();
+        for (name, entry) in state.names.iter().filter(|(name, _)| name.parent() == Some(path)) {
+            if let (Entry::File(inode), Some(name)) = (entry, name.file_name().and_then(|name| name.to_str())) {
+                found.push((name.to_owned(), state.inodes[*inode].written.len() as u64));
+            }
+        }
+        Ok(found)
+    }
+
+    fn is_empty(&self, path: &Path) -> io::Result<bool> {
+        let state = self.operate()?;
+        state.folder(path)?;
+        Ok(!state.names.keys().any(|name| name.parent() == Some(path)))
+    }
+}

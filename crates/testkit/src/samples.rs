@@ -1,0 +1,109 @@
+//! A small dataset with every layout, codec and kind of column, and a way to read all of it.
+
+use std::sync::Arc;
+
+use penstock_codec::encode_png;
+use penstock_dataset::{Input, OnCorrupt, Plan, Receipt, Snapshot, Transaction, Validate};
+use penstock_error::Result;
+use penstock_format::schema::{CodecName, ColumnKind, ColumnSpec};
+use penstock_tensor::{Column, Ragged};
+
+use crate::random::Random;
+
+fn column(name: &str, kind: ColumnKind, codec: CodecName) -> ColumnSpec {
+    ColumnSpec { id: 0, name: name.into(), kind, codec }
+}
+
+/// One column of each layout and codec.
+pub fn schema() -> Vec<ColumnSpec> {
+    let tensor = |shape: &[Option<u64>], dtype: &str| ColumnKind::Tensor { dtype: dtype.into(), shape: shape.to_vec() };
+    vec![
+        column("number", ColumnKind::Scalar { dtype: "int32".into() }, CodecName::None),
+        column("packed_zstd", tensor(&[Some(8)], "float32"), CodecName::Zstd),
+        column("text", ColumnKind::Text, CodecName::None),
+        column("text_lz4", ColumnKind::Text, CodecName::Lz4),
+        column("label", ColumnKind::Label { names: vec!["cat".into(), "dog".into()] }, CodecName::None),
+        column("breed", ColumnKind::Category, CodecName::None),
+        column("cloud", tensor(&[None, Some(2), None], "int16"), CodecName::None),
+        column("large", tensor(&[None], "uint8"), CodecName::None),
+        column("image", ColumnKind::Image { exif_orientation: true }, CodecName::None),
+    ]
+}
+
+fn fixed(data: Vec<u8>, samples: usize, null_at: Option<usize>) -> Column {
+    let validity = null_at.map(|null| (0..samples).map(|index| index != null).collect());
+    Column::Fixed { data, validity, samples }
+}
+
+/// `samples` samples that a seed decides, with a null here and there.
+pub fn batch(seed: u64, samples: usize) -> Result<Vec<Input>> {
+    let mut random = Random(seed);
+    let mut ragged = |most: u64, words: bool| {
+        let mut values = Ragged::default();
+        for index in 0..samples {
+            let length = random.below(most) as usize;
+            let bytes: Vec<u8> = if words { format!("word{}", random.below(5)).into_bytes() } else { (0..length).map(|_| b'a' + random.below(26) as u8).collect() };
+            values.push((index % 5 != 3).then_some(&bytes[..]), &[]);
+        }
+        Column::Ragged(values)
+    };
+    let (text, text_lz4, breed) = (ragged(60, false), ragged(60, false), ragged(0 + 1, true));
+    let mut cloud = Ragged::default();
+    let mut large = Ragged::default();
+    let mut images = Ragged::default();
+    for index in 0..samples {
+        let (points, width) = (random.below(3), random.below(3));
+        cloud.push(Some(&random.bytes((points * 2 * width * 2) as usize)), &[points, width]);
+        let length = 1000 + random.below(300);
+        large.push(Some(&random.bytes(length as usize)), &[length]);
+        let png = encode_png(2, 3, 3, 8, &random.bytes(18))?;
+        images.push((index % 4 != 1).then_some(&png[..]), &[]);
+    }
+    let labels = (0..samples).flat_map(|_| (random.below(2) as i64).to_le_bytes()).collect();
+    let columns = [
+        ("number", fixed(random.bytes(samples * 4), samples, Some(samples / 2))),
+        ("packed_zstd", fixed((0..samples * 32).map(|index| (index / 9) as u8).collect(), samples, None)),
+        ("text", text),
+        ("text_lz4", text_lz4),
+        ("label", fixed(labels, samples, Some(0))),
+        ("breed", breed),
+        ("cloud", Column::Ragged(cloud)),
+        ("large", Column::Ragged(large)),
+        ("image", Column::Ragged(images)),
+    ];
+    Ok(columns.into_iter().map(|(name, column)| Input { name: name.into(), column }).collect())
+}
+
+/// Append `samples` samples as one commit.
+pub fn append(base: &Arc<Snapshot>, seed: u64, samples: usize) -> Result<(Receipt, Snapshot)> {
+    let mut transaction = Transaction::begin(base.clone())?;
+    transaction.append(batch(seed, samples)?, Validate::Header)?;
+    transaction.commit(&format!("seed {seed}"), "testkit", "{}")
+}
+
+/// Everything a reader can see of a snapshot: one string a column, and row ids.
+pub fn contents(snapshot: &Snapshot) -> Result<Vec<String>> {
+    let plan = Plan::new(snapshot, (0..snapshot.len()).rev().collect())?;
+    let mut seen = vec![format!("{} {:?}", snapshot.id(), plan.row_ids())];
+    for column in &snapshot.schema.columns {
+        let (dtype, shape) = column.kind.stored()?;
+        seen.push(match column.kind {
+            ColumnKind::Label { .. } | ColumnKind::Category => {
+                let mut codes = vec![0; plan.len()];
+                let nulls = snapshot.read_codes(&plan, column, &mut codes, OnCorrupt::Raise)?;
+                format!("{codes:?} {nulls:?} {:?}", snapshot.vocabulary(column.id)?)
+            }
+            _ if shape.is_fixed() => {
+                let mut out = vec![0; plan.len() * shape.fixed_bytes(dtype)? as usize];
+                let nulls = snapshot.read_fixed(&plan, column, &mut out, OnCorrupt::Raise)?;
+                format!("{out:?} {nulls:?}")
+            }
+            _ => {
+                let values = snapshot.read_ragged(&plan, column, OnCorrupt::Raise)?;
+                let list: Vec<_> = (0..values.len()).map(|index| (values.get(index), values.free(index))).collect();
+                format!("{list:?}")
+            }
+        });
+    }
+    Ok(seen)
+}

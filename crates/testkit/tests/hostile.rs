@@ -1,0 +1,77 @@
+//! Hostile images and hostile metadata: no panic, no hang, no memory beyond the limits.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use penstock_codec::{Limits, decode, decode_mask, probe};
+use penstock_error::Result;
+use penstock_format::datafile::Tail;
+use penstock_format::manifest::{Root, parse_page, parse_words};
+use penstock_format::record::Record;
+use penstock_testkit::hostile;
+use penstock_testkit::random::Random;
+use proptest::prelude::*;
+
+#[test]
+fn hostile_images_are_refused_or_decoded_within_limits() -> Result<()> {
+    let limits = Limits { pixels: 1 << 24 };
+    let begin = Instant::now();
+    let mut refused = 0;
+    for (name, bytes) in hostile::images()? {
+        let header = probe(&bytes, limits);
+        let decoded = decode(&bytes, limits, true);
+        let _ = decode_mask(&bytes, limits); // Only that it comes back.
+        match (header, decoded) {
+            (Err(_), Ok(_)) => panic!("{name}: refused by its header, decoded all the same"),
+            (_, Ok(picture)) => assert!(picture.data.len() as u64 <= limits.pixels * 8, "{name}"),
+            (_, Err(error)) => {
+                refused += 1;
+                assert!(["media-undecodable", "media-too-large", "unsupported-format"].contains(&error.code()), "{name}: {}", error.code());
+            }
+        }
+    }
+    assert!(refused > 40);
+    // Not a measure of speed: a decoder that hangs would be at this for ever.
+    assert!(begin.elapsed() < Duration::from_secs(60));
+    Ok(())
+}
+
+fn parse_all(bytes: &[u8]) {
+    let bytes = Bytes::copy_from_slice(bytes);
+    let _ = Record::parse(&bytes, 0, 0);
+    let _ = Root::parse(&bytes);
+    let _ = parse_page(&bytes);
+    let _ = parse_words(&bytes);
+    let _ = Tail::parse(bytes, 1 << 20);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn parsers_survive_noise(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        parse_all(&bytes);
+    }
+}
+
+/// The same bytes with a good checksum reach the code behind it.
+#[test]
+fn parsers_survive_rot_behind_a_good_checksum() -> Result<()> {
+    let snapshot = penstock_dataset::create(Box::new(penstock_storage::Memory::named("rot")), penstock_testkit::samples::schema(), "create", "test")?;
+    let snapshot = std::sync::Arc::new(snapshot);
+    let (_, snapshot) = penstock_testkit::samples::append(&snapshot, 1, 5)?;
+    let bodies = [snapshot.record().encode(), snapshot.root.encode()];
+    let mut random = Random(3);
+    for round in 0..20_000 {
+        let body = &bodies[round % bodies.len()];
+        let mut rotten = body.clone();
+        for _ in 0..=random.below(4) {
+            let at = 8 + random.below(body.len() as u64 - 12) as usize;
+            rotten[at] = random.next() as u8;
+        }
+        let end = rotten.len() - 4;
+        let sum = penstock_format::crc(&rotten[..end]).to_le_bytes();
+        rotten[end..].copy_from_slice(&sum);
+        parse_all(&rotten);
+    }
+    Ok(())
+}
