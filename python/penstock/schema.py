@@ -234,7 +234,7 @@ def cast(array: npt.NDArray[Any], dtype: str, what: str) -> npt.NDArray[Any]:
         return array
     if array.size == 0:
         return array.astype(wanted)
-    if dtype == "timestamp" and array.dtype.kind == "M":
+    if dtype == "timestamp" and array.dtype.kind in "Miu":  # Whole numbers are microseconds since 1970.
         return array.astype(wanted)
     if wanted.kind in "iu" and array.dtype.kind in "iu":
         low, high = np.iinfo(wanted).min, np.iinfo(wanted).max
@@ -271,12 +271,13 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
         if nulls:
             validity = np.ones(len(items), bool)
             validity[nulls] = False
-            blank = np.zeros(shape, numpy_dtype(dtype))
+            # NumPy does not mix bfloat16 with Python numbers.
+            blank = np.zeros(shape, np.float32 if dtype == "bfloat16" else numpy_dtype(dtype))[()]
             items = [blank if is_null(value) else value for value in items]
         for row, item in enumerate(items if shape else ()):
             if np.shape(item) != shape:
                 raise fail(f"row {row} has the shape {np.shape(item)}, expected {shape}", row)
-        values = stack(items, dtype)
+        values = stack(items, dtype) if items else np.empty((0, *shape), numpy_dtype(dtype))
     if values.shape[1:] != shape:
         raise fail(f"values have the shape {values.shape}, expected (N, {', '.join(map(str, shape))})" if shape else f"values have the shape {values.shape}, expected (N,)")
     return fixed(cast(values, dtype, "the array"), validity)
@@ -296,7 +297,7 @@ def stack(items: list[Any], dtype: str) -> npt.NDArray[Any]:
                 raise fail(f"values are no timestamps: {error}") from error
         bad = next((row for row, item in enumerate(items) if not isinstance(item, int | float | complex | np.generic | np.ndarray | list | tuple)), None)
         raise fail(f"row {bad} is {items[bad]!r}, expected {dtype}" if bad is not None else f"values do not make an array of {dtype}", bad)
-    return array.astype("datetime64[us]") if dtype == "timestamp" and array.dtype.kind in "iu" else array
+    return array
 
 
 def naive_utc(value: Any) -> Any:

@@ -92,7 +92,7 @@ fn failure(verb: &str, path: &Path, error: &io::Error) -> Error {
     use io::ErrorKind as K;
     let text = format!("cannot {verb} `{}`: {error}", path.display());
     match error.kind() {
-        K::NotFound => Error::new("object-not-found", text),
+        K::NotFound | K::NotADirectory => Error::new("object-not-found", text),
         K::PermissionDenied => Error::new("permission-denied", text).hint("check the owner and the mode of the folder"),
         K::ReadOnlyFilesystem => Error::new("read-only", text).hint("the file system is mounted read-only; write to a copy elsewhere"),
         K::StorageFull | K::QuotaExceeded => Error::new("no-space", text).hint("free space and try again; nothing was committed"),
@@ -153,7 +153,10 @@ impl Storage for Local {
     fn exists(&self, name: &str) -> Result<bool> {
         let path = self.path(name);
         add(&self.counters.lookups, 1);
-        self.files.exists(&path).map_err(|error| failure("read", &path, &error))
+        match self.files.exists(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(false),
+            other => other.map_err(|error| failure("read", &path, &error)),
+        }
     }
 
     fn list(&self, folder: &str) -> Result<Vec<(String, u64)>> {

@@ -1,0 +1,153 @@
+"""Exact limits of the main paths: requests, bytes, syncs, copies, descriptors, threads, memory, overhead on disk."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+
+import penstock as ps
+
+
+def spent(ds, work):
+    before = ds.stats()
+    work()
+    return {name: value - before[name] for name, value in ds.stats().items() if value != before[name]}
+
+
+@pytest.fixture
+def small(root):
+    ds = ps.create(root, {"v": ps.Tensor((512,), "float64"), "t": ps.Text()})
+    ds.append({"v": np.zeros((1000, 512)), "t": ["text"] * 1000})
+    return ds
+
+
+def test_requests_of_open_and_take(small, root):
+    ds = ps.open(root)
+    assert ds.stats()["reads"] == 3 and ds.stats()["lookups"] == 2 and ds.stats()["maps"] == 0, "hint, record, root; is hinted there, is the next not"
+    size = sum(file.stat().st_size for file in root.rglob("d/*"))
+    assert spent(ds, lambda: ds.take([5])) == {"maps": 1, "mapped_bytes": size}
+    assert spent(ds, lambda: ds.take(np.arange(1000))) == {}, "what is mapped is not asked for again"
+    assert spent(ds, lambda: ds.select([1, 2])[:]) == {}
+    again = ps.open(root, snapshot=ds.snapshot)
+    assert again.stats()["reads"] == 2 and again.stats()["lookups"] == 1, "record, root; is there a dataset"
+
+
+def test_open_does_not_grow_with_commits(root):
+    ds = ps.create(root, {"n": "int32"})
+    for number in range(300):
+        ds.append({"n": [number]})
+    fresh = ps.open(root)
+    assert fresh.stats()["reads"] == 3 and fresh.stats()["lookups"] == 2
+    root_bytes = max(file.stat().st_size for file in root.rglob("r/*"))
+    assert fresh.stats()["read_bytes"] <= 16 + 4096 + root_bytes and root_bytes < 2000
+    pages = [file.stat().st_size for file in root.rglob("p/*")]
+    assert max(pages) <= 64 << 10
+    (root / "log" / "0000000000000000" / "hint").unlink()
+    lost = ps.open(root)
+    assert lost["n"][:].tolist() == list(range(300)) and lost.stats()["lookups"] <= 24, "galloping, without the hint"
+
+
+def test_a_small_commit_costs_so_many_syncs_and_puts(small):
+    cost = spent(small, lambda: small.append({"t": ["x"]}))
+    # Data file, its folder, temporary record, folder of the log.
+    assert cost["syncs"] == 4 and cost["puts"] == 1 and cost["creates"] == 1 and cost.get("maps", 0) == 0
+    assert cost["reads"] <= 5 and cost["lookups"] <= 3
+
+
+def test_one_copy_and_no_descriptors(small, root):
+    process = psutil.Process()
+    ds = ps.open(root)
+    before = process.num_fds()
+    batch = ds.take(np.arange(1000))
+    assert process.num_fds() == before, "maps keep no descriptor"
+    assert batch["v"].base is None and batch["v"].flags.owndata, "the answer is its own memory, filled in place"
+    assert process.num_threads() == psutil.Process().num_threads()
+
+
+def in_process(script, *arguments):
+    run = subprocess.run([sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.split()
+
+
+def test_threads_end_with_the_call(root):
+    script = """
+import sys, numpy as np, penstock as ps, threading, os
+before = len(os.listdir("/proc/self/task"))
+ds = ps.create(sys.argv[1], {"m": ps.Image(), "v": ps.Tensor((1000,), "float64")})
+ds.append({"m": [np.random.randint(0, 255, (200, 200, 3), dtype=np.uint8)] * 100, "v": np.zeros((3000, 1000))[:100]}, validate="decode")
+ds[:]
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    assert in_process(script, root) == ["0"]
+
+
+def test_a_thousand_fragments_bound_maps(root):
+    ds = ps.create(root, {"n": "int32"})
+    for number in range(200):
+        ds.append({"n": np.full(5, number, np.int32)})
+    ds = ps.open(root)
+    cost = spent(ds, lambda: ds[:])
+    assert cost["maps"] == 200 and cost.get("reads", 0) <= 1 + len(list(root.rglob("p/*")))
+
+
+@pytest.mark.parametrize("megabytes", [600])
+def test_memory_of_a_large_import_is_bounded_by_the_budget(root, tmp_path, megabytes):
+    """An import of 600 MB under a budget of 64 MB; 2 GB under 512 MB is in the bench. Peak beside the interpreter with its libraries."""
+    source = tmp_path / "files"
+    source.mkdir()
+    body = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8).tobytes()
+    first = None
+    for number in range(megabytes):
+        path = source / f"{number:05d}.bin"
+        if first is None:
+            path.write_bytes(body)
+            first = path
+        else:
+            os.link(first, path)
+    script = """
+import sys, pathlib, penstock as ps
+from penstock import importers, arrow
+def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
+ps.configure(memory_bytes=64 << 20, threads=2)
+tiny = ps.create(sys.argv[2] + "-warm", {"file": ps.Bytes()}); tiny.append({"file": [b"x"]}); tiny[0]
+before = peak()
+files = ({"file": path} for path in sorted(pathlib.Path(sys.argv[1]).iterdir()))
+report = importers.import_data(files, sys.argv[2], types={"file": ps.Bytes()})
+print(report.samples, peak() - before)
+"""
+    samples, grown = map(int, in_process(script, source, root))
+    assert samples == megabytes and grown <= 64 << 20, f"{grown >> 20} MiB"
+    assert ps.open(root).take([599], columns=["file"])["file"][0] == body
+
+
+def stored(root):
+    """All bytes of a dataset, but those of an empty one."""
+    return sum(file.stat().st_size for file in pathlib.Path(root).rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize(
+    ("mean", "share", "each"), [(20, 0.01, 3), (110, 0.01, 3), (600, 0.01, 3), (1024, 0.02, 0), (5_000, 0.02, 0), (65_536, 0.001, 0), (300_000, 0.001, 0)]
+)
+@pytest.mark.parametrize("kind", ["text", "bytes", "tensor"])
+def test_overhead_on_disk(root, mean, share, each, kind):
+    rng = np.random.default_rng(0)
+    count = max(100, min(50_000, (16 << 20) // mean))
+    sizes = rng.integers(int(mean * 0.8), int(mean * 1.2) + 1, count) if mean != 1024 else np.full(count, 1024)
+    if kind == "tensor":
+        sizes = sizes // 16 * 16
+        column, values = ps.Tensor((None, 4), "float32"), [np.zeros((size // 16, 4), np.float32) for size in sizes]
+    elif kind == "text":
+        column, values = ps.Text(), ["x" * int(size) for size in sizes]
+    else:
+        column, values = ps.Bytes(), [bytes(int(size)) for size in sizes]
+    ds = ps.create(root, {"value": column})
+    empty = stored(root)
+    ds.append({"value": values})
+    value_bytes = int(sizes.sum())
+    overhead = stored(root) - empty - value_bytes
+    assert overhead <= max(share * value_bytes, each * count), f"{overhead / count:.2f} bytes a sample, {100 * overhead / value_bytes:.3f} %"

@@ -1,0 +1,155 @@
+"""Pickle, fork (also while another thread is inside take), spawn, threads, DataLoader workers."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import penstock as ps
+
+COUNT = 2000
+
+
+@pytest.fixture
+def ds(root):
+    ds = ps.create(root, {"n": "int64", "t": ps.Text(codec="lz4"), "v": ps.Tensor((300,), "float32"), "k": ps.Category()})
+    for start in range(0, COUNT, 500):
+        n = np.arange(start, start + 500)
+        ds.append({"n": n, "t": [f"t{i}" for i in n], "v": np.repeat(n[:, None], 300, 1).astype("f4"), "k": [f"k{i % 9}" for i in n]})
+    return ps.open(root)
+
+
+def check(ds, seed):
+    positions = np.random.default_rng(seed).integers(0, len(ds), 64)
+    batch = ds.take(positions)
+    assert np.array_equal(batch["n"], positions) and batch["t"] == [f"t{i}" for i in positions] and np.array_equal(batch["v"][:, 7], positions)
+    assert np.array_equal(batch["k"], positions % 9)
+
+
+def test_pickle_carries_place_snapshot_and_selection_only(ds, root):
+    view = ds.select([5, 3])
+    body = pickle.dumps(ds)
+    assert len(body) < 400
+    ps.open(root).append({"n": [7]})
+    again, narrowed = pickle.loads(body), pickle.loads(pickle.dumps(view))
+    assert type(again) is ps.Dataset and len(again) == COUNT and again.snapshot == ds.snapshot
+    assert type(narrowed) is ps.View and narrowed[:]["n"].tolist() == [5, 3]
+    memory = ps.create("memory://pickle", {"n": "int32"})
+    with pytest.raises(ps.UnsupportedError, match="one process"):
+        pickle.dumps(memory)
+    error = pickle.loads(pickle.dumps(ps.CorruptError("m", code="block-checksum", hint="h", rows=[3])))
+    assert (error.code, error.hint, error.rows) == ("block-checksum", "h", [3])
+
+
+def in_child(work):
+    """Run in a forked child; its exit status is the answer. A child that hangs is killed, which fails the test."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            signal.alarm(30)
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0
+
+
+def test_fork_while_other_threads_are_inside_take(ds):
+    stop = threading.Event()
+
+    def reader(seed):
+        while not stop.is_set():
+            ps.open(ds.uri) if seed % 2 else None
+            check(ds, seed)
+
+    threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for seed in range(40):
+            in_child(lambda seed=seed: check(ds, seed))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_fork_before_and_after_the_first_read_and_write_in_the_child(ds, root):
+    fresh = ps.open(root)
+    in_child(lambda: check(fresh, 1))
+    check(fresh, 1)
+    in_child(lambda: check(fresh, 2))
+    in_child(lambda: ps.open(root).append({"n": [1]}))
+    assert len(fresh.refresh()) == COUNT + 1
+
+
+def test_threads_share_a_handle_and_release_the_gil(ds):
+    errors = []
+
+    def work(seed):
+        try:
+            for number in range(30):
+                check(ds, seed * 100 + number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def spawned(ds, queue):
+    check(ds, 5)
+    queue.put(len(ds))
+
+
+def test_spawn(ds):
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    child = context.Process(target=spawned, args=(ds, queue))
+    child.start()
+    assert queue.get(timeout=60) == COUNT
+    child.join()
+
+
+@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (2, "spawn")])
+@pytest.mark.parametrize("collate", [ps.torch.collate, None])
+def test_data_loader(ds, workers, context, collate):
+    loader = DataLoader(ds.torch(["n", "v", "t"]), batch_size=128, shuffle=True, num_workers=workers, multiprocessing_context=context, collate_fn=collate)
+    seen = []
+    for batch in loader:
+        assert batch["v"].shape[1:] == (300,) and batch["v"].dtype == torch.float32 and torch.equal(batch["v"][:, 0].long(), batch["n"])
+        assert list(batch["t"]) == [f"t{i}" for i in batch["n"].tolist()]
+        seen += batch["n"].tolist()
+    assert sorted(seen) == list(range(COUNT))
+
+
+def test_collate_of_every_kind(root):
+    ds = ps.create(root, {
+        "even": ps.Image(), "odd": ps.Image(), "boxes": ps.Boxes(of="even"), "label": ps.Label(["a"]), "time": "timestamp", "half": "bfloat16", "json": ps.Json(), "maybe": "int32",
+    })  # fmt: skip
+    ds.append({
+        "even": [np.full((4, 6, 3), i, np.uint8) for i in range(3)], "odd": [np.zeros((4 + i, 6, 3), np.uint8) for i in range(3)],
+        "boxes": [np.ones((i, 4), "f4") for i in range(3)], "label": ["a"] * 3, "time": np.arange(3), "half": [0.5] * 3, "json": [{}] * 3, "maybe": [1, None, 2],
+    })  # fmt: skip
+    whole = ds.torch(["even", "odd", "boxes", "label", "time", "half", "json"])
+    for samples in (whole.__getitems__([0, 1, 2]), [whole[0], whole[1], whole[2]]):
+        batch = ps.torch.collate(samples)
+        assert batch["even"].shape == (3, 3, 4, 6) and batch["even"].is_contiguous(memory_format=torch.channels_last) and batch["even"][2].eq(2).all()
+        assert [image.shape for image in batch["odd"]] == [(3, 4, 6), (3, 5, 6), (3, 6, 6)] and [b.shape for b in batch["boxes"]] == [(0, 4), (1, 4), (2, 4)]
+        assert batch["label"].dtype == torch.int64 and batch["time"].tolist() == [0, 1, 2] and batch["half"].dtype == torch.bfloat16 and batch["json"] == [{}, {}, {}]
+    with pytest.raises(ps.InvalidInputError, match="`maybe`"):
+        ps.torch.collate(ds.torch(["maybe"]).__getitems__([0, 1]))
+    with pytest.raises(ps.NotFoundError):
+        ds.torch(["nope"])
