@@ -264,7 +264,7 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
     if isinstance(values, np.ma.MaskedArray):
         mask = np.ma.getmaskarray(values)
         validity = ~mask.reshape(len(values), -1).any(axis=1) if values.ndim > 1 else ~mask
-        values = values.filled(values.dtype.type(0))
+        values = values.filled(np.zeros((), values.dtype)[()])
     if not isinstance(values, np.ndarray):
         items = as_list(values)
         nulls = [row for row, value in enumerate(items) if is_null(value)]

@@ -11,13 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import penstock
 from penstock.cli import show
-from penstock.importers import FORMATS, import_data
 
 
 def import_(
     source: Annotated[str, typer.Argument(help="A folder of images (class = parent folder), or a CSV, TSV, JSONL, Parquet or Arrow file.")],
     destination: Annotated[str, typer.Argument(help="A new dataset, or one with these columns to append to.")],
-    format: Annotated[str, typer.Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
+    format: Annotated[str, typer.Option(help="auto, images, csv, tsv, jsonl, parquet, arrow.")] = "auto",
     types: Annotated[list[str], typer.Option("--type", "-t", help=show.TYPES_HELP)] = [],  # noqa: B006
     validate: Annotated[str, typer.Option(help="header: look at the headers of images; decode: at every pixel.")] = "header",
     on_error: Annotated[str, typer.Option(help="raise: commit nothing; skip the item; null the value.")] = "raise",
@@ -30,6 +29,8 @@ def import_(
     as_json: Annotated[bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}]}.")] = False,
 ) -> None:
     """Import files as one commit; every item that is refused is reported."""
+    from penstock.importers import import_data  # Here, because pyarrow takes a third of a second that other verbs need not wait.
+
     if memory_bytes:
         penstock.configure(memory_bytes=memory_bytes)
     console = Console(stderr=True)

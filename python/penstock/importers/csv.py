@@ -86,8 +86,15 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
             raise
         raise _failed(path, error) from error
     schema = stream.schema
+    try:
+        list(schema.names)
+    except UnicodeDecodeError as error:
+        raise _failed(path, ValueError(f"UTF8: {error}")) from error
     if len(set(schema.names)) != len(schema.names):
         raise InvalidInputError(f"cannot import `{path}`: two columns have the same name", code="invalid-schema")
+    binary = [name for name in schema.names if pa.types.is_binary(schema.field(name).type)]
+    if binary:
+        raise _failed(path, ValueError(f"UTF8 is broken in column `{binary[0]}`"))
     kinds = {name: options.types.get(name) or tables.infer(schema.field(name).type, name) for name in schema.names}
     progress = {"done": 0}
 

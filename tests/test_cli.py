@@ -1,0 +1,77 @@
+"""The command line as a user runs it: exit codes, tables, --json, help."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import penstock as ps
+
+VERBS = ("create", "import", "info", "log", "head", "verify")
+
+
+def run(*arguments, code=0):
+    done = subprocess.run([sys.executable, "-m", "penstock", *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("name,age\nada,36\nalan,41\n")
+    return path
+
+
+def test_every_verb_in_turn(root, table):
+    assert "created" in run("create", root, "name=text", "age=int64", "vector=tensor:float32:3x?", "label=label:cat,dog").stdout
+    assert "imported 2 samples" in run("import", table, root).stdout
+    info = json.loads(run("info", root, "--json").stdout)
+    assert info["samples"] == 2 and [column["name"] for column in info["columns"]] == ["name", "age", "vector", "label"]
+    assert ps.open(root).schema["vector"] == ps.Tensor((3, None), "float32")
+    assert "people.csv" in run("log", root).stdout and "alan" in run("head", root).stdout and "2" in run("info", root).stdout
+    log = json.loads(run("log", root, "--json", "-n", 1).stdout)
+    assert len(log) == 1 and log[0]["samples_added"] == 2
+    lines = [json.loads(line) for line in run("head", root, "--json", "-n", 1, "-c", "name").stdout.splitlines()]
+    assert lines == [{"name": "ada"}]
+    first = ps.open(root).log()[-1].snapshot
+    assert json.loads(run("info", root, "--snapshot", first, "--json").stdout)["samples"] == 0
+    report = json.loads(run("verify", root, "--json").stdout)
+    assert report["samples"] == 2 and report["problems"] == []
+
+
+def test_exit_codes_and_errors(root, table, tmp_path):
+    for wrong in ([], ["nonsense"], ["create"], ["create", root, "x"], ["create", root, "x=int33"], ["create", root, "x=tensor:int8:axb"], ["log", root, "-n", 0]):
+        run(*wrong, code=2)
+    gone = run("info", tmp_path / "gone", code=1)
+    assert "error[dataset-not-found]" in gone.stderr and "hint:" in gone.stderr and "Traceback" not in gone.stderr
+    assert json.loads(run("info", tmp_path / "gone", "--json", code=1).stdout)["error"]["code"] == "dataset-not-found"
+    run("create", root, "x=int32")
+    run("create", root, "x=int32", code=1)
+    assert "no column" in run("import", table, root, code=1).stderr
+
+
+def test_import_reports_refusals_and_verify_finds_damage(root, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\nnope\n{"x": 2}\n')
+    run("import", tmp_path / "a.jsonl", root, code=1)
+    done = run("import", tmp_path / "a.jsonl", root, "--on-error", "skip", "--type", "x=int16", "--json")
+    report = json.loads(done.stdout)
+    assert report["samples"] == 2 and [set(refusal) for refusal in report["refused"]] == [{"path", "code", "message"}]
+    assert "refused" in run("import", tmp_path / "a.jsonl", root.with_name("b"), "--on-error", "skip").stderr
+    ds = ps.open(root)
+    ds.append({"x": np.arange(1000)})
+    data = max(root.glob("d/*"), key=lambda path: path.stat().st_size)
+    body = bytearray(data.read_bytes())
+    body[100] ^= 1
+    data.write_bytes(bytes(body))
+    assert "problems" in run("verify", root, code=1).stdout
+    assert len(json.loads(run("verify", root, "--json", code=1).stdout)["problems"]) == 1
+
+
+def test_help_of_every_verb():
+    top = run("--help").stdout
+    for verb in VERBS:
+        assert verb in top and "Usage" in run(verb, "--help").stdout
+    assert run("--version").stdout.strip()
