@@ -36,9 +36,10 @@ class _Recoded:
             piece = self.raw.read(1 << 20)
             try:
                 text = self.decoder.decode(piece, final=not piece)
-            except UnicodeDecodeError as error:
+            except UnicodeError as error:
+                place = self.at + getattr(error, "start", 0)
                 raise InvalidInputError(
-                    f"cannot import `{self.path}`: byte {self.at + error.start} is not {self.encoding}", code="invalid-value",
+                    f"cannot import `{self.path}`: byte {place} is not {self.encoding}", code="invalid-value",
                     hint="give --encoding, such as latin-1 or utf-16",
                 ) from error  # fmt: skip
             self.at += len(piece)

@@ -1,0 +1,73 @@
+"""What the benchmarks share: a machine card, interleaved rounds with medians, evicted caches, results as JSON."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+ROUNDS = 5
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine and the versions measured."""
+    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.processor())
+    memory = int(next(line.split()[1] for line in open("/proc/meminfo") if line.startswith("MemTotal"))) >> 20
+    versions = {}
+    for package in ("numpy", "pyarrow", "pylance", "rocksdict", "torch", "pillow"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    root = pathlib.Path(__file__).parent.parent
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
+    return {
+        "cpu": model, "cores": len(os.sched_getaffinity(0)), "memory_gib": memory, "kernel": platform.release(), "python": platform.python_version(),
+        "commit": commit, "date": time.strftime("%Y-%m-%d"), "versions": versions,
+    }  # fmt: skip
+
+
+def touch(array: Any) -> int:
+    """Read every 64th byte, as a consumer would read all of them."""
+    if isinstance(array, bytes):
+        array = np.frombuffer(array, np.uint8)
+    return int(array.reshape(-1).view(np.uint8)[::64].sum())
+
+
+def interleaved(systems: dict[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
+    """Time each system once a round, all in one process run; seconds as median, minimum, maximum."""
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(rounds):
+        for name, work in systems.items():
+            gc.collect()
+            begin = time.perf_counter()
+            work()
+            times[name].append(time.perf_counter() - begin)
+    return {name: {"median_seconds": statistics.median(spent), "min_seconds": min(spent), "max_seconds": max(spent)} for name, spent in times.items()}
+
+
+def evict(path: pathlib.Path) -> None:
+    """Drop a folder's files from the page cache."""
+    for file in path.rglob("*"):
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def save(name: str, result: dict[str, Any]) -> None:
+    """Write one benchmark's result, with the machine card."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps({"benchmark": name, "machine": machine(), **result}, indent=1) + "\n")

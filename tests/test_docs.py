@@ -1,0 +1,65 @@
+"""The documents are true: the README's tour runs, paths name what exists, every public thing has a docstring."""
+
+import inspect
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import penstock as ps
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def test_the_tour_of_the_readme_runs_and_prints_what_it_says(tmp_path):
+    tour = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
+    assert len(tour.strip().splitlines()) <= 30
+    expected = [line.rsplit("# ", 1)[1].strip() for line in tour.splitlines() if "print(" in line and "#" in line]
+    done = subprocess.run([sys.executable, "-c", tour], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == expected
+
+
+def test_the_paths_of_the_architecture_name_what_exists():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = re.findall(r"`([\w:.]+)` in `([\w/.]+\.(?:rs|py))`", text)
+    assert len(named) >= 12
+    for name, file in named:
+        source = (ROOT / file).read_text()
+        for part in re.split(r"::|\.", name):
+            assert re.search(rf"\b(fn|struct|class|def|impl|enum|trait)\s+{part}\b|impl.* {part}\b", source), f"{name} in {file}"
+    for link in re.findall(r"\]\(([^)h#][^)]*)\)", text + (ROOT / "README.md").read_text()):
+        assert (ROOT / link).exists(), link
+
+
+def test_read_and_commit_paths_are_short():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for title in ("The read path", "The commit path"):
+        steps = re.findall(r"^\d\. (.*)", text.split(f"## {title}")[1].split("##")[0], re.M)
+        assert len(steps) <= 8 and sum("python/penstock" in step for step in steps) <= 2
+
+
+def test_every_public_name_has_a_docstring_that_begins_with_a_sentence():
+    for name in ps.__all__:
+        if name.startswith("__") or name in ("torch", "importers"):
+            continue
+        thing = getattr(ps, name)
+        assert inspect.getdoc(thing), name
+        for method, function in inspect.getmembers(thing, inspect.isfunction):
+            if not method.startswith("_") and method in vars(thing):
+                assert inspect.getdoc(function) or thing.__mro__[1].__name__ in ("ColumnType",), f"{name}.{method}"
+
+
+def test_source_files_open_with_what_they_are():
+    missing = [str(file) for file in (ROOT / "crates").rglob("src/**/*.rs") if not file.read_text().startswith("//!") and file.name != "tests.rs"]
+    missing += [str(file) for file in (ROOT / "python").rglob("*.py") if not file.read_text().startswith('"""')]
+    assert not missing
+
+
+def test_no_path_of_a_machine_stands_in_the_project():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    for name in listed:
+        path = ROOT / name
+        if path.suffix in (".py", ".rs", ".md", ".sh", ".toml", ".yml") and path.exists():
+            assert not re.search(r"/work/|/home/\w|/root/", path.read_text()) or name == os.path.relpath(__file__, ROOT), name
