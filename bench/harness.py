@@ -22,8 +22,13 @@ ROUNDS = 5
 
 def machine() -> dict[str, Any]:
     """Describe the machine and the versions measured."""
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.processor())
-    memory = int(next(line.split()[1] for line in open("/proc/meminfo") if line.startswith("MemTotal"))) >> 20
+    model = next(
+        (line.split(":")[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")),
+        platform.processor(),
+    )
+    memory = (
+        int(next(line.split()[1] for line in pathlib.Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))) >> 20
+    )
     versions = {}
     for package in ("numpy", "pyarrow", "pylance", "rocksdict", "torch", "pillow"):
         try:
@@ -45,16 +50,26 @@ def touch(array: Any) -> int:
     return int(array.reshape(-1).view(np.uint8)[::64].sum())
 
 
-def interleaved(systems: dict[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
-    """Time each system once a round, all in one process run; seconds as median, minimum, maximum."""
+def interleaved(
+    systems: dict[str, Callable[[], Any]], rounds: int = ROUNDS, settle: Callable[[], None] | None = None
+) -> dict[str, dict[str, float]]:
+    """Time each system once a round, all in one process run; seconds as median, minimum, maximum.
+
+    `settle` runs before each, untimed.
+    """
     times: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(rounds):
         for name, work in systems.items():
             gc.collect()
+            if settle:
+                settle()
             begin = time.perf_counter()
             work()
             times[name].append(time.perf_counter() - begin)
-    return {name: {"median_seconds": statistics.median(spent), "min_seconds": min(spent), "max_seconds": max(spent)} for name, spent in times.items()}
+    return {
+        name: {"median_seconds": statistics.median(spent), "min_seconds": min(spent), "max_seconds": max(spent)}
+        for name, spent in times.items()
+    }
 
 
 def evict(path: pathlib.Path) -> None:

@@ -10,14 +10,16 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-import cases  # noqa: E402
-from harness import save  # noqa: E402
+import cases
+from harness import save
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"any of {', '.join(cases.ALL)}")
-    parser.add_argument("--photos", type=pathlib.Path, help="a folder of JPEGs; without it like-sized ones are cut from scikit-learn's photographs")
+    parser.add_argument(
+        "--photos", type=pathlib.Path, help="a folder of JPEGs; without it like-sized ones are cut from scikit-learn's photographs"
+    )
     parser.add_argument("--scratch", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()), help="where data sets are made")
     arguments = parser.parse_args()
     missed = []

@@ -16,15 +16,14 @@ import time
 from typing import Any
 
 import numpy as np
+import penstock as ps
 import torch
+from penstock.cli.show import size_text, table, type_text
 from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from sklearn.datasets import load_digits, load_sample_images
 from sklearn.decomposition import PCA
-
-import penstock as ps
-from penstock.cli.show import size_text, table, type_text
 
 console = Console(width=min(Console().width, 140))
 ACCURACY_BAR = 0.95
@@ -76,8 +75,15 @@ def write(root: pathlib.Path) -> tuple[ps.Dataset, dict[str, list[bytes]]]:
     cut = len(pngs) - TEST_DIGITS
     for name, part in (("train", slice(0, cut)), ("test", slice(cut, None))):
         count = len(pngs[part])
-        ds.append({"image": pngs[part], "label": labels[part], "embedding": embedding[part], "source": [f"digits/{name}"] * count}, message=f"{count} digits to {name}")
-    ds.append({"image": jpegs, "boxes": boxes, "source": ["photographs"] * len(jpegs)}, message=f"{len(jpegs)} tiles of two photographs, with boxes", validate="decode")
+        ds.append(
+            {"image": pngs[part], "label": labels[part], "embedding": embedding[part], "source": [f"digits/{name}"] * count},
+            message=f"{count} digits to {name}",
+        )
+    ds.append(
+        {"image": jpegs, "boxes": boxes, "source": ["photographs"] * len(jpegs)},
+        message=f"{len(jpegs)} tiles of two photographs, with boxes",
+        validate="decode",
+    )
     return ds, {"digits": pngs, "tiles": jpegs}
 
 
@@ -130,12 +136,20 @@ def train(ds: ps.Dataset) -> float:
     parts = {name: ds.select(np.flatnonzero(source == words.index(f"digits/{name}"))) for name in ("train", "test")}
 
     def loader(name: str, shuffle: bool) -> torch.utils.data.DataLoader[Any]:
-        return torch.utils.data.DataLoader(parts[name].torch(["image", "label"]), batch_size=64, shuffle=shuffle, collate_fn=ps.torch.collate)
+        return torch.utils.data.DataLoader(
+            parts[name].torch(["image", "label"]), batch_size=64, shuffle=shuffle, collate_fn=ps.torch.collate
+        )
 
     model = Classifier()
     optimiser = torch.optim.Adam(model.parameters(), 2e-3)
     epochs, seen, waited = 12, 0, 0.0
-    bar = Progress(TextColumn("training"), BarColumn(), TextColumn("{task.completed}/{task.total} epochs  loss {task.fields[loss]}"), TimeElapsedColumn(), console=console)
+    bar = Progress(
+        TextColumn("training"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} epochs  loss {task.fields[loss]}"),
+        TimeElapsedColumn(),
+        console=console,
+    )
     begin = time.perf_counter()
     with bar:
         task = bar.add_task("training", total=epochs, loss="-")
@@ -155,7 +169,9 @@ def train(ds: ps.Dataset) -> float:
     model.eval()
     with torch.no_grad():
         right = sum(int((model(batch["image"].float() / 255).argmax(1) == batch["label"]).sum()) for batch in loader("test", False))
-    console.print(f"[bold]training[/]: {seen / spent:,.0f} samples/s through torch, {100 * waited / spent:.0f} % of the time waiting for data")
+    console.print(
+        f"[bold]training[/]: {seen / spent:,.0f} samples/s through torch, {100 * waited / spent:.0f} % of the time waiting for data"
+    )
     return right / len(parts["test"])
 
 
@@ -173,7 +189,9 @@ def verify(ds: ps.Dataset) -> None:
     report = ds.verify()
     if report["problems"]:
         sys.exit(f"FAILED: verify found {report['problems']}")
-    console.print(f"[bold]verify[/]: {report['commits']} commits, {report['data_files']} data files, {size_text(report['data_bytes'])}: every byte checked, no problems")
+    console.print(
+        f"[bold]verify[/]: {report['commits']} commits, {report['data_files']} data files, {size_text(report['data_bytes'])}: every byte checked, no problems"
+    )
 
 
 def own_images(folder: str, root: pathlib.Path) -> None:
@@ -208,7 +226,9 @@ def main() -> None:
         show_disk(ds)
         check_bytes(ds, written["digits"] + written["tiles"])
         accuracy = train(ds)
-        console.print(f"[bold]accuracy[/] on {TEST_DIGITS} digits never trained on: {100 * accuracy:.1f} % (bar {100 * ACCURACY_BAR:.0f} %)")
+        console.print(
+            f"[bold]accuracy[/] on {TEST_DIGITS} digits never trained on: {100 * accuracy:.1f} % (bar {100 * ACCURACY_BAR:.0f} %)"
+        )
         if accuracy < ACCURACY_BAR:
             sys.exit("FAILED: the classifier is below the bar")
         measure(ds)

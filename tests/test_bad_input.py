@@ -4,11 +4,10 @@ import io
 import subprocess
 
 import numpy as np
-import pytest
-from PIL import Image as Pillow
-
 import penstock as ps
+import pytest
 from penstock import _core, errors
+from PIL import Image as Pillow
 
 
 def test_codes_and_classes_are_in_step():
@@ -18,7 +17,11 @@ def test_codes_and_classes_are_in_step():
         assert type(made).__name__ in (kind + "Error",) and made.code == code and str(made) == "m\nhint: h"
     defaults = {cls.code for cls in errors._CLASSES.values()}
     assert defaults <= {code for code, _ in _core.CODES}
-    assert issubclass(ps.NotFoundError, KeyError) and issubclass(ps.InvalidInputError, ValueError) and issubclass(ps.OutOfRangeError, IndexError)
+    assert (
+        issubclass(ps.NotFoundError, KeyError)
+        and issubclass(ps.InvalidInputError, ValueError)
+        and issubclass(ps.OutOfRangeError, IndexError)
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ def test_damaged_datasets_in_fresh_processes(root, tmp_path):
     ds.append({"t": ["some text"] * 5, "v": np.arange(1500.0).reshape(5, 300)})
     script = "import sys, penstock as ps\nds = ps.open(sys.argv[1]); b = ds[:]; assert b['t'] == ['some text'] * 5 and b['v'].sum() == 1124250.0; print('same')"
     outcomes = []
-    for path in sorted(path for path in root.rglob("*") if path.is_file() and "log" in str(path) or path.parent.name == "d"):
+    for path in sorted(path for path in root.rglob("*") if (path.is_file() and "log" in str(path)) or path.parent.name == "d"):
         copy = tmp_path / "copy"
         shutil.copytree(root, copy)
         target = copy / path.relative_to(root)
@@ -191,7 +194,9 @@ def test_damaged_datasets_in_fresh_processes(root, tmp_path):
         target.write_bytes(bytes(body))
         run = subprocess.run([sys.executable, "-c", script, str(copy)], capture_output=True, text=True)
         outcomes.append(run.stdout.strip() or run.stderr.strip().splitlines()[-2][:60])
-        assert run.returncode == 0 or "CorruptError" in run.stderr or "NotFoundError" in run.stderr or "UnsupportedError" in run.stderr, run.stderr
+        assert run.returncode == 0 or "CorruptError" in run.stderr or "NotFoundError" in run.stderr or "UnsupportedError" in run.stderr, (
+            run.stderr
+        )
         shutil.rmtree(copy)
     assert sum(outcome != "same" for outcome in outcomes) >= 2
 

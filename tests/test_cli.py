@@ -5,9 +5,8 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
-
 import penstock as ps
+import pytest
 
 VERBS = ("create", "import", "info", "log", "head", "verify")
 
@@ -43,7 +42,15 @@ def test_every_verb_in_turn(root, table):
 
 
 def test_exit_codes_and_errors(root, table, tmp_path):
-    for wrong in ([], ["nonsense"], ["create"], ["create", root, "x"], ["create", root, "x=int33"], ["create", root, "x=tensor:int8:axb"], ["log", root, "-n", 0]):
+    for wrong in (
+        [],
+        ["nonsense"],
+        ["create"],
+        ["create", root, "x"],
+        ["create", root, "x=int33"],
+        ["create", root, "x=tensor:int8:axb"],
+        ["log", root, "-n", 0],
+    ):
         run(*wrong, code=2)
     gone = run("info", tmp_path / "gone", code=1)
     assert "error[dataset-not-found]" in gone.stderr and "hint:" in gone.stderr and "Traceback" not in gone.stderr

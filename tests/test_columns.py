@@ -5,13 +5,12 @@ import io
 
 import ml_dtypes
 import numpy as np
+import penstock as ps
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image as Pillow
-
-import penstock as ps
 from penstock.schema import DTYPES, numpy_dtype
+from PIL import Image as Pillow
 
 
 def random_array(rng, shape, dtype):
@@ -36,8 +35,10 @@ def test_scalars_and_tensors_of_every_dtype(root, dtype, codec):
     ragged = [random_array(rng, (i % 4, 2, i % 3), dtype) for i in range(300)]
     big = [random_array(rng, (i * 50,), dtype) for i in range(300)]
     schema = {
-        "scalar": ps.Scalar(dtype, codec=codec), "fixed": ps.Tensor((3, 70), dtype, codec=codec),
-        "ragged": ps.Tensor((None, 2, None), dtype, codec=codec), "big": ps.Tensor((None,), dtype, codec=codec),
+        "scalar": ps.Scalar(dtype, codec=codec),
+        "fixed": ps.Tensor((3, 70), dtype, codec=codec),
+        "ragged": ps.Tensor((None, 2, None), dtype, codec=codec),
+        "big": ps.Tensor((None,), dtype, codec=codec),
     }
     ds = ps.create(root, schema)
     ds.append({"scalar": scalar, "fixed": fixed, "ragged": ragged, "big": big})
@@ -188,7 +189,9 @@ shapes = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12)
 
 
 @settings(max_examples=60, deadline=None)
-@given(shapes=shapes, texts=st.lists(st.one_of(st.none(), st.text(max_size=30)), max_size=12), codec=st.sampled_from(["none", "lz4", "zstd"]))
+@given(
+    shapes=shapes, texts=st.lists(st.one_of(st.none(), st.text(max_size=30)), max_size=12), codec=st.sampled_from(["none", "lz4", "zstd"])
+)
 def test_any_ragged_shapes_and_texts_come_back(tmp_path_factory, shapes, texts, codec):
     count = min(len(shapes), len(texts))
     arrays = [np.full(shape, index, np.int32) for index, shape in enumerate(shapes[:count])]

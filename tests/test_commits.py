@@ -1,5 +1,6 @@
 """Transactions: all or nothing, time travel, many writers, kill -9."""
 
+import itertools
 import multiprocessing
 import os
 import pathlib
@@ -10,9 +11,8 @@ import sys
 import time
 
 import numpy as np
-import pytest
-
 import penstock as ps
+import pytest
 
 
 def test_time_travel_and_log(root):
@@ -21,7 +21,7 @@ def test_time_travel_and_log(root):
     log = ds.log()
     assert [commit.message for commit in log] == ["add 5", "add 0", "add 3", "begin"] and [commit.samples for commit in log] == [8, 3, 3, 0]
     assert [commit.samples_added for commit in log] == [5, 0, 3, 0] and log[0].parents == (log[1].snapshot,) and log[-1].kind == "create"
-    assert all(newer.time > older.time for newer, older in zip(log, log[1:], strict=False)) and len(ds.log(2)) == 2
+    assert all(newer.time > older.time for newer, older in itertools.pairwise(log)) and len(ds.log(2)) == 2
     for receipt, count in zip(receipts, (3, 3, 8), strict=True):
         then = ps.open(root, snapshot=receipt.snapshot)
         assert len(then) == count and then.snapshot == receipt.snapshot
@@ -59,7 +59,7 @@ def test_a_transaction_is_one_commit_or_nothing(root):
 
 def test_a_failed_slice_ends_the_transaction(root):
     ds = ps.create(root, {"t": ps.Text()})
-    with pytest.raises(ps.ClosedError, match="append before has failed"), ds.transaction() as tx:  # noqa: PT012
+    with pytest.raises(ps.ClosedError, match="append before has failed"), ds.transaction() as tx:
         with pytest.raises(ps.InvalidInputError) as caught:
             tx.append({"t": ["x"] * 70_000 + [1]})
         assert caught.value.rows == [70_000]

@@ -7,17 +7,18 @@ import shutil
 import tarfile
 
 import numpy as np
+import penstock as ps
 import pyarrow.parquet as pq
 import pytest
-
-import penstock as ps
 from penstock.importers import import_data
 
 pytestmark = pytest.mark.data
 
 
 def files_of(folder):
-    return [path for path in folder.rglob("*") if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    return [
+        path for path in folder.rglob("*") if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
 
 
 def test_all_corrupt_images_through_import(data, root, tmp_path):
@@ -37,7 +38,11 @@ def test_all_corrupt_images_through_import(data, root, tmp_path):
 
 
 def test_all_bad_parquet_through_import(data, tmp_path):
-    bad = files_of(data / "parquet-testing" / "parquet-testing" / "bad_data") if (data / "parquet-testing" / "parquet-testing").exists() else []
+    bad = (
+        files_of(data / "parquet-testing" / "parquet-testing" / "bad_data")
+        if (data / "parquet-testing" / "parquet-testing").exists()
+        else []
+    )
     bad = bad or [path for path in (data / "parquet-testing").rglob("bad_data/*") if path.is_file()]
     files = [path for path in bad if path.suffix == ".parquet"]
     assert len(files) > 5
@@ -91,7 +96,24 @@ def test_photographs_in_all_formats_and_orientations(data, root):
     shapes = {ds["image"][index].shape for index in turned}
     assert all(len(shape) == 3 for shape in shapes)
     refused = {pathlib.Path(refusal.path).suffix.lower() for refusal in report.refused}
-    assert refused <= {".webp", ".tif", ".tiff", ".jp2", ".bmp", ".ppm", ".pgm", ".pnm", ".pbm", ".txt", ".md", ".jpg", ".jpeg", ".json", ".pam", ""}
+    assert refused <= {
+        ".webp",
+        ".tif",
+        ".tiff",
+        ".jp2",
+        ".bmp",
+        ".ppm",
+        ".pgm",
+        ".pnm",
+        ".pbm",
+        ".txt",
+        ".md",
+        ".jpg",
+        ".jpeg",
+        ".json",
+        ".pam",
+        "",
+    }
 
 
 def test_tweets_as_csv_and_italian_text(data, root):

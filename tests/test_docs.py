@@ -52,7 +52,9 @@ def test_every_public_name_has_a_docstring_that_begins_with_a_sentence():
 
 
 def test_source_files_open_with_what_they_are():
-    missing = [str(file) for file in (ROOT / "crates").rglob("src/**/*.rs") if not file.read_text().startswith("//!") and file.name != "tests.rs"]
+    missing = [
+        str(file) for file in (ROOT / "crates").rglob("src/**/*.rs") if not file.read_text().startswith("//!") and file.name != "tests.rs"
+    ]
     missing += [str(file) for file in (ROOT / "python").rglob("*.py") if not file.read_text().startswith('"""')]
     assert not missing
 

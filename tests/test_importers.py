@@ -6,13 +6,12 @@ import io
 import json
 
 import numpy as np
+import penstock as ps
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image as Pillow
-
-import penstock as ps
 from penstock.importers import import_data
+from PIL import Image as Pillow
 
 
 def picture(seed, size=(8, 6), format="PNG"):
@@ -97,7 +96,12 @@ def test_csv_that_is_none(tmp_path, root):
         (tmp_path / "x.csv").write_bytes(body)
         return import_data(tmp_path / "x.csv", root, **options)
 
-    for body, text in ((b"", "0 bytes"), (b"a,a\n1,2\n", "same name"), ("ü".encode("latin-1") + b"\n1\n", "encoding"), (b"a\n\xff\xfe\n", "encoding")):
+    for body, text in (
+        (b"", "0 bytes"),
+        (b"a,a\n1,2\n", "same name"),
+        ("ü".encode("latin-1") + b"\n1\n", "encoding"),
+        (b"a\n\xff\xfe\n", "encoding"),
+    ):
         with pytest.raises(ps.InvalidInputError) as caught:
             offer(body)
         assert text in str(caught.value) or text in str(caught.value.hint)
@@ -106,7 +110,7 @@ def test_csv_that_is_none(tmp_path, root):
         offer(b"a\nb", encoding="utf-16")
     with pytest.raises(ps.InvalidInputError, match="unknown encoding"):
         offer(b"a\n1\n", encoding="klingon")
-    with pytest.raises(ps.InvalidInputError, match="2 fields|Expected"):
+    with pytest.raises(ps.InvalidInputError, match=r"2 fields|Expected"):
         offer(b"a\n1\n2,3\n")
     report = offer(b"a\n1\n2,3\n4\n", on_error="skip")
     assert report.samples == 2 and len(report.refused) == 1 and "2 fields" in report.refused[0].message
@@ -118,7 +122,11 @@ def test_jsonl(tmp_path, root):
     path.write_text("\n".join(json.dumps(line) for line in lines))
     import_data(path, root)
     ds = ps.open(root)
-    assert [ds[0]["n"], ds[1]["s"], ds[1]["b"]] == [{"deep": [1]}, None, None] and ds.schema["f"] == ps.Scalar("float64") and ds.schema["i"] == ps.Scalar("int64")
+    assert (
+        [ds[0]["n"], ds[1]["s"], ds[1]["b"]] == [{"deep": [1]}, None, None]
+        and ds.schema["f"] == ps.Scalar("float64")
+        and ds.schema["i"] == ps.Scalar("int64")
+    )
     path.write_bytes(b'{"i": 1}\n\nnot json\n[1]\n{"i": "x"}\n{"i": 5}\n\xff\n')
     with pytest.raises(ps.Error):
         import_data(path, root.with_name("b"), types={"i": "int64"})
@@ -148,10 +156,26 @@ def test_parquet_and_arrow(tmp_path, root, format):
             writer.write_table(table, max_chunksize=2)
     assert import_data(path, root).samples == 3
     ds = ps.open(root)
-    assert ds["i8"][:].tolist() == [1, None, 3] and ds["u64"][2] == 2**63 and ds["b"][1] is None and ds["s"][:] == ["x", None, "z"] and ds["y"][:] == [b"1", None, b""]
-    assert ds.vocabulary("d") == ["p", "q"] and ds["t"][2] == np.datetime64(10**12, "us") and ds["day"][0] == np.datetime64("2026-01-01") and ds["day"][1] is None
+    assert (
+        ds["i8"][:].tolist() == [1, None, 3]
+        and ds["u64"][2] == 2**63
+        and ds["b"][1] is None
+        and ds["s"][:] == ["x", None, "z"]
+        and ds["y"][:] == [b"1", None, b""]
+    )
+    assert (
+        ds.vocabulary("d") == ["p", "q"]
+        and ds["t"][2] == np.datetime64(10**12, "us")
+        and ds["day"][0] == np.datetime64("2026-01-01")
+        and ds["day"][1] is None
+    )
     assert ds["l"][0].tolist() == [1, 2] and ds["l"][1] is None and ds["l"][2].shape == (0,) and ds["v"][:].tolist() == [[1, 2]] * 3
-    assert ds["st"][:] == [{"a": 1}, None, {"a": None}] and ds["dec"][:] == ["1.00", None, "2.00"] and ds["nothing"][:] == [None] * 3 and ds["ls"][0] == ["a"]
+    assert (
+        ds["st"][:] == [{"a": 1}, None, {"a": None}]
+        and ds["dec"][:] == ["1.00", None, "2.00"]
+        and ds["nothing"][:] == [None] * 3
+        and ds["ls"][0] == ["a"]
+    )
 
 
 def test_a_folder_of_parquet_files(tmp_path, root):
@@ -177,11 +201,24 @@ def test_damaged_parquet(tmp_path, root):
 
 def test_any_iterable(root, tmp_path):
     (tmp_path / "x.png").write_bytes(picture(0))
-    rows = ({"n": number, "v": np.full(3, number, "f4"), "r": np.zeros((number % 3, 2)), "image": tmp_path / "x.png", "when": datetime.datetime(2026, 1, 1)} for number in range(3000))
+    rows = (
+        {
+            "n": number,
+            "v": np.full(3, number, "f4"),
+            "r": np.zeros((number % 3, 2)),
+            "image": tmp_path / "x.png",
+            "when": datetime.datetime(2026, 1, 1),
+        }
+        for number in range(3000)
+    )
     report = import_data(rows, root)
     ds = ps.open(root)
     assert report.samples == len(ds) == 3000 and ds["n"][:].tolist() == list(range(3000))
-    assert ds.schema["v"] == ps.Tensor((3,), "float32") and ds.schema["r"] == ps.Tensor((None, 2), "float64") and ds.schema["image"] == ps.Image()
+    assert (
+        ds.schema["v"] == ps.Tensor((3,), "float32")
+        and ds.schema["r"] == ps.Tensor((None, 2), "float64")
+        and ds.schema["image"] == ps.Image()
+    )
     report = import_data([{"a": 1}, 5, {"a": 2, "b": 3}, {}], root.with_name("odd"), on_error="skip", types={"a": "int32"})
     assert report.samples == 3 and len(report.refused) == 1
     for wrong in ([], [1, 2], 5):
@@ -199,7 +236,14 @@ def test_what_cannot_be_imported(tmp_path, root):
     with pytest.raises(ps.InvalidInputError, match="no files"):
         import_data(tmp_path / "empty", root)
     (tmp_path / "a.csv").write_text("x\n1\n")
-    for wrong in ({"format": "xml"}, {"on_error": "shrug"}, {"validate": "maybe"}, {"types": {"x": "int33"}}, {"types": {"x": ps.Image()}}, {"delimiter": "ab"}):
+    for wrong in (
+        {"format": "xml"},
+        {"on_error": "shrug"},
+        {"validate": "maybe"},
+        {"types": {"x": "int33"}},
+        {"types": {"x": ps.Image()}},
+        {"delimiter": "ab"},
+    ):
         with pytest.raises(ps.InvalidInputError):
             import_data(tmp_path / "a.csv", root, **wrong)
     ps.create(root, {"y": "int32"})

@@ -6,10 +6,9 @@ import subprocess
 import sys
 
 import numpy as np
+import penstock as ps
 import psutil
 import pytest
-
-import penstock as ps
 
 
 def spent(ds, work):
@@ -27,7 +26,9 @@ def small(root):
 
 def test_requests_of_open_and_take(small, root):
     ds = ps.open(root)
-    assert ds.stats()["reads"] == 3 and ds.stats()["lookups"] == 2 and ds.stats()["maps"] == 0, "hint, record, root; is hinted there, is the next not"
+    assert ds.stats()["reads"] == 3 and ds.stats()["lookups"] == 2 and ds.stats()["maps"] == 0, (
+        "hint, record, root; is hinted there, is the next not"
+    )
     size = sum(file.stat().st_size for file in root.rglob("d/*"))
     assert spent(ds, lambda: ds.take([5])) == {"maps": 1, "mapped_bytes": size}
     assert spent(ds, lambda: ds.take(np.arange(1000))) == {}, "what is mapped is not asked for again"
@@ -131,7 +132,8 @@ def stored(root):
 
 
 @pytest.mark.parametrize(
-    ("mean", "share", "each"), [(20, 0.01, 3), (110, 0.01, 3), (600, 0.01, 3), (1024, 0.02, 0), (5_000, 0.02, 0), (65_536, 0.001, 0), (300_000, 0.001, 0)]
+    ("mean", "share", "each"),
+    [(20, 0.01, 3), (110, 0.01, 3), (600, 0.01, 3), (1024, 0.02, 0), (5_000, 0.02, 0), (65_536, 0.001, 0), (300_000, 0.001, 0)],
 )
 @pytest.mark.parametrize("kind", ["text", "bytes", "tensor"])
 def test_overhead_on_disk(root, mean, share, each, kind):
@@ -150,4 +152,6 @@ def test_overhead_on_disk(root, mean, share, each, kind):
     ds.append({"value": values})
     value_bytes = int(sizes.sum())
     overhead = stored(root) - empty - value_bytes
-    assert overhead <= max(share * value_bytes, each * count), f"{overhead / count:.2f} bytes a sample, {100 * overhead / value_bytes:.3f} %"
+    assert overhead <= max(share * value_bytes, each * count), (
+        f"{overhead / count:.2f} bytes a sample, {100 * overhead / value_bytes:.3f} %"
+    )

@@ -7,11 +7,10 @@ import signal
 import threading
 
 import numpy as np
+import penstock as ps
 import pytest
 import torch
 from torch.utils.data import DataLoader
-
-import penstock as ps
 
 COUNT = 2000
 
@@ -28,7 +27,9 @@ def ds(root):
 def check(ds, seed):
     positions = np.random.default_rng(seed).integers(0, len(ds), 64)
     batch = ds.take(positions)
-    assert np.array_equal(batch["n"], positions) and batch["t"] == [f"t{i}" for i in positions] and np.array_equal(batch["v"][:, 7], positions)
+    assert (
+        np.array_equal(batch["n"], positions) and batch["t"] == [f"t{i}" for i in positions] and np.array_equal(batch["v"][:, 7], positions)
+    )
     assert np.array_equal(batch["k"], positions % 9)
 
 
@@ -126,7 +127,9 @@ def test_spawn(ds):
 @pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (2, "spawn")])
 @pytest.mark.parametrize("collate", [ps.torch.collate, None])
 def test_data_loader(ds, workers, context, collate):
-    loader = DataLoader(ds.torch(["n", "v", "t"]), batch_size=128, shuffle=True, num_workers=workers, multiprocessing_context=context, collate_fn=collate)
+    loader = DataLoader(
+        ds.torch(["n", "v", "t"]), batch_size=128, shuffle=True, num_workers=workers, multiprocessing_context=context, collate_fn=collate
+    )
     seen = []
     for batch in loader:
         assert batch["v"].shape[1:] == (300,) and batch["v"].dtype == torch.float32 and torch.equal(batch["v"][:, 0].long(), batch["n"])
@@ -146,9 +149,22 @@ def test_collate_of_every_kind(root):
     whole = ds.torch(["even", "odd", "boxes", "label", "time", "half", "json"])
     for samples in (whole.__getitems__([0, 1, 2]), [whole[0], whole[1], whole[2]]):
         batch = ps.torch.collate(samples)
-        assert batch["even"].shape == (3, 3, 4, 6) and batch["even"].is_contiguous(memory_format=torch.channels_last) and batch["even"][2].eq(2).all()
-        assert [image.shape for image in batch["odd"]] == [(3, 4, 6), (3, 5, 6), (3, 6, 6)] and [b.shape for b in batch["boxes"]] == [(0, 4), (1, 4), (2, 4)]
-        assert batch["label"].dtype == torch.int64 and batch["time"].tolist() == [0, 1, 2] and batch["half"].dtype == torch.bfloat16 and batch["json"] == [{}, {}, {}]
+        assert (
+            batch["even"].shape == (3, 3, 4, 6)
+            and batch["even"].is_contiguous(memory_format=torch.channels_last)
+            and batch["even"][2].eq(2).all()
+        )
+        assert [image.shape for image in batch["odd"]] == [(3, 4, 6), (3, 5, 6), (3, 6, 6)] and [b.shape for b in batch["boxes"]] == [
+            (0, 4),
+            (1, 4),
+            (2, 4),
+        ]
+        assert (
+            batch["label"].dtype == torch.int64
+            and batch["time"].tolist() == [0, 1, 2]
+            and batch["half"].dtype == torch.bfloat16
+            and batch["json"] == [{}, {}, {}]
+        )
     with pytest.raises(ps.InvalidInputError, match="`maybe`"):
         ps.torch.collate(ds.torch(["maybe"]).__getitems__([0, 1]))
     with pytest.raises(ps.NotFoundError):

@@ -3,14 +3,13 @@
 import duckdb
 import numpy as np
 import pandas as pd
+import penstock as ps
 import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-
-import penstock as ps
 
 
 @pytest.fixture
@@ -19,7 +18,9 @@ def many(root):
     ds = ps.create(root, {"number": "int64", "text": ps.Text(), "vector": ps.Tensor((4,), "float32")})
     for start in range(0, 1000, 10):
         numbers = np.arange(start, start + 10)
-        ds.append({"number": numbers, "text": [f"text {i}" for i in numbers], "vector": np.repeat(numbers[:, None], 4, 1).astype(np.float32)})
+        ds.append(
+            {"number": numbers, "text": [f"text {i}" for i in numbers], "vector": np.repeat(numbers[:, None], 4, 1).astype(np.float32)}
+        )
     return ps.open(root)
 
 
@@ -111,12 +112,19 @@ def test_arrow_stream_feeds_duckdb_polars_and_pandas(root):
     })  # fmt: skip
     table = pa.table(ds)
     table.validate(full=True)
-    assert table["l"].to_pylist() == ["x", None, "y"] and table["k"].to_pylist() == ["p", "q", None] and table["s"].to_pylist() == ["a", None, ""]
+    assert (
+        table["l"].to_pylist() == ["x", None, "y"]
+        and table["k"].to_pylist() == ["p", "q", None]
+        and table["s"].to_pylist() == ["a", None, ""]
+    )
     assert table["r"].to_pylist()[0] == {"data": [1, 1, 1, 1], "shape": [2, 2]} and table["r"].to_pylist()[1] is None
     assert isinstance(table.schema.field("v").type, pa.FixedShapeTensorType) and table["y"].to_pylist() == [b"\0", None, b""]
     assert table["t"].to_pylist()[0].year == 2026 and str(table.schema.field("t").type) == "timestamp[us, tz=UTC]"
-    stream = pa.RecordBatchReader.from_stream(ds)
-    assert duckdb.sql("SELECT l, sum(i), min(t) IS NOT NULL FROM stream GROUP BY l ORDER BY l NULLS FIRST").fetchall()[1:] == [("x", 1, True), ("y", 3, True)]
+    stream = pa.RecordBatchReader.from_stream(ds)  # noqa: F841 (DuckDB finds it by its name)
+    assert duckdb.sql("SELECT l, sum(i), min(t) IS NOT NULL FROM stream GROUP BY l ORDER BY l NULLS FIRST").fetchall()[1:] == [
+        ("x", 1, True),
+        ("y", 3, True),
+    ]
     assert pl.DataFrame(pa.table(ds.select([2, 0])).select(["i", "s"])).rows() == [(3, ""), (1, "a")]
     assert isinstance(table.select(["i", "s", "l"]).to_pandas(), pd.DataFrame)
 
@@ -133,7 +141,12 @@ class Model(RuleBasedStateMachine):
         self.ds = ps.create(self.uri, {"n": "int32", "t": ps.Text(codec="lz4"), "r": ps.Tensor((None,), "uint8")})
         self.rows, self.kept = [], [(self.ds.snapshot, 0)]
 
-    @rule(rows=st.lists(st.tuples(st.one_of(st.none(), st.integers(-9, 9)), st.one_of(st.none(), st.text(max_size=4)), st.binary(max_size=5)), max_size=6))
+    @rule(
+        rows=st.lists(
+            st.tuples(st.one_of(st.none(), st.integers(-9, 9)), st.one_of(st.none(), st.text(max_size=4)), st.binary(max_size=5)),
+            max_size=6,
+        )
+    )
     def append(self, rows):
         receipt = self.ds.append({
             "n": [row[0] for row in rows], "t": [row[1] for row in rows], "r": [np.frombuffer(row[2], np.uint8) for row in rows],

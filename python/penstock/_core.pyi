@@ -30,7 +30,12 @@ class View:
     def select(self, positions: list[int]) -> View: ...
     def positions_of(self, row_ids: npt.NDArray[np.int64]) -> list[int]: ...
     def take(
-        self, which: npt.NDArray[np.int64] | tuple[int, int], columns: list[str] | None = None, form: str = "decoded", on_corrupt: str = "raise", absolute: bool = False
+        self,
+        which: npt.NDArray[np.int64] | tuple[int, int],
+        columns: list[str] | None = None,
+        form: str = "decoded",
+        on_corrupt: str = "raise",
+        absolute: bool = False,
     ) -> dict[str, Any]: ...
 
 class Transaction:

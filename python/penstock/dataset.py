@@ -76,7 +76,11 @@ def open(uri: str | os.PathLike[str], *, branch: str = "main", snapshot: str | N
     Raises: NotFoundError (dataset-not-found, snapshot-not-found, branch-not-found), CorruptError, UnsupportedError (unknown-feature).
     """
     if branch != "main":
-        raise NotFoundError(f"cannot open branch `{branch}` of `{uri}`: there is no such branch", code="branch-not-found", hint="this release has `main` only")
+        raise NotFoundError(
+            f"cannot open branch `{branch}` of `{uri}`: there is no such branch",
+            code="branch-not-found",
+            hint="this release has `main` only",
+        )
     return Dataset(_core.open(_uri(uri), snapshot))
 
 
@@ -163,7 +167,9 @@ class Dataset(View):
 
     def layout(self) -> dict[str, dict[str, int]]:
         """Tell what lies on disk, by column: stored_bytes, blocks, data_files. Cost: the tail of every data file."""
-        return {name: {"stored_bytes": stored, "blocks": blocks, "data_files": files} for name, stored, blocks, files in self._snapshot.layout()}
+        return {
+            name: {"stored_bytes": stored, "blocks": blocks, "data_files": files} for name, stored, blocks, files in self._snapshot.layout()
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         _, arguments = super().__reduce__()
@@ -225,7 +231,9 @@ class Transaction:
         if len(set(lengths.values())) > 1:
             told = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
             raise InvalidInputError(
-                f"cannot append: columns differ in length: {told}", code="column-lengths-differ", hint="give every column the same number of samples; None stands for a null"
+                f"cannot append: columns differ in length: {told}",
+                code="column-lengths-differ",
+                hint="give every column the same number of samples; None stands for a null",
             )
         samples = next(iter(lengths.values()), 0)
         step = max(1, min((_rows_at_once(values) for values in sized.values()), default=1))
@@ -235,19 +243,29 @@ class Transaction:
             except BaseException as error:
                 if start > 0:  # A part of this call is in: the transaction can't be committed any more.
                     self._failed = error
-                raise _shift(error, start) if isinstance(error, Error) else error
+                if isinstance(error, Error):
+                    error.rows = [row + start for row in error.rows]
+                raise
 
     def _sized(self, name: str, values: Any) -> Any:
         if name not in self._schema:
             raise NotFoundError(
-                f"cannot append column `{name}`: the dataset has no such column", code="column-not-found", hint=f"columns: {', '.join(self._schema)}"
+                f"cannot append column `{name}`: the dataset has no such column",
+                code="column-not-found",
+                hint=f"columns: {', '.join(self._schema)}",
             )
         if isinstance(values, str | bytes | bytearray | Mapping):
-            raise InvalidInputError(f"cannot append column `{name}`: a single {type(values).__name__}, expected one value a sample", code="invalid-value", hint="wrap it in a list")
+            raise InvalidInputError(
+                f"cannot append column `{name}`: a single {type(values).__name__}, expected one value a sample",
+                code="invalid-value",
+                hint="wrap it in a list",
+            )
         if hasattr(values, "__len__") and hasattr(values, "__getitem__"):
             return values
         if not isinstance(values, Iterable):
-            raise InvalidInputError(f"cannot append column `{name}`: a {type(values).__name__}, expected one value a sample", code="invalid-value")
+            raise InvalidInputError(
+                f"cannot append column `{name}`: a {type(values).__name__}, expected one value a sample", code="invalid-value"
+            )
         return list(values)
 
     def _append_slice(self, sized: Mapping[str, Any], start: int, end: int, validate: str) -> None:
@@ -265,7 +283,9 @@ class Transaction:
         """Commit now; the dataset handle moves to the new snapshot. Cost: three syncs for a small one."""
         if self._failed is not None:
             self._core.abort()
-            raise ClosedError(f"cannot commit: an append before has failed ({self._failed})", hint="begin another transaction; nothing was committed")
+            raise ClosedError(
+                f"cannot commit: an append before has failed ({self._failed})", hint="begin another transaction; nothing was committed"
+            )
         snapshot, first, samples, core = self._core.commit(self._message, self._author, json.dumps(self._properties))
         self._receipt = Receipt(snapshot, np.arange(first, first + samples, dtype=np.int64))
         self._dataset._move(core)
@@ -297,11 +317,6 @@ def _rows_at_once(values: Any) -> int:
         return SLICE_FILES
     size = getattr(first, "nbytes", None) or (len(first) if isinstance(first, str | bytes | bytearray) else 0)
     return max(1, min(SLICE_ITEMS, SLICE_BYTES // max(1, int(size))))
-
-
-def _shift(error: Error, start: int) -> Error:
-    error.rows = [row + start for row in error.rows]
-    return error
 
 
 def column_type(kind: Any) -> ColumnType:

@@ -24,7 +24,11 @@ class Ragged(Sequence[Any]):
     __slots__ = ("nulls", "offsets", "shapes", "values")
 
     def __init__(
-        self, values: npt.NDArray[Any], offsets: npt.NDArray[np.int64], shapes: npt.NDArray[np.int64], nulls: npt.NDArray[np.bool_] | None = None
+        self,
+        values: npt.NDArray[Any],
+        offsets: npt.NDArray[np.int64],
+        shapes: npt.NDArray[np.int64],
+        nulls: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         self.values = values
         self.offsets = offsets

@@ -28,8 +28,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     dtype('<M8[us]')
     """
     if name == "bfloat16":
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype("datetime64[us]") if name == "timestamp" else np.dtype(name)
+        name = ml_dtypes.bfloat16
+    found: np.dtype[Any] = np.dtype("datetime64[us]" if name == "timestamp" else name)
+    return found
 
 
 DTYPES = (
@@ -50,7 +51,7 @@ def dtype_name(dtype: Any) -> str:
         if found.kind == "M":
             return "timestamp"
         if found.name in DTYPES:
-            return found.name
+            return str(found.name)
     raise InvalidInputError(f"unknown dtype {dtype!r}", code="invalid-schema", hint=f"one of {', '.join(DTYPES)}")
 
 
@@ -146,7 +147,7 @@ def blob(value: Any, row: int) -> Any:
     if is_null(value) or isinstance(value, bytes | bytearray | os.PathLike):
         return None if is_null(value) else value
     if isinstance(value, memoryview | np.void):
-        return bytes(value)
+        return value.tobytes()
     raise fail(f"row {row} is a {type(value).__name__}, expected bytes, Path or None", row)
 
 
@@ -252,19 +253,21 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
     if hasattr(values, "to_numpy") and hasattr(values, "null_count"):  # pyarrow
         if hasattr(values, "combine_chunks"):
             values = values.combine_chunks()
-        if values.null_count == 0:
-            values = values.to_numpy(zero_copy_only=False)
-        else:
-            values = values.to_pylist()
+        values = values.to_numpy(zero_copy_only=False) if values.null_count == 0 else values.to_pylist()
     elif hasattr(values, "isna") and hasattr(values, "to_numpy"):  # pandas
         missing = values.isna().to_numpy()
-        values = values.to_numpy() if values.dtype.kind == "f" or not missing.any() else [None if gone else value for value, gone in zip(values, missing, strict=True)]
+        values = (
+            values.to_numpy()
+            if values.dtype.kind == "f" or not missing.any()
+            else [None if gone else value for value, gone in zip(values, missing, strict=True)]
+        )
     elif hasattr(values, "detach") and hasattr(values, "numpy"):  # torch
         values = values.detach().cpu().numpy()
     if isinstance(values, np.ma.MaskedArray):
         mask = np.ma.getmaskarray(values)
-        validity = ~mask.reshape(len(values), -1).any(axis=1) if values.ndim > 1 else ~mask
-        values = values.filled(np.zeros((), values.dtype)[()])
+        validity = np.asarray(~mask.reshape(len(values), -1).any(axis=1) if values.ndim > 1 else ~mask)
+        zero: Any = np.zeros((), values.dtype)[()]
+        values = values.filled(zero)
     if not isinstance(values, np.ndarray):
         items = as_list(values)
         nulls = [row for row, value in enumerate(items) if is_null(value)]
@@ -279,7 +282,11 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
                 raise fail(f"row {row} has the shape {np.shape(item)}, expected {shape}", row)
         values = stack(items, dtype) if items else np.empty((0, *shape), numpy_dtype(dtype))
     if values.shape[1:] != shape:
-        raise fail(f"values have the shape {values.shape}, expected (N, {', '.join(map(str, shape))})" if shape else f"values have the shape {values.shape}, expected (N,)")
+        raise fail(
+            f"values have the shape {values.shape}, expected (N, {', '.join(map(str, shape))})"
+            if shape
+            else f"values have the shape {values.shape}, expected (N,)"
+        )
     return fixed(cast(values, dtype, "the array"), validity)
 
 
@@ -295,7 +302,10 @@ def stack(items: list[Any], dtype: str) -> npt.NDArray[Any]:
                 return np.array([np.datetime64(naive_utc(item)) for item in items], dtype="datetime64[us]")
             except (ValueError, TypeError) as error:
                 raise fail(f"values are no timestamps: {error}") from error
-        bad = next((row for row, item in enumerate(items) if not isinstance(item, int | float | complex | np.generic | np.ndarray | list | tuple)), None)
+        bad = next(
+            (row for row, item in enumerate(items) if not isinstance(item, int | float | complex | np.generic | np.ndarray | list | tuple)),
+            None,
+        )
         raise fail(f"row {bad} is {items[bad]!r}, expected {dtype}" if bad is not None else f"values do not make an array of {dtype}", bad)
     return array
 
@@ -321,7 +331,11 @@ def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
         array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
         if array.size == 0 and array.ndim != len(shape):
             array = np.empty([size or 0 for size in shape], wanted)
-        if array.dtype.kind == "O" or array.ndim != len(shape) or any(size is not None and size != array.shape[axis] for axis, size in enumerate(shape)):
+        if (
+            array.dtype.kind == "O"
+            or array.ndim != len(shape)
+            or any(size is not None and size != array.shape[axis] for axis, size in enumerate(shape))
+        ):
             raise fail(f"row {row} has the shape {array.shape}, expected {shape}", row)
         arrays.append(np.ascontiguousarray(cast(array, dtype, f"row {row}")))
     data = [array.reshape(-1).view(np.uint8) for array in arrays if array is not None and array.size]
@@ -394,7 +408,8 @@ def picture(value: Any, row: int, mask: bool) -> Any:
         raise fail(f"row {row} is an array {value.shape} of {value.dtype}, expected {wanted} of uint8 or uint16", row)
     shape = value.shape if value.ndim == 3 else (*value.shape, 1)
     flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    return _core.encode_png(*shape, value.dtype.itemsize * 8, flat)
+    height, width, channels = shape
+    return _core.encode_png(height, width, channels, value.dtype.itemsize * 8, flat)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -464,7 +479,9 @@ class Keypoints(ColumnType):
         return ragged(values, (None, self.points, self.dimensions), "float32")
 
 
-TYPES: dict[str, type[ColumnType]] = {kind.type: kind for kind in (Text, Bytes, Json, Label, Category, Scalar, Tensor, Image, Mask, Boxes, Keypoints)}
+TYPES: dict[str, type[ColumnType]] = {
+    kind.type: kind for kind in (Text, Bytes, Json, Label, Category, Scalar, Tensor, Image, Mask, Boxes, Keypoints)
+}
 
 
 class Schema(dict[str, ColumnType]):
@@ -484,7 +501,9 @@ def to_json(schema: Mapping[str, Any]) -> str:
             raise InvalidInputError(f"cannot create column {name!r}: a name is a str", code="invalid-schema")
         if not isinstance(kind, ColumnType):
             if isinstance(kind, type) and issubclass(kind, ColumnType):
-                raise InvalidInputError(f"cannot create column `{name}`: {kind.__name__} is a class", code="invalid-schema", hint=f"write ps.{kind.__name__}()")
+                raise InvalidInputError(
+                    f"cannot create column `{name}`: {kind.__name__} is a class", code="invalid-schema", hint=f"write ps.{kind.__name__}()"
+                )
             kind = Scalar(kind)
         columns.append({"name": name, **kind.spec()})
     return json.dumps(columns)

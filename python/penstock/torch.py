@@ -21,7 +21,7 @@ from penstock.ragged import Ragged
 from penstock.view import Batch, View, unwrap
 
 
-class TorchDataset(torch.utils.data.Dataset[Any]):
+class TorchDataset(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
     """Samples of a view by position. Picklable, and safe after fork: each worker reads for itself, without locks of its parent.
 
     Cost: `DataLoader` asks for a whole batch at once (`__getitems__`), which is one `take`.
@@ -47,16 +47,16 @@ class Samples(Sequence[Any]):
     """The samples of one batch as `default_collate` wants them: dicts, made when looked at. `collate` takes `batch` as it is."""
 
     def __init__(self, batch: Batch, count: int) -> None:
-        self.batch, self.count = batch, count
+        self.batch, self.samples = batch, count
 
     def __len__(self) -> int:
-        return self.count
+        return self.samples
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.count))]
-        if not -self.count <= index < self.count:
-            raise IndexError(f"index {index} is out of range for {self.count} samples")
+            return [self[i] for i in range(*index.indices(self.samples))]
+        if not -self.samples <= index < self.samples:
+            raise IndexError(f"index {index} is out of range for {self.samples} samples")
         return {name: unwrap(values, index) for name, values in self.batch.items()}
 
 

@@ -14,10 +14,13 @@ from penstock.errors import InvalidInputError, UnsupportedError
 from penstock.schema import Schema, from_json
 
 Batch = dict[str, Any]
+_INT64 = np.dtype(np.int64)
 
 
 def positions_of(key: Any, length: int) -> npt.NDArray[np.int64]:
     """Turn a list, tuple, range or array of whole numbers, or a mask of `length` bools, into int64 positions."""
+    if type(key) is np.ndarray and key.dtype is _INT64 and key.ndim == 1:
+        return key
     array = np.asarray(key)
     if array.dtype == bool:
         if array.shape != (length,):
@@ -94,7 +97,9 @@ class View:
             if chosen is not None:
                 missing = np.setdiff1d(np.asarray(found, np.int64), chosen)
                 if len(missing):
-                    raise InvalidInputError(f"cannot take by row id: sample {missing[0]} is not in this view", hint="take it from the dataset")
+                    raise InvalidInputError(
+                        f"cannot take by row id: sample {missing[0]} is not in this view", hint="take it from the dataset"
+                    )
             return self._view.take(np.asarray(found, dtype=np.int64), names, form, on_corrupt, absolute=True)
         return self._view.take(positions_of(positions, len(self)), names, form, on_corrupt)
 

@@ -7,7 +7,8 @@ pub fn orientation(bytes: &[u8]) -> u8 {
     let mut reader = exif::Reader::new();
     reader.continue_on_error(true);
     let parsed = reader.read_from_container(&mut std::io::Cursor::new(bytes)).or_else(|error| error.distill_partial_result(|_| {}));
-    let value = parsed.ok().and_then(|exif| exif.get_field(exif::Tag::Orientation, exif::In::PRIMARY).and_then(|field| field.value.get_uint(0)));
+    let value =
+        parsed.ok().and_then(|exif| exif.get_field(exif::Tag::Orientation, exif::In::PRIMARY).and_then(|field| field.value.get_uint(0)));
     value.filter(|value| (1..=8).contains(value)).unwrap_or(1) as u8
 }
 

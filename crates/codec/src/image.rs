@@ -60,7 +60,8 @@ fn format_of(bytes: &[u8]) -> Result<Format> {
         return Ok(Format::Png);
     }
     let head: Vec<String> = bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    Err(undecodable(format!("cannot decode image: it begins with {}, expected a JPEG or a PNG", head.join(" "))).hint("convert it first, or store it in a Bytes column"))
+    Err(undecodable(format!("cannot decode image: it begins with {}, expected a JPEG or a PNG", head.join(" ")))
+        .hint("convert it first, or store it in a Bytes column"))
 }
 
 /// Read the header only; refuses what `decode` would refuse without looking at pixels.
@@ -78,8 +79,11 @@ fn check_size(header: &Header, limits: Limits) -> Result<()> {
         return Err(undecodable(format!("cannot decode image: it is {} x {} pixels", header.width, header.height)));
     }
     if header.width.saturating_mul(header.height) > limits.pixels {
-        return Err(Error::new("media-too-large", format!("cannot decode image: {} x {} pixels, at most {} are allowed", header.width, header.height, limits.pixels))
-            .hint("a decompression bomb, or raise the limit with ps.configure(image_pixels=…)"));
+        return Err(Error::new(
+            "media-too-large",
+            format!("cannot decode image: {} x {} pixels, at most {} are allowed", header.width, header.height, limits.pixels),
+        )
+        .hint("a decompression bomb, or raise the limit with ps.configure(image_pixels=…)"));
     }
     Ok(())
 }
@@ -97,10 +101,10 @@ pub fn decode(bytes: &[u8], limits: Limits, upright: bool) -> Result<Picture> {
 /// Decode a mask: one channel; the palette of an indexed PNG is not applied, so values are class numbers.
 pub fn decode_mask(bytes: &[u8], limits: Limits) -> Result<Picture> {
     let header = probe(bytes, limits)?;
-    if header.format == Format::Png {
-        if let Some(picture) = png::decode_indices(bytes, &header)? {
-            return Ok(picture);
-        }
+    if header.format == Format::Png
+        && let Some(picture) = png::decode_indices(bytes, &header)?
+    {
+        return Ok(picture);
     }
     let picture = decode(bytes, limits, false)?;
     if picture.channels != 1 {

@@ -40,7 +40,8 @@ impl Decoder {
         }
         let precision = decoder.get(tj::TJPARAM_TJPARAM_PRECISION as i32);
         if precision != 8 {
-            return Err(Error::new("unsupported-format", format!("cannot decode JPEG: {precision} bits a sample, expected 8")).hint("store it as a 16-bit PNG"));
+            return Err(Error::new("unsupported-format", format!("cannot decode JPEG: {precision} bits a sample, expected 8"))
+                .hint("store it as a 16-bit PNG"));
         }
         let channels = if decoder.get(tj::TJPARAM_TJPARAM_COLORSPACE as i32) == tj::TJCS_TJCS_GRAY as i32 { 1 } else { 3 };
         let (width, height) = (decoder.get(tj::TJPARAM_TJPARAM_JPEGWIDTH as i32), decoder.get(tj::TJPARAM_TJPARAM_JPEGHEIGHT as i32));
@@ -82,7 +83,8 @@ pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
     };
     let mut data = vec![0u8; width * height * stride];
     // SAFETY: the handle is live; `data` has width x height x stride bytes, which is what the format and pitch say.
-    let code = unsafe { tj::tj3Decompress8(decoder.0, bytes.as_ptr(), bytes.len() as _, data.as_mut_ptr(), (width * stride) as i32, format as i32) };
+    let code =
+        unsafe { tj::tj3Decompress8(decoder.0, bytes.as_ptr(), bytes.len() as _, data.as_mut_ptr(), (width * stride) as i32, format) };
     if code != 0 && (decoder.is_fatal() || !has_end_marker(bytes)) {
         return Err(undecodable(format!("cannot decode JPEG: {}", decoder.message())));
     }

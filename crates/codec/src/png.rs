@@ -75,12 +75,19 @@ fn read(decoder: Decoder<Cursor<&[u8]>>) -> Result<(Picture, ColorType)> {
             pair.copy_from_slice(&value.to_ne_bytes());
         }
     }
-    Ok((Picture { height: info.height as usize, width: info.width as usize, channels: info.color_type.samples(), bits, data }, info.color_type))
+    Ok((
+        Picture { height: info.height as usize, width: info.width as usize, channels: info.color_type.samples(), bits, data },
+        info.color_type,
+    ))
 }
 
 fn grey_alpha_to_rgba(picture: Picture) -> Picture {
     let size = usize::from(picture.bits) / 8;
-    let data = picture.data.chunks_exact(2 * size).flat_map(|pixel| [&pixel[..size], &pixel[..size], &pixel[..size], &pixel[size..]].concat()).collect();
+    let data = picture
+        .data
+        .chunks_exact(2 * size)
+        .flat_map(|pixel| [&pixel[..size], &pixel[..size], &pixel[..size], &pixel[size..]].concat())
+        .collect();
     Picture { channels: 4, data, ..picture }
 }
 

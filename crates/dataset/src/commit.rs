@@ -4,7 +4,9 @@
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, row_id};
-use penstock_format::record::{Change, ChangeKind, Delta, Parent, Properties, RECORD_BYTES, RECORD_DELTAS, Record, RecordKind, Transaction};
+use penstock_format::record::{
+    Change, ChangeKind, Delta, Parent, Properties, RECORD_BYTES, RECORD_DELTAS, Record, RecordKind, Transaction,
+};
 
 use crate::log::LogEntry;
 
@@ -85,7 +87,8 @@ impl Machine {
                 self.uncertain = 0;
                 self.rebases += 1;
                 if self.rebases > REBASES {
-                    return Err(Error::new("conflict", format!("cannot commit: lost {REBASES} races in a row")).hint("commit less often, or more at a time"));
+                    return Err(Error::new("conflict", format!("cannot commit: lost {REBASES} races in a row"))
+                        .hint("commit less often, or more at a time"));
                 }
                 Ok(Request::ReadNewest)
             }
@@ -93,8 +96,10 @@ impl Machine {
             Event::Unknown | Event::Unreadable => {
                 self.uncertain += 1;
                 if self.uncertain > UNCERTAIN_TRIES {
-                    let text = format!("cannot tell whether the commit succeeded: transaction {}, number {}", self.uuid(), self.sent()?.number);
-                    return Err(Error::new("commit-state-unknown", text).hint("nothing was deleted; look for the transaction in `penstock log` when the storage answers again"));
+                    let text =
+                        format!("cannot tell whether the commit succeeded: transaction {}, number {}", self.uuid(), self.sent()?.number);
+                    return Err(Error::new("commit-state-unknown", text)
+                        .hint("nothing was deleted; look for the transaction in `penstock log` when the storage answers again"));
                 }
                 let record = self.sent()?;
                 Ok(Request::Create { number: record.number, body: record.encode() })
@@ -115,7 +120,11 @@ impl Machine {
         let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root came before any parent"))?;
         parent.record.check_writable()?;
         if parent.record.gc_epoch > self.gc_epoch {
-            return Err(Error::new("transaction-expired", "cannot commit: a collection began after this transaction did, and may have removed what it wrote").hint("run the transaction again"));
+            return Err(Error::new(
+                "transaction-expired",
+                "cannot commit: a collection began after this transaction did, and may have removed what it wrote",
+            )
+            .hint("run the transaction again"));
         }
         let record = self.record(parent, root);
         let body = record.encode();
@@ -167,8 +176,19 @@ impl Machine {
 pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, samples_added: u64) -> Result<Transaction> {
     for (what, text, limit) in [("message", message, 1024), ("author", author, 256), ("properties", properties, 1024)] {
         if text.len() > limit {
-            return Err(Error::new("invalid-argument", format!("cannot commit: {what} has {} bytes, at most {limit} are allowed", text.len())));
+            return Err(Error::new(
+                "invalid-argument",
+                format!("cannot commit: {what} has {} bytes, at most {limit} are allowed", text.len()),
+            ));
         }
     }
-    Ok(Transaction { uuid, message: message.into(), author: author.into(), properties: Properties::Inline(properties.into()), first_counter: 0, samples_added, samples_deleted: 0 })
+    Ok(Transaction {
+        uuid,
+        message: message.into(),
+        author: author.into(),
+        properties: Properties::Inline(properties.into()),
+        first_counter: 0,
+        samples_added,
+        samples_deleted: 0,
+    })
 }

@@ -66,8 +66,14 @@ impl Config {
 /// Memory limit of this process's cgroup: v2, else v1; none where neither sets one.
 fn cgroup_limit() -> Option<u64> {
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let v2 = own.lines().find_map(|line| line.strip_prefix("0::")).map(|path| format!("/sys/fs/cgroup{}/memory.max", path.trim_end_matches('/')));
-    let v1 = own.lines().find_map(|line| line.split_once(":memory:")).map(|(_, path)| format!("/sys/fs/cgroup/memory{}/memory.limit_in_bytes", path.trim_end_matches('/')));
+    let v2 = own
+        .lines()
+        .find_map(|line| line.strip_prefix("0::"))
+        .map(|path| format!("/sys/fs/cgroup{}/memory.max", path.trim_end_matches('/')));
+    let v1 = own
+        .lines()
+        .find_map(|line| line.split_once(":memory:"))
+        .map(|(_, path)| format!("/sys/fs/cgroup/memory{}/memory.limit_in_bytes", path.trim_end_matches('/')));
     let fallbacks = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"].map(str::to_owned);
     let read = |path: String| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     // cgroup v1 writes "no limit" as a number near 2^63.

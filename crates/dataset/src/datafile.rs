@@ -21,14 +21,19 @@ pub struct DataFile {
     pub data_end: u64,
     /// Per chunk, one bit a checksum unit. Set after the unit was verified; setting it twice is harmless.
     verified: Vec<Vec<AtomicU64>>,
+    /// Per chunk, how many units are not verified yet.
+    unverified: Vec<AtomicU64>,
 }
 
 impl DataFile {
     /// Map the file, check header and tail against what the manifest says.
     pub fn open(storage: &dyn Storage, file: &FileRef, samples: u64) -> Result<DataFile> {
         let name = data_name(file.id);
-        let data_end = file.file_bytes.checked_sub(FOOTER_BYTES).and_then(|end| end.checked_sub(file.tail_bytes)).filter(|end| *end >= HEADER_BYTES);
-        let data_end = data_end.ok_or_else(|| malformed(format!("cannot read `{name}`: a tail of {} bytes in a file of {}", file.tail_bytes, file.file_bytes)))?;
+        let data_end =
+            file.file_bytes.checked_sub(FOOTER_BYTES).and_then(|end| end.checked_sub(file.tail_bytes)).filter(|end| *end >= HEADER_BYTES);
+        let data_end = data_end.ok_or_else(|| {
+            malformed(format!("cannot read `{name}`: a tail of {} bytes in a file of {}", file.tail_bytes, file.file_bytes))
+        })?;
         let map = storage.map(&name, file.file_bytes)?;
         if map[..8] != MAGIC[..] || map[8..24] != file.id.0[..] {
             return Err(malformed(format!("cannot read `{name}`: it is no data file, or another one")));
@@ -45,7 +50,8 @@ impl DataFile {
             return Err(malformed(format!("cannot read `{name}`: {} samples, expected {samples}", tail.samples)));
         }
         let verified = tail.chunks.iter().map(|chunk| (0..chunk.crcs.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect()).collect();
-        Ok(DataFile { id: file.id, map, tail, data_end, verified })
+        let unverified = tail.chunks.iter().map(|chunk| AtomicU64::new(chunk.crcs.len() as u64)).collect();
+        Ok(DataFile { id: file.id, map, tail, data_end, verified, unverified })
     }
 
     /// Index of the chunk of a column.
@@ -56,19 +62,22 @@ impl DataFile {
     /// Where the stored bytes of a block lie in the map; verified on first touch.
     #[inline]
     pub fn stored(&self, chunk: usize, block: usize) -> Result<std::ops::Range<usize>> {
+        self.verify(chunk, block)?;
         let entry = &self.tail.chunks[chunk];
-        let (offset, bytes) = (entry.offset.get(block) as usize, entry.stored_bytes.get(block) as usize);
-        if entry.first_unit.is_none() && self.verified[chunk][block / 64].load(Relaxed) >> (block % 64) & 1 == 1 {
-            return Ok(offset..offset + bytes); // One unit a block, and it was verified: the common case.
+        let offset = entry.offset.get(block) as usize;
+        Ok(offset..offset + entry.stored_bytes.get(block) as usize)
+    }
+
+    /// Verify the checksum units of a block that this process has not verified yet.
+    #[inline]
+    pub fn verify(&self, chunk: usize, block: usize) -> Result<()> {
+        let entry = &self.tail.chunks[chunk];
+        let done = |unit: usize| self.verified[chunk][unit / 64].load(Relaxed) >> (unit % 64) & 1 == 1;
+        if entry.first_unit.is_none() && done(block) {
+            return Ok(()); // One unit a block, and it was verified: the common case.
         }
         let (first, count) = entry.units_of(block);
-        for unit in 0..count {
-            let index = first + unit;
-            if self.verified[chunk][index / 64].load(Relaxed) >> (index % 64) & 1 == 0 {
-                self.verify_unit(chunk, block, unit, index)?;
-            }
-        }
-        Ok(offset..offset + bytes)
+        (0..count).filter(|unit| !done(first + unit)).try_for_each(|unit| self.verify_unit(chunk, block, unit, first + unit))
     }
 
     #[cold]
@@ -80,16 +89,26 @@ impl DataFile {
         let found = crc(&self.map[begin as usize..end as usize]);
         let expected = entry.crcs.get(index) as u32;
         if found != expected {
-            let text = format!("cannot read block {block}: crc32c {found:#010x}, expected {expected:#010x} (data file `{}`, bytes {begin}..{end})", data_name(self.id));
+            let text = format!(
+                "cannot read block {block}: crc32c {found:#010x}, expected {expected:#010x} (data file `{}`, bytes {begin}..{end})",
+                data_name(self.id)
+            );
             return Err(Error::new("block-checksum", text).hint("run `penstock verify`; restore the file from a copy"));
         }
-        self.verified[chunk][index / 64].fetch_or(1 << (index % 64), Relaxed);
+        let before = self.verified[chunk][index / 64].fetch_or(1 << (index % 64), Relaxed);
+        if before >> (index % 64) & 1 == 0 {
+            self.unverified[chunk].fetch_sub(1, Relaxed);
+        }
         Ok(())
     }
 
-    /// Forget what was verified, so that the next touch looks at the bytes again.
-    pub fn distrust(&self) {
-        self.verified.iter().flatten().for_each(|bits| bits.store(0, Relaxed));
+    /// Where sample 0 of a chunk begins, if its samples of `cell` bytes lie back to back and all of them are verified:
+    /// then sample i is at `begin + i · cell`, and there is nothing left to check.
+    pub fn plain(&self, chunk: usize, cell: usize) -> Option<usize> {
+        let entry = &self.tail.chunks[chunk];
+        let back_to_back =
+            entry.raw_bytes.is_none() && entry.validity.is_none() && entry.offset.is_line_of(entry.rows_per_block * cell as u64);
+        (back_to_back && self.unverified[chunk].load(Relaxed) == 0).then(|| entry.offset.get(0) as usize)
     }
 
     /// Where a decoded block is: a buffer and a range in it. Uncompressed blocks are the map itself.

@@ -27,7 +27,13 @@ impl Style {
             let cell = shape.fixed_bytes(dtype)?;
             let packed = cell < SINGLE_BYTES || (codec != Codec::None && cell < BLOCK_BYTES as u64);
             let rows_per_block = if packed { (BLOCK_BYTES as u64 / cell.max(1)).max(1) } else { 1 };
-            let align = if packed { 8 } else if cell >= PAGE_ALIGNED_BYTES { 4096 } else { 64 };
+            let align = if packed {
+                8
+            } else if cell >= PAGE_ALIGNED_BYTES {
+                4096
+            } else {
+                64
+            };
             return Ok(Style { layout: Layout::Fixed, codec, rows_per_block, align });
         }
         Ok(match mean_bytes < SINGLE_BYTES {
@@ -111,7 +117,9 @@ fn pack(ragged: &Ragged, dtype: Dtype, shape: &Shape, first: usize, end: usize) 
     // Text and bytes have one free dimension that nobody stores: it is the length.
     let lengths: Vec<u64> = if ragged.free.is_empty() { values.iter().map(|value| value.len() as u64).collect() } else { Vec::new() };
     let free: Vec<&[u64]> = (first..end)
-        .map(|row| if lengths.is_empty() { &ragged.free[row * free_count..(row + 1) * free_count] } else { &lengths[row - first..row - first + 1] })
+        .map(|row| {
+            if lengths.is_empty() { &ragged.free[row * free_count..(row + 1) * free_count] } else { &lengths[row - first..row - first + 1] }
+        })
         .collect();
     write_packed(shape, dtype, &values, &free)
 }

@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 use penstock_error::{Context as _, Error, Kind, Result};
+use penstock_format::SnapshotId;
 use penstock_format::ids::{hint_name, read_hint, record_name, sealed_crc};
 use penstock_format::record::Record;
-use penstock_format::SnapshotId;
 use penstock_storage::Storage;
 
 /// A record and the crc of its bytes, which its children carry.
@@ -57,7 +57,10 @@ pub fn newest(storage: &dyn Storage, branch: u64) -> Result<Option<LogEntry>> {
 
 /// The record that a snapshot id names.
 pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
-    let missing = || Error::new("snapshot-not-found", format!("cannot open snapshot `{snapshot}` of `{}`: there is no such commit", storage.uri())).hint("see `penstock log`");
+    let missing = || {
+        Error::new("snapshot-not-found", format!("cannot open snapshot `{snapshot}` of `{}`: there is no such commit", storage.uri()))
+            .hint("see `penstock log`")
+    };
     match read(storage, snapshot.branch, snapshot.number) {
         Ok(entry) if entry.record.uuid() == snapshot.uuid => Ok(entry),
         Ok(_) => Err(missing()),
@@ -73,7 +76,10 @@ pub fn walk(storage: &dyn Storage, from: &Record, mut visit: impl FnMut(&LogEntr
         let entry = read(storage, link.branch, link.number)?;
         if entry.crc != link.crc || entry.record.uuid() != link.uuid {
             let name = record_name(link.branch, link.number);
-            return Err(Error::new("object-checksum", format!("cannot read `{name}`: crc32c {:#010x}, its child expects {:#010x}", entry.crc, link.crc)));
+            return Err(Error::new(
+                "object-checksum",
+                format!("cannot read `{name}`: crc32c {:#010x}, its child expects {:#010x}", entry.crc, link.crc),
+            ));
         }
         visit(&entry)?;
         parent = entry.record.parents.first().cloned();

@@ -16,7 +16,13 @@ pub enum Validate {
 }
 
 /// Check media on all threads; the answer has the error of each that is refused.
-pub fn check<'a>(count: usize, bytes: usize, value: impl Fn(usize) -> Option<&'a [u8]> + Sync, mask: bool, validate: Validate) -> Result<Vec<Option<Error>>> {
+pub fn check<'a>(
+    count: usize,
+    bytes: usize,
+    value: impl Fn(usize) -> Option<&'a [u8]> + Sync,
+    mask: bool,
+    validate: Validate,
+) -> Result<Vec<Option<Error>>> {
     let limits = Config::limits();
     parallel::map(count, bytes, |index| {
         let media = value(index)?;

@@ -1,5 +1,6 @@
 //! From positions to rows of fragments: sorted, so that every block is touched once, with the order asked kept beside.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
@@ -14,7 +15,8 @@ pub struct Plan {
     pub groups: Vec<Group>,
 }
 
-/// Rows of one fragment, ascending, each with its place in the answer.
+/// Rows of one fragment, each with its place in the answer. Ascending, unless the snapshot is one fragment: then sorting
+/// would only cost what it saves, and readers that want neighbours together use `ascending`.
 pub struct Group {
     fragments: Arc<PartFragments>,
     index: usize,
@@ -25,28 +27,44 @@ impl Group {
     pub fn fragment(&self) -> &Fragment {
         &self.fragments.as_slice()[self.index]
     }
+
+    /// The rows in ascending order: every block is met once, files are read forwards.
+    pub fn ascending(&self) -> Cow<'_, [(u64, u32)]> {
+        match self.rows.is_sorted() {
+            true => Cow::Borrowed(&self.rows),
+            false => Cow::Owned(sorted(&self.rows)),
+        }
+    }
 }
 
 impl Plan {
     pub fn new(snapshot: &Snapshot, positions: Vec<u64>) -> Result<Plan> {
         if positions.len() > u32::MAX as usize {
-            return Err(Error::new("invalid-argument", format!("cannot take {} samples at once", positions.len())).hint("take fewer, or scan"));
+            return Err(
+                Error::new("invalid-argument", format!("cannot take {} samples at once", positions.len())).hint("take fewer, or scan")
+            );
         }
         if let Some(place) = positions.iter().position(|position| *position >= snapshot.len()) {
             return Err(out_of_range(positions[place] as i64, snapshot.len()).rows(vec![place as u64]));
         }
-        let ascending = positions.windows(2).all(|pair| pair[0] <= pair[1]);
-        let mut builder = Builder { snapshot, groups: Vec::new(), part: None, next: (0, 0), end: 0 };
-        if ascending {
-            for (place, position) in positions.iter().enumerate() {
-                builder.push(*position, place as u32)?;
+        let asked = |(place, position): (usize, &u64)| (*position, place as u32);
+        let groups = match snapshot.only_fragment() {
+            Some(fragments) if !positions.is_empty() => {
+                let rows = positions.iter().enumerate().map(asked).collect();
+                vec![Group { fragments: Arc::new(fragments), index: 0, rows }]
             }
-        } else {
-            for (position, place) in sorted(&positions) {
-                builder.push(position, place)?;
+            _ => {
+                let mut order: Vec<(u64, u32)> = positions.iter().enumerate().map(asked).collect();
+                if !order.is_sorted() {
+                    order = sorted(&order);
+                }
+                let mut builder = Builder { snapshot, groups: Vec::new(), part: None, next: (0, 0), end: 0 };
+                for (position, place) in order {
+                    builder.push(position, place)?;
+                }
+                builder.groups
             }
-        }
-        let groups = builder.groups;
+        };
         Ok(Plan { positions, groups })
     }
 
@@ -65,7 +83,7 @@ impl Plan {
         for group in &self.groups {
             let (mut run, mut skipped) = (0, 0);
             let runs = &group.fragment().runs;
-            for (row, place) in &group.rows {
+            for (row, place) in group.ascending().iter() {
                 while row - skipped >= runs[run].count {
                     skipped += runs[run].count;
                     run += 1;
@@ -79,19 +97,21 @@ impl Plan {
 
 /// The error for a position that a snapshot or view does not have.
 pub fn out_of_range(position: i64, len: u64) -> Error {
-    Error::new("position-out-of-range", format!("cannot take position {position}: there are {len} samples, positions go from 0 to {}", len as i64 - 1))
+    Error::new(
+        "position-out-of-range",
+        format!("cannot take position {position}: there are {len} samples, positions go from 0 to {}", len as i64 - 1),
+    )
 }
 
-/// Positions ascending, each with its place in the request. Packed into one word they sort three times as fast.
-fn sorted(positions: &[u64]) -> Vec<(u64, u32)> {
-    let place_bits = usize::BITS - positions.len().leading_zeros();
-    let fits = positions.iter().all(|position| *position >> (64 - place_bits) == 0);
-    if !fits {
-        let mut order: Vec<(u64, u32)> = positions.iter().enumerate().map(|(place, position)| (*position, place as u32)).collect();
+/// Pairs (position or row, place) ascending. Packed into one word each they sort three times as fast.
+fn sorted(pairs: &[(u64, u32)]) -> Vec<(u64, u32)> {
+    let place_bits = u32::BITS - pairs.iter().fold(1, |all, (_, place)| all | place).leading_zeros();
+    if pairs.iter().any(|(key, _)| *key >> (64 - place_bits) != 0) {
+        let mut order = pairs.to_vec();
         order.sort_unstable();
         return order;
     }
-    let mut keys: Vec<u64> = positions.iter().enumerate().map(|(place, position)| position << place_bits | place as u64).collect();
+    let mut keys: Vec<u64> = pairs.iter().map(|(key, place)| key << place_bits | u64::from(*place)).collect();
     keys.sort_unstable();
     keys.into_iter().map(|key| (key >> place_bits, (key & ((1 << place_bits) - 1)) as u32)).collect()
 }

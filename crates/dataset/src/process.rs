@@ -40,10 +40,10 @@ impl<T> PerProcess<T> {
         let generation = GENERATION.load(Ordering::Relaxed);
         let found = self.current.load(Ordering::Acquire);
         // SAFETY: a pointer in `current` comes from Box::into_raw below and is freed only in `drop`.
-        if let Some(entry) = unsafe { found.as_ref() } {
-            if entry.generation == generation {
-                return &entry.value;
-            }
+        if let Some(entry) = unsafe { found.as_ref() }
+            && entry.generation == generation
+        {
+            return &entry.value;
         }
         let fresh = Box::into_raw(Box::new(Entry { generation, value: (self.make)() }));
         match self.current.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire) {

@@ -1,6 +1,7 @@
 //! Gather the rows of a plan, one column at a time: fixed samples straight into the caller's buffer, ragged ones as
 //! slices of verified memory, so that the caller makes the only copy.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -71,7 +72,8 @@ impl RaggedValues {
 struct Source<'a> {
     file: Arc<DataFile>,
     chunk: usize,
-    rows: &'a [(u64, u32)],
+    /// Ascending, but for uncompressed samples of fixed shape, which gain nothing by it.
+    rows: Cow<'a, [(u64, u32)]>,
 }
 
 impl Source<'_> {
@@ -93,18 +95,38 @@ impl Snapshot {
         let Some(file) = fragment.files.iter().find(|file| file.columns.contains(&column.id)) else { return Ok(None) };
         let file = self.context.file(file, fragment.samples)?;
         let chunk = file.chunk_of(column.id).ok_or_else(|| {
-            penstock_format::cursor::malformed(format!("data file `{}` has no column {}, the manifest says it has", data_name(file.id), column.id))
+            penstock_format::cursor::malformed(format!(
+                "data file `{}` has no column {}, the manifest says it has",
+                data_name(file.id),
+                column.id
+            ))
         })?;
         let (dtype, shape) = column.kind.stored()?;
         let entry = &file.tail.chunks[chunk];
         if entry.dtype != dtype || entry.shape != shape {
-            return Err(penstock_format::cursor::malformed(format!("data file `{}` stores `{}` as {} {:?}, the schema wants {} {:?}", data_name(file.id), column.name, entry.dtype.name(), entry.shape.0, dtype.name(), shape.0)));
+            return Err(penstock_format::cursor::malformed(format!(
+                "data file `{}` stores `{}` as {} {:?}, the schema wants {} {:?}",
+                data_name(file.id),
+                column.name,
+                entry.dtype.name(),
+                entry.shape.0,
+                dtype.name(),
+                shape.0
+            )));
         }
-        Ok(Some(Source { file, chunk, rows: &group.rows }))
+        let any_order = entry.layout == Layout::Fixed && entry.raw_bytes.is_none();
+        let rows = if any_order { Cow::Borrowed(&group.rows[..]) } else { group.ascending() };
+        Ok(Some(Source { file, chunk, rows }))
     }
 
     /// Run `read` for every group; a failing one names position and column.
-    fn each_source(&self, plan: &Plan, column: &ColumnSpec, lenient: bool, mut read: impl FnMut(Option<&Source<'_>>, &[(u64, u32)]) -> std::result::Result<(), (Error, u32)>) -> Result<()> {
+    fn each_source(
+        &self,
+        plan: &Plan,
+        column: &ColumnSpec,
+        lenient: bool,
+        mut read: impl FnMut(Option<&Source<'_>>, &[(u64, u32)]) -> std::result::Result<(), (Error, u32)>,
+    ) -> Result<()> {
         for group in &plan.groups {
             let first = group.rows.first().map_or(0, |(_, place)| *place);
             let source = match self.source(group, column) {
@@ -132,6 +154,10 @@ impl Snapshot {
                 return Ok(());
             };
             match source.entry().raw_bytes {
+                None if let Some(begin) = source.file.plain(source.chunk, cell) => {
+                    copy_plain(&source.file.map[begin..], &source.rows, cell, out);
+                    Ok(())
+                }
                 None => self.copy_mapped(source, cell, out, lenient, plan.len(), &mut nulls),
                 Some(_) => self.copy_decoded(source, cell, out, lenient, plan.len(), &mut nulls),
             }
@@ -141,26 +167,33 @@ impl Snapshot {
 
     /// Copy rows straight out of the map. Rows ahead are prefetched: their order is random to the processor, so its own
     /// prefetcher comes too late for each.
-    fn copy_mapped(&self, source: &Source<'_>, cell: usize, out: &mut [u8], lenient: bool, count: usize, nulls: &mut Nulls) -> std::result::Result<(), (Error, u32)> {
+    fn copy_mapped(
+        &self,
+        source: &Source<'_>,
+        cell: usize,
+        out: &mut [u8],
+        lenient: bool,
+        count: usize,
+        nulls: &mut Nulls,
+    ) -> std::result::Result<(), (Error, u32)> {
         let (entry, file) = (source.entry(), &source.file);
         let map = &file.map[..];
-        let place_of = |row: u64| {
+        let offset_of = |row: u64| {
             let (block, inner) = entry.locate(row);
-            (block, inner as usize * cell)
+            (block, entry.offset.get(block) as usize + inner as usize * cell)
         };
         for (index, (row, place)) in source.rows.iter().enumerate() {
-            if let Some((ahead, _)) = source.rows.get(index + ROWS_AHEAD) {
-                let (block, inner) = place_of(*ahead);
-                prefetch(map, entry.offset.get(block) as usize + inner, cell);
+            if let (true, Some((ahead, _))) = (cell >= PREFETCH_FROM_BYTES, source.rows.get(index + ROWS_AHEAD)) {
+                prefetch(map, offset_of(*ahead).1, cell);
             }
             let target = &mut out[*place as usize * cell..][..cell];
             if !entry.is_valid(*row) {
                 set_null(nulls, count, *place, target);
                 continue;
             }
-            let (block, inner) = place_of(*row);
-            match file.stored(source.chunk, block) {
-                Ok(stored) => copy(target, &map[stored][inner..][..cell]),
+            let (block, offset) = offset_of(*row);
+            match file.verify(source.chunk, block) {
+                Ok(()) => copy(target, &map[offset..][..cell]),
                 Err(error) if lenient && error.kind() == Kind::Corrupt => set_null(nulls, count, *place, target),
                 Err(error) => return Err((error, *place)),
             }
@@ -169,10 +202,18 @@ impl Snapshot {
     }
 
     /// Copy rows of compressed blocks; neighbours share a look-up of their block.
-    fn copy_decoded(&self, source: &Source<'_>, cell: usize, out: &mut [u8], lenient: bool, count: usize, nulls: &mut Nulls) -> std::result::Result<(), (Error, u32)> {
+    fn copy_decoded(
+        &self,
+        source: &Source<'_>,
+        cell: usize,
+        out: &mut [u8],
+        lenient: bool,
+        count: usize,
+        nulls: &mut Nulls,
+    ) -> std::result::Result<(), (Error, u32)> {
         let (entry, file) = (source.entry(), &source.file);
         let mut open: Option<(usize, Decoded)> = None;
-        for (row, place) in source.rows {
+        for (row, place) in source.rows.iter() {
             let target = &mut out[*place as usize * cell..][..cell];
             if !entry.is_valid(*row) {
                 set_null(nulls, count, *place, target);
@@ -199,15 +240,24 @@ impl Snapshot {
     /// Find ragged samples; nothing is copied unless a block was compressed.
     pub fn read_ragged(&self, plan: &Plan, column: &ColumnSpec, on_corrupt: OnCorrupt) -> Result<RaggedValues> {
         let (_, shape) = column.kind.stored()?;
-        let free_count = if matches!(column.kind, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }) { shape.free_count() } else { 0 };
-        let mut values = RaggedValues { keep: Vec::new(), slices: vec![Slice { keep: NULL, begin: 0, bytes: 0 }; plan.len()], free: vec![0; plan.len() * free_count], free_count };
+        let free_count = if matches!(column.kind, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }) {
+            shape.free_count()
+        } else {
+            0
+        };
+        let mut values = RaggedValues {
+            keep: Vec::new(),
+            slices: vec![Slice { keep: NULL, begin: 0, bytes: 0 }; plan.len()],
+            free: vec![0; plan.len() * free_count],
+            free_count,
+        };
         let lenient = on_corrupt == OnCorrupt::Null;
         self.each_source(plan, column, lenient, |source, _| {
             let Some(source) = source else { return Ok(()) };
             let map = values.keep.len() as u32;
             values.keep.push(source.file.map.clone());
             let mut open = None;
-            for (row, place) in source.rows {
+            for (row, place) in source.rows.iter() {
                 if !source.entry().is_valid(*row) {
                     continue;
                 }
@@ -223,7 +273,15 @@ impl Snapshot {
 
     /// One sample; `open` remembers the block of the row before.
     #[inline]
-    fn read_ragged_row(&self, source: &Source<'_>, row: u64, place: u32, map: u32, open: &mut Option<OpenBlock>, values: &mut RaggedValues) -> Result<()> {
+    fn read_ragged_row(
+        &self,
+        source: &Source<'_>,
+        row: u64,
+        place: u32,
+        map: u32,
+        open: &mut Option<OpenBlock>,
+        values: &mut RaggedValues,
+    ) -> Result<()> {
         let (entry, file) = (source.entry(), &source.file);
         let (block, inner) = entry.locate(row);
         if !matches!(open, Some(open) if open.block == block) {
@@ -296,13 +354,18 @@ impl Snapshot {
             let Some(source) = self.source(group, column)? else { continue };
             let words = source.entry().dictionary.as_deref().unwrap_or_default();
             let to_global: Vec<i64> = words.iter().map(|word| global.get(word.as_str()).copied().unwrap_or(-1)).collect();
-            for (_, place) in source.rows {
+            for (_, place) in source.rows.iter() {
                 let place = *place as usize;
                 if nulls.as_ref().is_some_and(|nulls| nulls[place]) {
                     continue;
                 }
                 let code = to_global.get(codes[place] as usize).copied().filter(|code| *code >= 0);
-                codes[place] = code.ok_or_else(|| penstock_format::cursor::malformed(format!("column `{}` has code {}, which no word stands for", column.name, codes[place])))?;
+                codes[place] = code.ok_or_else(|| {
+                    penstock_format::cursor::malformed(format!(
+                        "column `{}` has code {}, which no word stands for",
+                        column.name, codes[place]
+                    ))
+                })?;
             }
         }
         Ok(())
@@ -319,6 +382,16 @@ struct OpenBlock {
     head: Option<Packed>,
 }
 
+/// Copy rows that lie back to back and are verified: the inner loop of an epoch.
+fn copy_plain(samples: &[u8], rows: &[(u64, u32)], cell: usize, out: &mut [u8]) {
+    for (index, (row, place)) in rows.iter().enumerate() {
+        if let (true, Some((ahead, _))) = (cell >= PREFETCH_FROM_BYTES, rows.get(index + ROWS_AHEAD)) {
+            prefetch(samples, *ahead as usize * cell, cell);
+        }
+        copy(&mut out[*place as usize * cell..][..cell], &samples[*row as usize * cell..][..cell]);
+    }
+}
+
 /// `copy_from_slice` that spares scalars the call of memmove.
 #[inline]
 fn copy(target: &mut [u8], source: &[u8]) {
@@ -330,20 +403,30 @@ fn copy(target: &mut [u8], source: &[u8]) {
 
 /// Rows that are fetched ahead of the one being copied.
 const ROWS_AHEAD: usize = 4;
-/// Of a larger row only the beginning: from there on the processor's own prefetcher keeps up.
-const PREFETCH_BYTES: usize = 1024;
+/// Smaller rows are not worth the look-up of their place: many share a page.
+const PREFETCH_FROM_BYTES: usize = 256;
+/// Lines of each page that are asked for: enough that the processor's own prefetcher takes up the stream, which has far
+/// more requests in flight than software may have.
+const LINES_A_PAGE: usize = 4;
+const LINE_BYTES: usize = 64;
+const PAGE_BYTES: usize = 4096;
 
-/// Ask the processor to fetch `bytes` bytes at `offset` of the map.
+/// Ask the processor to begin fetching `bytes` bytes at `offset` of the map.
 #[inline]
 fn prefetch(map: &[u8], offset: usize, bytes: usize) {
-    let end = (offset + bytes.min(PREFETCH_BYTES)).min(map.len());
-    #[cfg(target_arch = "x86_64")]
-    for line in (offset..end).step_by(64) {
-        // SAFETY: the address lies inside `map`; a prefetch reads nothing and cannot fault.
-        unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(map.as_ptr().add(line).cast()) };
+    let end = (offset + bytes.min(PAGE_BYTES)).min(map.len());
+    let next_page = (map.as_ptr() as usize + offset + 1).next_multiple_of(PAGE_BYTES) - map.as_ptr() as usize;
+    for start in [offset, next_page] {
+        for line in (start..end).step_by(LINE_BYTES).take(LINES_A_PAGE) {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the address lies inside `map`; a prefetch reads nothing and cannot fault.
+            unsafe {
+                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(map.as_ptr().add(line).cast());
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = line;
+        }
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = end;
 }
 
 fn set_null(nulls: &mut Nulls, count: usize, place: u32, target: &mut [u8]) {

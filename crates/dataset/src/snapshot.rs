@@ -79,7 +79,12 @@ impl Snapshot {
         }
         if starts[starts.len() - 1] != record.samples || record.samples != record.live {
             let found = starts[starts.len() - 1];
-            return Err(penstock_format::cursor::malformed(format!("commit {} has {} samples ({} live), its manifest {found}", record.snapshot(), record.samples, record.live)));
+            return Err(penstock_format::cursor::malformed(format!(
+                "commit {} has {} samples ({} live), its manifest {found}",
+                record.snapshot(),
+                record.samples,
+                record.live
+            )));
         }
         let mut words: HashMap<u64, Vec<WordsSegment>> = HashMap::new();
         for segment in segments {
@@ -109,7 +114,8 @@ impl Snapshot {
         let found = self.schema.column(name).map(|(_, column)| column);
         found.ok_or_else(|| {
             let names: Vec<&str> = self.schema.columns.iter().map(|column| column.name.as_str()).collect();
-            Error::new("column-not-found", format!("cannot read column `{name}`: `{}` has no such column", self.context.storage.uri())).hint(format!("columns: {}", names.join(", ")))
+            Error::new("column-not-found", format!("cannot read column `{name}`: `{}` has no such column", self.context.storage.uri()))
+                .hint(format!("columns: {}", names.join(", ")))
         })
     }
 
@@ -118,6 +124,14 @@ impl Snapshot {
     pub fn part_of(&self, position: u64) -> (usize, u64) {
         let part = self.starts.partition_point(|start| *start <= position) - 1;
         (part, position - self.starts[part])
+    }
+
+    /// The fragment that is all of this snapshot, where there is just one.
+    pub fn only_fragment(&self) -> Option<PartFragments> {
+        match &self.parts[..] {
+            [Part::Fragment(fragment)] => Some(PartFragments::One(fragment.clone())),
+            _ => None,
+        }
     }
 
     /// All fragments of a part, with the position of its first sample.
@@ -165,7 +179,8 @@ impl Snapshot {
                 let at = index.partition_point(|(first, _, _)| *first <= wanted).checked_sub(1);
                 let found = at.map(|at| index[at]).filter(|(first, count, _)| wanted - first < *count);
                 found.map(|(first, _, position)| position + (wanted - first)).ok_or_else(|| {
-                    Error::new("row-id-not-found", format!("cannot find row id {row_id}: snapshot {} has no such sample", self.id())).hint("row ids come from `_row_id` or receipt.row_ids")
+                    Error::new("row-id-not-found", format!("cannot find row id {row_id}: snapshot {} has no such sample", self.id()))
+                        .hint("row ids come from `_row_id` or receipt.row_ids")
                 })
             })
             .collect()
@@ -176,7 +191,11 @@ impl Snapshot {
         let mut words = Vec::new();
         for segment in self.words.get(&column).into_iter().flatten() {
             if segment.first_code != words.len() as u64 {
-                return Err(penstock_format::cursor::malformed(format!("the words of column {column} go on at {}, expected {}", segment.first_code, words.len())));
+                return Err(penstock_format::cursor::malformed(format!(
+                    "the words of column {column} go on at {}, expected {}",
+                    segment.first_code,
+                    words.len()
+                )));
             }
             words.extend(self.context.words(segment)?.iter().cloned());
         }
@@ -208,5 +227,6 @@ impl PartFragments {
 }
 
 fn not_found(storage: &dyn Storage) -> Error {
-    Error::new("dataset-not-found", format!("cannot open `{}`: it is no dataset", storage.uri())).hint("check the path, or make one with ps.create or `penstock create`")
+    Error::new("dataset-not-found", format!("cannot open `{}`: it is no dataset", storage.uri()))
+        .hint("check the path, or make one with ps.create or `penstock create`")
 }

@@ -87,7 +87,8 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
 }
 
 fn exists(store: &dyn Storage) -> Error {
-    Error::new("dataset-exists", format!("cannot create dataset `{}`: there is one already", store.uri())).hint("open it with ps.open, or choose another place")
+    Error::new("dataset-exists", format!("cannot create dataset `{}`: there is one already", store.uri()))
+        .hint("open it with ps.open, or choose another place")
 }
 
 fn now_us() -> i64 {
@@ -127,7 +128,16 @@ impl Transaction {
     pub fn begin(base: Arc<Snapshot>) -> Result<Transaction> {
         base.record().check_writable()?;
         let uuid = base.context.new_id()?;
-        Ok(Transaction { base, uuid, writer: None, fragments: Vec::new(), samples: 0, vocabularies: HashMap::new(), touched: HashSet::new(), state: State::Open })
+        Ok(Transaction {
+            base,
+            uuid,
+            writer: None,
+            fragments: Vec::new(),
+            samples: 0,
+            vocabularies: HashMap::new(),
+            touched: HashSet::new(),
+            state: State::Open,
+        })
     }
 
     pub fn samples(&self) -> u64 {
@@ -143,13 +153,15 @@ impl Transaction {
         for input in inputs {
             let (index, _) = schema.column(&input.name).ok_or_else(|| {
                 let names: Vec<&str> = schema.columns.iter().map(|column| column.name.as_str()).collect();
-                Error::new("column-not-found", format!("cannot append column `{}`: the dataset has no such column", input.name)).hint(format!("columns: {}", names.join(", ")))
+                Error::new("column-not-found", format!("cannot append column `{}`: the dataset has no such column", input.name))
+                    .hint(format!("columns: {}", names.join(", ")))
             })?;
             let spec = &schema.columns[index];
             if columns[index].is_some() {
                 return Err(Error::new("invalid-argument", format!("cannot append column `{}`: it is given twice", spec.name)));
             }
-            columns[index] = Some(self.stored(spec, input.column, validate).context(|| format!("cannot append to column `{}`", spec.name))?);
+            columns[index] =
+                Some(self.stored(spec, input.column, validate).context(|| format!("cannot append to column `{}`", spec.name))?);
         }
         if samples == 0 {
             return Ok(());
@@ -162,7 +174,8 @@ impl Transaction {
     fn check_open(&self) -> Result<()> {
         match self.state {
             State::Open => Ok(()),
-            State::Failed => Err(Error::new("transaction-closed", "cannot go on with this transaction: a write before has failed").hint("begin another one; nothing was committed")),
+            State::Failed => Err(Error::new("transaction-closed", "cannot go on with this transaction: a write before has failed")
+                .hint("begin another one; nothing was committed")),
             State::Closed => Err(Error::new("transaction-closed", "cannot go on with this transaction: it is committed or was given up")),
         }
     }
@@ -316,7 +329,12 @@ impl Transaction {
             let (id, body) = (context.new_id()?, encode_words(*column, &vocabulary.new));
             store.put(&words_name(id), &body)?;
             folders.push("w");
-            own.push(Delta::Words(WordsSegment { column: *column, first_code: 0, words: vocabulary.new.len() as u64, object: ObjectRef::of(id, &body) }));
+            own.push(Delta::Words(WordsSegment {
+                column: *column,
+                first_code: 0,
+                words: vocabulary.new.len() as u64,
+                object: ObjectRef::of(id, &body),
+            }));
         }
         if !self.fragments.is_empty() {
             folders.push("d");
@@ -404,10 +422,18 @@ fn drive(context: &Arc<Context>, branch: u64, mut machine: Machine) -> Result<Re
     loop {
         event = match machine.step(event)? {
             Request::ReadNewest => {
-                let entry = log::newest(store, branch)?.ok_or_else(|| Error::new("dataset-not-found", format!("cannot commit to `{}`: it is no dataset any more", store.uri())))?;
+                let entry = log::newest(store, branch)?.ok_or_else(|| {
+                    Error::new("dataset-not-found", format!("cannot commit to `{}`: it is no dataset any more", store.uri()))
+                })?;
                 parent = Some(entry.clone());
                 let snapshot = Snapshot::at(context.clone(), entry.clone())?;
-                let words = snapshot.schema.columns.iter().map(|column| (column.id, snapshot.word_count(column.id))).filter(|(_, count)| *count > 0).collect();
+                let words = snapshot
+                    .schema
+                    .columns
+                    .iter()
+                    .map(|column| (column.id, snapshot.word_count(column.id)))
+                    .filter(|(_, count)| *count > 0)
+                    .collect();
                 Event::Newest { parent: Box::new(entry), words, now_us: now_us() }
             }
             Request::WriteRoot => {
@@ -440,7 +466,13 @@ fn check_lengths(inputs: &[Input]) -> Result<usize> {
         None => Ok(first.column.len()),
         Some(other) => Err(Error::new(
             "column-lengths-differ",
-            format!("cannot append: column `{}` has {} samples, column `{}` has {}", first.name, first.column.len(), other.name, other.column.len()),
+            format!(
+                "cannot append: column `{}` has {} samples, column `{}` has {}",
+                first.name,
+                first.column.len(),
+                other.name,
+                other.column.len()
+            ),
         )
         .hint("give every column the same number of samples; None stands for a null")),
     }
@@ -459,7 +491,9 @@ fn label_codes(names: &[String], column: Column) -> Result<Column> {
     let (dtype, _) = ColumnKind::Label { names: names.to_vec() }.stored()?;
     let unknown = |what: String, row: usize| {
         let known: Vec<&str> = names.iter().take(20).map(String::as_str).collect();
-        Error::new("invalid-value", format!("{what} at row {row} is no label")).hint(format!("labels: {}; for an open vocabulary use ps.Category()", known.join(", "))).rows(vec![row as u64])
+        Error::new("invalid-value", format!("{what} at row {row} is no label"))
+            .hint(format!("labels: {}; for an open vocabulary use ps.Category()", known.join(", ")))
+            .rows(vec![row as u64])
     };
     let (codes, validity): (Vec<i64>, _) = match column {
         Column::Fixed { data, validity, samples } => (codes_of(&data, samples)?.collect(), validity),
@@ -467,7 +501,10 @@ fn label_codes(names: &[String], column: Column) -> Result<Column> {
             let places: HashMap<&[u8], i64> = names.iter().enumerate().map(|(code, name)| (name.as_bytes(), code as i64)).collect();
             let code_of = |row: usize| match ragged.is_null(row) {
                 true => Ok(0),
-                false => places.get(ragged.value(row)).copied().ok_or_else(|| unknown(format!("`{}`", String::from_utf8_lossy(ragged.value(row))), row)),
+                false => places
+                    .get(ragged.value(row))
+                    .copied()
+                    .ok_or_else(|| unknown(format!("`{}`", String::from_utf8_lossy(ragged.value(row))), row)),
             };
             ((0..ragged.len()).map(code_of).collect::<Result<_>>()?, ragged.validity.clone())
         }
@@ -493,7 +530,9 @@ fn check_text(column: Column) -> Result<Column> {
     }
     let row = (0..ragged.len()).find(|row| std::str::from_utf8(ragged.value(*row)).is_err()).unwrap_or(0);
     let error = std::str::from_utf8(ragged.value(row)).err().map_or(String::new(), |error| format!(": {error}"));
-    Err(Error::new("invalid-value", format!("row {row} is not UTF-8{error}")).hint("decode it first, or use ps.Bytes()").rows(vec![row as u64]))
+    Err(Error::new("invalid-value", format!("row {row} is not UTF-8{error}"))
+        .hint("decode it first, or use ps.Bytes()")
+        .rows(vec![row as u64]))
 }
 
 fn check_media(column: Column, mask: bool, validate: Validate) -> Result<Column> {
@@ -516,7 +555,10 @@ fn check_values(column: Column, dtype: Dtype, shape: &penstock_tensor::Shape) ->
     match column {
         Column::Fixed { mut data, validity, samples } => {
             if !shape.is_fixed() || data.len() as u64 != samples as u64 * cell {
-                return Err(Error::new("invalid-value", format!("{} bytes for {samples} samples of shape {:?} {}", data.len(), shape.0, dtype.name())));
+                return Err(Error::new(
+                    "invalid-value",
+                    format!("{} bytes for {samples} samples of shape {:?} {}", data.len(), shape.0, dtype.name()),
+                ));
             }
             for row in validity.iter().flatten().enumerate().filter(|(_, valid)| !**valid).map(|(row, _)| row) {
                 data[row * cell as usize..(row + 1) * cell as usize].fill(0);
@@ -530,7 +572,8 @@ fn check_values(column: Column, dtype: Dtype, shape: &penstock_tensor::Shape) ->
             let free_count = shape.free_count();
             let fits = |row: usize| {
                 let free = &ragged.free[row * free_count..(row + 1) * free_count];
-                ragged.is_null(row) || free.iter().try_fold(cell, |product, size| product.checked_mul(*size)) == Some(ragged.value(row).len() as u64)
+                ragged.is_null(row)
+                    || free.iter().try_fold(cell, |product, size| product.checked_mul(*size)) == Some(ragged.value(row).len() as u64)
             };
             let wanted = if dtype == Dtype::Bytes { 0 } else { ragged.len() * free_count };
             if ragged.free.len() != wanted || (wanted > 0 && !(0..ragged.len()).all(fits)) {

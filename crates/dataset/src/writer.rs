@@ -112,7 +112,8 @@ impl FragmentWriter {
 
     /// Whether a byte target is reached.
     pub fn is_full(&self) -> bool {
-        let tail_of = |file: usize| self.columns.iter().filter(|column| column.file() == Some(file)).map(ColumnWriter::tail_bytes).sum::<usize>();
+        let tail_of =
+            |file: usize| self.columns.iter().filter(|column| column.file() == Some(file)).map(ColumnWriter::tail_bytes).sum::<usize>();
         (0..self.files.len()).any(|file| self.files[file].offset >= FILE_BYTES || tail_of(file) >= TAIL_BYTES)
             || self.columns.iter().any(|column| column.tail_bytes() >= TAIL_BYTES)
     }
@@ -189,7 +190,13 @@ impl FragmentWriter {
             file.flush()?;
             file.writer.finish()?;
             self.context.storage.counters().put_bytes.fetch_add(file_bytes, std::sync::atomic::Ordering::Relaxed);
-            files.push(FileRef { id: file.id, file_bytes, tail_bytes, tail_crc, columns: chunks.iter().map(|chunk| chunk.column).collect() });
+            files.push(FileRef {
+                id: file.id,
+                file_bytes,
+                tail_bytes,
+                tail_crc,
+                columns: chunks.iter().map(|chunk| chunk.column).collect(),
+            });
         }
         let runs = vec![Run { first: PROVISIONAL | first, count: self.samples }];
         Ok(Fragment { samples: self.samples, live: self.samples, runs, files })
@@ -278,10 +285,13 @@ impl ColumnWriter {
     /// Append to what waits; validity is kept for the whole fragment.
     fn add(&mut self, column: Column) {
         let before = self.chunk_samples();
-        let (mut count, validity) = (before, match &column {
-            Column::Fixed { validity, .. } => validity.clone(),
-            Column::Ragged(ragged) => ragged.validity.clone(),
-        });
+        let (mut count, validity) = (
+            before,
+            match &column {
+                Column::Fixed { validity, .. } => validity.clone(),
+                Column::Ragged(ragged) => ragged.validity.clone(),
+            },
+        );
         for index in 0..column.len() {
             count += 1;
             push_validity(&mut self.validity, count, validity.as_ref().is_none_or(|validity| validity[index]));

@@ -222,7 +222,10 @@ pub fn seal(magic: Magic, body: impl FnOnce(&mut Writer)) -> Vec<u8> {
 pub fn unseal(magic: Magic, bytes: &Bytes) -> Result<Cursor> {
     let noun = magic.noun();
     if bytes.len() < HEADER_BYTES + CRC_BYTES {
-        return Err(Error::new("object-truncated", format!("cannot read {noun}: {} bytes, expected at least {}", bytes.len(), HEADER_BYTES + CRC_BYTES)));
+        return Err(Error::new(
+            "object-truncated",
+            format!("cannot read {noun}: {} bytes, expected at least {}", bytes.len(), HEADER_BYTES + CRC_BYTES),
+        ));
     }
     let end = bytes.len() - CRC_BYTES;
     let mut trailer = Cursor::new(bytes.slice(end..));

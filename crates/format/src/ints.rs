@@ -46,6 +46,16 @@ impl IntArray {
         }
     }
 
+    /// Whether this is a line that rises without wrapping around.
+    pub fn rises_evenly(&self) -> bool {
+        matches!(self, IntArray::Linear { base, step, count } if step.checked_mul(*count as u64).is_some_and(|rise| base.checked_add(rise).is_some()))
+    }
+
+    /// Whether neighbours differ by `wanted`, or there is one value only.
+    pub fn is_line_of(&self, wanted: u64) -> bool {
+        matches!(self, IntArray::Linear { step, count, .. } if *count == 1 || (*step == wanted && *count > 0))
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         (0..self.len()).map(|index| self.get(index))
     }

@@ -93,7 +93,13 @@ pub struct PageRef {
 
 impl PageRef {
     pub fn read(cursor: &mut Cursor) -> Result<PageRef> {
-        Ok(PageRef { object: ObjectRef::read(cursor)?, base: cursor.varint()?, fragments: cursor.varint()?, samples: cursor.varint()?, live: cursor.varint()? })
+        Ok(PageRef {
+            object: ObjectRef::read(cursor)?,
+            base: cursor.varint()?,
+            fragments: cursor.varint()?,
+            samples: cursor.varint()?,
+            live: cursor.varint()?,
+        })
     }
 
     pub fn write(&self, writer: &mut Writer) {
@@ -115,7 +121,12 @@ pub struct WordsSegment {
 
 impl WordsSegment {
     pub fn read(cursor: &mut Cursor) -> Result<WordsSegment> {
-        Ok(WordsSegment { column: cursor.varint()?, first_code: cursor.varint()?, words: cursor.varint()?, object: ObjectRef::read(cursor)? })
+        Ok(WordsSegment {
+            column: cursor.varint()?,
+            first_code: cursor.varint()?,
+            words: cursor.varint()?,
+            object: ObjectRef::read(cursor)?,
+        })
     }
 
     pub fn write(&self, writer: &mut Writer) {
@@ -162,7 +173,9 @@ impl Root {
             words: cursor.list(24, WordsSegment::read)?,
         };
         if cursor.varint()? != 0 {
-            return Err(Error::new("unknown-feature", "the manifest root has overlays, which this release cannot read").hint("upgrade Penstock"));
+            return Err(
+                Error::new("unknown-feature", "the manifest root has overlays, which this release cannot read").hint("upgrade Penstock")
+            );
         }
         cursor.list(21, ObjectRef::read)?; // Statistics: only queries load them.
         cursor.end()?;

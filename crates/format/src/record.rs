@@ -238,7 +238,8 @@ impl Record {
             features_ignorable,
             time_us: cursor.u64()? as i64,
             gc_epoch: cursor.varint()?,
-            parents: cursor.list(36, |cursor| Ok(Parent { branch: cursor.u64()?, number: cursor.u64()?, uuid: cursor.id()?, crc: cursor.u32()? }))?,
+            parents: cursor
+                .list(36, |cursor| Ok(Parent { branch: cursor.u64()?, number: cursor.u64()?, uuid: cursor.id()?, crc: cursor.u32()? }))?,
             transactions: cursor.list(22, read_transaction)?,
             lineage: cursor.varint()?,
             next_counter: cursor.varint()?,
@@ -252,13 +253,19 @@ impl Record {
             },
             deltas: cursor.list(4, Delta::read)?,
             changes: cursor.list(3, |cursor| {
-                Ok(Change { kind: ChangeKind::from_code(cursor.u8()?)?, columns: cursor.list(1, Cursor::varint)?, rows: cursor.list(9, Run::read)? })
+                Ok(Change {
+                    kind: ChangeKind::from_code(cursor.u8()?)?,
+                    columns: cursor.list(1, Cursor::varint)?,
+                    rows: cursor.list(9, Run::read)?,
+                })
             })?,
             attachments: {
                 if cursor.flag()? {
                     ObjectRef::read(&mut cursor)?; // The whole change set: only conflict checks load it.
                 }
-                cursor.list(23, |cursor| Ok(Attachment { kind: cursor.string()?, object: ObjectRef::read(cursor)?, rows: cursor.list(9, Run::read)? }))?
+                cursor.list(23, |cursor| {
+                    Ok(Attachment { kind: cursor.string()?, object: ObjectRef::read(cursor)?, rows: cursor.list(9, Run::read)? })
+                })?
             },
         };
         cursor.end()?;
@@ -278,7 +285,8 @@ impl Record {
 }
 
 fn unknown_features(verb: &str, bits: u64) -> Error {
-    Error::new("unknown-feature", format!("cannot {verb} this dataset: it uses features {bits:#x} that this release does not know")).hint("upgrade Penstock")
+    Error::new("unknown-feature", format!("cannot {verb} this dataset: it uses features {bits:#x} that this release does not know"))
+        .hint("upgrade Penstock")
 }
 
 fn write_transaction(writer: &mut Writer, transaction: &Transaction) {

@@ -37,20 +37,36 @@ pub enum CodecName {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum ColumnKind {
-    Scalar { dtype: String },
+    Scalar {
+        dtype: String,
+    },
     Text,
     Bytes,
     Json,
-    Label { names: Vec<String> },
+    Label {
+        names: Vec<String>,
+    },
     Category,
-    Tensor { dtype: String, shape: Vec<Option<u64>> },
+    Tensor {
+        dtype: String,
+        shape: Vec<Option<u64>>,
+    },
     Image {
         #[serde(default = "yes")]
         exif_orientation: bool,
     },
-    Boxes { format: String, of: Option<String> },
-    Mask { of: Option<String> },
-    Keypoints { points: Option<u64>, dimensions: u64, of: Option<String> },
+    Boxes {
+        format: String,
+        of: Option<String>,
+    },
+    Mask {
+        of: Option<String>,
+    },
+    Keypoints {
+        points: Option<u64>,
+        dimensions: u64,
+        of: Option<String>,
+    },
 }
 
 impl ColumnKind {
@@ -75,7 +91,9 @@ impl ColumnKind {
     pub fn stored(&self) -> Result<(Dtype, Shape)> {
         Ok(match self {
             ColumnKind::Scalar { dtype } => (dtype_of(dtype)?, Shape::scalar()),
-            ColumnKind::Text | ColumnKind::Bytes | ColumnKind::Json | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => (Dtype::Bytes, Shape::free()),
+            ColumnKind::Text | ColumnKind::Bytes | ColumnKind::Json | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => {
+                (Dtype::Bytes, Shape::free())
+            }
             ColumnKind::Label { names } => (label_dtype(names.len()), Shape::scalar()),
             ColumnKind::Category => (Dtype::Uint32, Shape::scalar()),
             ColumnKind::Tensor { dtype, shape } => (dtype_of(dtype)?, Shape(shape.clone())),
@@ -117,7 +135,8 @@ impl Schema {
 
     pub fn parse(text: &str) -> Result<Schema> {
         let schema: Schema = serde_json::from_str(text).map_err(|error| {
-            Error::new("unsupported-format", format!("cannot read the schema: {error}")).hint("a newer Penstock may have written it; upgrade")
+            Error::new("unsupported-format", format!("cannot read the schema: {error}"))
+                .hint("a newer Penstock may have written it; upgrade")
         })?;
         schema.check()?;
         Ok(schema)
@@ -147,8 +166,11 @@ impl Schema {
                 return invalid(format!("column `{name}` has the id {}, which is not its own", column.id));
             }
             if name.is_empty() || name.len() > 255 || name.starts_with('_') || name.chars().any(char::is_control) {
-                return Err(Error::new("invalid-schema", format!("cannot create column `{name}`: a name has 1 to 255 bytes, no control characters, and does not begin with `_`"))
-                    .hint("names that begin with `_` are kept for virtual columns such as _row_id"));
+                return Err(Error::new(
+                    "invalid-schema",
+                    format!("cannot create column `{name}`: a name has 1 to 255 bytes, no control characters, and does not begin with `_`"),
+                )
+                .hint("names that begin with `_` are kept for virtual columns such as _row_id"));
             }
             self.check_kind(column)?;
         }

@@ -7,9 +7,9 @@ static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// Turn an error into an exception; the import of `penstock.errors` cannot fail in a whole package.
 pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
-    let made = MAKE
-        .get_or_try_init(py, || Ok::<_, PyErr>(py.import("penstock.errors")?.getattr("make")?.unbind()))
-        .and_then(|make| make.call1(py, (error.kind().name(), error.code(), error.message(), error.hint_text(), error.row_list().to_vec())));
+    let made = MAKE.get_or_try_init(py, || Ok::<_, PyErr>(py.import("penstock.errors")?.getattr("make")?.unbind())).and_then(|make| {
+        make.call1(py, (error.kind().name(), error.code(), error.message(), error.hint_text(), error.row_list().to_vec()))
+    });
     match made {
         Ok(exception) => PyErr::from_value(exception.into_bound(py)),
         Err(error) => error,

@@ -33,7 +33,11 @@ pub fn column(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str) -> PyResu
             let data = data.as_slice()?;
             let ascending = ends.windows(2).all(|pair| pair[0] <= pair[1]) && ends.last().copied().unwrap_or(0) == data.len() as u64;
             if !ascending {
-                return Err(Error::new("invalid-value", format!("cannot append to column `{name}`: offsets do not ascend to the end of the data"))).or_raise(py);
+                return Err(Error::new(
+                    "invalid-value",
+                    format!("cannot append to column `{name}`: offsets do not ascend to the end of the data"),
+                ))
+                .or_raise(py);
             }
             let free = match free {
                 Some(free) => free.as_slice()?.iter().map(|size| *size as u64).collect(),
@@ -60,7 +64,9 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str) -> PyResult<Colum
             ragged.push(Some(bytes.as_bytes()), &[]);
         } else if let Ok(text) = item.cast::<PyString>() {
             let text = text.to_cow().map_err(|_| {
-                let error = Error::new("invalid-value", format!("cannot append to column `{name}`: row {index} is not UTF-8 (a lone surrogate)")).rows(vec![index as u64]);
+                let error =
+                    Error::new("invalid-value", format!("cannot append to column `{name}`: row {index} is not UTF-8 (a lone surrogate)"))
+                        .rows(vec![index as u64]);
                 crate::errors::raise(py, error)
             })?;
             ragged.push(Some(text.as_bytes()), &[]);
@@ -73,7 +79,11 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str) -> PyResult<Colum
             ragged.push(Some(b""), &[]);
         } else {
             let kind = item.get_type().name()?.to_string();
-            let error = Error::new("invalid-value", format!("cannot append to column `{name}`: row {index} is a `{kind}`, expected bytes, str, Path or None")).rows(vec![index as u64]);
+            let error = Error::new(
+                "invalid-value",
+                format!("cannot append to column `{name}`: row {index} is a `{kind}`, expected bytes, str, Path or None"),
+            )
+            .rows(vec![index as u64]);
             return Err(error).or_raise(py);
         }
     }
@@ -87,17 +97,22 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str) -> PyResult<Colum
 fn with_files(small: Ragged, paths: &[(usize, PathBuf)], name: &str) -> penstock_error::Result<Column> {
     let sizes: usize = paths.iter().filter_map(|(_, path)| std::fs::metadata(path).ok()).map(|file| file.len() as usize).sum();
     let bodies = parallel_map(paths.len(), sizes, |index| std::fs::read(&paths[index].1))?;
-    let mut ragged = Ragged { data: Vec::with_capacity(small.data.len() + sizes), ends: Vec::with_capacity(small.len()), ..Ragged::default() };
+    let mut ragged =
+        Ragged { data: Vec::with_capacity(small.data.len() + sizes), ends: Vec::with_capacity(small.len()), ..Ragged::default() };
     let mut files = paths.iter().zip(bodies).peekable();
     for row in 0..small.len() {
         match files.next_if(|((index, _), _)| *index == row) {
             None => ragged.push((!small.is_null(row)).then(|| small.value(row)), &[]),
             Some(((_, path), Ok(body))) => {
-                debug_assert!(path.as_os_str().len() > 0);
+                debug_assert!(!path.as_os_str().is_empty());
                 ragged.push(Some(&body), &[]);
             }
             Some(((_, path), Err(error))) => {
-                return Err(Error::new("source-not-found", format!("cannot append to column `{name}`: cannot read `{}` of row {row}: {error}", path.display())).rows(vec![row as u64]));
+                return Err(Error::new(
+                    "source-not-found",
+                    format!("cannot append to column `{name}`: cannot read `{}` of row {row}: {error}", path.display()),
+                )
+                .rows(vec![row as u64]));
             }
         }
     }

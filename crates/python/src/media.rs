@@ -10,7 +10,14 @@ use crate::errors::{OrRaise, exception};
 
 /// PNG of (height, width, channels) pixels of 8 or 16 bits, given as bytes in native order.
 #[pyfunction]
-pub fn encode_png<'py>(py: Python<'py>, height: usize, width: usize, channels: usize, bits: u8, data: PyReadonlyArray1<'py, u8>) -> PyResult<Bound<'py, PyBytes>> {
+pub fn encode_png<'py>(
+    py: Python<'py>,
+    height: usize,
+    width: usize,
+    channels: usize,
+    bits: u8,
+    data: PyReadonlyArray1<'py, u8>,
+) -> PyResult<Bound<'py, PyBytes>> {
     let pixels = data.as_slice()?;
     debug_assert_eq!(data.len(), pixels.len());
     let png = py.detach(|| penstock_codec::encode_png(height, width, channels, bits, pixels)).or_raise(py)?;

@@ -65,7 +65,7 @@ fn empty<'py>(py: Python<'py>, shape: &[u64], dtype: &Bound<'py, PyAny>) -> PyRe
 }
 
 /// The memory of an array that this call has just made and nobody else holds.
-fn memory<'a>(array: &'a Bound<'_, PyUntypedArray>, bytes: usize) -> &'a mut [u8] {
+fn memory<'a>(array: &'a mut Bound<'_, PyUntypedArray>, bytes: usize) -> &'a mut [u8] {
     if bytes == 0 {
         return &mut [];
     }
@@ -130,7 +130,14 @@ impl Request<'_> {
         }
     }
 
-    fn ragged<'py>(&self, py: Python<'py>, spec: &ColumnSpec, dtype: Dtype, shape: &Shape, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
+    fn ragged<'py>(
+        &self,
+        py: Python<'py>,
+        spec: &ColumnSpec,
+        dtype: Dtype,
+        shape: &Shape,
+        values: &RaggedValues,
+    ) -> PyResult<Bound<'py, PyAny>> {
         if self.form == Form::Flat {
             return flat(py, dtype, shape, values);
         }
@@ -161,9 +168,9 @@ impl Request<'_> {
         let numpy = self.numpy.0[index].get_or_try_init(py, || Ok::<_, PyErr>(numpy_dtype(py, dtype)?.unbind()))?;
         let mut sizes = vec![self.plan.len() as u64];
         sizes.extend(shape.0.iter().flatten());
-        let array = empty(py, &sizes, numpy.bind(py))?;
+        let mut array = empty(py, &sizes, numpy.bind(py))?;
         let bytes = self.plan.len() * shape.fixed_bytes(dtype).or_raise(py)? as usize;
-        let out = memory(&array, bytes);
+        let out = memory(&mut array, bytes);
         let nulls = py.detach(|| self.snapshot.read_fixed(self.plan, spec, out, self.on_corrupt)).or_raise(py)?;
         self.finish(py, array.into_any(), nulls)
     }
@@ -257,7 +264,8 @@ fn byte_strings<'py>(py: Python<'py>, values: &RaggedValues) -> PyResult<Bound<'
             continue;
         };
         // SAFETY: a null source makes a bytes object of that length with content to be filled; errors come back as null.
-        let object = unsafe { Bound::from_owned_ptr_or_err(py, pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), value.len() as isize))? };
+        let object =
+            unsafe { Bound::from_owned_ptr_or_err(py, pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), value.len() as isize))? };
         // SAFETY: the object is a bytes object that nobody else knows yet.
         let data = unsafe { pyo3::ffi::PyBytes_AsString(object.as_ptr()) };
         targets.push((index, data as usize));
@@ -277,8 +285,9 @@ fn byte_strings<'py>(py: Python<'py>, values: &RaggedValues) -> PyResult<Bound<'
 /// (data, offsets (n+1) in elements, shapes (n, ndim) | None, nulls | None).
 fn flat<'py>(py: Python<'py>, dtype: Dtype, shape: &Shape, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
     let size = dtype.size() as u64;
-    let array = empty(py, &[values.value_bytes() as u64 / size], &numpy_dtype(py, if dtype == Dtype::Bytes { Dtype::Uint8 } else { dtype })?)?;
-    let out = memory(&array, values.value_bytes());
+    let mut array =
+        empty(py, &[values.value_bytes() as u64 / size], &numpy_dtype(py, if dtype == Dtype::Bytes { Dtype::Uint8 } else { dtype })?)?;
+    let out = memory(&mut array, values.value_bytes());
     let (mut offsets, mut shapes) = (Vec::with_capacity(values.len() + 1), Vec::new());
     py.detach(|| {
         let mut at = 0;
@@ -294,11 +303,7 @@ fn flat<'py>(py: Python<'py>, dtype: Dtype, shape: &Shape, values: &RaggedValues
             }
         }
     });
-    let shapes = if values.free_count > 0 {
-        Some(PyArray1::from_vec(py, shapes).reshape([values.len(), shape.0.len()])?)
-    } else {
-        None
-    };
+    let shapes = if values.free_count > 0 { Some(PyArray1::from_vec(py, shapes).reshape([values.len(), shape.0.len()])?) } else { None };
     let nulls = values.has_nulls().then(|| PyArray1::from_iter(py, (0..values.len()).map(|index| values.get(index).is_none())));
     Ok((array, PyArray1::from_vec(py, offsets), shapes, nulls).into_pyobject(py)?.into_any())
 }

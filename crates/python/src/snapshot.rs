@@ -22,7 +22,9 @@ pub struct Snapshot {
 /// Make a dataset from the columns of a schema, as JSON.
 #[pyfunction]
 pub fn create(py: Python<'_>, uri: &str, columns: &str, message: &str, author: &str) -> PyResult<Snapshot> {
-    let columns: Vec<ColumnSpec> = serde_json::from_str(columns).map_err(|error| Error::new("invalid-schema", format!("cannot create dataset: {error}"))).or_raise(py)?;
+    let columns: Vec<ColumnSpec> = serde_json::from_str(columns)
+        .map_err(|error| Error::new("invalid-schema", format!("cannot create dataset: {error}")))
+        .or_raise(py)?;
     let made = py.detach(|| penstock_dataset::create(penstock_storage::open(uri)?, columns, message, author));
     Ok(Snapshot { inner: Arc::new(made.or_raise(py)?) })
 }
@@ -130,10 +132,17 @@ impl Snapshot {
             return Err(error);
         }
         let answer = PyDict::new(py);
-        for (name, value) in [("commits", report.commits), ("fragments", report.fragments), ("data_files", report.data_files), ("data_bytes", report.data_bytes), ("samples", report.samples)] {
+        for (name, value) in [
+            ("commits", report.commits),
+            ("fragments", report.fragments),
+            ("data_files", report.data_files),
+            ("data_bytes", report.data_bytes),
+            ("samples", report.samples),
+        ] {
             answer.set_item(name, value)?;
         }
-        let problems: Vec<(String, Py<PyAny>)> = report.problems.into_iter().map(|problem| (problem.object, exception(py, problem.error))).collect();
+        let problems: Vec<(String, Py<PyAny>)> =
+            report.problems.into_iter().map(|problem| (problem.object, exception(py, problem.error))).collect();
         answer.set_item("problems", problems)?;
         Ok(answer.unbind())
     }
@@ -146,7 +155,8 @@ impl Snapshot {
     /// Per column: stored bytes, blocks, data files. Reads all tails.
     fn layout(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, u64, u64)>> {
         py.detach(|| {
-            let mut rows: Vec<(u64, (String, u64, u64, u64))> = self.inner.schema.columns.iter().map(|column| (column.id, (column.name.clone(), 0, 0, 0))).collect();
+            let mut rows: Vec<(u64, (String, u64, u64, u64))> =
+                self.inner.schema.columns.iter().map(|column| (column.id, (column.name.clone(), 0, 0, 0))).collect();
             self.inner.each_fragment(|_, fragment| {
                 for reference in &fragment.files {
                     let file = self.inner.context.file(reference, fragment.samples)?;
@@ -173,7 +183,14 @@ fn commit(py: Python<'_>, record: &penstock_format::record::Record) -> PyResult<
     answer.set_item("kind", record.kind.name())?;
     answer.set_item("time_us", record.time_us)?;
     answer.set_item("samples", record.live)?;
-    answer.set_item("parents", record.parents.iter().map(|parent| SnapshotId { branch: parent.branch, number: parent.number, uuid: parent.uuid }.to_string()).collect::<Vec<_>>())?;
+    answer.set_item(
+        "parents",
+        record
+            .parents
+            .iter()
+            .map(|parent| SnapshotId { branch: parent.branch, number: parent.number, uuid: parent.uuid }.to_string())
+            .collect::<Vec<_>>(),
+    )?;
     if let Some(transaction) = record.transactions.first() {
         answer.set_item("message", &transaction.message)?;
         answer.set_item("author", &transaction.author)?;

@@ -81,7 +81,15 @@ impl View {
     /// Read samples. `which` is an int64 array of positions of this view, or a (start, end) pair of them, or with
     /// `absolute` positions of the snapshot. `form`: "decoded", "stored" or "flat".
     #[pyo3(signature = (which, columns=None, form="decoded", on_corrupt="raise", absolute=false))]
-    fn take<'py>(&self, py: Python<'py>, which: &Bound<'py, PyAny>, columns: Option<Vec<String>>, form: &str, on_corrupt: &str, absolute: bool) -> PyResult<Bound<'py, PyDict>> {
+    fn take<'py>(
+        &self,
+        py: Python<'py>,
+        which: &Bound<'py, PyAny>,
+        columns: Option<Vec<String>>,
+        form: &str,
+        on_corrupt: &str,
+        absolute: bool,
+    ) -> PyResult<Bound<'py, PyDict>> {
         let form = match form {
             "decoded" => Form::Decoded,
             "stored" => Form::Stored,

@@ -53,7 +53,14 @@ impl File for DiskFile {
         self.written += bytes.len() as u64;
         if self.written - self.pushed >= WRITE_BACK_BYTES {
             // SAFETY: the descriptor is open; the call only starts write-back and its failure changes nothing.
-            unsafe { libc::sync_file_range(self.file.as_raw_fd(), self.pushed as i64, (self.written - self.pushed) as i64, libc::SYNC_FILE_RANGE_WRITE) };
+            unsafe {
+                libc::sync_file_range(
+                    self.file.as_raw_fd(),
+                    self.pushed as i64,
+                    (self.written - self.pushed) as i64,
+                    libc::SYNC_FILE_RANGE_WRITE,
+                )
+            };
             self.pushed = self.written;
         }
         Ok(())
@@ -95,7 +102,9 @@ impl FileSystem for Disk {
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
         match fs::hard_link(from, to) {
             // File systems without hard links (FAT, some FUSE) may still rename without replacing.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK)) => rename_new(from, to),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK)) => {
+                rename_new(from, to)
+            }
             other => other,
         }
     }

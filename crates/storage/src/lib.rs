@@ -92,7 +92,8 @@ pub fn open(uri: &str) -> Result<Box<dyn Storage>> {
         None => uri.to_owned(),
         Some(("file", path)) => path.to_owned(),
         Some((scheme, _)) => {
-            return Err(Error::new("unsupported-storage", format!("cannot open `{uri}`: no storage for `{scheme}://` in this release")).hint("use a local path, file:// or memory://"));
+            return Err(Error::new("unsupported-storage", format!("cannot open `{uri}`: no storage for `{scheme}://` in this release"))
+                .hint("use a local path, file:// or memory://"));
         }
     };
     if path.is_empty() || path.contains('\0') {

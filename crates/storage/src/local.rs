@@ -26,7 +26,10 @@ impl Local {
     /// A relative path is made absolute here, so a later change of directory does no harm.
     pub fn open(path: &Path, files: Arc<dyn FileSystem>) -> Result<Local> {
         let root = std::path::absolute(path).map_err(|error| failure("open", path, &error))?;
-        let uri = root.to_str().ok_or_else(|| Error::new("invalid-uri", format!("cannot open `{}`: the path is not UTF-8", root.display())))?.to_owned();
+        let uri = root
+            .to_str()
+            .ok_or_else(|| Error::new("invalid-uri", format!("cannot open `{}`: the path is not UTF-8", root.display())))?
+            .to_owned();
         Ok(Local { root, uri, files, counters: Counters::default() })
     }
 
@@ -234,16 +237,21 @@ impl Storage for Local {
         match self.files.is_empty(&self.root) {
             Ok(true) => {}
             Ok(false) => {
-                return Err(Error::new("folder-not-empty", format!("cannot create dataset `{}`: the folder is not empty", self.uri)).hint("choose a new folder"));
+                return Err(Error::new("folder-not-empty", format!("cannot create dataset `{}`: the folder is not empty", self.uri))
+                    .hint("choose a new folder"));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.make_folders(&self.root)?,
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
-                return Err(Error::new("folder-not-empty", format!("cannot create dataset `{}`: it is a file", self.uri)).hint("choose a new folder"));
+                return Err(Error::new("folder-not-empty", format!("cannot create dataset `{}`: it is a file", self.uri))
+                    .hint("choose a new folder"));
             }
             Err(error) => return Err(failure("create dataset", &self.root, &error)),
         }
         // A disk that cannot create without overwriting cannot hold a dataset.
-        let refused = |why: String| Error::new("unsupported-storage", format!("cannot create dataset `{}`: {why}", self.uri)).hint("choose a file system with hard links or renameat2");
+        let refused = |why: String| {
+            Error::new("unsupported-storage", format!("cannot create dataset `{}`: {why}", self.uri))
+                .hint("choose a file system with hard links or renameat2")
+        };
         let probe = "probe";
         let first = self.create(probe, b"").map_err(|error| match error.code() {
             "storage-failed" => refused(error.message().to_owned()),

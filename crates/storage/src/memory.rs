@@ -79,7 +79,10 @@ impl Storage for Memory {
         add(&self.counters.maps, 1);
         add(&self.counters.mapped_bytes, bytes);
         if body.len() as u64 != bytes {
-            return Err(Error::new("object-truncated", format!("cannot read `{}/{name}`: {} bytes, expected {bytes}", self.uri, body.len())));
+            return Err(Error::new(
+                "object-truncated",
+                format!("cannot read `{}/{name}`: {} bytes, expected {bytes}", self.uri, body.len()),
+            ));
         }
         Ok(body)
     }

@@ -93,9 +93,12 @@ impl Shape {
 
     /// Product of the fixed dimensions times the element size: bytes of a sample, or of one "cell" of the free ones.
     pub fn fixed_bytes(&self, dtype: Dtype) -> Result<u64> {
-        self.0.iter().flatten().try_fold(dtype.size() as u64, |product, size| product.checked_mul(*size)).filter(|bytes| *bytes < 1 << 48).ok_or_else(
-            || Error::new("invalid-schema", format!("a sample of shape {:?} has more than 2^48 bytes", self.0)),
-        )
+        self.0
+            .iter()
+            .flatten()
+            .try_fold(dtype.size() as u64, |product, size| product.checked_mul(*size))
+            .filter(|bytes| *bytes < 1 << 48)
+            .ok_or_else(|| Error::new("invalid-schema", format!("a sample of shape {:?} has more than 2^48 bytes", self.0)))
     }
 
     /// Put the free dimensions `free` of one sample into the shape.

@@ -79,8 +79,11 @@ impl CrashDisk {
             }
         }
         // A name cannot be there without its folder.
-        let whole: BTreeMap<PathBuf, Entry> =
-            names.iter().filter(|(path, _)| path.ancestors().skip(1).all(|above| names.get(above) == Some(&Entry::Folder))).map(|(path, entry)| (path.clone(), *entry)).collect();
+        let whole: BTreeMap<PathBuf, Entry> = names
+            .iter()
+            .filter(|(path, _)| path.ancestors().skip(1).all(|above| names.get(above) == Some(&Entry::Folder)))
+            .map(|(path, entry)| (path.clone(), *entry))
+            .collect();
         let inodes = state.inodes.iter().map(|inode| survive(inode, &mut random)).collect();
         CrashDisk(Arc::new(Mutex::new(State { inodes, names: whole.clone(), durable_names: whole, left: None, operations: 0 })))
     }
@@ -224,7 +227,8 @@ impl FileSystem for CrashDisk {
         state.folder(path)?;
         let inside = |name: &Path| name.parent() == Some(path);
         state.durable_names.retain(|name, _| !inside(name));
-        let now: Vec<(PathBuf, Entry)> = state.names.iter().filter(|(name, _)| inside(name)).map(|(name, entry)| (name.clone(), *entry)).collect();
+        let now: Vec<(PathBuf, Entry)> =
+            state.names.iter().filter(|(name, _)| inside(name)).map(|(name, entry)| (name.clone(), *entry)).collect();
         state.durable_names.extend(now);
         Ok(())
     }

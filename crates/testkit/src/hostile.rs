@@ -6,7 +6,9 @@ use penstock_error::Result;
 use crate::random::Random;
 
 fn crc32(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(!0u32, |sum, byte| (0..8).fold(sum ^ u32::from(*byte), |sum, _| if sum & 1 == 1 { sum >> 1 ^ 0xedb8_8320 } else { sum >> 1 }))
+    !bytes
+        .iter()
+        .fold(!0u32, |sum, byte| (0..8).fold(sum ^ u32::from(*byte), |sum, _| if sum & 1 == 1 { sum >> 1 ^ 0xedb8_8320 } else { sum >> 1 }))
 }
 
 /// A PNG whose header claims a size that its data does not have.

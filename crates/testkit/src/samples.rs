@@ -42,12 +42,16 @@ pub fn batch(seed: u64, samples: usize) -> Result<Vec<Input>> {
         let mut values = Ragged::default();
         for index in 0..samples {
             let length = random.below(most) as usize;
-            let bytes: Vec<u8> = if words { format!("word{}", random.below(5)).into_bytes() } else { (0..length).map(|_| b'a' + random.below(26) as u8).collect() };
+            let bytes: Vec<u8> = if words {
+                format!("word{}", random.below(5)).into_bytes()
+            } else {
+                (0..length).map(|_| b'a' + random.below(26) as u8).collect()
+            };
             values.push((index % 5 != 3).then_some(&bytes[..]), &[]);
         }
         Column::Ragged(values)
     };
-    let (text, text_lz4, breed) = (ragged(60, false), ragged(60, false), ragged(0 + 1, true));
+    let (text, text_lz4, breed) = (ragged(60, false), ragged(60, false), ragged(1, true));
     let mut cloud = Ragged::default();
     let mut large = Ragged::default();
     let mut images = Ragged::default();

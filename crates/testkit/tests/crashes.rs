@@ -36,7 +36,7 @@ fn write(disk: &CrashDisk, random: &mut Random, told: &mut Told) -> Result<()> {
     let commits = if random.chance(20) { 40 } else { 1 + random.below(4) };
     for _ in 0..commits {
         let count = random.below(6) as usize;
-        let (_, next) = samples::append(&snapshot, random.next(), count)?;
+        let (_, next) = samples::append(&snapshot, random.number(), count)?;
         // The commit is acknowledged here; reading it back may fail after the power has gone.
         told.contents.push(Vec::new());
         snapshot = Arc::new(next);
@@ -53,7 +53,7 @@ fn check(seed: u64) -> Result<u64> {
     disk.fail_after(if random.chance(20) { random.below(1500) } else { random.below(160) });
     let mut told = Told { contents: Vec::new(), created: false };
     let outcome = write(&disk, &mut random, &mut told);
-    let back = disk.after_crash(random.next());
+    let back = disk.after_crash(random.number());
     let snapshot = match open(&back) {
         Ok(snapshot) => snapshot,
         Err(error) if !told.created && error.kind() == Kind::NotFound => return Ok(0),

@@ -35,7 +35,8 @@ fn read(objects: Objects) -> Result<Vec<String>> {
 fn reachable(objects: &Objects) -> Vec<String> {
     let newest = objects.keys().find(|name| name.starts_with("log/") && !name.ends_with("hint")).cloned();
     let data: Vec<String> = objects.keys().filter(|name| name.starts_with("d/")).take(2).cloned().collect();
-    let rest = objects.keys().filter(|name| ["p/", "r/", "w/"].iter().any(|folder| name.starts_with(folder)) || name.ends_with("hint")).cloned();
+    let rest =
+        objects.keys().filter(|name| ["p/", "r/", "w/"].iter().any(|folder| name.starts_with(folder)) || name.ends_with("hint")).cloned();
     newest.into_iter().chain(data).chain(rest).collect()
 }
 
@@ -76,7 +77,9 @@ fn every_flipped_bit_is_an_error_or_harmless() -> Result<()> {
 #[test]
 fn verify_finds_every_flipped_byte_of_a_data_file() -> Result<()> {
     let (objects, _) = dataset("verify")?;
-    let Some((name, body)) = objects.iter().find(|(name, _)| name.starts_with("d/")) else { return Err(Error::new("internal", "no data file")) };
+    let Some((name, body)) = objects.iter().find(|(name, _)| name.starts_with("d/")) else {
+        return Err(Error::new("internal", "no data file"));
+    };
     for at in 0..body.len() {
         let mut flipped = body.to_vec();
         flipped[at] ^= 0x10;

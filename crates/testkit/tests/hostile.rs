@@ -56,7 +56,8 @@ proptest! {
 /// The same bytes with a good checksum reach the code behind it.
 #[test]
 fn parsers_survive_rot_behind_a_good_checksum() -> Result<()> {
-    let snapshot = penstock_dataset::create(Box::new(penstock_storage::Memory::named("rot")), penstock_testkit::samples::schema(), "create", "test")?;
+    let snapshot =
+        penstock_dataset::create(Box::new(penstock_storage::Memory::named("rot")), penstock_testkit::samples::schema(), "create", "test")?;
     let snapshot = std::sync::Arc::new(snapshot);
     let (_, snapshot) = penstock_testkit::samples::append(&snapshot, 1, 5)?;
     let bodies = [snapshot.record().encode(), snapshot.root.encode()];
@@ -66,7 +67,7 @@ fn parsers_survive_rot_behind_a_good_checksum() -> Result<()> {
         let mut rotten = body.clone();
         for _ in 0..=random.below(4) {
             let at = 8 + random.below(body.len() as u64 - 12) as usize;
-            rotten[at] = random.next() as u8;
+            rotten[at] = random.number() as u8;
         }
         let end = rotten.len() - 4;
         let sum = penstock_format::crc(&rotten[..end]).to_le_bytes();

@@ -11,7 +11,13 @@ from penstock.cli import create, head, importing, info, log, verify
 from penstock.cli.show import print_error
 from penstock.errors import Error
 
-app = typer.Typer(name="penstock", no_args_is_help=True, add_completion=False, rich_markup_mode="rich", help="Multimodal datasets as a versioned, transactional store.")
+app = typer.Typer(
+    name="penstock",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    help="Multimodal datasets as a versioned, transactional store.",
+)
 
 
 def _version(asked: bool) -> None:

@@ -34,7 +34,14 @@ def import_(
     if memory_bytes:
         penstock.configure(memory_bytes=memory_bytes)
     console = Console(stderr=True)
-    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[unit]}"), TimeElapsedColumn(), TimeRemainingColumn())
+    parts = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[unit]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*parts, console=console, disable=as_json or not console.is_terminal) as progress:
         task = progress.add_task("importing", total=None, unit="")
 

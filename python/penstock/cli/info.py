@@ -19,9 +19,13 @@ def info(
     newest = dataset.log(1)[0]
     if as_json:
         columns = [{"name": name, "type": show.type_text(kind), **layout[name]} for name, kind in dataset.schema.items()]
-        show.print_json({"uri": dataset.uri, "snapshot": dataset.snapshot, "samples": len(dataset), "time": newest.time.isoformat(), "columns": columns})
+        show.print_json(
+            {"uri": dataset.uri, "snapshot": dataset.snapshot, "samples": len(dataset), "time": newest.time.isoformat(), "columns": columns}
+        )
         return
-    table = show.table(f"{dataset.uri}: {len(dataset):,} samples, snapshot {dataset.snapshot}", "column", "type", "stored", "blocks", "data files")
+    table = show.table(
+        f"{dataset.uri}: {len(dataset):,} samples, snapshot {dataset.snapshot}", "column", "type", "stored", "blocks", "data files"
+    )
     for name, kind in dataset.schema.items():
         row = layout[name]
         table.add_row(name, show.type_text(kind), show.size_text(row["stored_bytes"]), f"{row['blocks']:,}", str(row["data_files"]))

@@ -20,5 +20,12 @@ def log(
         return
     table = show.table(str(uri), "snapshot", "time", "author", "samples", "added", "message")
     for commit in commits:
-        table.add_row(commit.snapshot, commit.time.strftime("%Y-%m-%d %H:%M:%S"), commit.author, f"{commit.samples:,}", f"+{commit.samples_added:,}", commit.message)
+        table.add_row(
+            commit.snapshot,
+            commit.time.strftime("%Y-%m-%d %H:%M:%S"),
+            commit.author,
+            f"{commit.samples:,}",
+            f"+{commit.samples_added:,}",
+            commit.message,
+        )
     show.console.print(table)

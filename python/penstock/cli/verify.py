@@ -28,7 +28,9 @@ def verify(
         report["problems"] = [{"object": name, "code": error.code, "message": error.message} for name, error in problems]
         show.print_json(report)
     else:
-        print(f"{report['commits']} commits, {report['data_files']} data files, {show.size_text(report['data_bytes'])}, {report['samples']:,} samples: {len(problems)} problems")
+        print(
+            f"{report['commits']} commits, {report['data_files']} data files, {show.size_text(report['data_bytes'])}, {report['samples']:,} samples: {len(problems)} problems"
+        )
         for name, error in problems:
             print(f"{name}: {error}", file=sys.stderr)
     if problems:

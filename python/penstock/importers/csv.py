@@ -79,8 +79,12 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
         stream = pc.open_csv(
             raw,
             read_options=pc.ReadOptions(block_size=BLOCK_BYTES, autogenerate_column_names=not options.header, use_threads=False),
-            parse_options=pc.ParseOptions(delimiter=options.delimiter or ",", quote_char=options.quote or False, newlines_in_values=True, invalid_row_handler=invalid),
-            convert_options=pc.ConvertOptions(column_types=given, strings_can_be_null=False, null_values=["", "NA", "NaN", "nan", "null", "NULL", "None"]),
+            parse_options=pc.ParseOptions(
+                delimiter=options.delimiter or ",", quote_char=options.quote or False, newlines_in_values=True, invalid_row_handler=invalid
+            ),
+            convert_options=pc.ConvertOptions(
+                column_types=given, strings_can_be_null=False, null_values=["", "NA", "NaN", "nan", "null", "NULL", "None"]
+            ),
         )
     except (pa.ArrowException, OSError) as error:
         if hasattr(error, "code"):
@@ -134,5 +138,7 @@ def _arrow_type(kind: Any) -> pa.DataType:
 def _failed(path: pathlib.Path, error: Exception) -> InvalidInputError:
     text = str(error).splitlines()[0]
     if "UTF8" in text:
-        return InvalidInputError(f"cannot import `{path}`: it is not UTF-8 ({text})", code="invalid-value", hint="give --encoding, such as latin-1")
+        return InvalidInputError(
+            f"cannot import `{path}`: it is not UTF-8 ({text})", code="invalid-value", hint="give --encoding, such as latin-1"
+        )
     return InvalidInputError(f"cannot import `{path}`: {text}", code="invalid-value", hint="give the column's type with --type name=text")

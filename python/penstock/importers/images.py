@@ -45,7 +45,7 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
                     refused.append(problem)
             columns = {"image": good, "path": names}
             if has_classes:
-                columns["label"] = [_class_of(folder, file) for file in good]  # type: ignore[assignment]
+                columns["label"] = [_class_of(folder, file) for file in good]
             progress["done"] = min(len(files), start + FILES_AT_ONCE)
             yield Chunk(columns, len(good), names.__getitem__, refused)
 

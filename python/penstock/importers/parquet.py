@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,10 +32,13 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     def chunks() -> Iterator[Chunk]:
         for file in files:
             first = 0
-            batches = _guard(file, lambda file=file: _batches(file))
-            while (batch := _guard(file, lambda batches=batches: next(batches, None))) is not None:
+            batches = _guard(file, partial(_batches, file))
+            while (batch := _guard(file, partial(next, batches, None))) is not None:
                 if batch.schema.names != schema.names:
-                    raise InvalidInputError(f"cannot import `{file}`: its columns are {batch.schema.names}, those of `{files[0]}` {schema.names}", code="invalid-schema")
+                    raise InvalidInputError(
+                        f"cannot import `{file}`: its columns are {batch.schema.names}, those of `{files[0]}` {schema.names}",
+                        code="invalid-schema",
+                    )
                 yield _chunk(file, batch, kinds, first)
                 first += batch.num_rows
             progress["done"] += file.stat().st_size
@@ -42,7 +47,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
 
 
 def _chunk(file: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnType], first: int) -> Chunk:
-    columns = {name: _guard(file, lambda name=name: tables.values(batch.column(name), kinds[name])) for name in kinds}
+    columns = {name: _guard(file, partial(tables.values, batch.column(name), kinds[name])) for name in kinds}
     return Chunk(columns, batch.num_rows, lambda row: f"{file}: row {first + row}")
 
 
@@ -73,11 +78,13 @@ def _batches(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
     return iter(pa.ipc.open_stream(pa.memory_map(str(file))))
 
 
-def _guard(file, work):  # type: ignore[no-untyped-def]
+def _guard(file: pathlib.Path, work: Callable[[], Any]) -> Any:
     """Turn what pyarrow raises for a damaged file into our error."""
     try:
         return work()
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         if hasattr(error, "code"):
             raise
-        raise CorruptError(f"cannot import `{file}`: {str(error).splitlines()[0] if str(error) else type(error).__name__}", code="object-malformed") from error
+        raise CorruptError(
+            f"cannot import `{file}`: {str(error).splitlines()[0] if str(error) else type(error).__name__}", code="object-malformed"
+        ) from error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def open_source(iterable: Iterable[Any], options: Options, name: Callable[[int],
         if group:
             yield _chunk(group, kinds, first, name)
 
-    return Source(kinds, chunks(), len(iterable) if hasattr(iterable, "__len__") else None, "rows", lambda: progress["done"])
+    return Source(kinds, chunks(), len(iterable) if isinstance(iterable, Sized) else None, "rows", lambda: progress["done"])
 
 
 def _size(row: Any) -> int:
@@ -56,10 +57,8 @@ def _size(row: Any) -> int:
     total = 0
     for value in row.values():
         if isinstance(value, os.PathLike):
-            try:
+            with contextlib.suppress(OSError):  # The core names the file that can't be read.
                 total += os.stat(value).st_size
-            except OSError:
-                pass  # The core names the file that can't be read.
         else:
             total += getattr(value, "nbytes", 0) or (len(value) if isinstance(value, str | bytes) else 32)
     return total
@@ -71,9 +70,13 @@ def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: 
     for place, row in enumerate(group):
         unknown = [key for key in row if key not in kinds] if isinstance(row, Mapping) else []
         if not isinstance(row, Mapping):
-            refused.append(Refusal(name(first + place), "invalid-value", getattr(row, "message", f"a {type(row).__name__}, expected a dict")))
+            refused.append(
+                Refusal(name(first + place), "invalid-value", getattr(row, "message", f"a {type(row).__name__}, expected a dict"))
+            )
         elif unknown:
-            refused.append(Refusal(name(first + place), "invalid-value", f"a column `{unknown[0]}` that the first {ROWS_TO_INFER} rows do not have"))
+            refused.append(
+                Refusal(name(first + place), "invalid-value", f"a column `{unknown[0]}` that the first {ROWS_TO_INFER} rows do not have")
+            )
         else:
             places.append(place)
     columns = {key: [_fitted(group[place].get(key), kind) for place in places] for key, kind in kinds.items()}
@@ -82,7 +85,11 @@ def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: 
 
 def _fitted(value: Any, kind: ColumnType) -> Any:
     """Whole numbers are floats too, to a JSON writer."""
-    return float(value) if isinstance(kind, Scalar) and kind.dtype == "float64" and isinstance(value, int) and not isinstance(value, bool) else value
+    return (
+        float(value)
+        if isinstance(kind, Scalar) and kind.dtype == "float64" and isinstance(value, int) and not isinstance(value, bool)
+        else value
+    )
 
 
 def infer(values: list[Any], name: str) -> ColumnType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -124,7 +125,9 @@ def _destination(uri: str | os.PathLike[str], schema: dict[str, ColumnType], mes
     missing = [name for name in schema if name not in dataset.schema]
     if missing:
         raise InvalidInputError(
-            f"cannot import into `{uri}`: it has no column `{missing[0]}`", code="invalid-schema", hint=f"columns: {', '.join(dataset.schema)}; import into a new dataset"
+            f"cannot import into `{uri}`: it has no column `{missing[0]}`",
+            code="invalid-schema",
+            hint=f"columns: {', '.join(dataset.schema)}; import into a new dataset",
         )
     return dataset, False
 
@@ -144,17 +147,19 @@ class _undo:
 
             for name in ("log", "r", "d", "p", "w"):
                 shutil.rmtree(self.root / name, ignore_errors=True)
-            try:
+            with contextlib.suppress(OSError):  # Something else lies there: it is not ours to remove.
                 self.root.rmdir()
-            except OSError:
-                pass  # Something else lies there: it is not ours to remove.
 
 
 def _as_error(refusal: Refusal) -> Error:
-    return InvalidInputError(f"cannot import `{refusal.path}`: {refusal.message}", code=refusal.code, hint="pass --on-error skip to leave such items out")
+    return InvalidInputError(
+        f"cannot import `{refusal.path}`: {refusal.message}", code=refusal.code, hint="pass --on-error skip to leave such items out"
+    )
 
 
-def _append(transaction: Transaction, chunk: Chunk, kinds: Mapping[str, ColumnType], validate: str, on_error: str, refused: list[Refusal]) -> int:
+def _append(
+    transaction: Transaction, chunk: Chunk, kinds: Mapping[str, ColumnType], validate: str, on_error: str, refused: list[Refusal]
+) -> int:
     """Append what of a chunk is good; gives the number of samples."""
     columns, keep = chunk.columns, list(range(chunk.rows))
     for _ in range(1 + len(columns) + chunk.rows):
@@ -165,7 +170,8 @@ def _append(transaction: Transaction, chunk: Chunk, kinds: Mapping[str, ColumnTy
             return len(keep)
         except Error as error:
             if on_error == "raise" or not error.rows or transaction._failed is not None:
-                raise _named(error, chunk, keep)
+                _name(error, chunk, keep)
+                raise
             bad = sorted({row for row in error.rows if 0 <= row < len(keep)})
             if not bad:
                 raise
@@ -188,14 +194,22 @@ def _column_of(error: Error, columns: Mapping[str, Any]) -> str | None:
     return next((name for name in columns if f"column `{name}`" in error.message), None)
 
 
-def _named(error: Error, chunk: Chunk, keep: list[int]) -> Error:
+def _name(error: Error, chunk: Chunk, keep: list[int]) -> None:
+    """Put the item's own name into the error."""
     if error.rows and 0 <= error.rows[0] < len(keep):
         error.message = f"cannot import `{chunk.name(keep[error.rows[0]])}`: {error.message}"
         error.hint = error.hint or "pass --on-error skip to leave such items out"
-    return error
 
 
-def _media_checked(columns: dict[str, Any], kinds: Mapping[str, ColumnType], validate: str, on_error: str, chunk: Chunk, keep: list[int], refused: list[Refusal]) -> dict[str, Any]:
+def _media_checked(
+    columns: dict[str, Any],
+    kinds: Mapping[str, ColumnType],
+    validate: str,
+    on_error: str,
+    chunk: Chunk,
+    keep: list[int],
+    refused: list[Refusal],
+) -> dict[str, Any]:
     """Decode media on all threads where the user wants that; refused ones raise with all their rows."""
     if validate == "header":
         return columns

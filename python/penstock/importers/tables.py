@@ -25,7 +25,9 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
         return Bytes()
     if pa.types.is_dictionary(kind):
-        return Category() if pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type) else infer(kind.value_type, name)
+        return (
+            Category() if pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type) else infer(kind.value_type, name)
+        )
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return Scalar("timestamp")
     if pa.types.is_time(kind) or pa.types.is_duration(kind):
@@ -42,7 +44,11 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
         return Tensor((None,), _PLAIN[kind.value_type])
     if pa.types.is_nested(kind) or pa.types.is_run_end_encoded(kind):
         return Json()
-    raise UnsupportedError(f"cannot import column `{name}`: no column type for Arrow's {kind}", code="unsupported-format", hint="cast it first, or leave it out")
+    raise UnsupportedError(
+        f"cannot import column `{name}`: no column type for Arrow's {kind}",
+        code="unsupported-format",
+        hint="cast it first, or leave it out",
+    )
 
 
 def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
@@ -56,7 +62,11 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
     if pa.types.is_dictionary(array.type) and not isinstance(kind, Category):
         array = array.dictionary_decode()
     if isinstance(kind, Scalar) and kind.dtype == "timestamp":
-        naive = array.cast(pa.timestamp("us", tz=getattr(array.type, "tz", None)), safe=False) if not pa.types.is_timestamp(array.type) else array
+        naive = (
+            array.cast(pa.timestamp("us", tz=getattr(array.type, "tz", None)), safe=False)
+            if not pa.types.is_timestamp(array.type)
+            else array
+        )
         numbers = naive.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         filled = np.asarray(numbers.fill_null(0)).view("datetime64[us]")
         return np.ma.MaskedArray(filled, ~np.asarray(array.is_valid())) if array.null_count else filled
@@ -69,7 +79,11 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         return [None if value is None else str(value) for value in array.to_pylist()]
     if isinstance(kind, Tensor) and pa.types.is_fixed_size_list(array.type) and array.null_count == 0 and array.values.null_count == 0:
         flat = np.asarray(array.flatten())
-        return flat.reshape(len(array), *[int(size or 0) for size in kind.shape]) if None not in kind.shape else list(flat.reshape(len(array), -1))
+        return (
+            flat.reshape(len(array), *[int(size or 0) for size in kind.shape])
+            if None not in kind.shape
+            else list(flat.reshape(len(array), -1))
+        )
     if isinstance(kind, Json):
         return [_plain(value) for value in array.to_pylist()]
     return array if isinstance(kind, Text | Bytes | Category | Scalar) else array.to_pylist()

@@ -1,0 +1,116 @@
+//! Golden files: `spec/golden/v1` is a dataset written by the first release of the format. It must read the same for ever,
+//! and today's writer must still write every part of it the same way.
+//!
+//! `PENSTOCK_GOLDEN=write` makes it anew: only until v0.1.0, and only in a commit that says so.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use penstock_dataset::{Context, Snapshot, create, verify};
+use penstock_error::Result;
+use penstock_format::datafile::Tail;
+use penstock_format::manifest::{Root, encode_pages, encode_words, parse_page, parse_words};
+use penstock_format::record::Record;
+use penstock_storage::Memory;
+use penstock_testkit::samples;
+
+type Objects = BTreeMap<String, Bytes>;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../spec/golden/v1")
+}
+
+fn load(folder: &Path, below: &str, objects: &mut Objects) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = format!("{below}{}", entry.file_name().to_string_lossy());
+        if entry.file_type()?.is_dir() {
+            load(&entry.path(), &format!("{name}/"), objects)?;
+        } else if !name.ends_with(".txt") {
+            objects.insert(name, std::fs::read(entry.path())?.into());
+        }
+    }
+    Ok(())
+}
+
+fn make() -> Result<Objects> {
+    let memory = Memory::named("golden");
+    let mut snapshot = Arc::new(create(Box::new(Memory::named("golden")), samples::schema(), "create", "golden")?);
+    for seed in 0..2 {
+        snapshot = Arc::new(samples::append(&snapshot, seed, 6)?.1);
+    }
+    while snapshot.root.pages.is_empty() {
+        snapshot = Arc::new(samples::append(&snapshot, 7, 1)?.1);
+    }
+    Ok(memory.objects())
+}
+
+fn golden() -> Result<Objects, Box<dyn std::error::Error>> {
+    let folder = folder();
+    if std::env::var("PENSTOCK_GOLDEN").is_ok_and(|mode| mode == "write") {
+        let _ = std::fs::remove_dir_all(&folder); // It may not be there yet.
+        let objects = make()?;
+        for (name, body) in &objects {
+            let path = folder.join(name);
+            std::fs::create_dir_all(path.parent().ok_or("no parent")?)?;
+            std::fs::write(path, body)?;
+        }
+        let snapshot = Snapshot::open(Context::new(Box::new(Memory::holding(objects))), 0)?;
+        std::fs::write(folder.join("contents.txt"), samples::contents(&snapshot)?.join("\n"))?;
+    }
+    let mut objects = Objects::new();
+    load(&folder, "", &mut objects)?;
+    Ok(objects)
+}
+
+#[test]
+fn the_golden_dataset_reads_the_same() -> Result<(), Box<dyn std::error::Error>> {
+    let objects = golden()?;
+    let snapshot = Snapshot::open(Context::new(Box::new(Memory::holding(objects))), 0)?;
+    let expected = std::fs::read_to_string(folder().join("contents.txt"))?;
+    assert_eq!(samples::contents(&snapshot)?.join("\n"), expected);
+    assert!(verify(&snapshot, |_| {})?.problems.is_empty());
+    Ok(())
+}
+
+#[test]
+fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::error::Error>> {
+    let mut seen = [0; 5];
+    for (name, body) in golden()? {
+        let (kind, again) = match name.split('/').next() {
+            Some("log") if name.ends_with("hint") => (0, penstock_format::ids::write_hint(penstock_format::ids::read_hint(&body).ok_or("no hint")?)),
+            Some("log") => {
+                let number = u64::MAX - name.rsplit('/').next().ok_or("no number")?.parse::<u64>()?;
+                (1, Record::parse(&body, 0, number)?.encode())
+            }
+            Some("r") => (2, Root::parse(&body)?.encode()),
+            Some("p") => (3, encode_pages(&parse_page(&body)?)[0].0.clone()),
+            Some("w") => {
+                let (column, words) = parse_words(&body)?;
+                (4, encode_words(column, &words))
+            }
+            _ => continue,
+        };
+        assert_eq!(again, body, "{name}");
+        seen[kind] += 1;
+    }
+    assert!(seen.iter().all(|count| *count > 0), "one of every kind: {seen:?}");
+    Ok(())
+}
+
+#[test]
+fn a_golden_data_file_has_the_layout_of_the_spec() -> Result<(), Box<dyn std::error::Error>> {
+    let objects = golden()?;
+    let (_, body) = objects.iter().find(|(name, _)| name.starts_with("d/")).ok_or("no data file")?;
+    assert_eq!(&body[..8], b"PNSTKD1\n");
+    let footer = &body[body.len() - 32..];
+    assert_eq!(&footer[28..], b"PNSD");
+    let data_end = u64::from_le_bytes(footer[..8].try_into()?);
+    let tail_bytes = u64::from(u32::from_le_bytes(footer[8..12].try_into()?));
+    assert_eq!(data_end + tail_bytes + 32, body.len() as u64);
+    let tail = Tail::parse(body.slice(data_end as usize..(data_end + tail_bytes) as usize), data_end)?;
+    assert!(tail.chunks.len() >= 8 && tail.chunks.iter().all(|chunk| chunk.offset.iter().all(|offset| offset % 8 == 0)));
+    Ok(())
+}
