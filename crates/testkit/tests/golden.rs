@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_dataset::{Context, Snapshot, create, verify};
-use penstock_error::Result;
+use penstock_error::Result as Ours;
 use penstock_format::datafile::Tail;
 use penstock_format::manifest::{Root, encode_pages, encode_words, parse_page, parse_words};
 use penstock_format::record::Record;
@@ -35,7 +35,7 @@ fn load(folder: &Path, below: &str, objects: &mut Objects) -> std::io::Result<()
     Ok(())
 }
 
-fn make() -> Result<Objects> {
+fn make() -> Ours<Objects> {
     let memory = Memory::named("golden");
     let mut snapshot = Arc::new(create(Box::new(Memory::named("golden")), samples::schema(), "create", "golden")?);
     for seed in 0..2 {
@@ -80,7 +80,9 @@ fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::erro
     let mut seen = [0; 5];
     for (name, body) in golden()? {
         let (kind, again) = match name.split('/').next() {
-            Some("log") if name.ends_with("hint") => (0, penstock_format::ids::write_hint(penstock_format::ids::read_hint(&body).ok_or("no hint")?)),
+            Some("log") if name.ends_with("hint") => {
+                (0, penstock_format::ids::write_hint(penstock_format::ids::read_hint(&body).ok_or("no hint")?))
+            }
             Some("log") => {
                 let number = u64::MAX - name.rsplit('/').next().ok_or("no number")?.parse::<u64>()?;
                 (1, Record::parse(&body, 0, number)?.encode())
