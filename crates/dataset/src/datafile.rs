@@ -106,8 +106,10 @@ impl DataFile {
     /// then sample i is at `begin + i · cell`, and there is nothing left to check.
     pub fn plain(&self, chunk: usize, cell: usize) -> Option<usize> {
         let entry = &self.tail.chunks[chunk];
-        let back_to_back =
-            entry.raw_bytes.is_none() && entry.validity.is_none() && entry.offset.is_line_of(entry.rows_per_block * cell as u64);
+        let back_to_back = entry.rows_per_block > 0
+            && entry.raw_bytes.is_none()
+            && entry.validity.is_none()
+            && entry.offset.is_line_of(entry.rows_per_block * cell as u64);
         (back_to_back && self.unverified[chunk].load(Relaxed) == 0).then(|| entry.offset.get(0) as usize)
     }
 

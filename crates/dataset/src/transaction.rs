@@ -181,6 +181,9 @@ impl Transaction {
     }
 
     fn write(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
+        if let Some(writer) = self.writer.take_if(|writer| writer.would_pad(&columns, samples)) {
+            self.close_fragment(writer)?;
+        }
         let mut writer = match self.writer.take() {
             Some(writer) => writer,
             None => FragmentWriter::new(self.base.context.clone(), &self.base.schema.columns)?,
@@ -414,8 +417,20 @@ fn write_root(snapshot: &Snapshot) -> Result<ObjectRef> {
     Ok(ObjectRef::of(id, &body))
 }
 
-/// Carry out what the commit machine asks for.
-fn drive(context: &Arc<Context>, branch: u64, mut machine: Machine) -> Result<Record> {
+/// Carry out what the commit machine asks for. Once an answer was lost, every failure leaves the commit's state unknown.
+fn drive(context: &Arc<Context>, branch: u64, machine: Machine) -> Result<Record> {
+    let uuid = machine.uuid();
+    let mut uncertain = false;
+    answer_all(context, branch, machine, &mut uncertain).map_err(|error| match uncertain && error.code() != "commit-state-unknown" {
+        false => error,
+        true => {
+            Error::new("commit-state-unknown", format!("cannot tell whether the commit succeeded: transaction {uuid}: {}", error.message()))
+                .hint("nothing was deleted; look for the transaction in `penstock log` when the storage answers again")
+        }
+    })
+}
+
+fn answer_all(context: &Arc<Context>, branch: u64, mut machine: Machine, uncertain: &mut bool) -> Result<Record> {
     let store = context.storage.as_ref();
     let mut parent: Option<log::LogEntry> = None;
     let mut event = Event::Begin;
@@ -444,6 +459,7 @@ fn drive(context: &Arc<Context>, branch: u64, mut machine: Machine) -> Result<Re
                 Created::Created => Event::Created,
                 Created::Exists => Event::Exists,
                 Created::Unknown => {
+                    *uncertain = true;
                     std::thread::sleep(Duration::from_millis(10)); // Let a passing fault pass.
                     Event::Unknown
                 }
@@ -451,6 +467,7 @@ fn drive(context: &Arc<Context>, branch: u64, mut machine: Machine) -> Result<Re
             Request::Read { number } => match log::read(store, branch, number) {
                 Ok(entry) => Event::Found(Box::new(entry)),
                 Err(_) => {
+                    *uncertain = true;
                     std::thread::sleep(Duration::from_millis(10)); // Let a passing fault pass.
                     Event::Unreadable
                 }

@@ -110,6 +110,17 @@ impl FragmentWriter {
         Ok(())
     }
 
+    /// Whether a column that is left out now but was given before, or the other way round, would be filled up with many
+    /// zero bytes: then a new fragment, which can do without the column, is better.
+    pub fn would_pad(&self, columns: &[Option<Stored>], samples: usize) -> bool {
+        let both = || self.columns.iter().zip(columns);
+        let left_out = both().filter(|(writer, column)| column.is_none() && writer.begun());
+        let after: u64 = left_out.map(|(writer, _)| writer.fixed_bytes().saturating_mul(samples as u64)).sum();
+        let first = both().filter(|(writer, column)| column.is_some() && !writer.begun());
+        let before: u64 = first.map(|(writer, _)| writer.fixed_bytes().saturating_mul(writer.leading_nulls as u64)).sum();
+        after.max(before) > FLUSH_BYTES as u64
+    }
+
     /// Whether a byte target is reached.
     pub fn is_full(&self) -> bool {
         let tail_of =
@@ -227,8 +238,18 @@ impl ColumnWriter {
         })
     }
 
+    /// Whether a sample of this fragment has a value.
+    fn begun(&self) -> bool {
+        self.waiting.is_some() || self.chunk.is_some()
+    }
+
+    /// Bytes of a sample of fixed shape; 0 for ragged ones, whose nulls are empty.
+    fn fixed_bytes(&self) -> u64 {
+        if self.shape.is_fixed() { self.shape.fixed_bytes(self.dtype).unwrap_or(0) } else { 0 }
+    }
+
     fn push(&mut self, stored: Option<Stored>, samples: usize) -> Result<()> {
-        let begun = self.waiting.is_some() || self.chunk.is_some();
+        let begun = self.begun();
         let stored = match stored {
             None if !begun => {
                 self.leading_nulls += samples;

@@ -222,7 +222,8 @@ impl Chunk {
             return bad("a single-sample layout with more than one row a block".into());
         }
         // Blocks of equal size in a line need a look at the two ends only.
-        let even = self.raw_bytes.is_none()
+        let even = self.first_row.is_none()
+            && self.raw_bytes.is_none()
             && self.layout == Layout::Fixed
             && self.offset.rises_evenly()
             && matches!(self.stored_bytes, IntArray::Linear { step: 0, .. });

@@ -105,6 +105,15 @@ fn failure(verb: &str, path: &Path, error: &io::Error) -> Error {
     }
 }
 
+/// Whether an error says that nothing was done.
+fn refused(error: &io::Error) -> bool {
+    use io::ErrorKind as K;
+    matches!(
+        error.kind(),
+        K::NotFound | K::NotADirectory | K::PermissionDenied | K::ReadOnlyFilesystem | K::StorageFull | K::QuotaExceeded | K::Unsupported
+    ) || matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP | libc::EXDEV | libc::EMLINK))
+}
+
 struct LocalWriter {
     path: PathBuf,
     files: Arc<dyn FileSystem>,
@@ -204,7 +213,9 @@ impl Storage for Local {
         match linked {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Created::Exists),
-            Err(error) => return Err(failure("create", &path, &error)),
+            Err(error) if refused(&error) => return Err(failure("create", &path, &error)),
+            // An I/O error does not tell whether the name was made.
+            Err(_) => return Ok(Created::Unknown),
         }
         add(&self.counters.syncs, 1);
         let folder = path.parent().unwrap_or(&self.root);

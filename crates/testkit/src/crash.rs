@@ -36,6 +36,8 @@ struct State {
     durable_names: BTreeMap<PathBuf, Entry>,
     /// Operations until the power goes; none: it stays.
     left: Option<u64>,
+    /// The one operation that fails, with the disk going on after it; `true`: it is done all the same.
+    fault: Option<(u64, bool)>,
     operations: u64,
 }
 
@@ -56,6 +58,11 @@ impl CrashDisk {
     /// Let the power go after `operations` more operations: all later ones fail and change nothing.
     pub fn fail_after(&self, operations: u64) {
         self.lock().left = Some(operations);
+    }
+
+    /// Let operation `number` fail, once. With `done` it takes effect all the same, as when an answer is lost.
+    pub fn fail_once(&self, number: u64, done: bool) {
+        self.lock().fault = Some((number, done));
     }
 
     /// Operations so far.
@@ -85,7 +92,14 @@ impl CrashDisk {
             .map(|(path, entry)| (path.clone(), *entry))
             .collect();
         let inodes = state.inodes.iter().map(|inode| survive(inode, &mut random)).collect();
-        CrashDisk(Arc::new(Mutex::new(State { inodes, names: whole.clone(), durable_names: whole, left: None, operations: 0 })))
+        CrashDisk(Arc::new(Mutex::new(State {
+            inodes,
+            names: whole.clone(),
+            durable_names: whole,
+            left: None,
+            fault: None,
+            operations: 0,
+        })))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -100,6 +114,10 @@ impl CrashDisk {
             Some(0) => return Err(io::Error::other("the power is gone")),
             Some(left) => *left -= 1,
             None => {}
+        }
+        let operation = state.operations;
+        if state.fault.take_if(|(number, done)| *number == operation && !*done).is_some() {
+            return Err(io::Error::other("a passing fault"));
         }
         Ok(state)
     }
@@ -126,6 +144,15 @@ fn survive(inode: &Inode, random: &mut Random) -> Inode {
 }
 
 impl State {
+    /// The error of an operation that was done, if its answer is to be lost.
+    fn lose_answer(&mut self) -> io::Result<()> {
+        let operation = self.operations;
+        match self.fault.take_if(|(number, done)| *number == operation && *done) {
+            Some(_) => Err(io::Error::other("a lost answer")),
+            None => Ok(()),
+        }
+    }
+
     fn inode(&self, path: &Path) -> io::Result<usize> {
         match self.names.get(path) {
             Some(Entry::File(inode)) => Ok(*inode),
@@ -200,7 +227,8 @@ impl FileSystem for CrashDisk {
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.operate()?;
         let inode = state.inode(from)?;
-        state.add(to, Entry::File(inode))
+        state.add(to, Entry::File(inode))?;
+        state.lose_answer()
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -230,7 +258,7 @@ impl FileSystem for CrashDisk {
         let now: Vec<(PathBuf, Entry)> =
             state.names.iter().filter(|(name, _)| inside(name)).map(|(name, entry)| (name.clone(), *entry)).collect();
         state.durable_names.extend(now);
-        Ok(())
+        state.lose_answer()
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<(String, u64)>> {

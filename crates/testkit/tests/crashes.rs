@@ -99,3 +99,49 @@ fn every_crash_leaves_exactly_the_acknowledged_commits() -> Result<()> {
     assert!(commits > seeds, "the seeds must reach past the first commit");
     Ok(())
 }
+
+/// One operation fails, or its answer is lost, and the disk goes on: acknowledged commits stand, refused ones do not, and
+/// nothing that a commit rests on was deleted.
+#[test]
+fn every_single_fault_keeps_the_acknowledged_commits() -> Result<()> {
+    let calm = CrashDisk::new();
+    faulty(&calm)?;
+    let operations = calm.operations();
+    let mut refused = 0;
+    for number in 1..=operations {
+        for done in [false, true] {
+            let disk = CrashDisk::new();
+            disk.fail_once(number, done);
+            refused += u64::from(faulty(&disk)?);
+        }
+    }
+    println!("{operations} operations, each failed and each lost; {refused} runs saw an error");
+    assert!(refused > operations / 2);
+    Ok(())
+}
+
+/// Create and append three times, going on after errors; whether there was one.
+fn faulty(disk: &CrashDisk) -> Result<bool> {
+    let mut failed = false;
+    if create(Box::new(local(disk)?), samples::schema(), "create", "fault").is_err() {
+        return Ok(true);
+    }
+    let (mut told, mut unknown) = (0, 0);
+    for seed in 0..3 {
+        let outcome = open(disk).and_then(|snapshot| samples::append(&snapshot, seed, 4));
+        match outcome {
+            Ok(_) => told += 1,
+            Err(error) => {
+                failed = true;
+                unknown += u64::from(error.code() == "commit-state-unknown");
+            }
+        }
+    }
+    let snapshot = open(disk).or_else(|_| open(disk))?; // The fault may hit this very look.
+    let report = verify(snapshot.as_ref(), |_| {}).or_else(|_| verify(snapshot.as_ref(), |_| {}))?;
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
+    // Beyond what was told, only a commit that was said to be unknown, or one that could not be read back, may stand.
+    let most = told + unknown + u64::from(failed);
+    assert!(snapshot.len() >= told * 4 && snapshot.len() <= most * 4, "{} samples, {told} told, {unknown} unknown", snapshot.len());
+    Ok(failed)
+}
