@@ -123,12 +123,12 @@ def jpeg(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
     order = np.random.default_rng(0).permutation(len(files))
     view = memoryview(flat)
 
-    def copy() -> None:
+    def copy(order: np.ndarray[Any, Any] = order) -> None:
         for start in range(0, len(order), 128):
             for body in [bytes(view[offsets[i] : offsets[i + 1]]) for i in order[start : start + 128]]:
                 touch(body)
 
-    def penstock() -> None:
+    def penstock(order: np.ndarray[Any, Any] = order) -> None:
         for start in range(0, len(order), 128):
             for body in ds.take(order[start : start + 128], decode=False)["image"]:
                 touch(body)
@@ -138,8 +138,23 @@ def jpeg(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
             for body in opened.take(order[start : start + 128])["image"].to_pylist():
                 touch(body)
 
+    def penstock_fresh(order: np.ndarray[Any, Any]) -> None:
+        fresh = ps.open(folder / "penstock")
+        for start in range(0, len(order), 128):
+            for body in fresh.take(order[start : start + 128], decode=False)["image"]:
+                touch(body)
+
     copy(), penstock()
-    times = interleaved({"copy": copy, "penstock": penstock, "lance": lance_epoch})
+    times = interleaved(
+        {
+            "copy": copy,
+            "penstock": penstock,
+            "penstock_first_epoch": lambda: penstock_fresh(order),
+            "copy_two_threads": lambda: in_two_threads(copy, order),
+            "penstock_two_threads": lambda: in_two_threads(penstock, order),
+            "lance": lance_epoch,
+        }
+    )
     rates = {name: rate(len(files), spent) for name, spent in times.items()}
     mean = offsets[-1] / len(files)
     return {

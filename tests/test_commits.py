@@ -199,6 +199,23 @@ except ps.UnavailableError as error:
     assert len(ds) == 1 and not ds.verify()["problems"]
 
 
+def test_a_disk_that_is_really_full(tmp_path):
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mounted)], capture_output=True).returncode:
+        pytest.skip("root without the right to mount: no small disk can be made")
+    try:
+        ds = ps.create(mounted / "d", {"b": ps.Bytes()})
+        ds.append({"b": [bytes(100_000)] * 10})
+        with pytest.raises(ps.UnavailableError) as caught:
+            ds.append({"b": [bytes(100_000)] * 100})
+        assert caught.value.code == "no-space" and "nothing was committed" in caught.value.hint
+        assert len(ps.open(mounted / "d")) == 10 and ds.append({"b": [bytes(100_000)] * 10}).row_ids.tolist() == list(range(10, 20))
+        assert not ds.verify()["problems"]
+    finally:
+        subprocess.run(["umount", "--lazy", str(mounted)], check=True)
+
+
 def test_what_is_no_dataset_is_told_apart(tmp_path):
     with pytest.raises(ps.NotFoundError) as caught:
         ps.open(tmp_path / "nowhere")

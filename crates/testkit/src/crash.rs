@@ -36,8 +36,8 @@ struct State {
     durable_names: BTreeMap<PathBuf, Entry>,
     /// Operations until the power goes; none: it stays.
     left: Option<u64>,
-    /// The one operation that fails, with the disk going on after it; `true`: it is done all the same.
-    fault: Option<(u64, bool)>,
+    /// First and last operation that fail, with the disk going on after them; `true`: the first is done all the same.
+    fault: Option<(u64, u64, bool)>,
     operations: u64,
 }
 
@@ -60,9 +60,9 @@ impl CrashDisk {
         self.lock().left = Some(operations);
     }
 
-    /// Let operation `number` fail, once. With `done` it takes effect all the same, as when an answer is lost.
-    pub fn fail_once(&self, number: u64, done: bool) {
-        self.lock().fault = Some((number, done));
+    /// Let operations from `first` to `last` fail. With `done` the first takes effect all the same, as when an answer is lost.
+    pub fn fail_for_a_while(&self, first: u64, last: u64, done: bool) {
+        self.lock().fault = Some((first, last, done));
     }
 
     /// Operations so far.
@@ -116,7 +116,8 @@ impl CrashDisk {
             None => {}
         }
         let operation = state.operations;
-        if state.fault.take_if(|(number, done)| *number == operation && !*done).is_some() {
+        let hit = |(first, last, done): (u64, u64, bool)| (first..=last).contains(&operation) && !(done && operation == first);
+        if state.fault.is_some_and(hit) {
             return Err(io::Error::other("a passing fault"));
         }
         Ok(state)
@@ -147,9 +148,9 @@ impl State {
     /// The error of an operation that was done, if its answer is to be lost.
     fn lose_answer(&mut self) -> io::Result<()> {
         let operation = self.operations;
-        match self.fault.take_if(|(number, done)| *number == operation && *done) {
-            Some(_) => Err(io::Error::other("a lost answer")),
-            None => Ok(()),
+        match self.fault {
+            Some((first, _, true)) if first == operation => Err(io::Error::other("a lost answer")),
+            _ => Ok(()),
         }
     }
 

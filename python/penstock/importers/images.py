@@ -26,10 +26,9 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
     files = sorted(_walk(folder))
     if not files:
         raise InvalidInputError(f"cannot import `{folder}`: it holds no files")
-    classes = sorted({_class_of(folder, file) for file in files})
+    classes = sorted({name for file in files if (name := _class_of(folder, file)) is not None})
     schema: dict[str, ColumnType] = {"image": options.types.get("image", Image()), "path": Text()}
-    has_classes = classes != [""]
-    if has_classes:
+    if classes:
         schema["label"] = options.types.get("label", Label(classes))
     progress = {"done": 0}
 
@@ -44,7 +43,7 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
                 else:
                     refused.append(problem)
             columns = {"image": good, "path": names}
-            if has_classes:
+            if classes:
                 columns["label"] = [_class_of(folder, file) for file in good]
             progress["done"] = min(len(files), start + FILES_AT_ONCE)
             yield Chunk(columns, len(good), names.__getitem__, refused)
@@ -60,9 +59,10 @@ def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
                 yield pathlib.Path(where, name)
 
 
-def _class_of(folder: pathlib.Path, file: pathlib.Path) -> str:
+def _class_of(folder: pathlib.Path, file: pathlib.Path) -> str | None:
+    """Give the class of a file; those that lie in the folder itself have none."""
     parent = file.parent
-    return "" if parent == folder else _shown(parent.relative_to(folder).as_posix())
+    return None if parent == folder else _shown(parent.relative_to(folder).as_posix())
 
 
 def _shown(text: str) -> str:
