@@ -17,6 +17,7 @@ mod process;
 mod read;
 mod snapshot;
 mod transaction;
+mod values;
 mod verify;
 mod writer;
 

@@ -1,0 +1,137 @@
+//! Are these values what the column wants? Each check gives them the form in which they are stored, or an error that names
+//! the rows. Called by `transaction` before it takes anything.
+
+use std::collections::HashMap;
+
+use penstock_error::{Error, Result};
+use penstock_format::schema::ColumnKind;
+use penstock_tensor::{Column, Dtype, Shape};
+
+use crate::media::{self, Validate};
+use crate::transaction::Input;
+
+/// All columns have as many samples as the first; how many that is.
+pub fn check_lengths(inputs: &[Input]) -> Result<usize> {
+    let Some(first) = inputs.first() else { return Ok(0) };
+    match inputs.iter().find(|input| input.column.len() != first.column.len()) {
+        None => Ok(first.column.len()),
+        Some(other) => Err(Error::new(
+            "column-lengths-differ",
+            format!(
+                "cannot append: column `{}` has {} samples, column `{}` has {}",
+                first.name,
+                first.column.len(),
+                other.name,
+                other.column.len()
+            ),
+        )
+        .hint("give every column the same number of samples; None stands for a null")),
+    }
+}
+
+/// Codes as int64.
+pub fn codes_of(data: &[u8], samples: usize) -> Result<impl Iterator<Item = i64> + '_> {
+    if data.len() != samples * 8 {
+        return Err(Error::new("invalid-value", format!("{} bytes of codes for {samples} samples, expected int64", data.len())));
+    }
+    Ok(data.chunks_exact(8).map(|code| i64::from_le_bytes([code[0], code[1], code[2], code[3], code[4], code[5], code[6], code[7]])))
+}
+
+/// Labels come as codes or names; they are stored as codes of the smallest width.
+pub fn label_codes(names: &[String], column: Column) -> Result<Column> {
+    let (dtype, _) = ColumnKind::Label { names: names.to_vec() }.stored()?;
+    let unknown = |what: String, row: usize| {
+        let known: Vec<&str> = names.iter().take(20).map(String::as_str).collect();
+        Error::new("invalid-value", format!("{what} at row {row} is no label"))
+            .hint(format!("labels: {}; for an open vocabulary use ps.Category()", known.join(", ")))
+            .rows(vec![row as u64])
+    };
+    let (codes, validity): (Vec<i64>, _) = match column {
+        Column::Fixed { data, validity, samples } => (codes_of(&data, samples)?.collect(), validity),
+        Column::Ragged(ragged) => {
+            let places: HashMap<&[u8], i64> = names.iter().enumerate().map(|(code, name)| (name.as_bytes(), code as i64)).collect();
+            let code_of = |row: usize| match ragged.is_null(row) {
+                true => Ok(0),
+                false => places
+                    .get(ragged.value(row))
+                    .copied()
+                    .ok_or_else(|| unknown(format!("`{}`", String::from_utf8_lossy(ragged.value(row))), row)),
+            };
+            ((0..ragged.len()).map(code_of).collect::<Result<_>>()?, ragged.validity.clone())
+        }
+    };
+    let mut data = Vec::with_capacity(codes.len() * dtype.size());
+    for (row, code) in codes.iter().enumerate() {
+        let null = validity.as_ref().is_some_and(|validity| !validity[row]);
+        if !null && !(0..names.len() as i64).contains(code) {
+            return Err(unknown(format!("code {code}"), row));
+        }
+        data.extend_from_slice(&(if null { 0 } else { *code }).to_le_bytes()[..dtype.size()]);
+    }
+    Ok(Column::Fixed { data, validity, samples: codes.len() })
+}
+
+/// Text must be UTF-8, each value on its own.
+pub fn check_text(column: Column) -> Result<Column> {
+    let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "numbers, expected text")) };
+    let whole = std::str::from_utf8(&ragged.data);
+    let good = whole.is_ok_and(|text| ragged.ends.iter().all(|end| text.is_char_boundary(*end as usize)));
+    if good {
+        return Ok(column);
+    }
+    let row = (0..ragged.len()).find(|row| std::str::from_utf8(ragged.value(*row)).is_err()).unwrap_or(0);
+    let error = std::str::from_utf8(ragged.value(row)).err().map_or(String::new(), |error| format!(": {error}"));
+    Err(Error::new("invalid-value", format!("row {row} is not UTF-8{error}"))
+        .hint("decode it first, or use ps.Bytes()")
+        .rows(vec![row as u64]))
+}
+
+/// Media are what their headers, or all their pixels, say.
+pub fn check_media(column: Column, mask: bool, validate: Validate) -> Result<Column> {
+    let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "numbers, expected encoded images")) };
+    let value = |row: usize| (!ragged.is_null(row)).then(|| ragged.value(row));
+    let found = media::check(ragged.len(), ragged.data.len(), value, mask, validate)?;
+    let refused: Vec<(usize, Error)> = found.into_iter().enumerate().filter_map(|(row, error)| Some((row, error?))).collect();
+    match refused.first() {
+        None => Ok(column),
+        Some((row, error)) => {
+            let rows = refused.iter().map(|(row, _)| *row as u64).collect();
+            Err(error.clone().context(format!("row {row} ({} of {} are refused)", refused.len(), ragged.len())).rows(rows))
+        }
+    }
+}
+
+/// Lengths fit the shape; nulls become zeros.
+pub fn check_values(column: Column, dtype: Dtype, shape: &Shape) -> Result<Column> {
+    let cell = shape.fixed_bytes(dtype)?;
+    match column {
+        Column::Fixed { mut data, validity, samples } => {
+            if !shape.is_fixed() || data.len() as u64 != samples as u64 * cell {
+                return Err(Error::new(
+                    "invalid-value",
+                    format!("{} bytes for {samples} samples of shape {:?} {}", data.len(), shape.0, dtype.name()),
+                ));
+            }
+            for row in validity.iter().flatten().enumerate().filter(|(_, valid)| !**valid).map(|(row, _)| row) {
+                data[row * cell as usize..(row + 1) * cell as usize].fill(0);
+            }
+            if dtype == Dtype::Bool && data.iter().any(|byte| *byte > 1) {
+                return Err(Error::new("invalid-value", "a bool that is neither 0 nor 1"));
+            }
+            Ok(Column::Fixed { data, validity, samples })
+        }
+        Column::Ragged(ragged) => {
+            let free_count = shape.free_count();
+            let fits = |row: usize| {
+                let free = &ragged.free[row * free_count..(row + 1) * free_count];
+                ragged.is_null(row)
+                    || free.iter().try_fold(cell, |product, size| product.checked_mul(*size)) == Some(ragged.value(row).len() as u64)
+            };
+            let wanted = if dtype == Dtype::Bytes { 0 } else { ragged.len() * free_count };
+            if ragged.free.len() != wanted || (wanted > 0 && !(0..ragged.len()).all(fits)) {
+                return Err(Error::new("invalid-value", format!("values do not fit the shape {:?} of {}", shape.0, dtype.name())));
+            }
+            Ok(Column::Ragged(ragged))
+        }
+    }
+}
