@@ -71,7 +71,7 @@ def test_row_ids_and_positions_are_two_address_spaces(many):
     view = many.select([7, 3])
     assert view.take([0], columns=["_position"])["_position"].tolist() == [7]
     assert view.take(row_ids=batch["_row_id"][1:])["number"].tolist() == [3]
-    with pytest.raises(ps.InvalidInputError, match="not in this view"):
+    with pytest.raises(ps.NotFoundError, match="not in this view"):
         view.take(row_ids=many.take([5], columns=["_row_id"])["_row_id"])
     with pytest.raises(ps.NotFoundError) as caught:
         many.take(row_ids=[2**41])

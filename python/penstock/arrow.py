@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidInputError
 from penstock.schema import Boxes, Category, ColumnType, Json, Keypoints, Label, Scalar, Tensor, Text
+from penstock.view import _names
 
 if TYPE_CHECKING:
     from penstock.view import View
@@ -63,7 +64,7 @@ def arrow_schema(view: View, names: Sequence[str]) -> pa.Schema:
 
 def reader(view: View, columns: Sequence[str] | None, batch_size: int) -> pa.RecordBatchReader:
     """Give a reader over the whole view."""
-    names = list(view.schema) if columns is None else list(columns)
+    names = list(view.schema) if columns is None else _names(columns) or []
     view._view.take((0, 0), names, "flat")  # Raises here, not in the middle of a stream, for a column that is not there.
     return pa.RecordBatchReader.from_batches(arrow_schema(view, names), scan(view, names, batch_size))
 
@@ -72,7 +73,7 @@ def scan(view: View, columns: Sequence[str] | None, batch_size: int) -> Iterator
     """Read batch by batch."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size <= 0:
         raise InvalidInputError(f"cannot scan with batch_size={batch_size!r}: expected a whole number above 0")
-    names = list(view.schema) if columns is None else list(columns)
+    names = list(view.schema) if columns is None else _names(columns) or []
     view._view.take((0, 0), names, "flat")
     return _batches(view, names, batch_size)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import getpass
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -16,7 +18,8 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
-from penstock.schema import ColumnType, Schema, from_json, to_json
+from penstock.schema import Schema, from_json, to_json
+from penstock.values import container
 from penstock.view import View
 
 
@@ -31,7 +34,7 @@ def configure(*, memory_bytes: int | None = None, threads: int | None = None, im
     2
     """
     for name, value in (("memory_bytes", memory_bytes), ("threads", threads), ("image_pixels", image_pixels)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63):
             raise InvalidInputError(f"cannot configure {name}={value!r}: expected a whole number above 0")
     names = ("memory_bytes", "threads", "image_pixels")
     return dict(zip(names, _core.configure(memory_bytes, threads, image_pixels), strict=True))
@@ -66,7 +69,7 @@ def create(uri: str | os.PathLike[str], schema: Mapping[str, Any], *, message: s
     >>> len(ds), list(ds.schema)
     (0, ['image', 'year', 'vector'])
     """
-    return Dataset(_core.create(_uri(uri), to_json(schema), message, _author()))
+    return Dataset(_core.create(_uri(uri), to_json(schema), _text(message, "message"), _author()))
 
 
 def open(uri: str | os.PathLike[str], *, branch: str = "main", snapshot: str | None = None) -> Dataset:
@@ -81,6 +84,8 @@ def open(uri: str | os.PathLike[str], *, branch: str = "main", snapshot: str | N
             code="branch-not-found",
             hint="this release has `main` only",
         )
+    if snapshot is not None and not isinstance(snapshot, str):
+        raise InvalidInputError(f"cannot open snapshot {snapshot!r}: a snapshot id is a str", hint="take it from ds.snapshot or ds.log()")
     return Dataset(_core.open(_uri(uri), snapshot))
 
 
@@ -118,8 +123,10 @@ class Dataset(View):
         super().__init__(snapshot, snapshot.view())
 
     def _move(self, snapshot: _core.Snapshot) -> None:
+        """Go on to a later snapshot; two threads may commit through one handle, and the later one wins."""
         view = snapshot.view()
-        self._snapshot, self._view = snapshot, view
+        if snapshot.number >= self._snapshot.number:
+            self._snapshot, self._view = snapshot, view
 
     def refresh(self) -> Dataset:
         """Move to the newest snapshot, and give self. Cost: as `open`."""
@@ -149,6 +156,8 @@ class Dataset(View):
 
     def log(self, limit: int | None = None) -> list[Commit]:
         """List commits, newest first. Cost: one read a commit."""
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise InvalidInputError(f"cannot list {limit!r} commits: expected a whole number")
         return [_commit(entry) for entry in self._snapshot.log(limit)]
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
@@ -189,10 +198,56 @@ def _commit(entry: dict[str, Any]) -> Commit:
     )  # fmt: skip
 
 
-# A call to the core takes about this many bytes at once, so that a large append is bounded by the budget.
+# A call to the core takes about this many bytes and rows at once, so that a large append is bounded by the budget.
 SLICE_BYTES = 32 << 20
-SLICE_ITEMS = 65_536
-SLICE_FILES = 256
+SLICE_ROWS = 65_536
+
+
+def _size(value: Any) -> int:
+    """About how many bytes a value takes on its way; a file counts as what it will be read to, a Pillow image as its pixels."""
+    if isinstance(value, str | bytes | bytearray):
+        return len(value)
+    if isinstance(value, os.PathLike):
+        with contextlib.suppress(OSError):  # The core names the file that can't be read.
+            return os.stat(value).st_size
+        return 0
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
+    if hasattr(value, "mode") and hasattr(value, "size") and isinstance(value.size, tuple):
+        return 4 * int(np.prod(value.size))
+    return (
+        8 * len(value)
+        if isinstance(value, list | tuple) and not value
+        else sum(map(_size, value))
+        if isinstance(value, list | tuple)
+        else 32
+    )
+
+
+def slices(columns: Iterable[Any], rows: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into slices of bounded bytes. Cost: a look at every value of list columns."""
+    columns = list(columns)
+    even = sum(values.nbytes / max(1, len(values)) for values in columns if not isinstance(values, list))
+    lists = [values for values in columns if isinstance(values, list)]
+    start, size = 0, 0.0
+    for row in range(rows):
+        size += even + sum(_size(values[row]) for values in lists)
+        if size >= SLICE_BYTES or row + 1 - start >= SLICE_ROWS:
+            yield start, row + 1
+            start, size = row + 1, 0.0
+    if start < rows or rows == 0:
+        yield start, rows
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidInputError(f"cannot begin a transaction: the {what} is a {type(value).__name__}, expected str")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(f"cannot begin a transaction: the {what} is not UTF-8 (a lone surrogate)") from None
+    return value
 
 
 class Transaction:
@@ -210,8 +265,12 @@ class Transaction:
     def __init__(self, dataset: Dataset, message: str, author: str, properties: dict[str, Any]) -> None:
         self._dataset = dataset
         self._schema: Schema = from_json(dataset._snapshot.columns)
+        self._message, self._author = _text(message, "message"), _text(author, "author")
+        try:
+            self._properties = json.dumps(properties, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidInputError(f"cannot begin a transaction: its properties are no JSON: {error}") from error
         self._core = dataset._snapshot.begin()
-        self._message, self._author, self._properties = message, author, properties
         self._receipt: Receipt | None = None
         self._failed: BaseException | None = None
 
@@ -226,8 +285,8 @@ class Transaction:
         """Add samples to the transaction: column → one value a sample; see `Dataset.append`."""
         if not isinstance(columns, Mapping):
             raise InvalidInputError(f"cannot append a {type(columns).__name__}: expected a dict of column name to values")
-        sized = {name: self._sized(name, values) for name, values in columns.items()}
-        lengths = {name: len(values) for name, values in sized.items()}
+        ready = {name: self._ready(name, values) for name, values in columns.items()}
+        lengths = {name: len(values) for name, values in ready.items()}
         if len(set(lengths.values())) > 1:
             told = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
             raise InvalidInputError(
@@ -235,48 +294,33 @@ class Transaction:
                 code="column-lengths-differ",
                 hint="give every column the same number of samples; None stands for a null",
             )
-        samples = next(iter(lengths.values()), 0)
-        step = max(1, min((_rows_at_once(values) for values in sized.values()), default=1))
-        for start in range(0, max(samples, 1), step):
+        for start, end in slices(ready.values(), next(iter(lengths.values()), 0)):
             try:
-                self._append_slice(sized, start, min(start + step, samples), validate)
+                self.append_slice(ready, start, end, validate)
             except BaseException as error:
                 if start > 0:  # A part of this call is in: the transaction can't be committed any more.
                     self._failed = error
                 if isinstance(error, Error):
                     error.rows = [row + start for row in error.rows]
+                    error.message = _shifted(error.message, start)
                 raise
 
-    def _sized(self, name: str, values: Any) -> Any:
+    def _ready(self, name: str, values: Any) -> Any:
         if name not in self._schema:
             raise NotFoundError(
                 f"cannot append column `{name}`: the dataset has no such column",
                 code="column-not-found",
                 hint=f"columns: {', '.join(self._schema)}",
             )
-        if isinstance(values, str | bytes | bytearray | Mapping):
-            raise InvalidInputError(
-                f"cannot append column `{name}`: a single {type(values).__name__}, expected one value a sample",
-                code="invalid-value",
-                hint="wrap it in a list",
-            )
-        if hasattr(values, "__len__") and hasattr(values, "__getitem__"):
-            return values
-        if not isinstance(values, Iterable):
-            raise InvalidInputError(
-                f"cannot append column `{name}`: a {type(values).__name__}, expected one value a sample", code="invalid-value"
-            )
-        return list(values)
+        with _naming(name):
+            return container(values)
 
-    def _append_slice(self, sized: Mapping[str, Any], start: int, end: int, validate: str) -> None:
+    def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> None:
+        """Append rows start…end of columns that `container` has made, in one call of the core: all of them, or none."""
         prepared = {}
-        for name, values in sized.items():
-            part = values if start == 0 and end == len(values) else values[start:end]
-            try:
-                prepared[name] = self._schema[name].prepare(part)
-            except Error as error:
-                error.message = f"cannot append to column `{name}`: {error.message}"
-                raise
+        for name, values in ready.items():
+            with _naming(name):
+                prepared[name] = self._schema[name].prepare(values if start == 0 and end == len(values) else values[start:end])
         self._core.append(prepared, validate)
 
     def commit(self) -> Receipt:
@@ -286,7 +330,7 @@ class Transaction:
             raise ClosedError(
                 f"cannot commit: an append before has failed ({self._failed})", hint="begin another transaction; nothing was committed"
             )
-        snapshot, first, samples, core = self._core.commit(self._message, self._author, json.dumps(self._properties))
+        snapshot, first, samples, core = self._core.commit(self._message, self._author, self._properties)
         self._receipt = Receipt(snapshot, np.arange(first, first + samples, dtype=np.int64))
         self._dataset._move(core)
         return self._receipt
@@ -305,20 +349,18 @@ class Transaction:
             self.commit()
 
 
-def _rows_at_once(values: Any) -> int:
-    """How many rows of these values go to the core in one call."""
-    if len(values) == 0:
-        return SLICE_ITEMS
-    nbytes = getattr(values, "nbytes", None)
-    if isinstance(nbytes, int):
-        return max(1, int(SLICE_BYTES / max(1, nbytes / len(values))))
-    first = next((value for value in values[:64] if value is not None), None)
-    if isinstance(first, os.PathLike):
-        return SLICE_FILES
-    size = getattr(first, "nbytes", None) or (len(first) if isinstance(first, str | bytes | bytearray) else 0)
-    return max(1, min(SLICE_ITEMS, SLICE_BYTES // max(1, int(size))))
+def _shifted(message: str, start: int) -> str:
+    """Count the rows that a message names from the beginning of the call."""
+    return re.sub(r"\brow (\d+)", lambda found: f"row {int(found[1]) + start}", message)
 
 
-def column_type(kind: Any) -> ColumnType:
-    """Give a column type; a plain dtype is a scalar."""
-    return next(iter(from_json(to_json({"column": kind})).values()))
+@contextlib.contextmanager
+def _naming(column: str) -> Iterator[None]:
+    """Let every error of preparing values name their column; what Python raises for odd values becomes ours."""
+    try:
+        yield
+    except Error as error:
+        error.message = f"cannot append to column `{column}`: {error.message}"
+        raise
+    except (TypeError, ValueError, OverflowError, AttributeError, RecursionError, KeyError) as error:
+        raise InvalidInputError(f"cannot append to column `{column}`: {type(error).__name__}: {error}", code="invalid-value") from error

@@ -18,7 +18,7 @@ import torch
 
 from penstock.errors import InvalidInputError
 from penstock.ragged import Ragged
-from penstock.view import Batch, View, unwrap
+from penstock.view import Batch, Sample, View, unwrap
 
 
 class TorchDataset(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
@@ -36,18 +36,18 @@ class TorchDataset(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
         return len(self.view)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        batch = self.view.take([index], columns=self.columns)
-        return {name: unwrap(values) for name, values in batch.items()}
+        return self.view._sample(self.view.take([index], columns=self.columns), 0)
 
     def __getitems__(self, indices: Sequence[int]) -> Samples:
-        return Samples(self.view.take(indices, columns=self.columns), len(indices))
+        return Samples(self.view.take(indices, columns=self.columns), len(indices), self.view._images)
 
 
 class Samples(Sequence[Any]):
     """The samples of one batch as `default_collate` wants them: dicts, made when looked at. `collate` takes `batch` as it is."""
 
-    def __init__(self, batch: Batch, count: int) -> None:
+    def __init__(self, batch: Batch, count: int, images: frozenset[str]) -> None:
         self.batch, self.samples = batch, count
+        self.images = images
 
     def __len__(self) -> int:
         return self.samples
@@ -57,7 +57,9 @@ class Samples(Sequence[Any]):
             return [self[i] for i in range(*index.indices(self.samples))]
         if not -self.samples <= index < self.samples:
             raise IndexError(f"index {index} is out of range for {self.samples} samples")
-        return {name: unwrap(values, index) for name, values in self.batch.items()}
+        sample = Sample((name, unwrap(values, index)) for name, values in self.batch.items())
+        sample.images = self.images
+        return sample
 
 
 def collate(samples: Any) -> dict[str, Any]:
@@ -66,24 +68,31 @@ def collate(samples: Any) -> dict[str, Any]:
     Images of different size become a list of (C, H, W), ragged values a list of tensors; text, JSON and bytes stay lists.
     Timestamps become int64 microseconds. Cost: no copy for fixed shapes. Raises: InvalidInputError for nulls in a fixed column.
     """
-    batch = samples.batch if hasattr(samples, "batch") else samples if isinstance(samples, Mapping) else _transpose(samples)
-    return {name: _tensor(name, values) for name, values in batch.items()}
+    if hasattr(samples, "batch"):
+        batch, images = samples.batch, samples.images
+    elif isinstance(samples, Mapping):
+        batch, images = samples, frozenset()  # Of a batch the kind of its values tells: images are lists of arrays.
+    else:
+        batch, images = _transpose(samples), frozenset.union(*(getattr(sample, "images", frozenset()) for sample in samples))
+        return {name: _tensor(name, values, image=name in images) for name, values in batch.items()}
+    return {name: _tensor(name, values, image=isinstance(values, list)) for name, values in batch.items()}
 
 
 def _transpose(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    names = samples[0].keys() if samples else ()
+    """Samples → columns; scalars become an array again."""
     batch: dict[str, Any] = {}
-    for name in names:
+    for name in samples[0] if samples else ():
         values = [sample[name] for sample in samples]
-        stackable = isinstance(values[0], np.generic)
-        batch[name] = np.array(values, dtype=values[0].dtype) if stackable and None not in values else values
+        first = values[0]
+        scalars = isinstance(first, np.generic) or type(first).__module__ == "ml_dtypes"
+        batch[name] = np.array(values, dtype=np.asarray(first).dtype) if scalars and None not in values else values
     return batch
 
 
-def _tensor(name: str, values: Any) -> Any:
+def _tensor(name: str, values: Any, image: bool) -> Any:
     if isinstance(values, np.ma.MaskedArray):
         raise InvalidInputError(
-            f"cannot make a tensor of column `{name}`: {int(np.ma.getmaskarray(values).any())} or more samples are null", code="invalid-value",
+            f"cannot make a tensor of column `{name}`: some of its samples are null", code="invalid-value",
             hint="select the samples that have a value, or collate the column yourself",
         )  # fmt: skip
     if isinstance(values, np.ndarray):
@@ -93,11 +102,11 @@ def _tensor(name: str, values: Any) -> Any:
     if not isinstance(values, list) or not values or not all(isinstance(value, np.ndarray) for value in values):
         return values
     same = all(value.shape == values[0].shape and value.dtype == values[0].dtype for value in values)
-    if values[0].ndim == 3:  # Images, (H, W, C)
+    if image and values[0].ndim == 3:  # (H, W, C) → (C, H, W)
         if same:
             return _from_numpy(np.stack(values)).permute(0, 3, 1, 2)  # channels_last memory
         return [_from_numpy(value).permute(2, 0, 1) for value in values]
-    return _from_numpy(np.stack(values)) if same else [_from_numpy(value) for value in values]
+    return _from_numpy(np.stack(values)) if same else [_from_numpy(np.ascontiguousarray(value)) for value in values]
 
 
 def _from_numpy(array: Any) -> torch.Tensor:

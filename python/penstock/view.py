@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
-from penstock.errors import InvalidInputError, UnsupportedError
+from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError, UnsupportedError
 from penstock.schema import Schema, from_json
 
 Batch = dict[str, Any]
@@ -21,7 +22,12 @@ def positions_of(key: Any, length: int) -> npt.NDArray[np.int64]:
     """Turn a list, tuple, range or array of whole numbers, or a mask of `length` bools, into int64 positions."""
     if type(key) is np.ndarray and key.dtype is _INT64 and key.ndim == 1:
         return key
-    array = np.asarray(key)
+    if isinstance(key, np.ma.MaskedArray):
+        raise InvalidInputError("positions are a masked array", hint="leave the masked ones out first")
+    try:
+        array = np.asarray(key)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidInputError(f"positions make no array: {error}") from error
     if array.dtype == bool:
         if array.shape != (length,):
             raise InvalidInputError(f"a mask of shape {array.shape}, expected ({length},)")
@@ -30,7 +36,31 @@ def positions_of(key: Any, length: int) -> npt.NDArray[np.int64]:
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise InvalidInputError(f"positions are an array {array.shape} of {array.dtype}, expected (N,) of whole numbers")
+    if array.dtype == np.uint64 and int(array.max()) > np.iinfo(np.int64).max:
+        place = int(np.argmax(array))
+        raise OutOfRangeError(f"cannot take position {array[place]}: no dataset has so many samples", rows=[place])
     return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def one_position(key: Any) -> int | None:
+    """Give a single position, or None where the key is none."""
+    if isinstance(key, bool | np.bool_):
+        raise InvalidInputError(
+            f"cannot take {key}: a position is a whole number", hint="a mask is an array of as many bools as there are samples"
+        )
+    try:
+        position = operator.index(key)
+    except TypeError:
+        return None
+    if not -(2**63) <= position < 2**63:
+        raise OutOfRangeError(f"cannot take position {position}: no dataset has so many samples", rows=[0])
+    return position
+
+
+class Sample(dict[str, Any]):
+    """One sample: column → value. `images` names the columns that hold (H, W, C) images, for `ps.torch.collate`."""
+
+    images: frozenset[str] = frozenset()
 
 
 class View:
@@ -50,6 +80,7 @@ class View:
     def __init__(self, snapshot: _core.Snapshot, view: _core.View) -> None:
         self._snapshot = snapshot
         self._view = view
+        self._images = frozenset(column["name"] for column in json.loads(snapshot.columns) if column["type"] == "image")
 
     @property
     def uri(self) -> str:
@@ -90,15 +121,18 @@ class View:
         if (positions is None) == (row_ids is None):
             raise InvalidInputError("cannot take: give positions or row_ids, one of them")
         form = "decoded" if decode else "stored"
-        names = None if columns is None else list(columns)
+        names = _names(columns)
         if row_ids is not None:
             found = self._view.positions_of(positions_of(row_ids, -1))
             chosen = self._view.positions()
             if chosen is not None:
-                missing = np.setdiff1d(np.asarray(found, np.int64), chosen)
-                if len(missing):
-                    raise InvalidInputError(
-                        f"cannot take by row id: sample {missing[0]} is not in this view", hint="take it from the dataset"
+                outside = np.flatnonzero(~np.isin(np.asarray(found, np.int64), chosen))
+                if len(outside):
+                    wrong = np.asarray(row_ids).reshape(-1)[outside[0]]
+                    raise NotFoundError(
+                        f"cannot find row id {wrong}: its sample is not in this view",
+                        code="row-id-not-found",
+                        hint="take it from the dataset",
                     )
             return self._view.take(np.asarray(found, dtype=np.int64), names, form, on_corrupt, absolute=True)
         return self._view.take(positions_of(positions, len(self)), names, form, on_corrupt)
@@ -111,18 +145,21 @@ class View:
             start, stop, step = key.indices(len(self))
             which: Any = (start, max(start, stop)) if step == 1 else np.arange(start, stop, step, dtype=np.int64)
             return self._view.take(which)
-        try:
-            position = operator.index(key)
-        except TypeError:
+        position = one_position(key)
+        if position is None:
             return self._view.take(positions_of(key, len(self)))
-        batch = self._view.take(np.array([position], dtype=np.int64))
-        return {name: unwrap(values) for name, values in batch.items()}
+        return self._sample(self._view.take(np.array([position], dtype=np.int64)), 0)
+
+    def _sample(self, batch: Batch, index: int) -> Sample:
+        sample = Sample((name, unwrap(values, index)) for name, values in batch.items())
+        sample.images = self._images
+        return sample
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for start in range(0, len(self), 64):
             batch = self._view.take((start, start + 64))
             for index in range(min(64, len(self) - start)):
-                yield {name: unwrap(values, index) for name, values in batch.items()}
+                yield self._sample(batch, index)
 
     def select(self, positions: npt.ArrayLike) -> View:
         """Narrow to positions of this view, in that order; doubles are allowed. Cost: 8 bytes a position, nothing read."""
@@ -169,6 +206,12 @@ def _reopen(uri: str, snapshot: str, positions: npt.NDArray[np.int64] | None) ->
     return View(core, core.view(None if positions is None else positions.tolist()))
 
 
+def _names(columns: Sequence[str] | None) -> list[str] | None:
+    if isinstance(columns, str):
+        raise InvalidInputError(f"columns={columns!r}, expected a list of names", hint=f"write columns=[{columns!r}]")
+    return None if columns is None else list(columns)
+
+
 def unwrap(values: Any, index: int = 0) -> Any:
     """Give one value of a batch's column; a null is None."""
     value = values[index]
@@ -197,16 +240,16 @@ class Column:
         view = self._view._view
         if isinstance(key, tuple):
             values = self[key[0]]
-            if isinstance(key[0], slice) or not isinstance(key[0], int | np.integer):
-                return [None if value is None else value[key[1:]] for value in values]
-            return None if values is None else values[key[1:]]
+            if isinstance(key[0], int | np.integer):
+                return None if values is None else values[key[1:]]
+            each = (unwrap(values, index) for index in range(len(values)))
+            return [None if value is None else value[key[1:]] for value in each]
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             which: Any = (start, max(start, stop)) if step == 1 else np.arange(start, stop, step, dtype=np.int64)
             return view.take(which, [self.name])[self.name]
-        try:
-            position = operator.index(key)
-        except TypeError:
+        position = one_position(key)
+        if position is None:
             return view.take(positions_of(key, len(self)), [self.name])[self.name]
         return unwrap(view.take(np.array([position], dtype=np.int64), [self.name])[self.name])
 

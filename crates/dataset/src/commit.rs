@@ -130,8 +130,12 @@ impl Machine {
         let body = record.encode();
         if record.deltas.len() > RECORD_DELTAS || body.len() > RECORD_BYTES {
             if root.is_some() {
-                let text = format!("cannot commit: the record has {} bytes, at most {RECORD_BYTES} are allowed", body.len());
-                return Err(Error::new("invalid-argument", text).hint("shorten message, author and properties"));
+                let text = format!(
+                    "cannot commit: the record has {} bytes and {} deltas, at most {RECORD_BYTES} and {RECORD_DELTAS} are allowed",
+                    body.len(),
+                    record.deltas.len()
+                );
+                return Err(Error::new("invalid-argument", text).hint("shorten message, author and properties, or commit in parts"));
             }
             return Ok(Request::WriteRoot);
         }

@@ -36,17 +36,16 @@ struct Caches {
     pages: Cache<(Id, u64), Arc<Vec<Fragment>>>,
     files: Cache<Id, Arc<DataFile>>,
     words: Cache<Id, Arc<Vec<String>>>,
-    blocks: Cache<BlockKey, Bytes, ByLength>,
 }
 
-fn caches() -> Caches {
+/// Decoded blocks of all open datasets: the budget is the process's. Ids are random, so keys of two datasets never meet.
+static BLOCKS: PerProcess<Cache<BlockKey, Bytes, ByLength>> = PerProcess::new(|| {
     let block_bytes = Config::memory_bytes() / 2;
-    Caches {
-        pages: Cache::new(PAGES),
-        files: Cache::new(MAPPED_FILES),
-        words: Cache::new(WORDS),
-        blocks: Cache::with_weighter((block_bytes / (64 << 10)) as usize, block_bytes, ByLength),
-    }
+    Cache::with_weighter((block_bytes / (64 << 10)) as usize, block_bytes, ByLength)
+});
+
+fn caches() -> Caches {
+    Caches { pages: Cache::new(PAGES), files: Cache::new(MAPPED_FILES), words: Cache::new(WORDS) }
 }
 
 /// An open store with its caches.
@@ -99,7 +98,7 @@ impl Context {
 
     /// A decoded block, from the cache or made by `decode`.
     pub fn block(&self, file: Id, chunk: usize, block: usize, decode: impl FnOnce() -> Result<Bytes>) -> Result<Bytes> {
-        self.caches.get().blocks.get_or_insert_with(&(file, chunk as u32, block as u32), decode)
+        BLOCKS.get().get_or_insert_with(&(file, chunk as u32, block as u32), decode)
     }
 
     /// A new random id.

@@ -28,6 +28,7 @@ pub use log::{LogEntry, newest, walk};
 pub use media::{Validate, check as check_media};
 pub use parallel::map as parallel_map;
 pub use plan::{Plan, out_of_range};
+pub use process::generation;
 pub use read::{Nulls, OnCorrupt, RaggedValues};
 pub use snapshot::Snapshot;
 pub use transaction::{Input, Receipt, Transaction, create};

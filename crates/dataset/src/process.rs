@@ -18,6 +18,12 @@ fn watch_forks() {
     });
 }
 
+/// A number that a forked child does not share with its parent.
+pub fn generation() -> u64 {
+    watch_forks();
+    GENERATION.load(Ordering::Relaxed)
+}
+
 struct Entry<T> {
     generation: u64,
     value: T,
@@ -31,8 +37,7 @@ pub struct PerProcess<T> {
 }
 
 impl<T> PerProcess<T> {
-    pub fn new(make: fn() -> T) -> PerProcess<T> {
-        watch_forks();
+    pub const fn new(make: fn() -> T) -> PerProcess<T> {
         PerProcess { current: AtomicPtr::new(std::ptr::null_mut()), make }
     }
 
@@ -45,6 +50,7 @@ impl<T> PerProcess<T> {
         {
             return &entry.value;
         }
+        watch_forks();
         let fresh = Box::into_raw(Box::new(Entry { generation, value: (self.make)() }));
         match self.current.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: `fresh` is ours and now owned by `self`; a stale `found` is leaked on purpose.

@@ -2,7 +2,6 @@
 //! slices of verified memory, so that the caller makes the only copy.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -338,22 +337,22 @@ impl Snapshot {
             *code = unpack(&stored, dtype.size() as u8, place) as i64;
         }
         if matches!(column.kind, ColumnKind::Category) {
-            self.globalise(plan, column, out, &nulls)?;
+            self.globalise(plan, column, out, &nulls, on_corrupt)?;
         }
         Ok(nulls)
     }
 
     /// Map the file-local codes of a category to codes of the vocabulary.
-    fn globalise(&self, plan: &Plan, column: &ColumnSpec, codes: &mut [i64], nulls: &Nulls) -> Result<()> {
-        let vocabulary = self.vocabulary(column.id)?;
-        let mut global: HashMap<&str, i64> = HashMap::with_capacity(vocabulary.len());
-        for (code, word) in vocabulary.iter().enumerate() {
-            global.entry(word).or_insert(code as i64);
-        }
+    fn globalise(&self, plan: &Plan, column: &ColumnSpec, codes: &mut [i64], nulls: &Nulls, on_corrupt: OnCorrupt) -> Result<()> {
         for group in &plan.groups {
-            let Some(source) = self.source(group, column)? else { continue };
+            let source = match self.source(group, column) {
+                // Its rows are null already.
+                Err(error) if on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt => continue,
+                other => other?,
+            };
+            let Some(source) = source else { continue };
             let words = source.entry().dictionary.as_deref().unwrap_or_default();
-            let to_global: Vec<i64> = words.iter().map(|word| global.get(word.as_str()).copied().unwrap_or(-1)).collect();
+            let to_global = self.codes_of_file(source.file.id, column.id, words)?;
             for (_, place) in source.rows.iter() {
                 let place = *place as usize;
                 if nulls.as_ref().is_some_and(|nulls| nulls[place]) {

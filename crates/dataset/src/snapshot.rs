@@ -1,14 +1,14 @@
 //! A snapshot: the immutable state at one commit. Turns positions and row ids into fragments and rows.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use penstock_error::{Context as _, Error, Result};
-use penstock_format::SnapshotId;
 use penstock_format::ids::root_name;
 use penstock_format::manifest::{Fragment, PageRef, Root, WordsSegment};
 use penstock_format::record::{Delta, Record};
 use penstock_format::schema::{ColumnSpec, Schema};
+use penstock_format::{Id, SnapshotId};
 use penstock_storage::Storage;
 
 use crate::context::Context;
@@ -22,6 +22,12 @@ pub enum Part {
     Fragment(Arc<Fragment>),
 }
 
+#[derive(Default)]
+struct CodeTables {
+    vocabularies: HashMap<u64, Arc<HashMap<String, i64>>>,
+    tables: HashMap<(Id, u64), Arc<Vec<i64>>>,
+}
+
 pub struct Snapshot {
     pub context: Arc<Context>,
     pub entry: LogEntry,
@@ -31,6 +37,8 @@ pub struct Snapshot {
     /// Position of the first sample of each part, and the count of all at the end.
     starts: Vec<u64>,
     words: HashMap<u64, Vec<WordsSegment>>,
+    /// Per data file and category column: local code → code of this snapshot's vocabulary, -1 for none.
+    codes: PerProcess<Mutex<CodeTables>>,
     /// Sorted (first row id, count, position): made on the first look-up by row id.
     row_index: PerProcess<OnceLock<Vec<(u64, u64, u64)>>>,
 }
@@ -90,7 +98,17 @@ impl Snapshot {
         for segment in segments {
             words.entry(segment.column).or_default().push(segment);
         }
-        Ok(Snapshot { context, entry, root, schema, parts, starts, words, row_index: PerProcess::new(OnceLock::new) })
+        Ok(Snapshot {
+            context,
+            entry,
+            root,
+            schema,
+            parts,
+            starts,
+            words,
+            codes: PerProcess::new(Mutex::default),
+            row_index: PerProcess::new(OnceLock::new),
+        })
     }
 
     pub fn record(&self) -> &Record {
@@ -200,6 +218,30 @@ impl Snapshot {
             words.extend(self.context.words(segment)?.iter().cloned());
         }
         Ok(words)
+    }
+
+    /// The table from the local codes of a data file to codes of this snapshot. Cost: the whole vocabulary the first time.
+    pub fn codes_of_file(&self, file: Id, column: u64, dictionary: &[String]) -> Result<Arc<Vec<i64>>> {
+        let lock = || self.codes.get().lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(table) = lock().tables.get(&(file, column)) {
+            return Ok(table.clone());
+        }
+        let known = lock().vocabularies.get(&column).cloned();
+        let vocabulary = match known {
+            Some(vocabulary) => vocabulary,
+            None => {
+                let mut places: HashMap<String, i64> = HashMap::new();
+                for (code, word) in self.vocabulary(column)?.into_iter().enumerate() {
+                    places.entry(word).or_insert(code as i64);
+                }
+                Arc::new(places)
+            }
+        };
+        let table: Arc<Vec<i64>> = Arc::new(dictionary.iter().map(|word| vocabulary.get(word).copied().unwrap_or(-1)).collect());
+        let mut tables = lock();
+        tables.vocabularies.insert(column, vocabulary);
+        tables.tables.insert((file, column), table.clone());
+        Ok(table)
     }
 
     pub fn words_segments(&self) -> impl Iterator<Item = &WordsSegment> {

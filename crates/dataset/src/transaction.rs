@@ -17,6 +17,7 @@ use crate::commit::{self, Event, Machine, Request};
 use crate::context::Context;
 use crate::log;
 use crate::media::Validate;
+use crate::process;
 use crate::snapshot::{Part, Snapshot};
 use crate::values::{check_lengths, check_media, check_text, check_values, codes_of, label_codes};
 use crate::writer::{FragmentWriter, Stored};
@@ -35,8 +36,9 @@ pub struct Receipt {
     pub samples: u64,
 }
 
-/// More fragments than this go into manifest pages before the commit, so that a retry stays one small put.
-const INLINE_FRAGMENTS: usize = 4;
+/// Fragments that take more than this go into manifest pages before the commit, so that the record has room for them
+/// whatever stands in it already, and a retry stays one small put.
+const INLINE_BYTES: usize = 1024;
 
 /// Make a dataset: its root and commit 0.
 pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str, author: &str) -> Result<Snapshot> {
@@ -106,6 +108,10 @@ pub struct Transaction {
     /// Words of category columns that the base snapshot does not have, in order of first use.
     vocabularies: HashMap<u64, Vocabulary>,
     touched: HashSet<u64>,
+    /// Words, pages and roots written for this commit.
+    puts: Vec<String>,
+    /// The process it began in: in a forked child it is nobody's, and nothing of it may be deleted.
+    generation: u64,
     state: State,
 }
 
@@ -137,6 +143,8 @@ impl Transaction {
             samples: 0,
             vocabularies: HashMap::new(),
             touched: HashSet::new(),
+            puts: Vec::new(),
+            generation: process::generation(),
             state: State::Open,
         })
     }
@@ -168,11 +176,15 @@ impl Transaction {
             return Ok(());
         }
         self.touched.extend(schema.columns.iter().zip(&columns).filter(|(_, column)| column.is_some()).map(|(spec, _)| spec.id));
-        self.learn_words(&schema, &columns);
+        self.learn_words(&schema, &columns)?;
         self.write(columns, samples).inspect_err(|_| self.state = State::Failed)
     }
 
     fn check_open(&self) -> Result<()> {
+        if self.generation != process::generation() {
+            let text = "cannot go on with this transaction: it belongs to the process that began it, and this is a fork of that";
+            return Err(Error::new("transaction-closed", text).hint("begin a transaction of its own here"));
+        }
         match self.state {
             State::Open => Ok(()),
             State::Failed => Err(Error::new("transaction-closed", "cannot go on with this transaction: a write before has failed")
@@ -182,7 +194,7 @@ impl Transaction {
     }
 
     fn write(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
-        if let Some(writer) = self.writer.take_if(|writer| writer.would_pad(&columns, samples)) {
+        if let Some(writer) = self.writer.take_if(|writer| writer.wants_new_fragment(&columns, samples)) {
             self.close_fragment(writer)?;
         }
         let mut writer = match self.writer.take() {
@@ -276,21 +288,20 @@ impl Transaction {
         Ok(Stored { column: Column::Fixed { data, validity, samples }, words })
     }
 
-    fn learn_words(&mut self, schema: &Schema, columns: &[Option<Stored>]) {
+    fn learn_words(&mut self, schema: &Schema, columns: &[Option<Stored>]) -> Result<()> {
         for (spec, stored) in schema.columns.iter().zip(columns) {
             let Some(stored) = stored else { continue };
             if !matches!(spec.kind, ColumnKind::Category) || stored.words.is_empty() {
                 continue;
             }
-            // A base that can't be read has failed in `stored` already when codes came; words need it at commit.
-            if let Ok(vocabulary) = self.vocabulary(spec.id) {
-                for word in &stored.words {
-                    if vocabulary.known.insert(word.clone()) {
-                        vocabulary.new.push(word.clone());
-                    }
+            let vocabulary = self.vocabulary(spec.id)?;
+            for word in &stored.words {
+                if vocabulary.known.insert(word.clone()) {
+                    vocabulary.new.push(word.clone());
                 }
             }
         }
+        Ok(())
     }
 
     /// Commit: all or nothing. Cost: three syncs for a small one.
@@ -308,7 +319,7 @@ impl Transaction {
         }
         let machine = Machine::new(entry, own, columns, self.base.record().gc_epoch);
         let context = self.base.context.clone();
-        let record = match drive(&context, self.base.id().branch, machine) {
+        let record = match drive(&context, self.base.id().branch, machine, &mut self.puts) {
             Err(error) if error.code() == "commit-state-unknown" => {
                 self.state = State::Closed; // It may stand: nothing may be deleted.
                 return Err(error);
@@ -320,7 +331,8 @@ impl Transaction {
         let first_row_id = penstock_format::ids::row_id(record.lineage, record.next_counter - self.samples) as i64;
         let crc = penstock_format::ids::sealed_crc(&record.encode());
         let receipt = Receipt { snapshot: record.snapshot(), first_row_id, samples: self.samples };
-        Ok((receipt, Snapshot::at(context, log::LogEntry { record, crc })?))
+        let told = format!("commit {} stands, but it cannot be read back", receipt.snapshot);
+        Ok((receipt, Snapshot::at(context, log::LogEntry { record, crc }).context(|| told)?))
     }
 
     /// Write words and pages, make all names durable; gives the deltas of the record.
@@ -331,6 +343,7 @@ impl Transaction {
         let mut own = Vec::new();
         for (column, vocabulary) in self.vocabularies.iter().filter(|(_, vocabulary)| !vocabulary.new.is_empty()) {
             let (id, body) = (context.new_id()?, encode_words(*column, &vocabulary.new));
+            self.puts.push(words_name(id));
             store.put(&words_name(id), &body)?;
             folders.push("w");
             own.push(Delta::Words(WordsSegment {
@@ -343,8 +356,8 @@ impl Transaction {
         if !self.fragments.is_empty() {
             folders.push("d");
         }
-        if self.fragments.len() > INLINE_FRAGMENTS {
-            own.extend(write_pages(context, &self.fragments, PROVISIONAL)?.into_iter().map(Delta::Page));
+        if self.fragments.iter().map(Fragment::encoded_bytes).sum::<usize>() > INLINE_BYTES {
+            own.extend(write_pages(context, &self.fragments, PROVISIONAL, &mut self.puts)?.into_iter().map(Delta::Page));
             folders.push("p");
         } else {
             own.extend(self.fragments.iter().cloned().map(Delta::Fragment));
@@ -360,20 +373,26 @@ impl Transaction {
 
 impl Drop for Transaction {
     fn drop(&mut self) {
+        if self.generation != process::generation() {
+            std::mem::forget(self.writer.take()); // Its files are the parent's, which may be writing them.
+            return;
+        }
         if self.state != State::Closed {
-            for file in self.fragments.iter().flat_map(|fragment| &fragment.files) {
-                let _ = self.base.context.storage.delete(&data_name(file.id)); // An orphan is harmless; the collector finds it.
+            let data = self.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id));
+            for name in data.chain(self.puts.drain(..)) {
+                let _ = self.base.context.storage.delete(&name); // An orphan is harmless; the collector finds it.
             }
         }
     }
 }
 
 /// Put pages of fragments. Cost: one put a page.
-fn write_pages(context: &Context, fragments: &[Fragment], base: u64) -> Result<Vec<PageRef>> {
+fn write_pages(context: &Context, fragments: &[Fragment], base: u64, puts: &mut Vec<String>) -> Result<Vec<PageRef>> {
     encode_pages(fragments)
         .into_iter()
         .map(|(body, fragments, samples, live)| {
             let id = context.new_id()?;
+            puts.push(page_name(id));
             context.storage.put(&page_name(id), &body)?;
             Ok(PageRef { object: ObjectRef::of(id, &body), base, fragments, samples, live })
         })
@@ -381,10 +400,10 @@ fn write_pages(context: &Context, fragments: &[Fragment], base: u64) -> Result<V
 }
 
 /// Write a root for the state of a snapshot; a last page with room is merged with what came since, so pages stay few.
-fn write_root(snapshot: &Snapshot) -> Result<ObjectRef> {
+fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<ObjectRef> {
     let context = &snapshot.context;
     let (mut pages, mut loose): (Vec<PageRef>, Vec<Fragment>) = (Vec::new(), Vec::new());
-    let flush = |pages: &mut Vec<PageRef>, loose: &mut Vec<Fragment>| -> Result<()> {
+    let flush = |pages: &mut Vec<PageRef>, loose: &mut Vec<Fragment>, puts: &mut Vec<String>| -> Result<()> {
         if let Some(last) = pages.last().copied() {
             let room = last.fragments as usize + loose.len() <= PAGE_FRAGMENTS && last.object.bytes as usize <= PAGE_BYTES / 2;
             if room && !loose.is_empty() {
@@ -394,7 +413,7 @@ fn write_root(snapshot: &Snapshot) -> Result<ObjectRef> {
                 *loose = merged;
             }
         }
-        pages.extend(write_pages(context, loose, 0)?);
+        pages.extend(write_pages(context, loose, 0, puts)?);
         loose.clear();
         Ok(())
     };
@@ -402,27 +421,28 @@ fn write_root(snapshot: &Snapshot) -> Result<ObjectRef> {
         match part {
             Part::Fragment(fragment) => loose.push(fragment.as_ref().clone()),
             Part::Page(page) => {
-                flush(&mut pages, &mut loose)?;
+                flush(&mut pages, &mut loose, puts)?;
                 pages.push(*page);
             }
         }
     }
-    flush(&mut pages, &mut loose)?;
+    flush(&mut pages, &mut loose, puts)?;
     let mut words: Vec<WordsSegment> = snapshot.words_segments().copied().collect();
     words.sort_by_key(|segment| (segment.column, segment.first_code));
     let SnapshotId { branch, number, .. } = snapshot.id();
     let root = Root { dataset: snapshot.record().dataset, branch, number, schema: snapshot.schema.to_json()?, pages, words };
     let (id, body) = (context.new_id()?, root.encode());
+    puts.push(root_name(id));
     context.storage.put(&root_name(id), &body)?;
     context.storage.sync(if root.pages.is_empty() { &["r"] } else { &["p", "r"] })?;
     Ok(ObjectRef::of(id, &body))
 }
 
 /// Carry out what the commit machine asks for. Once an answer was lost, every failure leaves the commit's state unknown.
-fn drive(context: &Arc<Context>, branch: u64, machine: Machine) -> Result<Record> {
+fn drive(context: &Arc<Context>, branch: u64, machine: Machine, puts: &mut Vec<String>) -> Result<Record> {
     let uuid = machine.uuid();
     let mut uncertain = false;
-    answer_all(context, branch, machine, &mut uncertain).map_err(|error| match uncertain && error.code() != "commit-state-unknown" {
+    answer_all(context, branch, machine, &mut uncertain, puts).map_err(|error| match uncertain && error.code() != "commit-state-unknown" {
         false => error,
         true => {
             Error::new("commit-state-unknown", format!("cannot tell whether the commit succeeded: transaction {uuid}: {}", error.message()))
@@ -431,7 +451,7 @@ fn drive(context: &Arc<Context>, branch: u64, machine: Machine) -> Result<Record
     })
 }
 
-fn answer_all(context: &Arc<Context>, branch: u64, mut machine: Machine, uncertain: &mut bool) -> Result<Record> {
+fn answer_all(context: &Arc<Context>, branch: u64, mut machine: Machine, uncertain: &mut bool, puts: &mut Vec<String>) -> Result<Record> {
     let store = context.storage.as_ref();
     let mut parent: Option<log::LogEntry> = None;
     let mut event = Event::Begin;
@@ -454,7 +474,7 @@ fn answer_all(context: &Arc<Context>, branch: u64, mut machine: Machine, uncerta
             }
             Request::WriteRoot => {
                 let entry = parent.clone().ok_or_else(|| Error::new("internal", "a root is wanted before any parent"))?;
-                Event::RootWritten(write_root(&Snapshot::at(context.clone(), entry)?)?)
+                Event::RootWritten(write_root(&Snapshot::at(context.clone(), entry)?, puts)?)
             }
             Request::Create { number, body } => match store.create(&record_name(branch, number), &body)? {
                 Created::Created => Event::Created,

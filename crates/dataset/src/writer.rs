@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use penstock_error::Result;
 use penstock_format::Id;
-use penstock_format::datafile::{ChunkBuilder, Codec, FILE_BYTES, Layout, OWN_FILE_BYTES, TAIL_BYTES, write_header, write_tail};
+use penstock_format::datafile::{
+    ChunkBuilder, Codec, FILE_BYTES, Layout, OWN_FILE_BYTES, SINGLE_BYTES, TAIL_BYTES, write_header, write_tail,
+};
 use penstock_format::ids::{PROVISIONAL, Run, data_name};
 use penstock_format::manifest::{FileRef, Fragment};
 use penstock_format::schema::{CodecName, ColumnSpec};
@@ -18,6 +20,9 @@ use crate::encode::{self, Style};
 
 /// Samples of one column are written when this many bytes wait.
 const FLUSH_BYTES: usize = 8 << 20;
+
+/// Fewer small samples do not begin a new fragment.
+const SAMPLES_WORTH_A_FRAGMENT: usize = 1000;
 
 /// Stored values of one column, and for a category the words its codes stand for.
 pub struct Stored {
@@ -68,6 +73,16 @@ impl OpenFile {
         Ok(offset)
     }
 
+    /// Write tail and footer, and make the content durable.
+    fn finish(mut self, samples: u64, chunks: &[ChunkBuilder]) -> Result<FileRef> {
+        let (tail, tail_bytes, tail_crc) = write_tail(samples, chunks, self.offset);
+        self.buffer.extend_from_slice(&tail);
+        self.flush()?;
+        self.writer.finish()?;
+        let columns = chunks.iter().map(|chunk| chunk.column).collect();
+        Ok(FileRef { id: self.id, file_bytes: self.offset + tail.len() as u64, tail_bytes, tail_crc, columns })
+    }
+
     fn flush(&mut self) -> Result<()> {
         self.writer.write(&self.buffer)?;
         self.buffer.clear();
@@ -110,10 +125,14 @@ impl FragmentWriter {
         Ok(())
     }
 
-    /// Whether a column that is left out now but was given before, or the other way round, would be filled up with many
-    /// zero bytes: then a new fragment, which can do without the column, is better.
-    pub fn would_pad(&self, columns: &[Option<Stored>], samples: usize) -> bool {
+    /// Whether these samples are better begun in a new fragment. One reason: small values after large ones, which would
+    /// each take a block of their own. The other: a column that is left out now but was given before, or the other way round, would be filled up with many
+    /// zero bytes, while a new fragment can do without it.
+    pub fn wants_new_fragment(&self, columns: &[Option<Stored>], samples: usize) -> bool {
         let both = || self.columns.iter().zip(columns);
+        if both().any(|(writer, column)| column.as_ref().is_some_and(|stored| writer.shrinks(&stored.column))) {
+            return true;
+        }
         let left_out = both().filter(|(writer, column)| column.is_none() && writer.begun());
         let after: u64 = left_out.map(|(writer, _)| writer.fixed_bytes().saturating_mul(samples as u64)).sum();
         let first = both().filter(|(writer, column)| column.is_some() && !writer.begun());
@@ -192,23 +211,21 @@ impl FragmentWriter {
         for index in 0..self.columns.len() {
             self.flush_column(index, true)?;
         }
-        let mut files = Vec::new();
-        for (index, mut file) in self.files.into_iter().enumerate() {
+        let mut files: Vec<FileRef> = Vec::new();
+        for (index, file) in std::mem::take(&mut self.files).into_iter().enumerate() {
             let chunks: Vec<ChunkBuilder> = self.columns.iter_mut().filter_map(|column| column.finish(index)).collect();
-            let (tail, tail_bytes, tail_crc) = write_tail(self.samples, &chunks, file.offset);
-            let file_bytes = file.offset + tail.len() as u64;
-            file.buffer.extend_from_slice(&tail);
-            file.flush()?;
-            file.writer.finish()?;
-            self.context.storage.counters().put_bytes.fetch_add(file_bytes, std::sync::atomic::Ordering::Relaxed);
-            files.push(FileRef {
-                id: file.id,
-                file_bytes,
-                tail_bytes,
-                tail_crc,
-                columns: chunks.iter().map(|chunk| chunk.column).collect(),
-            });
+            match file.finish(self.samples, &chunks) {
+                Ok(done) => files.push(done),
+                Err(error) => {
+                    for done in files {
+                        let _ = self.context.storage.delete(&data_name(done.id)); // An orphan is harmless; the collector finds it.
+                    }
+                    return Err(error);
+                }
+            }
         }
+        let written: u64 = files.iter().map(|file| file.file_bytes).sum();
+        self.context.storage.counters().put_bytes.fetch_add(written, std::sync::atomic::Ordering::Relaxed);
         let runs = vec![Run { first: PROVISIONAL | first, count: self.samples }];
         Ok(Fragment { samples: self.samples, live: self.samples, runs, files })
     }
@@ -236,6 +253,12 @@ impl ColumnWriter {
             samples: 0,
             validity: None,
         })
+    }
+
+    /// Whether samples that lie single would better be packed from here on.
+    fn shrinks(&self, column: &Column) -> bool {
+        let single = matches!(&self.chunk, Some((_, style, _)) if style.layout == Layout::Single);
+        single && column.len() >= SAMPLES_WORTH_A_FRAGMENT && (column.value_bytes() as u64) < column.len() as u64 * SINGLE_BYTES / 2
     }
 
     /// Whether a sample of this fragment has a value.

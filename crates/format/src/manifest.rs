@@ -70,6 +70,13 @@ impl Fragment {
         });
     }
 
+    /// Bytes it takes in a page or record.
+    pub fn encoded_bytes(&self) -> usize {
+        let mut writer = Writer::default();
+        self.write(&mut writer);
+        writer.0.len()
+    }
+
     /// The fragment with provisional row ids made final.
     pub fn resolved(mut self, base: u64) -> Fragment {
         for run in &mut self.runs {
@@ -197,13 +204,12 @@ pub fn encode_pages(fragments: &[Fragment]) -> Vec<(Vec<u8>, u64, u64, u64)> {
         }
     };
     for fragment in fragments {
-        let mut writer = Writer::default();
-        fragment.write(&mut writer);
-        if group.len() >= PAGE_FRAGMENTS || bytes + writer.0.len() > PAGE_BYTES {
+        let size = fragment.encoded_bytes();
+        if group.len() >= PAGE_FRAGMENTS || bytes + size > PAGE_BYTES {
             close(&mut group);
             bytes = 0;
         }
-        bytes += writer.0.len();
+        bytes += size;
         group.push(fragment);
     }
     close(&mut group);

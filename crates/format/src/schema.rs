@@ -122,6 +122,9 @@ fn dtype_of(name: &str) -> Result<Dtype> {
     })
 }
 
+/// One commit may bring new words of every category column, and each takes a delta of about 40 bytes in the record.
+pub const MAX_CATEGORIES: usize = 32;
+
 impl Schema {
     /// Number and check the columns of a new dataset.
     pub fn create(mut columns: Vec<ColumnSpec>) -> Result<Schema> {
@@ -155,6 +158,12 @@ impl Schema {
         if self.columns.len() > 10_000 {
             return invalid(format!("{} columns, at most 10,000 are supported", self.columns.len()));
         }
+        let categories = self.columns.iter().filter(|column| matches!(column.kind, ColumnKind::Category)).count();
+        if categories > MAX_CATEGORIES {
+            return invalid(format!(
+                "{categories} category columns, at most {MAX_CATEGORIES} are supported: new words of all of them must fit one record"
+            ));
+        }
         let mut seen = std::collections::HashSet::new();
         let mut ids = std::collections::HashSet::new();
         for column in &self.columns {
@@ -183,6 +192,9 @@ impl Schema {
         let (dtype, shape) = column.kind.stored().map_err(|error| error.context(format!("cannot create column `{name}`")))?;
         if shape.0.len() > MAX_DIMENSIONS {
             return invalid(format!("{} dimensions, at most {MAX_DIMENSIONS} are supported", shape.0.len()));
+        }
+        if shape.0.contains(&Some(0)) {
+            return invalid("a fixed dimension of 0: such samples hold nothing".into());
         }
         shape.fixed_bytes(dtype).map_err(|error| error.context(format!("cannot create column `{name}`")))?;
         let of = match &column.kind {

@@ -13,7 +13,7 @@ use crate::errors::OrRaise;
 
 /// One of
 /// `("fixed", bytes (n·cell,) uint8, validity (n,) bool | None, n)` ·
-/// `("items", list of bytes | bytearray | str | Path | None)` ·
+/// `("items", list of bytes | bytearray | str | Path | (height, width, channels, bits, pixels (m,) uint8) | None)` ·
 /// `("flat", data (m,) uint8, ends (n,) int64, free (n, k) int64 | None, validity (n,) bool | None)`.
 pub fn column(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str) -> PyResult<Column> {
     let parts = prepared.cast::<PyTuple>()?;
@@ -55,10 +55,17 @@ fn validity(value: &Bound<'_, PyAny>) -> PyResult<Option<Vec<bool>>> {
     Ok(list.filter(|list| list.contains(&false)))
 }
 
-/// Bytes-like values are copied under the GIL; files are read outside it, on all threads.
+/// A value that is made outside the GIL.
+enum Later {
+    File(PathBuf),
+    /// Pixels to be stored as PNG: height, width, channels, bits.
+    Pixels([usize; 4], Vec<u8>),
+}
+
+/// Bytes-like values are copied under the GIL; files are read and arrays encoded as PNG outside it, on all threads.
 fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str) -> PyResult<Column> {
     let mut ragged = Ragged::default();
-    let mut paths: Vec<(usize, PathBuf)> = Vec::new();
+    let mut later: Vec<(usize, Later)> = Vec::new();
     for (index, item) in list.iter().enumerate() {
         if let Ok(bytes) = item.cast::<PyBytes>() {
             ragged.push(Some(bytes.as_bytes()), &[]);
@@ -75,7 +82,11 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str) -> PyResult<Colum
         } else if let Ok(bytes) = item.cast::<PyByteArray>() {
             ragged.push(Some(&bytes.to_vec()), &[]);
         } else if item.hasattr("__fspath__")? {
-            paths.push((index, item.extract()?));
+            later.push((index, Later::File(item.extract()?)));
+            ragged.push(Some(b""), &[]);
+        } else if let Ok(parts) = item.cast::<PyTuple>() {
+            let (height, width, channels, bits, pixels): (usize, usize, usize, usize, PyReadonlyArray1<'_, u8>) = parts.extract()?;
+            later.push((index, Later::Pixels([height, width, channels, bits], pixels.as_slice()?.to_vec())));
             ragged.push(Some(b""), &[]);
         } else {
             let kind = item.get_type().name()?.to_string();
@@ -87,33 +98,36 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str) -> PyResult<Colum
             return Err(error).or_raise(py);
         }
     }
-    if paths.is_empty() {
+    if later.is_empty() {
         return Ok(Column::Ragged(ragged));
     }
-    py.detach(|| with_files(ragged, &paths, name)).or_raise(py)
+    py.detach(|| fill(ragged, &later, name)).or_raise(py)
 }
 
-/// Put the content of files in the places that wait for it.
-fn with_files(small: Ragged, paths: &[(usize, PathBuf)], name: &str) -> penstock_error::Result<Column> {
-    let sizes: usize = paths.iter().filter_map(|(_, path)| std::fs::metadata(path).ok()).map(|file| file.len() as usize).sum();
-    let bodies = parallel_map(paths.len(), sizes, |index| std::fs::read(&paths[index].1))?;
+/// Make the values that wait, and put them in their places.
+fn fill(small: Ragged, later: &[(usize, Later)], name: &str) -> penstock_error::Result<Column> {
+    let size = |later: &Later| match later {
+        Later::File(path) => std::fs::metadata(path).map_or(0, |file| file.len() as usize),
+        Later::Pixels(_, pixels) => pixels.len(),
+    };
+    let bytes = later.iter().map(|(_, later)| size(later)).sum();
+    let bodies = parallel_map(later.len(), bytes, |index| match &later[index] {
+        (row, Later::File(path)) => std::fs::read(path).map_err(|error| {
+            let text = format!("cannot append to column `{name}`: cannot read `{}` of row {row}: {error}", path.display());
+            Error::new("source-not-found", text).rows(vec![*row as u64])
+        }),
+        (row, Later::Pixels([height, width, channels, bits], pixels)) => {
+            let encoded = penstock_codec::encode_png(*height, *width, *channels, *bits as u8, pixels);
+            encoded.map_err(|error| error.context(format!("cannot append to column `{name}`: row {row}")).rows(vec![*row as u64]))
+        }
+    })?;
     let mut ragged =
-        Ragged { data: Vec::with_capacity(small.data.len() + sizes), ends: Vec::with_capacity(small.len()), ..Ragged::default() };
-    let mut files = paths.iter().zip(bodies).peekable();
+        Ragged { data: Vec::with_capacity(small.data.len() + bytes), ends: Vec::with_capacity(small.len()), ..Ragged::default() };
+    let mut made = later.iter().zip(bodies).peekable();
     for row in 0..small.len() {
-        match files.next_if(|((index, _), _)| *index == row) {
+        match made.next_if(|((index, _), _)| *index == row) {
             None => ragged.push((!small.is_null(row)).then(|| small.value(row)), &[]),
-            Some(((_, path), Ok(body))) => {
-                debug_assert!(!path.as_os_str().is_empty());
-                ragged.push(Some(&body), &[]);
-            }
-            Some(((_, path), Err(error))) => {
-                return Err(Error::new(
-                    "source-not-found",
-                    format!("cannot append to column `{name}`: cannot read `{}` of row {row}: {error}", path.display()),
-                )
-                .rows(vec![row as u64]));
-            }
+            Some((_, body)) => ragged.push(Some(&body?), &[]),
         }
     }
     Ok(Column::Ragged(ragged))

@@ -1,28 +1,11 @@
-//! Encode arrays as PNG, and look at media before they are stored.
+//! Look at media before they are stored.
 
-use numpy::{PyReadonlyArray1, PyUntypedArrayMethods as _};
 use penstock_dataset::{Validate, check_media as check};
 use penstock_error::Error;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::{OrRaise, exception};
-
-/// PNG of (height, width, channels) pixels of 8 or 16 bits, given as bytes in native order.
-#[pyfunction]
-pub fn encode_png<'py>(
-    py: Python<'py>,
-    height: usize,
-    width: usize,
-    channels: usize,
-    bits: u8,
-    data: PyReadonlyArray1<'py, u8>,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let pixels = data.as_slice()?;
-    debug_assert_eq!(data.len(), pixels.len());
-    let png = py.detach(|| penstock_codec::encode_png(height, width, channels, bits, pixels)).or_raise(py)?;
-    Ok(PyBytes::new(py, &png))
-}
 
 /// "header" or "decode".
 pub fn validate(py: Python<'_>, name: &str) -> PyResult<Validate> {

@@ -56,6 +56,11 @@ impl Snapshot {
     }
 
     #[getter]
+    fn number(&self) -> u64 {
+        self.inner.id().number
+    }
+
+    #[getter]
     fn dataset_id(&self) -> String {
         self.inner.record().dataset.to_string()
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_dataset::Input;
+use penstock_dataset::{Input, generation};
 use penstock_error::Error;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -15,12 +15,22 @@ use crate::{input, media};
 pub struct Transaction {
     /// Empty once it is committed or given up.
     inner: Mutex<Option<penstock_dataset::Transaction>>,
+    /// In a forked child the lock may be held by a thread that is not there.
+    generation: u64,
 }
 
 impl Transaction {
     pub fn begin(py: Python<'_>, base: Arc<penstock_dataset::Snapshot>) -> PyResult<Transaction> {
         let inner = penstock_dataset::Transaction::begin(base).or_raise(py)?;
-        Ok(Transaction { inner: Mutex::new(Some(inner)) })
+        Ok(Transaction { inner: Mutex::new(Some(inner)), generation: generation() })
+    }
+
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        if self.generation == generation() {
+            return Ok(());
+        }
+        let text = "cannot go on with this transaction: it belongs to the process that began it, and this is a fork of that";
+        Err(Error::new("transaction-closed", text).hint("begin a transaction of its own here")).or_raise(py)
     }
 }
 
@@ -32,6 +42,7 @@ fn closed() -> Error {
 impl Transaction {
     /// Add samples: name → prepared values (see `penstock.schema`).
     fn append(&self, py: Python<'_>, columns: &Bound<'_, PyDict>, validate: &str) -> PyResult<()> {
+        self.check_process(py)?;
         let validate = media::validate(py, validate)?;
         let mut inputs = Vec::with_capacity(columns.len());
         for (name, values) in columns {
@@ -48,6 +59,7 @@ impl Transaction {
 
     /// Commit: (snapshot id, first row id, samples, the new snapshot).
     fn commit(&self, py: Python<'_>, message: &str, author: &str, properties: &str) -> PyResult<(String, i64, u64, Snapshot)> {
+        self.check_process(py)?;
         let (receipt, snapshot) = py
             .detach(|| {
                 let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -59,6 +71,9 @@ impl Transaction {
 
     /// Give up; nothing of it stays.
     fn abort(&self, py: Python<'_>) {
+        if self.generation != generation() {
+            return; // It is the parent's to give up.
+        }
         py.detach(|| drop(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()));
     }
 }

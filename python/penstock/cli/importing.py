@@ -59,7 +59,7 @@ def import_(
     if report.refused:
         refused = show.table(f"{len(report.refused)} items were refused", "item", "code", "message")
         for refusal in report.refused[:50]:
-            refused.add_row(refusal.path, refusal.code, refusal.message)
+            refused.add_row(show.plain(refusal.path), refusal.code, show.plain(refusal.message))
         Console(stderr=True).print(refused)
         if len(report.refused) > 50:
             print(f"… and {len(report.refused) - 50} more; --json lists them all", file=sys.stderr)

@@ -28,5 +28,11 @@ def info(
     )
     for name, kind in dataset.schema.items():
         row = layout[name]
-        table.add_row(name, show.type_text(kind), show.size_text(row["stored_bytes"]), f"{row['blocks']:,}", str(row["data_files"]))
+        table.add_row(
+            show.plain(name),
+            show.plain(show.type_text(kind)),
+            show.size_text(row["stored_bytes"]),
+            f"{row['blocks']:,}",
+            str(row["data_files"]),
+        )
     show.console.print(table)

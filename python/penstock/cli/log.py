@@ -23,9 +23,9 @@ def log(
         table.add_row(
             commit.snapshot,
             commit.time.strftime("%Y-%m-%d %H:%M:%S"),
-            commit.author,
+            show.plain(commit.author),
             f"{commit.samples:,}",
             f"+{commit.samples_added:,}",
-            commit.message,
+            show.plain(commit.message),
         )
     show.console.print(table)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from penstock.errors import Error, InvalidInputError
@@ -59,7 +60,19 @@ def parse_types(arguments: list[str]) -> dict[str, ColumnType]:
 
 def print_json(value: Any) -> None:
     """Print a value for a script: one line of JSON."""
-    print(json.dumps(value, default=_plain, ensure_ascii=False))
+    print(json.dumps(_finite(value), default=_plain, ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: it is told in words."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, np.ndarray | np.generic):
+        value = _plain(value)
+        return _finite(value) if isinstance(value, list | float) else value
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _plain(value: Any) -> Any:
@@ -83,9 +96,9 @@ def print_error(error: Error, as_json: bool) -> None:
 
 def table(title: str, *columns: str) -> Table:
     """Begin a table."""
-    made = Table(title=title, title_justify="left")
+    made = Table(title=plain(title), title_justify="left")
     for column in columns:
-        made.add_column(column, overflow="fold")
+        made.add_column(plain(column), overflow="fold")
     return made
 
 
@@ -125,4 +138,9 @@ def cell(value: Any) -> str:
     if isinstance(value, bytes):
         return size_text(len(value))
     text = str(value)
-    return text if len(text) <= 80 else text[:79] + "…"
+    return plain(text if len(text) <= 80 else text[:79] + "…")
+
+
+def plain(text: str) -> str:
+    """Keep rich from reading markup in what users wrote."""
+    return escape(text.encode("utf-8", "backslashreplace").decode())

@@ -1,138 +1,160 @@
-"""CSV and TSV by pyarrow's streaming reader: any encoding Python knows, quoting, types inferred over the first block or given."""
+"""CSV and TSV by pyarrow's streaming reader: any encoding Python knows, quoting, types inferred over the first block or given.
+
+All columns are read as text and converted here, so that a value that does not fit is known by its row, and the rest goes on.
+"""
 
 from __future__ import annotations
 
-import codecs
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as compute
 import pyarrow.csv as pc
 
 from penstock.arrow import column_type
 from penstock.errors import InvalidInputError
 from penstock.importers import tables
+from penstock.importers.encoding import recoded
 from penstock.importers.source import Chunk, Options, Refusal, Source
-from penstock.schema import Category, Label, Scalar, Text
+from penstock.schema import Category, ColumnType, Label, Scalar, Text
 
 BLOCK_BYTES = 4 << 20
-
-
-class _Recoded:
-    """A file of another encoding, read as UTF-8; a byte that is none of that encoding is an error that names its place."""
-
-    def __init__(self, raw: Any, encoding: str, path: pathlib.Path) -> None:
-        self.raw, self.path, self.encoding, self.at = raw, path, encoding, 0
-        self.decoder = codecs.getincrementaldecoder(encoding)("strict")
-        self.rest = b""
-        self.closed = False
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        while len(self.rest) < size or size < 0:
-            piece = self.raw.read(1 << 20)
-            try:
-                text = self.decoder.decode(piece, final=not piece)
-            except UnicodeError as error:
-                place = self.at + getattr(error, "start", 0)
-                raise InvalidInputError(
-                    f"cannot import `{self.path}`: byte {place} is not {self.encoding}", code="invalid-value",
-                    hint="give --encoding, such as latin-1 or utf-16",
-                ) from error  # fmt: skip
-            self.at += len(piece)
-            self.rest += text.encode()
-            if not piece:
-                break
-        taken, self.rest = (self.rest, b"") if size < 0 else (self.rest[:size], self.rest[size:])
-        return taken
-
-    def close(self) -> None:
-        self.closed = True
-        self.raw.close()
+NULLS = ["", "NA", "NaN", "nan", "null", "NULL", "None"]
 
 
 def open_source(path: pathlib.Path, options: Options) -> Source:
     """Open the file; `.gz`, `.bz2` and `.zst` are unpacked on the way."""
     if path.stat().st_size == 0:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")
-    try:
-        codecs.lookup(options.encoding)
-    except LookupError:
-        raise InvalidInputError(f"cannot import `{path}`: unknown encoding {options.encoding!r}") from None
-    if options.delimiter is not None and len(options.delimiter) != 1:
-        raise InvalidInputError(f"cannot import `{path}`: the delimiter {options.delimiter!r} is not one character")
-    refused: list[Refusal] = []
-
-    def invalid(row: Any) -> str:
-        where = f"{path}: line {row.number}" if row.number is not None else f"{path}: a line `{row.text[:80]}`"
-        refused.append(Refusal(where, "invalid-value", f"{row.actual_columns} fields, expected {row.expected_columns}"))
-        return "skip"
-
-    raw: Any = pa.input_stream(str(path), compression="detect")
-    if codecs.lookup(options.encoding).name != "utf-8":
-        raw = pa.PythonFile(_Recoded(raw, options.encoding, path), mode="r")
-    given = {name: _arrow_type(kind) for name, kind in options.types.items()}
-    try:
-        stream = pc.open_csv(
-            raw,
-            read_options=pc.ReadOptions(block_size=BLOCK_BYTES, autogenerate_column_names=not options.header, use_threads=False),
-            parse_options=pc.ParseOptions(
-                delimiter=options.delimiter or ",", quote_char=options.quote or False, newlines_in_values=True, invalid_row_handler=invalid
-            ),
-            convert_options=pc.ConvertOptions(
-                column_types=given, strings_can_be_null=False, null_values=["", "NA", "NaN", "nan", "null", "NULL", "None"]
-            ),
-        )
-    except (pa.ArrowException, OSError) as error:
-        if hasattr(error, "code"):
-            raise
-        raise _failed(path, error) from error
-    schema = stream.schema
-    try:
-        list(schema.names)
-    except UnicodeDecodeError as error:
-        raise _failed(path, ValueError(f"UTF8: {error}")) from error
-    if len(set(schema.names)) != len(schema.names):
-        raise InvalidInputError(f"cannot import `{path}`: two columns have the same name", code="invalid-schema")
-    binary = [name for name in schema.names if pa.types.is_binary(schema.field(name).type)]
-    if binary:
-        raise _failed(path, ValueError(f"UTF8 is broken in column `{binary[0]}`"))
-    kinds = {name: options.types.get(name) or tables.infer(schema.field(name).type, name) for name in schema.names}
+    for what, text in (("delimiter", options.delimiter or ","), ("quote character", options.quote or '"')):
+        if len(text) != 1 or not text.isascii():
+            raise InvalidInputError(f"cannot import `{path}`: the {what} {text!r} is not one ASCII character")
+    inferred = _read(path, options, None, lambda _: None).schema
+    names = _names(path, inferred)
+    unknown = [name for name in options.types if name not in names]
+    if unknown:
+        raise InvalidInputError(f"cannot import `{path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(names)}")
+    kinds = {name: options.types.get(name) or _infer(inferred.field(name).type, name) for name in names}
+    for name, kind in kinds.items():
+        if not isinstance(kind, Scalar | Text | Category | Label) or (isinstance(kind, Scalar) and kind.dtype.startswith("complex")):
+            raise InvalidInputError(
+                f"column `{name}` of a CSV file cannot be {kind}", hint="scalars, Text, Category and Label can be given"
+            )
     progress = {"done": 0}
 
     def chunks() -> Iterator[Chunk]:
+        refused: list[Refusal] = []
+        stream = _read(path, options, names, refused.append)
         first = 1 if options.header else 0
-        while True:
-            try:
-                batch = stream.read_next_batch()
-            except StopIteration:
-                break
-            except (pa.ArrowException, OSError) as error:
-                if hasattr(error, "code"):
-                    raise
-                raise _failed(path, error) from error
+        while (batch := _next(path, stream)) is not None:
             start = first
             first += batch.num_rows
             progress["done"] = min(progress["done"] + batch.nbytes, path.stat().st_size)
             taken, refused[:] = list(refused), []
-            columns = {name: tables.values(batch.column(name), kinds[name]) for name in kinds}
-            yield Chunk(columns, batch.num_rows, lambda row, start=start: f"{path}: row {start + row}", taken)  # type: ignore[misc]
+            yield _chunk(path, batch, kinds, start, taken)
         if refused:
             yield Chunk({name: [] for name in kinds}, 0, str, list(refused))
 
     return Source(kinds, chunks(), path.stat().st_size, "bytes", lambda: progress["done"])
 
 
-def _arrow_type(kind: Any) -> pa.DataType:
-    """What the reader makes of a column whose type was given."""
-    if isinstance(kind, Scalar) and kind.dtype not in ("bfloat16", "complex64", "complex128"):
-        return pa.timestamp("us") if kind.dtype == "timestamp" else column_type(kind)
-    if isinstance(kind, Text | Category | Label):
-        return pa.string()
-    raise InvalidInputError(f"a CSV column cannot be of the type {kind}", hint="scalars, Text, Category and Label can be given")
+def _read(path: pathlib.Path, options: Options, text_columns: list[str] | None, refuse: Any) -> Any:
+    """Open the reader: inferring types, or with all columns as text."""
+
+    def invalid(row: Any) -> str:
+        where = f"{path}: line {row.number}" if row.number is not None else f"{path}: a line `{row.text[:80]}`"
+        refuse(Refusal(where, "invalid-value", f"{row.actual_columns} fields, expected {row.expected_columns}"))
+        return "skip"
+
+    raw = recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path)
+    if not isinstance(raw, pa.NativeFile):
+        raw = pa.PythonFile(raw, mode="r")
+    types = {name: pa.string() for name in text_columns or ()}
+    try:
+        return pc.open_csv(
+            raw,
+            read_options=pc.ReadOptions(block_size=BLOCK_BYTES, autogenerate_column_names=not options.header, use_threads=False),
+            parse_options=pc.ParseOptions(
+                delimiter=options.delimiter or ",", quote_char=options.quote or False, newlines_in_values=True, invalid_row_handler=invalid
+            ),
+            convert_options=pc.ConvertOptions(column_types=types, strings_can_be_null=False, null_values=NULLS),
+        )
+    except (pa.ArrowException, OSError) as error:
+        if hasattr(error, "code"):
+            raise
+        raise _failed(path, error) from error
+
+
+def _names(path: pathlib.Path, schema: pa.Schema) -> list[str]:
+    try:
+        names = list(schema.names)
+    except UnicodeDecodeError as error:
+        raise _failed(path, ValueError(f"UTF8: {error}")) from error
+    if len(set(names)) != len(names):
+        raise InvalidInputError(f"cannot import `{path}`: two columns have the same name", code="invalid-schema")
+    binary = [name for name in names if pa.types.is_binary(schema.field(name).type)]
+    if binary:
+        raise _failed(path, ValueError(f"UTF8 is broken in column `{binary[0]}`"))
+    return names
+
+
+def _infer(kind: pa.DataType, name: str) -> ColumnType:
+    return Text() if pa.types.is_time(kind) else tables.infer(kind, name)
+
+
+def _next(path: pathlib.Path, stream: Any) -> pa.RecordBatch | None:
+    try:
+        return stream.read_next_batch()
+    except StopIteration:
+        return None
+    except (pa.ArrowException, OSError) as error:
+        if hasattr(error, "code"):
+            raise
+        raise _failed(path, error) from error
+
+
+def _chunk(path: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnType], first: int, refused: list[Refusal]) -> Chunk:
+    def name(row: int) -> str:
+        return f"{path}: row {first + row}"
+
+    columns: dict[str, Any] = {}
+    problems: list[tuple[int, str, Refusal]] = []
+    for column, kind in kinds.items():
+        texts = batch.column(column)
+        if isinstance(kind, Scalar):
+            converted, bad = _converted(texts, kind)
+            why = f"cannot append to column `{column}`: %r, expected {kind.dtype}"
+            problems += [(row, column, Refusal(name(row), "invalid-value", why % texts[row].as_py()[:80])) for row in bad]
+            columns[column] = tables.values(converted, kind)
+        else:
+            columns[column] = texts if isinstance(kind, Text) else _nulled(texts)
+    return Chunk(columns, batch.num_rows, name, refused, problems)
+
+
+def _nulled(texts: pa.Array) -> pa.Array:
+    """What stands for a null becomes one."""
+    return compute.if_else(compute.is_in(texts, pa.array(NULLS)), pa.scalar(None, texts.type), texts)
+
+
+def _converted(texts: pa.Array, kind: Scalar) -> tuple[pa.Array, list[int]]:
+    """Text → the type of a scalar; also the rows that are none."""
+    wanted = (
+        pa.timestamp("us") if kind.dtype == "timestamp" else pa.float32() if kind.dtype in ("bfloat16", "float16") else column_type(kind)
+    )
+    texts = _nulled(compute.utf8_trim_whitespace(texts))
+    try:
+        return texts.cast(wanted), []
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        values, bad = [], []
+        for row, text in enumerate(texts):
+            try:
+                values.append(text.cast(wanted).as_py())
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
+                values.append(None)
+                bad.append(row)
+        return pa.array(values, wanted), bad
 
 
 def _failed(path: pathlib.Path, error: Exception) -> InvalidInputError:

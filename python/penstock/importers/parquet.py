@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from penstock.importers.source import Chunk, Options, Source
 from penstock.schema import ColumnType
 
 ROWS_AT_ONCE = 8192
+CHUNK_BYTES = 8 << 20
 
 
 def open_source(path: pathlib.Path, options: Options) -> Source:
@@ -71,11 +72,21 @@ def _is_ipc_file(file: pathlib.Path) -> bool:
 
 def _batches(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
     if _is_parquet(file):
-        return iter(pq.ParquetFile(file).iter_batches(ROWS_AT_ONCE))
+        opened = pq.ParquetFile(file)
+        groups = [opened.metadata.row_group(index) for index in range(opened.metadata.num_row_groups)]
+        mean = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0)
+        return _bounded(opened.iter_batches(max(1, min(ROWS_AT_ONCE, int(CHUNK_BYTES / max(1.0, mean))))))
     if _is_ipc_file(file):
         opened = pa.ipc.open_file(pa.memory_map(str(file)))
-        return (opened.get_batch(index) for index in range(opened.num_record_batches))
-    return iter(pa.ipc.open_stream(pa.memory_map(str(file))))
+        return _bounded(opened.get_batch(index) for index in range(opened.num_record_batches))
+    return _bounded(pa.ipc.open_stream(pa.memory_map(str(file))))
+
+
+def _bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Cut batches that hold more than a chunk."""
+    for batch in batches:
+        rows = max(1, min(ROWS_AT_ONCE, int(CHUNK_BYTES * batch.num_rows / max(1, batch.nbytes))))
+        yield from (batch.slice(start, rows) for start in range(0, max(1, batch.num_rows), rows))
 
 
 def _guard(file: pathlib.Path, work: Callable[[], Any]) -> Any:

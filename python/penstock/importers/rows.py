@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import itertools
 import os
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.dataset import _size
 from penstock.errors import Error, InvalidInputError
 from penstock.importers.source import Chunk, Options, Refusal, Source
 from penstock.schema import Bytes, ColumnType, Image, Json, Scalar, Tensor, Text, dtype_name
@@ -39,7 +39,7 @@ def open_source(iterable: Iterable[Any], options: Options, name: Callable[[int],
         first, group, size = 0, [], 0
         for row in itertools.chain(head, iterator):
             group.append(row)
-            size += _size(row)
+            size += sum(map(_size, row.values())) if isinstance(row, Mapping) else 0
             if len(group) >= ROWS_AT_ONCE or size >= CHUNK_BYTES:
                 yield _chunk(group, kinds, first, name)
                 first, group, size = first + len(group), [], 0
@@ -50,26 +50,14 @@ def open_source(iterable: Iterable[Any], options: Options, name: Callable[[int],
     return Source(kinds, chunks(), len(iterable) if isinstance(iterable, Sized) else None, "rows", lambda: progress["done"])
 
 
-def _size(row: Any) -> int:
-    """About how many bytes a row holds; files count as what they will be read to."""
-    if not isinstance(row, Mapping):
-        return 0
-    total = 0
-    for value in row.values():
-        if isinstance(value, os.PathLike):
-            with contextlib.suppress(OSError):  # The core names the file that can't be read.
-                total += os.stat(value).st_size
-        else:
-            total += getattr(value, "nbytes", 0) or (len(value) if isinstance(value, str | bytes) else 32)
-    return total
-
-
 def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: Callable[[int], str]) -> Chunk:
     places: list[int] = []
     refused: list[Refusal] = []
     for place, row in enumerate(group):
         unknown = [key for key in row if key not in kinds] if isinstance(row, Mapping) else []
         if not isinstance(row, Mapping):
+            if getattr(row, "message", None) == "":
+                continue
             refused.append(
                 Refusal(name(first + place), "invalid-value", getattr(row, "message", f"a {type(row).__name__}, expected a dict"))
             )
@@ -85,11 +73,8 @@ def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: 
 
 def _fitted(value: Any, kind: ColumnType) -> Any:
     """Whole numbers are floats too, to a JSON writer."""
-    return (
-        float(value)
-        if isinstance(kind, Scalar) and kind.dtype == "float64" and isinstance(value, int) and not isinstance(value, bool)
-        else value
-    )
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if isinstance(kind, Scalar) and kind.dtype == "float64" and whole and abs(value) < 2**1023 else value
 
 
 def infer(values: list[Any], name: str) -> ColumnType:
@@ -103,7 +88,9 @@ def infer(values: list[Any], name: str) -> ColumnType:
     if kinds <= {bool, np.bool_}:
         return Scalar("bool")
     if all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds):
-        return Scalar("int64") if all(-(2**63) <= int(value) < 2**63 for value in present) else Json()
+        if all(-(2**63) <= int(value) < 2**63 for value in present):
+            return Scalar("int64")
+        return Scalar("uint64") if all(0 <= int(value) < 2**64 for value in present) else Json()
     if all(issubclass(kind, int | float | np.number) and kind is not bool for kind in kinds):
         return Scalar("float64")
     if all(issubclass(kind, bytes | bytearray | memoryview) for kind in kinds):

@@ -6,8 +6,12 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from penstock import _core
 from penstock.dataset import Dataset, Transaction, create, open
@@ -15,6 +19,7 @@ from penstock.errors import Error, InvalidInputError, NotFoundError
 from penstock.importers import csv, images, jsonl, parquet, rows
 from penstock.importers.source import Chunk, Options, Refusal, Source
 from penstock.schema import ColumnType, Image, Mask, from_json, to_json
+from penstock.values import container, is_arrow, items_of
 
 FORMATS: dict[str, Callable[[pathlib.Path, Options], Source]] = {
     "images": images.open_source,
@@ -32,7 +37,10 @@ SUFFIXES = {
 
 @dataclasses.dataclass
 class Report:
-    """What an import did: samples in the commit, and every item refused. samples + refused = items offered."""
+    """What an import did: samples in the commit, and every item refused; samples + refused = items offered.
+
+    With `on_error="null"` an item whose value was refused is a sample all the same, with a null in that column.
+    """
 
     samples: int
     refused: list[Refusal]
@@ -79,11 +87,12 @@ def import_data(
     report = Report(0, [], None)
     with _undo(dataset, created), dataset.transaction(message or f"import {name}") as transaction:
         kinds = dataset.schema
+        appender = _Appender(transaction, kinds, validate, on_error, report.refused)
         for chunk in opened.chunks:
             report.refused.extend(chunk.refused)
             if chunk.refused and on_error == "raise":
                 raise _as_error(chunk.refused[0])
-            report.samples += _append(transaction, chunk, kinds, validate, on_error, report.refused)
+            report.samples += appender.append(chunk)
             if progress:
                 progress(opened.done(), opened.total, opened.unit)
     report.snapshot = transaction.receipt.snapshot
@@ -133,22 +142,26 @@ def _destination(uri: str | os.PathLike[str], schema: dict[str, ColumnType], mes
 
 
 class _undo:
-    """Remove a dataset that this import has just made, if the import fails: nothing half-written stays."""
+    """Remove a dataset that this import has just made, if the import fails and nobody else has committed to it."""
 
     def __init__(self, dataset: Dataset, created: bool) -> None:
         self.root = pathlib.Path(dataset.uri) if created and "://" not in dataset.uri else None
+        self.first = dataset.snapshot
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is not None and self.root is not None:
-            import shutil
-
-            for name in ("log", "r", "d", "p", "w"):
-                shutil.rmtree(self.root / name, ignore_errors=True)
-            with contextlib.suppress(OSError):  # Something else lies there: it is not ours to remove.
-                self.root.rmdir()
+        if kind is None or self.root is None:
+            return
+        # Out of the way first: a commit that comes now fails, instead of being acknowledged and lost.
+        aside = self.root.with_name(f".{self.root.name}.failed-import-{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self.root.rename(aside)
+            if open(aside).snapshot == self.first:
+                shutil.rmtree(aside, ignore_errors=True)
+            else:
+                aside.rename(self.root)
 
 
 def _as_error(refusal: Refusal) -> Error:
@@ -157,74 +170,91 @@ def _as_error(refusal: Refusal) -> Error:
     )
 
 
-def _append(
-    transaction: Transaction, chunk: Chunk, kinds: Mapping[str, ColumnType], validate: str, on_error: str, refused: list[Refusal]
-) -> int:
-    """Append what of a chunk is good; gives the number of samples."""
-    columns, keep = chunk.columns, list(range(chunk.rows))
-    for _ in range(1 + len(columns) + chunk.rows):
-        if chunk.rows == 0 or not keep:
-            return 0
-        try:
-            transaction.append(_media_checked(columns, kinds, validate, on_error, chunk, keep, refused), validate="header")
-            return len(keep)
-        except Error as error:
-            if on_error == "raise" or not error.rows or transaction._failed is not None:
-                _name(error, chunk, keep)
-                raise
-            bad = sorted({row for row in error.rows if 0 <= row < len(keep)})
-            if not bad:
-                raise
-            name = _column_of(error, columns)
-            refused.extend(Refusal(chunk.name(keep[row]), error.code, error.message) for row in bad)
-            if on_error == "null" and name is not None:
-                columns = {**columns, name: [None if row in bad else value for row, value in enumerate(_listed(columns[name]))]}
+class _Appender:
+    """Appends the good rows of chunks. What is wrong with a bad one is found by appending ever smaller parts."""
+
+    def __init__(
+        self, transaction: Transaction, kinds: Mapping[str, ColumnType], validate: str, on_error: str, refused: list[Refusal]
+    ) -> None:
+        self.transaction, self.kinds, self.validate, self.on_error, self.refused = transaction, kinds, validate, on_error, refused
+
+    def append(self, chunk: Chunk) -> int:
+        """Append a chunk; gives the number of samples."""
+        columns = {name: container(values) for name, values in chunk.columns.items()}
+        bad: set[int] = set()
+        for row, column, refusal in self._problems(columns, chunk):
+            if self.on_error == "raise":
+                raise _as_error(refusal)
+            self.refused.append(refusal)
+            if self.on_error == "null":
+                columns[column] = [None if index == row else value for index, value in enumerate(items_of(columns[column]))]
+            else:
+                bad.add(row)
+        return self._part(columns, [row for row in range(chunk.rows) if row not in bad], chunk)
+
+    def _problems(self, columns: Mapping[str, Any], chunk: Chunk) -> list[tuple[int, str, Refusal]]:
+        """What the source found already, and media that do not decode: each with its own reason, one a row."""
+        found = {row: (row, column, refusal) for row, column, refusal in reversed(chunk.problems)}
+        for name, values in columns.items():
+            kind = self.kinds[name]
+            if not isinstance(kind, Image | Mask) or is_arrow(values):
                 continue
-            gone = set(bad)
-            columns = {other: [value for row, value in enumerate(_listed(values)) if row not in gone] for other, values in columns.items()}
-            keep = [row for index, row in enumerate(keep) if index not in gone]
-    raise InvalidInputError("cannot import: every attempt found another bad row")
+            bodies = [_body(value) for value in values]
+            if any(body is not None for body in bodies):
+                errors = _core.check_media(bodies, isinstance(kind, Mask), self.validate)
+                for row, error in enumerate(errors):
+                    if error is not None:
+                        found.setdefault(row, (row, name, Refusal(chunk.name(row), error.code, error.message)))
+        if self.on_error == "null":  # Each value counts; else one reason a row is enough.
+            return [*chunk.problems, *(entry for entry in found.values() if entry not in chunk.problems)]
+        return sorted(found.values(), key=lambda entry: entry[0])
+
+    def _part(self, columns: Mapping[str, Any], rows: list[int], chunk: Chunk) -> int:
+        if not rows:
+            return 0
+        part = columns if len(rows) == chunk.rows else {name: _picked(values, rows) for name, values in columns.items()}
+        try:
+            self.transaction.append_slice(part, 0, len(rows), "header")
+            return len(rows)
+        except Error as error:
+            if error.code in _NO_FAULT_OF_A_ROW:
+                raise
+            if self.on_error == "raise":
+                _name(error, chunk, rows)
+                raise
+            if len(rows) > 1:
+                middle = len(rows) // 2
+                return self._part(columns, rows[:middle], chunk) + self._part(columns, rows[middle:], chunk)
+            self.refused.append(Refusal(chunk.name(rows[0]), error.code, re.sub(r"( at)?\brow 0\b ?", "", error.message)))
+            column = _column_of(error, columns)
+            if self.on_error == "null" and column is not None:
+                return self._part({**columns, column: [None] * chunk.rows}, rows, chunk)
+            return 0
 
 
-def _listed(values: Any) -> list[Any]:
-    return list(values.to_pylist()) if hasattr(values, "to_pylist") else list(values)
+# Errors that would come for every row: storage that fails, a transaction that is closed.
+_NO_FAULT_OF_A_ROW = ("no-space", "storage-failed", "read-only", "permission-denied", "transaction-closed", "internal", "column-not-found")
+
+
+def _body(value: Any) -> bytes | None:
+    """Give encoded media that can be looked at before they are appended; a file that can't be read is refused later."""
+    if isinstance(value, os.PathLike):
+        with contextlib.suppress(OSError):
+            return pathlib.Path(value).read_bytes()
+        return None
+    return bytes(value) if isinstance(value, bytes | bytearray) else None
+
+
+def _picked(values: Any, rows: list[int]) -> Any:
+    return values.take(rows) if is_arrow(values) else values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
 
 
 def _column_of(error: Error, columns: Mapping[str, Any]) -> str | None:
     return next((name for name in columns if f"column `{name}`" in error.message), None)
 
 
-def _name(error: Error, chunk: Chunk, keep: list[int]) -> None:
+def _name(error: Error, chunk: Chunk, rows: list[int]) -> None:
     """Put the item's own name into the error."""
-    if error.rows and 0 <= error.rows[0] < len(keep):
-        error.message = f"cannot import `{chunk.name(keep[error.rows[0]])}`: {error.message}"
+    if error.rows and 0 <= error.rows[0] < len(rows):
+        error.message = f"cannot import `{chunk.name(rows[error.rows[0]])}`: {error.message}"
         error.hint = error.hint or "pass --on-error skip to leave such items out"
-
-
-def _media_checked(
-    columns: dict[str, Any],
-    kinds: Mapping[str, ColumnType],
-    validate: str,
-    on_error: str,
-    chunk: Chunk,
-    keep: list[int],
-    refused: list[Refusal],
-) -> dict[str, Any]:
-    """Decode media on all threads where the user wants that; refused ones raise with all their rows."""
-    if validate == "header":
-        return columns
-    for name, values in columns.items():
-        kind = kinds[name]
-        if not isinstance(kind, Image | Mask):
-            continue
-        form, *parts = kind.prepare(values)
-        if form != "items":
-            continue
-        bodies = [value.read_bytes() if isinstance(value, pathlib.Path) else value for value in parts[0]]
-        errors = _core.check_media([None if body is None else bytes(body) for body in bodies], isinstance(kind, Mask), "decode")
-        bad = [row for row, error in enumerate(errors) if error is not None]
-        if bad:
-            first = errors[bad[0]]
-            raise type(first)(f"cannot append to column `{name}`: {first.message}", code=first.code, hint=first.hint, rows=bad)
-        columns = {**columns, name: bodies}
-    return columns

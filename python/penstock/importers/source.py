@@ -31,12 +31,16 @@ class Refusal:
 
 @dataclasses.dataclass
 class Chunk:
-    """Some rows: column → values; `name(i)` tells where row i came from. `refused` were never rows at all."""
+    """Some rows: column → values; `name(i)` tells where row i came from. `refused` were never rows at all.
+
+    `problems` are (row, column, refusal) of values that the source could not read, and gives as None.
+    """
 
     columns: dict[str, Any]
     rows: int
     name: Callable[[int], str]
     refused: Sequence[Refusal] = ()
+    problems: Sequence[tuple[int, str, Refusal]] = ()
 
 
 @dataclasses.dataclass

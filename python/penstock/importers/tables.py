@@ -62,12 +62,10 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
     if pa.types.is_dictionary(array.type) and not isinstance(kind, Category):
         array = array.dictionary_decode()
     if isinstance(kind, Scalar) and kind.dtype == "timestamp":
-        naive = (
-            array.cast(pa.timestamp("us", tz=getattr(array.type, "tz", None)), safe=False)
-            if not pa.types.is_timestamp(array.type)
-            else array
-        )
-        numbers = naive.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        if not pa.types.is_timestamp(array.type):
+            array = array.cast(pa.timestamp("us"))
+        # Only nanoseconds lose digits; a coarser unit that does not fit is an error.
+        numbers = array.cast(pa.timestamp("us", tz=array.type.tz), safe=array.type.unit != "ns").cast(pa.int64())
         filled = np.asarray(numbers.fill_null(0)).view("datetime64[us]")
         return np.ma.MaskedArray(filled, ~np.asarray(array.is_valid())) if array.null_count else filled
     if isinstance(kind, Scalar) and (pa.types.is_time(array.type) or pa.types.is_duration(array.type)):

@@ -1,0 +1,57 @@
+"""Text files of any encoding Python knows, read as UTF-8."""
+
+from __future__ import annotations
+
+import codecs
+import pathlib
+from typing import Any
+
+from penstock.errors import InvalidInputError
+
+
+def recoded(raw: Any, encoding: str, path: pathlib.Path) -> Any:
+    """Give the file itself if it is UTF-8, else one that recodes it on the way."""
+    try:
+        name = codecs.lookup(encoding).name
+    except LookupError:
+        raise InvalidInputError(f"cannot import `{path}`: unknown encoding {encoding!r}") from None
+    return raw if name == "utf-8" else Recoded(raw, encoding, path)
+
+
+class Recoded:
+    """A file of another encoding, read as UTF-8; a byte that is none of that encoding is an error that names its place."""
+
+    def __init__(self, raw: Any, encoding: str, path: pathlib.Path) -> None:
+        self.raw, self.path, self.encoding, self.at = raw, path, encoding, 0
+        self.decoder = codecs.getincrementaldecoder(encoding)("strict")
+        self.rest = b""
+        self.closed = False
+
+    def readable(self) -> bool:
+        """Tell Arrow that this can be read."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Read up to `size` bytes of UTF-8."""
+        while len(self.rest) < size or size < 0:
+            piece = self.raw.read(1 << 20)
+            try:
+                text = self.decoder.decode(piece, final=not piece)
+            except UnicodeError as error:
+                place = self.at + getattr(error, "start", 0)
+                raise InvalidInputError(
+                    f"cannot import `{self.path}`: byte {place} is not {self.encoding}",
+                    code="invalid-value",
+                    hint="give --encoding, such as latin-1 or utf-16",
+                ) from error
+            self.at += len(piece)
+            self.rest += text.encode()
+            if not piece:
+                break
+        taken, self.rest = (self.rest, b"") if size < 0 else (self.rest[:size], self.rest[size:])
+        return taken
+
+    def close(self) -> None:
+        """Close the file beneath."""
+        self.closed = True
+        self.raw.close()

@@ -1,0 +1,411 @@
+"""What users append → what the core takes: containers, nulls, casts that change no value, ragged arrays.
+
+Called by the column types of `schema.py`. Every refusal is an InvalidInputError that names the row where one is to blame.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidInputError
+
+Prepared = tuple[Any, ...]
+Array = npt.NDArray[Any]
+
+DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "bfloat16", "float32", "float64", "complex64", "complex128", "timestamp",
+)  # fmt: skip
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Give the NumPy dtype of a stored one; timestamps are datetime64[us], in UTC.
+
+    >>> numpy_dtype("timestamp")
+    dtype('<M8[us]')
+    """
+    bfloat16: Any = ml_dtypes.bfloat16
+    found: np.dtype[Any] = np.dtype(bfloat16 if name == "bfloat16" else "datetime64[us]" if name == "timestamp" else name)
+    return found
+
+
+def fail(text: str, row: int | None = None, hint: str | None = None) -> InvalidInputError:
+    """Build the error for a value that does not fit its column."""
+    return InvalidInputError(text, code="invalid-value", hint=hint, rows=[] if row is None else [row])
+
+
+def is_null(value: Any) -> bool:
+    """Tell whether a value stands for a null: None, pandas' NA, NaT, or a masked element."""
+    if value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, np.datetime64) and bool(np.isnat(value))
+
+
+def is_null_word(value: Any) -> bool:
+    """Tell the same of a value among words, where a float NaN is pandas' null."""
+    return is_null(value) or (isinstance(value, float) and value != value)
+
+
+def is_arrow(values: Any) -> bool:
+    """Tell whether this is a pyarrow Array or ChunkedArray, without importing pyarrow."""
+    return type(values).__module__.partition(".")[0] == "pyarrow" and hasattr(values, "null_count")
+
+
+def container(values: Any) -> Any:
+    """Make a NumPy array, a list, or a pyarrow array of anything that holds one value a sample; each can be sliced."""
+    if isinstance(values, list) or is_arrow(values):
+        return values
+    if isinstance(values, str | bytes | bytearray | memoryview | Mapping) or (hasattr(values, "iloc") and hasattr(values, "columns")):
+        raise fail(
+            f"a single {type(values).__name__}, expected one value a sample", hint="wrap it in a list, or give its columns one by one"
+        )
+    if hasattr(values, "detach"):
+        values = from_torch(values)
+    elif hasattr(values, "isna") and hasattr(values, "dtype"):
+        values = from_pandas(values)
+    if isinstance(values, np.ndarray):
+        if values.ndim == 0:
+            raise fail("an array of no dimension, expected one value a sample", hint="wrap it in a list")
+        return list(values) if values.dtype.kind == "O" else values
+    if not isinstance(values, Iterable):
+        raise fail(f"a {type(values).__name__}, expected one value a sample")
+    return list(values)
+
+
+def from_torch(tensor: Any) -> Array:
+    """Give a torch tensor as an array; bfloat16 stays what it is."""
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        import torch
+
+        return np.asarray(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+    return np.asarray(tensor.numpy())
+
+
+def from_pandas(values: Any) -> Any:
+    """Give a pandas Series, Index or array: plain dtypes as they are, zones as UTC, the rest as a list with None."""
+    if getattr(values.dtype, "tz", None) is not None:
+        return np.asarray(values.to_numpy(dtype="datetime64[ns]"))
+    if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
+        return values.to_numpy()
+    missing = np.asarray(values.isna())
+    return [None if gone else value for value, gone in zip(values.astype(object), missing, strict=True)]
+
+
+def fixed(array: Array, validity: npt.NDArray[np.bool_] | None) -> Prepared:
+    """Prepare n equal samples."""
+    contiguous = np.ascontiguousarray(array)
+    flat = contiguous.reshape(-1).view(np.uint8) if contiguous.size else np.empty(0, np.uint8)
+    return ("fixed", flat, validity, len(array))
+
+
+def first_row(bad: Array) -> int:
+    """Give the first row of a bool array (N, …) that has a True."""
+    return int(np.argmax(bad.reshape(len(bad), -1).any(axis=1)))
+
+
+def cast(array: Array, dtype: str, row: int | None = None) -> Array:
+    """Cast where no value changes: refuse floats for integers, and whatever is out of range. `row` is the sample, if it is one."""
+    wanted = numpy_dtype(dtype)
+    array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    if array.dtype == wanted or array.size == 0:
+        return array.astype(wanted, copy=False)
+
+    def refuse(bad: Array, why: str) -> InvalidInputError:
+        place = row if row is not None else first_row(bad)
+        return fail(f"row {place} has {array[bad].flat[0]}, which {why}", place)
+
+    kind = array.dtype.kind
+    if dtype == "timestamp":
+        if kind == "u" and (bad := array > np.uint64(np.iinfo(np.int64).max)).any():
+            raise refuse(bad, "is no number of microseconds since 1970 that fits 64 bits")
+        if kind in "iu":  # Whole numbers are microseconds since 1970.
+            return array.astype(np.int64).view(wanted)
+        if kind == "M":
+            out = array.astype(wanted)
+            coarser = np.datetime_data(array.dtype)[0] in ("Y", "M", "W", "D", "h", "m", "s", "ms")
+            bad = (out.astype(array.dtype) != array) & ~np.isnat(array) if coarser else np.zeros(array.shape, bool)
+            if bad.any():
+                raise refuse(bad, "is out of the range of microseconds")
+            return out
+    elif wanted.kind in "iu" and kind in "iu":
+        low, high = int(np.iinfo(wanted).min), int(np.iinfo(wanted).max)
+        if int(array.min()) < low or int(array.max()) > high:
+            bad = np.array([not low <= int(value) <= high for value in array.flat]).reshape(array.shape)
+            raise refuse(bad, f"is out of the range of {dtype}, {low} to {high}")
+        return array.astype(wanted)
+    elif (
+        np.can_cast(array.dtype, wanted, "same_kind")
+        or (dtype == "bfloat16" and kind in "fiu")
+        or (wanted.kind == "f" and array.dtype == numpy_dtype("bfloat16"))
+    ):
+        with np.errstate(over="ignore"):
+            out = array.astype(wanted)
+        # Of floats only the range can be lost; that fewer digits are kept is what the column says.
+        if wanted.kind in "fcV" and wanted.itemsize < max(array.dtype.itemsize, 8):
+            bad = ~np.isfinite(out) & np.isfinite(array.astype(np.complex128 if kind == "c" else np.float64))
+            if bad.any():
+                raise refuse(bad, f"is out of the range of {dtype}")
+        return out
+    raise fail(f"values are {array.dtype}, which does not fit {dtype}", row, hint=f"cast them first, or make the column {array.dtype}")
+
+
+def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
+    """Prepare samples of one shape, given as an array or as a list with nulls."""
+    validity: npt.NDArray[np.bool_] | None = None
+    if is_arrow(values):
+        values = from_arrow(values, shape)
+    values = container(values)
+    if isinstance(values, np.ma.MaskedArray):
+        mask: Array = np.ma.getmaskarray(values).reshape(len(values), -1) if len(values) else np.zeros((0, 1), bool)
+        partly = np.asarray(mask.any(axis=1) & ~mask.all(axis=1))
+        if partly.any():
+            raise fail(f"row {first_row(partly)} is masked in part", first_row(partly), hint="a sample is null as a whole, or not at all")
+        validity = np.asarray(~mask.any(axis=1))
+        values = np.asarray(values.data)
+    if isinstance(values, list):
+        nulls = [row for row, value in enumerate(values) if is_null(value)]
+        if len(nulls) == len(values):
+            array = np.zeros((len(values), *shape), numpy_dtype(dtype))
+            return fixed(array, np.zeros(len(values), bool) if nulls else None)
+        if nulls:
+            validity = np.ones(len(values), bool)
+            validity[nulls] = False
+            some = next(value for value in values if not is_null(value))  # Of the right kind; the core zeroes it.
+            values = [some if is_null(value) else value for value in values]
+        values = stack(values, shape, dtype)
+    if values.shape[1:] != shape:
+        wanted = f"(N, {', '.join(map(str, shape))})" if shape else "(N,)"
+        raise fail(f"values have the shape {values.shape}, expected {wanted}")
+    if values.dtype.kind == "M" and (missing := np.isnat(values).reshape(len(values), -1).any(axis=1)).any():
+        if shape:
+            raise fail(f"row {first_row(missing)} holds NaT, which only a scalar can be", first_row(missing))
+        validity = ~missing if validity is None else validity & ~missing
+    return fixed(cast(values, dtype), validity)
+
+
+def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
+    """Give numbers or fixed-size lists of Arrow as an array where nothing is null, else as a list."""
+    import pyarrow as pa
+
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    if pa.types.is_nested(values.type):
+        whole = pa.types.is_fixed_size_list(values.type) and values.null_count == 0 and not pa.types.is_nested(values.type.value_type)
+        if whole and (flat := values.flatten()).null_count == 0:
+            return np.asarray(flat).reshape(len(values), *shape) if len(flat) == len(values) * int(np.prod(shape)) else values.to_pylist()
+        return values.to_pylist()
+    return values.to_numpy(zero_copy_only=False) if values.null_count == 0 else values.to_pylist()
+
+
+def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
+    """Make one array of Python values, none of them null."""
+    for row, item in enumerate(items if shape else ()):
+        if np.shape(item) != shape:
+            raise fail(f"row {row} has the shape {np.shape(item)}, expected {shape}", row)
+    if dtype == "timestamp" and not shape:
+        return np.array([timestamp(item, row) for row, item in enumerate(items)], dtype="datetime64[us]")
+    wanted = numpy_dtype(dtype)
+    if not shape and wanted.kind in "iu":
+        return np.array([whole_number(item, row, dtype) for row, item in enumerate(items)], dtype=wanted)
+    if not shape:
+        kinds = (
+            bool | np.bool_
+            if wanted.kind == "b"
+            else int | float | complex | np.number | np.ndarray
+            if wanted.kind == "c"
+            else int | float | np.number | np.ndarray
+        )
+        for row, item in enumerate(items):
+            if (not isinstance(item, kinds) and not isinstance(item, ml_dtypes.bfloat16)) or (isinstance(item, np.ndarray) and item.ndim):
+                raise fail(f"row {row} is {str(item)[:80]!r}, expected {dtype}", row)
+    try:
+        # float64 holds what Python calls a float; arrays keep their own dtype.
+        return (
+            np.asarray(items) if shape or wanted.kind == "b" else np.array(items, dtype=np.complex128 if wanted.kind == "c" else np.float64)
+        )
+    except (ValueError, TypeError, OverflowError) as error:
+        raise fail(f"values do not make an array of {dtype}: {error}") from error
+
+
+def whole_number(item: Any, row: int, dtype: str) -> int:
+    """Give an integer that fits the dtype."""
+    if isinstance(item, np.ndarray) and item.ndim == 0:
+        item = item[()]
+    if not isinstance(item, int | np.integer | np.bool_):
+        raise fail(f"row {row} is {str(item)[:80]!r}, expected {dtype}", row)
+    info = np.iinfo(numpy_dtype(dtype))
+    if not info.min <= int(item) <= info.max:
+        raise fail(f"row {row} is {str(item)[:80]}, out of the range of {dtype}, {info.min} to {info.max}", row)
+    return int(item)
+
+
+def timestamp(item: Any, row: int) -> np.datetime64:
+    """Give a datetime, date, string, datetime64, or whole number of microseconds since 1970."""
+    try:
+        if isinstance(item, int | np.integer) and not isinstance(item, bool):
+            return np.datetime64(int(item), "us")
+        if isinstance(item, datetime.datetime) and item.tzinfo is not None:
+            item = item.astimezone(datetime.UTC).replace(tzinfo=None)
+        if isinstance(item, str):
+            parsed = datetime.datetime.fromisoformat(item) if item[-1:] in ("Z", "z") or "+" in item else None
+            item = parsed.astimezone(datetime.UTC).replace(tzinfo=None) if parsed is not None and parsed.tzinfo is not None else item
+        made = np.datetime64(item)
+        return np.datetime64(cast(np.array([made]), "timestamp", row)[0], "us")
+    except (ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, InvalidInputError):
+            raise
+        raise fail(f"row {row} is {str(item)[:80]!r}, which is no timestamp: {error}", row) from error
+
+
+def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
+    """Prepare arrays of different shapes."""
+    arrays: list[Array | None] = []
+    free = [axis for axis, size in enumerate(shape) if size is None]
+    values = values.to_pylist() if is_arrow(values) else container(values)
+    for row, value in enumerate(values):
+        arrays.append(None if is_null(value) else one_array(value, row, shape, dtype))
+    data = [array.reshape(-1).view(np.uint8) for array in arrays if array is not None and array.size]
+    sizes = np.array([0 if array is None else array.nbytes for array in arrays], dtype=np.int64)
+    shapes = np.array([[0] * len(free) if array is None else [array.shape[axis] for axis in free] for array in arrays], dtype=np.int64)
+    validity = np.array([array is not None for array in arrays], dtype=bool)
+    flat = np.concatenate(data) if data else np.empty(0, np.uint8)
+    return ("flat", flat, np.cumsum(sizes), shapes.reshape(len(arrays), len(free)), validity)
+
+
+def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -> Array | None:
+    """Give one sample of a ragged column; None for one that is masked as a whole."""
+    if isinstance(value, np.ma.MaskedArray):
+        mask = np.ma.getmaskarray(value)
+        if mask.any():
+            if mask.all():
+                return None
+            raise fail(f"row {row} is masked in part", row, hint="a sample is null as a whole, or not at all")
+        value = value.data
+    try:
+        array = from_torch(value) if hasattr(value, "detach") else np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise fail(f"row {row} makes no array: {error}", row) from error
+    if array.size == 0 and array.ndim != len(shape):
+        array = np.empty([size or 0 for size in shape], numpy_dtype(dtype))
+    wrong = array.ndim != len(shape) or any(size is not None and size != array.shape[axis] for axis, size in enumerate(shape))
+    if array.dtype.kind == "O" or wrong:
+        raise fail(f"row {row} has the shape {array.shape}, expected {shape}", row)
+    return np.ascontiguousarray(cast(array, dtype, row))
+
+
+def flat_from_arrow(values: Any) -> Prepared | None:
+    """Take text or binary from Arrow without making Python objects; nothing for other types."""
+    if not is_arrow(values):
+        return None
+    import pyarrow as pa
+
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if pa.types.is_string(values.type):
+        values = values.cast(pa.large_string())
+    elif pa.types.is_binary(values.type):
+        values = values.cast(pa.large_binary())
+    elif not (pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)):
+        return None
+    validity = None if values.null_count == 0 else np.asarray(values.is_valid())
+    _, offset_buffer, data_buffer = values.buffers()
+    if offset_buffer is None or len(values) == 0:
+        return ("flat", np.empty(0, np.uint8), np.zeros(len(values), np.int64), None, validity)
+    offsets = np.frombuffer(offset_buffer, np.int64)[values.offset : values.offset + len(values) + 1]
+    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
+    return ("flat", data[offsets[0] : offsets[-1]], offsets[1:] - offsets[0], None, validity)
+
+
+def items_of(values: Any) -> list[Any]:
+    """Make a list of a container."""
+    return list(values.to_pylist()) if is_arrow(values) else list(container(values))
+
+
+def codes_or_words(values: Any) -> Prepared:
+    """Prepare the values of a label or category column: words, or whole numbers."""
+    if hasattr(values, "dictionary_decode"):
+        values = values.dictionary_decode()
+    flat = flat_from_arrow(values)
+    if flat is not None:
+        return flat
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and values.ndim == 1 and not isinstance(values, np.ma.MaskedArray):
+        return fixed(cast(values, "int64"), None)
+    items = [None if is_null_word(value) else value for value in items_of(values)]
+    if any(isinstance(value, str) for value in items):
+        for row, value in enumerate(items):
+            if value is not None and not isinstance(value, str):
+                raise fail(f"row {row} is a {type(value).__name__} among words", row)
+        return ("items", items)
+    for row, value in enumerate(items):
+        if value is not None and (isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer)):
+            raise fail(f"row {row} is {str(value)[:80]!r}, expected a word or a whole number", row)
+    validity = np.array([value is not None for value in items], dtype=bool)
+    codes = [0 if value is None else whole_number(value, row, "int64") for row, value in enumerate(items)]
+    return fixed(np.array(codes, dtype=np.int64), validity)
+
+
+def blob(value: Any, row: int) -> Any:
+    """Give bytes, a Path, or None."""
+    if is_null_word(value):
+        return None
+    if isinstance(value, bytes | bytearray | os.PathLike):
+        return value
+    if isinstance(value, memoryview | np.void):
+        return value.tobytes()
+    raise fail(f"row {row} is a {type(value).__name__}, expected bytes, Path or None", row)
+
+
+# Pillow's modes: stored as they are, or converted without loss of what one sees.
+_AS_THEY_ARE = ("L", "RGB", "RGBA", "I;16")
+_CONVERTED = {"1": "L", "LA": "RGBA", "La": "RGBA", "PA": "RGBA", "RGBa": "RGBA", "RGBX": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
+
+
+def from_pillow(image: Any, row: int, mask: bool) -> Array:
+    """Give the pixels of a Pillow image: colours for an image, class numbers for a mask."""
+    mode = image.mode
+    if mode == "P" and not mask:
+        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+    elif mode == "1" and mask:
+        return np.asarray(image).astype(np.uint8)
+    elif mode in _CONVERTED and not mask:
+        image = image.convert(_CONVERTED[mode])
+    elif mode not in _AS_THEY_ARE and not (mask and mode == "P"):
+        raise fail(f"row {row} is a Pillow image of mode {mode}", row, hint="convert it to L, RGB, RGBA or I;16 first")
+    return np.asarray(image)
+
+
+def picture(value: Any, row: int, mask: bool) -> Any:
+    """Give encoded bytes, a Path, None, or (height, width, channels, bits, pixels), which the core stores as PNG."""
+    if hasattr(value, "mode") and hasattr(value, "convert"):
+        value = from_pillow(value, row, mask)
+    elif hasattr(value, "detach"):
+        value = from_torch(value)
+    if not isinstance(value, np.ndarray):
+        return blob(value, row)
+    if isinstance(value, np.ma.MaskedArray):
+        raise fail(f"row {row} is a masked array", row, hint="fill it first")
+    if value.dtype == bool and mask:
+        value = value.astype(np.uint8)
+    value = value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
+    good = value.dtype in (np.uint8, np.uint16) and value.ndim in ((2,) if mask else (2, 3)) and value.size
+    if not good or (value.ndim == 3 and value.shape[2] not in (1, 3, 4)):
+        wanted = "(H, W)" if mask else "(H, W) or (H, W, C) with C 1, 3 or 4"
+        raise fail(f"row {row} is an array {value.shape} of {value.dtype}, expected {wanted} of uint8 or uint16", row)
+    height, width, channels = value.shape if value.ndim == 3 else (*value.shape, 1)
+    return (height, width, channels, value.dtype.itemsize * 8, np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+
+
+def pictures(values: Any, mask: bool) -> Prepared:
+    """Prepare the values of an image or mask column; an array of images is one image a row."""
+    flat = flat_from_arrow(values)
+    return flat or ("items", [picture(value, row, mask) for row, value in enumerate(items_of(values))])

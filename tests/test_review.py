@@ -1,0 +1,356 @@
+"""Bugs that a reviewer found, each with the test that would have."""
+
+import collections
+import datetime
+import gc
+import json
+import os
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pandas as pd
+import penstock as ps
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from penstock.importers import import_data
+from PIL import Image as Pillow
+
+
+def test_a_fork_with_an_open_transaction_leaves_it_to_the_parent(root):
+    ds = ps.create(root, {"x": ps.Tensor((1 << 20,), "uint8")})
+    tx = ds.transaction("forked")
+    for value in range(3):
+        tx.append({"x": np.full((8, 1 << 20), value, "u1")})
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            for forbidden in (lambda: tx.append({"x": np.zeros((1, 1 << 20), "u1")}), tx.commit):
+                try:
+                    forbidden()
+                except ps.ClosedError:
+                    continue
+                os._exit(2)
+            tx.abort()
+            del tx
+            gc.collect()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    tx.commit()
+    assert len(ds) == 24 and ds[17]["x"].sum() == 2 << 20 and not ds.verify()["problems"]
+
+
+def test_a_failed_import_keeps_what_others_committed(root):
+    def rows():
+        for number in range(3000):
+            yield {"a": number}
+        ps.open(root).append({"a": [7]})
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError):
+        import_data(rows(), root)
+    assert ps.open(root)["a"][:].tolist() == [7] and not list(root.parent.glob(".*failed*"))
+
+
+def test_pillow_images_of_every_mode(root):
+    rng = np.random.default_rng(0)
+    rgb = Pillow.fromarray(rng.integers(0, 255, (6, 7, 3), dtype=np.uint8))
+    modes = ["L", "RGB", "RGBA", "P", "1", "LA", "CMYK", "YCbCr"]
+    offered = [rgb.convert(mode) for mode in modes]
+    ds = ps.create(root, {"m": ps.Image()})
+    ds.append({"m": offered})
+    for image, mode, found in zip(offered, modes, ds["m"][:], strict=True):
+        wanted = np.asarray(image.convert("L" if mode in ("L", "1") else "RGBA" if mode in ("RGBA", "LA") else "RGB"))
+        assert np.array_equal(found.squeeze(), wanted), mode
+    with pytest.raises(ps.InvalidInputError, match="mode"):
+        ds.append({"m": [rgb.convert("HSV")]})
+    masks = ps.create(root.with_name("masks"), {"m": ps.Mask()})
+    indexed = rgb.quantize(5)
+    masks.append({"m": [indexed]})
+    assert np.array_equal(masks["m"][0], np.asarray(indexed))
+
+
+def test_collate_turns_images_only(root):
+    ds = ps.create(root, {"x": ps.Tensor((2, 3, 4), "float32"), "r": ps.Tensor((None, None, 3), "uint8"), "m": ps.Image()})
+    ds.append({"x": np.zeros((2, 2, 3, 4), "f4"), "r": np.zeros((2, 5, 6, 3), "u1"), "m": np.zeros((2, 8, 9, 3), "u1")})
+    for samples in (ds.take([0, 1]), [ds[0], ds[1]], [ds.torch()[0], ds.torch()[1]], ds.torch().__getitems__([0, 1])):
+        batch = ps.torch.collate(samples)
+        assert batch["x"].shape == (2, 2, 3, 4) and batch["m"].shape == (2, 3, 8, 9)
+        assert all(value.shape == (5, 6, 3) for value in batch["r"])
+
+
+def test_masks_are_nulls_as_a_whole_or_refused(root):
+    ds = ps.create(root, {"r": ps.Tensor((None,), "float32"), "v": ps.Tensor((2,), "float32")})
+    whole = np.ma.masked_array(np.ones((2, 2)), [[0, 0], [1, 1]])
+    ds.append({"r": whole, "v": whole})
+    assert ds[1] == {"r": None, "v": None} and ds[0]["r"].tolist() == [1, 1]
+    for column in ("r", "v"):
+        with pytest.raises(ps.InvalidInputError, match="row 0 is masked in part"):
+            ds.append({column: np.ma.masked_array(np.ones((2, 2)), [[0, 1], [0, 0]])})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("timestamp", np.array([2**60], "M8[s]")), ("timestamp", np.array([400_000], "M8[Y]")), ("timestamp", np.array([2**64 - 1], np.uint64)),
+        ("float16", [1e10]), ("float32", [1e300]), ("float32", np.array([1e300])), ("bfloat16", np.array([1e300])), ("uint64", [-1]), ("uint64", [2**64]),
+        ("int64", np.array([2**63], np.uint64)), ("complex64", np.array([1e300j])),
+    ],
+)  # fmt: skip
+def test_no_cast_changes_a_value(root, dtype, values):
+    ds = ps.create(root, {"x": dtype})
+    with pytest.raises(ps.InvalidInputError, match="row 0"):
+        ds.append({"x": values})
+    assert len(ds) == 0
+
+
+def test_coarse_timestamps_in_parquet_are_refused(root, tmp_path):
+    pq.write_table(pa.table({"t": pa.array([2**60], pa.timestamp("ms"))}), tmp_path / "t.parquet")
+    with pytest.raises(ps.Error):
+        import_data(tmp_path / "t.parquet", root)
+
+
+def test_dimensions_of_nothing(root):
+    for shape in ((0, 3), (None, 0)):
+        with pytest.raises(ps.InvalidInputError, match="dimension of 0"):
+            ps.create(root, {"x": ps.Tensor(shape, "int8")})
+
+
+def test_positions_that_are_none(root):
+    ds = ps.create(root, {"x": "int32"})
+    ds.append({"x": [1, 2]})
+    for wrong in (np.array([2**64 - 1], np.uint64), 2**70, [2**70]):
+        with pytest.raises((ps.OutOfRangeError, ps.InvalidInputError)):
+            ds[wrong] if not isinstance(wrong, np.ndarray) else ds.take(wrong)
+    for wrong in (True, np.True_, np.ma.masked_array([0], [True])):
+        with pytest.raises(ps.InvalidInputError):
+            ds[wrong]
+    with pytest.raises(ps.InvalidInputError, match="columns="):
+        ds.take([0], columns="x")
+
+
+def test_nulls_of_every_library(root):
+    ds = ps.create(
+        root, {"t": "timestamp", "i": "uint64", "f": "float64", "s": ps.Text(), "k": ps.Category(), "v": ps.Tensor((2,), "float32")}
+    )
+    ds.append({"t": np.array(["NaT", "2026-01-01"], "M8[us]"), "i": [None, 2**63], "f": pd.array([None, 1.5], "Float64")})
+    ds.append(
+        {"t": [np.datetime64("NaT"), 5], "i": pd.array([None, 7], "Int64"), "s": pd.Series([np.nan, "x"]), "k": pd.Categorical([None, "y"])}
+    )
+    ds.append({"t": pd.Series(pd.to_datetime([None, "2026-01-01T02:00:00+02:00"], utc=True)), "i": pa.array([None, 2**63], pa.uint64())})
+    ds.append({"v": pa.array([None, [1, 2]], pa.list_(pa.float32(), 2)), "f": np.array([None, 2], object)})
+    ds.append({"v": pa.array([[3, 4], [1, 2]], pa.list_(pa.float32(), 2)), "f": [float("nan"), 2]})
+    assert all(ds[index]["t"] is None and ds[index]["i"] is None for index in (0, 2, 4)) and ds[1]["i"] == ds[5]["i"] == 2**63
+    assert (
+        ds[0]["f"] is None
+        and ds[2]["s"] is None
+        and ds[2]["k"] is None
+        and ds[6]["v"] is None
+        and ds[6]["f"] is None
+        and np.isnan(ds[8]["f"])
+    )
+    assert ds[5]["t"] == np.datetime64("2026-01-01") and ds[3]["t"] == np.datetime64(5, "us") and ds[8]["v"].tolist() == [3, 4]
+
+
+def test_containers_of_every_library(root):
+    ds = ps.create(root, {"x": "float32", "h": "bfloat16", "m": ps.Image(), "l": ps.Label(["a", "b"])})
+    for values in (
+        collections.deque([1, 2]),
+        (1, 2),
+        range(1, 3),
+        (n for n in (1, 2)),
+        torch.tensor([1, 2]),
+        pd.Series([1, 2]),
+        pa.chunked_array([[1], [2]]),
+        {1: 0, 2: 0}.keys(),
+    ):
+        ds.append({"x": values})
+    assert ds["x"][:].tolist() == [1, 2] * 8
+    ds.append({"h": torch.tensor([1.5], dtype=torch.bfloat16), "m": torch.zeros((1, 4, 4, 3), dtype=torch.uint8)})
+    assert ds[16]["h"] == ml_dtypes.bfloat16(1.5) and ds[16]["m"].shape == (4, 4, 3)
+    ds.append({"m": [np.arange(16, dtype=">u2").reshape(4, 4)]})
+    assert ds[17]["m"].squeeze().tolist() == np.arange(16).reshape(4, 4).tolist()
+    for wrong in (pd.DataFrame({"a": [1]}), np.array(5), 5, {"a": 1}, [[1], [1, 2]], ["x"], [object()]):
+        with pytest.raises(ps.InvalidInputError, match="`x`"):
+            ds.append({"x": wrong})
+    with pytest.raises(ps.InvalidInputError):
+        ds.append({"l": [2**70]})
+    for wrong in (lambda: ds.log(-1), lambda: ps.configure(memory_bytes=2**70), lambda: ds.append({}, message="\ud800"), lambda: ds.append({}, message=5), lambda: ps.open(root, snapshot=5), lambda: ds.transaction(properties={"a": {1}}), lambda: ps.Label("abc"), lambda: ps.Scalar(None)):  # fmt: skip
+        with pytest.raises(ps.InvalidInputError):
+            wrong()
+
+
+def test_wide_schemas_can_be_appended_to(root):
+    wide = ps.create(root, {f"c{number}": "int8" for number in range(3000)})
+    wide.append({f"c{number}": [1] for number in range(3000)})
+    assert wide["c2999"][:].tolist() == [1] and not ps.open(root).verify()["problems"]
+    words = ps.create(root.with_name("words"), {f"k{number}": ps.Category() for number in range(32)})
+    for round in range(3):
+        words.append({f"k{number}": [f"w{round}"] for number in range(32)})
+    assert words["k31"][:].tolist() == [0, 1, 2]
+    with pytest.raises(ps.InvalidInputError, match="at most 32"):
+        ps.create(root.with_name("more"), {f"k{number}": ps.Category() for number in range(33)})
+    own = ps.create(root.with_name("own"), {f"b{number}": ps.Bytes() for number in range(150)})
+    own.append({f"b{number}": [bytes(70_000)] for number in range(150)})
+    assert len(list(root.with_name("own").glob("d/*"))) == 150 and len(own[0]["b149"]) == 70_000
+
+
+def test_one_bad_row_does_not_end_an_import(root, tmp_path):
+    path = tmp_path / "a.jsonl"
+    lines = [{"a": number} for number in range(3000)]
+    lines[1500], lines[1600], lines[1700] = {"a": 1.5}, {"a": 2**70}, {"a": [1]}
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    report = import_data(path, root, on_error="skip")
+    assert report.samples == 2997 and [refusal.path.rsplit(" ", 1)[1] for refusal in report.refused] == ["1501", "1601", "1701"]
+    assert all("row" not in refusal.message for refusal in report.refused), "the item's own name tells the row"
+    csv = tmp_path / "b.csv"
+    csv.write_text("a,b\n" + "\n".join(f"{number},x{'y' * 60}" for number in range(100_000)) + "\nzz,x\n5,\n")
+    report = import_data(csv, root.with_name("b"), on_error="skip")
+    assert report.samples == 100_001 and "zz" in report.refused[0].message and report.refused[0].path.endswith("row 100001")
+    with pytest.raises(ps.InvalidInputError, match="row 100001"):
+        import_data(csv, root.with_name("c"))
+    images = [Pillow.effect_noise((300, 300), 50) for _ in range(3)]
+    report = import_data(
+        [{"m": image} for image in images] + [{"m": b"bad"}], root.with_name("d"), types={"m": ps.Image()}, on_error="skip"
+    )
+    assert report.samples == 3 and len(report.refused) == 1
+
+
+def test_each_refusal_has_its_own_reason(root, tmp_path):
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "a.png").write_bytes(b"")
+    (tmp_path / "f" / "b.png").write_bytes(b"nonsense")
+    report = import_data(tmp_path / "f", root, on_error="skip")
+    assert "0 bytes" in report.refused[0].message and "begins with" in report.refused[1].message and "label" not in ps.open(root).schema
+
+
+def test_jsonl_encodings(root, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes('{"x": "é"}\n{"x": "ü"}\n'.encode("utf-16"))
+    (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + '{"x": "é"}\n'.encode())
+    import_data(tmp_path / "a.jsonl", root, encoding="utf-16")
+    import_data(tmp_path / "b.jsonl", root.with_name("b"))
+    assert ps.open(root)["x"][:] == ["é", "ü"] and ps.open(root.with_name("b"))["x"][:] == ["é"]
+    with pytest.raises(ps.InvalidInputError, match="unknown encoding"):
+        import_data(tmp_path / "b.jsonl", root.with_name("c"), encoding="klingon")
+    (tmp_path / "c.csv").write_text("x,t\n1,12:30:00\n")
+    import_data(tmp_path / "c.csv", root.with_name("d"))
+    assert ps.open(root.with_name("d"))["t"][0] == "12:30:00"
+    for wrong in ({"delimiter": "é"}, {"types": {"nope": "int8"}}):
+        with pytest.raises(ps.InvalidInputError):
+            import_data(tmp_path / "c.csv", root.with_name("e"), **wrong)
+
+
+def test_brackets_are_no_markup(root):
+    ds = ps.create(root, {"t[/x]": ps.Text()})
+    ds.append({"t[/x]": ["closing [/foo] and [red]hi[/red]"]}, message="[/bar] [red]x[/red]")
+    for verb in ("head", "log", "info"):
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", verb, str(root)], capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}
+        )
+        assert done.returncode == 0, done.stderr
+        assert "[/" in done.stdout
+
+
+def peak_growth(script, *arguments):
+    head = """
+import sys, numpy as np, penstock as ps
+from penstock import importers, arrow
+def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
+ps.configure(memory_bytes=64 << 20, threads=2)
+tiny = ps.create(sys.argv[1] + "-warm", {"x": "int8"}); tiny.append({"x": [1]}); tiny[0]
+"""
+    run = subprocess.run([sys.executable, "-c", head + script, *map(str, arguments)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return int(run.stdout)
+
+
+def test_memory_of_a_parquet_import_is_bounded(root, tmp_path):
+    path = tmp_path / "a.parquet"
+    rng = np.random.default_rng(0)
+    with pq.ParquetWriter(path, pa.schema([("b", pa.binary())])) as writer:
+        for _ in range(20):
+            writer.write_table(pa.table({"b": pa.array([rng.bytes(60_000) for _ in range(150)], pa.binary())}))
+    script = """
+import pyarrow.parquet as pq
+before = peak()
+importers.import_data(sys.argv[2], sys.argv[1])
+print(peak() - before)
+"""
+    assert peak_growth(script, root, path) <= 128 << 20, "a row group of Parquet, its decoded batch, and the budget"
+    assert len(ps.open(root)) == 3000
+
+
+def test_one_cache_for_all_datasets(root):
+    for number in range(6):
+        ds = ps.create(root.with_name(f"d{number}"), {"x": ps.Tensor((4096,), "float64", codec="lz4")})
+        ds.append({"x": np.random.default_rng(number).normal(size=(1000, 4096))})
+    script = """
+sets = [ps.open(f"{sys.argv[2]}/d{n}") for n in range(6)]
+before = peak()
+for ds in sets:
+    for start in range(0, 1000, 50): ds[start:start + 50]
+print(peak() - before)
+"""
+    # 200 MB of files are mapped, and count as resident; decoded blocks may not add more than half the budget to them.
+    mapped = sum(path.stat().st_size for number in range(6) for path in root.with_name(f"d{number}").glob("d/*"))
+    assert peak_growth(script, root, root.parent) <= mapped + (32 << 20) + (24 << 20)
+
+
+def test_small_texts_after_large_ones_are_packed(root):
+    ds = ps.create(root, {"t": ps.Text()})
+    with ds.transaction() as tx:
+        tx.append({"t": ["x" * 2000] * 5000})
+        tx.append({"t": ["y" * 10] * 260_000})
+    stored = sum(path.stat().st_size for path in root.glob("d/*"))
+    assert stored - 5000 * 2000 - 2_600_000 <= 3 * 265_000 and ds[5000]["t"] == "y" * 10
+
+
+def test_a_column_left_out_later_costs_nothing(root):
+    ds = ps.create(root, {"n": "int32", "big": ps.Tensor((1000, 100), "float32")})
+    with ds.transaction() as tx:
+        tx.append({"n": [1], "big": np.ones((1, 1000, 100), "f4")})
+        tx.append({"n": np.arange(100_000)})
+        tx.append({"n": [2], "big": np.ones((1, 1000, 100), "f4")})
+    assert sum(path.stat().st_size for path in root.glob("d/*")) < 3 << 20
+    assert ds[0]["big"].sum() == ds[-1]["big"].sum() == 100_000 and ds[5]["big"] is None and not ds.verify()["problems"]
+
+
+def test_lenient_takes_of_categories(root):
+    ds = ps.create(root, {"k": ps.Category(), "n": "int32"})
+    ds.append({"k": ["a", "b"], "n": [1, 2]})
+    ds.append({"k": ["c"], "n": [3]})
+    data = sorted(root.glob("d/*"), key=lambda path: path.stat().st_mtime)[0]
+    data.write_bytes(data.read_bytes()[:-40])
+    found = ps.open(root).take([0, 1, 2], on_corrupt="null")
+    assert found["k"].tolist() == [None, None, 2] and found["n"].tolist() == [None, None, 3]
+
+
+def test_categories_of_many_words_are_looked_up_once(root):
+    ds = ps.create(root, {"k": ps.Category()})
+    ds.append({"k": [f"word {number}" for number in range(100_000)]})
+    ds.take([5])
+    before = ds.stats()
+    assert [int(ds.take([position])["k"][0]) for position in (0, 99_999, 777)] == [0, 99_999, 777]
+    assert ds.stats() == before, "neither words nor files are read again"
+
+
+def test_dates_of_every_kind(root):
+    ds = ps.create(root, {"t": "timestamp"})
+    ds.append(
+        {
+            "t": [
+                datetime.date(2026, 1, 2),
+                "2026-01-02T00:00:00Z",
+                "2026-01-02T02:00:00+02:00",
+                pd.Timestamp("2026-01-02", tz="UTC"),
+                np.datetime64("2026-01-02"),
+            ]
+        }
+    )
+    assert (ds["t"][:] == np.datetime64("2026-01-02")).all()
