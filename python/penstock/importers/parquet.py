@@ -72,14 +72,21 @@ def _is_ipc_file(file: pathlib.Path) -> bool:
 
 def _batches(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
     if _is_parquet(file):
-        opened = pq.ParquetFile(file)
-        groups = [opened.metadata.row_group(index) for index in range(opened.metadata.num_row_groups)]
-        mean = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1.0)
-        return _bounded(opened.iter_batches(max(1, min(ROWS_AT_ONCE, int(CHUNK_BYTES / max(1.0, mean))))))
+        return _row_groups(file)
     if _is_ipc_file(file):
         opened = pa.ipc.open_file(pa.memory_map(str(file)))
         return _bounded(opened.get_batch(index) for index in range(opened.num_record_batches))
     return _bounded(pa.ipc.open_stream(pa.memory_map(str(file))))
+
+
+def _row_groups(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
+    """Read row group by row group: pyarrow would read several ahead, and hold them."""
+    opened = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
+    for index in range(opened.num_row_groups):
+        group = opened.metadata.row_group(index)
+        mean = max(1.0, group.total_byte_size / max(1, group.num_rows))
+        rows = max(1, min(ROWS_AT_ONCE, int(CHUNK_BYTES / mean)))
+        yield from _bounded(opened.iter_batches(rows, row_groups=[index], use_threads=False))
 
 
 def _bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
