@@ -72,7 +72,8 @@ def test_good_parquet_files(data, tmp_path):
             assert error.code in ("object-malformed", "unsupported-format", "invalid-schema", "invalid-value", "source-not-found"), path
             continue
         # One old file's metadata says 0 rows and holds 6.
-        assert report.samples == (pq.ParquetFile(path).metadata.num_rows or 6)
+        claimed = pq.ParquetFile(path).metadata.num_rows
+        assert report.samples == claimed or (claimed == 0 and path.name == "repeated_no_annotation.parquet" and report.samples == 6)
         read += 1
     assert read > 0.7 * len(files)
 

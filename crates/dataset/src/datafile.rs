@@ -1,6 +1,6 @@
 //! One mapped data file: its tail, which of its checksum units this process has verified, and its blocks.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
 use penstock_codec::block::{lz4_decode, zstd_decode};
@@ -21,6 +21,8 @@ pub struct DataFile {
     pub data_end: u64,
     /// Per chunk, one bit a checksum unit. Set after the unit was verified; setting it twice is harmless.
     verified: Vec<Vec<AtomicU64>>,
+    /// What the store was told last: a map begins as one that is read in order.
+    pub expected_in_order: AtomicBool,
     /// Per chunk, how many units are not verified yet.
     unverified: Vec<AtomicU64>,
 }
@@ -38,6 +40,7 @@ impl DataFile {
         if map[..8] != MAGIC[..] || map[8..24] != file.id.0[..] {
             return Err(malformed(format!("cannot read `{name}`: it is no data file, or another one")));
         }
+        storage.will_need(&map[data_end as usize..]);
         // The tail is copied, so that what was verified cannot change afterwards, and reads touch few pages.
         let tail = Bytes::copy_from_slice(&map[data_end as usize..(data_end + file.tail_bytes) as usize]);
         let found = crc(&tail);
@@ -51,7 +54,7 @@ impl DataFile {
         }
         let verified = tail.chunks.iter().map(|chunk| (0..chunk.crcs.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect()).collect();
         let unverified = tail.chunks.iter().map(|chunk| AtomicU64::new(chunk.crcs.len() as u64)).collect();
-        Ok(DataFile { id: file.id, map, tail, data_end, verified, unverified })
+        Ok(DataFile { id: file.id, map, tail, data_end, verified, unverified, expected_in_order: AtomicBool::new(true) })
     }
 
     /// Index of the chunk of a column.

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
@@ -115,7 +116,29 @@ impl Snapshot {
         }
         let any_order = entry.layout == Layout::Fixed && entry.raw_bytes.is_none();
         let rows = if any_order { Cow::Borrowed(&group.rows[..]) } else { group.ascending() };
-        Ok(Some(Source { file, chunk, rows }))
+        let source = Source { file, chunk, rows };
+        self.announce(&source);
+        Ok(Some(source))
+    }
+
+    /// Tell the store what will be read: a run of neighbours in order, all else at random, large samples each. Small ones
+    /// at random are a page or two, and not worth a system call where they are in memory already.
+    fn announce(&self, source: &Source<'_>) {
+        let (entry, map, storage) = (source.entry(), &source.file.map, self.context.storage.as_ref());
+        let (low, high) = source.rows.iter().fold((u64::MAX, 0), |(low, high), (row, _)| (low.min(*row), high.max(*row)));
+        let in_order = source.rows.len() > 1 && high - low < 2 * source.rows.len() as u64;
+        if source.file.expected_in_order.swap(in_order, Relaxed) != in_order {
+            storage.will_read(map, in_order);
+        }
+        if !in_order && entry.rows_per_block == 1 {
+            for (row, _) in source.rows.iter() {
+                let bytes = entry.stored_bytes.get(*row as usize) as usize;
+                let begin = entry.offset.get(*row as usize) as usize;
+                if bytes >= ANNOUNCE_BYTES {
+                    storage.will_need(&map[begin..begin + bytes]);
+                }
+            }
+        }
     }
 
     /// Run `read` for every group; a failing one names position and column.
@@ -399,6 +422,9 @@ fn copy(target: &mut [u8], source: &[u8]) {
         _ => target.copy_from_slice(source),
     }
 }
+
+/// Fewer bytes are left to the page faults.
+const ANNOUNCE_BYTES: usize = 16 << 10;
 
 /// Rows that are fetched ahead of the one being copied.
 const ROWS_AHEAD: usize = 4;

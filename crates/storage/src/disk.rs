@@ -15,6 +15,10 @@ pub trait FileSystem: Send + Sync + Debug {
     fn read(&self, path: &Path) -> io::Result<Bytes>;
     /// Map a file of exactly `bytes` bytes; another length is `UnexpectedEof`.
     fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes>;
+    /// Begin reading a part of what `map` gave.
+    fn will_need(&self, _part: &[u8]) {}
+    /// Expect all of what `map` gave to be read in order, or at random.
+    fn will_read(&self, _whole: &[u8], _in_order: bool) {}
     fn exists(&self, path: &Path) -> io::Result<bool>;
     /// Give the file a second name, if that is free: `AlreadyExists` otherwise.
     fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -37,6 +41,8 @@ pub trait File: Send {
 /// The real thing.
 #[derive(Debug)]
 pub struct Disk;
+
+const PAGE_BYTES: usize = 4096;
 
 /// Write-back begins after this many bytes, so that the final fsync finds little left to do.
 const WRITE_BACK_BYTES: u64 = 8 << 20;
@@ -95,6 +101,15 @@ impl FileSystem for Disk {
         Ok(Bytes::from_owner(map))
     }
 
+    fn will_need(&self, part: &[u8]) {
+        advise(part, libc::MADV_WILLNEED);
+    }
+
+    fn will_read(&self, whole: &[u8], in_order: bool) {
+        // At random the kernel would read megabytes around each page that is missing.
+        advise(whole, if in_order { libc::MADV_NORMAL } else { libc::MADV_RANDOM });
+    }
+
     fn exists(&self, path: &Path) -> io::Result<bool> {
         path.try_exists()
     }
@@ -141,6 +156,14 @@ impl FileSystem for Disk {
     fn is_empty(&self, path: &Path) -> io::Result<bool> {
         Ok(fs::read_dir(path)?.next().is_none())
     }
+}
+
+/// Advise the kernel about mapped bytes; a refusal costs speed only.
+fn advise(part: &[u8], advice: libc::c_int) {
+    let begin = part.as_ptr() as usize & !(PAGE_BYTES - 1);
+    let end = part.as_ptr() as usize + part.len();
+    // SAFETY: the range lies in pages that `part` keeps mapped; the advice changes no content.
+    unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, advice) };
 }
 
 fn rename_new(from: &Path, to: &Path) -> io::Result<()> {

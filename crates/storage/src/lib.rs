@@ -41,6 +41,12 @@ pub trait Storage: Send + Sync + Debug {
     /// Make an immutable object of known length readable at memory speed, without copying where that can be.
     fn map(&self, name: &str, bytes: u64) -> Result<Bytes>;
 
+    /// Tell that a part of what `map` gave will be read soon. Costs nothing where that means nothing.
+    fn will_need(&self, _part: &[u8]) {}
+
+    /// Tell whether all of what `map` gave will be read in order, or at random. Costs nothing where that means nothing.
+    fn will_read(&self, _whole: &[u8], _in_order: bool) {}
+
     /// Whether the object is there.
     fn exists(&self, name: &str) -> Result<bool>;
 

@@ -162,6 +162,14 @@ impl Storage for Local {
         self.files.map(&path, bytes).map_err(|error| failure("read", &path, &error))
     }
 
+    fn will_need(&self, part: &[u8]) {
+        self.files.will_need(part);
+    }
+
+    fn will_read(&self, whole: &[u8], in_order: bool) {
+        self.files.will_read(whole, in_order);
+    }
+
     fn exists(&self, name: &str) -> Result<bool> {
         let path = self.path(name);
         add(&self.counters.lookups, 1);
