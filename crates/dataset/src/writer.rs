@@ -21,6 +21,9 @@ use crate::encode::{self, Style};
 /// Samples of one column are written when this many bytes wait.
 const FLUSH_BYTES: usize = 8 << 20;
 
+/// Files are written in multiples of this: the size of a huge page, which file maps of a large folio can use.
+const WRITE_BYTES: usize = 2 << 20;
+
 /// Fewer small samples do not begin a new fragment.
 const SAMPLES_WORTH_A_FRAGMENT: usize = 1000;
 
@@ -67,8 +70,11 @@ impl OpenFile {
         self.buffer.resize(self.buffer.len() + (offset - self.offset) as usize, 0);
         self.buffer.extend_from_slice(bytes);
         self.offset = offset + bytes.len() as u64;
-        if self.buffer.len() >= FLUSH_BYTES / 4 {
-            self.flush()?;
+        if self.buffer.len() >= 2 * WRITE_BYTES {
+            // Whole pieces only, so that every write begins where the page cache can use one large folio for it.
+            let whole = self.buffer.len() / WRITE_BYTES * WRITE_BYTES;
+            self.writer.write(&self.buffer[..whole])?;
+            self.buffer.drain(..whole);
         }
         Ok(offset)
     }
