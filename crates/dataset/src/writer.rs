@@ -70,7 +70,7 @@ impl OpenFile {
         self.buffer.resize(self.buffer.len() + (offset - self.offset) as usize, 0);
         self.buffer.extend_from_slice(bytes);
         self.offset = offset + bytes.len() as u64;
-        if self.buffer.len() >= 2 * WRITE_BYTES {
+        if self.buffer.len() >= WRITE_BYTES {
             // Whole pieces only, so that every write begins where the page cache can use one large folio for it.
             let whole = self.buffer.len() / WRITE_BYTES * WRITE_BYTES;
             self.writer.write(&self.buffer[..whole])?;
