@@ -24,7 +24,7 @@ mod writer;
 pub use commit::{Event, Machine, Request};
 pub use config::Config;
 pub use context::Context;
-pub use log::{LogEntry, newest, walk};
+pub use log::{LogEntry, walk};
 pub use media::{Validate, check as check_media};
 pub use parallel::map as parallel_map;
 pub use plan::{Plan, out_of_range};

@@ -366,9 +366,6 @@ impl Transaction {
         store.sync(&folders)?;
         Ok(own)
     }
-
-    /// Give up: nothing of it stays.
-    pub fn abort(self) {}
 }
 
 impl Drop for Transaction {

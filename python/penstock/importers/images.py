@@ -5,16 +5,19 @@ Whether a file is an image is told by its content, never by its name: what can't
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 from penstock.errors import InvalidInputError
 from penstock.importers.source import Chunk, Options, Refusal, Source
 from penstock.schema import ColumnType, Image, Label, Text
 
-# Files are read by the core; so many paths go to it at once.
+# A chunk of files is held whole: at most so many, and no more bytes than this unless one file has more.
 FILES_AT_ONCE = 256
+CHUNK_BYTES = 16 << 20
 # No photograph is larger; a file that is would have to be held whole.
 LARGEST_FILE_BYTES = 1 << 30
 
@@ -33,22 +36,37 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
     progress = {"done": 0}
 
     def chunks() -> Iterator[Chunk]:
-        for start in range(0, len(files), FILES_AT_ONCE):
+        for group in _groups(files):
             good, names, refused = [], [], []
-            for file in files[start : start + FILES_AT_ONCE]:
+            for file in group:
                 problem = _problem(folder, file)
                 if problem is None:
                     good.append(file)
                     names.append(str(file.relative_to(folder)))
                 else:
                     refused.append(problem)
-            columns = {"image": good, "path": names}
+            columns: dict[str, Any] = {"image": good, "path": names}
             if classes:
                 columns["label"] = [_class_of(folder, file) for file in good]
-            progress["done"] = min(len(files), start + FILES_AT_ONCE)
+            progress["done"] += len(group)
             yield Chunk(columns, len(good), names.__getitem__, refused)
 
     return Source(schema, chunks(), len(files), "files", lambda: progress["done"])
+
+
+def _groups(files: list[pathlib.Path]) -> Iterator[list[pathlib.Path]]:
+    """Cut the list where a chunk would hold too much."""
+    group: list[pathlib.Path] = []
+    size = 0
+    for file in files:
+        with contextlib.suppress(OSError):  # A file that can't be looked at is refused later, by its name.
+            size += file.stat().st_size
+        group.append(file)
+        if len(group) >= FILES_AT_ONCE or size >= CHUNK_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:

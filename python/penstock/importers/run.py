@@ -182,7 +182,8 @@ class _Appender:
         """Append a chunk; gives the number of samples."""
         columns = {name: container(values) for name, values in chunk.columns.items()}
         bad: set[int] = set()
-        for row, column, refusal in self._problems(columns, chunk):
+        problems = self._problems(columns, chunk)
+        for row, column, refusal in problems:
             if self.on_error == "raise":
                 raise _as_error(refusal)
             self.refused.append(refusal)
@@ -192,15 +193,19 @@ class _Appender:
                 bad.add(row)
         return self._part(columns, [row for row in range(chunk.rows) if row not in bad], chunk)
 
-    def _problems(self, columns: Mapping[str, Any], chunk: Chunk) -> list[tuple[int, str, Refusal]]:
-        """What the source found already, and media that do not decode: each with its own reason, one a row."""
+    def _problems(self, columns: dict[str, Any], chunk: Chunk) -> list[tuple[int, str, Refusal]]:
+        """What the source found already, and media that do not decode: each with its own reason, one a row.
+
+        Files of media are read here, once: `columns` then holds their bytes.
+        """
         found = {row: (row, column, refusal) for row, column, refusal in reversed(chunk.problems)}
-        for name, values in columns.items():
+        for name, values in list(columns.items()):
             kind = self.kinds[name]
             if not isinstance(kind, Image | Mask) or is_arrow(values):
                 continue
             bodies = [_body(value) for value in values]
             if any(body is not None for body in bodies):
+                columns[name] = [value if body is None else body for value, body in zip(values, bodies, strict=True)]
                 errors = _core.check_media(bodies, isinstance(kind, Mask), self.validate)
                 for row, error in enumerate(errors):
                     if error is not None:
