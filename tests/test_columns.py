@@ -2,6 +2,7 @@
 
 import datetime
 import io
+import pathlib
 
 import ml_dtypes
 import numpy as np
@@ -200,3 +201,21 @@ def test_any_ragged_shapes_and_texts_come_back(tmp_path_factory, shapes, texts, 
     assert ds["t"][:] == texts[:count]
     found = ds["a"][:]
     assert len(found) == count and all(same(found[i], arrays[i]) for i in range(count))
+
+
+def test_files_are_stored_as_they_are_read(tmp_path):
+    """Files go straight into the column's buffer, beside nulls and bytes, empty ones, and those that hold more than they said."""
+    paths = []
+    for number, size in enumerate([5, 0, 300_000, 1, 2_000_000]):
+        paths.append(tmp_path / f"{number}")
+        paths[-1].write_bytes(bytes([number]) * size)
+    grows = pathlib.Path("/proc/version")  # 0 bytes, says its size.
+    for values in ([*paths], [paths[0], None, paths[2]], [None, b"between", *paths, grows, None, paths[4]], [grows]):
+        ds = ps.create(tmp_path / f"ds{len(values)}", {"blob": ps.Bytes()})
+        ds.append({"blob": values})
+        stored = [value.read_bytes() if isinstance(value, pathlib.Path) else value for value in values]
+        assert ds["blob"][:] == stored
+    missing = tmp_path / "missing"
+    with pytest.raises(ps.Error, match=r"row 1.*missing|missing.*row 1") as told:
+        ds.append({"blob": [paths[0], missing]})
+    assert told.value.rows == [1]

@@ -199,7 +199,7 @@ def _commit(entry: dict[str, Any]) -> Commit:
 
 
 # A call to the core takes about this many bytes and rows at once, so that a large append is bounded by the budget.
-SLICE_BYTES = 32 << 20
+SLICE_BYTES = 16 << 20
 SLICE_ROWS = 65_536
 
 

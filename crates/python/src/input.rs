@@ -1,6 +1,8 @@
 //! Prepared Python values → columns. Preparation (dtypes, nulls, shapes) is done in `penstock/schema.py`; here bytes move.
 
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use numpy::{PyReadonlyArray1, PyReadonlyArray2};
 use penstock_dataset::parallel_map;
@@ -62,6 +64,15 @@ enum Later {
     Pixels([usize; 4], Vec<u8>),
 }
 
+impl Later {
+    fn pixel_bytes(&self) -> usize {
+        match self {
+            Later::File(_) => 0,
+            Later::Pixels(_, pixels) => pixels.len(),
+        }
+    }
+}
+
 /// Bytes-like values are copied under the GIL; files are read and arrays encoded as PNG outside it, on all threads.
 fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str) -> PyResult<Column> {
     let mut ragged = Ragged::default();
@@ -104,31 +115,85 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str) -> PyResult<Colum
     py.detach(|| fill(ragged, &later, name)).or_raise(py)
 }
 
-/// Make the values that wait, and put them in their places.
+/// Make the values that wait, and put them in their places. Files are read straight into the buffer of the column.
 fn fill(small: Ragged, later: &[(usize, Later)], name: &str) -> penstock_error::Result<Column> {
-    let size = |later: &Later| match later {
-        Later::File(path) => std::fs::metadata(path).map_or(0, |file| file.len() as usize),
-        Later::Pixels(_, pixels) => pixels.len(),
-    };
-    let bytes = later.iter().map(|(_, later)| size(later)).sum();
-    let bodies = parallel_map(later.len(), bytes, |index| match &later[index] {
-        (row, Later::File(path)) => std::fs::read(path).map_err(|error| {
-            let text = format!("cannot append to column `{name}`: cannot read `{}` of row {row}: {error}", path.display());
-            Error::new("source-not-found", text).rows(vec![*row as u64])
-        }),
+    let sizes: Vec<usize> = later
+        .iter()
+        .map(|(_, later)| match later {
+            Later::File(path) => std::fs::metadata(path).map_or(0, |file| file.len() as usize),
+            Later::Pixels(..) => 0,
+        })
+        .collect();
+    let work = sizes.iter().sum::<usize>() + later.iter().map(|(_, later)| later.pixel_bytes()).sum::<usize>();
+    let mut data = vec![0; sizes.iter().sum()];
+    let mut slots = Vec::with_capacity(later.len());
+    let mut rest = data.as_mut_slice();
+    for size in &sizes {
+        let (slot, more) = rest.split_at_mut(*size);
+        slots.push(Mutex::new(slot));
+        rest = more;
+    }
+    // What does not end in its slot, as pixels and files that change while they are read, comes as a value of its own.
+    let bodies = parallel_map(later.len(), work, |index| match &later[index] {
+        (row, Later::File(path)) => {
+            let mut slot = slots[index].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            read_file(path, &mut slot).map_err(|error| {
+                let text = format!("cannot append to column `{name}`: cannot read `{}` of row {row}: {error}", path.display());
+                Error::new("source-not-found", text).rows(vec![*row as u64])
+            })
+        }
         (row, Later::Pixels([height, width, channels, bits], pixels)) => {
             let encoded = penstock_codec::encode_png(*height, *width, *channels, *bits as u8, pixels);
-            encoded.map_err(|error| error.context(format!("cannot append to column `{name}`: row {row}")).rows(vec![*row as u64]))
+            encoded.map(Some).map_err(|error| error.context(format!("cannot append to column `{name}`: row {row}")).rows(vec![*row as u64]))
         }
     })?;
-    let mut ragged =
-        Ragged { data: Vec::with_capacity(small.data.len() + bytes), ends: Vec::with_capacity(small.len()), ..Ragged::default() };
-    let mut made = later.iter().zip(bodies).peekable();
+    let bodies = bodies.into_iter().collect::<penstock_error::Result<Vec<_>>>()?;
+    drop(slots);
+    let files = Ragged { data, ends: running_sum(&sizes), ..Ragged::default() };
+    if small.data.is_empty() && bodies.iter().all(Option::is_none) {
+        let mut file = later.iter().zip(&files.ends).peekable();
+        let mut end = 0;
+        let ends = (0..small.len()).map(|row| {
+            end = file.next_if(|((index, _), _)| *index == row).map_or(end, |(_, end)| *end);
+            end
+        });
+        return Ok(Column::Ragged(Ragged { ends: ends.collect(), data: files.data, free: Vec::new(), validity: small.validity }));
+    }
+    let mut ragged = Ragged::default();
+    let mut made = later.iter().zip(bodies).enumerate().peekable();
     for row in 0..small.len() {
-        match made.next_if(|((index, _), _)| *index == row) {
+        match made.next_if(|(_, ((index, _), _))| *index == row) {
             None => ragged.push((!small.is_null(row)).then(|| small.value(row)), &[]),
-            Some((_, body)) => ragged.push(Some(&body?), &[]),
+            Some((index, (_, body))) => ragged.push(Some(body.as_deref().unwrap_or_else(|| files.value(index))), &[]),
         }
     }
     Ok(Column::Ragged(ragged))
+}
+
+fn running_sum(sizes: &[usize]) -> Vec<u64> {
+    let add = |sum: &mut u64, size: &usize| {
+        *sum += *size as u64;
+        Some(*sum)
+    };
+    sizes.iter().scan(0, add).collect()
+}
+
+/// Read a file into a slot of the size that it was seen to have; whole, if it has another one by now.
+fn read_file(path: &Path, slot: &mut [u8]) -> std::io::Result<Option<Vec<u8>>> {
+    let mut file = std::fs::File::open(path)?;
+    let mut filled = 0;
+    while filled < slot.len() {
+        match file.read(&mut slot[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut more = Vec::new();
+    file.read_to_end(&mut more)?;
+    if filled == slot.len() && more.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some([&slot[..filled], &more].concat()))
 }
