@@ -1,17 +1,87 @@
 """What tests share: a folder each, the test data if it is at hand, hostile images from the testkit."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
+import uuid
 
 import pytest
+import servers
 
 ROOT = pathlib.Path(__file__).parent.parent
+BUCKET = "penstock"
+
+# Every fault now and then: about one request in seven meets one.
+FAULTS = "seed=1&lose=20&reset=20&throttle=20&toomany=10&fail=20&truncate=20&late=20&late_ms=30&stale=20"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--store", choices=["local", "buffered", "direct", "s3", "proxy"], default="local", help="what datasets lie on")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Where datasets lie elsewhere, only tests that take `root` as it comes are run."""
+    if config.getoption("--store") == "local":
+        return
+    chosen = [item for item in items if "root" in getattr(item, "fixturenames", ()) and item.get_closest_marker("local") is None]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+@pytest.fixture(scope="session")
+def minio(tmp_path_factory):
+    """A real MinIO, with a bucket, and the standard variables set to it."""
+    server = servers.Minio(tmp_path_factory.mktemp("minio"))
+    server.client().create_bucket(Bucket=BUCKET)
+    with environment(
+        AWS_ACCESS_KEY_ID=servers.KEY, AWS_SECRET_ACCESS_KEY=servers.SECRET, AWS_ENDPOINT_URL=server.endpoint, AWS_REGION="us-east-1"
+    ):
+        yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def proxy(minio):
+    """The faulty proxy before MinIO, without faults; a test sets what it wants, and sees to it that it takes them back."""
+    started = servers.Proxy(minio.port)
+    yield started
+    started.stop()
+
+
+@contextlib.contextmanager
+def environment(**variables):
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
 @pytest.fixture
-def root(tmp_path):
-    """A place for a dataset that does not exist yet."""
+def bucket(minio):
+    """A prefix of its own on MinIO, for a dataset that does not exist yet."""
+    return servers.BucketPath.of(minio, f"s3://{BUCKET}/{uuid.uuid4().hex}/dataset")
+
+
+@pytest.fixture
+def root(tmp_path, request, monkeypatch):
+    """A place for a dataset that does not exist yet: a local path, or with --store another one."""
+    store = request.config.getoption("--store")
+    if store in ("s3", "proxy"):
+        place = request.getfixturevalue("bucket")
+        if store == "proxy":
+            started = request.getfixturevalue("proxy")
+            started.faults(FAULTS)
+            monkeypatch.setenv("AWS_ENDPOINT_URL", started.endpoint)
+        return place
+    if store != "local":
+        import penstock.dataset
+
+        plain = penstock.dataset.open
+        monkeypatch.setattr("penstock.open", lambda *given, io=store, **more: plain(*given, io=io, **more))
     return tmp_path / "dataset"
 
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from penstock.importers import import_data
 from PIL import Image as Pillow
+from servers import left_empty
 
 
 def picture(seed, size=(8, 6), format="PNG"):
@@ -52,7 +53,7 @@ def test_refusals_are_skipped_nulled_or_raised(images, root):
     with pytest.raises(ps.Error) as caught:
         import_data(images, root, validate="decode")
     assert "bad.jpg" in str(caught.value) or "xff" in str(caught.value) or "udcff" in str(caught.value)
-    assert not root.exists()
+    assert left_empty(root)
     report = import_data(images, root, validate="decode", on_error="skip")
     assert report.samples == 4 and sorted(refusal.code for refusal in report.refused) == ["invalid-value"] + ["media-undecodable"] * 3
     assert report.samples + len(report.refused) == 8
@@ -105,7 +106,7 @@ def test_csv_that_is_none(tmp_path, root):
         with pytest.raises(ps.InvalidInputError) as caught:
             offer(body)
         assert text in str(caught.value) or text in str(caught.value.hint)
-        assert not root.exists()
+        assert left_empty(root)
     with pytest.raises(ps.InvalidInputError, match="is not utf-16"):
         offer(b"a\nb", encoding="utf-16")
     with pytest.raises(ps.InvalidInputError, match="unknown encoding"):
@@ -196,7 +197,7 @@ def test_damaged_parquet(tmp_path, root):
         (tmp_path / "b.parquet").write_bytes(damaged)
         with pytest.raises(ps.Error):
             import_data(tmp_path / "b.parquet", root)
-        assert not root.exists()
+        assert left_empty(root)
 
 
 def test_any_iterable(root, tmp_path):

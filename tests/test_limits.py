@@ -10,6 +10,8 @@ import penstock as ps
 import psutil
 import pytest
 
+pytestmark = pytest.mark.local  # Object storage has exact limits of its own: test_stores.py.
+
 
 def spent(ds, work):
     before = ds.stats()

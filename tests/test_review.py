@@ -270,6 +270,7 @@ tiny = ps.create(sys.argv[1] + "-warm", {"x": "int8"}); tiny.append({"x": [1]});
     return int(run.stdout)
 
 
+@pytest.mark.local
 def test_memory_of_a_parquet_import_is_bounded(root, tmp_path):
     path = tmp_path / "a.parquet"
     rng = np.random.default_rng(0)
@@ -321,6 +322,7 @@ def test_a_column_left_out_later_costs_nothing(root):
     assert ds[0]["big"].sum() == ds[-1]["big"].sum() == 100_000 and ds[5]["big"] is None and not ds.verify()["problems"]
 
 
+@pytest.mark.local
 def test_lenient_takes_of_categories(root):
     ds = ps.create(root, {"k": ps.Category(), "n": "int32"})
     ds.append({"k": ["a", "b"], "n": [1, 2]})
@@ -331,6 +333,7 @@ def test_lenient_takes_of_categories(root):
     assert found["k"].tolist() == [None, None, 2] and found["n"].tolist() == [None, None, 3]
 
 
+@pytest.mark.local
 def test_categories_of_many_words_are_looked_up_once(root):
     ds = ps.create(root, {"k": ps.Category()})
     ds.append({"k": [f"word {number}" for number in range(100_000)]})

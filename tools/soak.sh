@@ -3,4 +3,5 @@
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 PENSTOCK_SOAK=1 cargo test --release -p penstock-testkit --locked -- --nocapture
+tools/minio.sh
 PENSTOCK_SOAK=1 .venv/bin/python -m pytest tests -m "soak" -p no:cacheprovider -rA

@@ -21,21 +21,31 @@ while read -r p f i; do passed=$((passed + p)); failed=$((failed + f)); skipped=
 grep -qE "^error|could not compile" "$log/rust" && { failed=$((failed + 1)); tail -n 40 "$log/rust"; }
 grep -q "^test result" "$log/rust" || { failed=$((failed + 1)); echo "FAILED: no Rust test ran"; }
 
-echo "== python"
+tools/minio.sh || { failed=$((failed + 1)); echo "FAILED: no MinIO"; }
 select="not soak"
 [ -n "${PENSTOCK_TEST_DATA:-}" ] || select="not soak and not data"
-.venv/bin/python -m pytest tests python/penstock --doctest-modules -m "$select" -p no:cacheprovider -rs --durations=5 2>&1 | tee "$log/python"
-line=$(grep -E "^[0-9]+ (passed|failed|skipped|error).* in |^=+ .* in .*=+$|no tests ran" "$log/python" | tail -n 1)
-count() { grep -oE "[0-9]+ $1" <<< "$line" | grep -oE "[0-9]+" | head -n 1; }
-p=$(count passed); f=$(count failed); e=$(count "errors?"); s=$(count skipped)
-passed=$((passed + ${p:-0})); failed=$((failed + ${f:-0} + ${e:-0})); skipped=$((skipped + ${s:-0}))
-[ "${p:-0}" -gt 0 ] || { failed=$((failed + 1)); echo "FAILED: no Python test passed"; }
+pytest() { # pytest NAME ARGUMENT…: adds its counts
+  echo "== python: $1"
+  local name=$1 line p f e s; shift
+  .venv/bin/python -m pytest -p no:cacheprovider -rs "$@" 2>&1 | tee "$log/python"
+  cat "$log/python" >> "$log/all"
+  line=$(grep -E "^[0-9]+ (passed|failed|skipped|error).* in |^=+ .* in .*=+$|no tests ran" "$log/python" | tail -n 1)
+  count() { grep -oE "[0-9]+ $1" <<< "$line" | grep -oE "[0-9]+" | head -n 1; }
+  p=$(count passed); f=$(count failed); e=$(count "errors?"); s=$(count skipped)
+  passed=$((passed + ${p:-0})); failed=$((failed + ${f:-0} + ${e:-0})); skipped=$((skipped + ${s:-0}))
+  [ "${p:-0}" -gt 0 ] || { failed=$((failed + 1)); echo "FAILED: no test of $name passed"; }
+}
+pytest local tests python/penstock --doctest-modules -m "$select" --durations=5
+# The same suite with its datasets elsewhere: on MinIO, through the faulty proxy, and on disk without maps.
+for store in s3 proxy buffered; do
+  pytest "$store" tests --store "$store" -m "not soak and not data and not local"
+done
 
 SHOW=40 step "demo" .venv/bin/python examples/demo.py
 
 if [ "${CI:-}" = true ] && [ "$skipped" -gt 0 ]; then
   allowed=$(grep -cvE '^\s*(#|$)' tests/skips.txt || true)
-  unlisted=$(grep -E "^SKIPPED" "$log/python" | grep -vFf <(grep -vE '^\s*(#|$)' tests/skips.txt | cut -f1 || true) || true)
+  unlisted=$(grep -E "^SKIPPED" "$log/all" | grep -vFf <(grep -vE '^\s*(#|$)' tests/skips.txt | cut -f1 || true) || true)
   if [ "$allowed" -lt "$skipped" ] || [ -n "$unlisted" ]; then
     failed=$((failed + 1)); echo "FAILED: skipped tests that tests/skips.txt does not list"; echo "$unlisted"
   fi

@@ -58,24 +58,47 @@ def _uri(uri: str | os.PathLike[str]) -> str:
     return text
 
 
-def create(uri: str | os.PathLike[str], schema: Mapping[str, Any], *, message: str = "create") -> Dataset:
-    """Make a new dataset: commit 0. Parents of a local path are made.
+def create(
+    uri: str | os.PathLike[str],
+    schema: Mapping[str, Any],
+    *,
+    message: str = "create",
+    storage_options: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Make a new dataset: commit 0. Parents of a local path are made; `storage_options` are those of `open`.
 
     Raises: AlreadyExistsError (dataset-exists), InvalidInputError (invalid-schema, folder-not-empty), UnsupportedError
-    (unsupported-storage, for storage that cannot create without overwriting).
+    (unsupported-storage, for storage that cannot create without overwriting), PermissionDeniedError (credentials-missing,
+    credentials-refused, permission-denied), NotFoundError (bucket-not-found), UnavailableError (storage-unreachable).
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://create", {"image": ps.Image(), "year": "int32", "vector": ps.Tensor((768,), "float32")})
     >>> len(ds), list(ds.schema)
     (0, ['image', 'year', 'vector'])
     """
-    return Dataset(_core.create(_uri(uri), to_json(schema), _text(message, "message"), _author()))
+    return Dataset(_core.create(_uri(uri), to_json(schema), _text(message, "message"), _author(), _options(storage_options)))
 
 
-def open(uri: str | os.PathLike[str], *, branch: str = "main", snapshot: str | None = None) -> Dataset:
+def open(
+    uri: str | os.PathLike[str],
+    *,
+    branch: str = "main",
+    snapshot: str | None = None,
+    io: str = "auto",
+    storage_options: Mapping[str, Any] | None = None,
+) -> Dataset:
     """Open a dataset at its newest snapshot, or at the one named.
 
-    Cost: on local disk the hint, two look-ups, the record and the root; nothing grows with the number of samples.
+    `uri` is a path, file://, memory://, s3://, gs://, az://, or http(s):// for reading. `io` says how local files are read:
+    "auto" and "mapped" map them, "buffered" reads the ranges that a take needs, "direct" reads those past the page cache.
+
+    `storage_options` for S3: endpoint_url, region, profile, access_key_id, secret_access_key, session_token, anonymous (bool),
+    virtual_hosted (bool), ca_bundle (path of a PEM file); each is taken from its AWS_… variable or profile if it is not given. For every
+    object store: timeout_seconds (deadline of one operation, default 60), hedge (bool: ask a second time for a range that takes
+    unusually long). A pickled handle carries them without the three secrets.
+
+    Cost: on local disk the hint, two look-ups, the record and the root; on object storage three requests: a listing of one
+    name, the record, the root. Nothing grows with the number of samples.
     Raises: NotFoundError (dataset-not-found, snapshot-not-found, branch-not-found), CorruptError, UnsupportedError (unknown-feature).
     """
     if branch != "main":
@@ -86,7 +109,18 @@ def open(uri: str | os.PathLike[str], *, branch: str = "main", snapshot: str | N
         )
     if snapshot is not None and not isinstance(snapshot, str):
         raise InvalidInputError(f"cannot open snapshot {snapshot!r}: a snapshot id is a str", hint="take it from ds.snapshot or ds.log()")
-    return Dataset(_core.open(_uri(uri), snapshot))
+    return Dataset(_core.open(_uri(uri), snapshot, _options(storage_options), _text(io, "io")))
+
+
+def _options(given: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if given is None:
+        return []
+    if not isinstance(given, Mapping):
+        raise InvalidInputError(f"storage_options is a {type(given).__name__}, expected a dict of option to value")
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str | bool | int | float | os.PathLike):
+            raise InvalidInputError(f"storage_options[{name!r}] is a {type(value).__name__}, expected str, number, bool or Path")
+    return [(name, os.fspath(value) if isinstance(value, os.PathLike) else str(value)) for name, value in given.items()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,11 +216,11 @@ class Dataset(View):
 
     def __reduce__(self) -> tuple[Any, ...]:
         _, arguments = super().__reduce__()
-        return (_reopen_dataset, arguments[:2])
+        return (_reopen_dataset, arguments[:3])
 
 
-def _reopen_dataset(uri: str, snapshot: str) -> Dataset:
-    return Dataset(_core.open(uri, snapshot))
+def _reopen_dataset(uri: str, snapshot: str, options: tuple[list[tuple[str, str]], str]) -> Dataset:
+    return Dataset(_core.open(uri, snapshot, *options))
 
 
 def _commit(entry: dict[str, Any]) -> Commit:

@@ -12,7 +12,8 @@ use quick_cache::sync::Cache;
 
 use crate::config::Config;
 use crate::datafile::DataFile;
-use crate::process::PerProcess;
+use crate::fetch;
+use penstock_storage::process::PerProcess;
 
 /// Data files mapped at once; Linux allows 65,530 maps a process.
 const MAPPED_FILES: usize = 4096;
@@ -30,11 +31,24 @@ impl<K> quick_cache::Weighter<K, Bytes> for ByLength {
 }
 
 /// A decoded block: data file, chunk, block.
-type BlockKey = (Id, u32, u32);
+pub type BlockKey = (Id, u32, u32);
+
+/// Files are counted; those that are not mapped also hold memory.
+#[derive(Clone)]
+struct ByHeld {
+    mapped: bool,
+    least: u64,
+}
+
+impl quick_cache::Weighter<Id, Arc<DataFile>> for ByHeld {
+    fn weight(&self, _id: &Id, file: &Arc<DataFile>) -> u64 {
+        self.least + file.held_bytes(self.mapped)
+    }
+}
 
 struct Caches {
     pages: Cache<(Id, u64), Arc<Vec<Fragment>>>,
-    files: Cache<Id, Arc<DataFile>>,
+    files: Cache<Id, Arc<DataFile>, ByHeld>,
     words: Cache<Id, Arc<Vec<String>>>,
 }
 
@@ -44,19 +58,25 @@ static BLOCKS: PerProcess<Cache<BlockKey, Bytes, ByLength>> = PerProcess::new(||
     Cache::with_weighter((block_bytes / (64 << 10)) as usize, block_bytes, ByLength)
 });
 
-fn caches() -> Caches {
-    Caches { pages: Cache::new(PAGES), files: Cache::new(MAPPED_FILES), words: Cache::new(WORDS) }
+fn caches(mapped: bool) -> Caches {
+    let held_bytes = Config::memory_bytes() / 4;
+    let weigher = ByHeld { mapped, least: held_bytes / MAPPED_FILES as u64 };
+    let files = Cache::with_weighter(MAPPED_FILES, held_bytes, weigher);
+    Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS) }
 }
+
+type MakeCaches = Box<dyn Fn() -> Caches + Send + Sync>;
 
 /// An open store with its caches.
 pub struct Context {
     pub storage: Box<dyn Storage>,
-    caches: PerProcess<Caches>,
+    caches: PerProcess<Caches, MakeCaches>,
 }
 
 impl Context {
     pub fn new(storage: Box<dyn Storage>) -> Arc<Context> {
-        Arc::new(Context { storage, caches: PerProcess::new(caches) })
+        let mapped = storage.mapped();
+        Arc::new(Context { storage, caches: PerProcess::new(Box::new(move || caches(mapped))) })
     }
 
     /// Read an object and hold it to its parent's word.
@@ -80,9 +100,24 @@ impl Context {
         })
     }
 
-    /// A data file, mapped, its tail verified.
+    /// A data file, its tail verified.
     pub fn file(&self, file: &FileRef, samples: u64) -> Result<Arc<DataFile>> {
-        self.caches.get().files.get_or_insert_with(&file.id, || Ok(Arc::new(DataFile::open(self.storage.as_ref(), file, samples)?)))
+        self.caches.get().files.get_or_insert_with(&file.id, || {
+            let storage = self.storage.as_ref();
+            if storage.mapped() {
+                return Ok(Arc::new(DataFile::open(storage, file, samples)?));
+            }
+            let pieces = storage.fetch(vec![fetch::tail_range(file)]).into_iter().next().unwrap_or_else(|| Ok(Vec::new()))?;
+            Ok(Arc::new(fetch::open(file, samples, pieces)?))
+        })
+    }
+
+    pub fn has_file(&self, file: Id) -> bool {
+        self.caches.get().files.peek(&file).is_some()
+    }
+
+    pub fn keep_file(&self, file: DataFile) {
+        self.caches.get().files.insert(file.id, Arc::new(file));
     }
 
     pub fn words(&self, segment: &WordsSegment) -> Result<Arc<Vec<String>>> {
@@ -97,8 +132,16 @@ impl Context {
     }
 
     /// A decoded block, from the cache or made by `decode`.
-    pub fn block(&self, file: Id, chunk: usize, block: usize, decode: impl FnOnce() -> Result<Bytes>) -> Result<Bytes> {
-        BLOCKS.get().get_or_insert_with(&(file, chunk as u32, block as u32), decode)
+    pub fn block(&self, key: BlockKey, decode: impl FnOnce() -> Result<Bytes>) -> Result<Bytes> {
+        BLOCKS.get().get_or_insert_with(&key, decode)
+    }
+
+    pub fn cached_block(&self, key: BlockKey) -> Option<Bytes> {
+        BLOCKS.get().get(&key)
+    }
+
+    pub fn cache_block(&self, key: BlockKey, block: Bytes) {
+        BLOCKS.get().insert(key, block);
     }
 
     /// A new random id.

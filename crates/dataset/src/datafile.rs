@@ -13,10 +13,15 @@ use penstock_format::{Id, crc};
 use penstock_storage::Storage;
 
 use crate::context::Context;
+use crate::fetch::Fetched;
 
 pub struct DataFile {
     pub id: Id,
+    pub file_bytes: u64,
+    /// The whole file; nothing if it is `ranged`.
     pub map: Bytes,
+    /// Its blocks are fetched range by range, and verified as they come.
+    pub ranged: bool,
     pub tail: Tail,
     pub data_end: u64,
     /// Per chunk, one bit a checksum unit. Set after the unit was verified; setting it twice is harmless.
@@ -30,19 +35,30 @@ pub struct DataFile {
 impl DataFile {
     /// Map the file, check header and tail against what the manifest says.
     pub fn open(storage: &dyn Storage, file: &FileRef, samples: u64) -> Result<DataFile> {
-        let name = data_name(file.id);
-        let data_end =
-            file.file_bytes.checked_sub(FOOTER_BYTES).and_then(|end| end.checked_sub(file.tail_bytes)).filter(|end| *end >= HEADER_BYTES);
-        let data_end = data_end.ok_or_else(|| {
-            malformed(format!("cannot read `{name}`: a tail of {} bytes in a file of {}", file.tail_bytes, file.file_bytes))
-        })?;
-        let map = storage.map(&name, file.file_bytes)?;
-        if map[..8] != MAGIC[..] || map[8..24] != file.id.0[..] {
-            return Err(malformed(format!("cannot read `{name}`: it is no data file, or another one")));
-        }
+        let data_end = data_end(file)?;
+        let map = storage.map(&data_name(file.id), file.file_bytes)?;
         storage.will_need(&map[data_end as usize..]);
+        DataFile::whole(map, file, samples)
+    }
+
+    /// From all of its bytes.
+    pub fn whole(map: Bytes, file: &FileRef, samples: u64) -> Result<DataFile> {
+        let data_end = data_end(file)?;
+        if map[..8] != MAGIC[..] || map[8..24] != file.id.0[..] {
+            return Err(malformed(format!("cannot read `{}`: it is no data file, or another one", data_name(file.id))));
+        }
         // The tail is copied, so that what was verified cannot change afterwards, and reads touch few pages.
         let tail = Bytes::copy_from_slice(&map[data_end as usize..(data_end + file.tail_bytes) as usize]);
+        DataFile::assemble(map, false, tail, file, samples)
+    }
+
+    /// From its tail alone.
+    pub fn ranged(tail: Bytes, file: &FileRef, samples: u64) -> Result<DataFile> {
+        DataFile::assemble(Bytes::new(), true, tail, file, samples)
+    }
+
+    fn assemble(map: Bytes, ranged: bool, tail: Bytes, file: &FileRef, samples: u64) -> Result<DataFile> {
+        let (name, data_end) = (data_name(file.id), data_end(file)?);
         let found = crc(&tail);
         if found != file.tail_crc {
             let text = format!("cannot read tail of `{name}`: crc32c {found:#010x}, expected {:#010x}", file.tail_crc);
@@ -52,9 +68,16 @@ impl DataFile {
         if tail.samples != samples {
             return Err(malformed(format!("cannot read `{name}`: {} samples, expected {samples}", tail.samples)));
         }
-        let verified = tail.chunks.iter().map(|chunk| (0..chunk.crcs.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect()).collect();
+        let bits = |chunk: &Chunk| if ranged { 0 } else { chunk.crcs.len().div_ceil(64) };
+        let verified = tail.chunks.iter().map(|chunk| (0..bits(chunk)).map(|_| AtomicU64::new(0)).collect()).collect();
         let unverified = tail.chunks.iter().map(|chunk| AtomicU64::new(chunk.crcs.len() as u64)).collect();
-        Ok(DataFile { id: file.id, map, tail, data_end, verified, unverified, expected_in_order: AtomicBool::new(true) })
+        let expected_in_order = AtomicBool::new(true);
+        Ok(DataFile { id: file.id, file_bytes: file.file_bytes, map, ranged, tail, data_end, verified, expected_in_order, unverified })
+    }
+
+    /// Bytes of memory that it holds, beside what the page cache has anyway.
+    pub fn held_bytes(&self, mapped: bool) -> u64 {
+        if mapped { 0 } else { self.map.len() as u64 + (self.file_bytes - self.data_end) }
     }
 
     /// Index of the chunk of a column.
@@ -86,23 +109,39 @@ impl DataFile {
     #[cold]
     fn verify_unit(&self, chunk: usize, block: usize, unit: usize, index: usize) -> Result<()> {
         let entry = &self.tail.chunks[chunk];
-        let (offset, bytes) = (entry.offset.get(block), entry.stored_bytes.get(block));
-        let begin = offset + unit as u64 * UNIT_BYTES;
-        let end = (begin + UNIT_BYTES).min(offset + bytes);
-        let found = crc(&self.map[begin as usize..end as usize]);
-        let expected = entry.crcs.get(index) as u32;
-        if found != expected {
-            let text = format!(
-                "cannot read block {block}: crc32c {found:#010x}, expected {expected:#010x} (data file `{}`, bytes {begin}..{end})",
-                data_name(self.id)
-            );
-            return Err(Error::new("block-checksum", text).hint("run `penstock verify`; restore the file from a copy"));
-        }
+        let offset = entry.offset.get(block) as usize;
+        self.check_unit(chunk, block, unit, index, &self.map[offset..offset + entry.stored_bytes.get(block) as usize])?;
         let before = self.verified[chunk][index / 64].fetch_or(1 << (index % 64), Relaxed);
         if before >> (index % 64) & 1 == 0 {
             self.unverified[chunk].fetch_sub(1, Relaxed);
         }
         Ok(())
+    }
+
+    /// Hold unit `unit` of the stored bytes of a block to its checksum, the chunk's number `index`.
+    fn check_unit(&self, chunk: usize, block: usize, unit: usize, index: usize, stored: &[u8]) -> Result<()> {
+        let entry = &self.tail.chunks[chunk];
+        let begin = unit * UNIT_BYTES as usize;
+        let end = (begin + UNIT_BYTES as usize).min(stored.len());
+        let found = crc(&stored[begin..end]);
+        let expected = entry.crcs.get(index) as u32;
+        if found != expected {
+            let offset = entry.offset.get(block) as usize;
+            let text = format!(
+                "cannot read block {block}: crc32c {found:#010x}, expected {expected:#010x} (data file `{}`, bytes {}..{})",
+                data_name(self.id),
+                offset + begin,
+                offset + end
+            );
+            return Err(Error::new("block-checksum", text).hint("run `penstock verify`; restore the file from a copy"));
+        }
+        Ok(())
+    }
+
+    /// Verify all of a block that was fetched.
+    pub fn verify_stored(&self, chunk: usize, block: usize, stored: &[u8]) -> Result<()> {
+        let (first, count) = self.tail.chunks[chunk].units_of(block);
+        (0..count).try_for_each(|unit| self.check_unit(chunk, block, unit, first + unit, stored))
     }
 
     /// Where sample 0 of a chunk begins, if its samples of `cell` bytes lie back to back and all of them are verified:
@@ -113,26 +152,32 @@ impl DataFile {
             && entry.raw_bytes.is_none()
             && entry.validity.is_none()
             && entry.offset.is_line_of(entry.rows_per_block * cell as u64);
-        (back_to_back && self.unverified[chunk].load(Relaxed) == 0).then(|| entry.offset.get(0) as usize)
+        (!self.ranged && back_to_back && self.unverified[chunk].load(Relaxed) == 0).then(|| entry.offset.get(0) as usize)
     }
 
-    /// Where a decoded block is: a buffer and a range in it. Uncompressed blocks are the map itself.
+    /// Where a decoded block is: a buffer and a range in it. Uncompressed blocks of a map are the map itself.
     #[inline]
-    pub fn block(&self, context: &Context, chunk: usize, block: usize) -> Result<Decoded> {
+    pub fn block(&self, context: &Context, fetched: &Fetched, chunk: usize, block: usize) -> Result<Decoded> {
+        let key = (self.id, chunk as u32, block as u32);
+        if self.ranged {
+            return fetched.get(key).map(Decoded::Owned);
+        }
         let stored = self.stored(chunk, block)?;
-        let entry = &self.tail.chunks[chunk];
-        let Some(raw) = &entry.raw_bytes else { return Ok(Decoded::Mapped(stored)) };
-        let decode = || self.decode(entry, stored.clone(), raw.get(block) as usize, block);
-        context.block(self.id, chunk, block, decode).map(Decoded::Owned)
+        match self.tail.chunks[chunk].codec {
+            Codec::None => Ok(Decoded::Mapped(stored)),
+            _ => context.block(key, || self.decoded(chunk, block, self.map.slice(stored.clone()))).map(Decoded::Owned),
+        }
     }
 
-    pub fn decode(&self, entry: &Chunk, stored: std::ops::Range<usize>, raw_bytes: usize, block: usize) -> Result<Bytes> {
-        let bytes = &self.map[stored];
+    /// The values in the stored bytes of a block.
+    pub fn decoded(&self, chunk: usize, block: usize, stored: Bytes) -> Result<Bytes> {
+        let entry = &self.tail.chunks[chunk];
+        let Some(raw_bytes) = entry.raw_bytes.as_ref().map(|raw| raw.get(block) as usize) else { return Ok(stored) };
         let raw = match entry.codec {
-            Codec::None => Ok(bytes.to_vec()),
+            Codec::None => return Ok(stored),
             _ if raw_bytes == 0 => Ok(Vec::new()),
-            Codec::Lz4 => lz4_decode(bytes, raw_bytes),
-            Codec::Zstd => zstd_decode(bytes, raw_bytes),
+            Codec::Lz4 => lz4_decode(&stored, raw_bytes),
+            Codec::Zstd => zstd_decode(&stored, raw_bytes),
         };
         raw.map(Bytes::from).context(|| format!("cannot decode block {block} of data file `{}`", data_name(self.id)))
     }
@@ -144,6 +189,14 @@ impl DataFile {
         Packed::parse(bytes, entry.rows_of(block) as usize, entry.dtype, &entry.shape)
             .context(|| format!("cannot read block {block} of data file `{}`", data_name(self.id)))
     }
+}
+
+/// Where the blocks of a file end and its tail begins.
+fn data_end(file: &FileRef) -> Result<u64> {
+    let end = file.file_bytes.checked_sub(FOOTER_BYTES).and_then(|end| end.checked_sub(file.tail_bytes)).filter(|end| *end >= HEADER_BYTES);
+    end.ok_or_else(|| {
+        malformed(format!("cannot read `{}`: a tail of {} bytes in a file of {}", data_name(file.id), file.tail_bytes, file.file_bytes))
+    })
 }
 
 /// The bytes of a decoded block.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::SnapshotId;
-use penstock_format::ids::{hint_name, read_hint, record_name, sealed_crc};
+use penstock_format::ids::{hint_name, log_folder, read_hint, record_name, record_number, sealed_crc};
 use penstock_format::record::Record;
 use penstock_storage::Storage;
 
@@ -26,8 +26,13 @@ pub fn read(storage: &dyn Storage, branch: u64, number: u64) -> Result<LogEntry>
     LogEntry::parse(&storage.read(&record_name(branch, number))?, branch, number)
 }
 
-/// The newest record, or nothing where there is no log. Cost: hint, about two look-ups, record.
+/// The newest record, or nothing where there is no log. Cost: a listing of one name and the record where the store lists in
+/// order; else hint, about two look-ups, record.
 pub fn newest(storage: &dyn Storage, branch: u64) -> Result<Option<LogEntry>> {
+    if let Some(first) = storage.newest(&log_folder(branch))? {
+        let number = first.and_then(|name| record_number(&name));
+        return number.map(|number| read(storage, branch, number)).transpose();
+    }
     let exists = |number: u64| storage.exists(&record_name(branch, number));
     let hinted = match storage.read(&hint_name(branch)) {
         Ok(body) => read_hint(&body),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use penstock_error::{Error, Result};
 use penstock_format::manifest::Fragment;
 
+use crate::fetch::Fetched;
 use crate::snapshot::{PartFragments, Snapshot};
 
 /// What a take will read, column by column.
@@ -13,6 +14,8 @@ pub struct Plan {
     /// The positions in the order asked.
     pub positions: Vec<u64>,
     pub groups: Vec<Group>,
+    /// Blocks that were read for it, where files are not mapped.
+    pub fetched: Fetched,
 }
 
 /// Rows of one fragment, each with its place in the answer. Ascending, unless the snapshot is one fragment: then sorting
@@ -65,7 +68,7 @@ impl Plan {
                 builder.groups
             }
         };
-        Ok(Plan { positions, groups })
+        Ok(Plan { positions, groups, fetched: Fetched::default() })
     }
 
     /// Number of samples in the answer.

@@ -69,15 +69,15 @@ impl RaggedValues {
 }
 
 /// A group with its column's chunk.
-struct Source<'a> {
-    file: Arc<DataFile>,
-    chunk: usize,
+pub struct Source<'a> {
+    pub file: Arc<DataFile>,
+    pub chunk: usize,
     /// Ascending, but for uncompressed samples of fixed shape, which gain nothing by it.
-    rows: Cow<'a, [(u64, u32)]>,
+    pub rows: Cow<'a, [(u64, u32)]>,
 }
 
 impl Source<'_> {
-    fn entry(&self) -> &Chunk {
+    pub fn entry(&self) -> &Chunk {
         &self.file.tail.chunks[self.chunk]
     }
 }
@@ -90,7 +90,8 @@ pub enum OnCorrupt {
 }
 
 impl Snapshot {
-    fn source<'a>(&self, group: &'a Group, column: &ColumnSpec) -> Result<Option<Source<'a>>> {
+    /// Where the rows of a group lie; nothing if its fragment leaves the column out.
+    pub fn source<'a>(&self, group: &'a Group, column: &ColumnSpec) -> Result<Option<Source<'a>>> {
         let fragment = group.fragment();
         let Some(file) = fragment.files.iter().find(|file| file.columns.contains(&column.id)) else { return Ok(None) };
         let file = self.context.file(file, fragment.samples)?;
@@ -124,6 +125,9 @@ impl Snapshot {
     /// Tell the store what will be read: a run of neighbours in order, all else at random, large samples each. Small ones
     /// at random are a page or two, and not worth a system call where they are in memory already.
     fn announce(&self, source: &Source<'_>) {
+        if !self.context.storage.mapped() {
+            return;
+        }
         let (entry, map, storage) = (source.entry(), &source.file.map, self.context.storage.as_ref());
         let (low, high) = source.rows.iter().fold((u64::MAX, 0), |(low, high), (row, _)| (low.min(*row), high.max(*row)));
         let in_order = source.rows.len() > 1 && high - low < 2 * source.rows.len() as u64;
@@ -180,8 +184,8 @@ impl Snapshot {
                     copy_plain(&source.file.map[begin..], &source.rows, cell, out);
                     Ok(())
                 }
-                None => self.copy_mapped(source, cell, out, lenient, plan.len(), &mut nulls),
-                Some(_) => self.copy_decoded(source, cell, out, lenient, plan.len(), &mut nulls),
+                None if !source.file.ranged => self.copy_mapped(source, cell, out, lenient, plan.len(), &mut nulls),
+                _ => self.copy_decoded(plan, source, cell, out, lenient, &mut nulls),
             }
         })?;
         Ok(nulls)
@@ -223,14 +227,14 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Copy rows of compressed blocks; neighbours share a look-up of their block.
+    /// Copy rows of blocks that are no map; neighbours share a look-up of their block.
     fn copy_decoded(
         &self,
+        plan: &Plan,
         source: &Source<'_>,
         cell: usize,
         out: &mut [u8],
         lenient: bool,
-        count: usize,
         nulls: &mut Nulls,
     ) -> std::result::Result<(), (Error, u32)> {
         let (entry, file) = (source.entry(), &source.file);
@@ -238,15 +242,15 @@ impl Snapshot {
         for (row, place) in source.rows.iter() {
             let target = &mut out[*place as usize * cell..][..cell];
             if !entry.is_valid(*row) {
-                set_null(nulls, count, *place, target);
+                set_null(nulls, plan.len(), *place, target);
                 continue;
             }
             let (block, inner) = entry.locate(*row);
             if !matches!(&open, Some((open, _)) if *open == block) {
-                match file.block(&self.context, source.chunk, block) {
+                match file.block(&self.context, &plan.fetched, source.chunk, block) {
                     Ok(decoded) => open = Some((block, decoded)),
                     Err(error) if lenient && error.kind() == Kind::Corrupt => {
-                        set_null(nulls, count, *place, target);
+                        set_null(nulls, plan.len(), *place, target);
                         continue;
                     }
                     Err(error) => return Err((error, *place)),
@@ -283,7 +287,7 @@ impl Snapshot {
                 if !source.entry().is_valid(*row) {
                     continue;
                 }
-                match self.read_ragged_row(source, *row, *place, map, &mut open, &mut values) {
+                match self.read_ragged_row(plan, source, (*row, *place), map, &mut open, &mut values) {
                     Err(error) if lenient && error.kind() == Kind::Corrupt => {}
                     other => other.map_err(|error| (error, *place))?,
                 }
@@ -297,9 +301,9 @@ impl Snapshot {
     #[inline]
     fn read_ragged_row(
         &self,
+        plan: &Plan,
         source: &Source<'_>,
-        row: u64,
-        place: u32,
+        (row, place): (u64, u32),
         map: u32,
         open: &mut Option<OpenBlock>,
         values: &mut RaggedValues,
@@ -307,7 +311,7 @@ impl Snapshot {
         let (entry, file) = (source.entry(), &source.file);
         let (block, inner) = entry.locate(row);
         if !matches!(open, Some(open) if open.block == block) {
-            *open = Some(self.open_block(source, block, map, values)?);
+            *open = Some(self.open_block(plan, source, block, map, values)?);
         }
         let Some(opened) = open else { return Ok(()) };
         let body = match &opened.owned {
@@ -335,9 +339,9 @@ impl Snapshot {
         Ok(())
     }
 
-    fn open_block(&self, source: &Source<'_>, block: usize, map: u32, values: &mut RaggedValues) -> Result<OpenBlock> {
+    fn open_block(&self, plan: &Plan, source: &Source<'_>, block: usize, map: u32, values: &mut RaggedValues) -> Result<OpenBlock> {
         let (entry, file) = (source.entry(), &source.file);
-        let decoded = file.block(&self.context, source.chunk, block)?;
+        let decoded = file.block(&self.context, &plan.fetched, source.chunk, block)?;
         let head = match entry.layout {
             Layout::Packed => Some(file.packed(source.chunk, block, decoded.bytes(file))?),
             _ => None,

@@ -13,7 +13,7 @@ use penstock_storage::Storage;
 
 use crate::context::Context;
 use crate::log::{self, LogEntry};
-use crate::process::PerProcess;
+use penstock_storage::process::PerProcess;
 
 /// A stretch of samples in manifest order.
 #[derive(Debug, Clone)]

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use penstock_error::{Context as _, Error, Result};
 use penstock_format::ids::{ObjectRef, PROVISIONAL, data_name, hint_name, page_name, record_name, root_name, words_name, write_hint};
@@ -10,14 +10,13 @@ use penstock_format::manifest::{Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, R
 use penstock_format::record::{Change, ChangeKind, Delta, Record, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec, Schema};
 use penstock_format::{Id, SnapshotId};
-use penstock_storage::{Created, Storage};
+use penstock_storage::{Created, Storage, process};
 use penstock_tensor::Column;
 
 use crate::commit::{self, Event, Machine, Request};
 use crate::context::Context;
 use crate::log;
 use crate::media::Validate;
-use crate::process;
 use crate::snapshot::{Part, Snapshot};
 use crate::values::{check_lengths, check_media, check_text, check_values, codes_of, label_codes};
 use crate::writer::{FragmentWriter, Stored};
@@ -76,15 +75,18 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
         changes: vec![Change { kind: ChangeKind::Schema, columns: Vec::new(), rows: Vec::new() }],
         attachments: Vec::new(),
     };
-    match store.create(&record_name(0, 0), &record.encode())? {
-        Created::Exists => return Err(exists(store)),
-        Created::Created | Created::Unknown => {}
-    }
-    // After an unknown answer this reads whose commit it is; the root is ours or it is not.
-    let entry = log::read(store, 0, 0)?;
-    if entry.record.uuid() != record.uuid() {
-        return Err(exists(store));
-    }
+    let body = record.encode();
+    let began = Instant::now();
+    let entry = loop {
+        let answer = store.create(&record_name(0, 0), &body)?;
+        // Whatever the answer was, what stands there says whose commit it is.
+        match log::read(store, 0, 0) {
+            Ok(entry) if entry.record.uuid() == record.uuid() => break entry,
+            Ok(_) => return Err(exists(store)),
+            Err(error) if answer == Created::Created || began.elapsed() > store.deadline() => return Err(error),
+            Err(_) => {} // A lost answer, or one that cannot be believed: the same body again.
+        }
+    };
     let _ = store.overwrite(&hint_name(0), &write_hint(0)); // A missing hint costs a few look-ups.
     Snapshot::at(context, entry)
 }
@@ -452,7 +454,19 @@ fn answer_all(context: &Arc<Context>, branch: u64, mut machine: Machine, uncerta
     let store = context.storage.as_ref();
     let mut parent: Option<log::LogEntry> = None;
     let mut event = Event::Begin;
+    let mut lost: Option<Instant> = None;
     loop {
+        match &event {
+            Event::Unknown | Event::Unreadable => {
+                let since = lost.get_or_insert_with(Instant::now).elapsed();
+                if since > store.deadline() {
+                    return Err(Error::new("storage-failed", format!("no certain answer for {:.1} s", since.as_secs_f64())));
+                }
+                std::thread::sleep(Duration::from_millis(10)); // Let a passing fault pass.
+            }
+            Event::Exists => {} // Not certain before its body is read.
+            _ => lost = None,
+        }
         event = match machine.step(event)? {
             Request::ReadNewest => {
                 let entry = log::newest(store, branch)?.ok_or_else(|| {
@@ -478,7 +492,6 @@ fn answer_all(context: &Arc<Context>, branch: u64, mut machine: Machine, uncerta
                 Created::Exists => Event::Exists,
                 Created::Unknown => {
                     *uncertain = true;
-                    std::thread::sleep(Duration::from_millis(10)); // Let a passing fault pass.
                     Event::Unknown
                 }
             },
@@ -486,7 +499,6 @@ fn answer_all(context: &Arc<Context>, branch: u64, mut machine: Machine, uncerta
                 Ok(entry) => Event::Found(Box::new(entry)),
                 Err(_) => {
                     *uncertain = true;
-                    std::thread::sleep(Duration::from_millis(10)); // Let a passing fault pass.
                     Event::Unreadable
                 }
             },

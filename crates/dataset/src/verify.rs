@@ -123,12 +123,11 @@ fn check_footer(file: &DataFile, reference: &FileRef) -> Result<()> {
 
 /// Decode a block and look at every row in it.
 fn check_block(file: &DataFile, chunk: &Chunk, index: usize, block: usize, stored: std::ops::Range<usize>) -> Result<()> {
-    let raw_bytes = chunk.raw_bytes.as_ref().map_or(stored.len() as u64, |raw| raw.get(block));
     let decoded;
     let bytes = match chunk.raw_bytes {
         None => &file.map[stored],
         Some(_) => {
-            decoded = file.decode(chunk, stored, raw_bytes as usize, block)?;
+            decoded = file.decoded(index, block, file.map.slice(stored))?;
             &decoded[..]
         }
     };

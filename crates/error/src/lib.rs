@@ -43,6 +43,7 @@ impl Kind {
 pub const CODES: &[(&str, Kind)] = &[
     ("dataset-not-found", Kind::NotFound),
     ("object-not-found", Kind::NotFound),
+    ("bucket-not-found", Kind::NotFound),
     ("snapshot-not-found", Kind::NotFound),
     ("branch-not-found", Kind::NotFound),
     ("column-not-found", Kind::NotFound),
@@ -54,6 +55,7 @@ pub const CODES: &[(&str, Kind)] = &[
     ("transaction-expired", Kind::Conflict),
     ("commit-state-unknown", Kind::Unavailable),
     ("storage-failed", Kind::Unavailable),
+    ("storage-unreachable", Kind::Unavailable),
     ("no-space", Kind::Unavailable),
     ("invalid-schema", Kind::InvalidInput),
     ("invalid-value", Kind::InvalidInput),
@@ -73,6 +75,8 @@ pub const CODES: &[(&str, Kind)] = &[
     ("unknown-codec", Kind::Unsupported),
     ("read-only", Kind::PermissionDenied),
     ("permission-denied", Kind::PermissionDenied),
+    ("credentials-missing", Kind::PermissionDenied),
+    ("credentials-refused", Kind::PermissionDenied),
     ("transaction-closed", Kind::Closed),
     ("internal", Kind::Internal),
 ];

@@ -133,14 +133,25 @@ pub fn row_id(lineage: u64, counter: u64) -> u64 {
     lineage << COUNTER_BITS | counter
 }
 
+/// Folder of the commit records of a branch: in ascending order of names the newest comes first, and the hint last.
+pub fn log_folder(branch: u64) -> String {
+    format!("log/{branch:016x}")
+}
+
 /// Name of commit record `number` of a branch.
 pub fn record_name(branch: u64, number: u64) -> String {
-    format!("log/{branch:016x}/{:020}", u64::MAX - number)
+    format!("{}/{:020}", log_folder(branch), u64::MAX - number)
+}
+
+/// The number of the record with this name in its folder, or nothing if it is no record.
+pub fn record_number(name: &str) -> Option<u64> {
+    let digits = name.len() == 20 && name.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| name.parse::<u64>().ok()).flatten().map(|rest| u64::MAX - rest)
 }
 
 /// Name of the hint of a branch.
 pub fn hint_name(branch: u64) -> String {
-    format!("log/{branch:016x}/hint")
+    format!("{}/hint", log_folder(branch))
 }
 
 pub fn data_name(id: Id) -> String {

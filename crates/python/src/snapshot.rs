@@ -7,6 +7,7 @@ use penstock_error::{Error, Kind};
 use penstock_format::SnapshotId;
 use penstock_format::record::Properties;
 use penstock_format::schema::ColumnSpec;
+use penstock_storage::{Io, Options};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -17,30 +18,53 @@ use crate::view::View;
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Snapshot {
     pub inner: Arc<penstock_dataset::Snapshot>,
+    pub options: Options,
+}
+
+/// `storage_options` and `io` as the caller gave them.
+fn options(given: Option<Vec<(String, String)>>, io: &str) -> penstock_error::Result<Options> {
+    Options::new(given.unwrap_or_default(), Io::parse(io)?)
 }
 
 /// Make a dataset from the columns of a schema, as JSON.
 #[pyfunction]
-pub fn create(py: Python<'_>, uri: &str, columns: &str, message: &str, author: &str) -> PyResult<Snapshot> {
+#[pyo3(signature = (uri, columns, message, author, storage_options=None, io="auto"))]
+pub fn create(
+    py: Python<'_>,
+    uri: &str,
+    columns: &str,
+    message: &str,
+    author: &str,
+    storage_options: Option<Vec<(String, String)>>,
+    io: &str,
+) -> PyResult<Snapshot> {
     let columns: Vec<ColumnSpec> = serde_json::from_str(columns)
         .map_err(|error| Error::new("invalid-schema", format!("cannot create dataset: {error}")))
         .or_raise(py)?;
-    let made = py.detach(|| penstock_dataset::create(penstock_storage::open(uri)?, columns, message, author));
-    Ok(Snapshot { inner: Arc::new(made.or_raise(py)?) })
+    let options = options(storage_options, io).or_raise(py)?;
+    let made = py.detach(|| penstock_dataset::create(penstock_storage::open(uri, &options)?, columns, message, author));
+    Ok(Snapshot { inner: Arc::new(made.or_raise(py)?), options })
 }
 
 /// Open the newest snapshot of main, or the one named.
 #[pyfunction]
-#[pyo3(signature = (uri, snapshot=None))]
-pub fn open(py: Python<'_>, uri: &str, snapshot: Option<&str>) -> PyResult<Snapshot> {
+#[pyo3(signature = (uri, snapshot=None, storage_options=None, io="auto"))]
+pub fn open(
+    py: Python<'_>,
+    uri: &str,
+    snapshot: Option<&str>,
+    storage_options: Option<Vec<(String, String)>>,
+    io: &str,
+) -> PyResult<Snapshot> {
+    let options = options(storage_options, io).or_raise(py)?;
     let opened = py.detach(|| {
-        let context = Context::new(penstock_storage::open(uri)?);
+        let context = Context::new(penstock_storage::open(uri, &options)?);
         match snapshot {
             None => penstock_dataset::Snapshot::open(context, 0),
             Some(id) => penstock_dataset::Snapshot::open_at(context, &SnapshotId::parse(id)?),
         }
     });
-    Ok(Snapshot { inner: Arc::new(opened.or_raise(py)?) })
+    Ok(Snapshot { inner: Arc::new(opened.or_raise(py)?), options })
 }
 
 #[pymethods]
@@ -77,12 +101,17 @@ impl Snapshot {
 
     /// The newest snapshot of this branch, sharing caches and counters with this one.
     fn refresh(&self, py: Python<'_>) -> PyResult<Snapshot> {
-        let inner = py.detach(|| penstock_dataset::Snapshot::open(self.inner.context.clone(), self.inner.id().branch)).or_raise(py)?;
-        Ok(Snapshot { inner: Arc::new(inner) })
+        let newest = py.detach(|| penstock_dataset::Snapshot::open(self.inner.context.clone(), self.inner.id().branch)).or_raise(py)?;
+        Ok(Snapshot { inner: Arc::new(newest), options: self.options.clone() })
+    }
+
+    /// `storage_options` without secrets and `io`, to open the dataset again elsewhere.
+    fn options(&self) -> (Vec<(String, String)>, &'static str) {
+        (self.options.without_secrets().into_iter().collect(), self.options.io.name())
     }
 
     fn begin(&self, py: Python<'_>) -> PyResult<Transaction> {
-        Transaction::begin(py, self.inner.clone())
+        Transaction::begin(py, self.inner.clone(), self.options.clone())
     }
 
     #[pyo3(signature = (positions=None))]

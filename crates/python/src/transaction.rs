@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_dataset::{Input, generation};
 use penstock_error::Error;
+use penstock_storage::Options;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -17,12 +18,13 @@ pub struct Transaction {
     inner: Mutex<Option<penstock_dataset::Transaction>>,
     /// In a forked child the lock may be held by a thread that is not there.
     generation: u64,
+    options: Options,
 }
 
 impl Transaction {
-    pub fn begin(py: Python<'_>, base: Arc<penstock_dataset::Snapshot>) -> PyResult<Transaction> {
+    pub fn begin(py: Python<'_>, base: Arc<penstock_dataset::Snapshot>, options: Options) -> PyResult<Transaction> {
         let inner = penstock_dataset::Transaction::begin(base).or_raise(py)?;
-        Ok(Transaction { inner: Mutex::new(Some(inner)), generation: generation() })
+        Ok(Transaction { inner: Mutex::new(Some(inner)), generation: generation(), options })
     }
 
     fn check_process(&self, py: Python<'_>) -> PyResult<()> {
@@ -66,7 +68,12 @@ impl Transaction {
                 inner.ok_or_else(closed)?.commit(message, author, properties)
             })
             .or_raise(py)?;
-        Ok((receipt.snapshot.to_string(), receipt.first_row_id, receipt.samples, Snapshot { inner: Arc::new(snapshot) }))
+        Ok((
+            receipt.snapshot.to_string(),
+            receipt.first_row_id,
+            receipt.samples,
+            Snapshot { inner: Arc::new(snapshot), options: self.options.clone() },
+        ))
     }
 
     /// Give up; nothing of it stays.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use numpy::{PyArray1, PyReadonlyArray1, PyUntypedArrayMethods as _};
 use penstock_dataset::{OnCorrupt, Plan, Snapshot, out_of_range};
 use penstock_error::Error;
+use penstock_format::schema::ColumnSpec;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -35,6 +36,15 @@ impl View {
         match &self.positions {
             None => resolve(positions, self.len(), |position| position),
             Some(chosen) => resolve(positions, self.len(), |position| chosen[position as usize]),
+        }
+    }
+
+    /// The columns that hold data among those asked for.
+    fn specs(&self, names: Option<&[String]>) -> penstock_error::Result<Vec<&ColumnSpec>> {
+        let virtual_column = |name: &str| matches!(name, "_row_id" | "_position");
+        match names {
+            None => Ok(self.snapshot.schema.columns.iter().collect()),
+            Some(names) => names.iter().filter(|name| !virtual_column(name)).map(|name| self.snapshot.column(name)).collect(),
         }
     }
 
@@ -116,7 +126,13 @@ impl View {
             };
             if absolute { resolve(list, self.snapshot.len(), |position| position) } else { self.resolve(list) }.or_raise(py)?
         };
-        let plan = py.detach(|| Plan::new(&self.snapshot, positions)).or_raise(py)?;
+        let specs = self.specs(columns.as_deref()).or_raise(py)?;
+        let plan = py.detach(|| {
+            let mut plan = Plan::new(&self.snapshot, positions)?;
+            self.snapshot.fetch(&mut plan, &specs)?;
+            Ok(plan)
+        });
+        let plan = plan.or_raise(py)?;
         Request { snapshot: &self.snapshot, plan: &plan, form, on_corrupt, numpy: &self.numpy }.batch(py, columns)
     }
 }

@@ -27,7 +27,27 @@ macro_rules! counters {
     };
 }
 
-counters!(reads, read_bytes, maps, mapped_bytes, lookups, lists, puts, put_bytes, creates, syncs, deletes);
+counters!(
+    // What the dataset asked of the store.
+    reads,
+    read_bytes,
+    ranges,
+    range_bytes,
+    maps,
+    mapped_bytes,
+    lookups,
+    lists,
+    puts,
+    put_bytes,
+    creates,
+    syncs,
+    deletes,
+    // What went over the network for it.
+    requests,
+    received_bytes,
+    retries,
+    hedges
+);
 
 /// Add to a counter.
 pub fn add(counter: &AtomicU64, amount: u64) {

@@ -4,15 +4,20 @@ use std::fmt::Debug;
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use bytes::Bytes;
+
+use crate::{Piece, RangeRequest};
 
 /// A file system. Paths are absolute.
 pub trait FileSystem: Send + Sync + Debug {
     /// Create a file that must not exist.
     fn create(&self, path: &Path) -> io::Result<Box<dyn File>>;
     fn read(&self, path: &Path) -> io::Result<Bytes>;
+    /// The pieces of a range, each in a buffer of its own; a file of another length than expected is `UnexpectedEof`.
+    fn read_range(&self, path: &Path, range: &RangeRequest) -> io::Result<Vec<Bytes>>;
     /// Map a file of exactly `bytes` bytes; another length is `UnexpectedEof`.
     fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes>;
     /// Begin reading a part of what `map` gave.
@@ -87,6 +92,19 @@ impl FileSystem for Disk {
         fs::read(path).map(Bytes::from)
     }
 
+    fn read_range(&self, path: &Path, range: &RangeRequest) -> io::Result<Vec<Bytes>> {
+        let file = fs::File::open(path)?;
+        check_length(file.metadata()?.len(), range)?;
+        let mut at = range.begin;
+        let read = |piece: &Piece| {
+            let mut buffer = vec![0; piece.bytes];
+            file.read_exact_at(&mut buffer, at + piece.skip)?;
+            at += piece.skip + piece.bytes as u64;
+            Ok(Bytes::from(buffer))
+        };
+        range.pieces.iter().map(read).collect()
+    }
+
     fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes> {
         let file = fs::File::open(path)?;
         let found = file.metadata()?.len();
@@ -155,6 +173,16 @@ impl FileSystem for Disk {
 
     fn is_empty(&self, path: &Path) -> io::Result<bool> {
         Ok(fs::read_dir(path)?.next().is_none())
+    }
+}
+
+/// Whether a file has the length that the range's object must have.
+pub fn check_length(found: u64, range: &RangeRequest) -> io::Result<()> {
+    match range.object_bytes {
+        Some(expected) if found != expected => {
+            Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("{found} bytes, expected {expected}")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -8,16 +8,22 @@ mod counters;
 mod disk;
 mod local;
 mod memory;
+mod options;
+pub mod process;
+mod remote;
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 pub use counters::{Counters, Counts};
-pub use disk::{Disk, File, FileSystem};
+pub use disk::{Disk, File, FileSystem, check_length};
 pub use local::Local;
 pub use memory::Memory;
+pub use options::{Io, Options};
+pub use remote::Remote;
 
 /// The answer to a create-only put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +36,34 @@ pub enum Created {
     Unknown,
 }
 
+/// Part of an object: pieces of it, one after the other, with gaps that nobody wants between them.
+#[derive(Debug, Clone)]
+pub struct RangeRequest {
+    pub name: String,
+    pub begin: u64,
+    pub pieces: Vec<Piece>,
+    /// What the whole object must measure, where that is known: another length is `object-truncated`.
+    pub object_bytes: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Bytes before it that are not wanted.
+    pub skip: u64,
+    pub bytes: usize,
+}
+
+impl RangeRequest {
+    /// One piece.
+    pub fn plain(name: &str, begin: u64, bytes: u64, object_bytes: Option<u64>) -> RangeRequest {
+        RangeRequest { name: name.into(), begin, pieces: vec![Piece { skip: 0, bytes: bytes as usize }], object_bytes }
+    }
+
+    pub fn end(&self) -> u64 {
+        self.begin + self.pieces.iter().map(|piece| piece.skip + piece.bytes as u64).sum::<u64>()
+    }
+}
+
 /// A store of named objects below one root. Names are relative, with `/` between parts.
 pub trait Storage: Send + Sync + Debug {
     /// The root, for messages.
@@ -37,6 +71,24 @@ pub trait Storage: Send + Sync + Debug {
 
     /// Whole object. Cost: one request.
     fn read(&self, name: &str) -> Result<Bytes>;
+
+    /// Whether objects are best read by `map`; else by `fetch`, which knows what it needs before it asks.
+    fn mapped(&self) -> bool {
+        true
+    }
+
+    /// How long one operation may take before it fails.
+    fn deadline(&self) -> Duration {
+        Duration::from_secs(60)
+    }
+
+    /// Read many ranges at once: for each, its pieces as buffers of their own. Cost: one request a range, as many at once as do good.
+    fn fetch(&self, ranges: Vec<RangeRequest>) -> Vec<Result<Vec<Bytes>>>;
+
+    /// The first name below a folder in ascending order; nothing at all where the store does not list in order.
+    fn newest(&self, _folder: &str) -> Result<Option<Option<String>>> {
+        Ok(None)
+    }
 
     /// Make an immutable object of known length readable at memory speed, without copying where that can be.
     fn map(&self, name: &str, bytes: u64) -> Result<Bytes>;
@@ -89,21 +141,20 @@ pub trait ObjectWriter: Send {
     fn finish(self: Box<Self>) -> Result<()>;
 }
 
-/// Open the store that a URI names: a path, `file://`, or `memory://`.
-pub fn open(uri: &str) -> Result<Box<dyn Storage>> {
-    if let Some(name) = uri.strip_prefix("memory://") {
-        return Ok(Box::new(Memory::named(name)));
-    }
+/// Open the store that a URI names: a path, `file://`, `memory://`, `s3://`, `gs://`, `az://`, `http://` or `https://`.
+pub fn open(uri: &str, options: &Options) -> Result<Box<dyn Storage>> {
     let path = match uri.split_once("://") {
+        Some(("memory", name)) => return Ok(Box::new(Memory::named(name))),
+        Some(("s3" | "gs" | "az" | "http" | "https", _)) => return Ok(Box::new(Remote::open(uri, options)?)),
         None => uri.to_owned(),
         Some(("file", path)) => path.to_owned(),
         Some((scheme, _)) => {
             return Err(Error::new("unsupported-storage", format!("cannot open `{uri}`: no storage for `{scheme}://` in this release"))
-                .hint("use a local path, file:// or memory://"));
+                .hint("use a local path, file://, memory://, s3://, gs://, az://, http:// or https://"));
         }
     };
     if path.is_empty() || path.contains('\0') {
         return Err(Error::new("invalid-uri", format!("cannot open `{uri}`: not a path")));
     }
-    Ok(Box::new(Local::open(std::path::Path::new(&path), std::sync::Arc::new(Disk))?))
+    Ok(Box::new(Local::open(std::path::Path::new(&path), std::sync::Arc::new(Disk), options.io)?))
 }

@@ -9,7 +9,7 @@ use penstock_error::{Error, Result};
 
 use crate::counters::{Counters, add};
 use crate::disk::{File, FileSystem};
-use crate::{Created, ObjectWriter, Storage};
+use crate::{Created, Io, ObjectWriter, RangeRequest, Storage};
 
 /// Temporary files begin so; readers ignore every name that is not the spec's.
 const TEMPORARY: &str = "tmp-";
@@ -19,18 +19,19 @@ pub struct Local {
     root: PathBuf,
     uri: String,
     files: Arc<dyn FileSystem>,
+    io: Io,
     counters: Counters,
 }
 
 impl Local {
     /// A relative path is made absolute here, so a later change of directory does no harm.
-    pub fn open(path: &Path, files: Arc<dyn FileSystem>) -> Result<Local> {
+    pub fn open(path: &Path, files: Arc<dyn FileSystem>, io: Io) -> Result<Local> {
         let root = std::path::absolute(path).map_err(|error| failure("open", path, &error))?;
         let uri = root
             .to_str()
             .ok_or_else(|| Error::new("invalid-uri", format!("cannot open `{}`: the path is not UTF-8", root.display())))?
             .to_owned();
-        Ok(Local { root, uri, files, counters: Counters::default() })
+        Ok(Local { root, uri, files, io, counters: Counters::default() })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -160,6 +161,20 @@ impl Storage for Local {
         add(&self.counters.maps, 1);
         add(&self.counters.mapped_bytes, bytes);
         self.files.map(&path, bytes).map_err(|error| failure("read", &path, &error))
+    }
+
+    fn mapped(&self) -> bool {
+        matches!(self.io, Io::Auto | Io::Mapped)
+    }
+
+    fn fetch(&self, ranges: Vec<RangeRequest>) -> Vec<Result<Vec<Bytes>>> {
+        let one = |range: RangeRequest| {
+            add(&self.counters.ranges, 1);
+            add(&self.counters.range_bytes, range.end() - range.begin);
+            let path = self.path(&range.name);
+            self.files.read_range(&path, &range).map_err(|error| failure("read", &path, &error))
+        };
+        ranges.into_iter().map(one).collect()
     }
 
     fn will_need(&self, part: &[u8]) {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 use crate::counters::{Counters, add};
-use crate::{Created, ObjectWriter, Storage};
+use crate::{Created, ObjectWriter, Piece, RangeRequest, Storage};
 
 type Objects = Arc<Mutex<BTreeMap<String, Bytes>>>;
 
@@ -85,6 +85,27 @@ impl Storage for Memory {
             ));
         }
         Ok(body)
+    }
+
+    fn fetch(&self, ranges: Vec<RangeRequest>) -> Vec<Result<Vec<Bytes>>> {
+        let one = |range: RangeRequest| {
+            add(&self.counters.ranges, 1);
+            add(&self.counters.range_bytes, range.end() - range.begin);
+            let body = lock(&self.objects).get(&range.name).cloned();
+            let what = format!("cannot read `{}/{}`", self.uri, range.name);
+            let body = body.ok_or_else(|| Error::new("object-not-found", format!("{what}: it is not there")))?;
+            if range.object_bytes.is_some_and(|bytes| bytes != body.len() as u64) || range.end() > body.len() as u64 {
+                return Err(Error::new("object-truncated", format!("{what}: it has {} bytes, expected more or fewer", body.len())));
+            }
+            let mut at = range.begin as usize;
+            let cut = |piece: &Piece| {
+                let begin = at + piece.skip as usize;
+                at = begin + piece.bytes;
+                body.slice(begin..at)
+            };
+            Ok(range.pieces.iter().map(cut).collect())
+        };
+        ranges.into_iter().map(one).collect()
     }
 
     fn exists(&self, name: &str) -> Result<bool> {

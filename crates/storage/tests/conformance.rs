@@ -1,4 +1,4 @@
-use penstock_storage::{Disk, Local, Memory, conformance};
+use penstock_storage::{Disk, Io, Local, Memory, conformance};
 
 #[test]
 fn memory_conforms() -> penstock_error::Result<()> {
@@ -8,6 +8,6 @@ fn memory_conforms() -> penstock_error::Result<()> {
 #[test]
 fn local_conforms() -> Result<(), Box<dyn std::error::Error>> {
     let folder = tempfile::tempdir()?;
-    let store = Local::open(&folder.path().join("deep/down"), std::sync::Arc::new(Disk))?;
+    let store = Local::open(&folder.path().join("deep/down"), std::sync::Arc::new(Disk), Io::Auto)?;
     Ok(conformance::check(&store)?)
 }

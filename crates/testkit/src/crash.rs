@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use penstock_storage::{File, FileSystem};
+use penstock_storage::{File, FileSystem, Piece, RangeRequest, check_length};
 
 use crate::random::Random;
 
@@ -211,6 +211,18 @@ impl FileSystem for CrashDisk {
     fn read(&self, path: &Path) -> io::Result<Bytes> {
         let state = self.operate()?;
         Ok(state.inodes[state.inode(path)?].written.clone().into())
+    }
+
+    fn read_range(&self, path: &Path, range: &RangeRequest) -> io::Result<Vec<Bytes>> {
+        let content = self.read(path)?;
+        check_length(content.len() as u64, range)?;
+        let mut at = range.begin as usize;
+        let cut = |piece: &Piece| {
+            let begin = at + piece.skip as usize;
+            at = begin + piece.bytes;
+            if at > content.len() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(content.slice(begin..at)) }
+        };
+        range.pieces.iter().map(cut).collect()
     }
 
     fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes> {

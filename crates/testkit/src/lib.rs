@@ -2,5 +2,6 @@
 
 pub mod crash;
 pub mod hostile;
+pub mod proxy;
 pub mod random;
 pub mod samples;

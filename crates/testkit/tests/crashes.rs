@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use penstock_dataset::{Context, Snapshot, create, verify, walk};
 use penstock_error::{Error, Kind, Result};
-use penstock_storage::Local;
+use penstock_storage::{Io, Local};
 use penstock_testkit::crash::CrashDisk;
 use penstock_testkit::random::Random;
 use penstock_testkit::samples;
@@ -14,7 +14,7 @@ use penstock_testkit::samples;
 const SEEDS: u64 = 10_000;
 
 fn local(disk: &CrashDisk) -> Result<Local> {
-    Local::open(Path::new("/data/set"), Arc::new(disk.clone()))
+    Local::open(Path::new("/data/set"), Arc::new(disk.clone()), Io::Auto)
 }
 
 fn open(disk: &CrashDisk) -> Result<Arc<Snapshot>> {

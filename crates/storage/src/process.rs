@@ -31,13 +31,13 @@ struct Entry<T> {
 
 /// A value that is made anew in every process that asks for it. A parent's value is leaked in the child, never
 /// dropped: another thread of the parent may have been changing it when the fork came.
-pub struct PerProcess<T> {
+pub struct PerProcess<T, F = fn() -> T> {
     current: AtomicPtr<Entry<T>>,
-    make: fn() -> T,
+    make: F,
 }
 
-impl<T> PerProcess<T> {
-    pub const fn new(make: fn() -> T) -> PerProcess<T> {
+impl<T, F: Fn() -> T> PerProcess<T, F> {
+    pub const fn new(make: F) -> PerProcess<T, F> {
         PerProcess { current: AtomicPtr::new(std::ptr::null_mut()), make }
     }
 
@@ -66,7 +66,7 @@ impl<T> PerProcess<T> {
     }
 }
 
-impl<T> Drop for PerProcess<T> {
+impl<T, F> Drop for PerProcess<T, F> {
     fn drop(&mut self) {
         let found = *self.current.get_mut();
         // SAFETY: `&mut self`: nobody borrows from the entry; one of another generation is leaked, see above.

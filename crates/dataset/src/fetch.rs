@@ -1,0 +1,216 @@
+//! Reading without a map: what all columns of a take need is found out first, then asked for at once (docs/design/0004-stores.md).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use penstock_error::{Error, Kind, Result};
+use penstock_format::datafile::FOOTER_BYTES;
+use penstock_format::ids::data_name;
+use penstock_format::manifest::FileRef;
+use penstock_format::schema::ColumnSpec;
+use penstock_storage::{Piece, RangeRequest};
+
+use crate::context::BlockKey;
+use crate::datafile::DataFile;
+use crate::parallel;
+use crate::plan::Plan;
+use crate::snapshot::Snapshot;
+
+/// Blocks closer than this are asked for together: a request costs more than the bytes between them.
+const GAP_BYTES: u64 = 128 << 10;
+/// No request is longer, so that long reads run side by side.
+const RANGE_BYTES: u64 = 8 << 20;
+/// Data files up to this size are read whole, together with their tail.
+pub const WHOLE_FILE_BYTES: u64 = 256 << 10;
+
+/// Decoded blocks of a take, or why one can't be had.
+#[derive(Default)]
+pub struct Fetched(HashMap<BlockKey, Result<Bytes>>);
+
+impl Fetched {
+    pub fn get(&self, key: BlockKey) -> Result<Bytes> {
+        match self.0.get(&key) {
+            Some(block) => block.clone(),
+            None => Err(Error::new("internal", format!("block {} of data file `{}` was not fetched", key.2, data_name(key.0)))),
+        }
+    }
+}
+
+/// A block that is not at hand.
+struct Wanted {
+    key: BlockKey,
+    file: Arc<DataFile>,
+    chunk: usize,
+    block: usize,
+    offset: u64,
+    bytes: u64,
+}
+
+/// A stretch of a wanted block; all of it, but for blocks longer than a request.
+struct Segment {
+    wanted: usize,
+    begin: u64,
+    bytes: u64,
+}
+
+impl Snapshot {
+    /// Fetch what a take of these columns needs. Costs nothing where files are mapped; else at most one request for each tail
+    /// that is not open and one for each run of blocks that are not in the cache.
+    pub fn fetch(&self, plan: &mut Plan, columns: &[&ColumnSpec]) -> Result<()> {
+        if self.context.storage.mapped() {
+            return Ok(());
+        }
+        self.open_files(plan, columns)?;
+        let mut fetched = HashMap::new();
+        let wanted = self.wanted(plan, columns, &mut fetched);
+        let failed = self.fetch_blocks(&wanted, &mut fetched)?;
+        // A byte may have been spoilt on its way: whoever does not match is asked for once more.
+        let again: Vec<Wanted> = wanted.into_iter().filter(|wanted| failed.contains(&wanted.key)).collect();
+        self.fetch_blocks(&again, &mut fetched)?;
+        plan.fetched = Fetched(fetched);
+        Ok(())
+    }
+
+    /// Open the data files of a plan side by side. One that is damaged is left to the column that reads it.
+    fn open_files(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<()> {
+        let mut missing: Vec<(&FileRef, u64)> = Vec::new();
+        for group in &plan.groups {
+            let fragment = group.fragment();
+            for file in &fragment.files {
+                let read = columns.iter().any(|column| file.columns.contains(&column.id));
+                if read && !self.context.has_file(file.id) && !missing.iter().any(|(known, _)| known.id == file.id) {
+                    missing.push((file, fragment.samples));
+                }
+            }
+        }
+        let ranges = missing.iter().map(|(file, _)| tail_range(file)).collect();
+        for ((file, samples), answer) in missing.into_iter().zip(self.context.storage.fetch(ranges)) {
+            match answer.and_then(|pieces| open(file, samples, pieces)) {
+                Ok(file) => self.context.keep_file(file),
+                Err(error) if error.kind() == Kind::Corrupt => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The blocks that are needed and not in the cache; those that are go to `fetched`.
+    fn wanted(&self, plan: &Plan, columns: &[&ColumnSpec], fetched: &mut HashMap<BlockKey, Result<Bytes>>) -> Vec<Wanted> {
+        let mut wanted = Vec::new();
+        for group in &plan.groups {
+            for column in columns {
+                let Ok(Some(source)) = self.source(group, column) else { continue }; // Its reader tells why.
+                if !source.file.ranged {
+                    continue;
+                }
+                let (entry, chunk) = (source.entry(), source.chunk);
+                let mut blocks: Vec<usize> =
+                    source.rows.iter().filter(|(row, _)| entry.is_valid(*row)).map(|(row, _)| entry.locate(*row).0).collect();
+                blocks.sort_unstable();
+                blocks.dedup();
+                for block in blocks {
+                    let key = (source.file.id, chunk as u32, block as u32);
+                    if fetched.contains_key(&key) {
+                        continue;
+                    }
+                    if let Some(cached) = self.context.cached_block(key) {
+                        fetched.insert(key, Ok(cached));
+                        continue;
+                    }
+                    let (offset, bytes) = (entry.offset.get(block), entry.stored_bytes.get(block));
+                    wanted.push(Wanted { key, file: source.file.clone(), chunk, block, offset, bytes });
+                }
+            }
+        }
+        wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
+        wanted
+    }
+
+    /// Fetch, verify and decode; gives the blocks whose bytes do not match.
+    fn fetch_blocks(&self, wanted: &[Wanted], fetched: &mut HashMap<BlockKey, Result<Bytes>>) -> Result<Vec<BlockKey>> {
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (segments, ranges) = plan_ranges(wanted);
+        let mut parts: Vec<Vec<Bytes>> = wanted.iter().map(|_| Vec::with_capacity(1)).collect();
+        let mut segments = segments.into_iter();
+        for answer in self.context.storage.fetch(ranges) {
+            for piece in answer? {
+                if let Some(segment) = segments.next() {
+                    parts[segment.wanted].push(piece);
+                }
+            }
+        }
+        let work = wanted.iter().map(|wanted| wanted.bytes as usize).sum();
+        let blocks = parallel::map(wanted.len(), work, |index| {
+            let stored = match &parts[index][..] {
+                [] => Bytes::new(),
+                [whole] => whole.clone(),
+                several => several.concat().into(),
+            };
+            let Wanted { file, chunk, block, .. } = &wanted[index];
+            file.verify_stored(*chunk, *block, &stored)?;
+            file.decoded(*chunk, *block, stored)
+        })?;
+        let mut failed = Vec::new();
+        for (wanted, block) in wanted.iter().zip(blocks) {
+            match &block {
+                Ok(bytes) => self.context.cache_block(wanted.key, bytes.clone()),
+                Err(_) => failed.push(wanted.key),
+            }
+            fetched.insert(wanted.key, block);
+        }
+        Ok(failed)
+    }
+}
+
+/// Join what lies close together, cut what is long. Segments are in the order of the pieces of the ranges.
+fn plan_ranges(wanted: &[Wanted]) -> (Vec<Segment>, Vec<RangeRequest>) {
+    let mut segments: Vec<Segment> = Vec::with_capacity(wanted.len());
+    let mut ranges: Vec<RangeRequest> = Vec::new();
+    let mut open: Option<(penstock_format::Id, u64)> = None;
+    for (index, block) in wanted.iter().enumerate() {
+        let mut begin = 0;
+        while begin < block.bytes {
+            let bytes = (block.bytes - begin).min(RANGE_BYTES);
+            let offset = block.offset + begin;
+            let joined = match (ranges.last_mut(), open) {
+                (Some(range), Some((file, end)))
+                    if file == block.key.0 && offset >= end && offset - end <= GAP_BYTES && offset + bytes - range.begin <= RANGE_BYTES =>
+                {
+                    range.pieces.push(Piece { skip: offset - end, bytes: bytes as usize });
+                    true
+                }
+                _ => false,
+            };
+            if !joined {
+                ranges.push(RangeRequest::plain(&data_name(block.key.0), offset, bytes, Some(block.file.file_bytes)));
+            }
+            open = Some((block.key.0, offset + bytes));
+            segments.push(Segment { wanted: index, begin, bytes });
+            begin += bytes;
+        }
+    }
+    debug_assert!(segments.iter().all(|segment| segment.begin + segment.bytes <= wanted[segment.wanted].bytes));
+    (segments, ranges)
+}
+
+/// The tail of a data file, or all of a small one.
+pub fn tail_range(file: &FileRef) -> RangeRequest {
+    let begin = match file.file_bytes <= WHOLE_FILE_BYTES {
+        true => 0,
+        false => file.file_bytes.saturating_sub(FOOTER_BYTES).saturating_sub(file.tail_bytes),
+    };
+    let end = if begin == 0 { file.file_bytes } else { begin + file.tail_bytes };
+    RangeRequest::plain(&data_name(file.id), begin, end - begin, Some(file.file_bytes))
+}
+
+/// A data file from what `tail_range` gave.
+pub fn open(file: &FileRef, samples: u64, pieces: Vec<Bytes>) -> Result<DataFile> {
+    let body = pieces.into_iter().next().unwrap_or_default();
+    match file.file_bytes <= WHOLE_FILE_BYTES {
+        true => DataFile::whole(body, file, samples),
+        false => DataFile::ranged(body, file, samples),
+    }
+}

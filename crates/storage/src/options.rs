@@ -1,0 +1,116 @@
+//! What a caller may say about a store, by the names of `storage_options=`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use penstock_error::{Error, Result};
+
+/// Name, whether it is secret, and the standard variables that stand for it, first come first served.
+const KNOWN: &[(&str, bool, &[&str])] = &[
+    ("endpoint_url", false, &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]),
+    ("region", false, &["AWS_REGION", "AWS_DEFAULT_REGION"]),
+    ("profile", false, &["AWS_PROFILE"]),
+    ("access_key_id", true, &["AWS_ACCESS_KEY_ID"]),
+    ("secret_access_key", true, &["AWS_SECRET_ACCESS_KEY"]),
+    ("session_token", true, &["AWS_SESSION_TOKEN"]),
+    ("anonymous", false, &[]),
+    ("virtual_hosted", false, &[]),
+    ("ca_bundle", false, &["AWS_CA_BUNDLE", "SSL_CERT_FILE"]),
+    ("timeout_seconds", false, &[]),
+    ("hedge", false, &[]),
+];
+
+/// How local data files are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Io {
+    /// Mapped on disk, ranged elsewhere.
+    #[default]
+    Auto,
+    Mapped,
+    /// Ranged, through the page cache.
+    Buffered,
+    /// Ranged, past the page cache: io_uring and O_DIRECT, where the file system has it.
+    Direct,
+}
+
+impl Io {
+    pub fn name(self) -> &'static str {
+        match self {
+            Io::Auto => "auto",
+            Io::Mapped => "mapped",
+            Io::Buffered => "buffered",
+            Io::Direct => "direct",
+        }
+    }
+
+    pub fn parse(name: &str) -> Result<Io> {
+        match name {
+            "auto" => Ok(Io::Auto),
+            "mapped" => Ok(Io::Mapped),
+            "buffered" => Ok(Io::Buffered),
+            "direct" => Ok(Io::Direct),
+            other => Err(Error::new("invalid-argument", format!("io=`{other}`, expected `auto`, `mapped`, `buffered` or `direct`"))),
+        }
+    }
+}
+
+/// Options of one store.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    given: BTreeMap<String, String>,
+    pub io: Io,
+}
+
+impl Options {
+    /// Refuses names it does not know.
+    pub fn new(given: impl IntoIterator<Item = (String, String)>, io: Io) -> Result<Options> {
+        let given: BTreeMap<String, String> = given.into_iter().collect();
+        let names: Vec<&str> = KNOWN.iter().map(|(name, ..)| *name).collect();
+        if let Some(name) = given.keys().find(|name| !names.contains(&name.as_str())) {
+            return Err(Error::new("invalid-argument", format!("storage_options has `{name}`, which is no option"))
+                .hint(format!("options: {}", names.join(", "))));
+        }
+        let options = Options { given, io };
+        options.flag("anonymous")?;
+        options.flag("virtual_hosted")?;
+        options.flag("hedge")?;
+        options.timeout()?;
+        Ok(options)
+    }
+
+    /// What was given, else what the environment says.
+    pub fn get(&self, name: &str) -> Option<String> {
+        let variables = KNOWN.iter().find(|(known, ..)| *known == name).map_or(&[][..], |(_, _, variables)| variables);
+        let said = || variables.iter().find_map(|variable| std::env::var(variable).ok().filter(|value| !value.is_empty()));
+        self.given.get(name).cloned().or_else(said)
+    }
+
+    /// Only what was given by the caller.
+    pub fn given(&self, name: &str) -> Option<&str> {
+        self.given.get(name).map(String::as_str)
+    }
+
+    pub fn flag(&self, name: &str) -> Result<bool> {
+        match self.given.get(name).map(|value| value.to_lowercase()) {
+            None => Ok(false),
+            Some(value) if value == "true" || value == "1" => Ok(true),
+            Some(value) if value == "false" || value == "0" => Ok(false),
+            Some(value) => Err(Error::new("invalid-argument", format!("storage option `{name}` is `{value}`, expected true or false"))),
+        }
+    }
+
+    /// The deadline of one operation.
+    pub fn timeout(&self) -> Result<Duration> {
+        let Some(value) = self.given.get("timeout_seconds") else { return Ok(Duration::from_secs(60)) };
+        let seconds = value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 86_400.0);
+        seconds.map(Duration::from_secs_f64).ok_or_else(|| {
+            Error::new("invalid-argument", format!("storage option `timeout_seconds` is `{value}`, expected seconds from 0 to 86400"))
+        })
+    }
+
+    /// What may be written into a pickle.
+    pub fn without_secrets(&self) -> BTreeMap<String, String> {
+        let secret = |name: &str| KNOWN.iter().any(|(known, secret, _)| *known == name && *secret);
+        self.given.iter().filter(|(name, _)| !secret(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
+}

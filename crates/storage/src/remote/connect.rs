@@ -1,0 +1,234 @@
+//! From a URI and options to a client of `object_store`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::http::HttpBuilder;
+use object_store::list::PaginatedListStore;
+use object_store::multipart::MultipartStore;
+use object_store::path::Path;
+use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
+use penstock_error::{Error, Result};
+
+use super::service::{Connector, chain};
+use crate::counters::Counters;
+use crate::options::Options;
+
+/// A client, and what it can do beside reading.
+#[derive(Clone)]
+pub struct Client {
+    pub store: Arc<dyn ObjectStore>,
+    /// Listings in order and of bounded length.
+    pub pages: Option<Arc<dyn PaginatedListStore>>,
+    /// Uploads in parts; without it the store is only read.
+    pub parts: Option<Arc<dyn MultipartStore>>,
+}
+
+impl Client {
+    fn writable<S: ObjectStore + PaginatedListStore + MultipartStore>(store: S) -> Client {
+        let store = Arc::new(store);
+        Client { store: store.clone(), pages: Some(store.clone()), parts: Some(store) }
+    }
+}
+
+/// Where an object store's dataset lies.
+#[derive(Debug, Clone)]
+pub struct Place {
+    pub uri: String,
+    scheme: String,
+    /// Bucket or container; for HTTP the whole address.
+    host: String,
+    pub prefix: Path,
+}
+
+impl Place {
+    pub fn parse(uri: &str) -> Result<Place> {
+        let trimmed = uri.trim_end_matches('/');
+        let bad = |why: &str| Error::new("invalid-uri", format!("cannot open `{uri}`: {why}"));
+        let (scheme, rest) = trimmed.split_once("://").ok_or_else(|| bad("no scheme"))?;
+        let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+        if host.is_empty() {
+            return Err(bad("no bucket or host").hint("write it as s3://bucket/path"));
+        }
+        if path.split('/').any(|part| matches!(part, "." | "..")) || path.contains("//") {
+            return Err(bad("a path with `.`, `..` or empty parts"));
+        }
+        let http = matches!(scheme, "http" | "https");
+        Ok(Place {
+            uri: trimmed.into(),
+            scheme: scheme.into(),
+            host: if http { trimmed.into() } else { host.into() },
+            prefix: if http { Path::default() } else { Path::from(path) },
+        })
+    }
+
+    pub fn connect(&self, options: &Options, counters: Arc<Counters>) -> Result<Client> {
+        let invalid = |error: object_store::Error| {
+            Error::new("invalid-argument", format!("cannot open `{}`: {}", self.uri, chain(&error)))
+                .hint("check storage_options and the variables of the environment")
+        };
+        let client = client_options(options)?;
+        let connector = Connector(counters);
+        match self.scheme.as_str() {
+            "s3" => Ok(Client::writable(self.s3(options, client, connector)?.build().map_err(invalid)?)),
+            "gs" => {
+                let builder = GoogleCloudStorageBuilder::from_env()
+                    .with_bucket_name(&self.host)
+                    .with_client_options(client)
+                    .with_retry(no_retry())
+                    .with_http_connector(connector);
+                Ok(Client::writable(builder.build().map_err(invalid)?))
+            }
+            "az" => {
+                let builder = MicrosoftAzureBuilder::from_env()
+                    .with_container_name(&self.host)
+                    .with_client_options(client)
+                    .with_retry(no_retry())
+                    .with_http_connector(connector);
+                Ok(Client::writable(builder.build().map_err(invalid)?))
+            }
+            _ => {
+                let builder = HttpBuilder::new()
+                    .with_url(&self.host)
+                    .with_client_options(client)
+                    .with_retry(no_retry())
+                    .with_http_connector(connector);
+                Ok(Client { store: Arc::new(builder.build().map_err(invalid)?), pages: None, parts: None })
+            }
+        }
+    }
+
+    fn s3(&self, options: &Options, client: ClientOptions, connector: Connector) -> Result<AmazonS3Builder> {
+        let mut builder = AmazonS3Builder::from_env()
+            .with_bucket_name(&self.host)
+            .with_client_options(client)
+            .with_retry(no_retry())
+            .with_conditional_put(S3ConditionalPut::ETagMatch)
+            .with_http_connector(connector);
+        let profile = Profile::load(options)?;
+        let or_profile = |name: &str, key: &str| options.get(name).or_else(|| profile.get(key));
+        let endpoint = or_profile("endpoint_url", "endpoint_url");
+        builder = builder.with_region(or_profile("region", "region").unwrap_or_else(|| "us-east-1".into()));
+        if let Some(endpoint) = &endpoint {
+            builder = builder.with_endpoint(endpoint).with_allow_http(endpoint.starts_with("http://"));
+        }
+        // Path style wherever an endpoint is named: few of them have a DNS entry a bucket.
+        builder = builder.with_virtual_hosted_style_request(options.flag("virtual_hosted")? || endpoint.is_none());
+        if options.flag("anonymous")? {
+            return Ok(builder.with_skip_signature(true));
+        }
+        // Keys come as a pair: a profile that was asked for by name wins over keys that happen to stand in the environment.
+        let named = options.given("profile").is_some() && options.given("access_key_id").is_none();
+        let pair = |name: &str, key: &str| if named { profile.get(key) } else { or_profile(name, key) };
+        let key = pair("access_key_id", "aws_access_key_id");
+        let secret = pair("secret_access_key", "aws_secret_access_key");
+        match (key, secret) {
+            (Some(key), Some(secret)) => {
+                builder = builder.with_access_key_id(key).with_secret_access_key(secret);
+                if let Some(token) = pair("session_token", "aws_session_token") {
+                    builder = builder.with_token(token);
+                }
+            }
+            (None, None) if named => {
+                return Err(Error::new(
+                    "credentials-missing",
+                    format!("cannot open `{}`: profile `{}` has no keys", self.uri, profile.name),
+                )
+                .hint("profiles with aws_access_key_id and aws_secret_access_key are read; for SSO or roles export the keys"));
+            }
+            (None, None)
+                if std::env::var("AWS_EC2_METADATA_DISABLED").is_ok_and(|value| value.eq_ignore_ascii_case("true")) && !has_role() =>
+            {
+                return Err(Error::new("credentials-missing", format!("cannot open `{}`: no credentials were found", self.uri))
+                    .hint(super::patience::CREDENTIALS_HINT));
+            }
+            (None, None) => {} // Roles of machines, containers and web identities are left to object_store.
+            _ => {
+                return Err(Error::new(
+                    "credentials-missing",
+                    format!("cannot open `{}`: a key without its secret, or the other way round", self.uri),
+                )
+                .hint(super::patience::CREDENTIALS_HINT));
+            }
+        }
+        Ok(builder)
+    }
+}
+
+/// Whether the environment names a role of a container or of a web identity.
+fn has_role() -> bool {
+    ["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"]
+        .iter()
+        .any(|variable| std::env::var_os(variable).is_some())
+}
+
+/// We repeat requests ourselves.
+fn no_retry() -> RetryConfig {
+    RetryConfig { backoff: BackoffConfig::default(), max_retries: 0, retry_timeout: Duration::ZERO }
+}
+
+fn client_options(options: &Options) -> Result<ClientOptions> {
+    let timeout = options.timeout()?;
+    let mut client = ClientOptions::new()
+        .with_allow_http(true)
+        .with_connect_timeout(timeout.min(Duration::from_secs(5)))
+        .with_read_timeout(timeout.min(Duration::from_secs(15)))
+        .with_timeout_disabled()
+        .with_pool_idle_timeout(Duration::from_secs(30))
+        .with_http1_only();
+    if let Some(bundle) = options.get("ca_bundle") {
+        let bad = |why: String| Error::new("invalid-argument", format!("cannot read the CA bundle `{bundle}`: {why}"));
+        let pem = std::fs::read(&bundle).map_err(|error| bad(error.to_string()))?;
+        let certificates = Certificate::from_pem_bundle(&pem).map_err(|error| bad(error.to_string()))?;
+        if certificates.is_empty() {
+            return Err(bad("no certificate in it".into()).hint("it must be PEM"));
+        }
+        for certificate in certificates {
+            client = client.with_root_certificate(certificate);
+        }
+    }
+    Ok(client)
+}
+
+/// A profile of `~/.aws/credentials` and `~/.aws/config`.
+struct Profile {
+    name: String,
+    sections: Vec<ini::Properties>,
+}
+
+impl Profile {
+    fn load(options: &Options) -> Result<Profile> {
+        let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
+        let file = |variable: &str, name: &str| std::env::var_os(variable).map_or_else(|| home.join(".aws").join(name), PathBuf::from);
+        let asked = options.get("profile");
+        let name = asked.clone().unwrap_or_else(|| "default".into());
+        let mut sections = Vec::new();
+        let files = [
+            (file("AWS_SHARED_CREDENTIALS_FILE", "credentials"), name.clone()),
+            (file("AWS_CONFIG_FILE", "config"), if name == "default" { name.clone() } else { format!("profile {name}") }),
+        ];
+        for (path, section) in files {
+            let Ok(text) = std::fs::read_to_string(&path) else { continue };
+            // Percent signs and backslashes in secrets are no escapes.
+            let parsed =
+                ini::Ini::load_from_str_opt(&text, ini::ParseOption { enabled_quote: false, enabled_escape: false, ..Default::default() });
+            let parsed = parsed.map_err(|error| Error::new("invalid-argument", format!("cannot read `{}`: {error}", path.display())))?;
+            sections.extend(parsed.section(Some(section)).cloned());
+        }
+        if sections.is_empty()
+            && let Some(asked) = asked
+        {
+            return Err(Error::new("credentials-missing", format!("there is no profile `{asked}` in ~/.aws/credentials or ~/.aws/config"))
+                .hint("see AWS_PROFILE, AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE"));
+        }
+        Ok(Profile { name, sections })
+    }
+
+    fn get(&self, key: &str) -> Option<String> {
+        self.sections.iter().find_map(|section| section.get(key)).map(str::to_owned)
+    }
+}

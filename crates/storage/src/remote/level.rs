@@ -1,0 +1,186 @@
+//! How many requests run at once: climbs while the bytes a second climb with it, halves when the server throttles.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+const FIRST: usize = 16;
+const LEAST: usize = 4;
+const MOST: usize = 256;
+/// A window of fewer requests says little.
+const WINDOW_REQUESTS: usize = 32;
+
+#[derive(Debug)]
+pub struct Level {
+    permits: Arc<Semaphore>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    limit: usize,
+    /// Permits to be taken away when they come back.
+    surplus: usize,
+    began: Instant,
+    done: usize,
+    bytes: u64,
+    /// Whether some request had to wait: only then does the limit limit.
+    waited: bool,
+    /// The best bytes a second so far; it fades, as the network changes.
+    best: f64,
+    climbing: bool,
+    doubling: bool,
+}
+
+/// The right to run one request.
+pub struct Permit<'a> {
+    level: &'a Level,
+    permit: Option<OwnedSemaphorePermit>,
+    pub bytes: u64,
+    pub throttled: bool,
+}
+
+impl Level {
+    pub fn new() -> Level {
+        let state = State {
+            limit: FIRST,
+            surplus: 0,
+            began: Instant::now(),
+            done: 0,
+            bytes: 0,
+            waited: false,
+            best: 0.0,
+            climbing: true,
+            doubling: true,
+        };
+        Level { permits: Arc::new(Semaphore::new(FIRST)), state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many may run at once now.
+    #[cfg(test)]
+    fn limit(&self) -> usize {
+        self.state().limit
+    }
+
+    pub async fn permit(&self) -> Permit<'_> {
+        let permit = match self.permits.clone().try_acquire_owned() {
+            Ok(permit) => Some(permit),
+            Err(_) => {
+                self.state().waited = true;
+                self.permits.clone().acquire_owned().await.ok() // The semaphore is never closed.
+            }
+        };
+        Permit { level: self, permit, bytes: 0, throttled: false }
+    }
+
+    /// Take note of a request that ended; whether its permit is one too many.
+    fn ended(&self, bytes: u64, throttled: bool) -> bool {
+        let mut state = self.state();
+        state.done += 1;
+        state.bytes += bytes;
+        if throttled {
+            state.doubling = false;
+            state.climbing = false;
+            if state.done > 1 {
+                let half = state.limit / 2;
+                self.set(&mut state, half);
+                state.restart();
+            }
+        } else if state.done >= WINDOW_REQUESTS.max(2 * state.limit) {
+            let rate = state.bytes as f64 / state.began.elapsed().as_secs_f64().max(1e-9);
+            if state.waited {
+                self.adapt(&mut state, rate);
+            }
+            state.restart();
+        }
+        let one_too_many = state.surplus > 0;
+        state.surplus -= usize::from(one_too_many);
+        one_too_many
+    }
+
+    fn adapt(&self, state: &mut State, rate: f64) {
+        let better = rate > 1.05 * state.best;
+        if !better {
+            state.doubling = false;
+            // More do not help: fewer will do, until they cost speed.
+            state.climbing = rate < 0.93 * state.best && !state.climbing;
+        }
+        state.best = rate.max(state.best * 0.98);
+        let next = match (state.doubling, state.climbing) {
+            (true, _) => state.limit * 2,
+            (_, true) => state.limit * 5 / 4,
+            (_, false) => state.limit * 4 / 5,
+        };
+        self.set(state, next);
+    }
+
+    fn set(&self, state: &mut State, limit: usize) {
+        let limit = limit.clamp(LEAST, MOST);
+        if limit > state.limit {
+            let more = limit - state.limit;
+            let kept = more.min(state.surplus);
+            state.surplus -= kept;
+            self.permits.add_permits(more - kept);
+        } else {
+            state.surplus += state.limit - limit - self.permits.forget_permits(state.limit - limit);
+        }
+        state.limit = limit;
+    }
+}
+
+impl State {
+    fn restart(&mut self) {
+        self.began = Instant::now();
+        self.done = 0;
+        self.bytes = 0;
+        self.waited = false;
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        if self.level.ended(self.bytes, self.throttled)
+            && let Some(permit) = self.permit.take()
+        {
+            permit.forget();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(level: &Level, requests: usize, throttled: bool) {
+        for _ in 0..requests {
+            level.state().waited = true;
+            if level.ended(1 << 20, throttled) {
+                level.permits.forget_permits(1);
+            }
+        }
+    }
+
+    #[test]
+    fn throttling_halves_down_to_the_least() {
+        let level = Level::new();
+        run(&level, 64, true);
+        assert_eq!(level.limit(), LEAST);
+        assert!(level.permits.available_permits() <= LEAST);
+    }
+
+    #[test]
+    fn the_limit_stays_in_bounds_and_matches_the_permits() {
+        let level = Level::new();
+        for round in 0..200 {
+            run(&level, 40, round % 17 == 16);
+            let state = level.state();
+            assert!((LEAST..=MOST).contains(&state.limit));
+            assert_eq!(level.permits.available_permits() as i64 - state.surplus as i64, state.limit as i64);
+        }
+    }
+}

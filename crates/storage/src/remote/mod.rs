@@ -1,0 +1,525 @@
+//! Object storage: S3, Google Cloud Storage, Azure, and plain HTTP(S) for reading. See docs/design/0004-stores.md.
+
+mod connect;
+mod level;
+mod patience;
+mod service;
+mod upload;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use futures::future::join_all;
+use object_store::list::PaginatedListOptions;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload};
+use penstock_error::{Error, Kind, Result};
+use tokio::runtime::Runtime;
+use tokio::time::Instant;
+
+use crate::counters::{Counters, add};
+use crate::options::Options;
+use crate::process::PerProcess;
+use crate::{Created, ObjectWriter, RangeRequest, Storage};
+use connect::{Client, Place};
+use level::Level;
+use patience::{Patience, Verdict, attempt, verdict};
+
+/// `map` reads whole objects in ranges of this size.
+const RANGE_BYTES: u64 = 8 << 20;
+
+/// All requests of this process run here.
+static RUNTIME: PerProcess<std::result::Result<Runtime, String>> = PerProcess::new(|| {
+    let threads = std::thread::available_parallelism().map_or(2, usize::from).min(8);
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(threads).thread_name("penstock-io").enable_all().build().map_err(|error| error.to_string())
+});
+
+fn runtime() -> Result<&'static Runtime> {
+    RUNTIME.get().as_ref().map_err(|error| Error::new("internal", format!("cannot start the threads of the network: {error}")))
+}
+
+/// What one process holds of a store.
+struct Live {
+    client: Client,
+    patience: Patience,
+    /// Seconds that the last ranges took, for hedging.
+    recent: Mutex<VecDeque<f64>>,
+}
+
+type Connect = Box<dyn Fn() -> Result<Arc<Live>> + Send + Sync>;
+
+/// A prefix of a bucket.
+pub struct Remote {
+    place: Place,
+    counters: Arc<Counters>,
+    live: PerProcess<Result<Arc<Live>>, Connect>,
+    hedge: bool,
+    deadline: Duration,
+    /// Creates in a row whose answer was lost: they wait longer each time.
+    lost: AtomicU32,
+}
+
+impl std::fmt::Debug for Remote {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Remote({})", self.place.uri)
+    }
+}
+
+impl Remote {
+    /// Cost: no request.
+    pub fn open(uri: &str, options: &Options) -> Result<Remote> {
+        let place = Place::parse(uri)?;
+        let counters = Arc::new(Counters::default());
+        let deadline = options.timeout()?;
+        let connect: Connect = {
+            let (place, options, counters) = (place.clone(), options.clone(), counters.clone());
+            Box::new(move || {
+                let client = place.connect(&options, counters.clone())?;
+                Ok(Arc::new(Live { client, patience: Patience { deadline, level: Level::new() }, recent: Mutex::default() }))
+            })
+        };
+        let remote =
+            Remote { place, counters, live: PerProcess::new(connect), hedge: options.flag("hedge")?, deadline, lost: AtomicU32::new(0) };
+        remote.live()?;
+        Ok(remote)
+    }
+
+    fn live(&self) -> Result<&Arc<Live>> {
+        self.live.get().as_ref().map_err(Clone::clone)
+    }
+
+    fn path(&self, name: &str) -> Path {
+        name.split('/').filter(|part| !part.is_empty()).fold(self.place.prefix.clone(), |path, part| path.join(part))
+    }
+
+    fn what(&self, verb: &str, name: &str) -> String {
+        format!("{verb} `{}/{name}`", self.place.uri)
+    }
+
+    /// Ask one thing until it is answered.
+    fn ask<T, W>(&self, verb: &str, name: &str, work: impl Fn(Client, Path) -> W) -> Result<T>
+    where
+        W: Future<Output = object_store::Result<T>>,
+    {
+        let (live, path, what) = (self.live()?, self.path(name), self.what(verb, name));
+        runtime()?.block_on(live.patience.ask(&self.counters, &what, || work(live.client.clone(), path.clone())))
+    }
+
+    fn writable(&self) -> Result<()> {
+        match self.live()?.client.parts {
+            Some(_) => Ok(()),
+            None => Err(Error::new("read-only", format!("cannot write to `{}`: datasets over HTTP are only read", self.place.uri))
+                .hint("write through s3://, gs://, az:// or a local path")),
+        }
+    }
+
+    /// One put that must not overwrite. Never repeated here: only the caller knows what a second answer means.
+    fn create_once(&self, name: &str, body: &[u8]) -> Result<Created> {
+        let (live, path, what) = (self.live()?, self.path(name), self.what("create", name));
+        let body = Bytes::copy_from_slice(body);
+        runtime()?.block_on(async {
+            let until = Instant::now() + live.patience.deadline;
+            let mut permit = live.patience.level.permit().await;
+            let mut tries = 0;
+            loop {
+                let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+                let payload = PutPayload::from_bytes(body.clone());
+                let within = until.min(Instant::now() + Duration::from_secs(15));
+                let (result, ending) = attempt(within, live.client.store.put_opts(&path, payload, options)).await;
+                let error = match result {
+                    Ok(_) => return Ok(Created::Created),
+                    Err(object_store::Error::AlreadyExists { .. })
+                        if matches!(ending, service::Ending::Refused { status: 412 | 304, .. }) =>
+                    {
+                        return Ok(Created::Exists);
+                    }
+                    Err(error) => error,
+                };
+                permit = match verdict(&what, &error, &ending) {
+                    Verdict::Final(error) => return Err(error),
+                    Verdict::Again { sent: true, throttled, .. } => {
+                        permit.throttled = throttled;
+                        return Ok(Created::Unknown);
+                    }
+                    unsent => live.patience.again(&self.counters, unsent, &mut tries, until, permit).await?,
+                };
+            }
+        })
+    }
+
+    /// Create under a name that nobody else uses, whatever answers get lost.
+    fn create_surely(&self, name: &str) -> Result<Created> {
+        let began = std::time::Instant::now();
+        let mut lost = false;
+        loop {
+            match self.create(name, b"penstock")? {
+                Created::Exists if lost => return Ok(Created::Created),
+                Created::Unknown if began.elapsed() < self.deadline => lost = true,
+                Created::Unknown => {
+                    return Err(Error::new("storage-failed", format!("cannot {}: no certain answer", self.what("create", name))));
+                }
+                certain => return Ok(certain),
+            }
+        }
+    }
+
+    /// Whether some object lies below the root.
+    fn is_empty(&self) -> Result<bool> {
+        let prefix = self.place.prefix.to_string();
+        let found = self.ask("list", "", |client, _| {
+            let prefix = if prefix.is_empty() { None } else { Some(format!("{prefix}/")) };
+            async move {
+                match &client.pages {
+                    Some(pages) => {
+                        let options = PaginatedListOptions { max_keys: Some(1), ..PaginatedListOptions::default() };
+                        Ok(pages.list_paginated(prefix.as_deref(), options).await?.result.objects.len())
+                    }
+                    None => Ok(0),
+                }
+            }
+        })?;
+        Ok(found == 0)
+    }
+}
+
+/// One range on its way: pieces are filled as bytes arrive, and a broken answer goes on where it ended.
+struct Filling {
+    pieces: Vec<Vec<u8>>,
+    plan: RangeRequest,
+    /// Piece being filled, and bytes still to skip before it.
+    at: usize,
+    skip: u64,
+    /// Bytes taken so far, gaps included.
+    taken: u64,
+}
+
+impl Filling {
+    fn new(plan: RangeRequest) -> Filling {
+        let pieces = plan.pieces.iter().map(|piece| Vec::with_capacity(piece.bytes)).collect();
+        let skip = plan.pieces.first().map_or(0, |piece| piece.skip);
+        Filling { pieces, plan, at: 0, skip, taken: 0 }
+    }
+
+    fn take(&mut self, mut chunk: &[u8]) {
+        self.taken += chunk.len() as u64;
+        while self.at < self.pieces.len() {
+            let skipped = self.skip.min(chunk.len() as u64);
+            self.skip -= skipped;
+            chunk = &chunk[skipped as usize..];
+            let wanted = self.plan.pieces[self.at].bytes - self.pieces[self.at].len();
+            let count = if self.skip > 0 { 0 } else { wanted.min(chunk.len()) };
+            self.pieces[self.at].extend_from_slice(&chunk[..count]);
+            chunk = &chunk[count..];
+            if self.skip > 0 || count < wanted {
+                return;
+            }
+            self.at += 1;
+            self.skip = self.plan.pieces.get(self.at).map_or(0, |piece| piece.skip);
+        }
+    }
+
+    fn done(self) -> Vec<Bytes> {
+        self.pieces.into_iter().map(Bytes::from).collect()
+    }
+}
+
+impl Live {
+    /// Read one range, with as many requests as it takes.
+    async fn range(&self, counters: &Counters, path: &Path, what: &str, plan: RangeRequest) -> Result<Vec<Bytes>> {
+        let (begin, end, object_bytes) = (plan.begin, plan.end(), plan.object_bytes);
+        let mut filling = Filling::new(plan);
+        if end == begin {
+            return Ok(filling.done());
+        }
+        let mut permit = self.patience.level.permit().await;
+        let until = Instant::now() + self.patience.deadline;
+        let mut tries = 0;
+        loop {
+            let before = filling.taken;
+            let (result, ending) = attempt(until, self.stream(path, begin, end, object_bytes, &mut filling)).await;
+            permit.bytes += filling.taken - before;
+            let error = match result {
+                Ok(None) => return Ok(filling.done()),
+                Ok(Some(error)) => return Err(error.context(format!("cannot {what}"))),
+                Err(error) => error,
+            };
+            if filling.taken > before {
+                tries = 0; // It moves: wait no longer than after a first failure.
+            }
+            permit = self.patience.again(counters, verdict(what, &error, &ending), &mut tries, until, permit).await?;
+        }
+    }
+
+    /// One request for what is missing. An inner error is one that asking again will not mend.
+    async fn stream(
+        &self,
+        path: &Path,
+        begin: u64,
+        end: u64,
+        object_bytes: Option<u64>,
+        filling: &mut Filling,
+    ) -> object_store::Result<Option<Error>> {
+        let options = GetOptions { range: Some(GetRange::Bounded(begin + filling.taken..end)), ..GetOptions::default() };
+        let answer = self.client.store.get_opts(path, options).await?;
+        if let Some(expected) = object_bytes
+            && answer.meta.size != expected
+        {
+            let text = format!("the object has {} bytes, expected {expected}", answer.meta.size);
+            return Ok(Some(
+                Error::new("object-truncated", text).hint("it changed under us: run `penstock verify`; restore it from a copy"),
+            ));
+        }
+        let mut stream = answer.into_stream();
+        while let Some(chunk) = stream.next().await {
+            let chunk = chunk?;
+            let left = (end - begin - filling.taken) as usize;
+            filling.take(&chunk[..chunk.len().min(left)]);
+        }
+        match filling.taken == end - begin {
+            true => Ok(None),
+            false => {
+                let text = format!("{} bytes of {}", filling.taken, end - begin);
+                Err(object_store::Error::Generic { store: "remote", source: text.into() })
+            }
+        }
+    }
+
+    /// As `range`; one that takes unusually long is asked for a second time.
+    async fn hedged(&self, counters: &Counters, path: &Path, what: &str, plan: RangeRequest) -> Result<Vec<Bytes>> {
+        let began = Instant::now();
+        let patience = {
+            let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut sorted: Vec<f64> = recent.iter().copied().collect();
+            sorted.sort_by(f64::total_cmp);
+            (sorted.len() >= 16).then(|| Duration::from_secs_f64((3.0 * sorted[sorted.len() / 2]).max(0.002)))
+        };
+        let first = self.range(counters, path, what, plan.clone());
+        let answer = match patience {
+            None => first.await,
+            Some(patience) => {
+                tokio::pin!(first);
+                match tokio::time::timeout(patience, &mut first).await {
+                    Ok(answer) => answer,
+                    Err(_) => {
+                        add(&counters.hedges, 1);
+                        let second = self.range(counters, path, what, plan);
+                        tokio::pin!(second);
+                        match futures::future::select(first, second).await {
+                            futures::future::Either::Left((Ok(answer), _)) | futures::future::Either::Right((Ok(answer), _)) => Ok(answer),
+                            // One failed: the other may still make it.
+                            futures::future::Either::Left((Err(_), second)) => second.await,
+                            futures::future::Either::Right((Err(_), first)) => first.await,
+                        }
+                    }
+                }
+            }
+        };
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.push_back(began.elapsed().as_secs_f64());
+        if recent.len() > 64 {
+            recent.pop_front();
+        }
+        answer
+    }
+}
+
+impl Storage for Remote {
+    fn uri(&self) -> &str {
+        &self.place.uri
+    }
+
+    fn mapped(&self) -> bool {
+        false
+    }
+
+    fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    fn read(&self, name: &str) -> Result<Bytes> {
+        let body = self.ask("read", name, |client, path| async move { client.store.get(&path).await?.bytes().await })?;
+        add(&self.counters.reads, 1);
+        add(&self.counters.read_bytes, body.len() as u64);
+        Ok(body)
+    }
+
+    fn fetch(&self, ranges: Vec<RangeRequest>) -> Vec<Result<Vec<Bytes>>> {
+        let count = ranges.len();
+        let (live, runtime) = match (self.live(), runtime()) {
+            (Ok(live), Ok(runtime)) => (live, runtime),
+            (Err(error), _) | (_, Err(error)) => return (0..count).map(|_| Err(error.clone())).collect(),
+        };
+        add(&self.counters.ranges, count as u64);
+        add(&self.counters.range_bytes, ranges.iter().map(|range| range.end() - range.begin).sum());
+        let tasks = ranges.into_iter().map(|range| {
+            let (live, counters, hedge) = (live.clone(), self.counters.clone(), self.hedge);
+            let (path, what) = (self.path(&range.name), self.what("read", &range.name));
+            runtime.spawn(async move {
+                match hedge {
+                    true => live.hedged(&counters, &path, &what, range).await,
+                    false => live.range(&counters, &path, &what, range).await,
+                }
+            })
+        });
+        let tasks: Vec<_> = tasks.collect();
+        let joined = runtime.block_on(join_all(tasks));
+        joined.into_iter().map(|answer| answer.unwrap_or_else(|error| Err(Error::new("internal", error.to_string())))).collect()
+    }
+
+    fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
+        add(&self.counters.maps, 1);
+        add(&self.counters.mapped_bytes, bytes);
+        if bytes == 0 {
+            // A range of nothing cannot be asked for.
+            return match self.read(name)? {
+                body if body.is_empty() => Ok(body),
+                body => {
+                    Err(Error::new("object-truncated", format!("cannot {}: {} bytes, expected 0", self.what("read", name), body.len())))
+                }
+            };
+        }
+        let starts = (0..bytes).step_by(RANGE_BYTES as usize);
+        let ranges: Vec<_> = starts.map(|begin| RangeRequest::plain(name, begin, (bytes - begin).min(RANGE_BYTES), Some(bytes))).collect();
+        let mut parts = self.fetch(ranges).into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten();
+        match (parts.next(), bytes <= RANGE_BYTES) {
+            (Some(only), true) => Ok(only),
+            (first, _) => {
+                let mut whole = Vec::with_capacity(bytes as usize);
+                first.into_iter().chain(parts).for_each(|part| whole.extend_from_slice(&part));
+                Ok(whole.into())
+            }
+        }
+    }
+
+    fn newest(&self, folder: &str) -> Result<Option<Option<String>>> {
+        if self.live()?.client.pages.is_none() {
+            return Ok(None);
+        }
+        add(&self.counters.lists, 1);
+        let prefix = format!("{}/", self.path(folder));
+        let first = self.ask("list", folder, |client, _| {
+            let prefix = prefix.clone();
+            async move {
+                let options = PaginatedListOptions { max_keys: Some(1), ..PaginatedListOptions::default() };
+                match &client.pages {
+                    Some(pages) => Ok(pages.list_paginated(Some(&prefix), options).await?.result.objects.into_iter().next()),
+                    None => Ok(None),
+                }
+            }
+        })?;
+        Ok(Some(first.and_then(|object| object.location.filename().map(str::to_owned))))
+    }
+
+    fn exists(&self, name: &str) -> Result<bool> {
+        add(&self.counters.lookups, 1);
+        match self.ask("look for", name, |client, path| async move { client.store.head(&path).await.map(|_| ()) }) {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() == "object-not-found" => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn list(&self, folder: &str) -> Result<Vec<(String, u64)>> {
+        add(&self.counters.lists, 1);
+        let listed = self.ask("list", folder, |client, path| async move { client.store.list_with_delimiter(Some(&path)).await })?;
+        Ok(listed.objects.into_iter().filter_map(|object| Some((object.location.filename()?.to_owned(), object.size))).collect())
+    }
+
+    fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {
+        self.writable()?;
+        add(&self.counters.puts, 1);
+        let upload = upload::Upload::new(self.live()?.clone(), self.counters.clone(), self.path(name), self.what("write", name));
+        Ok(Box::new(upload))
+    }
+
+    fn sync(&self, _folders: &[&str]) -> Result<()> {
+        Ok(()) // What an object store has acknowledged is durable.
+    }
+
+    fn create(&self, name: &str, body: &[u8]) -> Result<Created> {
+        self.writable()?;
+        add(&self.counters.creates, 1);
+        let answer = self.create_once(name, body)?;
+        if answer == Created::Unknown {
+            let lost = self.lost.fetch_add(1, Relaxed) + 1;
+            std::thread::sleep(patience::wait(lost.min(8), false));
+        } else {
+            self.lost.store(0, Relaxed);
+        }
+        Ok(answer)
+    }
+
+    fn overwrite(&self, name: &str, body: &[u8]) -> Result<()> {
+        self.writable()?;
+        let body = Bytes::copy_from_slice(body);
+        self.ask("write", name, |client, path| {
+            let payload = PutPayload::from_bytes(body.clone());
+            async move { client.store.put(&path, payload).await.map(|_| ()) }
+        })
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        self.writable()?;
+        add(&self.counters.deletes, 1);
+        match self.ask("delete", name, |client, path| async move { client.store.delete(&path).await }) {
+            Err(error) if error.code() == "object-not-found" => Ok(()),
+            other => other,
+        }
+    }
+
+    fn initialise(&self) -> Result<()> {
+        self.writable()?;
+        if !self.is_empty()? {
+            return Err(Error::new("folder-not-empty", format!("cannot create dataset `{}`: it holds objects", self.place.uri))
+                .hint("choose a new prefix"));
+        }
+        // A store that cannot create without overwriting cannot hold a dataset.
+        let mut random = [0u8; 8];
+        getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("no random numbers: {error}")))?;
+        let probe = format!("probe-{:016x}", u64::from_le_bytes(random));
+        let first = self.create_surely(&probe);
+        let second = first.as_ref().map_or(Ok(Created::Unknown), |_| self.create(&probe, b"penstock"));
+        let third = match second {
+            Ok(Created::Unknown) if first.is_ok() => self.create_surely(&probe).map(|_| Created::Exists),
+            other => other,
+        };
+        let _ = self.delete(&probe); // What was found out stands; a probe that stays does no harm.
+        let why = match (first, third) {
+            (Ok(Created::Created), Ok(Created::Exists)) => return Ok(()),
+            (Ok(_), Ok(_)) => "a create-only put did not refuse to overwrite".to_owned(),
+            (Err(error), _) | (_, Err(error)) if error.kind() == Kind::Unsupported => error.message().to_owned(),
+            (Err(error), _) | (_, Err(error)) => return Err(error),
+        };
+        Err(Error::new("unsupported-storage", format!("cannot create dataset `{}`: {why}", self.place.uri))
+            .hint("two writers could overwrite each other's commits there; choose a store with conditional puts (If-None-Match)"))
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Piece;
+
+    #[test]
+    fn pieces_are_filled_across_chunks_of_any_size() {
+        let body: Vec<u8> = (0..200u8).collect();
+        let pieces =
+            vec![Piece { skip: 3, bytes: 10 }, Piece { skip: 0, bytes: 0 }, Piece { skip: 50, bytes: 1 }, Piece { skip: 1, bytes: 135 }];
+        for size in 1..=200 {
+            let mut filling = Filling::new(RangeRequest { name: "x".into(), begin: 0, pieces: pieces.clone(), object_bytes: None });
+            body.chunks(size).for_each(|chunk| filling.take(chunk));
+            assert_eq!(filling.taken, 200);
+            let found: Vec<Vec<u8>> = filling.done().into_iter().map(|piece| piece.to_vec()).collect();
+            assert_eq!(found, [body[3..13].to_vec(), Vec::new(), body[63..64].to_vec(), body[65..200].to_vec()]);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! One loop around every request that may be repeated: what ends it, what waits how long, and the deadline.
+
+use std::future::Future;
+use std::time::Duration;
+
+use penstock_error::{Error, Result};
+use tokio::time::Instant;
+
+use super::level::{Level, Permit};
+use super::service::{ENDING, Ending, chain};
+use crate::counters::{Counters, add};
+
+const FIRST_WAIT: Duration = Duration::from_millis(50);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// Why a request failed, and whether to ask again.
+pub enum Verdict {
+    Final(Error),
+    /// `sent`: it may have been carried out.
+    Again {
+        error: Error,
+        throttled: bool,
+        sent: bool,
+    },
+}
+
+/// What all requests of one store share.
+#[derive(Debug)]
+pub struct Patience {
+    pub deadline: Duration,
+    pub level: Level,
+}
+
+/// Run one attempt and keep how it ended.
+pub async fn attempt<T>(until: Instant, work: impl Future<Output = object_store::Result<T>>) -> (object_store::Result<T>, Ending) {
+    ENDING
+        .scope(Default::default(), async {
+            let result = match tokio::time::timeout_at(until, work).await {
+                Ok(result) => result,
+                Err(elapsed) => Err(object_store::Error::Generic { store: "remote", source: Box::new(elapsed) }),
+            };
+            (result, ENDING.with(|ending| ending.take()))
+        })
+        .await
+}
+
+impl Patience {
+    /// Ask until there is an answer: `work` is called anew each time, and must be idempotent. `what` is for messages: "read `name`".
+    pub async fn ask<T, W>(&self, counters: &Counters, what: &str, mut work: impl FnMut() -> W) -> Result<T>
+    where
+        W: Future<Output = object_store::Result<T>>,
+    {
+        let mut permit = self.level.permit().await;
+        let until = Instant::now() + self.deadline;
+        let mut tries = 0;
+        loop {
+            let (result, ending) = attempt(until, work()).await;
+            let error = match result {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            permit = self.again(counters, verdict(what, &error, &ending), &mut tries, until, permit).await?;
+        }
+    }
+
+    /// After a failure: the error if that was the end, else a new permit after the wait.
+    pub async fn again<'a>(
+        &'a self,
+        counters: &Counters,
+        verdict: Verdict,
+        tries: &mut u32,
+        until: Instant,
+        mut permit: Permit<'a>,
+    ) -> Result<Permit<'a>> {
+        let (error, throttled) = match verdict {
+            Verdict::Final(error) => return Err(error),
+            Verdict::Again { error, throttled, .. } => (error, throttled),
+        };
+        *tries += 1;
+        let wait = wait(*tries, throttled);
+        if Instant::now() + wait >= until {
+            let text = format!("{} ({tries} tries in {:.1} s)", error.message(), self.deadline.as_secs_f64());
+            let hint = error.hint_text().unwrap_or("see whether the store answers with `penstock doctor`").to_owned();
+            return Err(Error::new(error.code(), text).hint(hint));
+        }
+        add(&counters.retries, 1);
+        permit.throttled = throttled;
+        drop(permit); // Others go on while this one waits.
+        tokio::time::sleep(wait).await;
+        Ok(self.level.permit().await)
+    }
+}
+
+/// Back-off with full jitter; the first try again comes at once, as pooled connections close behind one's back.
+pub fn wait(tries: u32, throttled: bool) -> Duration {
+    let base = match (tries, throttled) {
+        (1, false) => return Duration::from_millis(1),
+        (_, false) => FIRST_WAIT,
+        (_, true) => FIRST_WAIT * 4,
+    };
+    let longest = (base * 2u32.saturating_pow(tries.saturating_sub(1).min(16))).min(LONGEST_WAIT);
+    let mut random = [0u8; 2];
+    let _ = getrandom::fill(&mut random); // Without it the jitter is less random, no more.
+    longest.mul_f64(0.5 + f64::from(u16::from_le_bytes(random)) / f64::from(u16::MAX) / 2.0)
+}
+
+/// Read an error and what the service noted into one of ours.
+pub fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verdict {
+    let make = |code: &'static str, why: String| Error::new(code, format!("cannot {what}: {why}"));
+    let again = |error: Error, throttled: bool, sent: bool| Verdict::Again { error, throttled, sent };
+    match ending {
+        Ending::Refused { status, code } => refused(what, *status, code),
+        Ending::Unsent(why) => {
+            let lower = why.to_lowercase();
+            let tls = ["certificate", "tls", "ssl", "handshake"].iter().any(|word| lower.contains(word));
+            let dns = ["dns", "lookup", "resolve"].iter().any(|word| lower.contains(word));
+            if tls {
+                return Verdict::Final(make("storage-unreachable", why.clone()).hint(
+                    "the server's certificate is not trusted: name its CA in storage_options={\"ca_bundle\": …} or AWS_CA_BUNDLE, and check http:// against https://",
+                ));
+            }
+            let hint = if dns { "no such host: check the endpoint" } else { "check that the endpoint is right and answers" };
+            again(make("storage-unreachable", why.clone()).hint(hint), false, false)
+        }
+        Ending::Lost(why) => again(make("storage-failed", why.clone()), false, true),
+        Ending::Success => match error {
+            // The request went well, so what failed is the body.
+            object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => Verdict::Final(
+                make("unsupported-storage", chain(error))
+                    .hint("the server does not answer ranged requests; choose another, or copy the dataset"),
+            ),
+            _ => again(make("storage-failed", format!("the answer broke off: {}", chain(error))), false, true),
+        },
+        Ending::None => match error {
+            object_store::Error::NotFound { .. } => Verdict::Final(make("object-not-found", "it is not there".into())),
+            object_store::Error::InvalidPath { .. } => Verdict::Final(make("invalid-uri", chain(error))),
+            object_store::Error::Generic { source, .. } if source.is::<tokio::time::error::Elapsed>() => {
+                again(make("storage-failed", "no answer before the deadline".into()), false, true)
+            }
+            // No request of ours was made: object_store could not get credentials.
+            _ => {
+                Verdict::Final(make("credentials-missing", format!("no credentials were found ({})", chain(error))).hint(CREDENTIALS_HINT))
+            }
+        },
+    }
+}
+
+pub const CREDENTIALS_HINT: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass storage_options; for public data storage_options={\"anonymous\": True}";
+
+/// The answers of S3 and its kin that are no success.
+fn refused(what: &str, status: u16, code: &str) -> Verdict {
+    let told = if code.is_empty() { format!("the server answered {status}") } else { format!("the server answered {status} {code}") };
+    let make = |ours: &'static str| Error::new(ours, format!("cannot {what}: {told}"));
+    let again = |throttled: bool| Verdict::Again { error: make("storage-failed"), throttled, sent: true };
+    match (status, code) {
+        (_, "NoSuchBucket") => Verdict::Final(make("bucket-not-found").hint("check the bucket's name, region and endpoint")),
+        (_, "InvalidAccessKeyId" | "InvalidTokenId" | "InvalidToken") => Verdict::Final(
+            make("credentials-refused").hint("the server does not know this access key: check AWS_ACCESS_KEY_ID or the profile"),
+        ),
+        (_, "SignatureDoesNotMatch") => Verdict::Final(
+            make("credentials-refused").hint("the secret does not fit the access key: check AWS_SECRET_ACCESS_KEY or the profile"),
+        ),
+        (_, "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired") => {
+            Verdict::Final(make("credentials-refused").hint("the session token has expired: log in again"))
+        }
+        (_, "RequestTimeTooSkewed") => Verdict::Final(make("credentials-refused").hint("this machine's clock is wrong: set it (NTP)")),
+        (_, "AuthorizationHeaderMalformed" | "PermanentRedirect") | (301 | 307, _) => Verdict::Final(
+            make("storage-failed").hint("the bucket is in another region: set AWS_REGION or storage_options={\"region\": …}"),
+        ),
+        (_, "XMinioStorageFull" | "QuotaExceeded" | "InsufficientStorage") | (507, _) => {
+            Verdict::Final(make("no-space").hint("free space in the store and try again; nothing was committed"))
+        }
+        (404, _) => Verdict::Final(make("object-not-found")),
+        (401 | 403, _) => Verdict::Final(
+            make("permission-denied").hint("these credentials lack the right to do it: `penstock doctor` tells which are missing"),
+        ),
+        (416, _) => Verdict::Final(make("object-truncated").hint("run `penstock verify`; restore the object from a copy")),
+        (501, _) => Verdict::Final(make("unsupported-storage").hint("the server lacks this operation; choose another store")),
+        (429 | 503, _) | (_, "SlowDown" | "RequestLimitExceeded" | "Throttling") => again(true),
+        (408 | 409 | 425 | 500..=599, _) => again(false),
+        _ => Verdict::Final(make("storage-failed")),
+    }
+}

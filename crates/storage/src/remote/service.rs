@@ -1,0 +1,117 @@
+//! The HTTP service beneath `object_store`: counts what passes, and notes for the task at hand how its last request ended.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use http_body_util::BodyExt as _;
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService, ReqwestConnector,
+};
+
+use crate::counters::{Counters, add};
+
+/// How the last request of a task ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Ending {
+    /// No request was made: credentials could not be had, or a name was refused.
+    #[default]
+    None,
+    /// The server answered with success; its body may still break off.
+    Success,
+    /// The server answered otherwise: status, and its own code where it gave one.
+    Refused { status: u16, code: String },
+    /// Nothing reached the server.
+    Unsent(String),
+    /// It may have reached the server, but no answer came.
+    Lost(String),
+}
+
+tokio::task_local! {
+    /// Set by `patience` around each attempt.
+    pub static ENDING: RefCell<Ending>;
+}
+
+fn note(ending: Ending) {
+    let _ = ENDING.try_with(|cell| cell.replace(ending)); // Outside of an attempt nobody asks.
+}
+
+/// Where the machines of the clouds tell their credentials.
+const METADATA_HOST: &str = "169.254.169.254";
+
+/// Bodies of refusals are read this far; what they say is short.
+const REFUSAL_BYTES: usize = 16 << 10;
+
+/// Makes services that count into `counters`.
+#[derive(Debug)]
+pub struct Connector(pub Arc<Counters>);
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(Service { inner: ReqwestConnector::default().connect(options)?, counters: self.0.clone() }))
+    }
+}
+
+#[derive(Debug)]
+struct Service {
+    inner: HttpClient,
+    counters: Arc<Counters>,
+}
+
+#[async_trait::async_trait]
+impl HttpService for Service {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        if request.uri().host() == Some(METADATA_HOST) {
+            return self.inner.execute(request).await; // Credentials of the machine: no request to the store.
+        }
+        add(&self.counters.requests, 1);
+        note(Ending::Lost("the request was given up".into())); // Stands if this future is dropped at a deadline.
+        let response = self.inner.execute(request).await.inspect_err(|error| {
+            note(match error.kind() {
+                HttpErrorKind::Connect => Ending::Unsent(chain(error)),
+                _ => Ending::Lost(chain(error)),
+            });
+        })?;
+        let status = response.status();
+        let (parts, body) = response.into_parts();
+        if status.is_success() {
+            note(Ending::Success);
+            let counters = self.counters.clone();
+            let counted = body.map_frame(move |frame| {
+                add(&counters.received_bytes, frame.data_ref().map_or(0, Bytes::len) as u64);
+                frame
+            });
+            return Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(counted)));
+        }
+        let mut told = Vec::new();
+        let mut stream = body.bytes_stream();
+        while let Some(Ok(chunk)) = stream.next().await {
+            told.extend_from_slice(&chunk[..chunk.len().min(REFUSAL_BYTES - told.len())]);
+        }
+        note(Ending::Refused { status: status.as_u16(), code: code_of(&String::from_utf8_lossy(&told)) });
+        Ok(HttpResponse::from_parts(parts, Bytes::from(told).into()))
+    }
+}
+
+/// What stands in `<Code>…</Code>`.
+fn code_of(body: &str) -> String {
+    let inside = body.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
+    inside.map_or(String::new(), |(code, _)| code.chars().take(80).collect())
+}
+
+/// An error and its causes in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,166 @@
+//! An object on its way up: one put if it is small, else parts that travel while the next are made.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use object_store::multipart::{MultipartStore, PartId};
+use object_store::path::Path;
+use object_store::{MultipartId, ObjectStoreExt as _, PutPayload};
+use penstock_error::{Error, Result};
+use tokio::task::JoinHandle;
+
+use super::{Live, runtime};
+use crate::ObjectWriter;
+use crate::counters::Counters;
+use crate::process;
+
+/// S3 takes parts from 5 MiB on, and at most 10,000 of them.
+const PART_BYTES: usize = 8 << 20;
+/// With the one being filled, this bounds the memory of an upload.
+const PARTS_AT_ONCE: usize = 4;
+
+pub struct Upload {
+    live: Arc<Live>,
+    counters: Arc<Counters>,
+    path: Path,
+    what: String,
+    buffer: Vec<u8>,
+    multipart: Option<Multipart>,
+    bytes: u64,
+    /// In a forked child the upload is the parent's.
+    generation: u64,
+}
+
+struct Multipart {
+    id: MultipartId,
+    parts: Vec<Option<PartId>>,
+    travelling: Vec<(usize, JoinHandle<Result<PartId>>)>,
+}
+
+impl Upload {
+    pub fn new(live: Arc<Live>, counters: Arc<Counters>, path: Path, what: String) -> Upload {
+        Upload { live, counters, path, what, buffer: Vec::new(), multipart: None, bytes: 0, generation: process::generation() }
+    }
+
+    fn store(&self) -> Result<Arc<dyn MultipartStore>> {
+        self.live.client.parts.clone().ok_or_else(|| Error::new("read-only", format!("cannot {}: the store is only read", self.what)))
+    }
+
+    /// Send the buffer as the next part.
+    fn send_part(&mut self) -> Result<()> {
+        let store = self.store()?;
+        if self.multipart.is_none() {
+            let ask = || {
+                let (store, path) = (store.clone(), self.path.clone());
+                async move { store.create_multipart(&path).await }
+            };
+            let id = runtime()?.block_on(self.live.patience.ask(&self.counters, &self.what, ask))?;
+            self.multipart = Some(Multipart { id, parts: Vec::new(), travelling: Vec::new() });
+        }
+        let Some(multipart) = &mut self.multipart else { return Ok(()) };
+        while multipart.travelling.len() >= PARTS_AT_ONCE {
+            multipart.land_first()?;
+        }
+        let body = Bytes::from(std::mem::replace(&mut self.buffer, Vec::with_capacity(PART_BYTES)));
+        let index = multipart.parts.len();
+        multipart.parts.push(None);
+        let (live, counters, path, what, id) =
+            (self.live.clone(), self.counters.clone(), self.path.clone(), self.what.clone(), multipart.id.clone());
+        let task = runtime()?.spawn(async move {
+            let ask = || {
+                let (store, path, id, payload) = (store.clone(), path.clone(), id.clone(), PutPayload::from_bytes(body.clone()));
+                async move { store.put_part(&path, &id, index, payload).await }
+            };
+            live.patience.ask(&counters, &what, ask).await
+        });
+        multipart.travelling.push((index, task));
+        Ok(())
+    }
+
+    fn complete(&mut self) -> Result<()> {
+        let Some(multipart) = &mut self.multipart else { return Ok(()) };
+        while !multipart.travelling.is_empty() {
+            multipart.land_first()?;
+        }
+        let parts = multipart.parts.iter().cloned().collect::<Option<Vec<PartId>>>();
+        let parts = parts.ok_or_else(|| Error::new("internal", "a part of an upload was not sent"))?;
+        let (id, store, path) = (multipart.id.clone(), self.store()?, self.path.clone());
+        let ask = || {
+            let (store, path, id, parts) = (store.clone(), path.clone(), id.clone(), parts.clone());
+            async move { store.complete_multipart(&path, &id, parts).await.map(|_| ()) }
+        };
+        let told = runtime()?.block_on(self.live.patience.ask(&self.counters, &self.what, ask));
+        match told {
+            Ok(()) => Ok(()),
+            // A lost answer to the first try makes the second say that there is no such upload: then the object is there.
+            Err(error) if error.code() == "object-not-found" => {
+                let client = self.live.client.clone();
+                let look = || {
+                    let (client, path) = (client.clone(), self.path.clone());
+                    async move { client.store.head(&path).await }
+                };
+                let found = runtime()?.block_on(self.live.patience.ask(&self.counters, &self.what, look)).map_err(|_| error.clone())?;
+                if found.size == self.bytes { Ok(()) } else { Err(error) }
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Multipart {
+    /// Wait for the part that was sent first.
+    fn land_first(&mut self) -> Result<()> {
+        let (index, task) = self.travelling.remove(0);
+        let landed = runtime()?.block_on(task).map_err(|error| Error::new("internal", format!("an upload broke: {error}")))?;
+        self.parts[index] = Some(landed?);
+        Ok(())
+    }
+}
+
+impl ObjectWriter for Upload {
+    fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
+        self.bytes += bytes.len() as u64;
+        while self.buffer.len() + bytes.len() > PART_BYTES {
+            let (now, later) = bytes.split_at(PART_BYTES - self.buffer.len());
+            self.buffer.extend_from_slice(now);
+            bytes = later;
+            self.send_part()?;
+        }
+        self.buffer.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<()> {
+        if self.multipart.is_none() {
+            let body = Bytes::from(std::mem::take(&mut self.buffer));
+            let (client, path) = (self.live.client.clone(), self.path.clone());
+            let ask = || {
+                let (client, path, payload) = (client.clone(), path.clone(), PutPayload::from_bytes(body.clone()));
+                async move { client.store.put(&path, payload).await.map(|_| ()) }
+            };
+            return runtime()?.block_on(self.live.patience.ask(&self.counters, &self.what, ask));
+        }
+        if !self.buffer.is_empty() {
+            self.send_part()?;
+        }
+        self.complete()?;
+        self.multipart = None;
+        Ok(())
+    }
+}
+
+impl Drop for Upload {
+    /// What was not finished is given up, so that its parts are not paid for.
+    fn drop(&mut self) {
+        let Some(multipart) = self.multipart.take() else { return };
+        if self.generation != process::generation() {
+            return;
+        }
+        multipart.travelling.iter().for_each(|(_, task)| task.abort());
+        let (Ok(runtime), Ok(store)) = (runtime(), self.store()) else { return };
+        let (path, id) = (self.path.clone(), multipart.id);
+        // One try: stores have a rule for uploads that were left behind.
+        let give_up = async { tokio::time::timeout(std::time::Duration::from_secs(5), store.abort_multipart(&path, &id)).await };
+        let _ = runtime.block_on(give_up);
+    }
+}

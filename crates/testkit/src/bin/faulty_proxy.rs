@@ -1,0 +1,18 @@
+//! `faulty-proxy LISTEN UPSTREAM [FAULTS]`: see `penstock_testkit::proxy`. Prints the address it listens on; ends with its input.
+
+use std::io::Read as _;
+
+use penstock_testkit::proxy::{Faults, Proxy};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (listen, upstream, faults) = match &arguments[..] {
+        [listen, upstream] => (listen, upstream, ""),
+        [listen, upstream, faults] => (listen, upstream, faults.as_str()),
+        _ => return Err("usage: faulty-proxy LISTEN UPSTREAM [name=value&…]".into()),
+    };
+    let proxy = Proxy::start(listen, upstream.parse()?, Faults::parse(faults)?)?;
+    println!("{}", proxy.address);
+    std::io::stdin().read_to_end(&mut Vec::new())?; // Whoever started it closes this to end it.
+    Ok(())
+}

@@ -1,0 +1,473 @@
+//! A proxy before an S3 server that does what networks do: loses replies, resets, throttles, cuts bodies short, delays, and
+//! answers listings of a while ago. Seeded: fault `n` of a seed is always the same.
+//!
+//! One thread a connection. Settings change while it runs: `GET /-/faults?seed=7&lose=10&…` (per mille of the requests), `GET /-/counts`
+//! tells as JSON what was done.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::random::Random;
+
+/// What may happen to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// Carried out, but the reply never comes.
+    Lose,
+    /// The connection breaks before anything is carried out.
+    Reset,
+    /// 503 SlowDown.
+    Throttle,
+    /// 429.
+    TooMany,
+    /// 500 InternalError, not carried out.
+    Fail,
+    /// The reply breaks off in its body.
+    Truncate,
+    /// The reply comes late.
+    Late,
+    /// A listing is answered as it was before.
+    Stale,
+}
+
+const NAMES: [(&str, Fault); 8] = [
+    ("lose", Fault::Lose),
+    ("reset", Fault::Reset),
+    ("throttle", Fault::Throttle),
+    ("toomany", Fault::TooMany),
+    ("fail", Fault::Fail),
+    ("truncate", Fault::Truncate),
+    ("late", Fault::Late),
+    ("stale", Fault::Stale),
+];
+
+/// Per mille of the requests that each fault strikes, and what holds for all.
+#[derive(Debug, Clone, Default)]
+pub struct Faults {
+    pub seed: u64,
+    pub per_mille: [u64; NAMES.len()],
+    /// Added to every reply.
+    pub delay_ms: u64,
+    /// The longest that a late reply takes.
+    pub late_ms: u64,
+    /// Most faults in a row for one method and path, so that every request gets through in the end; 0: no bound.
+    pub in_a_row: u64,
+}
+
+impl Faults {
+    /// From `name=value&…`; unknown names are refused.
+    pub fn parse(query: &str) -> Result<Faults, String> {
+        let mut faults = Faults { late_ms: 50, in_a_row: 3, ..Faults::default() };
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is no name=value"))?;
+            let value: u64 = value.parse().map_err(|_| format!("`{value}` is no number"))?;
+            match (name, NAMES.iter().position(|(known, _)| *known == name)) {
+                (_, Some(index)) => faults.per_mille[index] = value,
+                ("all", _) => faults.per_mille = [value; NAMES.len()],
+                ("seed", _) => faults.seed = value,
+                ("delay_ms", _) => faults.delay_ms = value,
+                ("late_ms", _) => faults.late_ms = value,
+                ("in_a_row", _) => faults.in_a_row = value,
+                _ => return Err(format!("no fault is called `{name}`")),
+            }
+        }
+        Ok(faults)
+    }
+}
+
+#[derive(Default)]
+struct State {
+    faults: Faults,
+    struck: [u64; NAMES.len()],
+    in_a_row: HashMap<String, u64>,
+    listings: HashMap<String, Vec<Vec<u8>>>,
+}
+
+struct Shared {
+    upstream: SocketAddr,
+    state: Mutex<State>,
+    requests: AtomicU64,
+}
+
+/// A running proxy; its threads end with their connections.
+pub struct Proxy {
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+impl Proxy {
+    pub fn start(listen: &str, upstream: SocketAddr, faults: Faults) -> io::Result<Proxy> {
+        let listener = TcpListener::bind(listen)?;
+        let address = listener.local_addr()?;
+        let state = Mutex::new(State { faults, ..State::default() });
+        let shared = Arc::new(Shared { upstream, state, requests: AtomicU64::new(0) });
+        let accepting = shared.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let shared = accepting.clone();
+                // A connection that breaks is what this is for.
+                std::thread::spawn(move || Connection { shared, client, upstream: None }.serve());
+            }
+        });
+        Ok(Proxy { address, shared })
+    }
+
+    pub fn set(&self, faults: Faults) {
+        let mut state = self.shared.state();
+        *state = State { faults, ..State::default() };
+        self.shared.requests.store(0, Relaxed);
+    }
+
+    /// Requests so far, and how often each fault struck.
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.shared.counts()
+    }
+}
+
+impl Shared {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        let struck = self.state().struck;
+        let all = [("requests", self.requests.load(Relaxed))];
+        all.into_iter().chain(NAMES.iter().zip(struck).map(|((name, _), count)| (*name, count))).collect()
+    }
+
+    /// What happens to this request, and how long its reply takes.
+    fn decide(&self, request: &Request) -> (Fault, Duration) {
+        let number = self.requests.fetch_add(1, Relaxed);
+        let mut state = self.state();
+        let mut random = Random(state.faults.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number.wrapping_mul(0xd1b5_4a32_d192_ed03));
+        let mut at = random.below(1000);
+        let mut fault = Fault::None;
+        for (index, (_, candidate)) in NAMES.iter().enumerate() {
+            let rate = state.faults.per_mille[index];
+            if at < rate {
+                fault = *candidate;
+                break;
+            }
+            at -= rate;
+        }
+        if fault == Fault::Stale && !request.is_listing() {
+            fault = Fault::None;
+        }
+        let key = format!("{} {}", request.method, request.path);
+        let row = state.in_a_row.get(&key).copied().unwrap_or(0);
+        if state.faults.in_a_row > 0 && row >= state.faults.in_a_row {
+            fault = Fault::None;
+        }
+        state.in_a_row.insert(key, if fault == Fault::None { 0 } else { row + 1 });
+        if let Some(index) = NAMES.iter().position(|(_, known)| *known == fault) {
+            state.struck[index] += 1;
+        }
+        let late = if fault == Fault::Late { random.below(state.faults.late_ms + 1) } else { 0 };
+        (fault, Duration::from_millis(state.faults.delay_ms + late))
+    }
+}
+
+struct Connection {
+    shared: Arc<Shared>,
+    client: TcpStream,
+    upstream: Option<TcpStream>,
+}
+
+struct Request {
+    method: String,
+    path: String,
+    head: Vec<u8>,
+    body: Vec<u8>,
+}
+
+impl Request {
+    fn is_listing(&self) -> bool {
+        self.method == "GET" && self.path.contains("list-type=2")
+    }
+}
+
+/// A head that was read, and what came after it.
+struct Head {
+    bytes: Vec<u8>,
+    rest: Vec<u8>,
+}
+
+const MOST_HEADERS: usize = 128;
+const BUFFER_BYTES: usize = 256 << 10;
+
+fn bad(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+fn read_head(stream: &mut TcpStream, mut begun: Vec<u8>) -> io::Result<Option<Head>> {
+    let mut buffer = vec![0; 16 << 10];
+    loop {
+        if let Some(end) = begun.windows(4).position(|four| four == b"\r\n\r\n") {
+            let rest = begun.split_off(end + 4);
+            return Ok(Some(Head { bytes: begun, rest }));
+        }
+        let count = stream.read(&mut buffer)?;
+        if count == 0 {
+            return if begun.is_empty() { Ok(None) } else { Err(bad("half a head")) };
+        }
+        begun.extend_from_slice(&buffer[..count]);
+    }
+}
+
+fn header<'a>(headers: &'a [httparse::Header<'a>], name: &str) -> Option<&'a str> {
+    headers.iter().find(|header| header.name.eq_ignore_ascii_case(name)).and_then(|header| std::str::from_utf8(header.value).ok())
+}
+
+/// How a reply's body ends.
+enum Body {
+    Bytes(u64),
+    Chunked,
+}
+
+impl Connection {
+    fn serve(mut self) {
+        let _ = self.client.set_nodelay(true);
+        let mut left = Vec::new();
+        while let Ok(Some((request, rest))) = self.read_request(left) {
+            left = rest;
+            if self.answer(request).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn read_request(&mut self, begun: Vec<u8>) -> io::Result<Option<(Request, Vec<u8>)>> {
+        let Some(head) = read_head(&mut self.client, begun)? else { return Ok(None) };
+        let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+        let mut parsed = httparse::Request::new(&mut headers);
+        parsed.parse(&head.bytes).map_err(|error| bad(&error.to_string()))?;
+        let (method, path) = (parsed.method.unwrap_or("").to_owned(), parsed.path.unwrap_or("").to_owned());
+        let length: usize = header(parsed.headers, "content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+        let expects = header(parsed.headers, "expect").is_some();
+        let mut body = head.rest;
+        if expects && body.is_empty() {
+            self.client.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+        }
+        let mut forwarded = Vec::with_capacity(head.bytes.len());
+        for line in head.bytes.split_inclusive(|byte| *byte == b'\n') {
+            if !line.to_ascii_lowercase().starts_with(b"expect:") {
+                forwarded.extend_from_slice(line);
+            }
+        }
+        if body.len() < length {
+            let have = body.len();
+            body.resize(length, 0);
+            self.client.read_exact(&mut body[have..])?;
+        }
+        let rest = body.split_off(length);
+        Ok(Some((Request { method, path, head: forwarded, body }, rest)))
+    }
+
+    fn reply(&mut self, status: &str, body: &str) -> io::Result<()> {
+        let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nContent-Type: application/xml\r\n\r\n", body.len());
+        self.client.write_all(format!("{head}{body}").as_bytes())
+    }
+
+    /// Close so that the other side sees a reset.
+    fn reset(&mut self) -> io::Error {
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        // SAFETY: the descriptor is open and the option is the struct it wants.
+        unsafe {
+            libc::setsockopt(
+                self.client.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_LINGER,
+                (&raw const linger).cast(),
+                size_of::<libc::linger>() as libc::socklen_t,
+            )
+        };
+        bad("reset on purpose")
+    }
+
+    fn answer(&mut self, request: Request) -> io::Result<()> {
+        if let Some(control) = request.path.strip_prefix("/-/") {
+            return self.control(control);
+        }
+        let (fault, delay) = self.shared.decide(&request);
+        let error = |code: &str| format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>on purpose</Message></Error>");
+        match fault {
+            Fault::Reset => return Err(self.reset()),
+            Fault::Throttle => return self.reply("503 Service Unavailable", &error("SlowDown")),
+            Fault::TooMany => return self.reply("429 Too Many Requests", &error("TooManyRequests")),
+            Fault::Fail => return self.reply("500 Internal Server Error", &error("InternalError")),
+            Fault::Stale => {
+                let old = self.shared.state().listings.get(&request.path).and_then(|listings| listings.first().cloned());
+                if let Some(old) = old {
+                    return self.client.write_all(&old);
+                }
+            }
+            _ => {}
+        }
+        let head = self.forward(&request)?;
+        if !delay.is_zero() {
+            std::thread::sleep(delay);
+        }
+        if fault == Fault::Lose {
+            self.upstream = None;
+            return Err(self.reset());
+        }
+        let body = body_of(&head.bytes, &request.method)?;
+        if request.is_listing() {
+            return self.pass_listing(&request, head, body);
+        }
+        match body {
+            Body::Bytes(length) => {
+                let most = if fault == Fault::Truncate && length > 0 { length / 2 } else { length };
+                self.pass_bytes(head, most)?;
+                if most < length {
+                    self.upstream = None;
+                    return Err(bad("truncated on purpose"));
+                }
+                Ok(())
+            }
+            Body::Chunked => {
+                let whole = self.read_chunked(head.rest)?;
+                self.client.write_all(&head.bytes)?;
+                let most = if fault == Fault::Truncate { whole.len() / 2 } else { whole.len() };
+                self.client.write_all(&whole[..most])?;
+                if most < whole.len() { Err(bad("truncated on purpose")) } else { Ok(()) }
+            }
+        }
+    }
+
+    fn control(&mut self, control: &str) -> io::Result<()> {
+        let (verb, query) = control.split_once('?').unwrap_or((control, ""));
+        match verb {
+            "faults" => match Faults::parse(query) {
+                Ok(faults) => {
+                    *self.shared.state() = State { faults, ..State::default() };
+                    self.shared.requests.store(0, Relaxed);
+                    self.reply("200 OK", "{}")
+                }
+                Err(why) => self.reply("400 Bad Request", &why),
+            },
+            "counts" => {
+                let counts: Vec<String> = self.shared.counts().iter().map(|(name, count)| format!("\"{name}\": {count}")).collect();
+                self.reply("200 OK", &format!("{{{}}}", counts.join(", ")))
+            }
+            _ => self.reply("404 Not Found", "faults or counts"),
+        }
+    }
+
+    /// Send the request on, and read the head of the reply. A kept connection that the server closed is made anew once.
+    fn forward(&mut self, request: &Request) -> io::Result<Head> {
+        for fresh in [false, true] {
+            if fresh || self.upstream.is_none() {
+                let stream = TcpStream::connect(self.shared.upstream)?;
+                stream.set_nodelay(true)?;
+                self.upstream = Some(stream);
+            }
+            let Some(upstream) = &mut self.upstream else { break };
+            let sent = upstream.write_all(&request.head).and_then(|()| upstream.write_all(&request.body));
+            let mut head = sent.and_then(|()| read_head(upstream, Vec::new()));
+            while let Ok(Some(interim)) = &mut head
+                && interim.bytes.starts_with(b"HTTP/1.1 100")
+            {
+                head = read_head(upstream, std::mem::take(&mut interim.rest));
+            }
+            match head {
+                Ok(Some(head)) => return Ok(head),
+                Ok(None) | Err(_) if !fresh => {}
+                Ok(None) => return Err(bad("the server closed the connection")),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(bad("no server"))
+    }
+
+    /// Pass `most` bytes of the body on as they come.
+    fn pass_bytes(&mut self, head: Head, most: u64) -> io::Result<()> {
+        self.client.write_all(&head.bytes)?;
+        let first = (head.rest.len() as u64).min(most);
+        self.client.write_all(&head.rest[..first as usize])?;
+        let Some(upstream) = &mut self.upstream else { return Err(bad("no server")) };
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let mut left = most - first;
+        while left > 0 {
+            let wanted = buffer.len().min(left as usize);
+            let count = upstream.read(&mut buffer[..wanted])?;
+            if count == 0 {
+                return Err(bad("the server broke off"));
+            }
+            self.client.write_all(&buffer[..count])?;
+            left -= count as u64;
+        }
+        Ok(())
+    }
+
+    /// Keep listings, so that an old one can be served later.
+    fn pass_listing(&mut self, request: &Request, mut head: Head, body: Body) -> io::Result<()> {
+        let content = match body {
+            Body::Chunked => self.read_chunked(head.rest)?,
+            Body::Bytes(length) => {
+                let have = head.rest.len();
+                head.rest.resize(length as usize, 0);
+                if let Some(upstream) = &mut self.upstream {
+                    upstream.read_exact(&mut head.rest[have..])?;
+                }
+                head.rest
+            }
+        };
+        let reply = [head.bytes, content].concat();
+        {
+            let mut state = self.shared.state();
+            let listings = state.listings.entry(request.path.clone()).or_default();
+            listings.push(reply.clone());
+            if listings.len() > 3 {
+                listings.remove(0);
+            }
+        }
+        self.client.write_all(&reply)
+    }
+
+    /// A chunked body with its framing.
+    fn read_chunked(&mut self, mut bytes: Vec<u8>) -> io::Result<Vec<u8>> {
+        let Some(upstream) = &mut self.upstream else { return Err(bad("no server")) };
+        let mut at = 0;
+        let mut buffer = vec![0; BUFFER_BYTES];
+        loop {
+            while let Some(line) = bytes[at..].windows(2).position(|two| two == b"\r\n") {
+                let size = std::str::from_utf8(&bytes[at..at + line]).ok().and_then(|size| usize::from_str_radix(size.trim(), 16).ok());
+                let size = size.ok_or_else(|| bad("no chunk"))?;
+                let end = at + line + 2 + size + 2;
+                if end > bytes.len() {
+                    break;
+                }
+                at = end;
+                if size == 0 {
+                    return Ok(bytes);
+                }
+            }
+            let count = upstream.read(&mut buffer)?;
+            if count == 0 {
+                return Err(bad("the server broke off"));
+            }
+            bytes.extend_from_slice(&buffer[..count]);
+        }
+    }
+}
+
+fn body_of(head: &[u8], method: &str) -> io::Result<Body> {
+    let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+    let mut parsed = httparse::Response::new(&mut headers);
+    parsed.parse(head).map_err(|error| bad(&error.to_string()))?;
+    if method == "HEAD" || matches!(parsed.code, Some(204 | 304)) {
+        return Ok(Body::Bytes(0));
+    }
+    if header(parsed.headers, "transfer-encoding").is_some_and(|encoding| encoding.eq_ignore_ascii_case("chunked")) {
+        return Ok(Body::Chunked);
+    }
+    let length = header(parsed.headers, "content-length").and_then(|length| length.parse().ok());
+    length.map(Body::Bytes).ok_or_else(|| bad("a reply of unknown length"))
+}
