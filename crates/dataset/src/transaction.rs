@@ -83,7 +83,11 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
         match log::read(store, 0, 0) {
             Ok(entry) if entry.record.uuid() == record.uuid() => break entry,
             Ok(_) => return Err(exists(store)),
-            Err(error) if answer == Created::Created || began.elapsed() > store.deadline() => return Err(error),
+            Err(error) if answer == Created::Created => return Err(error),
+            Err(error) if began.elapsed() > store.deadline() => {
+                let text = format!("cannot tell whether dataset `{}` was created: {}", store.uri(), error.message());
+                return Err(Error::new("commit-state-unknown", text).hint("open it, or create it again elsewhere"));
+            }
             Err(_) => {} // A lost answer, or one that cannot be believed: the same body again.
         }
     };

@@ -2,6 +2,7 @@
 
 pub mod crash;
 pub mod hostile;
+pub mod minio;
 pub mod proxy;
 pub mod random;
 pub mod samples;

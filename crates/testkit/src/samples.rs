@@ -87,7 +87,8 @@ pub fn append(base: &Arc<Snapshot>, seed: u64, samples: usize) -> Result<(Receip
 
 /// Everything a reader can see of a snapshot: one string a column, and row ids.
 pub fn contents(snapshot: &Snapshot) -> Result<Vec<String>> {
-    let plan = Plan::new(snapshot, (0..snapshot.len()).rev().collect())?;
+    let mut plan = Plan::new(snapshot, (0..snapshot.len()).rev().collect())?;
+    snapshot.fetch(&mut plan, &snapshot.schema.columns.iter().collect::<Vec<_>>())?;
     let mut seen = vec![format!("{} {:?}", snapshot.id(), plan.row_ids())];
     for column in &snapshot.schema.columns {
         let (dtype, shape) = column.kind.stored()?;
@@ -95,7 +96,10 @@ pub fn contents(snapshot: &Snapshot) -> Result<Vec<String>> {
             ColumnKind::Label { .. } | ColumnKind::Category => {
                 let mut codes = vec![0; plan.len()];
                 let nulls = snapshot.read_codes(&plan, column, &mut codes, OnCorrupt::Raise)?;
-                format!("{codes:?} {nulls:?} {:?}", snapshot.vocabulary(column.id)?)
+                // Words, where there are any: codes depend on who committed first.
+                let words = snapshot.vocabulary(column.id)?;
+                let named: Vec<Option<&String>> = codes.iter().map(|code| words.get(*code as usize)).collect();
+                if words.is_empty() { format!("{codes:?} {nulls:?}") } else { format!("{named:?} {nulls:?}") }
             }
             _ if shape.is_fixed() => {
                 let mut out = vec![0; plan.len() * shape.fixed_bytes(dtype)? as usize];

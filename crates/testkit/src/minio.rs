@@ -1,0 +1,82 @@
+//! A real MinIO for tests: started on a folder and port of its own, ended with the value. `tools/minio.sh` installs it.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use penstock_error::Result;
+use penstock_storage::{Io, Options};
+
+pub const KEY: &str = "penstock-test";
+pub const SECRET: &str = "penstock-test-secret";
+pub const BUCKET: &str = "penstock";
+
+pub struct Minio {
+    pub address: SocketAddr,
+    process: Child,
+    _folder: tempfile::TempDir,
+}
+
+impl Minio {
+    pub fn start() -> io::Result<Minio> {
+        let binary = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/bin/minio");
+        if !binary.exists() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is missing: run tools/minio.sh", binary.display())));
+        }
+        let folder = tempfile::tempdir()?;
+        let data = folder.path().join("data");
+        std::fs::create_dir_all(data.join(BUCKET))?; // A folder is a bucket.
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let log = std::fs::File::create(folder.path().join("log"))?;
+        let process = Command::new(binary)
+            .args(["server", "--quiet", "--address", &address.to_string()])
+            .arg(&data)
+            .envs([
+                ("MINIO_ROOT_USER", KEY),
+                ("MINIO_ROOT_PASSWORD", SECRET),
+                ("MINIO_BROWSER", "off"),
+                ("MINIO_UPDATE", "off"),
+                ("MINIO_CI_CD", "1"),
+            ])
+            .env("HOME", folder.path())
+            .stdout(log.try_clone()?)
+            .stderr(Stdio::from(log))
+            .spawn()?;
+        let minio = Minio { address, process, _folder: folder };
+        for _ in 0..600 {
+            if minio.is_live() {
+                return Ok(minio);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Err(io::Error::other("MinIO does not answer"))
+    }
+
+    fn is_live(&self) -> bool {
+        use std::io::{Read as _, Write as _};
+        let ask = || -> io::Result<String> {
+            let mut stream = TcpStream::connect(self.address)?;
+            stream.write_all(b"GET /minio/health/ready HTTP/1.0\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        ask().is_ok_and(|answer| answer.contains("200 OK"))
+    }
+
+    /// Options for a store that is reached at `address`: the server's own, or a proxy's before it.
+    pub fn options(address: SocketAddr, more: &[(&str, &str)]) -> Result<Options> {
+        let endpoint = format!("http://{address}");
+        let own = [("endpoint_url", endpoint.as_str()), ("region", "us-east-1"), ("access_key_id", KEY), ("secret_access_key", SECRET)];
+        Options::new(own.iter().chain(more).map(|(name, value)| (name.to_string(), value.to_string())), Io::Auto)
+    }
+}
+
+impl Drop for Minio {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,233 @@
+//! Object storage, against a real MinIO: the conformance suite, and commits and reads through a proxy that does to them what networks do.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use penstock_dataset::{Context, Snapshot, create, verify, walk};
+use penstock_error::{Error, Kind, Result};
+use penstock_storage::{Memory, Remote, Storage, conformance};
+use penstock_testkit::minio::{BUCKET, Minio};
+use penstock_testkit::proxy::{Faults, Proxy};
+use penstock_testkit::random::Random;
+use penstock_testkit::samples;
+
+const SCHEDULES: u64 = 10_000;
+/// Schedules mostly wait.
+const WORKERS: u64 = 16;
+const MEMORY_BYTES: u64 = 512 << 20;
+
+fn start() -> Result<Minio> {
+    Minio::start().map_err(|error| Error::new("internal", error.to_string()))
+}
+
+#[test]
+fn a_bucket_conforms() -> Result<()> {
+    let minio = start()?;
+    let store = Remote::open(&format!("s3://{BUCKET}/some/prefix"), &Minio::options(minio.address, &[])?)?;
+    conformance::check(&store)?;
+    let root = Remote::open(&format!("s3://{BUCKET}"), &Minio::options(minio.address, &[("hedge", "true")])?)?;
+    assert!(root.exists("some/prefix/d/one")?, "a bucket's own root is a place, too");
+    Ok(())
+}
+
+/// What a schedule tried, and what it was told.
+#[derive(Default)]
+struct Told {
+    acknowledged: Vec<u64>,
+    unknown: Vec<u64>,
+    refused: Vec<u64>,
+    codes: Vec<&'static str>,
+}
+
+/// The contents that a dataset of these batches must have, whatever its snapshot id.
+fn reference(seeds: &[u64]) -> Result<Vec<String>> {
+    let mut snapshot = Arc::new(create(Box::new(Memory::default()), samples::schema(), "create", "testkit")?);
+    for seed in seeds {
+        snapshot = Arc::new(samples::append(&snapshot, *seed, count_of(*seed))?.1);
+    }
+    without_id(samples::contents(&snapshot)?)
+}
+
+fn without_id(mut contents: Vec<String>) -> Result<Vec<String>> {
+    contents[0] = contents[0].split_once(' ').map_or(String::new(), |(_, rows)| rows.to_owned());
+    Ok(contents)
+}
+
+fn same(found: Vec<String>, expected: Vec<String>) -> std::result::Result<(), String> {
+    match found.iter().zip(&expected).find(|(found, expected)| found != expected) {
+        None => Ok(()),
+        Some((found, expected)) => {
+            let at = found.bytes().zip(expected.bytes()).take_while(|(one, other)| one == other).count();
+            let around = |text: &str| text.chars().skip(at.saturating_sub(30)).take(90).collect::<String>();
+            Err(format!("a wrong byte: …{}… instead of …{}…", around(found), around(expected)))
+        }
+    }
+}
+
+fn count_of(seed: u64) -> usize {
+    (seed % 7) as usize
+}
+
+/// The batches of a snapshot's commits, oldest first.
+fn seeds_of(snapshot: &Snapshot) -> Result<Vec<u64>> {
+    let mut messages = vec![snapshot.record().transactions[0].message.clone()];
+    walk(snapshot.context.storage.as_ref(), snapshot.record(), |entry| {
+        messages.push(entry.record.transactions[0].message.clone());
+        Ok(())
+    })?;
+    let seeds = messages.iter().rev().filter_map(|message| message.strip_prefix("seed ")?.parse().ok());
+    Ok(seeds.collect())
+}
+
+fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
+    let fail = |text: String| Error::new("internal", format!("schedule {seed}: {text}"));
+    let mut random = Random(seed);
+    let uri = format!("s3://{BUCKET}/schedule-{seed}");
+    let mut faults = Faults { seed, late_ms: 5, in_a_row: 3, ..Faults::default() };
+    faults.per_mille.iter_mut().for_each(|rate| *rate = random.below(60));
+    let hard = random.chance(4); // Some are too much for anybody's patience.
+    if hard {
+        faults.per_mille.iter_mut().for_each(|rate| *rate *= 3);
+        faults.in_a_row = 0;
+    }
+    proxy.set(faults);
+    let hedge = if random.chance(3) { "true" } else { "false" };
+    let options = Minio::options(proxy.address, &[("timeout_seconds", if hard { "0.5" } else { "30" }), ("hedge", hedge)])?;
+    let told = Mutex::new(Told::default());
+    let note = |error: &Error| {
+        told.lock().unwrap_or_else(PoisonError::into_inner).codes.push(error.code());
+        match error.kind() {
+            // What a user can act on: try again, or look whether the commit stands.
+            Kind::Unavailable | Kind::Conflict if hard => Ok(()),
+            _ => Err(fail(format!("an error that must not be: {} ({})", error, error.code()))),
+        }
+    };
+    let made = create(Box::new(Remote::open(&uri, &options)?), samples::schema(), "create", "testkit");
+    if let Err(error) = &made {
+        note(error)?;
+    }
+    drop(made);
+    let writers = 1 + random.below(2);
+    let commits = 1 + random.below(3);
+    let outcome: Vec<Result<()>> = std::thread::scope(|scope| {
+        let writer = |number: u64| {
+            for commit in 0..commits {
+                let batch = seed * 100 + number * 10 + commit;
+                let opened = Remote::open(&uri, &options).and_then(|store| Snapshot::open(Context::new(Box::new(store)), 0));
+                let snapshot = match opened {
+                    Ok(snapshot) => Arc::new(snapshot),
+                    Err(error) if hard && error.kind() == Kind::NotFound => return Ok(()), // It could not be created.
+                    Err(error) => {
+                        note(&error)?;
+                        continue;
+                    }
+                };
+                match samples::append(&snapshot, batch, count_of(batch)) {
+                    Ok((_, next)) => {
+                        told.lock().unwrap_or_else(PoisonError::into_inner).acknowledged.push(batch);
+                        let read = samples::contents(&next).and_then(|contents| Ok((contents, seeds_of(&next)?)));
+                        match read {
+                            Ok((contents, seeds)) => {
+                                same(without_id(contents)?, reference(&seeds)?).map_err(&fail)?;
+                            }
+                            Err(error) => note(&error)?,
+                        }
+                    }
+                    Err(error) => {
+                        let stands = error.message().contains("stands, but");
+                        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+                        match error.code() {
+                            _ if stands => told.acknowledged.push(batch),
+                            "commit-state-unknown" => told.unknown.push(batch),
+                            _ => told.refused.push(batch),
+                        }
+                        drop(told);
+                        note(&error)?;
+                    }
+                }
+            }
+            Ok(())
+        };
+        let threads: Vec<_> = (0..writers).map(|number| scope.spawn(move || writer(number))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(fail("a writer panicked".into())))).collect()
+    });
+    outcome.into_iter().collect::<Result<()>>()?;
+    // Now look in peace, past the proxy.
+    let told = told.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let store = Remote::open(&uri, &Minio::options(minio.address, &[])?)?;
+    let snapshot = match Snapshot::open(Context::new(Box::new(store)), 0) {
+        Ok(snapshot) => snapshot,
+        Err(error) if hard && error.kind() == Kind::NotFound && told.acknowledged.is_empty() => return Ok(told),
+        Err(error) => return Err(fail(format!("cannot open in the end: {error}"))),
+    };
+    let mut held = seeds_of(&snapshot)?;
+    same(without_id(samples::contents(&snapshot)?)?, reference(&held)?).map_err(|told| fail(format!("in the end: {told}")))?;
+    if let Some(problem) = verify(&snapshot, |_| {})?.problems.first() {
+        return Err(fail(format!("{}: {}", problem.object, problem.error)));
+    }
+    held.sort_unstable();
+    let doubled = held.windows(2).any(|two| two[0] == two[1]);
+    let lost = told.acknowledged.iter().any(|batch| held.binary_search(batch).is_err());
+    let ghost = told.refused.iter().any(|batch| held.binary_search(batch).is_ok());
+    let surplus = held.iter().any(|batch| !told.acknowledged.contains(batch) && !told.unknown.contains(batch));
+    if doubled || lost || ghost || surplus {
+        return Err(fail(format!(
+            "held {held:?}, acknowledged {:?}, unknown {:?}, refused {:?}",
+            told.acknowledged, told.unknown, told.refused
+        )));
+    }
+    Ok(told)
+}
+
+#[test]
+fn every_schedule_of_faults_keeps_every_promise() -> Result<()> {
+    let schedules = if std::env::var_os("PENSTOCK_SOAK").is_some() { SCHEDULES } else { SCHEDULES / 50 };
+    let minio = start()?;
+    let next = AtomicU64::new(0);
+    let results: Vec<Result<(u64, u64, u64, Vec<u64>)>> = std::thread::scope(|scope| {
+        let worker = || {
+            let proxy = Proxy::start("127.0.0.1:0", minio.address, Faults::default())
+                .map_err(|error| Error::new("internal", format!("no proxy: {error}")))?;
+            let (mut commits, mut unknown, mut errors, mut struck) = (0, 0, 0, Vec::new());
+            loop {
+                let seed = next.fetch_add(1, Relaxed);
+                if seed >= schedules {
+                    return Ok((commits, unknown, errors, struck));
+                }
+                let told = schedule(seed, &minio, &proxy)?;
+                commits += told.acknowledged.len() as u64;
+                unknown += told.unknown.len() as u64;
+                errors += told.codes.len() as u64;
+                let counts = proxy.counts();
+                struck.resize(counts.len(), 0);
+                counts.iter().zip(&mut struck).for_each(|((_, count), sum)| *sum += count);
+            }
+        };
+        let threads: Vec<_> = (0..WORKERS).map(|_| scope.spawn(worker)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(Error::new("internal", "a worker panicked")))).collect()
+    });
+    let (mut commits, mut unknown, mut errors, mut struck) = (0, 0, 0, Vec::new());
+    for result in results {
+        let (more_commits, more_unknown, more_errors, more_struck) = result?;
+        commits += more_commits;
+        unknown += more_unknown;
+        errors += more_errors;
+        struck.resize(more_struck.len(), 0);
+        more_struck.iter().zip(&mut struck).for_each(|(more, sum)| *sum += more);
+    }
+    let peak_bytes = peak_bytes();
+    println!(
+        "{schedules} schedules: {commits} commits acknowledged, {unknown} unknown, {errors} errors with a code; requests and faults {struck:?}; peak {} MiB",
+        peak_bytes >> 20
+    );
+    assert!(struck.iter().all(|count| *count > 0), "every fault must have struck");
+    assert!(commits > schedules && peak_bytes <= MEMORY_BYTES);
+    Ok(())
+}
+
+/// The most memory this process has held.
+fn peak_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).map_or(0, |kib| kib << 10)
+}
