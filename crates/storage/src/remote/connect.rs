@@ -108,6 +108,7 @@ impl Place {
             .with_client_options(client)
             .with_retry(no_retry())
             .with_conditional_put(S3ConditionalPut::ETagMatch)
+            .with_disable_bulk_delete(true)
             .with_http_connector(connector);
         let profile = Profile::load(options)?;
         let or_profile = |name: &str, key: &str| options.get(name).or_else(|| profile.get(key));

@@ -1,0 +1,626 @@
+"""Object storage, against a real MinIO: exact requests and bytes, faults, and what goes wrong with a clear error."""
+
+import contextlib
+import http.server
+import io
+import os
+import pathlib
+import pickle
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import penstock as ps
+import pytest
+import servers
+import trustme
+from conftest import BUCKET, environment
+from PIL import Image as Pillow
+
+pytestmark = pytest.mark.local  # It chooses its own stores.
+
+SAMPLES = 4096
+
+
+def spent(ds, work):
+    """What `work` cost: counters that changed."""
+    before = ds.stats()
+    work()
+    return {name: value - before[name] for name, value in ds.stats().items() if value != before[name]}
+
+
+@pytest.fixture
+def cifar(bucket):
+    """Fixed-shape samples with labels and texts, in one commit."""
+    ds = ps.create(bucket, {"image": ps.Tensor((32, 32, 3), "uint8"), "label": "int64", "text": ps.Text()})
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (SAMPLES, 32, 32, 3), dtype=np.uint8)
+    ds.append({"image": images, "label": np.arange(SAMPLES), "text": [f"text {number}" for number in range(SAMPLES)]})
+    return bucket, images
+
+
+# Requests and bytes
+
+
+def test_open_is_three_requests(cifar):
+    uri, _ = cifar
+    ds = ps.open(uri)
+    assert ds.stats()["requests"] == 3 and ds.stats()["lists"] == 1 and ds.stats()["reads"] == 2
+    again = ps.open(uri, snapshot=ds.snapshot)
+    assert again.stats()["requests"] == 3, "is it a dataset, record, root"
+
+
+def test_a_cold_sample_is_a_tail_and_a_range_then_nothing(cifar):
+    uri, images = cifar
+    ds = ps.open(uri)
+    cost = spent(ds, lambda: np.testing.assert_array_equal(ds.take([17], columns=["image"])["image"][0], images[17]))
+    assert cost["requests"] == 2 and cost["ranges"] == 2, "tail, block"
+    cost = spent(ds, lambda: ds.take([4000], columns=["image"]))
+    assert cost == {"requests": 1, "ranges": 1, "range_bytes": 3072, "received_bytes": 3072}, "the sample, and nothing else"
+    assert spent(ds, lambda: ds.take([17, 4000], columns=["image"])) == {}, "both blocks are in the cache"
+
+
+def test_neighbours_are_one_range_and_no_byte_is_read_twice(cifar):
+    uri, images = cifar
+    ds = ps.open(uri)
+    ds.take([0], columns=["image"])
+    cost = spent(ds, lambda: np.testing.assert_array_equal(ds.take(np.arange(1000, 1512), columns=["image"])["image"], images[1000:1512]))
+    assert cost["requests"] <= 8 and cost["received_bytes"] == 512 * 3072
+    cost = spent(ds, lambda: ds.take(np.arange(1256, 1768), columns=["image"]))
+    assert cost["received_bytes"] == 256 * 3072, "half of them are in the cache"
+    cost = spent(ds, lambda: ds.take(np.repeat([3000, 3001], 50), columns=["image"]))
+    assert cost["received_bytes"] == 2 * 3072, "duplicates are read once"
+    whole = ps.open(uri)
+    for _ in whole.scan(batch_size=500):
+        pass
+    size = sum(path.stat().st_size for path in uri.rglob("*") if "/d/" in path)
+    assert whole.stats()["range_bytes"] <= size
+
+
+def test_all_columns_of_a_take_are_planned_at_once(cifar):
+    uri, images = cifar
+    ds = ps.open(uri)
+    ds.take([0], columns=["image"])
+    positions = np.random.default_rng(1).permutation(SAMPLES)[:64]
+    cost = spent(ds, lambda: _check(ds, images, positions))
+    # 64 scattered images at most, and the blocks of labels and texts, which lie together.
+    assert cost["requests"] <= 64 + 3
+    assert cost["received_bytes"] <= 13_000_000
+
+
+def _check(ds, images, positions):
+    batch = ds.take(positions)
+    np.testing.assert_array_equal(batch["image"], images[positions])
+    assert batch["label"].tolist() == positions.tolist() and batch["text"] == [f"text {position}" for position in positions]
+
+
+def test_a_small_data_file_is_one_request(bucket):
+    ds = ps.create(bucket, {"text": ps.Text()})
+    ds.append({"text": ["a", "b", "c"]})
+    fresh = ps.open(bucket)
+    assert spent(fresh, lambda: fresh.take([2]))["requests"] == 1, "tail and block together"
+    assert spent(fresh, lambda: fresh.take([0])) == {}
+
+
+def test_many_data_files_are_opened_side_by_side(bucket, proxy):
+    ds = ps.create(bucket, {"blob": ps.Bytes()})
+    for number in range(20):
+        ds.append({"blob": [bytes([number]) * 300_000]})
+    with environment(AWS_ENDPOINT_URL=proxy.endpoint):
+        slow = ps.open(bucket)
+        proxy.faults("delay_ms=100")
+        try:
+            began = time.monotonic()
+            assert [blob[0] for blob in slow.take(np.arange(20))["blob"]] == list(range(20))
+            # 20 tails and 20 blocks of 100 ms each: 4 s one after the other.
+            assert time.monotonic() - began < 2.0
+        finally:
+            proxy.faults()
+
+
+def test_commits_cost_so_many_requests(bucket):
+    ds = ps.create(bucket, {"n": "int32"})
+    ds.append({"n": [1]})
+    cost = spent(ds, lambda: ds.append({"n": [2]}))
+    # Data file; listing, record and root of the newest; the commit; the hint; the new snapshot's root.
+    assert cost["requests"] == 7, cost
+
+
+def test_large_uploads_are_multipart_and_bounded(bucket):
+    body = np.random.default_rng(0).integers(0, 256, 20_000_000, dtype=np.uint8)
+    ds = ps.create(bucket, {"blob": ps.Bytes()})
+    cost = spent(ds, lambda: ds.append({"blob": [body.tobytes()] * 3}))
+    # Begin, eight parts of 8 MiB (60 MB), complete, then what every commit costs.
+    assert cost["requests"] == 1 + 8 + 1 + 6, cost
+    assert ps.open(bucket)["blob"][2] == body.tobytes()
+
+
+def test_an_upload_that_is_given_up_leaves_no_parts(bucket, minio):
+    ds = ps.create(bucket, {"blob": ps.Bytes()})
+    with pytest.raises(RuntimeError, match="enough"), ds.transaction("no") as tx:
+        for _ in range(3):
+            tx.append({"blob": [bytes(20_000_000)]})
+        raise RuntimeError("enough")
+    key = str(bucket).removeprefix(f"s3://{BUCKET}/")
+    uploads = minio.client().list_multipart_uploads(Bucket=BUCKET, Prefix=key).get("Uploads", [])
+    assert uploads == [] and len(ps.open(bucket)) == 0
+    assert not [path for path in bucket.rglob("*") if "/d/" in path], "nothing half-written stays"
+
+
+def test_memory_of_remote_reads_and_writes_is_bounded(bucket):
+    code = """
+import sys, numpy as np, penstock as ps, resource
+ps.configure(memory_bytes=64 << 20)
+uri = sys.argv[1]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+ds = ps.create(uri, {"x": ps.Tensor((1 << 20,), "uint8")})
+with ds.transaction() as tx:
+    for number in range(400):
+        tx.append({"x": np.full((1, 1 << 20), number % 256, np.uint8)})
+ds = ps.open(uri)
+for start in range(0, 400, 8):
+    assert (ds.take(np.arange(start, start + 8))["x"][:, 0] == np.arange(start, start + 8) % 256).all()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    grown = int(subprocess.run([sys.executable, "-c", code, bucket], check=True, capture_output=True, text=True).stdout)
+    # The budget of 64 MiB; parts on their way up (5 of 8 MiB); a batch of 8 MiB being read and handed out.
+    assert grown <= 64 + 40 + 32, f"{grown} MiB for 400 MiB of samples"
+
+
+# Processes
+
+
+def test_handles_are_pickled_without_secrets(cifar, minio):
+    uri, images = cifar
+    options = {"access_key_id": servers.KEY, "secret_access_key": servers.SECRET, "endpoint_url": minio.endpoint, "region": "us-east-1"}
+    ds = ps.open(uri, storage_options=options)
+    body = pickle.dumps(ds)
+    assert servers.SECRET.encode() not in body and servers.KEY.encode() not in body and minio.endpoint.encode() in body
+    np.testing.assert_array_equal(pickle.loads(body)[3]["image"], images[3])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_data_loader_workers_read_from_the_bucket(cifar, method):
+    from torch.utils.data import DataLoader
+
+    uri, images = cifar
+    ds = ps.open(uri)
+    ds.take([0])  # The parent's connections and threads must not matter to its children.
+    loader = DataLoader(
+        ds.torch(["image", "label"]), batch_size=64, num_workers=2, multiprocessing_context=method, collate_fn=ps.torch.collate
+    )
+    seen = [int(label) for batch in loader for label in batch["label"]]
+    assert seen == list(range(SAMPLES))
+    np.testing.assert_array_equal(ds[5]["image"], images[5])
+
+
+def test_a_forked_child_leaves_the_parents_upload_alone(bucket):
+    ds = ps.create(bucket, {"blob": ps.Bytes()})
+    with ds.transaction() as tx:
+        tx.append({"blob": [bytes(20_000_000)]})
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                del tx, ds
+            os._exit(0)
+        os.waitpid(child, 0)
+        tx.append({"blob": [b"after"]})
+    assert [len(blob) for blob in ps.open(bucket)["blob"]] == [20_000_000, 5]
+
+
+# Faults
+
+
+def test_faults_are_survived_and_counted(bucket, proxy):
+    with environment(AWS_ENDPOINT_URL=proxy.endpoint):
+        proxy.faults("seed=3&lose=40&reset=40&throttle=40&toomany=20&fail=40&truncate=60&late=40&stale=100")
+        try:
+            ds = ps.create(bucket, {"n": "int32", "blob": ps.Bytes()})
+            for number in range(10):
+                ds.append({"n": [number], "blob": [bytes([number]) * 500_000]})
+            fresh = ps.open(bucket)
+            assert len(ds) == 10
+            while len(fresh) < 10:  # A stale listing gives an older snapshot, never a wrong one.
+                fresh.refresh()
+            assert fresh["n"][:].tolist() == list(range(10))
+            assert [blob == bytes([number]) * 500_000 for number, blob in enumerate(fresh["blob"])] == [True] * 10
+            counts = proxy.counts()
+            assert min(counts[name] for name in ("lose", "reset", "throttle", "fail", "truncate")) > 0, counts
+            assert ds.stats()["retries"] + fresh.stats()["retries"] > 0
+        finally:
+            proxy.faults()
+
+
+def test_hedging_asks_again_for_a_slow_range(cifar, proxy):
+    uri, images = cifar
+    with environment(AWS_ENDPOINT_URL=proxy.endpoint):
+        ds = ps.open(uri, storage_options={"hedge": True})
+        for position in range(0, 2000, 60):
+            ds.take([position], columns=["image"])
+        assert ds.stats()["hedges"] <= 5
+        proxy.faults("seed=5&late=150&late_ms=1000")
+        try:
+            before = ds.stats()["hedges"]
+            positions = np.arange(1, 4000, 97)
+            for position in positions:
+                np.testing.assert_array_equal(ds.take([position], columns=["image"])["image"][0], images[position])
+            assert ds.stats()["hedges"] - before >= 3
+        finally:
+            proxy.faults()
+
+
+def test_a_dead_store_is_an_error_by_its_deadline(cifar, proxy):
+    uri, _ = cifar
+    options = {"endpoint_url": proxy.endpoint, "timeout_seconds": 1.0}
+    ds = ps.open(uri, storage_options=options)
+    place = uri.with_name("writer")
+    writer = ps.create(place, {"n": "int32"}, storage_options=options)
+    proxy.faults("fail=1000&in_a_row=0")
+    try:
+        for work, code in (
+            (lambda: ds.take([1]), "storage-failed"),
+            (lambda: ds.refresh(), "storage-failed"),
+            (lambda: ps.open(uri, storage_options=options), "storage-failed"),
+            (lambda: writer.append({"n": [1]}), "storage-failed"),
+        ):
+            began = time.monotonic()
+            with pytest.raises(ps.UnavailableError) as caught:
+                work()
+            assert caught.value.code == code and time.monotonic() - began < 8 and "500" in str(caught.value)
+    finally:
+        proxy.faults()
+    assert writer.append({"n": [2]}).row_ids.size == 1 and len(ps.open(place)) == 1, "nothing of the failed append stands"
+
+
+def test_a_lost_answer_to_a_commit_is_told(bucket, proxy):
+    options = {"endpoint_url": proxy.endpoint, "timeout_seconds": 1.5}
+    ds = ps.create(bucket, {"n": "int32"}, storage_options=options)
+    # Whatever is asked is done, but never answered.
+    transaction = ds.transaction("two").__enter__()
+    transaction.append({"n": [2]})
+    proxy.faults("lose=1000&in_a_row=0")
+    try:
+        with pytest.raises(ps.UnavailableError) as caught:
+            transaction.commit()
+        assert caught.value.code in ("commit-state-unknown", "storage-failed")
+    finally:
+        proxy.faults()
+    assert len(ps.open(bucket)) in (0, 1)
+
+
+# What goes wrong
+
+
+def _expect(code, kind, work, *texts):
+    began = time.monotonic()
+    with pytest.raises(kind) as caught:
+        work()
+    assert caught.value.code == code, f"{caught.value.code}: {caught.value}"
+    assert caught.value.hint and time.monotonic() - began < 10
+    for text in texts:
+        assert text in str(caught.value)
+
+
+def test_wrong_credentials(cifar, minio, monkeypatch):
+    uri, _ = cifar
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(variable)
+    base = {"endpoint_url": minio.endpoint, "timeout_seconds": 3}
+
+    def opened(**options):
+        return lambda: ps.open(uri, storage_options=base | options)
+
+    _expect("credentials-refused", ps.PermissionDeniedError, opened(access_key_id="nobody", secret_access_key="x"), "AWS_ACCESS_KEY_ID")
+    _expect("credentials-refused", ps.PermissionDeniedError, opened(access_key_id=servers.KEY, secret_access_key="x"), "secret")
+    _expect("permission-denied", ps.PermissionDeniedError, opened(anonymous=True), "penstock doctor")
+    _expect("credentials-missing", ps.PermissionDeniedError, opened(access_key_id=servers.KEY))
+    expired = opened(access_key_id=servers.KEY, secret_access_key=servers.SECRET, session_token="old")
+    _expect("credentials-refused", ps.PermissionDeniedError, expired)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", "/nowhere")
+    _expect("credentials-missing", ps.PermissionDeniedError, opened(), "AWS_PROFILE")
+
+
+def test_missing_rights(minio, bucket):
+    """Keys that may read but neither write nor list, made by MinIO's own means."""
+    ds = ps.create(bucket, {"n": "int32"})
+    ds.append({"n": [1]})
+    sts = _session(
+        minio, '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":["s3:GetObject"],"Resource":["arn:aws:s3:::*"]}]}'
+    )
+    _expect("permission-denied", ps.PermissionDeniedError, lambda: ps.open(bucket, storage_options=sts), "list")
+    sts = _session(
+        minio,
+        '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":["s3:GetObject","s3:ListBucket"],"Resource":["arn:aws:s3:::*"]}]}',
+    )
+    reader = ps.open(bucket, storage_options=sts)
+    assert reader["n"][0] == 1
+    _expect("permission-denied", ps.PermissionDeniedError, lambda: reader.append({"n": [2]}), "write")
+    assert len(ps.open(bucket)) == 1
+
+
+def _session(minio, policy):
+    import boto3
+
+    sts = boto3.client(
+        "sts", endpoint_url=minio.endpoint, region_name="us-east-1", aws_access_key_id=servers.KEY, aws_secret_access_key=servers.SECRET
+    )
+    made = sts.assume_role(RoleArn="arn:x:ignored:by:minio:", RoleSessionName="test", Policy=policy, DurationSeconds=900)["Credentials"]
+    return {
+        "access_key_id": made["AccessKeyId"],
+        "secret_access_key": made["SecretAccessKey"],
+        "session_token": made["SessionToken"],
+        "endpoint_url": minio.endpoint,
+    }
+
+
+def test_places_that_are_not_there(minio):
+    _expect("bucket-not-found", ps.NotFoundError, lambda: ps.open("s3://no-such-bucket/x"))
+    _expect("bucket-not-found", ps.NotFoundError, lambda: ps.create("s3://no-such-bucket/x", {"n": "int32"}))
+    _expect("dataset-not-found", ps.NotFoundError, lambda: ps.open(f"s3://{BUCKET}/nothing/here"))
+    fast = {"timeout_seconds": 1}
+    unreachable = [f"http://127.0.0.1:{servers.free_port()}", "http://no-such-host.invalid"]
+    for endpoint in unreachable:
+        options = fast | {"endpoint_url": endpoint}
+        _expect("storage-unreachable", ps.UnavailableError, lambda options=options: ps.open(f"s3://{BUCKET}/x", storage_options=options))
+    for uri in ("s3://", "s3:///x", f"s3://{BUCKET}/../x"):
+        with pytest.raises(ps.InvalidInputError) as caught:
+            ps.open(uri)
+        assert caught.value.code == "invalid-uri"
+    for options in (
+        {"nonsense": "1"},
+        {"anonymous": "perhaps"},
+        {"timeout_seconds": -1},
+        {"ca_bundle": "/nowhere"},
+        {"region": ["x"]},
+        "x",
+    ):
+        with pytest.raises(ps.InvalidInputError):
+            ps.open(f"s3://{BUCKET}/x", storage_options=options)
+    with pytest.raises(ps.InvalidInputError):
+        ps.open("/tmp", io="fast")
+
+
+def test_a_server_that_says_nothing(bucket):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        options = {"endpoint_url": f"http://127.0.0.1:{silent.getsockname()[1]}", "timeout_seconds": 1}
+        _expect("storage-failed", ps.UnavailableError, lambda: ps.open(bucket, storage_options=options))
+
+
+def test_a_bucket_that_vanishes(minio):
+    minio.client().create_bucket(Bucket="vanishing")
+    ds = ps.create("s3://vanishing/x", {"blob": ps.Bytes()})
+    ds.append({"blob": [bytes(400_000)] * 3})
+    ds = ps.open("s3://vanishing/x")
+    ds.take([0])
+    for path in servers.BucketPath.of(minio, "s3://vanishing/x").rglob("*"):
+        path.unlink()
+    minio.client().delete_bucket(Bucket="vanishing")
+    assert len(ds.take([0])["blob"][0]) == 400_000, "what is in the cache stays"
+    _expect("bucket-not-found", ps.NotFoundError, lambda: ds.take([1]))
+    _expect("bucket-not-found", ps.NotFoundError, lambda: ds.append({"blob": [b"x"]}))
+
+
+def test_objects_that_vanish_or_change(bucket):
+    ds = ps.create(bucket, {"blob": ps.Bytes()})
+    ds.append({"blob": [bytes([number]) * 400_000 for number in range(3)]})
+    [data] = [path for path in bucket.rglob("*") if "/d/" in path]
+    body = data.read_bytes()
+    ds = ps.open(bucket)
+    ds.take([0])
+
+    def one(position):
+        return lambda: ds.take([position])
+
+    data.write_bytes(body[:-1])
+    with pytest.raises(ps.CorruptError) as caught:
+        one(1)()
+    assert caught.value.code == "object-truncated" and "bytes, expected" in str(caught.value)
+    flipped = bytearray(body)
+    flipped[24 + 400_000 + 70_000] ^= 1
+    data.write_bytes(bytes(flipped))
+    with pytest.raises(ps.CorruptError) as caught:
+        one(1)()
+    assert caught.value.code == "block-checksum" and caught.value.rows == [0]
+    assert ds.take([1, 2], on_corrupt="null")["blob"][0] is None
+    assert [problem.code for _, problem in ds._snapshot.verify()["problems"]] == ["block-checksum"]
+    data.unlink()
+    _expect_code("object-not-found", one(1))
+    data.write_bytes(body)
+    assert ds.take([1])["blob"][0] == bytes([1]) * 400_000, "nothing wrong was remembered"
+
+
+def _expect_code(code, work):
+    with pytest.raises(ps.Error) as caught:
+        work()
+    assert caught.value.code == code
+
+
+class S3Like(http.server.BaseHTTPRequestHandler):
+    """Just enough of an S3 server, without conditional puts."""
+
+    objects: dict[str, bytes] = {}
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def _answer(self, status, body=b""):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"1"')
+        self.send_header("Last-Modified", "Fri, 20 Nov 2026 00:00:00 GMT")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_PUT(self):
+        self.objects[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(200)
+
+    def do_DELETE(self):
+        self.objects.pop(self.path, None)
+        self._answer(204)
+
+    def do_HEAD(self):
+        self._answer(200 if self.path in self.objects else 404)
+
+    def do_GET(self):
+        if "list-type" in self.path:
+            empty = b"<?xml version='1.0'?><ListBucketResult><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
+            return self._answer(200, empty)
+        found = self.path in self.objects
+        return self._answer(200 if found else 404, self.objects.get(self.path, b""))
+
+
+@contextlib.contextmanager
+def serving(handler, context=None):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    if context:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_server_without_conditional_puts_is_refused(minio):
+    with serving(S3Like) as port:
+        options = {"endpoint_url": f"http://127.0.0.1:{port}"}
+        work = lambda: ps.create("s3://any/x", {"n": "int32"}, storage_options=options)  # noqa: E731
+        _expect("unsupported-storage", ps.UnsupportedError, work, "did not refuse to overwrite")
+        assert S3Like.objects == {}, "the probe is gone"
+
+
+def test_tls_wants_a_known_authority(tmp_path, minio):
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / "cert.pem")
+    with serving(S3Like, context) as port:
+        endpoint = {"endpoint_url": f"https://127.0.0.1:{port}", "timeout_seconds": 3}
+        _expect("storage-unreachable", ps.UnavailableError, lambda: ps.open("s3://any/x", storage_options=endpoint), "ca_bundle")
+        trusted = endpoint | {"ca_bundle": tmp_path / "cert.pem"}
+        _expect("dataset-not-found", ps.NotFoundError, lambda: ps.open("s3://any/x", storage_options=trusted))
+
+
+def test_profiles(tmp_path, cifar, minio, monkeypatch):
+    uri, images = cifar
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION"):
+        monkeypatch.delenv(variable)
+    (tmp_path / "credentials").write_text(
+        f"[lab]\naws_access_key_id = {servers.KEY}\naws_secret_access_key = {servers.SECRET}\n[none]\nx = 1\n"
+    )
+    (tmp_path / "config").write_text(f"[profile lab]\nregion = us-east-1\nendpoint_url = {minio.endpoint}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    np.testing.assert_array_equal(ps.open(uri, storage_options={"profile": "lab"})[1]["image"], images[1])
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    np.testing.assert_array_equal(ps.open(uri)[1]["image"], images[1])
+    _expect("credentials-missing", ps.PermissionDeniedError, lambda: ps.open(uri, storage_options={"profile": "nobody"}), "nobody")
+    _expect("credentials-missing", ps.PermissionDeniedError, lambda: ps.open(uri, storage_options={"profile": "none"}), "no keys")
+
+
+def test_public_data_is_read_without_credentials(minio, monkeypatch, bucket):
+    ds = ps.create(bucket, {"n": "int32"})
+    ds.append({"n": [7]})
+    key = str(bucket).removeprefix(f"s3://{BUCKET}/")
+    policy = (
+        '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"AWS":["*"]},"Action":["s3:GetObject"],'
+        f'"Resource":["arn:aws:s3:::{BUCKET}/{key}/*"]}},{{"Effect":"Allow","Principal":{{"AWS":["*"]}},"Action":["s3:ListBucket"],'
+        f'"Resource":["arn:aws:s3:::{BUCKET}"]}}]}}'
+    )
+    minio.client().put_bucket_policy(Bucket=BUCKET, Policy=policy)
+    try:
+        assert ps.open(bucket, storage_options={"anonymous": True})["n"][0] == 7
+    finally:
+        minio.client().delete_bucket_policy(Bucket=BUCKET)
+
+
+# Plain HTTP
+
+
+class Files(http.server.SimpleHTTPRequestHandler):
+    """Static files with ranges, as any web server has them."""
+
+    protocol_version = "HTTP/1.1"
+    root: pathlib.Path
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        path = self.root / self.path.lstrip("/")
+        if not path.is_file():
+            return self.send_error(404)
+        body = path.read_bytes()
+        begin, end = 0, len(body)
+        if "Range" in self.headers:
+            first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+            begin, end = int(first), int(last) + 1
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(body)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(end - begin))
+        self.send_header("Last-Modified", "Fri, 20 Nov 2026 00:00:00 GMT")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[begin:end])
+        return None
+
+    do_HEAD = do_GET
+
+
+def test_http_reads_what_a_web_server_serves(tmp_path):
+    ds = ps.create(tmp_path / "set", {"image": ps.Image(), "n": "int64"})
+    images = []
+    for number in range(30):
+        with io.BytesIO() as out:
+            Pillow.effect_noise((200, 200), 50 + number).convert("RGB").save(out, "JPEG")
+            images.append(out.getvalue())
+    ds.append({"image": images, "n": np.arange(30)})
+    ds.append({"image": images[:3], "n": np.arange(3)})
+    handler = type("Here", (Files,), {"root": tmp_path})
+    with serving(handler) as port:
+        remote = ps.open(f"http://127.0.0.1:{port}/set")
+        assert len(remote) == 33 and remote.snapshot == ds.snapshot
+        batch = remote.take([32, 5, 0], decode=False)
+        assert batch["image"] == [images[2], images[5], images[0]] and batch["n"].tolist() == [2, 5, 0]
+        assert remote._snapshot.verify()["problems"] == []
+        assert len(remote.log()) == 3
+        _expect_code("read-only", lambda: remote.append({"n": [1], "image": images[:1]}))
+        _expect_code("dataset-not-found", lambda: ps.open(f"http://127.0.0.1:{port}/nothing"))
+        _expect_code("read-only", lambda: ps.create(f"http://127.0.0.1:{port}/new", {"n": "int32"}))
+
+
+# The command line
+
+
+def _penstock(*arguments):
+    return subprocess.run([sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_every_verb_works_on_a_bucket(bucket, tmp_path):
+    (tmp_path / "rows.csv").write_text("name,age\nada,36\nalan,41\n")
+    assert _penstock("import", str(tmp_path / "rows.csv"), bucket, "--json").returncode == 0
+    for arguments, text in (
+        (["info", bucket], "age"),
+        (["log", bucket], "import"),
+        (["head", bucket], "alan"),
+        (["verify", bucket], "0 problems"),
+    ):
+        done = _penstock(*arguments)
+        assert done.returncode == 0 and text in done.stdout, done.stdout + done.stderr
+    done = _penstock("info", f"s3://{BUCKET}/nothing/there")
+    assert done.returncode == 1 and "it is no dataset" in done.stderr
