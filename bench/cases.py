@@ -480,7 +480,14 @@ def commits(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     }  # fmt: skip
 
 
+def minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
+    """Reading from object storage; see bench/remote.py."""
+    import remote
+
+    return remote.minio(folder, lambda: photographs(folder, photos))
+
+
 ALL: dict[str, Callable[[pathlib.Path, pathlib.Path | None], Result]] = {
     "cifar": cifar, "jpeg": jpeg, "ingest": ingest, "text": text, "calls": calls, "opening": opening, "memory": memory,
-    "larger_than_memory": larger_than_memory, "codecs": codecs, "commits": commits,
+    "larger_than_memory": larger_than_memory, "codecs": codecs, "commits": commits, "minio": minio,
 }  # fmt: skip

@@ -54,7 +54,7 @@ struct Caches {
 
 /// Decoded blocks of all open datasets: the budget is the process's. Ids are random, so keys of two datasets never meet.
 static BLOCKS: PerProcess<Cache<BlockKey, Bytes, ByLength>> = PerProcess::new(|| {
-    let block_bytes = Config::memory_bytes() / 2;
+    let block_bytes = Context::block_cache_bytes();
     Cache::with_weighter((block_bytes / (64 << 10)) as usize, block_bytes, ByLength)
 });
 
@@ -134,6 +134,11 @@ impl Context {
     /// A decoded block, from the cache or made by `decode`.
     pub fn block(&self, key: BlockKey, decode: impl FnOnce() -> Result<Bytes>) -> Result<Bytes> {
         BLOCKS.get().get_or_insert_with(&key, decode)
+    }
+
+    /// What decoded blocks may take.
+    pub fn block_cache_bytes() -> u64 {
+        Config::memory_bytes() / 2
     }
 
     pub fn cached_block(&self, key: BlockKey) -> Option<Bytes> {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
@@ -11,7 +12,7 @@ use penstock_format::manifest::FileRef;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::{Piece, RangeRequest};
 
-use crate::context::BlockKey;
+use crate::context::{BlockKey, Context};
 use crate::datafile::DataFile;
 use crate::parallel;
 use crate::plan::Plan;
@@ -38,19 +39,13 @@ impl Fetched {
 }
 
 /// A block that is not at hand.
+#[derive(Clone)]
 struct Wanted {
     key: BlockKey,
     file: Arc<DataFile>,
     chunk: usize,
     block: usize,
     offset: u64,
-    bytes: u64,
-}
-
-/// A stretch of a wanted block; all of it, but for blocks longer than a request.
-struct Segment {
-    wanted: usize,
-    begin: u64,
     bytes: u64,
 }
 
@@ -63,13 +58,19 @@ impl Snapshot {
         }
         self.open_files(plan, columns)?;
         let mut fetched = HashMap::new();
-        let wanted = self.wanted(plan, columns, &mut fetched);
+        let wanted = Arc::new(self.wanted(plan, columns, &mut fetched));
         let failed = self.fetch_blocks(&wanted, &mut fetched)?;
         // A byte may have been spoilt on its way: whoever does not match is asked for once more.
-        let again: Vec<Wanted> = wanted.into_iter().filter(|wanted| failed.contains(&wanted.key)).collect();
-        self.fetch_blocks(&again, &mut fetched)?;
+        let again = wanted.iter().filter(|wanted| failed.contains(&wanted.key)).cloned().collect();
+        self.fetch_blocks(&Arc::new(again), &mut fetched)?;
         plan.fetched = Fetched(fetched);
         Ok(())
+    }
+
+    /// The ranges that `fetch` would ask for now, once tails are open.
+    pub fn ranges(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<Vec<RangeRequest>> {
+        self.open_files(plan, columns)?;
+        Ok(plan_ranges(&self.wanted(plan, columns, &mut HashMap::new())).1)
     }
 
     /// Open the data files of a plan side by side. One that is damaged is left to the column that reads it.
@@ -128,35 +129,49 @@ impl Snapshot {
     }
 
     /// Fetch, verify and decode; gives the blocks whose bytes do not match.
-    fn fetch_blocks(&self, wanted: &[Wanted], fetched: &mut HashMap<BlockKey, Result<Bytes>>) -> Result<Vec<BlockKey>> {
+    fn fetch_blocks(&self, wanted: &Arc<Vec<Wanted>>, fetched: &mut HashMap<BlockKey, Result<Bytes>>) -> Result<Vec<BlockKey>> {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        let (segments, ranges) = plan_ranges(wanted);
-        let mut parts: Vec<Vec<Bytes>> = wanted.iter().map(|_| Vec::with_capacity(1)).collect();
-        let mut segments = segments.into_iter();
-        for answer in self.context.storage.fetch(ranges) {
-            for piece in answer? {
-                if let Some(segment) = segments.next() {
-                    parts[segment.wanted].push(piece);
+        let (segments, mut ranges) = plan_ranges(wanted);
+        // A take that would fill half of the cache is not kept in it, and may share the buffers of the network instead.
+        let cached = wanted.iter().map(|wanted| wanted.bytes).sum::<u64>() <= Context::block_cache_bytes() / 2;
+        ranges.iter_mut().for_each(|range| range.shared = !cached);
+        let verified: Arc<Vec<AtomicBool>> = Arc::new(wanted.iter().map(|_| AtomicBool::new(false)).collect());
+        let verify = {
+            let (wanted, verified, segments) = (wanted.clone(), verified.clone(), segments.clone());
+            move |range: usize, piece: usize, bytes: &Bytes| {
+                let index: usize = segments[range][piece];
+                let block = &wanted[index];
+                if bytes.len() as u64 == block.bytes && block.file.verify_stored(block.chunk, block.block, bytes).is_ok() {
+                    verified[index].store(true, Relaxed);
                 }
             }
+        };
+        let mut parts: Vec<Vec<Bytes>> = wanted.iter().map(|_| Vec::with_capacity(1)).collect();
+        for (answer, segments) in self.context.storage.fetch_then(ranges, Arc::new(verify)).into_iter().zip(segments.iter()) {
+            for (piece, block) in answer?.into_iter().zip(segments) {
+                parts[*block].push(piece);
+            }
         }
-        let work = wanted.iter().map(|wanted| wanted.bytes as usize).sum();
-        let blocks = parallel::map(wanted.len(), work, |index| {
+        let work = |block: &Wanted| if block.file.tail.chunks[block.chunk].raw_bytes.is_some() { block.bytes as usize } else { 0 };
+        let blocks = parallel::map(wanted.len(), wanted.iter().map(work).sum(), |index| {
             let stored = match &parts[index][..] {
                 [] => Bytes::new(),
                 [whole] => whole.clone(),
                 several => several.concat().into(),
             };
             let Wanted { file, chunk, block, .. } = &wanted[index];
-            file.verify_stored(*chunk, *block, &stored)?;
+            if !verified[index].load(Relaxed) {
+                file.verify_stored(*chunk, *block, &stored)?;
+            }
             file.decoded(*chunk, *block, stored)
         })?;
         let mut failed = Vec::new();
         for (wanted, block) in wanted.iter().zip(blocks) {
             match &block {
-                Ok(bytes) => self.context.cache_block(wanted.key, bytes.clone()),
+                Ok(bytes) if cached => self.context.cache_block(wanted.key, bytes.clone()),
+                Ok(_) => {}
                 Err(_) => failed.push(wanted.key),
             }
             fetched.insert(wanted.key, block);
@@ -165,9 +180,10 @@ impl Snapshot {
     }
 }
 
-/// Join what lies close together, cut what is long. Segments are in the order of the pieces of the ranges.
-fn plan_ranges(wanted: &[Wanted]) -> (Vec<Segment>, Vec<RangeRequest>) {
-    let mut segments: Vec<Segment> = Vec::with_capacity(wanted.len());
+/// Join what lies close together, cut what is long. Gives for each range the blocks that its pieces belong to: a
+/// block longer than a request has several.
+fn plan_ranges(wanted: &[Wanted]) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
+    let mut segments: Vec<Vec<usize>> = Vec::new();
     let mut ranges: Vec<RangeRequest> = Vec::new();
     let mut open: Option<(penstock_format::Id, u64)> = None;
     for (index, block) in wanted.iter().enumerate() {
@@ -175,25 +191,23 @@ fn plan_ranges(wanted: &[Wanted]) -> (Vec<Segment>, Vec<RangeRequest>) {
         while begin < block.bytes {
             let bytes = (block.bytes - begin).min(RANGE_BYTES);
             let offset = block.offset + begin;
-            let joined = match (ranges.last_mut(), open) {
-                (Some(range), Some((file, end)))
+            match (ranges.last_mut(), segments.last_mut(), open) {
+                (Some(range), Some(segments), Some((file, end)))
                     if file == block.key.0 && offset >= end && offset - end <= GAP_BYTES && offset + bytes - range.begin <= RANGE_BYTES =>
                 {
                     range.pieces.push(Piece { skip: offset - end, bytes: bytes as usize });
-                    true
+                    segments.push(index);
                 }
-                _ => false,
-            };
-            if !joined {
-                ranges.push(RangeRequest::plain(&data_name(block.key.0), offset, bytes, Some(block.file.file_bytes)));
+                _ => {
+                    ranges.push(RangeRequest::plain(&data_name(block.key.0), offset, bytes, Some(block.file.file_bytes)));
+                    segments.push(vec![index]);
+                }
             }
             open = Some((block.key.0, offset + bytes));
-            segments.push(Segment { wanted: index, begin, bytes });
             begin += bytes;
         }
     }
-    debug_assert!(segments.iter().all(|segment| segment.begin + segment.bytes <= wanted[segment.wanted].bytes));
-    (segments, ranges)
+    (Arc::new(segments), ranges)
 }
 
 /// The tail of a data file, or all of a small one.

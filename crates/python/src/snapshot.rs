@@ -67,6 +67,17 @@ pub fn open(
     Ok(Snapshot { inner: Arc::new(opened.or_raise(py)?), options })
 }
 
+/// Look at a place: (name, good | None, (value, unit) | None, told, advice) of each thing that was tried.
+#[pyfunction]
+#[pyo3(signature = (uri, storage_options=None, io="auto"))]
+pub fn doctor(py: Python<'_>, uri: &str, storage_options: Option<Vec<(String, String)>>, io: &str) -> PyResult<Vec<Found>> {
+    let options = options(storage_options, io).or_raise(py)?;
+    let findings = py.detach(|| penstock_dataset::examine(&Context::new(penstock_storage::open(uri, &options)?))).or_raise(py)?;
+    Ok(findings.into_iter().map(|found| (found.name, found.good, found.measured, found.told, found.advice)).collect())
+}
+
+type Found = (&'static str, Option<bool>, Option<(f64, &'static str)>, String, String);
+
 #[pymethods]
 impl Snapshot {
     #[getter]

@@ -82,6 +82,15 @@ impl View {
         Ok(View { numpy: output::NumpyTypes::new(&self.snapshot), snapshot: self.snapshot.clone(), positions: Some(Arc::new(positions)) })
     }
 
+    /// What a take would ask of storage now: (object, begin, end) of each range.
+    #[pyo3(signature = (positions, columns=None))]
+    fn ranges(&self, py: Python<'_>, positions: Vec<i64>, columns: Option<Vec<String>>) -> PyResult<Vec<(String, u64, u64)>> {
+        let specs = self.specs(columns.as_deref()).or_raise(py)?;
+        let positions = self.resolve(&positions).or_raise(py)?;
+        let ranges = py.detach(|| self.snapshot.ranges(&Plan::new(&self.snapshot, positions)?, &specs)).or_raise(py)?;
+        Ok(ranges.into_iter().map(|range| (range.name.clone(), range.begin, range.end())).collect())
+    }
+
     /// Positions of row ids in the snapshot.
     fn positions_of(&self, py: Python<'_>, row_ids: PyReadonlyArray1<'_, i64>) -> PyResult<Vec<u64>> {
         let row_ids = row_ids.as_slice()?;

@@ -13,6 +13,7 @@ pub mod process;
 mod remote;
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -44,6 +45,8 @@ pub struct RangeRequest {
     pub pieces: Vec<Piece>,
     /// What the whole object must measure, where that is known: another length is `object-truncated`.
     pub object_bytes: Option<u64>,
+    /// Pieces may be parts of larger buffers: cheaper, but they hold on to more memory than they measure.
+    pub shared: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,13 +59,16 @@ pub struct Piece {
 impl RangeRequest {
     /// One piece.
     pub fn plain(name: &str, begin: u64, bytes: u64, object_bytes: Option<u64>) -> RangeRequest {
-        RangeRequest { name: name.into(), begin, pieces: vec![Piece { skip: 0, bytes: bytes as usize }], object_bytes }
+        RangeRequest { name: name.into(), begin, pieces: vec![Piece { skip: 0, bytes: bytes as usize }], object_bytes, shared: false }
     }
 
     pub fn end(&self) -> u64 {
         self.begin + self.pieces.iter().map(|piece| piece.skip + piece.bytes as u64).sum::<u64>()
     }
 }
+
+/// Called with the number of a range, the number of a piece in it, and the piece, on whatever thread it arrived.
+pub type Then = Arc<dyn Fn(usize, usize, &Bytes) + Send + Sync>;
 
 /// A store of named objects below one root. Names are relative, with `/` between parts.
 pub trait Storage: Send + Sync + Debug {
@@ -82,8 +88,18 @@ pub trait Storage: Send + Sync + Debug {
         Duration::from_secs(60)
     }
 
+    /// How far this machine's clock is from the store's, where the store told its time.
+    fn clock_skew(&self) -> Option<Duration> {
+        None
+    }
+
     /// Read many ranges at once: for each, its pieces as buffers of their own. Cost: one request a range, as many at once as do good.
-    fn fetch(&self, ranges: Vec<RangeRequest>) -> Vec<Result<Vec<Bytes>>>;
+    fn fetch(&self, ranges: Vec<RangeRequest>) -> Vec<Result<Vec<Bytes>>> {
+        self.fetch_then(ranges, Arc::new(|_, _, _| {}))
+    }
+
+    /// As `fetch`; `then` sees each piece as soon as it is there, while the processor's cache holds it.
+    fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>>;
 
     /// The first name below a folder in ascending order; nothing at all where the store does not list in order.
     fn newest(&self, _folder: &str) -> Result<Option<Option<String>>> {
@@ -114,6 +130,11 @@ pub trait Storage: Send + Sync + Debug {
 
     /// Begin an immutable object that is written piece by piece; it vanishes when dropped unfinished.
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>>;
+
+    /// Whether `list` works at all: plain web servers have none.
+    fn lists(&self) -> bool {
+        true
+    }
 
     /// Make the names that were put below these folders survive a power loss.
     fn sync(&self, folders: &[&str]) -> Result<()>;
@@ -156,5 +177,5 @@ pub fn open(uri: &str, options: &Options) -> Result<Box<dyn Storage>> {
     if path.is_empty() || path.contains('\0') {
         return Err(Error::new("invalid-uri", format!("cannot open `{uri}`: not a path")));
     }
-    Ok(Box::new(Local::open(std::path::Path::new(&path), std::sync::Arc::new(Disk), options.io)?))
+    Ok(Box::new(Local::open(std::path::Path::new(&path), Arc::new(Disk), options.io)?))
 }

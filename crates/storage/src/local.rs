@@ -9,7 +9,7 @@ use penstock_error::{Error, Result};
 
 use crate::counters::{Counters, add};
 use crate::disk::{File, FileSystem};
-use crate::{Created, Io, ObjectWriter, RangeRequest, Storage};
+use crate::{Created, Io, ObjectWriter, RangeRequest, Storage, Then};
 
 /// Temporary files begin so; readers ignore every name that is not the spec's.
 const TEMPORARY: &str = "tmp-";
@@ -167,14 +167,15 @@ impl Storage for Local {
         matches!(self.io, Io::Auto | Io::Mapped)
     }
 
-    fn fetch(&self, ranges: Vec<RangeRequest>) -> Vec<Result<Vec<Bytes>>> {
-        let one = |range: RangeRequest| {
+    fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
+        let one = |(index, range): (usize, RangeRequest)| {
             add(&self.counters.ranges, 1);
             add(&self.counters.range_bytes, range.end() - range.begin);
             let path = self.path(&range.name);
-            self.files.read_range(&path, &range).map_err(|error| failure("read", &path, &error))
+            let pieces = self.files.read_range(&path, &range).map_err(|error| failure("read", &path, &error));
+            pieces.inspect(|pieces| pieces.iter().enumerate().for_each(|(number, piece)| then(index, number, piece)))
         };
-        ranges.into_iter().map(one).collect()
+        ranges.into_iter().enumerate().map(one).collect()
     }
 
     fn will_need(&self, part: &[u8]) {

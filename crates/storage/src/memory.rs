@@ -7,7 +7,7 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 use crate::counters::{Counters, add};
-use crate::{Created, ObjectWriter, Piece, RangeRequest, Storage};
+use crate::{Created, ObjectWriter, Piece, RangeRequest, Storage, Then};
 
 type Objects = Arc<Mutex<BTreeMap<String, Bytes>>>;
 
@@ -87,8 +87,8 @@ impl Storage for Memory {
         Ok(body)
     }
 
-    fn fetch(&self, ranges: Vec<RangeRequest>) -> Vec<Result<Vec<Bytes>>> {
-        let one = |range: RangeRequest| {
+    fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
+        let one = |(index, range): (usize, RangeRequest)| {
             add(&self.counters.ranges, 1);
             add(&self.counters.range_bytes, range.end() - range.begin);
             let body = lock(&self.objects).get(&range.name).cloned();
@@ -103,9 +103,11 @@ impl Storage for Memory {
                 at = begin + piece.bytes;
                 body.slice(begin..at)
             };
-            Ok(range.pieces.iter().map(cut).collect())
+            let pieces: Vec<Bytes> = range.pieces.iter().map(cut).collect();
+            pieces.iter().enumerate().for_each(|(number, piece)| then(index, number, piece));
+            Ok(pieces)
         };
-        ranges.into_iter().map(one).collect()
+        ranges.into_iter().enumerate().map(one).collect()
     }
 
     fn exists(&self, name: &str) -> Result<bool> {

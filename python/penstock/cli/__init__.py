@@ -7,7 +7,7 @@ import sys
 import typer
 
 from penstock import __version__
-from penstock.cli import create, head, importing, info, log, verify
+from penstock.cli import create, doctor, head, importing, info, log, verify
 from penstock.cli.show import print_error
 from penstock.errors import Error
 
@@ -37,6 +37,7 @@ app.command("info")(info.info)
 app.command("log")(log.log)
 app.command("head")(head.head)
 app.command("verify")(verify.verify)
+app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:

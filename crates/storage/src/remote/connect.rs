@@ -14,8 +14,7 @@ use object_store::path::Path;
 use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
 use penstock_error::{Error, Result};
 
-use super::service::{Connector, chain};
-use crate::counters::Counters;
+use super::service::{Connector, Told, chain};
 use crate::options::Options;
 
 /// A client, and what it can do beside reading.
@@ -66,13 +65,13 @@ impl Place {
         })
     }
 
-    pub fn connect(&self, options: &Options, counters: Arc<Counters>) -> Result<Client> {
+    pub fn connect(&self, options: &Options, told: Arc<Told>) -> Result<Client> {
         let invalid = |error: object_store::Error| {
             Error::new("invalid-argument", format!("cannot open `{}`: {}", self.uri, chain(&error)))
                 .hint("check storage_options and the variables of the environment")
         };
         let client = client_options(options)?;
-        let connector = Connector(counters);
+        let connector = Connector(told);
         match self.scheme.as_str() {
             "s3" => Ok(Client::writable(self.s3(options, client, connector)?.build().map_err(invalid)?)),
             "gs" => {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use futures::StreamExt as _;
 use futures::future::join_all;
 use object_store::list::PaginatedListOptions;
@@ -24,17 +24,19 @@ use tokio::time::Instant;
 use crate::counters::{Counters, add};
 use crate::options::Options;
 use crate::process::PerProcess;
-use crate::{Created, ObjectWriter, RangeRequest, Storage};
+use crate::{Created, ObjectWriter, RangeRequest, Storage, Then};
 use connect::{Client, Place};
 use level::Level;
 use patience::{Patience, Verdict, attempt, verdict};
+use service::Told;
 
 /// `map` reads whole objects in ranges of this size.
 const RANGE_BYTES: u64 = 8 << 20;
 
 /// All requests of this process run here.
 static RUNTIME: PerProcess<std::result::Result<Runtime, String>> = PerProcess::new(|| {
-    let threads = std::thread::available_parallelism().map_or(2, usize::from).min(8);
+    // Half of the processors: one thread moves a gigabyte a second, and who waits for the bytes has work to do with them.
+    let threads = (std::thread::available_parallelism().map_or(2, usize::from) / 2).clamp(1, 8);
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(threads).thread_name("penstock-io").enable_all().build().map_err(|error| error.to_string())
 });
@@ -56,7 +58,7 @@ type Connect = Box<dyn Fn() -> Result<Arc<Live>> + Send + Sync>;
 /// A prefix of a bucket.
 pub struct Remote {
     place: Place,
-    counters: Arc<Counters>,
+    told: Arc<Told>,
     live: PerProcess<Result<Arc<Live>>, Connect>,
     hedge: bool,
     deadline: Duration,
@@ -74,17 +76,17 @@ impl Remote {
     /// Cost: no request.
     pub fn open(uri: &str, options: &Options) -> Result<Remote> {
         let place = Place::parse(uri)?;
-        let counters = Arc::new(Counters::default());
+        let told = Arc::new(Told::new());
         let deadline = options.timeout()?;
         let connect: Connect = {
-            let (place, options, counters) = (place.clone(), options.clone(), counters.clone());
+            let (place, options, told) = (place.clone(), options.clone(), told.clone());
             Box::new(move || {
-                let client = place.connect(&options, counters.clone())?;
+                let client = place.connect(&options, told.clone())?;
                 Ok(Arc::new(Live { client, patience: Patience { deadline, level: Level::new() }, recent: Mutex::default() }))
             })
         };
         let remote =
-            Remote { place, counters, live: PerProcess::new(connect), hedge: options.flag("hedge")?, deadline, lost: AtomicU32::new(0) };
+            Remote { place, told, live: PerProcess::new(connect), hedge: options.flag("hedge")?, deadline, lost: AtomicU32::new(0) };
         remote.live()?;
         Ok(remote)
     }
@@ -107,7 +109,7 @@ impl Remote {
         W: Future<Output = object_store::Result<T>>,
     {
         let (live, path, what) = (self.live()?, self.path(name), self.what(verb, name));
-        runtime()?.block_on(live.patience.ask(&self.counters, &what, || work(live.client.clone(), path.clone())))
+        runtime()?.block_on(live.patience.ask(&self.told.counters, &what, || work(live.client.clone(), path.clone())))
     }
 
     fn writable(&self) -> Result<()> {
@@ -146,7 +148,7 @@ impl Remote {
                         permit.throttled = throttled;
                         return Ok(Created::Unknown);
                     }
-                    unsent => live.patience.again(&self.counters, unsent, &mut tries, until, permit).await?,
+                    unsent => live.patience.again(&self.told.counters, unsent, &mut tries, until, permit).await?,
                 };
             }
         })
@@ -188,53 +190,64 @@ impl Remote {
 }
 
 /// One range on its way: pieces are filled as bytes arrive, and a broken answer goes on where it ended.
-struct Filling {
-    pieces: Vec<Vec<u8>>,
+struct Filling<'a> {
     plan: RangeRequest,
-    /// Piece being filled, and bytes still to skip before it.
-    at: usize,
+    then: Seen<'a>,
+    done: Vec<Bytes>,
+    /// What has come of the next piece.
+    piece: Vec<u8>,
+    /// Bytes still to skip before it.
     skip: u64,
     /// Bytes taken so far, gaps included.
     taken: u64,
 }
 
-impl Filling {
-    fn new(plan: RangeRequest) -> Filling {
-        let pieces = plan.pieces.iter().map(|piece| Vec::with_capacity(piece.bytes)).collect();
+impl<'a> Filling<'a> {
+    fn new(plan: RangeRequest, then: Seen<'a>) -> Filling<'a> {
         let skip = plan.pieces.first().map_or(0, |piece| piece.skip);
-        Filling { pieces, plan, at: 0, skip, taken: 0 }
+        Filling { done: Vec::with_capacity(plan.pieces.len()), plan, then, piece: Vec::new(), skip, taken: 0 }
     }
 
-    fn take(&mut self, mut chunk: &[u8]) {
+    fn take(&mut self, mut chunk: Bytes) {
         self.taken += chunk.len() as u64;
-        while self.at < self.pieces.len() {
+        while let Some(wanted) = self.plan.pieces.get(self.done.len()).map(|piece| piece.bytes) {
             let skipped = self.skip.min(chunk.len() as u64);
             self.skip -= skipped;
-            chunk = &chunk[skipped as usize..];
-            let wanted = self.plan.pieces[self.at].bytes - self.pieces[self.at].len();
-            let count = if self.skip > 0 { 0 } else { wanted.min(chunk.len()) };
-            self.pieces[self.at].extend_from_slice(&chunk[..count]);
-            chunk = &chunk[count..];
-            if self.skip > 0 || count < wanted {
+            chunk.advance(skipped as usize);
+            if self.skip > 0 {
                 return;
             }
-            self.at += 1;
-            self.skip = self.plan.pieces.get(self.at).map_or(0, |piece| piece.skip);
+            let piece = if self.piece.is_empty() && chunk.len() >= wanted && self.plan.shared {
+                chunk.split_to(wanted)
+            } else {
+                if self.piece.capacity() == 0 {
+                    self.piece.reserve_exact(wanted);
+                }
+                let count = chunk.len().min(wanted - self.piece.len());
+                self.piece.extend_from_slice(&chunk.split_to(count));
+                if self.piece.len() < wanted {
+                    return;
+                }
+                Bytes::from(std::mem::take(&mut self.piece))
+            };
+            (self.then)(self.done.len(), &piece);
+            self.done.push(piece);
+            self.skip = self.plan.pieces.get(self.done.len()).map_or(0, |piece| piece.skip);
         }
-    }
-
-    fn done(self) -> Vec<Bytes> {
-        self.pieces.into_iter().map(Bytes::from).collect()
     }
 }
 
+/// Called with the number of a piece of a range and the piece.
+type Seen<'a> = &'a (dyn Fn(usize, &Bytes) + Send + Sync);
+
 impl Live {
     /// Read one range, with as many requests as it takes.
-    async fn range(&self, counters: &Counters, path: &Path, what: &str, plan: RangeRequest) -> Result<Vec<Bytes>> {
+    async fn range(&self, counters: &Counters, path: &Path, what: &str, plan: RangeRequest, then: Seen<'_>) -> Result<Vec<Bytes>> {
         let (begin, end, object_bytes) = (plan.begin, plan.end(), plan.object_bytes);
-        let mut filling = Filling::new(plan);
+        let mut filling = Filling::new(plan, then);
         if end == begin {
-            return Ok(filling.done());
+            filling.take(Bytes::new());
+            return Ok(filling.done);
         }
         let mut permit = self.patience.level.permit().await;
         let until = Instant::now() + self.patience.deadline;
@@ -244,7 +257,7 @@ impl Live {
             let (result, ending) = attempt(until, self.stream(path, begin, end, object_bytes, &mut filling)).await;
             permit.bytes += filling.taken - before;
             let error = match result {
-                Ok(None) => return Ok(filling.done()),
+                Ok(None) => return Ok(filling.done),
                 Ok(Some(error)) => return Err(error.context(format!("cannot {what}"))),
                 Err(error) => error,
             };
@@ -262,7 +275,7 @@ impl Live {
         begin: u64,
         end: u64,
         object_bytes: Option<u64>,
-        filling: &mut Filling,
+        filling: &mut Filling<'_>,
     ) -> object_store::Result<Option<Error>> {
         let options = GetOptions { range: Some(GetRange::Bounded(begin + filling.taken..end)), ..GetOptions::default() };
         let answer = self.client.store.get_opts(path, options).await?;
@@ -276,9 +289,9 @@ impl Live {
         }
         let mut stream = answer.into_stream();
         while let Some(chunk) = stream.next().await {
-            let chunk = chunk?;
-            let left = (end - begin - filling.taken) as usize;
-            filling.take(&chunk[..chunk.len().min(left)]);
+            let mut chunk = chunk?;
+            chunk.truncate((end - begin - filling.taken) as usize);
+            filling.take(chunk);
         }
         match filling.taken == end - begin {
             true => Ok(None),
@@ -290,7 +303,7 @@ impl Live {
     }
 
     /// As `range`; one that takes unusually long is asked for a second time.
-    async fn hedged(&self, counters: &Counters, path: &Path, what: &str, plan: RangeRequest) -> Result<Vec<Bytes>> {
+    async fn hedged(&self, counters: &Counters, path: &Path, what: &str, plan: RangeRequest, then: Seen<'_>) -> Result<Vec<Bytes>> {
         let began = Instant::now();
         let patience = {
             let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -298,7 +311,7 @@ impl Live {
             sorted.sort_by(f64::total_cmp);
             (sorted.len() >= 16).then(|| Duration::from_secs_f64((3.0 * sorted[sorted.len() / 2]).max(0.002)))
         };
-        let first = self.range(counters, path, what, plan.clone());
+        let first = self.range(counters, path, what, plan.clone(), then);
         let answer = match patience {
             None => first.await,
             Some(patience) => {
@@ -307,7 +320,7 @@ impl Live {
                     Ok(answer) => answer,
                     Err(_) => {
                         add(&counters.hedges, 1);
-                        let second = self.range(counters, path, what, plan);
+                        let second = self.range(counters, path, what, plan, then);
                         tokio::pin!(second);
                         match futures::future::select(first, second).await {
                             futures::future::Either::Left((Ok(answer), _)) | futures::future::Either::Right((Ok(answer), _)) => Ok(answer),
@@ -341,39 +354,48 @@ impl Storage for Remote {
         self.deadline
     }
 
+    fn clock_skew(&self) -> Option<Duration> {
+        self.told.skew()
+    }
+
     fn read(&self, name: &str) -> Result<Bytes> {
         let body = self.ask("read", name, |client, path| async move { client.store.get(&path).await?.bytes().await })?;
-        add(&self.counters.reads, 1);
-        add(&self.counters.read_bytes, body.len() as u64);
+        add(&self.told.counters.reads, 1);
+        add(&self.told.counters.read_bytes, body.len() as u64);
         Ok(body)
     }
 
-    fn fetch(&self, ranges: Vec<RangeRequest>) -> Vec<Result<Vec<Bytes>>> {
+    fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
         let count = ranges.len();
         let (live, runtime) = match (self.live(), runtime()) {
             (Ok(live), Ok(runtime)) => (live, runtime),
             (Err(error), _) | (_, Err(error)) => return (0..count).map(|_| Err(error.clone())).collect(),
         };
-        add(&self.counters.ranges, count as u64);
-        add(&self.counters.range_bytes, ranges.iter().map(|range| range.end() - range.begin).sum());
-        let tasks = ranges.into_iter().map(|range| {
-            let (live, counters, hedge) = (live.clone(), self.counters.clone(), self.hedge);
+        add(&self.told.counters.ranges, count as u64);
+        add(&self.told.counters.range_bytes, ranges.iter().map(|range| range.end() - range.begin).sum());
+        let tasks = ranges.into_iter().enumerate().map(|(index, range)| {
+            let (live, told, hedge, then) = (live.clone(), self.told.clone(), self.hedge, then.clone());
             let (path, what) = (self.path(&range.name), self.what("read", &range.name));
             runtime.spawn(async move {
+                let seen = |piece: usize, bytes: &Bytes| then(index, piece, bytes);
                 match hedge {
-                    true => live.hedged(&counters, &path, &what, range).await,
-                    false => live.range(&counters, &path, &what, range).await,
+                    true => live.hedged(&told.counters, &path, &what, range, &seen).await,
+                    false => live.range(&told.counters, &path, &what, range, &seen).await,
                 }
             })
         });
-        let tasks: Vec<_> = tasks.collect();
-        let joined = runtime.block_on(join_all(tasks));
+        // One task waits for all, so that the caller's thread is woken once and not for each range.
+        let all = runtime.spawn(join_all(tasks.collect::<Vec<_>>()));
+        let joined = match runtime.block_on(all) {
+            Ok(joined) => joined,
+            Err(error) => return (0..count).map(|_| Err(Error::new("internal", error.to_string()))).collect(),
+        };
         joined.into_iter().map(|answer| answer.unwrap_or_else(|error| Err(Error::new("internal", error.to_string())))).collect()
     }
 
     fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
-        add(&self.counters.maps, 1);
-        add(&self.counters.mapped_bytes, bytes);
+        add(&self.told.counters.maps, 1);
+        add(&self.told.counters.mapped_bytes, bytes);
         if bytes == 0 {
             // A range of nothing cannot be asked for.
             return match self.read(name)? {
@@ -400,7 +422,7 @@ impl Storage for Remote {
         if self.live()?.client.pages.is_none() {
             return Ok(None);
         }
-        add(&self.counters.lists, 1);
+        add(&self.told.counters.lists, 1);
         let prefix = format!("{}/", self.path(folder));
         let first = self.ask("list", folder, |client, _| {
             let prefix = prefix.clone();
@@ -416,7 +438,7 @@ impl Storage for Remote {
     }
 
     fn exists(&self, name: &str) -> Result<bool> {
-        add(&self.counters.lookups, 1);
+        add(&self.told.counters.lookups, 1);
         match self.ask("look for", name, |client, path| async move { client.store.head(&path).await.map(|_| ()) }) {
             Ok(()) => Ok(true),
             Err(error) if error.code() == "object-not-found" => Ok(false),
@@ -424,16 +446,20 @@ impl Storage for Remote {
         }
     }
 
+    fn lists(&self) -> bool {
+        self.live().is_ok_and(|live| live.client.pages.is_some())
+    }
+
     fn list(&self, folder: &str) -> Result<Vec<(String, u64)>> {
-        add(&self.counters.lists, 1);
+        add(&self.told.counters.lists, 1);
         let listed = self.ask("list", folder, |client, path| async move { client.store.list_with_delimiter(Some(&path)).await })?;
         Ok(listed.objects.into_iter().filter_map(|object| Some((object.location.filename()?.to_owned(), object.size))).collect())
     }
 
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {
         self.writable()?;
-        add(&self.counters.puts, 1);
-        let upload = upload::Upload::new(self.live()?.clone(), self.counters.clone(), self.path(name), self.what("write", name));
+        add(&self.told.counters.puts, 1);
+        let upload = upload::Upload::new(self.live()?.clone(), self.told.clone(), self.path(name), self.what("write", name));
         Ok(Box::new(upload))
     }
 
@@ -443,7 +469,7 @@ impl Storage for Remote {
 
     fn create(&self, name: &str, body: &[u8]) -> Result<Created> {
         self.writable()?;
-        add(&self.counters.creates, 1);
+        add(&self.told.counters.creates, 1);
         let answer = self.create_once(name, body)?;
         if answer == Created::Unknown {
             let lost = self.lost.fetch_add(1, Relaxed) + 1;
@@ -465,7 +491,7 @@ impl Storage for Remote {
 
     fn delete(&self, name: &str) -> Result<()> {
         self.writable()?;
-        add(&self.counters.deletes, 1);
+        add(&self.told.counters.deletes, 1);
         match self.ask("delete", name, |client, path| async move { client.store.delete(&path).await }) {
             Err(error) if error.code() == "object-not-found" => Ok(()),
             other => other,
@@ -500,7 +526,7 @@ impl Storage for Remote {
     }
 
     fn counters(&self) -> &Counters {
-        &self.counters
+        &self.told.counters
     }
 }
 
@@ -514,12 +540,16 @@ mod tests {
         let body: Vec<u8> = (0..200u8).collect();
         let pieces =
             vec![Piece { skip: 3, bytes: 10 }, Piece { skip: 0, bytes: 0 }, Piece { skip: 50, bytes: 1 }, Piece { skip: 1, bytes: 135 }];
-        for size in 1..=200 {
-            let mut filling = Filling::new(RangeRequest { name: "x".into(), begin: 0, pieces: pieces.clone(), object_bytes: None });
-            body.chunks(size).for_each(|chunk| filling.take(chunk));
+        for (size, shared) in (1..=200).flat_map(|size| [(size, false), (size, true)]) {
+            let seen = Mutex::new(Vec::new());
+            let see = |index: usize, piece: &Bytes| seen.lock().unwrap_or_else(PoisonError::into_inner).push((index, piece.len()));
+            let plan = RangeRequest { name: "x".into(), begin: 0, pieces: pieces.clone(), object_bytes: None, shared };
+            let mut filling = Filling::new(plan, &see);
+            body.chunks(size).for_each(|chunk| filling.take(Bytes::copy_from_slice(chunk)));
             assert_eq!(filling.taken, 200);
-            let found: Vec<Vec<u8>> = filling.done().into_iter().map(|piece| piece.to_vec()).collect();
-            assert_eq!(found, [body[3..13].to_vec(), Vec::new(), body[63..64].to_vec(), body[65..200].to_vec()]);
+            assert_eq!(filling.done, [body[3..13].to_vec(), Vec::new(), body[63..64].to_vec(), body[65..200].to_vec()]);
+            drop(filling);
+            assert_eq!(seen.into_inner().unwrap_or_default(), [(0, 10), (1, 0), (2, 1), (3, 135)]);
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::StreamExt as _;
@@ -44,20 +46,46 @@ const METADATA_HOST: &str = "169.254.169.254";
 /// Bodies of refusals are read this far; what they say is short.
 const REFUSAL_BYTES: usize = 16 << 10;
 
-/// Makes services that count into `counters`.
+/// What a service tells: its counters, and the time of the server's last answer.
 #[derive(Debug)]
-pub struct Connector(pub Arc<Counters>);
+pub struct Told {
+    pub counters: Counters,
+    /// Milliseconds between the server's clock and ours; none yet at `u64::MAX`.
+    skew_ms: AtomicU64,
+}
+
+impl Told {
+    pub fn new() -> Told {
+        Told { counters: Counters::default(), skew_ms: AtomicU64::new(u64::MAX) }
+    }
+
+    pub fn skew(&self) -> Option<Duration> {
+        Some(self.skew_ms.load(Relaxed)).filter(|skew| *skew != u64::MAX).map(Duration::from_millis)
+    }
+
+    fn see_date(&self, date: &str) {
+        if let Ok(theirs) = httpdate::parse_http_date(date) {
+            let ours = SystemTime::now();
+            let skew = ours.duration_since(theirs).or_else(|_| theirs.duration_since(ours)).unwrap_or_default();
+            self.skew_ms.store(skew.as_millis() as u64, Relaxed);
+        }
+    }
+}
+
+/// Makes services that tell.
+#[derive(Debug)]
+pub struct Connector(pub Arc<Told>);
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(Service { inner: ReqwestConnector::default().connect(options)?, counters: self.0.clone() }))
+        Ok(HttpClient::new(Service { inner: ReqwestConnector::default().connect(options)?, told: self.0.clone() }))
     }
 }
 
 #[derive(Debug)]
 struct Service {
     inner: HttpClient,
-    counters: Arc<Counters>,
+    told: Arc<Told>,
 }
 
 #[async_trait::async_trait]
@@ -66,7 +94,7 @@ impl HttpService for Service {
         if request.uri().host() == Some(METADATA_HOST) {
             return self.inner.execute(request).await; // Credentials of the machine: no request to the store.
         }
-        add(&self.counters.requests, 1);
+        add(&self.told.counters.requests, 1);
         note(Ending::Lost("the request was given up".into())); // Stands if this future is dropped at a deadline.
         let response = self.inner.execute(request).await.inspect_err(|error| {
             note(match error.kind() {
@@ -75,23 +103,26 @@ impl HttpService for Service {
             });
         })?;
         let status = response.status();
+        if let Some(date) = response.headers().get("date").and_then(|date| date.to_str().ok()) {
+            self.told.see_date(date);
+        }
         let (parts, body) = response.into_parts();
         if status.is_success() {
             note(Ending::Success);
-            let counters = self.counters.clone();
+            let told = self.told.clone();
             let counted = body.map_frame(move |frame| {
-                add(&counters.received_bytes, frame.data_ref().map_or(0, Bytes::len) as u64);
+                add(&told.counters.received_bytes, frame.data_ref().map_or(0, Bytes::len) as u64);
                 frame
             });
             return Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(counted)));
         }
-        let mut told = Vec::new();
+        let mut refusal = Vec::new();
         let mut stream = body.bytes_stream();
         while let Some(Ok(chunk)) = stream.next().await {
-            told.extend_from_slice(&chunk[..chunk.len().min(REFUSAL_BYTES - told.len())]);
+            refusal.extend_from_slice(&chunk[..chunk.len().min(REFUSAL_BYTES - refusal.len())]);
         }
-        note(Ending::Refused { status: status.as_u16(), code: code_of(&String::from_utf8_lossy(&told)) });
-        Ok(HttpResponse::from_parts(parts, Bytes::from(told).into()))
+        note(Ending::Refused { status: status.as_u16(), code: code_of(&String::from_utf8_lossy(&refusal)) });
+        Ok(HttpResponse::from_parts(parts, Bytes::from(refusal).into()))
     }
 }
 

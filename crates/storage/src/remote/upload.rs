@@ -9,9 +9,9 @@ use object_store::{MultipartId, ObjectStoreExt as _, PutPayload};
 use penstock_error::{Error, Result};
 use tokio::task::JoinHandle;
 
+use super::service::Told;
 use super::{Live, runtime};
 use crate::ObjectWriter;
-use crate::counters::Counters;
 use crate::process;
 
 /// S3 takes parts from 5 MiB on, and at most 10,000 of them.
@@ -21,7 +21,7 @@ const PARTS_AT_ONCE: usize = 4;
 
 pub struct Upload {
     live: Arc<Live>,
-    counters: Arc<Counters>,
+    told: Arc<Told>,
     path: Path,
     what: String,
     buffer: Vec<u8>,
@@ -38,8 +38,8 @@ struct Multipart {
 }
 
 impl Upload {
-    pub fn new(live: Arc<Live>, counters: Arc<Counters>, path: Path, what: String) -> Upload {
-        Upload { live, counters, path, what, buffer: Vec::new(), multipart: None, bytes: 0, generation: process::generation() }
+    pub fn new(live: Arc<Live>, told: Arc<Told>, path: Path, what: String) -> Upload {
+        Upload { live, told, path, what, buffer: Vec::new(), multipart: None, bytes: 0, generation: process::generation() }
     }
 
     fn store(&self) -> Result<Arc<dyn MultipartStore>> {
@@ -54,7 +54,7 @@ impl Upload {
                 let (store, path) = (store.clone(), self.path.clone());
                 async move { store.create_multipart(&path).await }
             };
-            let id = runtime()?.block_on(self.live.patience.ask(&self.counters, &self.what, ask))?;
+            let id = runtime()?.block_on(self.live.patience.ask(&self.told.counters, &self.what, ask))?;
             self.multipart = Some(Multipart { id, parts: Vec::new(), travelling: Vec::new() });
         }
         let Some(multipart) = &mut self.multipart else { return Ok(()) };
@@ -64,14 +64,14 @@ impl Upload {
         let body = Bytes::from(std::mem::replace(&mut self.buffer, Vec::with_capacity(PART_BYTES)));
         let index = multipart.parts.len();
         multipart.parts.push(None);
-        let (live, counters, path, what, id) =
-            (self.live.clone(), self.counters.clone(), self.path.clone(), self.what.clone(), multipart.id.clone());
+        let (live, told, path, what, id) =
+            (self.live.clone(), self.told.clone(), self.path.clone(), self.what.clone(), multipart.id.clone());
         let task = runtime()?.spawn(async move {
             let ask = || {
                 let (store, path, id, payload) = (store.clone(), path.clone(), id.clone(), PutPayload::from_bytes(body.clone()));
                 async move { store.put_part(&path, &id, index, payload).await }
             };
-            live.patience.ask(&counters, &what, ask).await
+            live.patience.ask(&told.counters, &what, ask).await
         });
         multipart.travelling.push((index, task));
         Ok(())
@@ -89,7 +89,7 @@ impl Upload {
             let (store, path, id, parts) = (store.clone(), path.clone(), id.clone(), parts.clone());
             async move { store.complete_multipart(&path, &id, parts).await.map(|_| ()) }
         };
-        let told = runtime()?.block_on(self.live.patience.ask(&self.counters, &self.what, ask));
+        let told = runtime()?.block_on(self.live.patience.ask(&self.told.counters, &self.what, ask));
         match told {
             Ok(()) => Ok(()),
             // A lost answer to the first try makes the second say that there is no such upload: then the object is there.
@@ -99,7 +99,8 @@ impl Upload {
                     let (client, path) = (client.clone(), self.path.clone());
                     async move { client.store.head(&path).await }
                 };
-                let found = runtime()?.block_on(self.live.patience.ask(&self.counters, &self.what, look)).map_err(|_| error.clone())?;
+                let found =
+                    runtime()?.block_on(self.live.patience.ask(&self.told.counters, &self.what, look)).map_err(|_| error.clone())?;
                 if found.size == self.bytes { Ok(()) } else { Err(error) }
             }
             Err(error) => Err(error),
@@ -138,7 +139,7 @@ impl ObjectWriter for Upload {
                 let (client, path, payload) = (client.clone(), path.clone(), PutPayload::from_bytes(body.clone()));
                 async move { client.store.put(&path, payload).await.map(|_| ()) }
             };
-            return runtime()?.block_on(self.live.patience.ask(&self.counters, &self.what, ask));
+            return runtime()?.block_on(self.live.patience.ask(&self.told.counters, &self.what, ask));
         }
         if !self.buffer.is_empty() {
             self.send_part()?;

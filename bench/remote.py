@@ -1,0 +1,145 @@
+"""Reading from a MinIO on loopback, against plain signed ranged GETs of the same ranges by the same HTTP library, bodies discarded."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import penstock as ps
+from harness import touch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
+import servers
+
+BUCKET = "bench"
+TAKES, ROUNDS = 12, 5
+AT_ONCE = (8, 16, 32, 64, 128)
+Batches = list[list[tuple[str, int, int]]]
+
+
+def plain_gets(binary: pathlib.Path, batches: Batches, at_once: int) -> float:
+    """Seconds of plain GETs; the first batch, again, warms up."""
+    lines = [";".join(f"{key} {begin} {end}" for key, begin, end in batch) for batch in [batches[0], *batches]]
+    done = subprocess.run([str(binary), BUCKET, str(at_once)], input="\n".join(lines), capture_output=True, text=True, check=True)
+    seconds, received = done.stdout.split()
+    assert int(received) == sum(end - begin for batch in batches for _, begin, end in batch)
+    return float(seconds)
+
+
+def boto3_gets(endpoint: str, batches: Batches) -> float:
+    """Seconds of boto3 in 16 threads, bodies read and dropped."""
+    import boto3
+    from botocore.config import Config
+
+    client = boto3.client("s3", endpoint_url=endpoint, config=Config(max_pool_connections=16))
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+
+        def get(one: tuple[str, int, int]) -> int:
+            key, begin, end = one
+            return len(client.get_object(Bucket=BUCKET, Key=key, Range=f"bytes={begin}-{end - 1}")["Body"].read())
+
+        list(pool.map(get, batches[0]))
+        began = time.perf_counter()
+        for batch in batches:
+            list(pool.map(get, batch))
+        return time.perf_counter() - began
+
+
+def penstock_takes(ds: ps.Dataset, takes: list[Any], read: Callable[[ps.Dataset, Any], Any]) -> float:
+    """Seconds of takes; the first, of other samples, warms up and opens tails."""
+    began = time.perf_counter()
+    for positions in takes:
+        read(ds, positions)
+    return time.perf_counter() - began
+
+
+def workload(binary: pathlib.Path, uri: str, name: str, takes: list[Any], read: Any, columns: list[str], endpoint: str) -> dict[str, Any]:
+    """Time ours and the others in turn; the block cache is smaller than what is read, and each round opens anew."""
+    prefix = uri.removeprefix(f"s3://{BUCKET}/")
+    times: dict[str, list[float]] = {"penstock": [], "plain": [], "boto3": []}
+    fresh = ps.open(uri)
+    fresh.take([0])
+    batches = [
+        [(f"{prefix}/{name}", begin, end) for name, begin, end in fresh._view.ranges(list(map(int, positions)), columns)] for positions in takes
+    ]
+    best = min(AT_ONCE, key=lambda at_once: plain_gets(binary, batches, at_once))
+    total = sum(end - begin for batch in batches for _, begin, end in batch)
+    for _ in range(ROUNDS):
+        ds = ps.open(uri)
+        for _warm in range(2):
+            read(ds, takes[-1])
+        before = ds.stats()
+        times["penstock"].append(penstock_takes(ds, takes, read))
+        received = ds.stats()["received_bytes"] - before["received_bytes"]
+        times["plain"].append(plain_gets(binary, batches, best))
+        times["boto3"].append(boto3_gets(endpoint, batches))
+    medians = {name: statistics.median(spent) for name, spent in times.items()}
+    ratio = medians["plain"] / medians["penstock"] * (min(received, total) / total)
+    lines = [f"{name}: {system} {seconds:.3f} s, {total / seconds / 1e6:,.0f} MB/s" for system, seconds in medians.items()]
+    requests = sum(len(batch) for batch in batches)
+    lines.append(f"{name}: {requests} ranges, {total / 1e6:.0f} MB, plain GETs best at {best} at once")
+    return {"name": name, "times": times, "bytes": total, "requests": requests, "at_once": best, "ratio": ratio, "lines": lines}
+
+
+def minio(folder: pathlib.Path, photos: Callable[[], list[pathlib.Path]]) -> dict[str, Any]:
+    """Takes of 128 random JPEGs, a sequential scan, and 1,000 random rows of three small columns; then with 20 ms on each reply."""
+    binary = servers.cargo_binary("plain-gets")
+    server = servers.Minio(folder)
+    proxy = servers.Proxy(server.port)
+    try:
+        os.environ |= {
+            "AWS_ACCESS_KEY_ID": servers.KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET, "AWS_ENDPOINT": server.endpoint,
+            "AWS_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1",
+        }  # fmt: skip
+        server.client().create_bucket(Bucket=BUCKET)
+        ps.configure(memory_bytes=64 << 20, threads=2)
+        files = photos()
+        images = f"s3://{BUCKET}/images"
+        ps.create(images, {"image": ps.Image()}).append({"image": files})
+        rows = f"s3://{BUCKET}/rows"
+        rng = np.random.default_rng(0)
+        count = 2_000_000
+        words = np.array([f"w{number}" for number in range(1000)])
+        texts = [" ".join(part) for part in words[rng.integers(0, 1000, (count // 4, 8))]] * 4
+        ps.create(rows, {"a": "int64", "b": "float32", "text": ps.Text()}).append(
+            {"a": np.arange(count), "b": rng.random(count, np.float32), "text": texts}
+        )
+
+        def bytes_of(ds: ps.Dataset, positions: Any) -> int:
+            return sum(touch(image) for image in ds.take(positions, columns=["image"], decode=False)["image"])
+
+        def small(ds: ps.Dataset, positions: Any) -> int:
+            batch = ds.take(positions)
+            return touch(batch["a"]) + touch(batch["b"]) + len(batch["text"])
+
+        order = rng.permutation(len(files))
+        random = [order[start : start + 128] for start in range(0, TAKES * 128, 128)]
+        scan = [np.arange(start, min(start + 400, len(files))) for start in range(0, len(files), 400)]
+        some = [rng.choice(count, 1000, replace=False) for _ in range(TAKES)]
+        results = []
+        for delay_ms, endpoint in ((0, server.endpoint), (20, proxy.endpoint)):
+            os.environ["AWS_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT"] = endpoint
+            proxy.faults(f"delay_ms={delay_ms}")
+            suffix = f", {delay_ms} ms on each reply" if delay_ms else ""
+            for name, uri, takes, read, columns in (
+                ("128 random JPEGs", images, random, bytes_of, ["image"]),
+                ("sequential scan", images, scan, bytes_of, ["image"]),
+                ("1,000 random rows", rows, some, small, ["a", "b", "text"]),
+            ):
+                results.append(workload(binary, uri, name + suffix, takes, read, columns, endpoint))
+    finally:
+        proxy.stop()
+        server.stop()
+    return {
+        "what": f"{len(files)} JPEGs and {count:,} rows on a MinIO on loopback; everything on the same cores",
+        "workloads": results, "lines": [line for result in results for line in result["lines"]],
+        "bars": [{"what": f"penstock / plain GETs: {result['name']}", "value": result["ratio"], "at_least": 0.9} for result in results],
+    }  # fmt: skip

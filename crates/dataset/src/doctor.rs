@@ -1,0 +1,250 @@
+//! Look at a place before trusting it with a dataset: what may be done there, how fast, and whether its promises hold.
+
+use std::time::{Duration, Instant};
+
+use penstock_error::{Error, Result};
+use penstock_format::ids::data_name;
+use penstock_storage::{Created, RangeRequest, Storage};
+
+use crate::context::Context;
+use crate::snapshot::Snapshot;
+
+/// Object that rates are measured with.
+const PROBE_BYTES: usize = 32 << 20;
+const RANGE_BYTES: u64 = 128 << 10;
+const SMALL_READS: usize = 20;
+/// Requests with a signature are refused beyond 15 minutes; commit times of several machines differ by less than that, too.
+const SKEW: Duration = Duration::from_secs(60);
+
+/// One thing that was tried.
+#[derive(Debug, Clone)]
+pub struct Finding {
+    pub name: &'static str,
+    /// Whether it went as it should; nothing where it was not tried.
+    pub good: Option<bool>,
+    /// What was measured, with its unit.
+    pub measured: Option<(f64, &'static str)>,
+    pub told: String,
+    pub advice: String,
+}
+
+/// Findings in the order they were made.
+struct Doctor<'a> {
+    store: &'a dyn Storage,
+    findings: Vec<Finding>,
+}
+
+/// Try everything a dataset does. What is written is removed again. Cost: about 100 requests and 100 MB.
+pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
+    let mut doctor = Doctor { store: context.storage.as_ref(), findings: Vec::new() };
+    if !doctor.reach() {
+        return Ok(doctor.findings);
+    }
+    let mut random = [0u8; 8];
+    getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("no random numbers: {error}")))?;
+    let probe = format!("probe-{:016x}", u64::from_le_bytes(random));
+    let written = doctor.write(&probe);
+    if written {
+        doctor.create_only(&format!("{probe}-create"));
+    }
+    let readable = match written {
+        true => Some((probe.clone(), PROBE_BYTES as u64)),
+        false => largest_file(context),
+    };
+    match readable {
+        Some((name, bytes)) => doctor.read(&name, bytes),
+        None => doctor.skip("read", "nothing may be written here, and no dataset is here to read from"),
+    }
+    if written {
+        doctor.delete(&probe);
+    }
+    doctor.clock();
+    Ok(doctor.findings)
+}
+
+/// A data file of the dataset that lies here, if one does.
+fn largest_file(context: &std::sync::Arc<Context>) -> Option<(String, u64)> {
+    let snapshot = Snapshot::open(context.clone(), 0).ok()?;
+    let mut found: Option<(String, u64)> = None;
+    let looked = snapshot.each_fragment(|_, fragment| {
+        for file in &fragment.files {
+            if found.as_ref().is_none_or(|(_, bytes)| file.file_bytes > *bytes) {
+                found = Some((data_name(file.id), file.file_bytes));
+            }
+        }
+        Ok(())
+    });
+    looked.ok().and(found)
+}
+
+impl Doctor<'_> {
+    fn note(&mut self, name: &'static str, good: bool, measured: Option<(f64, &'static str)>, told: impl Into<String>, advice: &str) {
+        let advice = if good && measured.is_none() { String::new() } else { advice.to_owned() };
+        self.findings.push(Finding { name, good: Some(good), measured, told: told.into(), advice });
+    }
+
+    fn skip(&mut self, name: &'static str, why: &str) {
+        self.findings.push(Finding { name, good: None, measured: None, told: why.into(), advice: String::new() });
+    }
+
+    fn failed(&mut self, name: &'static str, error: &Error) {
+        let advice = error.hint_text().unwrap_or("see the message").to_owned();
+        self.findings.push(Finding { name, good: Some(false), measured: None, told: error.message().to_owned(), advice });
+    }
+
+    /// Whether the store answers at all.
+    fn reach(&mut self) -> bool {
+        let began = Instant::now();
+        match self.store.exists("log/0000000000000000/hint") {
+            Ok(_) => self.note("reach", true, None, format!("answers after {:.0} ms, connection included", millis(began)), ""),
+            Err(error) => {
+                self.failed("reach", &error);
+                return false;
+            }
+        }
+        match self.store.lists() {
+            false => self.skip("list", "this store does not list; the newest commit is found by its hint"),
+            true => match self.store.list("log/0000000000000000") {
+                Ok(_) => self.note("list", true, None, "allowed", ""),
+                Err(error) => self.failed("list", &error),
+            },
+        }
+        true
+    }
+
+    fn write(&mut self, probe: &str) -> bool {
+        // Bytes that no storage compresses.
+        let mut word = 0x9e37_79b9_7f4a_7c15u64;
+        let body: Vec<u8> = (0..PROBE_BYTES / 8)
+            .flat_map(|_| {
+                word ^= word << 13;
+                word ^= word >> 7;
+                word ^= word << 17;
+                word.to_le_bytes()
+            })
+            .collect();
+        let began = Instant::now();
+        match self.store.put(probe, &body).and_then(|()| self.store.sync(&["."])) {
+            Ok(()) => {
+                let rate = rate(PROBE_BYTES as u64, began);
+                self.note(
+                    "write",
+                    true,
+                    Some((rate, "MB/s")),
+                    "one object of 32 MiB, durable",
+                    slow(rate, 50.0, "writing is slow: import from a machine closer to the store"),
+                );
+                true
+            }
+            Err(error) => {
+                self.failed("write", &error);
+                false
+            }
+        }
+    }
+
+    fn create_only(&mut self, name: &str) {
+        let first = self.store.create(name, b"one");
+        let second = self.store.create(name, b"two");
+        let kept = self.store.read(name);
+        let _ = self.store.delete(name); // Nothing rests on it.
+        match (first, second, kept) {
+            (Ok(Created::Created), Ok(Created::Exists), Ok(body)) if body[..] == b"one"[..] => {
+                self.note("create-only put", true, None, "a second one is refused", "");
+            }
+            (Err(error), ..) | (_, Err(error), _) | (_, _, Err(error)) => self.failed("create-only put", &error),
+            _ => self.note(
+                "create-only put",
+                false,
+                None,
+                "a second one was not refused",
+                "two writers could overwrite each other's commits here: choose a store with conditional puts (If-None-Match)",
+            ),
+        }
+    }
+
+    fn read(&mut self, name: &str, bytes: u64) {
+        let one = |begin: u64, count: u64| RangeRequest::plain(name, begin, count.min(bytes - begin), Some(bytes));
+        let mut times = Vec::with_capacity(SMALL_READS);
+        for index in 0..SMALL_READS as u64 {
+            let began = Instant::now();
+            let begin = (index * 1_000_003) % bytes.saturating_sub(64).max(1);
+            match self.store.fetch(vec![one(begin, 64)]).remove(0) {
+                Ok(_) => times.push(millis(began)),
+                Err(error) => return self.failed("read", &error),
+            }
+        }
+        times.sort_by(f64::total_cmp);
+        let (median, slowest) = (times[SMALL_READS / 2], times[SMALL_READS - 1]);
+        let advice = if median > 50.0 { "far away: take many samples at once, and import and train in the store's own region" } else { "" };
+        self.note(
+            "latency",
+            true,
+            Some((median, "ms")),
+            format!("median of {SMALL_READS} reads of 64 bytes; slowest {slowest:.1} ms"),
+            advice,
+        );
+        let count = (PROBE_BYTES as u64).min(bytes) / RANGE_BYTES;
+        let spread = bytes.saturating_sub(RANGE_BYTES).max(1);
+        let ranges = (0..count.max(1)).map(|index| one((index * 0x9e37_79b9 * 4096) % spread, RANGE_BYTES)).collect();
+        self.rate("ranged reads", "at random, 128 KiB each, many at once", ranges);
+        let most = bytes.min(4 * PROBE_BYTES as u64);
+        let ranges = (0..most).step_by(8 << 20).map(|begin| one(begin, (8 << 20).min(most - begin))).collect();
+        self.rate("sequential reads", "8 MiB each, many at once", ranges);
+    }
+
+    fn rate(&mut self, name: &'static str, what: &str, ranges: Vec<RangeRequest>) {
+        let total: u64 = ranges.iter().map(|range| range.end() - range.begin).sum();
+        let began = Instant::now();
+        match self.store.fetch(ranges).into_iter().find_map(Result::err) {
+            Some(error) => self.failed(name, &error),
+            None => {
+                let rate = rate(total, began);
+                self.note(
+                    name,
+                    true,
+                    Some((rate, "MB/s")),
+                    what,
+                    slow(rate, 100.0, "slow for training: a cache on a local disk would help"),
+                );
+            }
+        }
+    }
+
+    fn delete(&mut self, probe: &str) {
+        match self.store.delete(probe) {
+            Ok(()) => self.note("delete", true, None, "allowed", ""),
+            Err(error) => self.failed("delete", &error),
+        }
+    }
+
+    fn clock(&mut self) {
+        match self.store.clock_skew() {
+            None => self.skip("clock", "the store tells no time"),
+            Some(skew) => {
+                let seconds = skew.as_secs_f64();
+                let good = skew < SKEW;
+                self.note(
+                    "clock",
+                    good,
+                    Some((seconds, "s")),
+                    "difference to the store's clock",
+                    if good { "" } else { "set this machine's clock (NTP)" },
+                );
+            }
+        }
+    }
+}
+
+fn millis(began: Instant) -> f64 {
+    began.elapsed().as_secs_f64() * 1e3
+}
+
+/// MB/s
+fn rate(bytes: u64, began: Instant) -> f64 {
+    bytes as f64 / 1e6 / began.elapsed().as_secs_f64().max(1e-9)
+}
+
+fn slow(rate: f64, least: f64, advice: &'static str) -> &'static str {
+    if rate < least { advice } else { "" }
+}

@@ -1,0 +1,62 @@
+//! The limit that reading from object storage is measured against: the same HTTP library, signed ranged GETs, bodies discarded.
+//!
+//! `plain-gets BUCKET AT_ONCE` with the standard variables; batches on standard input, a line each: `key begin end` separated by
+//! spaces, ranges by `;`. Batches run one after the other, ranges of a batch at once. Prints seconds; the first batch warms up.
+
+use std::io::BufRead as _;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures::StreamExt as _;
+use object_store::aws::AmazonS3Builder;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectStore};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+async fn discard(store: &dyn ObjectStore, key: &Path, begin: u64, end: u64) -> Result<u64, Failure> {
+    let options = GetOptions { range: Some(GetRange::Bounded(begin..end)), ..GetOptions::default() };
+    let mut stream = store.get_opts(key, options).await?.into_stream();
+    let mut bytes = 0;
+    while let Some(chunk) = stream.next().await {
+        bytes += chunk?.len() as u64;
+    }
+    if bytes == end - begin { Ok(bytes) } else { Err("a short answer".into()) }
+}
+
+fn main() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [bucket, at_once] = &arguments[..] else { return Err("usage: plain-gets BUCKET AT_ONCE".into()) };
+    let at_once: usize = at_once.parse()?;
+    let store: Arc<dyn ObjectStore> = Arc::new(AmazonS3Builder::from_env().with_bucket_name(bucket).with_allow_http(true).build()?);
+    let mut batches: Vec<Vec<(Path, u64, u64)>> = Vec::new();
+    for line in std::io::stdin().lock().lines() {
+        let parse = |range: &str| -> Result<(Path, u64, u64), Failure> {
+            let parts: Vec<&str> = range.split(' ').collect();
+            let [key, begin, end] = parts[..] else { return Err("not `key begin end`".into()) };
+            Ok((Path::from(key), begin.parse()?, end.parse()?))
+        };
+        batches.push(line?.split(';').map(parse).collect::<Result<_, _>>()?);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut began = Instant::now();
+        let mut bytes = 0;
+        for (number, batch) in batches.into_iter().enumerate() {
+            // As tasks, so that all processors take part.
+            let gets = batch.into_iter().map(|(key, begin, end)| {
+                let store = store.clone();
+                async move { tokio::spawn(async move { discard(store.as_ref(), &key, begin, end).await }).await }
+            });
+            let mut answers = futures::stream::iter(gets).buffer_unordered(at_once);
+            while let Some(answer) = answers.next().await {
+                bytes += answer??;
+            }
+            if number == 0 {
+                (began, bytes) = (Instant::now(), 0);
+            }
+        }
+        println!("{} {bytes}", began.elapsed().as_secs_f64());
+        Ok(())
+    })
+}
