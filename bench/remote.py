@@ -53,11 +53,15 @@ def boto3_gets(endpoint: str, batches: Batches) -> float:
         return time.perf_counter() - began
 
 
-def penstock_takes(ds: ps.Dataset, takes: list[Any], read: Callable[[ps.Dataset, Any], Any]) -> float:
-    """Seconds of takes; the first, of other samples, warms up and opens tails."""
+def penstock_takes(ds: ps.Dataset, takes: list[Any], read: Callable[[ps.Dataset, Any], Any], scans: bool) -> float:
+    """Seconds of takes, or of one scan of them all."""
     began = time.perf_counter()
-    for positions in takes:
-        read(ds, positions)
+    if scans:
+        for batch in ds.scan(batch_size=len(takes[0])):
+            touch(np.frombuffer(batch.column(0).buffers()[2], np.uint8))
+    else:
+        for positions in takes:
+            read(ds, positions)
     return time.perf_counter() - began
 
 
@@ -68,7 +72,8 @@ def workload(binary: pathlib.Path, uri: str, name: str, takes: list[Any], read: 
     fresh = ps.open(uri)
     fresh.take([0])
     batches = [
-        [(f"{prefix}/{name}", begin, end) for name, begin, end in fresh._view.ranges(list(map(int, positions)), columns)] for positions in takes
+        [(f"{prefix}/{name}", begin, end) for name, begin, end in fresh._view.ranges(list(map(int, positions)), columns)]
+        for positions in takes
     ]
     best = min(AT_ONCE, key=lambda at_once: plain_gets(binary, batches, at_once))
     total = sum(end - begin for batch in batches for _, begin, end in batch)
@@ -77,7 +82,7 @@ def workload(binary: pathlib.Path, uri: str, name: str, takes: list[Any], read: 
         for _warm in range(2):
             read(ds, takes[-1])
         before = ds.stats()
-        times["penstock"].append(penstock_takes(ds, takes, read))
+        times["penstock"].append(penstock_takes(ds, takes, read, scans=name.startswith("sequential")))
         received = ds.stats()["received_bytes"] - before["received_bytes"]
         times["plain"].append(plain_gets(binary, batches, best))
         times["boto3"].append(boto3_gets(endpoint, batches))
@@ -100,7 +105,7 @@ def minio(folder: pathlib.Path, photos: Callable[[], list[pathlib.Path]]) -> dic
             "AWS_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1",
         }  # fmt: skip
         server.client().create_bucket(Bucket=BUCKET)
-        ps.configure(memory_bytes=64 << 20, threads=2)
+        ps.configure(memory_bytes=16 << 20, threads=2)
         files = photos()
         images = f"s3://{BUCKET}/images"
         ps.create(images, {"image": ps.Image()}).append({"image": files})
@@ -122,7 +127,7 @@ def minio(folder: pathlib.Path, photos: Callable[[], list[pathlib.Path]]) -> dic
 
         order = rng.permutation(len(files))
         random = [order[start : start + 128] for start in range(0, TAKES * 128, 128)]
-        scan = [np.arange(start, min(start + 400, len(files))) for start in range(0, len(files), 400)]
+        scan = [np.arange(start, min(start + 200, len(files))) for start in range(0, len(files), 200)]
         some = [rng.choice(count, 1000, replace=False) for _ in range(TAKES)]
         results = []
         for delay_ms, endpoint in ((0, server.endpoint), (20, proxy.endpoint)):

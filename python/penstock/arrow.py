@@ -5,6 +5,7 @@ A leaf: imported by `View.scan` and `View.__arrow_c_stream__` only. Source: Arro
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -78,13 +79,39 @@ def scan(view: View, columns: Sequence[str] | None, batch_size: int) -> Iterator
     return _batches(view, names, batch_size)
 
 
+# Where files are not mapped, this much is read at once, and as much again ahead of the consumer.
+AHEAD_BYTES = 8 << 20
+AHEAD_ROWS = 1 << 17
+
+
 def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:
     schema, kinds = arrow_schema(view, names), view.schema
     words = {name: pa.array(_words(view, name), pa.string()) for name in names if isinstance(kinds.get(name), Label | Category)}
-    for start in range(0, len(view), batch_size):
-        batch = view._view.take((start, start + batch_size), names, "flat")
+
+    def read(start: int, end: int) -> pa.RecordBatch:
+        batch = view._view.take((start, end), names, "flat")
         arrays = [pa.array(batch[name]) if name.startswith("_") else _array(kinds[name], batch[name], words.get(name)) for name in names]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    if view._snapshot.mapped:
+        for start in range(0, len(view), batch_size):
+            yield read(start, min(start + batch_size, len(view)))
+        return
+    with concurrent.futures.ThreadPoolExecutor(1, "penstock-scan") as pool:
+        start, ahead = 0, pool.submit(read, 0, min(batch_size, len(view)))
+        try:
+            while start < len(view):
+                group = ahead.result()
+                start += len(group)
+                # As many whole batches as make up AHEAD_BYTES, by the size of those just read.
+                rows = max(1, AHEAD_BYTES * len(group) // max(1, group.nbytes) // batch_size) * batch_size
+                rows = min(rows, AHEAD_ROWS // batch_size * batch_size or batch_size)
+                if start < len(view):
+                    ahead = pool.submit(read, start, min(start + rows, len(view)))
+                for row in range(0, len(group), batch_size):
+                    yield group.slice(row, batch_size)
+        finally:
+            ahead.cancel()  # A consumer that stops early waits for what is under way, and no more.
 
 
 def _words(view: View, name: str) -> list[str]:

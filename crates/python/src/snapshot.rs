@@ -85,6 +85,12 @@ impl Snapshot {
         self.inner.context.storage.uri()
     }
 
+    /// Whether data files are mapped, and not fetched by range.
+    #[getter]
+    fn mapped(&self) -> bool {
+        self.inner.context.storage.mapped()
+    }
+
     #[getter]
     fn id(&self) -> String {
         self.inner.id().to_string()

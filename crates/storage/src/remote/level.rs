@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-const FIRST: usize = 16;
+const FIRST: usize = 64;
 const LEAST: usize = 4;
 const MOST: usize = 256;
 /// A window of fewer requests says little.
