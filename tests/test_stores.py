@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import io
+import json
 import os
 import pathlib
 import pickle
@@ -624,3 +625,84 @@ def test_every_verb_works_on_a_bucket(bucket, tmp_path):
         assert done.returncode == 0 and text in done.stdout, done.stdout + done.stderr
     done = _penstock("info", f"s3://{BUCKET}/nothing/there")
     assert done.returncode == 1 and "it is no dataset" in done.stderr
+
+
+# Local files without maps
+
+
+@pytest.mark.parametrize("io_mode", ["direct", "buffered"])
+def test_local_ranges_are_as_exact_as_remote_ones(tmp_path, io_mode):
+    ds = ps.create(tmp_path / "set", {"image": ps.Tensor((32, 32, 3), "uint8"), "blob": ps.Bytes()})
+    images = np.random.default_rng(0).integers(0, 256, (2000, 32, 32, 3), dtype=np.uint8)
+    blobs = [bytes([number % 256]) * 1500 for number in range(2000)]
+    ds.append({"image": images, "blob": blobs})
+    ds = ps.open(tmp_path / "set", io=io_mode)
+    ds.take([0], columns=["image"])
+    cost = spent(ds, lambda: np.testing.assert_array_equal(ds.take(np.arange(500, 1012), columns=["image"])["image"], images[500:1012]))
+    direct = {"direct_bytes": 512 * 3072} if io_mode == "direct" else {}
+    assert cost == {"ranges": 1, "range_bytes": 512 * 3072} | direct and ds.stats()["maps"] == 0
+    assert ds.take([1999, 3])["blob"] == [blobs[1999], blobs[3]]
+    copy = pickle.loads(pickle.dumps(ds))
+    copy.take([7])
+    assert copy.stats()["maps"] == 0, "io goes with the handle"
+
+
+def test_direct_reads_come_from_the_device(tmp_path):
+    ds = ps.create(tmp_path / "set", {"x": ps.Tensor((None,), "uint8")})
+    value = np.random.default_rng(0).integers(0, 256, 30_000_000, dtype=np.uint8)
+    ds.append({"x": [value] * 2})
+
+    def device_bytes():
+        return int(
+            next(line for line in pathlib.Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes")).split()[1]
+        )
+
+    ds = ps.open(tmp_path / "set", io="direct")
+    before = device_bytes()
+    np.testing.assert_array_equal(ds.take([1])["x"][0], value)
+    if ds.stats()["direct_bytes"] == 0:
+        pytest.skip("no O_DIRECT or no io_uring here")
+    assert 30_000_000 <= device_bytes() - before <= 30_000_000 + 3 * 4096 + 200_000, "although the page cache holds the file"
+
+
+def test_direct_reads_survive_forks_and_threads(tmp_path):
+    ds = ps.create(tmp_path / "set", {"x": ps.Tensor((100_000,), "uint8")})
+    ds.append({"x": np.arange(40, dtype=np.uint8)[:, None].repeat(100_000, 1)})
+    ds = ps.open(tmp_path / "set", io="direct")
+    ds.take([0])
+
+    def check(position):
+        assert (ds.take([position])["x"] == position).all()
+
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            check(1)
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    threads = [threading.Thread(target=check, args=(position,)) for position in range(2, 40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(pathlib.Path("/proc/self/fd").iterdir())) < 200
+
+
+def test_doctor(bucket, tmp_path, minio):
+    done = _penstock("doctor", bucket, "--json")
+    report = json.loads(done.stdout)
+    found = {finding["name"]: finding for finding in report["findings"]}
+    assert done.returncode == 0 and report["good"] and found["create-only put"]["good"] and found["latency"]["unit"] == "ms"
+    assert set(found) == {"reach", "list", "write", "create-only put", "latency", "ranged reads", "sequential reads", "delete", "clock"}
+    assert not bucket.rglob("*"), "nothing stays"
+    done = _penstock("doctor", "s3://no-such-bucket/x", "--json")
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 1 and "bucket" in found["list"]["advice"]
+    (tmp_path / "here").mkdir()
+    assert _penstock("doctor", str(tmp_path / "here")).returncode == 0 and not list((tmp_path / "here").iterdir())
+    assert _penstock("doctor", str(tmp_path / "nowhere")).returncode == 1
+    with serving(S3Like) as port, environment(AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}"):
+        done = _penstock("doctor", "s3://any/x", "--json")
+        found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+        assert done.returncode == 1 and not found["create-only put"]["good"] and "If-None-Match" in found["create-only put"]["advice"]

@@ -43,10 +43,8 @@ pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
     let mut random = [0u8; 8];
     getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("no random numbers: {error}")))?;
     let probe = format!("probe-{:016x}", u64::from_le_bytes(random));
+    doctor.create_only(&format!("{probe}-create"));
     let written = doctor.write(&probe);
-    if written {
-        doctor.create_only(&format!("{probe}-create"));
-    }
     let readable = match written {
         true => Some((probe.clone(), PROBE_BYTES as u64)),
         false => largest_file(context),

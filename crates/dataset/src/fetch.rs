@@ -20,8 +20,8 @@ use crate::snapshot::Snapshot;
 
 /// Blocks closer than this are asked for together: a request costs more than the bytes between them.
 const GAP_BYTES: u64 = 128 << 10;
-/// No request is longer, so that long reads run side by side.
-const RANGE_BYTES: u64 = 8 << 20;
+/// Blocks are joined up to this length.
+const JOINED_BYTES: u64 = 8 << 20;
 /// Data files up to this size are read whole, together with their tail.
 pub const WHOLE_FILE_BYTES: u64 = 256 << 10;
 
@@ -70,7 +70,7 @@ impl Snapshot {
     /// The ranges that `fetch` would ask for now, once tails are open.
     pub fn ranges(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<Vec<RangeRequest>> {
         self.open_files(plan, columns)?;
-        Ok(plan_ranges(&self.wanted(plan, columns, &mut HashMap::new())).1)
+        Ok(plan_ranges(&self.wanted(plan, columns, &mut HashMap::new()), self.context.storage.range_bytes()).1)
     }
 
     /// Open the data files of a plan side by side. One that is damaged is left to the column that reads it.
@@ -133,7 +133,7 @@ impl Snapshot {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        let (segments, mut ranges) = plan_ranges(wanted);
+        let (segments, mut ranges) = plan_ranges(wanted, self.context.storage.range_bytes());
         // A take that would fill half of the cache is not kept in it, and may share the buffers of the network instead.
         let cached = wanted.iter().map(|wanted| wanted.bytes).sum::<u64>() <= Context::block_cache_bytes() / 2;
         ranges.iter_mut().for_each(|range| range.shared = !cached);
@@ -182,18 +182,21 @@ impl Snapshot {
 
 /// Join what lies close together, cut what is long. Gives for each range the blocks that its pieces belong to: a
 /// block longer than a request has several.
-fn plan_ranges(wanted: &[Wanted]) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
+fn plan_ranges(wanted: &[Wanted], range_bytes: u64) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
     let mut segments: Vec<Vec<usize>> = Vec::new();
     let mut ranges: Vec<RangeRequest> = Vec::new();
     let mut open: Option<(penstock_format::Id, u64)> = None;
     for (index, block) in wanted.iter().enumerate() {
         let mut begin = 0;
         while begin < block.bytes {
-            let bytes = (block.bytes - begin).min(RANGE_BYTES);
+            let bytes = (block.bytes - begin).min(range_bytes);
             let offset = block.offset + begin;
             match (ranges.last_mut(), segments.last_mut(), open) {
                 (Some(range), Some(segments), Some((file, end)))
-                    if file == block.key.0 && offset >= end && offset - end <= GAP_BYTES && offset + bytes - range.begin <= RANGE_BYTES =>
+                    if file == block.key.0
+                        && offset >= end
+                        && offset - end <= GAP_BYTES
+                        && offset + bytes - range.begin <= JOINED_BYTES =>
                 {
                     range.pieces.push(Piece { skip: offset - end, bytes: bytes as usize });
                     segments.push(index);

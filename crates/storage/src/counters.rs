@@ -33,6 +33,7 @@ counters!(
     read_bytes,
     ranges,
     range_bytes,
+    direct_bytes,
     maps,
     mapped_bytes,
     lookups,

@@ -16,6 +16,10 @@ pub trait FileSystem: Send + Sync + Debug {
     /// Create a file that must not exist.
     fn create(&self, path: &Path) -> io::Result<Box<dyn File>>;
     fn read(&self, path: &Path) -> io::Result<Bytes>;
+    /// Whether files are the operating system's, so that `direct` may read them.
+    fn is_real(&self) -> bool {
+        false
+    }
     /// The pieces of a range, each in a buffer of its own; a file of another length than expected is `UnexpectedEof`.
     fn read_range(&self, path: &Path, range: &RangeRequest) -> io::Result<Vec<Bytes>>;
     /// Map a file of exactly `bytes` bytes; another length is `UnexpectedEof`.
@@ -90,6 +94,10 @@ impl FileSystem for Disk {
 
     fn read(&self, path: &Path) -> io::Result<Bytes> {
         fs::read(path).map(Bytes::from)
+    }
+
+    fn is_real(&self) -> bool {
+        true
     }
 
     fn read_range(&self, path: &Path, range: &RangeRequest) -> io::Result<Vec<Bytes>> {

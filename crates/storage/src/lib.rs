@@ -5,6 +5,7 @@
 
 pub mod conformance;
 mod counters;
+mod direct;
 mod disk;
 mod local;
 mod memory;
@@ -81,6 +82,11 @@ pub trait Storage: Send + Sync + Debug {
     /// Whether objects are best read by `map`; else by `fetch`, which knows what it needs before it asks.
     fn mapped(&self) -> bool {
         true
+    }
+
+    /// The longest range that is worth asking for at once: longer reads run side by side.
+    fn range_bytes(&self) -> u64 {
+        u64::MAX
     }
 
     /// How long one operation may take before it fails.

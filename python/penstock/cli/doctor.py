@@ -28,12 +28,17 @@ def doctor(
     findings = _core.doctor(uri, None, "direct" if local else "auto")
     bad = [finding for finding in findings if finding[1] is False]
     if as_json:
-        names = ("name", "good", "measured", "told", "advice")
-        rows = [dict(zip(names, finding, strict=True)) for finding in findings]
-        for row in rows:
-            if row["measured"]:
-                row["value"], row["unit"] = row["measured"]
-            del row["measured"]
+        rows = [
+            {
+                "name": name,
+                "good": good,
+                "value": measured and measured[0],
+                "unit": measured and measured[1],
+                "told": told,
+                "advice": advice,
+            }
+            for name, good, measured, told, advice in findings
+        ]
         show.print_json({"uri": uri, "good": not bad, "findings": rows})
     else:
         table = Table(title=escape(uri), title_justify="left")

@@ -30,7 +30,7 @@ use level::Level;
 use patience::{Patience, Verdict, attempt, verdict};
 use service::Told;
 
-/// `map` reads whole objects in ranges of this size.
+/// One connection carries no more at once.
 const RANGE_BYTES: u64 = 8 << 20;
 
 /// All requests of this process run here.
@@ -348,6 +348,10 @@ impl Storage for Remote {
 
     fn mapped(&self) -> bool {
         false
+    }
+
+    fn range_bytes(&self) -> u64 {
+        RANGE_BYTES
     }
 
     fn deadline(&self) -> Duration {
