@@ -487,7 +487,14 @@ def minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
     return remote.minio(folder, lambda: photographs(folder, photos))
 
 
+def direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+    """Reading past the page cache; see bench/direct.py."""
+    import direct
+
+    return direct.direct(folder)
+
+
 ALL: dict[str, Callable[[pathlib.Path, pathlib.Path | None], Result]] = {
     "cifar": cifar, "jpeg": jpeg, "ingest": ingest, "text": text, "calls": calls, "opening": opening, "memory": memory,
-    "larger_than_memory": larger_than_memory, "codecs": codecs, "commits": commits, "minio": minio,
+    "larger_than_memory": larger_than_memory, "codecs": codecs, "commits": commits, "minio": minio, "direct": direct,
 }  # fmt: skip

@@ -706,3 +706,137 @@ def test_doctor(bucket, tmp_path, minio):
         done = _penstock("doctor", "s3://any/x", "--json")
         found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
         assert done.returncode == 1 and not found["create-only put"]["good"] and "If-None-Match" in found["create-only put"]["advice"]
+
+
+# Found by attacks
+
+
+def test_a_scan_goes_on_in_a_forked_child(cifar):
+    uri, _ = cifar
+    batches = ps.open(uri).scan(["label"], batch_size=500)
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            rows = sum(len(batch) for batch in batches)
+            os._exit(0 if rows == SAMPLES - 500 else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert sum(len(batch) for batch in batches) == SAMPLES - 500
+
+
+def test_reading_ahead_is_bounded_where_samples_grow(tmp_path):
+    ds = ps.create(tmp_path / "set", {"blob": ps.Bytes()})
+    ds.append({"blob": [None] * 2000 + [bytes([number]) * 1_000_000 for number in range(100)]})
+    ds = ps.open(tmp_path / "set", io="buffered")
+    largest, before = 0, ds.stats()["range_bytes"]
+    for number, batch in enumerate(ds.scan(batch_size=8)):
+        after = ds.stats()["range_bytes"]
+        largest, before = max(largest, after - before), after
+        assert len(batch) == 8 or number == 2100 // 8
+    assert largest <= 3 * (16 << 20), f"{largest} bytes at once"
+
+
+def test_early_exit_from_a_scan(cifar):
+    uri, _ = cifar
+    batches = ps.open(uri).scan(batch_size=100)
+    next(batches)
+    batches.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-scan"]
+
+
+@pytest.mark.parametrize("name", ["exp#1 (v~2)", "données", "a b{c}*?", "100%"])
+def test_names_of_prefixes_are_kept(minio, name):
+    place = f"s3://{BUCKET}/names/{name}/set"
+    ps.create(place, {"n": "int32"}).append({"n": [1]})
+    listed = minio.client().list_objects_v2(Bucket=BUCKET, Prefix=f"names/{name}/set/log/")
+    assert listed["KeyCount"] == 3 and ps.open(place)["n"][0] == 1
+
+
+def test_foreign_names_in_the_log_are_passed_over(bucket):
+    minio = bucket.server.client()
+    key = str(bucket).removeprefix(f"s3://{BUCKET}/")
+    minio.put_object(Bucket=BUCKET, Key=f"{key}/", Body=b"")  # As consoles make folders.
+    ds = ps.create(bucket, {"n": "int32"})
+    ds.append({"n": [1]})
+    for name in ("", ".DS_Store", "000"):
+        minio.put_object(Bucket=BUCKET, Key=f"{key}/log/0000000000000000/{name}", Body=b"x" if name else b"")
+    ds = ps.open(bucket)
+    assert ds["n"][0] == 1 and ds.append({"n": [2]}).row_ids.size == 1
+
+
+def test_keys_and_tokens_come_from_one_place(cifar, tmp_path, minio, monkeypatch):
+    uri, images = cifar
+    keys = {"access_key_id": servers.KEY, "secret_access_key": servers.SECRET, "endpoint_url": minio.endpoint}
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of another login")
+    np.testing.assert_array_equal(ps.open(uri, storage_options=keys)[1]["image"], images[1])
+    (tmp_path / "credentials").write_text(f"[lab]\naws_access_key_id = {servers.KEY}\naws_secret_access_key = {servers.SECRET}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    np.testing.assert_array_equal(ps.open(uri, storage_options={"profile": "lab"})[1]["image"], images[1])
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    np.testing.assert_array_equal(ps.open(uri, storage_options=keys)[1]["image"], images[1])
+
+
+def test_options_that_cannot_be(minio, monkeypatch):
+    for options in (
+        {"endpoint_url": ""},
+        {"endpoint_url": "127.0.0.1:9000"},
+        {"region": "x\ny"},
+        {"access_key_id": "x\r", "secret_access_key": "y"},
+    ):
+        with pytest.raises(ps.InvalidInputError) as caught:
+            ps.open(f"s3://{BUCKET}/x", storage_options=options)
+        assert caught.value.code == "invalid-argument"
+    # A bucket that cannot be a host of this server is not found, instead of another one being written to.
+    with pytest.raises(ps.Error):
+        ps.create(f"s3://{BUCKET}/other/x", {"n": "int32"}, storage_options={"virtual_hosted": True, "timeout_seconds": 1})
+    assert minio.client().list_objects_v2(Bucket=BUCKET, Prefix="other/")["KeyCount"] == 0
+
+
+def test_many_scattered_direct_ranges_need_few_descriptors(tmp_path):
+    ds = ps.create(tmp_path / "set", {"blob": ps.Bytes()})
+    ds.append({"blob": [bytes([number % 256]) * 200_000 for number in range(300)]})
+    code = """
+import resource, sys, numpy as np, penstock as ps
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+blobs = ps.open(sys.argv[1], io="direct").take(np.arange(0, 300, 2))["blob"]
+assert [blob[0] for blob in blobs] == [number % 256 for number in range(0, 300, 2)]
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "set")], check=True)
+
+
+def test_doctor_is_not_misled_by_lost_replies(bucket, proxy):
+    proxy.faults("seed=1&lose=300")
+    try:
+        with environment(AWS_ENDPOINT_URL=proxy.endpoint):
+            found = {finding["name"]: finding for finding in json.loads(_penstock("doctor", bucket, "--json").stdout)["findings"]}
+        assert found["create-only put"]["good"], found
+    finally:
+        proxy.faults()
+
+
+class Endless(S3Like):
+    """Says that every object has 2^46 bytes."""
+
+    def do_GET(self):
+        if "list-type" in self.path:
+            name = f"{self.path.split('prefix=')[1].split('&')[0].replace('%2F', '/')}{2**64 - 1:020}"
+            entry = f"<Contents><Key>{name}</Key><LastModified>2026-11-20T00:00:00.000Z</LastModified><Size>9</Size></Contents>"
+            return self._answer(
+                200, f"<?xml version='1.0'?><ListBucketResult><IsTruncated>false</IsTruncated>{entry}</ListBucketResult>".encode()
+            )
+        self.send_response(200)
+        self.send_header("Content-Length", str(2**46))
+        self.send_header("Last-Modified", "Fri, 20 Nov 2026 00:00:00 GMT")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(bytes(1 << 20))
+
+
+def test_an_endless_object_buys_no_memory():
+    with serving(Endless) as port:
+        options = {"endpoint_url": f"http://127.0.0.1:{port}", "access_key_id": "x", "secret_access_key": "y", "timeout_seconds": 20}
+        with pytest.raises(ps.Error) as caught:
+            ps.open("s3://any/x", storage_options=options)
+        assert caught.value.code in ("object-malformed", "storage-failed")

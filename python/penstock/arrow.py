@@ -5,8 +5,9 @@ A leaf: imported by `View.scan` and `View.__arrow_c_stream__` only. Source: Arro
 
 from __future__ import annotations
 
-import concurrent.futures
-from collections.abc import Iterator, Sequence
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,21 +98,55 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
         for start in range(0, len(view), batch_size):
             yield read(start, min(start + batch_size, len(view)))
         return
-    with concurrent.futures.ThreadPoolExecutor(1, "penstock-scan") as pool:
-        start, ahead = 0, pool.submit(read, 0, min(batch_size, len(view)))
+    start, ahead = 0, _Ahead(read, 0, min(batch_size, len(view)))
+    try:
+        while start < len(view):
+            group = ahead.result()
+            start += len(group)
+            if start < len(view):
+                ahead = _Ahead(read, start, _group_end(view, names, start, batch_size, group))
+            for row in range(0, len(group), batch_size):
+                yield group.slice(row, batch_size)
+    finally:
+        ahead.wait()  # A consumer that stops early waits for what is under way, and no more.
+
+
+def _group_end(view: View, names: list[str], start: int, batch_size: int, before: pa.RecordBatch) -> int:
+    """As many whole batches as make up AHEAD_BYTES: guessed by those just read, held to what storage will be asked for."""
+    rows = min(AHEAD_BYTES * len(before) // max(1, before.nbytes), AHEAD_ROWS) // batch_size * batch_size
+    while rows > batch_size:
+        asked = view._view.ranges(list(range(start, min(start + rows, len(view)))), names)
+        if sum(end - begin for _, begin, end in asked) <= 2 * AHEAD_BYTES:
+            break
+        rows = rows // 2 // batch_size * batch_size
+    return min(start + max(rows, batch_size), len(view))
+
+
+class _Ahead:
+    """Reads rows in a thread of its own; in a forked child, where that thread is not, they are read when asked for."""
+
+    def __init__(self, read: Callable[[int, int], pa.RecordBatch], start: int, end: int) -> None:
+        self._read, self._rows, self._process = read, (start, end), os.getpid()
+        self._batch: pa.RecordBatch | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="penstock-scan", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
         try:
-            while start < len(view):
-                group = ahead.result()
-                start += len(group)
-                # As many whole batches as make up AHEAD_BYTES, by the size of those just read.
-                rows = max(1, AHEAD_BYTES * len(group) // max(1, group.nbytes) // batch_size) * batch_size
-                rows = min(rows, AHEAD_ROWS // batch_size * batch_size or batch_size)
-                if start < len(view):
-                    ahead = pool.submit(read, start, min(start + rows, len(view)))
-                for row in range(0, len(group), batch_size):
-                    yield group.slice(row, batch_size)
-        finally:
-            ahead.cancel()  # A consumer that stops early waits for what is under way, and no more.
+            self._batch = self._read(*self._rows)
+        except BaseException as error:
+            self._error = error
+
+    def wait(self) -> None:
+        if os.getpid() == self._process:
+            self._thread.join()
+
+    def result(self) -> pa.RecordBatch:
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._read(*self._rows) if self._batch is None else self._batch
 
 
 def _words(view: View, name: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
@@ -137,15 +137,15 @@ impl Snapshot {
         // A take that would fill half of the cache is not kept in it, and may share the buffers of the network instead.
         let cached = wanted.iter().map(|wanted| wanted.bytes).sum::<u64>() <= Context::block_cache_bytes() / 2;
         ranges.iter_mut().for_each(|range| range.shared = !cached);
-        let verified: Arc<Vec<AtomicBool>> = Arc::new(wanted.iter().map(|_| AtomicBool::new(false)).collect());
+        // Which buffer was verified: of two answers to one request (hedging) either may come out.
+        let verified: Arc<Vec<AtomicUsize>> = Arc::new(wanted.iter().map(|_| AtomicUsize::new(0)).collect());
         let verify = {
             let (wanted, verified, segments) = (wanted.clone(), verified.clone(), segments.clone());
             move |range: usize, piece: usize, bytes: &Bytes| {
                 let index: usize = segments[range][piece];
                 let block = &wanted[index];
-                if bytes.len() as u64 == block.bytes && block.file.verify_stored(block.chunk, block.block, bytes).is_ok() {
-                    verified[index].store(true, Relaxed);
-                }
+                let good = bytes.len() as u64 == block.bytes && block.file.verify_stored(block.chunk, block.block, bytes).is_ok();
+                verified[index].store(if good { bytes.as_ptr() as usize } else { 0 }, Relaxed);
             }
         };
         let mut parts: Vec<Vec<Bytes>> = wanted.iter().map(|_| Vec::with_capacity(1)).collect();
@@ -162,7 +162,7 @@ impl Snapshot {
                 several => several.concat().into(),
             };
             let Wanted { file, chunk, block, .. } = &wanted[index];
-            if !verified[index].load(Relaxed) {
+            if verified[index].load(Relaxed) != stored.as_ptr() as usize || stored.is_empty() {
                 file.verify_stored(*chunk, *block, &stored)?;
             }
             file.decoded(*chunk, *block, stored)

@@ -29,9 +29,9 @@ pub fn read(storage: &dyn Storage, branch: u64, number: u64) -> Result<LogEntry>
 /// The newest record, or nothing where there is no log. Cost: a listing of one name and the record where the store lists in
 /// order; else hint, about two look-ups, record.
 pub fn newest(storage: &dyn Storage, branch: u64) -> Result<Option<LogEntry>> {
-    if let Some(first) = storage.newest(&log_folder(branch))? {
-        let number = first.and_then(|name| record_number(&name));
-        return number.map(|number| read(storage, branch, number)).transpose();
+    let first = storage.newest(&log_folder(branch))?.unwrap_or_default();
+    if let Some(number) = first.iter().find_map(|name| record_number(name)) {
+        return read(storage, branch, number).map(Some);
     }
     let exists = |number: u64| storage.exists(&record_name(branch, number));
     let hinted = match storage.read(&hint_name(branch)) {

@@ -3,11 +3,13 @@
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use io_uring::{IoUring, opcode, types};
@@ -72,7 +74,7 @@ impl AsRef<[u8]> for Filled {
 
 /// A range on its way into its buffer.
 struct Job {
-    file: File,
+    file: Arc<File>,
     buffer: Buffer,
     /// Where in the file the buffer begins, and how many bytes from there must come.
     begin: u64,
@@ -109,7 +111,8 @@ pub fn is_there() -> bool {
 
 /// Read ranges of files. `Unsupported` where the file system refuses O_DIRECT: the caller reads those another way.
 pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>> {
-    let mut jobs: Vec<io::Result<Job>> = ranges.iter().map(|(path, range)| open(path, range)).collect();
+    let mut files = HashMap::new();
+    let mut jobs: Vec<io::Result<Job>> = ranges.iter().map(|(path, range)| begin(&mut files, path, range)).collect();
     let mut waiting = Vec::new();
     for (index, job) in jobs.iter_mut().enumerate() {
         let Ok(job) = job else { continue };
@@ -127,7 +130,7 @@ pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>>
             Some(ring) => ring,
             None => cell.insert(Ring { generation: process::generation(), ring: IoUring::new(DEPTH)? }),
         };
-        drive(&mut ring.ring, &mut jobs, waiting)
+        drive(&mut ring.ring, &mut jobs, waiting).inspect_err(|_| std::mem::forget(cell.take())) // It may still be at work.
     });
     let finish = |(job, (_, range)): (io::Result<Job>, &(PathBuf, &RangeRequest))| {
         let mut job = job?;
@@ -140,12 +143,19 @@ pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>>
     jobs.into_iter().zip(ranges).map(finish).collect()
 }
 
-fn open(path: &Path, range: &RangeRequest) -> io::Result<Job> {
-    let opened = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
-    let file = opened.map_err(|error| match error.raw_os_error() {
-        Some(libc::EINVAL | libc::EOPNOTSUPP) => io::Error::new(io::ErrorKind::Unsupported, error),
-        _ => error,
-    })?;
+/// Open a file once for all of its ranges, and make the buffer of this one.
+fn begin<'a>(files: &mut HashMap<&'a Path, Arc<File>>, path: &'a Path, range: &RangeRequest) -> io::Result<Job> {
+    let file = match files.get(path) {
+        Some(file) => file.clone(),
+        None => {
+            let opened = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
+            let opened = opened.map_err(|error| match error.raw_os_error() {
+                Some(libc::EINVAL | libc::EOPNOTSUPP) => io::Error::new(io::ErrorKind::Unsupported, error),
+                _ => error,
+            })?;
+            files.entry(path).or_insert(Arc::new(opened)).clone()
+        }
+    };
     let found = file.metadata()?.len();
     check_length(found, range)?;
     if range.end() > found {

@@ -107,8 +107,8 @@ pub trait Storage: Send + Sync + Debug {
     /// As `fetch`; `then` sees each piece as soon as it is there, while the processor's cache holds it.
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>>;
 
-    /// The first name below a folder in ascending order; nothing at all where the store does not list in order.
-    fn newest(&self, _folder: &str) -> Result<Option<Option<String>>> {
+    /// The first few names below a folder in ascending order; nothing at all where the store does not list in order.
+    fn newest(&self, _folder: &str) -> Result<Option<Vec<String>>> {
         Ok(None)
     }
 

@@ -7,7 +7,7 @@ use penstock_error::{Error, Result};
 
 /// Name, whether it is secret, and the standard variables that stand for it, first come first served.
 const KNOWN: &[(&str, bool, &[&str])] = &[
-    ("endpoint_url", false, &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]),
+    ("endpoint_url", false, &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]),
     ("region", false, &["AWS_REGION", "AWS_DEFAULT_REGION"]),
     ("profile", false, &["AWS_PROFILE"]),
     ("access_key_id", true, &["AWS_ACCESS_KEY_ID"]),

@@ -61,7 +61,7 @@ impl Place {
             uri: trimmed.into(),
             scheme: scheme.into(),
             host: if http { trimmed.into() } else { host.into() },
-            prefix: if http { Path::default() } else { Path::from(path) },
+            prefix: if http { Path::default() } else { Path::parse(path).map_err(|error| bad(&error.to_string()))? },
         })
     }
 
@@ -102,61 +102,93 @@ impl Place {
     }
 
     fn s3(&self, options: &Options, client: ClientOptions, connector: Connector) -> Result<AmazonS3Builder> {
-        let mut builder = AmazonS3Builder::from_env()
+        let missing = |why: &str, hint: &str| Error::new("credentials-missing", format!("cannot open `{}`: {why}", self.uri)).hint(hint);
+        // Keys come as a pair with their token, all from one place: options, else a profile named in them, else the
+        // environment, else the profile of the environment.
+        let from_options = options.given("access_key_id").is_some() || options.given("secret_access_key").is_some();
+        let from_profile = !from_options && options.given("profile").is_some();
+        let from_environment = !from_options && !from_profile && options.get("access_key_id").is_some();
+        let profile = match Profile::load(options) {
+            Err(error) if from_profile || !(from_options || from_environment || options.flag("anonymous")?) => return Err(error),
+            loaded => loaded.unwrap_or_default(),
+        };
+        let keys = ["access_key_id", "secret_access_key", "session_token"].map(|name| match (from_options, from_environment) {
+            (true, _) => options.given(name).map(str::to_owned),
+            (_, true) => options.get(name),
+            _ => profile.get(&format!("aws_{name}")),
+        });
+        let builder = if options.flag("anonymous")? {
+            AmazonS3Builder::new().with_skip_signature(true)
+        } else {
+            match keys {
+                [Some(key), Some(secret), token] => {
+                    let builder = AmazonS3Builder::new().with_access_key_id(self.plain("access_key_id", key)?);
+                    let builder = builder.with_secret_access_key(self.plain("secret_access_key", secret)?);
+                    match token {
+                        Some(token) => builder.with_token(self.plain("session_token", token)?),
+                        None => builder,
+                    }
+                }
+                [None, None, _] if from_profile => {
+                    let hint = "profiles with aws_access_key_id and aws_secret_access_key are read; for SSO or roles export the keys";
+                    return Err(missing(&format!("profile `{}` has no keys", profile.name), hint));
+                }
+                [None, None, _] if metadata_is_off() && !has_role() => {
+                    return Err(missing("no credentials were found", super::patience::CREDENTIALS_HINT));
+                }
+                [None, None, _] => AmazonS3Builder::from_env(), // Roles of machines, containers and web identities are left to object_store.
+                _ => return Err(missing("a key without its secret, or the other way round", super::patience::CREDENTIALS_HINT)),
+            }
+        };
+        let or_profile = |name: &str| options.get(name).or_else(|| profile.get(name));
+        let region = or_profile("region").map_or_else(|| Ok("us-east-1".to_owned()), |region| self.plain("region", region))?;
+        let virtual_hosted = options.flag("virtual_hosted")?;
+        let builder = match or_profile("endpoint_url") {
+            // Path style wherever an endpoint is named, unless asked otherwise: few of them have a DNS entry a bucket.
+            Some(endpoint) => {
+                let endpoint = self.plain("endpoint_url", endpoint)?;
+                let bad = |why: &str| {
+                    Error::new("invalid-argument", format!("cannot open `{}`: endpoint_url is `{endpoint}`: {why}", self.uri))
+                        .hint("write it as https://host or http://host:port")
+                };
+                let (scheme, host) = endpoint.split_once("://").ok_or_else(|| bad("no scheme"))?;
+                let host = host.trim_end_matches('/');
+                if !matches!(scheme, "http" | "https") {
+                    return Err(bad("neither http nor https"));
+                }
+                let address = if virtual_hosted { format!("{scheme}://{}.{host}", self.host) } else { format!("{scheme}://{host}") };
+                url::Url::parse(&address).map_err(|error| bad(&format!("`{address}` is no address: {error}")))?;
+                let scheme = scheme.to_owned();
+                let endpoint = address;
+                builder.with_endpoint(endpoint).with_allow_http(scheme == "http").with_virtual_hosted_style_request(virtual_hosted)
+            }
+            None => builder.with_virtual_hosted_style_request(true),
+        };
+        Ok(builder
             .with_bucket_name(&self.host)
+            .with_region(region)
             .with_client_options(client)
             .with_retry(no_retry())
             .with_conditional_put(S3ConditionalPut::ETagMatch)
             .with_disable_bulk_delete(true)
-            .with_http_connector(connector);
-        let profile = Profile::load(options)?;
-        let or_profile = |name: &str, key: &str| options.get(name).or_else(|| profile.get(key));
-        let endpoint = or_profile("endpoint_url", "endpoint_url");
-        builder = builder.with_region(or_profile("region", "region").unwrap_or_else(|| "us-east-1".into()));
-        if let Some(endpoint) = &endpoint {
-            builder = builder.with_endpoint(endpoint).with_allow_http(endpoint.starts_with("http://"));
-        }
-        // Path style wherever an endpoint is named: few of them have a DNS entry a bucket.
-        builder = builder.with_virtual_hosted_style_request(options.flag("virtual_hosted")? || endpoint.is_none());
-        if options.flag("anonymous")? {
-            return Ok(builder.with_skip_signature(true));
-        }
-        // Keys come as a pair: a profile that was asked for by name wins over keys that happen to stand in the environment.
-        let named = options.given("profile").is_some() && options.given("access_key_id").is_none();
-        let pair = |name: &str, key: &str| if named { profile.get(key) } else { or_profile(name, key) };
-        let key = pair("access_key_id", "aws_access_key_id");
-        let secret = pair("secret_access_key", "aws_secret_access_key");
-        match (key, secret) {
-            (Some(key), Some(secret)) => {
-                builder = builder.with_access_key_id(key).with_secret_access_key(secret);
-                if let Some(token) = pair("session_token", "aws_session_token") {
-                    builder = builder.with_token(token);
-                }
-            }
-            (None, None) if named => {
-                return Err(Error::new(
-                    "credentials-missing",
-                    format!("cannot open `{}`: profile `{}` has no keys", self.uri, profile.name),
-                )
-                .hint("profiles with aws_access_key_id and aws_secret_access_key are read; for SSO or roles export the keys"));
-            }
-            (None, None)
-                if std::env::var("AWS_EC2_METADATA_DISABLED").is_ok_and(|value| value.eq_ignore_ascii_case("true")) && !has_role() =>
-            {
-                return Err(Error::new("credentials-missing", format!("cannot open `{}`: no credentials were found", self.uri))
-                    .hint(super::patience::CREDENTIALS_HINT));
-            }
-            (None, None) => {} // Roles of machines, containers and web identities are left to object_store.
-            _ => {
-                return Err(Error::new(
-                    "credentials-missing",
-                    format!("cannot open `{}`: a key without its secret, or the other way round", self.uri),
-                )
-                .hint(super::patience::CREDENTIALS_HINT));
-            }
-        }
-        Ok(builder)
+            .with_http_connector(connector))
     }
+
+    /// Refuse what cannot stand in a header or an address, such as the end of a line of a file from another system.
+    fn plain(&self, name: &str, value: String) -> Result<String> {
+        match !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_graphic()) {
+            true => Ok(value),
+            false => Err(Error::new(
+                "invalid-argument",
+                format!("cannot open `{}`: {name} is empty or has spaces or control characters", self.uri),
+            )
+            .hint("check storage_options, the AWS_… variables and the profile")),
+        }
+    }
+}
+
+fn metadata_is_off() -> bool {
+    std::env::var("AWS_EC2_METADATA_DISABLED").is_ok_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
 /// Whether the environment names a role of a container or of a web identity.
@@ -195,6 +227,7 @@ fn client_options(options: &Options) -> Result<ClientOptions> {
 }
 
 /// A profile of `~/.aws/credentials` and `~/.aws/config`.
+#[derive(Default)]
 struct Profile {
     name: String,
     sections: Vec<ini::Properties>,

@@ -26,12 +26,17 @@ use crate::options::Options;
 use crate::process::PerProcess;
 use crate::{Created, ObjectWriter, RangeRequest, Storage, Then};
 use connect::{Client, Place};
-use level::Level;
+use level::{Level, Permit};
 use patience::{Patience, Verdict, attempt, verdict};
 use service::Told;
 
 /// One connection carries no more at once.
 const RANGE_BYTES: u64 = 8 << 20;
+
+/// No object that is read whole (records, roots, pages, words) is longer.
+const READ_BYTES: usize = 256 << 20;
+/// Names that a listing for the newest commit asks for: foreign ones may come before it.
+const FIRST_NAMES: usize = 10;
 
 /// All requests of this process run here.
 static RUNTIME: PerProcess<std::result::Result<Runtime, String>> = PerProcess::new(|| {
@@ -178,8 +183,10 @@ impl Remote {
             async move {
                 match &client.pages {
                     Some(pages) => {
-                        let options = PaginatedListOptions { max_keys: Some(1), ..PaginatedListOptions::default() };
-                        Ok(pages.list_paginated(prefix.as_deref(), options).await?.result.objects.len())
+                        let options = PaginatedListOptions { max_keys: Some(FIRST_NAMES), ..PaginatedListOptions::default() };
+                        let objects = pages.list_paginated(prefix.as_deref(), options).await?.result.objects;
+                        // Consoles make an empty object to stand for a folder.
+                        Ok(objects.iter().filter(|object| object.size > 0).count())
                     }
                     None => Ok(0),
                 }
@@ -242,14 +249,22 @@ type Seen<'a> = &'a (dyn Fn(usize, &Bytes) + Send + Sync);
 
 impl Live {
     /// Read one range, with as many requests as it takes.
-    async fn range(&self, counters: &Counters, path: &Path, what: &str, plan: RangeRequest, then: Seen<'_>) -> Result<Vec<Bytes>> {
+    async fn range(
+        &self,
+        counters: &Counters,
+        path: &Path,
+        what: &str,
+        plan: RangeRequest,
+        then: Seen<'_>,
+        permit: Permit<'_>,
+    ) -> Result<Vec<Bytes>> {
         let (begin, end, object_bytes) = (plan.begin, plan.end(), plan.object_bytes);
         let mut filling = Filling::new(plan, then);
         if end == begin {
             filling.take(Bytes::new());
             return Ok(filling.done);
         }
-        let mut permit = self.patience.level.permit().await;
+        let mut permit = permit;
         let until = Instant::now() + self.patience.deadline;
         let mut tries = 0;
         loop {
@@ -303,7 +318,15 @@ impl Live {
     }
 
     /// As `range`; one that takes unusually long is asked for a second time.
-    async fn hedged(&self, counters: &Counters, path: &Path, what: &str, plan: RangeRequest, then: Seen<'_>) -> Result<Vec<Bytes>> {
+    async fn hedged(
+        &self,
+        counters: &Counters,
+        path: &Path,
+        what: &str,
+        plan: RangeRequest,
+        then: Seen<'_>,
+        permit: Permit<'_>,
+    ) -> Result<Vec<Bytes>> {
         let began = Instant::now();
         let patience = {
             let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -311,7 +334,7 @@ impl Live {
             sorted.sort_by(f64::total_cmp);
             (sorted.len() >= 16).then(|| Duration::from_secs_f64((3.0 * sorted[sorted.len() / 2]).max(0.002)))
         };
-        let first = self.range(counters, path, what, plan.clone(), then);
+        let first = self.range(counters, path, what, plan.clone(), then, permit);
         let answer = match patience {
             None => first.await,
             Some(patience) => {
@@ -320,7 +343,10 @@ impl Live {
                     Ok(answer) => answer,
                     Err(_) => {
                         add(&counters.hedges, 1);
-                        let second = self.range(counters, path, what, plan, then);
+                        let second = async {
+                            let permit = self.patience.level.permit().await;
+                            self.range(counters, path, what, plan, then, permit).await
+                        };
                         tokio::pin!(second);
                         match futures::future::select(first, second).await {
                             futures::future::Either::Left((Ok(answer), _)) | futures::future::Either::Right((Ok(answer), _)) => Ok(answer),
@@ -363,7 +389,24 @@ impl Storage for Remote {
     }
 
     fn read(&self, name: &str) -> Result<Bytes> {
-        let body = self.ask("read", name, |client, path| async move { client.store.get(&path).await?.bytes().await })?;
+        let body = self.ask("read", name, |client, path| async move {
+            // Piece by piece: what a server says about the length buys no memory.
+            let mut stream = client.store.get(&path).await?.into_stream();
+            let mut body = Vec::new();
+            while let Some(chunk) = stream.next().await {
+                body.extend_from_slice(&chunk?);
+                if body.len() > READ_BYTES {
+                    return Ok(None);
+                }
+            }
+            Ok(Some(Bytes::from(body)))
+        })?;
+        let body = body.ok_or_else(|| {
+            Error::new(
+                "object-malformed",
+                format!("cannot {}: more than {READ_BYTES} bytes, which no such object has", self.what("read", name)),
+            )
+        })?;
         add(&self.told.counters.reads, 1);
         add(&self.told.counters.read_bytes, body.len() as u64);
         Ok(body)
@@ -377,15 +420,27 @@ impl Storage for Remote {
         };
         add(&self.told.counters.ranges, count as u64);
         add(&self.told.counters.range_bytes, ranges.iter().map(|range| range.end() - range.begin).sum());
+        let stop: Arc<Mutex<Option<Error>>> = Arc::default();
         let tasks = ranges.into_iter().enumerate().map(|(index, range)| {
+            let stop = stop.clone();
             let (live, told, hedge, then) = (live.clone(), self.told.clone(), self.hedge, then.clone());
             let (path, what) = (self.path(&range.name), self.what("read", &range.name));
             runtime.spawn(async move {
-                let seen = |piece: usize, bytes: &Bytes| then(index, piece, bytes);
-                match hedge {
-                    true => live.hedged(&told.counters, &path, &what, range, &seen).await,
-                    false => live.range(&told.counters, &path, &what, range, &seen).await,
+                let permit = live.patience.level.permit().await;
+                // When the store has failed one range for good, the others need not wait for their own deadlines.
+                if let Some(error) = stop.lock().unwrap_or_else(PoisonError::into_inner).clone() {
+                    return Err(error);
                 }
+                let seen = |piece: usize, bytes: &Bytes| then(index, piece, bytes);
+                let pieces = match hedge {
+                    true => live.hedged(&told.counters, &path, &what, range, &seen, permit).await,
+                    false => live.range(&told.counters, &path, &what, range, &seen, permit).await,
+                };
+                pieces.inspect_err(|error| {
+                    if error.kind() == Kind::Unavailable {
+                        stop.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| error.clone());
+                    }
+                })
             })
         });
         // One task waits for all, so that the caller's thread is woken once and not for each range.
@@ -422,23 +477,23 @@ impl Storage for Remote {
         }
     }
 
-    fn newest(&self, folder: &str) -> Result<Option<Option<String>>> {
+    fn newest(&self, folder: &str) -> Result<Option<Vec<String>>> {
         if self.live()?.client.pages.is_none() {
             return Ok(None);
         }
-        add(&self.told.counters.lists, 1);
+        add(&self.counters().lists, 1);
         let prefix = format!("{}/", self.path(folder));
-        let first = self.ask("list", folder, |client, _| {
+        let names = self.ask("list", folder, |client, _| {
             let prefix = prefix.clone();
             async move {
-                let options = PaginatedListOptions { max_keys: Some(1), ..PaginatedListOptions::default() };
+                let options = PaginatedListOptions { max_keys: Some(FIRST_NAMES), ..PaginatedListOptions::default() };
                 match &client.pages {
-                    Some(pages) => Ok(pages.list_paginated(Some(&prefix), options).await?.result.objects.into_iter().next()),
-                    None => Ok(None),
+                    Some(pages) => Ok(pages.list_paginated(Some(&prefix), options).await?.result.objects),
+                    None => Ok(Vec::new()),
                 }
             }
         })?;
-        Ok(Some(first.and_then(|object| object.location.filename().map(str::to_owned))))
+        Ok(Some(names.iter().filter_map(|object| object.location.filename().map(str::to_owned)).collect()))
     }
 
     fn exists(&self, name: &str) -> Result<bool> {

@@ -87,7 +87,8 @@ impl Patience {
         permit.throttled = throttled;
         drop(permit); // Others go on while this one waits.
         tokio::time::sleep(wait).await;
-        Ok(self.level.permit().await)
+        // Where others hold all permits until the deadline, the reason known so far is the one to tell.
+        tokio::time::timeout_at(until, self.level.permit()).await.map_err(|_| error)
     }
 }
 

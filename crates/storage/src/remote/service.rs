@@ -120,6 +120,9 @@ impl HttpService for Service {
         let mut stream = body.bytes_stream();
         while let Some(Ok(chunk)) = stream.next().await {
             refusal.extend_from_slice(&chunk[..chunk.len().min(REFUSAL_BYTES - refusal.len())]);
+            if refusal.len() == REFUSAL_BYTES {
+                break;
+            }
         }
         note(Ending::Refused { status: status.as_u16(), code: code_of(&String::from_utf8_lossy(&refusal)) });
         Ok(HttpResponse::from_parts(parts, Bytes::from(refusal).into()))

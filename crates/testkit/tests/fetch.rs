@@ -1,0 +1,87 @@
+//! What arrives is what is verified: of two answers to one request, as hedging gets, the one that is used is the one that is checked.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use penstock_dataset::{Context, OnCorrupt, Plan, Snapshot, create};
+use penstock_error::Result;
+use penstock_storage::{Counters, Created, Memory, ObjectWriter, RangeRequest, Storage, Then};
+use penstock_testkit::samples;
+
+/// Shows the reader good pieces, as the loser of a race would, and hands it spoilt ones.
+#[derive(Debug)]
+struct Racing(Memory);
+
+impl Storage for Racing {
+    fn uri(&self) -> &str {
+        self.0.uri()
+    }
+    fn mapped(&self) -> bool {
+        false
+    }
+    fn read(&self, name: &str) -> Result<Bytes> {
+        self.0.read(name)
+    }
+    fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
+        let tails = ranges.iter().all(|range| range.pieces.len() == 1 && range.begin > 0 && range.object_bytes == Some(range.end() + 32));
+        let answers = self.0.fetch_then(ranges, then);
+        if tails {
+            return answers; // Tails are no race.
+        }
+        let spoil = |piece: &Bytes| {
+            let mut body = piece.to_vec();
+            if let Some(last) = body.last_mut() {
+                *last ^= 1;
+            }
+            Bytes::from(body)
+        };
+        answers.into_iter().map(|pieces| pieces.map(|pieces| pieces.iter().map(spoil).collect())).collect()
+    }
+    fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
+        self.0.map(name, bytes)
+    }
+    fn exists(&self, name: &str) -> Result<bool> {
+        self.0.exists(name)
+    }
+    fn list(&self, folder: &str) -> Result<Vec<(String, u64)>> {
+        self.0.list(folder)
+    }
+    fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {
+        self.0.writer(name)
+    }
+    fn sync(&self, folders: &[&str]) -> Result<()> {
+        self.0.sync(folders)
+    }
+    fn create(&self, name: &str, body: &[u8]) -> Result<Created> {
+        self.0.create(name, body)
+    }
+    fn overwrite(&self, name: &str, body: &[u8]) -> Result<()> {
+        self.0.overwrite(name, body)
+    }
+    fn delete(&self, name: &str) -> Result<()> {
+        self.0.delete(name)
+    }
+    fn initialise(&self) -> Result<()> {
+        self.0.initialise()
+    }
+    fn counters(&self) -> &Counters {
+        self.0.counters()
+    }
+}
+
+#[test]
+fn a_piece_that_was_not_checked_is_not_used() -> Result<()> {
+    let snapshot = Arc::new(create(Box::new(Memory::named("racing")), samples::schema(), "create", "testkit")?);
+    // Larger than a file that is read whole.
+    let (_, snapshot) = samples::append(&snapshot, 7, 300)?;
+    drop(snapshot);
+    let racing = Snapshot::open(Context::new(Box::new(Racing(Memory::named("racing")))), 0)?;
+    let (_, column) = racing.schema.column("large").ok_or_else(|| penstock_error::Error::new("internal", "no column"))?;
+    let mut plan = Plan::new(&racing, vec![0, 100, 299])?;
+    racing.fetch(&mut plan, &[column])?;
+    let read = racing.read_ragged(&plan, column, OnCorrupt::Raise);
+    assert!(read.is_err_and(|error| error.code() == "block-checksum"));
+    let lenient = racing.read_ragged(&plan, column, OnCorrupt::Null)?;
+    assert!((0..3).all(|index| lenient.get(index).is_none()));
+    Ok(())
+}
