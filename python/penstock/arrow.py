@@ -113,7 +113,7 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
 
 def _group_end(view: View, names: list[str], start: int, batch_size: int, before: pa.RecordBatch) -> int:
     """As many whole batches as make up AHEAD_BYTES: guessed by those just read, held to what storage will be asked for."""
-    rows = min(AHEAD_BYTES * len(before) // max(1, before.nbytes), AHEAD_ROWS) // batch_size * batch_size
+    rows: int = min(AHEAD_BYTES * len(before) // max(1, int(before.nbytes)), AHEAD_ROWS) // batch_size * batch_size
     while rows > batch_size:
         asked = view._view.ranges(list(range(start, min(start + rows, len(view)))), names)
         if sum(end - begin for _, begin, end in asked) <= 2 * AHEAD_BYTES:
