@@ -146,6 +146,7 @@ def test_kill_9_two_hundred_times(root):
     print(f"200 kills: {report}")
 
 
+@pytest.mark.local
 def test_read_only_folder_reads_and_refuses_to_write(root, tmp_path):
     if os.geteuid() == 0:
         # Root writes through modes: a read-only bind mount is the same for it.
