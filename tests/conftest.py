@@ -60,6 +60,13 @@ def environment(**variables):
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
+def spent(ds, work):
+    """What `work` cost: counters that changed."""
+    before = ds.stats()
+    work()
+    return {name: value - before[name] for name, value in ds.stats().items() if value != before[name]}
+
+
 @pytest.fixture
 def bucket(minio):
     """A prefix of its own on MinIO, for a dataset that does not exist yet."""

@@ -9,14 +9,9 @@ import numpy as np
 import penstock as ps
 import psutil
 import pytest
+from conftest import spent
 
 pytestmark = pytest.mark.local  # Object storage has exact limits of its own: test_stores.py.
-
-
-def spent(ds, work):
-    before = ds.stats()
-    work()
-    return {name: value - before[name] for name, value in ds.stats().items() if value != before[name]}
 
 
 @pytest.fixture

@@ -19,19 +19,12 @@ import penstock as ps
 import pytest
 import servers
 import trustme
-from conftest import BUCKET, environment
+from conftest import BUCKET, environment, spent
 from PIL import Image as Pillow
 
 pytestmark = pytest.mark.local  # It chooses its own stores.
 
 SAMPLES = 4096
-
-
-def spent(ds, work):
-    """What `work` cost: counters that changed."""
-    before = ds.stats()
-    work()
-    return {name: value - before[name] for name, value in ds.stats().items() if value != before[name]}
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use penstock_error::{Error, Result};
 use penstock_format::ids::data_name;
-use penstock_storage::{Created, RangeRequest, Storage};
+use penstock_storage::{Created, RangeRequest, Storage, create_certainly};
 
 use crate::context::Context;
 use crate::snapshot::Snapshot;
@@ -141,21 +141,9 @@ impl Doctor<'_> {
         }
     }
 
-    /// A create whose answer is certain.
-    fn settled(&self, name: &str, body: &[u8]) -> Result<Created> {
-        let began = Instant::now();
-        loop {
-            match self.store.create(name, body)? {
-                Created::Unknown if began.elapsed() < self.store.deadline() => {}
-                Created::Unknown => return Err(Error::new("storage-failed", "no certain answer to a create-only put")),
-                certain => return Ok(certain),
-            }
-        }
-    }
-
     fn create_only(&mut self, name: &str) {
-        let first = self.settled(name, b"one");
-        let second = self.settled(name, b"two");
+        let first = create_certainly(self.store, name, b"one");
+        let second = create_certainly(self.store, name, b"two");
         let kept = self.store.read(name);
         let _ = self.store.delete(name); // Nothing rests on it.
         match (first, second, kept) {

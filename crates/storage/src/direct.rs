@@ -81,7 +81,6 @@ struct Job {
     needed: u64,
     /// Length of the buffer: `needed`, rounded up.
     length: u64,
-    left: usize,
     failed: Option<io::Error>,
 }
 
@@ -114,11 +113,10 @@ pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>>
     let mut files = HashMap::new();
     let mut jobs: Vec<io::Result<Job>> = ranges.iter().map(|(path, range)| begin(&mut files, path, range)).collect();
     let mut waiting = Vec::new();
-    for (index, job) in jobs.iter_mut().enumerate() {
+    for (index, job) in jobs.iter().enumerate() {
         let Ok(job) = job else { continue };
         for at in (0..job.length).step_by(REQUEST_BYTES as usize) {
             waiting.push(Request { job: index, at, bytes: (job.length - at).min(REQUEST_BYTES) });
-            job.left += 1;
         }
     }
     waiting.reverse(); // Taken from the end.
@@ -143,9 +141,9 @@ pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>>
     jobs.into_iter().zip(ranges).map(finish).collect()
 }
 
-/// Open a file once for all of its ranges, and make the buffer of this one.
-fn begin<'a>(files: &mut HashMap<&'a Path, Arc<File>>, path: &'a Path, range: &RangeRequest) -> io::Result<Job> {
-    let file = match files.get(path) {
+/// Open a file and look at its length once for all of its ranges, and make the buffer of this one.
+fn begin<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<Job> {
+    let (file, found) = match files.get(path) {
         Some(file) => file.clone(),
         None => {
             let opened = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
@@ -153,10 +151,10 @@ fn begin<'a>(files: &mut HashMap<&'a Path, Arc<File>>, path: &'a Path, range: &R
                 Some(libc::EINVAL | libc::EOPNOTSUPP) => io::Error::new(io::ErrorKind::Unsupported, error),
                 _ => error,
             })?;
-            files.entry(path).or_insert(Arc::new(opened)).clone()
+            let length = opened.metadata()?.len();
+            files.entry(path).or_insert((Arc::new(opened), length)).clone()
         }
     };
-    let found = file.metadata()?.len();
     check_length(found, range)?;
     if range.end() > found {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("{found} bytes, expected {}", range.end())));
@@ -164,7 +162,7 @@ fn begin<'a>(files: &mut HashMap<&'a Path, Arc<File>>, path: &'a Path, range: &R
     let begin = range.begin / ALIGN * ALIGN;
     let needed = range.end() - begin;
     let length = needed.next_multiple_of(ALIGN);
-    Ok(Job { file, buffer: Buffer::new(length as usize)?, begin, needed, length, left: 0, failed: None })
+    Ok(Job { file, buffer: Buffer::new(length as usize)?, begin, needed, length, failed: None })
 }
 
 /// Keep up to `DEPTH` requests in flight until all have ended, well or not: buffers must not go before that.
@@ -211,10 +209,7 @@ fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Requ
             in_flight -= 1;
             let Some(request) = slots[slot as usize].take() else { continue };
             let Ok(job) = &mut jobs[request.job] else { continue };
-            match end(job, request, result) {
-                Some(again) => waiting.push(again),
-                None => job.left -= 1,
-            }
+            waiting.extend(end(job, request, result));
         }
     }
 }

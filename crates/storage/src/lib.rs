@@ -161,6 +161,21 @@ pub trait Storage: Send + Sync + Debug {
     fn counters(&self) -> &Counters;
 }
 
+/// A create whose answer is certain: the same body again after each lost answer, until the store's deadline. Under a name
+/// that nobody else uses, `Exists` is then an own earlier try.
+pub fn create_certainly(store: &dyn Storage, name: &str, body: &[u8]) -> Result<Created> {
+    let began = std::time::Instant::now();
+    loop {
+        match store.create(name, body)? {
+            Created::Unknown if began.elapsed() < store.deadline() => {}
+            Created::Unknown => {
+                return Err(Error::new("storage-failed", format!("cannot create `{}/{name}`: no certain answer", store.uri())));
+            }
+            certain => return Ok(certain),
+        }
+    }
+}
+
 /// An object being written.
 pub trait ObjectWriter: Send {
     fn write(&mut self, bytes: &[u8]) -> Result<()>;

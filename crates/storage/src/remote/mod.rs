@@ -16,7 +16,7 @@ use futures::StreamExt as _;
 use futures::future::join_all;
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload};
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload};
 use penstock_error::{Error, Kind, Result};
 use tokio::runtime::Runtime;
 use tokio::time::Instant;
@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use crate::counters::{Counters, add};
 use crate::options::Options;
 use crate::process::PerProcess;
-use crate::{Created, ObjectWriter, RangeRequest, Storage, Then};
+use crate::{Created, ObjectWriter, RangeRequest, Storage, Then, create_certainly};
 use connect::{Client, Place};
 use level::{Level, Permit};
 use patience::{Patience, Verdict, attempt, verdict};
@@ -159,40 +159,21 @@ impl Remote {
         })
     }
 
-    /// Create under a name that nobody else uses, whatever answers get lost.
-    fn create_surely(&self, name: &str) -> Result<Created> {
-        let began = std::time::Instant::now();
-        let mut lost = false;
-        loop {
-            match self.create(name, b"penstock")? {
-                Created::Exists if lost => return Ok(Created::Created),
-                Created::Unknown if began.elapsed() < self.deadline => lost = true,
-                Created::Unknown => {
-                    return Err(Error::new("storage-failed", format!("cannot {}: no certain answer", self.what("create", name))));
-                }
-                certain => return Ok(certain),
+    /// The first objects below a prefix, in order; none where the store does not list so.
+    fn first_objects(&self, folder: &str, prefix: Option<&str>) -> Result<Vec<ObjectMeta>> {
+        self.ask("list", folder, |client, _| async move {
+            let options = PaginatedListOptions { max_keys: Some(FIRST_NAMES), ..PaginatedListOptions::default() };
+            match &client.pages {
+                Some(pages) => Ok(pages.list_paginated(prefix, options).await?.result.objects),
+                None => Ok(Vec::new()),
             }
-        }
+        })
     }
 
-    /// Whether some object lies below the root.
+    /// Whether some object lies below the root. Consoles make an empty one to stand for a folder: that is none.
     fn is_empty(&self) -> Result<bool> {
-        let prefix = self.place.prefix.to_string();
-        let found = self.ask("list", "", |client, _| {
-            let prefix = if prefix.is_empty() { None } else { Some(format!("{prefix}/")) };
-            async move {
-                match &client.pages {
-                    Some(pages) => {
-                        let options = PaginatedListOptions { max_keys: Some(FIRST_NAMES), ..PaginatedListOptions::default() };
-                        let objects = pages.list_paginated(prefix.as_deref(), options).await?.result.objects;
-                        // Consoles make an empty object to stand for a folder.
-                        Ok(objects.iter().filter(|object| object.size > 0).count())
-                    }
-                    None => Ok(0),
-                }
-            }
-        })?;
-        Ok(found == 0)
+        let prefix = Some(format!("{}/", self.place.prefix)).filter(|prefix| prefix != "/");
+        Ok(self.first_objects("", prefix.as_deref())?.iter().all(|object| object.size == 0))
     }
 }
 
@@ -478,21 +459,11 @@ impl Storage for Remote {
     }
 
     fn newest(&self, folder: &str) -> Result<Option<Vec<String>>> {
-        if self.live()?.client.pages.is_none() {
+        if !self.lists() {
             return Ok(None);
         }
-        add(&self.counters().lists, 1);
-        let prefix = format!("{}/", self.path(folder));
-        let names = self.ask("list", folder, |client, _| {
-            let prefix = prefix.clone();
-            async move {
-                let options = PaginatedListOptions { max_keys: Some(FIRST_NAMES), ..PaginatedListOptions::default() };
-                match &client.pages {
-                    Some(pages) => Ok(pages.list_paginated(Some(&prefix), options).await?.result.objects),
-                    None => Ok(Vec::new()),
-                }
-            }
-        })?;
+        add(&self.told.counters.lists, 1);
+        let names = self.first_objects(folder, Some(&format!("{}/", self.path(folder))))?;
         Ok(Some(names.iter().filter_map(|object| object.location.filename().map(str::to_owned)).collect()))
     }
 
@@ -567,18 +538,13 @@ impl Storage for Remote {
         let mut random = [0u8; 8];
         getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("no random numbers: {error}")))?;
         let probe = format!("probe-{:016x}", u64::from_le_bytes(random));
-        let first = self.create_surely(&probe);
-        let second = first.as_ref().map_or(Ok(Created::Unknown), |_| self.create(&probe, b"penstock"));
-        let third = match second {
-            Ok(Created::Unknown) if first.is_ok() => self.create_surely(&probe).map(|_| Created::Exists),
-            other => other,
-        };
+        let answer = create_certainly(self, &probe, b"penstock").and_then(|_| create_certainly(self, &probe, b"penstock"));
         let _ = self.delete(&probe); // What was found out stands; a probe that stays does no harm.
-        let why = match (first, third) {
-            (Ok(Created::Created), Ok(Created::Exists)) => return Ok(()),
-            (Ok(_), Ok(_)) => "a create-only put did not refuse to overwrite".to_owned(),
-            (Err(error), _) | (_, Err(error)) if error.kind() == Kind::Unsupported => error.message().to_owned(),
-            (Err(error), _) | (_, Err(error)) => return Err(error),
+        let why = match answer {
+            Ok(Created::Exists) => return Ok(()),
+            Ok(_) => "a create-only put did not refuse to overwrite".to_owned(),
+            Err(error) if error.kind() == Kind::Unsupported => error.message().to_owned(),
+            Err(error) => return Err(error),
         };
         Err(Error::new("unsupported-storage", format!("cannot create dataset `{}`: {why}", self.place.uri))
             .hint("two writers could overwrite each other's commits there; choose a store with conditional puts (If-None-Match)"))
