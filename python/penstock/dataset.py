@@ -19,7 +19,7 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
 from penstock.schema import Schema, from_json, to_json
-from penstock.values import container
+from penstock.values import rows_of
 from penstock.view import View
 
 
@@ -246,8 +246,8 @@ def _size(value: Any) -> int:
             return os.stat(value).st_size
         return 0
     nbytes = getattr(value, "nbytes", None)
-    if isinstance(nbytes, int):
-        return nbytes
+    if isinstance(nbytes, int | np.integer):
+        return int(nbytes)
     if hasattr(value, "mode") and hasattr(value, "size") and isinstance(value.size, tuple):
         return 4 * int(np.prod(value.size))
     return (
@@ -347,10 +347,10 @@ class Transaction:
                 hint=f"columns: {', '.join(self._schema)}",
             )
         with _naming(name):
-            return container(values)
+            return rows_of(values)
 
     def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> None:
-        """Append rows start…end of columns that `container` has made, in one call of the core: all of them, or none."""
+        """Append rows start…end of columns that `rows_of` has made, in one call of the core: all of them, or none."""
         prepared = {}
         for name, values in ready.items():
             with _naming(name):

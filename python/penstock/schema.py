@@ -23,6 +23,7 @@ from penstock.values import (
     items_of,
     numpy_dtype,
     pictures,
+    pulled,
     ragged,
 )  # fmt: skip
 
@@ -162,13 +163,19 @@ class Tensor(ColumnType):
     """An n-dimensional array a sample; None stands for a free dimension.
 
     Shapes: all fixed → batches are (N, *shape) arrays; some free → `Ragged`. No fixed dimension may be 0.
+    Samples of 8 MiB and more are stored as tiles of about 64 KiB, so that `ds["volume"][7, 0:64, 10:20]` reads little more than
+    what it gives; `tile`, one side a dimension, sets their shape for samples of any size. Large samples may be given as anything
+    that has shape and dtype and reads its parts (np.memmap, h5py, Zarr, TensorStore): they are never held as a whole.
 
     >>> Tensor((None, 4), "float32").shape
     (None, 4)
+    >>> Tensor((300, 1080, 1920, 3), "uint8", tile=(1, 270, 480, 3)).tile
+    (1, 270, 480, 3)
     """
 
     shape: tuple[int | None, ...]
     dtype: str
+    tile: tuple[int, ...] | None = None
     type = "tensor"
 
     def __post_init__(self) -> None:
@@ -177,12 +184,25 @@ class Tensor(ColumnType):
             if size is not None and (isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0):
                 raise InvalidInputError(f"dimension {size!r}, expected a whole number or None", code="invalid-schema")
         object.__setattr__(self, "shape", tuple(None if size is None else int(size) for size in sizes))
+        if self.tile is not None:
+            sides = tuple(self.tile)
+            if len(sides) != len(sizes) or any(
+                isinstance(side, bool) or not isinstance(side, int | np.integer) or side < 1 for side in sides
+            ):
+                raise InvalidInputError(
+                    f"tile={self.tile!r}, expected a whole number above 0 for each of {len(sizes)} dimensions", code="invalid-schema"
+                )
+            object.__setattr__(self, "tile", tuple(int(side) for side in sides))
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
 
     def spec(self) -> dict[str, Any]:
-        return {**super().spec(), "dtype": self.dtype, "shape": list(self.shape)}
+        spec = {**super().spec(), "dtype": self.dtype, "shape": list(self.shape)}
+        return spec if self.tile is None else {**spec, "tile": list(self.tile)}
 
     def prepare(self, values: Any) -> Prepared:
+        large = pulled(values, self.shape, self.dtype, self.tile)
+        if large is not None:
+            return large
         if None in self.shape:
             return ragged(values, self.shape, self.dtype)
         return dense(values, tuple(size for size in self.shape if size is not None), self.dtype)

@@ -6,6 +6,7 @@ Called by the column types of `schema.py`. Every refusal is an InvalidInputError
 from __future__ import annotations
 
 import datetime
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,6 +18,8 @@ import numpy.typing as npt
 from penstock.errors import InvalidInputError
 
 Prepared = tuple[Any, ...]
+# Tensors of this size are tiled, and never held as a whole.
+TILED_BYTES = 8 << 20
 Array = npt.NDArray[Any]
 
 DTYPES = (
@@ -58,8 +61,53 @@ def is_arrow(values: Any) -> bool:
     return type(values).__module__.partition(".")[0] == "pyarrow" and hasattr(values, "null_count")
 
 
+class Rows:
+    """Samples of something that reads its own parts, an h5py or Zarr array for instance: sliced without reading."""
+
+    def __init__(self, source: Any, start: int, end: int) -> None:
+        self.source, self.start, self.end = source, start, end
+        self.shape: tuple[int, ...] = (end - start, *map(int, source.shape[1:]))
+        self.dtype = numpy_dtype_of(source)
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def __getitem__(self, key: slice) -> Rows:
+        start, end, _ = key.indices(len(self))
+        return Rows(self.source, self.start + start, self.start + max(start, end))
+
+    def read(self) -> Array:
+        return np.asarray(self.source[self.start : self.end])
+
+    def part(self, row: int, window: tuple[slice, ...]) -> Any:
+        return self.source[(self.start + row, *window)]
+
+
+def numpy_dtype_of(source: Any) -> np.dtype[Any]:
+    """Give the dtype of an array-like; TensorStore has one of its own."""
+    return np.dtype(getattr(source.dtype, "numpy_dtype", source.dtype))
+
+
+def reads_its_parts(value: Any) -> bool:
+    """Tell whether this is an array that is no NumPy array but gives parts of itself as one."""
+    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "detach") or hasattr(value, "isna") or is_arrow(value):
+        return False
+    return bool(hasattr(value, "__getitem__") and hasattr(value, "dtype") and getattr(value, "shape", ()) != ())
+
+
 def container(values: Any) -> Any:
     """Make a NumPy array, a list, or a pyarrow array of anything that holds one value a sample; each can be sliced."""
+    values = rows_of(values)
+    return values.read() if isinstance(values, Rows) else values
+
+
+def rows_of(values: Any) -> Any:
+    """Make a container that can be sliced; one that reads its own parts is not read yet."""
+    if isinstance(values, Rows):
+        return values
+    if reads_its_parts(values):
+        return Rows(values, 0, int(values.shape[0]))
     if isinstance(values, list) or is_arrow(values):
         return values
     if isinstance(values, str | bytes | bytearray | memoryview | Mapping) or (hasattr(values, "iloc") and hasattr(values, "columns")):
@@ -189,6 +237,58 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
             raise fail(f"row {first_row(missing)} holds NaT, which only a scalar can be", first_row(missing))
         validity = ~missing if validity is None else validity & ~missing
     return fixed(cast(values, dtype), validity)
+
+
+def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[int, ...] | None) -> Prepared | None:
+    """Prepare samples that are too large to be held: the core asks for the windows it writes. Nothing for small ones."""
+    values = from_torch(values) if hasattr(values, "detach") else values
+    wanted = numpy_dtype(dtype)
+
+    def large(sizes: tuple[int, ...]) -> bool:
+        return tile is not None or math.prod(sizes) * wanted.itemsize >= TILED_BYTES
+
+    def large_ones(items: list[Any]) -> bool:
+        sizes = tuple(size for size in shape if size is not None)
+        if len(sizes) == len(shape):
+            return large(sizes)
+        return any(large(item.shape) for item in items if hasattr(item, "dtype") and hasattr(item, "shape"))
+
+    if isinstance(values, np.ndarray | Rows) and not isinstance(values, np.ma.MaskedArray) and values.dtype.kind != "O":
+        if len(values.shape) < 2 or len(values) == 0 or not large(values.shape[1:]):
+            return None
+        items: list[Any] = [values] * len(values)
+        shapes = [tuple(map(int, values.shape[1:]))] * len(values)
+        validity = None
+    elif isinstance(values, list) and large_ones(values):
+        items = [None if is_null(value) else source_of(value, row, shape, dtype) for row, value in enumerate(values)]
+        shapes = [() if item is None else tuple(map(int, item.shape)) for item in items]
+        validity = np.array([item is not None for item in items], dtype=bool)
+    else:
+        return None
+    for row, (item, sizes) in enumerate(zip(items, shapes, strict=True)):
+        if item is not None:
+            if len(sizes) != len(shape) or any(size is not None and size != found for size, found in zip(shape, sizes, strict=True)):
+                raise fail(f"row {row} has the shape {sizes}, expected {shape}", row)
+            cast(np.zeros(1, numpy_dtype_of(item)), dtype, row)  # Raises for a kind that does not fit.
+
+    def pull(row: int, window: list[tuple[int, int]]) -> Array:
+        item, part = items[row], tuple(slice(low, high) for low, high in window)
+        found = item.part(row, part) if isinstance(item, Rows) else item[(row, *part)] if item is values else item[part]
+        array = cast(np.asarray(found), dtype, row)
+        if array.shape != tuple(high - low for low, high in window):
+            raise fail(f"row {row} gave an array of the shape {array.shape} for {window}", row)
+        if array.dtype.kind == "M" and np.isnat(array).any():
+            raise fail(f"row {row} holds NaT, which only a scalar can be", row)
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+    return ("pulled", pull, [list(sizes) for sizes in shapes], validity)
+
+
+def source_of(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -> Any:
+    """Give one sample as something that has a shape and a dtype and can be sliced."""
+    if isinstance(value, np.ma.MaskedArray) or not (hasattr(value, "dtype") and hasattr(value, "shape")):
+        return one_array(value, row, shape, dtype)
+    return from_torch(value) if hasattr(value, "detach") else value
 
 
 def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError, UnsupportedError
-from penstock.schema import Schema, from_json
+from penstock.schema import Schema, Tensor, from_json
 
 Batch = dict[str, Any]
 _INT64 = np.dtype(np.int64)
@@ -231,6 +231,59 @@ def unwrap(values: Any, index: int = 0) -> Any:
     return value
 
 
+def window_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[int, int]], tuple[Any, ...]]:
+    """Find the smallest window that holds what NumPy would give for this key, and the key that picks it from the window.
+
+    >>> window_of((3, slice(10, 2, -4)), (5, 20, 7))
+    ([(3, 4), (6, 11), (0, 7)], (0, slice(4, None, -4)))
+    """
+    named = sum(part is not None and part is not Ellipsis for part in key)
+    window: list[tuple[int, int]] = []
+    inner: list[Any] = []
+    for part in key:
+        if part is None or part is Ellipsis:
+            inner.append(part)
+            if part is Ellipsis:
+                window += [(0, size) for size in shape[len(window) : len(window) + len(shape) - named]]
+            continue
+        if len(window) == len(shape):
+            raise OutOfRangeError(f"cannot read {key}: more indices than the {len(shape)} dimensions of the sample", rows=[])
+        size = shape[len(window)]
+        low, high, within = _along(part, size)
+        window.append((low, high))
+        inner.append(within)
+    window += [(0, size) for size in shape[len(window) :]]
+    return window, tuple(inner)
+
+
+def _along(part: Any, size: int) -> tuple[int, int, Any]:
+    """Range of one dimension that an index needs, and the index inside that range."""
+    if isinstance(part, slice):
+        chosen = range(size)[part]
+        if not chosen:
+            return 0, 0, slice(0, 0)
+        low, high = min(chosen[0], chosen[-1]), max(chosen[0], chosen[-1]) + 1
+        return low, high, slice(None, None, chosen.step) if chosen.step > 0 else slice(chosen[0] - low, None, chosen.step)
+    try:
+        index = operator.index(part)
+    except TypeError:
+        chosen_ones = np.asarray(part)
+        if chosen_ones.dtype == bool or chosen_ones.ndim != 1 or chosen_ones.size == 0:
+            return 0, size, part  # NumPy says what is wrong with it, or that nothing is.
+        bad = (chosen_ones < -size) | (chosen_ones >= size)
+        if chosen_ones.dtype.kind not in "iu" or bad.any():
+            raise _outside(chosen_ones[bad][0] if bad.any() else part, size) from None
+        ones = np.where(chosen_ones < 0, chosen_ones + size, chosen_ones)
+        return int(ones.min()), int(ones.max()) + 1, ones - ones.min()
+    if not -size <= index < size:
+        raise _outside(index, size)
+    return index % size, index % size + 1, 0
+
+
+def _outside(index: Any, size: int) -> OutOfRangeError:
+    return OutOfRangeError(f"cannot read index {index}: the dimension has {size} elements", rows=[])
+
+
 class Column:
     """One column of a view, with the indexing of the view: `ds["image"][5]`, `ds["label"][:]`, `ds["volume"][7, 0:64, 10]`."""
 
@@ -247,11 +300,7 @@ class Column:
         """Read values; a tuple is a sample's position (or several) and a slice of its tensor. Cost: as `take` of this column."""
         view = self._view._view
         if isinstance(key, tuple):
-            values = self[key[0]]
-            if isinstance(key[0], int | np.integer):
-                return None if values is None else values[key[1:]]
-            each = (unwrap(values, index) for index in range(len(values)))
-            return [None if value is None else value[key[1:]] for value in each]
+            return self._parts(key[0], key[1:])
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             which: Any = (start, max(start, stop)) if step == 1 else np.arange(start, stop, step, dtype=np.int64)
@@ -260,6 +309,28 @@ class Column:
         if position is None:
             return view.take(positions_of(key, len(self)), [self.name])[self.name]
         return unwrap(view.take(np.array([position], dtype=np.int64), [self.name])[self.name])
+
+    def _parts(self, which: Any, key: tuple[Any, ...]) -> Any:
+        """Read a part of one sample, or of each of several: of tiled samples no more than the tiles that hold it."""
+        position = one_position(which) if not isinstance(which, slice) else None
+        if isinstance(which, slice):
+            positions = np.arange(len(self), dtype=np.int64)[which]
+        else:
+            positions = positions_of(which if position is None else [position], len(self))
+        kind = self._view.schema.get(self.name)
+        shapes = self._view._view.shapes(positions.tolist(), self.name) if isinstance(kind, Tensor) else None
+        if shapes is None:
+            values = self[positions]
+            each = [unwrap(values, index) for index in range(len(values))]
+            parts = [None if value is None else value[key] for value in each]
+        else:
+            windows = [([], ()) if shape is None else window_of(key, shape) for shape in shapes]
+            there = [index for index, shape in enumerate(shapes) if shape is not None]
+            read = self._view._view.windows(positions[there].tolist(), self.name, [windows[index][0] for index in there])
+            parts = [None] * len(shapes)
+            for index, array in zip(there, read, strict=True):
+                parts[index] = array[windows[index][1]]
+        return parts if position is None else parts[0]
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), 256):

@@ -48,6 +48,7 @@ pub struct Machine {
     transaction: Transaction,
     own: Vec<Delta>,
     columns: Vec<u64>,
+    features: u64,
     gc_epoch: u64,
     parent: Option<Box<LogEntry>>,
     words: Vec<(u64, u64)>,
@@ -58,9 +59,21 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// `own` carries provisional row ids; `gc_epoch` is that of the snapshot the transaction began at.
-    pub fn new(transaction: Transaction, own: Vec<Delta>, columns: Vec<u64>, gc_epoch: u64) -> Machine {
-        Machine { transaction, own, columns, gc_epoch, parent: None, words: Vec::new(), now_us: 0, sent: None, uncertain: 0, rebases: 0 }
+    /// `own` carries provisional row ids; `features` are the bits that reading it takes; `gc_epoch` is that of the snapshot the transaction began at.
+    pub fn new(transaction: Transaction, own: Vec<Delta>, columns: Vec<u64>, features: u64, gc_epoch: u64) -> Machine {
+        Machine {
+            transaction,
+            own,
+            columns,
+            features,
+            gc_epoch,
+            parent: None,
+            words: Vec::new(),
+            now_us: 0,
+            sent: None,
+            uncertain: 0,
+            rebases: 0,
+        }
     }
 
     pub fn uuid(&self) -> Id {
@@ -157,8 +170,8 @@ impl Machine {
             dataset: before.dataset,
             branch: before.branch,
             number: before.number + 1,
-            features_read: before.features_read,
-            features_write: before.features_write,
+            features_read: before.features_read | self.features,
+            features_write: before.features_write | self.features,
             features_ignorable: before.features_ignorable,
             time_us: self.now_us.max(before.time_us + 1),
             gc_epoch: before.gc_epoch,

@@ -30,8 +30,8 @@ impl<K> quick_cache::Weighter<K, Bytes> for ByLength {
     }
 }
 
-/// A decoded block: data file, chunk, block.
-pub type BlockKey = (Id, u32, u32);
+/// A decoded block: data file, chunk, block; and which checksum unit of it, or `u32::MAX` for all.
+pub type BlockKey = (Id, u32, u32, u32);
 
 /// Files are counted; those that are not mapped also hold memory.
 #[derive(Clone)]
@@ -102,14 +102,17 @@ impl Context {
 
     /// A data file, its tail verified.
     pub fn file(&self, file: &FileRef, samples: u64) -> Result<Arc<DataFile>> {
-        self.caches.get().files.get_or_insert_with(&file.id, || {
-            let storage = self.storage.as_ref();
-            if storage.mapped() {
-                return Ok(Arc::new(DataFile::open(storage, file, samples)?));
-            }
-            let pieces = storage.fetch(vec![fetch::tail_range(file)]).into_iter().next().unwrap_or_else(|| Ok(Vec::new()))?;
-            Ok(Arc::new(fetch::open(file, samples, pieces)?))
-        })
+        self.caches.get().files.get_or_insert_with(&file.id, || Ok(Arc::new(self.open_file(file, samples)?)))
+    }
+
+    /// The same, read anew.
+    pub fn open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {
+        let storage = self.storage.as_ref();
+        if storage.mapped() {
+            return DataFile::open(storage, file, samples);
+        }
+        let pieces = storage.fetch(vec![fetch::tail_range(file)]).into_iter().next().unwrap_or_else(|| Ok(Vec::new()))?;
+        fetch::open(file, samples, pieces)
     }
 
     pub fn has_file(&self, file: Id) -> bool {

@@ -12,7 +12,7 @@ use penstock_format::manifest::FileRef;
 use penstock_format::{Id, crc};
 use penstock_storage::Storage;
 
-use crate::context::Context;
+use crate::context::{BlockKey, Context};
 use crate::fetch::Fetched;
 
 pub struct DataFile {
@@ -102,15 +102,20 @@ impl DataFile {
         if entry.first_unit.is_none() && done(block) {
             return Ok(()); // One unit a block, and it was verified: the common case.
         }
-        let (first, count) = entry.units_of(block);
-        (0..count).filter(|unit| !done(first + unit)).try_for_each(|unit| self.verify_unit(chunk, block, unit, first + unit))
+        self.verify_units(chunk, block, 0..entry.units_of(block).1)
+    }
+
+    /// Verify some of the checksum units of a block, but for those that this process has verified before.
+    pub fn verify_units(&self, chunk: usize, block: usize, mut units: std::ops::Range<usize>) -> Result<()> {
+        let first = self.tail.chunks[chunk].units_of(block).0;
+        let done = |unit: usize| self.verified[chunk][unit / 64].load(Relaxed) >> (unit % 64) & 1 == 1;
+        units.try_for_each(|unit| if done(first + unit) { Ok(()) } else { self.verify_unit(chunk, block, unit, first + unit) })
     }
 
     #[cold]
     fn verify_unit(&self, chunk: usize, block: usize, unit: usize, index: usize) -> Result<()> {
-        let entry = &self.tail.chunks[chunk];
-        let offset = entry.offset.get(block) as usize;
-        self.check_unit(chunk, block, unit, index, &self.map[offset..offset + entry.stored_bytes.get(block) as usize])?;
+        let (begin, end) = self.unit(chunk, block, unit);
+        self.check_unit(chunk, block, unit, index, &self.map[begin as usize..end as usize])?;
         let before = self.verified[chunk][index / 64].fetch_or(1 << (index % 64), Relaxed);
         if before >> (index % 64) & 1 == 0 {
             self.unverified[chunk].fetch_sub(1, Relaxed);
@@ -118,47 +123,61 @@ impl DataFile {
         Ok(())
     }
 
-    /// Hold unit `unit` of the stored bytes of a block to its checksum, the chunk's number `index`.
-    fn check_unit(&self, chunk: usize, block: usize, unit: usize, index: usize, stored: &[u8]) -> Result<()> {
+    /// Where a checksum unit of a block lies in the file.
+    pub fn unit(&self, chunk: usize, block: usize, unit: usize) -> (u64, u64) {
         let entry = &self.tail.chunks[chunk];
-        let begin = unit * UNIT_BYTES as usize;
-        let end = (begin + UNIT_BYTES as usize).min(stored.len());
-        let found = crc(&stored[begin..end]);
-        let expected = entry.crcs.get(index) as u32;
+        let (offset, at) = (entry.offset.get(block), unit as u64 * UNIT_BYTES);
+        (offset + at, offset + (at + UNIT_BYTES).min(entry.stored_bytes.get(block)))
+    }
+
+    /// Hold the bytes of unit `unit` of a block to their checksum, the chunk's number `index`.
+    fn check_unit(&self, chunk: usize, block: usize, unit: usize, index: usize, bytes: &[u8]) -> Result<()> {
+        let found = crc(bytes);
+        let expected = self.tail.chunks[chunk].crcs.get(index) as u32;
         if found != expected {
-            let offset = entry.offset.get(block) as usize;
+            let (begin, end) = self.unit(chunk, block, unit);
             let text = format!(
-                "cannot read block {block}: crc32c {found:#010x}, expected {expected:#010x} (data file `{}`, bytes {}..{})",
+                "cannot read block {block}: crc32c {found:#010x}, expected {expected:#010x} (data file `{}`, bytes {begin}..{end})",
                 data_name(self.id),
-                offset + begin,
-                offset + end
             );
             return Err(Error::new("block-checksum", text).hint("run `penstock verify`; restore the file from a copy"));
         }
         Ok(())
     }
 
-    /// Verify all of a block that was fetched.
-    pub fn verify_stored(&self, chunk: usize, block: usize, stored: &[u8]) -> Result<()> {
+    /// Verify all of a block that was fetched, or one unit of it.
+    pub fn verify_stored(&self, chunk: usize, block: usize, unit: Option<usize>, stored: &[u8]) -> Result<()> {
         let (first, count) = self.tail.chunks[chunk].units_of(block);
-        (0..count).try_for_each(|unit| self.check_unit(chunk, block, unit, first + unit, stored))
+        match unit {
+            Some(unit) => self.check_unit(chunk, block, unit, first + unit, stored),
+            None => {
+                let mut units = stored.chunks(UNIT_BYTES as usize).chain(std::iter::repeat(&[][..]));
+                (0..count).try_for_each(|unit| self.check_unit(chunk, block, unit, first + unit, units.next().unwrap_or_default()))
+            }
+        }
     }
 
     /// Where sample 0 of a chunk begins, if its samples of `cell` bytes lie back to back and all of them are verified:
     /// then sample i is at `begin + i · cell`, and there is nothing left to check.
     pub fn plain(&self, chunk: usize, cell: usize) -> Option<usize> {
         let entry = &self.tail.chunks[chunk];
-        let back_to_back = entry.rows_per_block > 0
+        let back_to_back = entry.layout == Layout::Fixed
+            && entry.rows_per_block > 0
             && entry.raw_bytes.is_none()
             && entry.validity.is_none()
             && entry.offset.is_line_of(entry.rows_per_block * cell as u64);
         (!self.ranged && back_to_back && self.unverified[chunk].load(Relaxed) == 0).then(|| entry.offset.get(0) as usize)
     }
 
+    /// The name of a decoded block in caches, or of one checksum unit of it.
+    pub fn key(&self, chunk: usize, block: usize, unit: Option<usize>) -> BlockKey {
+        (self.id, chunk as u32, block as u32, unit.map_or(u32::MAX, |unit| unit as u32))
+    }
+
     /// Where a decoded block is: a buffer and a range in it. Uncompressed blocks of a map are the map itself.
     #[inline]
     pub fn block(&self, context: &Context, fetched: &Fetched, chunk: usize, block: usize) -> Result<Decoded> {
-        let key = (self.id, chunk as u32, block as u32);
+        let key = self.key(chunk, block, None);
         if self.ranged {
             return fetched.get(key).map(Decoded::Owned);
         }

@@ -1,11 +1,13 @@
 //! Cut the waiting samples of a column into blocks and encode them, many at once.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use penstock_codec::block::{lz4_encode, zstd_encode};
 use penstock_error::Result;
 use penstock_format::crc;
-use penstock_format::datafile::{BLOCK_BYTES, Codec, Layout, PAGE_ALIGNED_BYTES, SINGLE_BYTES, UNIT_BYTES, write_packed};
+use penstock_format::datafile::{BLOCK_BYTES, Codec, Layout, PAGE_ALIGNED_BYTES, SINGLE_BYTES, TILED_BYTES, UNIT_BYTES, write_packed};
+use penstock_tensor::window::{Grid, elements, runs};
 use penstock_tensor::{Column, Dtype, Ragged, Shape};
 
 use crate::parallel;
@@ -21,8 +23,21 @@ pub struct Style {
 }
 
 impl Style {
+    /// Samples as tiles.
+    pub fn tiled(codec: Codec) -> Style {
+        Style { layout: Layout::Tiled, codec, rows_per_block: 1, align: 64 }
+    }
+
+    /// Whether samples of this mean size are tiled by themselves.
+    pub fn tiles(dtype: Dtype, shape: &Shape, mean_bytes: u64) -> bool {
+        dtype != Dtype::Bytes && !shape.0.is_empty() && mean_bytes >= TILED_BYTES
+    }
+
     /// Choose by the mean size of a sample. Source: spec section 6.
     pub fn choose(dtype: Dtype, shape: &Shape, codec: Codec, mean_bytes: u64) -> Result<Style> {
+        if Style::tiles(dtype, shape, mean_bytes) {
+            return Ok(Style::tiled(codec));
+        }
         if shape.is_fixed() {
             let cell = shape.fixed_bytes(dtype)?;
             let packed = cell < SINGLE_BYTES || (codec != Codec::None && cell < BLOCK_BYTES as u64);
@@ -86,16 +101,40 @@ pub fn encode<'a>(column: &'a Column, style: &Style, dtype: Dtype, shape: &Shape
     let cuts = cut(column, style, shape, dtype);
     let blocks = parallel::map(cuts.len() - 1, column.value_bytes(), |block| {
         let (first, end) = (cuts[block], cuts[block + 1]);
-        let raw = raw_block(column, style, dtype, shape, first, end);
-        let raw_bytes = raw.len() as u64;
-        let stored = match style.codec {
-            Codec::None => raw,
-            _ if raw.is_empty() => raw,
-            Codec::Lz4 => Cow::Owned(lz4_encode(&raw)),
-            Codec::Zstd => Cow::Owned(zstd_encode(&raw)?),
+        encode_block(raw_block(column, style, dtype, shape, first, end), style.codec, (end - first) as u64)
+    })?;
+    blocks.into_iter().collect()
+}
+
+fn encode_block(raw: Cow<'_, [u8]>, codec: Codec, rows: u64) -> Result<Encoded<'_>> {
+    let raw_bytes = raw.len() as u64;
+    let stored = match codec {
+        Codec::None => raw,
+        _ if raw.is_empty() => raw,
+        Codec::Lz4 => Cow::Owned(lz4_encode(&raw)),
+        Codec::Zstd => Cow::Owned(zstd_encode(&raw)?),
+    };
+    let crcs = stored.chunks(UNIT_BYTES as usize).map(crc).collect();
+    Ok(Encoded { rows, stored, raw_bytes, crcs })
+}
+
+/// Encode the tiles of a slab, in order. Tiles that lie in one piece there and need no codec borrow from it.
+pub fn encode_tiles<'a>(grid: &Grid, slab: &[Range<u64>], bytes: &'a [u8], codec: Codec, size: usize) -> Result<Vec<Encoded<'a>>> {
+    let tiles = grid.meeting(slab);
+    let blocks = parallel::map(tiles.len(), bytes.len(), |index| {
+        let tile = grid.tile(tiles[index]);
+        let length = elements(&tile).unwrap_or(0) as usize * size;
+        let mut in_one = None;
+        runs(slab, &tile, size, |from, _, bytes| in_one = (bytes == length).then_some(from));
+        let raw = match in_one {
+            Some(begin) => Cow::Borrowed(&bytes[begin..begin + length]),
+            None => {
+                let mut raw = vec![0; length];
+                runs(slab, &tile, size, |from, to, count| raw[to..to + count].copy_from_slice(&bytes[from..from + count]));
+                Cow::Owned(raw)
+            }
         };
-        let crcs = stored.chunks(UNIT_BYTES as usize).map(crc).collect();
-        Ok(Encoded { rows: (end - first) as u64, stored, raw_bytes, crcs })
+        encode_block(raw, codec, 0)
     })?;
     blocks.into_iter().collect()
 }
@@ -108,6 +147,7 @@ fn raw_block<'a>(column: &'a Column, style: &Style, dtype: Dtype, shape: &Shape,
         }
         Column::Ragged(ragged) if style.layout == Layout::Packed => Cow::Owned(pack(ragged, dtype, shape, first, end)),
         Column::Ragged(ragged) => Cow::Borrowed(ragged.value(first)),
+        Column::Pulled(_) => Cow::Borrowed(&[]), // Always tiled.
     }
 }
 

@@ -1,12 +1,12 @@
 //! Reading without a map: what all columns of a take need is found out first, then asked for at once (docs/design/0004-stores.md).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
-use penstock_format::datafile::FOOTER_BYTES;
+use penstock_format::datafile::{FOOTER_BYTES, Layout};
 use penstock_format::ids::data_name;
 use penstock_format::manifest::FileRef;
 use penstock_format::schema::ColumnSpec;
@@ -36,17 +36,38 @@ impl Fetched {
             None => Err(Error::new("internal", format!("block {} of data file `{}` was not fetched", key.2, data_name(key.0)))),
         }
     }
+
+    /// Whether it is here already, or in the cache, and here from now on.
+    fn found(&mut self, context: &Context, key: BlockKey) -> bool {
+        if self.0.contains_key(&key) {
+            return true;
+        }
+        let cached = context.cached_block(key);
+        cached.is_some_and(|block| self.0.insert(key, Ok(block)).is_none())
+    }
 }
 
-/// A block that is not at hand.
+/// A block, or a checksum unit of an uncompressed one, that is not at hand.
 #[derive(Clone)]
-struct Wanted {
-    key: BlockKey,
-    file: Arc<DataFile>,
-    chunk: usize,
-    block: usize,
+pub struct Wanted {
+    pub key: BlockKey,
+    pub file: Arc<DataFile>,
+    pub chunk: usize,
+    pub block: usize,
+    pub unit: Option<usize>,
     offset: u64,
     bytes: u64,
+}
+
+impl Wanted {
+    pub fn new(file: &Arc<DataFile>, chunk: usize, block: usize, unit: Option<usize>) -> Wanted {
+        let entry = &file.tail.chunks[chunk];
+        let (offset, end) = match unit {
+            Some(unit) => file.unit(chunk, block, unit),
+            None => (entry.offset.get(block), entry.offset.get(block) + entry.stored_bytes.get(block)),
+        };
+        Wanted { key: file.key(chunk, block, unit), file: file.clone(), chunk, block, unit, offset, bytes: end - offset }
+    }
 }
 
 impl Snapshot {
@@ -57,24 +78,45 @@ impl Snapshot {
             return Ok(());
         }
         self.open_files(plan, columns)?;
-        let mut fetched = HashMap::new();
-        let wanted = Arc::new(self.wanted(plan, columns, &mut fetched));
-        let failed = self.fetch_blocks(&wanted, &mut fetched)?;
+        let mut fetched = Fetched::default();
+        let wanted = self.wanted(plan, columns, &mut fetched);
+        // A take that would fill half of the cache is not kept in it.
+        let cached = wanted.iter().map(|wanted| wanted.bytes).sum::<u64>() <= Context::block_cache_bytes() / 2;
+        self.fetch_wanted(wanted, cached, &mut fetched)?;
+        plan.fetched = fetched;
+        Ok(())
+    }
+
+    /// Fetch, verify and decode what is wanted; its readers find in `fetched` what could not be had.
+    fn fetch_wanted(&self, mut wanted: Vec<Wanted>, cached: bool, fetched: &mut Fetched) -> Result<()> {
+        wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
+        let wanted = Arc::new(wanted);
+        let failed = self.fetch_blocks(&wanted, cached, fetched)?;
         // A byte may have been spoilt on its way: whoever does not match is asked for once more.
         let again = wanted.iter().filter(|wanted| failed.contains(&wanted.key)).cloned().collect();
-        self.fetch_blocks(&Arc::new(again), &mut fetched)?;
-        plan.fetched = Fetched(fetched);
+        self.fetch_blocks(&Arc::new(again), cached, fetched)?;
         Ok(())
+    }
+
+    /// The same for units of tiles, but for those in the cache.
+    pub fn fetch_tiles(&self, wanted: impl Iterator<Item = Wanted>, cached: bool) -> Result<Fetched> {
+        let mut fetched = Fetched::default();
+        let mut seen = HashSet::new();
+        let missing = wanted.filter(|wanted| seen.insert(wanted.key) && !fetched.found(&self.context, wanted.key)).collect();
+        self.fetch_wanted(missing, cached, &mut fetched)?;
+        Ok(fetched)
     }
 
     /// The ranges that `fetch` would ask for now, once tails are open.
     pub fn ranges(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<Vec<RangeRequest>> {
         self.open_files(plan, columns)?;
-        Ok(plan_ranges(&self.wanted(plan, columns, &mut HashMap::new()), self.context.storage.range_bytes()).1)
+        let mut wanted = self.wanted(plan, columns, &mut Fetched::default());
+        wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
+        Ok(plan_ranges(&wanted, self.context.storage.range_bytes()).1)
     }
 
     /// Open the data files of a plan side by side. One that is damaged is left to the column that reads it.
-    fn open_files(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<()> {
+    pub fn open_files(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<()> {
         let mut missing: Vec<(&FileRef, u64)> = Vec::new();
         for group in &plan.groups {
             let fragment = group.fragment();
@@ -96,46 +138,38 @@ impl Snapshot {
         Ok(())
     }
 
-    /// The blocks that are needed and not in the cache; those that are go to `fetched`.
-    fn wanted(&self, plan: &Plan, columns: &[&ColumnSpec], fetched: &mut HashMap<BlockKey, Result<Bytes>>) -> Vec<Wanted> {
+    /// The blocks that are needed and not in the cache; those that are go to `fetched`. Tiles are read by `tiles`.
+    fn wanted(&self, plan: &Plan, columns: &[&ColumnSpec], fetched: &mut Fetched) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         for group in &plan.groups {
             for column in columns {
                 let Ok(Some(source)) = self.source(group, column) else { continue }; // Its reader tells why.
-                if !source.file.ranged {
+                let (entry, chunk) = (source.entry(), source.chunk);
+                if !source.file.ranged || entry.layout == Layout::Tiled {
                     continue;
                 }
-                let (entry, chunk) = (source.entry(), source.chunk);
                 let mut blocks: Vec<usize> =
                     source.rows.iter().filter(|(row, _)| entry.is_valid(*row)).map(|(row, _)| entry.locate(*row).0).collect();
                 blocks.sort_unstable();
                 blocks.dedup();
                 for block in blocks {
-                    let key = (source.file.id, chunk as u32, block as u32);
-                    if fetched.contains_key(&key) {
-                        continue;
+                    let block = Wanted::new(&source.file, chunk, block, None);
+                    if !fetched.found(&self.context, block.key) {
+                        wanted.push(block);
                     }
-                    if let Some(cached) = self.context.cached_block(key) {
-                        fetched.insert(key, Ok(cached));
-                        continue;
-                    }
-                    let (offset, bytes) = (entry.offset.get(block), entry.stored_bytes.get(block));
-                    wanted.push(Wanted { key, file: source.file.clone(), chunk, block, offset, bytes });
                 }
             }
         }
-        wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
         wanted
     }
 
     /// Fetch, verify and decode; gives the blocks whose bytes do not match.
-    fn fetch_blocks(&self, wanted: &Arc<Vec<Wanted>>, fetched: &mut HashMap<BlockKey, Result<Bytes>>) -> Result<Vec<BlockKey>> {
+    fn fetch_blocks(&self, wanted: &Arc<Vec<Wanted>>, cached: bool, fetched: &mut Fetched) -> Result<HashSet<BlockKey>> {
         if wanted.is_empty() {
-            return Ok(Vec::new());
+            return Ok(HashSet::new());
         }
         let (segments, mut ranges) = plan_ranges(wanted, self.context.storage.range_bytes());
-        // A take that would fill half of the cache is not kept in it, and may share the buffers of the network instead.
-        let cached = wanted.iter().map(|wanted| wanted.bytes).sum::<u64>() <= Context::block_cache_bytes() / 2;
+        // What is not kept may share the buffers of the network.
         ranges.iter_mut().for_each(|range| range.shared = !cached);
         // Which buffer was verified: of two answers to one request (hedging) either may come out.
         let verified: Arc<Vec<AtomicUsize>> = Arc::new(wanted.iter().map(|_| AtomicUsize::new(0)).collect());
@@ -144,7 +178,8 @@ impl Snapshot {
             move |range: usize, piece: usize, bytes: &Bytes| {
                 let index: usize = segments[range][piece];
                 let block = &wanted[index];
-                let good = bytes.len() as u64 == block.bytes && block.file.verify_stored(block.chunk, block.block, bytes).is_ok();
+                let good =
+                    bytes.len() as u64 == block.bytes && block.file.verify_stored(block.chunk, block.block, block.unit, bytes).is_ok();
                 verified[index].store(if good { bytes.as_ptr() as usize } else { 0 }, Relaxed);
             }
         };
@@ -161,20 +196,22 @@ impl Snapshot {
                 [whole] => whole.clone(),
                 several => several.concat().into(),
             };
-            let Wanted { file, chunk, block, .. } = &wanted[index];
+            let Wanted { file, chunk, block, unit, .. } = &wanted[index];
             if verified[index].load(Relaxed) != stored.as_ptr() as usize || stored.is_empty() {
-                file.verify_stored(*chunk, *block, &stored)?;
+                file.verify_stored(*chunk, *block, *unit, &stored)?;
             }
             file.decoded(*chunk, *block, stored)
         })?;
-        let mut failed = Vec::new();
+        let mut failed = HashSet::new();
         for (wanted, block) in wanted.iter().zip(blocks) {
             match &block {
                 Ok(bytes) if cached => self.context.cache_block(wanted.key, bytes.clone()),
                 Ok(_) => {}
-                Err(_) => failed.push(wanted.key),
+                Err(_) => {
+                    failed.insert(wanted.key);
+                }
             }
-            fetched.insert(wanted.key, block);
+            fetched.0.insert(wanted.key, block);
         }
         Ok(failed)
     }

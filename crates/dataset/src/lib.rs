@@ -17,6 +17,7 @@ mod parallel;
 mod plan;
 mod read;
 mod snapshot;
+mod tiles;
 mod transaction;
 mod values;
 mod verify;

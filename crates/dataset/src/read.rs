@@ -11,10 +11,12 @@ use penstock_format::datafile::{Chunk, Layout, Packed};
 use penstock_format::ids::data_name;
 use penstock_format::ints::unpack;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_tensor::window::elements;
 
 use crate::datafile::{DataFile, Decoded};
 use crate::plan::{Group, Plan};
 use crate::snapshot::Snapshot;
+use crate::tiles::{Targets, Tiles};
 
 /// Which values are null, in the order asked; none at all where the list is absent.
 pub type Nulls = Option<Vec<bool>>;
@@ -134,7 +136,7 @@ impl Snapshot {
         if source.file.expected_in_order.swap(in_order, Relaxed) != in_order {
             storage.will_read(map, in_order);
         }
-        if !in_order && entry.rows_per_block == 1 {
+        if !in_order && entry.rows_per_block == 1 && entry.layout != Layout::Tiled {
             for (row, _) in source.rows.iter() {
                 let bytes = entry.stored_bytes.get(*row as usize) as usize;
                 let begin = entry.offset.get(*row as usize) as usize;
@@ -146,7 +148,7 @@ impl Snapshot {
     }
 
     /// Run `read` for every group; a failing one names position and column.
-    fn each_source(
+    pub fn each_source(
         &self,
         plan: &Plan,
         column: &ColumnSpec,
@@ -164,14 +166,14 @@ impl Snapshot {
         Ok(())
     }
 
-    fn locate_error(&self, error: Error, plan: &Plan, column: &ColumnSpec, place: u32) -> Error {
+    pub fn locate_error(&self, error: Error, plan: &Plan, column: &ColumnSpec, place: u32) -> Error {
         let position = plan.positions.get(place as usize).copied().unwrap_or(0);
         error.context(format!("cannot read sample {position} of column `{}`", column.name)).rows(vec![place.into()])
     }
 
     /// Copy fixed-shape samples into `out`, which has `plan.len()` samples of equal size; nulls are zero bytes there.
     pub fn read_fixed(&self, plan: &Plan, column: &ColumnSpec, out: &mut [u8], on_corrupt: OnCorrupt) -> Result<Nulls> {
-        let mut nulls = None;
+        let (mut nulls, mut tiles) = (None, Tiles::default());
         let cell = if plan.is_empty() { 0 } else { out.len() / plan.len() };
         let lenient = on_corrupt == OnCorrupt::Null;
         self.each_source(plan, column, lenient, |source, rows| {
@@ -180,6 +182,15 @@ impl Snapshot {
                 return Ok(());
             };
             match source.entry().raw_bytes {
+                _ if source.entry().layout == Layout::Tiled => {
+                    for (row, place) in source.rows.iter() {
+                        match source.entry().is_valid(*row) {
+                            true => drop(tiles.add(source, (*row, *place), None)),
+                            false => set_null(&mut nulls, plan.len(), *place, &mut out[*place as usize * cell..][..cell]),
+                        }
+                    }
+                    Ok(())
+                }
                 None if let Some(begin) = source.file.plain(source.chunk, cell) => {
                     copy_plain(&source.file.map[begin..], &source.rows, cell, out);
                     Ok(())
@@ -188,6 +199,9 @@ impl Snapshot {
                 _ => self.copy_decoded(plan, source, cell, out, lenient, &mut nulls),
             }
         })?;
+        if !tiles.is_empty() {
+            self.read_tiles(plan, column, tiles, &mut Targets::Even { out, bytes: cell }, on_corrupt, &mut nulls)?;
+        }
         Ok(nulls)
     }
 
@@ -278,8 +292,19 @@ impl Snapshot {
             free_count,
         };
         let lenient = on_corrupt == OnCorrupt::Null;
+        let (mut tiles, mut buffers) = (Tiles::default(), Vec::<Vec<u8>>::new());
         self.each_source(plan, column, lenient, |source, _| {
             let Some(source) = source else { return Ok(()) };
+            if source.entry().layout == Layout::Tiled {
+                buffers.resize_with(plan.len(), Vec::new);
+                for (row, place) in source.rows.iter().filter(|(row, _)| source.entry().is_valid(*row)) {
+                    let window = tiles.add(source, (*row, *place), None);
+                    buffers[*place as usize] = vec![0; elements(window).unwrap_or(0) as usize * source.entry().dtype.size()];
+                    let sizes = source.entry().free.iter().map(|sizes| sizes.get(*row as usize));
+                    values.free[*place as usize * free_count..].iter_mut().zip(sizes).for_each(|(free, size)| *free = size);
+                }
+                return Ok(());
+            }
             let map = values.keep.len() as u32;
             values.keep.push(source.file.map.clone());
             let mut open = None;
@@ -294,6 +319,16 @@ impl Snapshot {
             }
             Ok(())
         })?;
+        if !tiles.is_empty() {
+            let (mut nulls, places) = (None, tiles.places());
+            let outs = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+            self.read_tiles(plan, column, tiles, &mut Targets::Each(outs), on_corrupt, &mut nulls)?;
+            for place in places.into_iter().filter(|place| nulls.as_ref().is_none_or(|nulls| !nulls[*place as usize])) {
+                let value = std::mem::take(&mut buffers[place as usize]);
+                values.slices[place as usize] = Slice { keep: values.keep.len() as u32, begin: 0, bytes: value.len() };
+                values.keep.push(value.into());
+            }
+        }
         Ok(values)
     }
 
@@ -458,7 +493,7 @@ fn prefetch(map: &[u8], offset: usize, bytes: usize) {
     }
 }
 
-fn set_null(nulls: &mut Nulls, count: usize, place: u32, target: &mut [u8]) {
+pub fn set_null(nulls: &mut Nulls, count: usize, place: u32, target: &mut [u8]) {
     nulls.get_or_insert_with(|| vec![false; count])[place as usize] = true;
     target.fill(0);
 }

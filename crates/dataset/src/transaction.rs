@@ -114,6 +114,8 @@ pub struct Transaction {
     /// Words of category columns that the base snapshot does not have, in order of first use.
     vocabularies: HashMap<u64, Vocabulary>,
     touched: HashSet<u64>,
+    /// Feature bits that reading what it wrote takes.
+    features: u64,
     /// Words, pages and roots written for this commit.
     puts: Vec<String>,
     /// The process it began in: in a forked child it is nobody's, and nothing of it may be deleted.
@@ -149,6 +151,7 @@ impl Transaction {
             samples: 0,
             vocabularies: HashMap::new(),
             touched: HashSet::new(),
+            features: 0,
             puts: Vec::new(),
             generation: process::generation(),
             state: State::Open,
@@ -220,7 +223,9 @@ impl Transaction {
 
     fn close_fragment(&mut self, writer: FragmentWriter) -> Result<()> {
         let first: u64 = self.fragments.iter().map(|fragment| fragment.samples).sum();
-        self.fragments.push(writer.close(first)?);
+        let (fragment, features) = writer.close(first)?;
+        self.fragments.push(fragment);
+        self.features |= features;
         Ok(())
     }
 
@@ -237,7 +242,11 @@ impl Transaction {
             }
             _ => {
                 let (dtype, shape) = spec.kind.stored()?;
-                plain(check_values(column, dtype, &shape)?)
+                let tile = match &spec.kind {
+                    ColumnKind::Tensor { tile, .. } => tile.as_deref(),
+                    _ => None,
+                };
+                plain(check_values(column, dtype, &shape, tile)?)
             }
         }
     }
@@ -290,6 +299,7 @@ impl Transaction {
                 }
                 (samples, validity)
             }
+            Column::Pulled(_) => return Err(Error::new("invalid-value", "a tensor, expected words")),
         };
         Ok(Stored { column: Column::Fixed { data, validity, samples }, words })
     }
@@ -323,7 +333,7 @@ impl Transaction {
         if columns.len() > 64 {
             columns.clear(); // All columns: the summary must fit the record.
         }
-        let machine = Machine::new(entry, own, columns, self.base.record().gc_epoch);
+        let machine = Machine::new(entry, own, columns, self.features, self.base.record().gc_epoch);
         let context = self.base.context.clone();
         let record = match drive(&context, self.base.id().branch, machine, &mut self.puts) {
             Err(error) if error.code() == "commit-state-unknown" => {

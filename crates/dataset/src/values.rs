@@ -5,7 +5,8 @@ use std::collections::HashMap;
 
 use penstock_error::{Error, Result};
 use penstock_format::schema::ColumnKind;
-use penstock_tensor::{Column, Dtype, Shape};
+use penstock_tensor::window::{Grid, elements, whole};
+use penstock_tensor::{Column, Dtype, Pulled, Shape};
 
 use crate::media::{self, Validate};
 use crate::transaction::Input;
@@ -59,6 +60,7 @@ pub fn label_codes(names: &[String], column: Column) -> Result<Column> {
             };
             ((0..ragged.len()).map(code_of).collect::<Result<_>>()?, ragged.validity.clone())
         }
+        Column::Pulled(_) => return Err(Error::new("invalid-value", "a tensor, expected names or codes")),
     };
     let mut data = Vec::with_capacity(codes.len() * dtype.size());
     for (row, code) in codes.iter().enumerate() {
@@ -102,9 +104,13 @@ pub fn check_media(column: Column, mask: bool, validate: Validate) -> Result<Col
 }
 
 /// Lengths fit the shape; nulls become zeros.
-pub fn check_values(column: Column, dtype: Dtype, shape: &Shape) -> Result<Column> {
+pub fn check_values(column: Column, dtype: Dtype, shape: &Shape, tile: Option<&[u64]>) -> Result<Column> {
     let cell = shape.fixed_bytes(dtype)?;
     match column {
+        Column::Pulled(pulled) => {
+            check_pulled(&pulled, dtype, shape, tile)?;
+            Ok(Column::Pulled(pulled))
+        }
         Column::Fixed { mut data, validity, samples } => {
             if !shape.is_fixed() || data.len() as u64 != samples as u64 * cell {
                 return Err(Error::new(
@@ -135,3 +141,28 @@ pub fn check_values(column: Column, dtype: Dtype, shape: &Shape) -> Result<Colum
         }
     }
 }
+
+/// The shapes of samples that are not held.
+fn check_pulled(pulled: &Pulled, dtype: Dtype, shape: &Shape, tile: Option<&[u64]>) -> Result<()> {
+    let valid = |row: usize| pulled.validity.as_ref().is_none_or(|validity| validity[row]);
+    for (row, found) in pulled.shapes.iter().enumerate().filter(|(row, _)| valid(*row)) {
+        let fits =
+            found.len() == shape.0.len() && shape.0.iter().zip(found).all(|(wanted, size)| wanted.is_none_or(|wanted| wanted == *size));
+        let bytes = elements(&whole(found)).and_then(|elements| elements.checked_mul(dtype.size() as u64));
+        if !fits || bytes.is_none_or(|bytes| bytes >= 1 << 48) {
+            let text = format!("row {row} has the shape {found:?}, expected {:?} and less than 2^48 bytes", shape.0);
+            return Err(Error::new("invalid-value", text).rows(vec![row as u64]));
+        }
+        if let Some(tiles) = tile.and_then(|tile| Grid::new(found, tile).tiles()).filter(|tiles| *tiles > TILES_A_SAMPLE) {
+            let text = format!(
+                "row {row} of shape {found:?} has {tiles} tiles of {:?}, at most {TILES_A_SAMPLE} are supported",
+                tile.unwrap_or_default()
+            );
+            return Err(Error::new("invalid-value", text).hint("make the dataset with larger tiles").rows(vec![row as u64]));
+        }
+    }
+    Ok(())
+}
+
+/// More tiles would make a tail that takes longer to read than what one wants of it.
+const TILES_A_SAMPLE: u64 = 1 << 20;

@@ -1,11 +1,15 @@
 //! Look at every byte a snapshot rests on: the chain of records, root, pages, words, and every data file whole.
 
+use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::cursor::malformed;
-use penstock_format::datafile::{Chunk, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS};
+use penstock_format::datafile::{Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_header};
 use penstock_format::ids::data_name;
 use penstock_format::manifest::{FileRef, Fragment};
 
+use penstock_storage::RangeRequest;
+
+use crate::config::Config;
 use crate::datafile::DataFile;
 use crate::log;
 use crate::snapshot::Snapshot;
@@ -79,35 +83,94 @@ fn check_fragment(snapshot: &Snapshot, fragment: &Fragment, report: &mut Report)
     Ok(())
 }
 
+/// Bytes between these are checked as one: a block, or a run of checksum units of one that is too long for that.
+struct Stretch {
+    begin: u64,
+    end: u64,
+    chunk: usize,
+    block: usize,
+    units: std::ops::Range<usize>,
+}
+
 fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<()> {
-    let file = DataFile::open(snapshot.context.storage.as_ref(), reference, samples)?;
-    check_footer(&file, reference)?;
+    let file = snapshot.context.open_file(reference, samples)?;
+    let read = |begin: u64, end: u64| read(snapshot, &file, begin, end);
+    if read(0, HEADER_BYTES)?[..] != *write_header(file.id) {
+        return Err(malformed("it is no data file, or another one"));
+    }
+    check_footer(&file, reference, &read(reference.file_bytes - FOOTER_BYTES, reference.file_bytes)?)?;
     let columns: Vec<u64> = file.tail.chunks.iter().map(|chunk| chunk.column).collect();
     if columns != reference.columns {
         return Err(malformed(format!("it has the columns {columns:?}, the manifest says {:?}", reference.columns)));
     }
-    let mut covered: Vec<(u64, u64)> = Vec::new();
-    for (index, chunk) in file.tail.chunks.iter().enumerate() {
-        debug_assert!(chunk.blocks() as u64 <= MAX_BLOCKS);
-        for block in 0..chunk.blocks() {
-            let stored = file.stored(index, block)?;
-            covered.push((stored.start as u64, stored.end as u64));
-            check_block(&file, chunk, index, block, stored)?;
+    let mut rest = &stretches(&file)[..];
+    let mut at = HEADER_BYTES;
+    while let Some(first) = rest.first() {
+        let (from, mut to) = (at.min(first.begin), first.end);
+        let fits = rest.iter().take_while(|stretch| stretch.end <= first.end || stretch.end - from <= Config::memory_bytes() / 16).count();
+        let (group, later) = rest.split_at(fits.max(1));
+        rest = later;
+        to = group.iter().fold(to, |to, stretch| to.max(stretch.end));
+        let bytes = read(from, to)?;
+        for stretch in group {
+            check_pad(at, stretch.begin, &bytes, from)?;
+            at = at.max(stretch.end);
+            check_stretch(&file, stretch, bytes.slice((stretch.begin - from) as usize..(stretch.end - from) as usize))?;
         }
     }
-    covered.sort_unstable();
-    let mut at = HEADER_BYTES;
-    for (begin, end) in covered.into_iter().chain([(file.data_end, file.data_end)]) {
-        if begin > at && file.map[at as usize..begin as usize].iter().any(|byte| *byte != 0) {
-            return Err(Error::new("block-checksum", format!("the padding at bytes {at}..{begin} is not zero")));
+    check_pad(at, file.data_end, &read(at.min(file.data_end), file.data_end)?, at)
+}
+
+/// Bytes of a data file; where it is not mapped they are asked for side by side.
+fn read(snapshot: &Snapshot, file: &DataFile, begin: u64, end: u64) -> Result<Bytes> {
+    if !file.ranged {
+        return Ok(file.map.slice(begin as usize..end as usize));
+    }
+    let store = snapshot.context.storage.as_ref();
+    let step = store.range_bytes().min(end - begin).max(1);
+    let starts = (begin..end).step_by(step as usize);
+    let ranges = starts.map(|at| RangeRequest::plain(&data_name(file.id), at, step.min(end - at), Some(file.file_bytes))).collect();
+    let mut pieces = Vec::new();
+    for answer in store.fetch(ranges) {
+        pieces.extend(answer?);
+    }
+    Ok(if pieces.len() == 1 { pieces.remove(0) } else { pieces.concat().into() })
+}
+
+/// All that blocks take of a file, in order.
+fn stretches(file: &DataFile) -> Vec<Stretch> {
+    let mut found = Vec::new();
+    for (chunk, entry) in file.tail.chunks.iter().enumerate() {
+        debug_assert!(entry.blocks() as u64 <= MAX_BLOCKS);
+        for block in 0..entry.blocks() {
+            let (begin, bytes, count) = (entry.offset.get(block), entry.stored_bytes.get(block), entry.units_of(block).1);
+            // What must be decoded is needed whole.
+            let whole = entry.codec != Codec::None || entry.layout == Layout::Packed;
+            let step = if whole { count.max(1) } else { UNITS_A_STRETCH };
+            for first in (0..count).step_by(step) {
+                let units = first..(first + step).min(count);
+                let end = begin + (units.end as u64 * UNIT_BYTES).min(bytes);
+                found.push(Stretch { begin: begin + first as u64 * UNIT_BYTES, end, chunk, block, units });
+            }
         }
-        at = at.max(end);
+    }
+    found.sort_unstable_by_key(|stretch| (stretch.begin, stretch.end));
+    found
+}
+
+/// Blocks of more units are checked in parts.
+const UNITS_A_STRETCH: usize = 128;
+
+/// The bytes from `begin` to `end` are no block's, so they are zero. `bytes` begin at `from`.
+fn check_pad(begin: u64, end: u64, bytes: &[u8], from: u64) -> Result<()> {
+    if begin < end && bytes[(begin - from) as usize..(end - from) as usize].iter().any(|byte| *byte != 0) {
+        return Err(Error::new("block-checksum", format!("the padding at bytes {begin}..{end} is not zero")));
     }
     Ok(())
 }
 
 /// The footer repeats what the manifest says.
-fn check_footer(file: &DataFile, reference: &FileRef) -> Result<()> {
+fn check_footer(file: &DataFile, reference: &FileRef, footer: &[u8]) -> Result<()> {
     let mut expected = Vec::new();
     expected.extend_from_slice(&file.data_end.to_le_bytes());
     expected.extend_from_slice(&(reference.tail_bytes as u32).to_le_bytes());
@@ -115,30 +178,30 @@ fn check_footer(file: &DataFile, reference: &FileRef) -> Result<()> {
     expected.extend_from_slice(&reference.file_bytes.to_le_bytes());
     expected.extend_from_slice(&[1, 0, 0, 0]);
     expected.extend_from_slice(b"PNSD");
-    match file.map[(reference.file_bytes - FOOTER_BYTES) as usize..] == expected[..] {
+    match footer == expected {
         true => Ok(()),
         false => Err(malformed("its footer does not say what the manifest says")),
     }
 }
 
-/// Decode a block and look at every row in it.
-fn check_block(file: &DataFile, chunk: &Chunk, index: usize, block: usize, stored: std::ops::Range<usize>) -> Result<()> {
-    let decoded;
-    let bytes = match chunk.raw_bytes {
-        None => &file.map[stored],
-        Some(_) => {
-            decoded = file.decoded(index, block, file.map.slice(stored))?;
-            &decoded[..]
-        }
-    };
-    if chunk.layout == Layout::Packed {
-        let head = file.packed(index, block, bytes)?;
-        let (cell, free_count) = (chunk.shape.fixed_bytes(chunk.dtype)?, chunk.shape.free_count());
-        let mut free = Vec::new();
-        for row in 0..chunk.rows_of(block) as usize {
-            let range = head.range(bytes, row)?;
-            free.clear();
-            head.free(bytes, row, range.len(), cell, &mut free, free_count)?;
+/// Hold bytes to their checksums; decode a whole block and look at every row in it.
+fn check_stretch(file: &DataFile, stretch: &Stretch, stored: Bytes) -> Result<()> {
+    let Stretch { chunk: index, block, units, .. } = stretch;
+    for (unit, bytes) in units.clone().zip(stored.chunks(UNIT_BYTES as usize)) {
+        file.verify_stored(*index, *block, Some(unit), bytes)?;
+    }
+    let chunk = &file.tail.chunks[*index];
+    if chunk.layout == Layout::Packed || chunk.codec != Codec::None {
+        let bytes = file.decoded(*index, *block, stored)?;
+        if chunk.layout == Layout::Packed {
+            let head = file.packed(*index, *block, &bytes)?;
+            let (cell, free_count) = (chunk.shape.fixed_bytes(chunk.dtype)?, chunk.shape.free_count());
+            let mut free = Vec::new();
+            for row in 0..chunk.rows_of(*block) as usize {
+                let range = head.range(&bytes, row)?;
+                free.clear();
+                head.free(&bytes, row, range.len(), cell, &mut free, free_count)?;
+            }
         }
     }
     Ok(())

@@ -1,22 +1,25 @@
 //! Write one fragment: collect samples by column, cut and encode them when enough wait, close at the byte targets.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_error::Result;
+use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::datafile::{
     ChunkBuilder, Codec, FILE_BYTES, Layout, OWN_FILE_BYTES, SINGLE_BYTES, TAIL_BYTES, write_header, write_tail,
 };
 use penstock_format::ids::{PROVISIONAL, Run, data_name};
 use penstock_format::manifest::{FileRef, Fragment};
-use penstock_format::schema::{CodecName, ColumnSpec};
+use penstock_format::record::FEATURE_TILED;
+use penstock_format::schema::{CodecName, ColumnKind, ColumnSpec};
 use penstock_storage::ObjectWriter;
-use penstock_tensor::{Column, Dtype, Ragged, Shape, push_validity};
+use penstock_tensor::window::{Grid, SAMPLE_TILES, default_tile, elements, whole};
+use penstock_tensor::{Column, Dtype, Pulled, Ragged, Shape, push_validity};
 
 use crate::config::Config;
 use crate::context::Context;
-use crate::encode::{self, Style};
+use crate::encode::{self, Encoded, Style};
 
 /// Samples of one column are written when this many bytes wait.
 const FLUSH_BYTES: usize = 8 << 20;
@@ -38,6 +41,8 @@ struct ColumnWriter {
     spec: ColumnSpec,
     dtype: Dtype,
     shape: Shape,
+    /// Sides of the tiles, where the schema sets them.
+    tile: Option<Vec<u64>>,
     codec: Codec,
     /// Samples before the first that is not null: written only if one comes.
     leading_nulls: usize,
@@ -79,6 +84,15 @@ impl OpenFile {
         Ok(offset)
     }
 
+    /// Place a block and note it in its chunk.
+    fn add(&mut self, chunk: &mut ChunkBuilder, block: &Encoded<'_>, align: u64) -> Result<()> {
+        chunk.offset.push(self.place(&block.stored, align)?);
+        chunk.stored_bytes.push(block.stored.len() as u64);
+        chunk.raw_bytes.push(block.raw_bytes);
+        chunk.crcs.extend(block.crcs.iter().map(|crc| u64::from(*crc)));
+        Ok(())
+    }
+
     /// Write tail and footer, and make the content durable.
     fn finish(mut self, samples: u64, chunks: &[ChunkBuilder]) -> Result<FileRef> {
         let (tail, tail_bytes, tail_crc) = write_tail(samples, chunks, self.offset);
@@ -117,8 +131,11 @@ impl FragmentWriter {
 
     /// Add `samples` samples: one entry a column in schema order, nothing for a column that is null throughout.
     pub fn push(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
-        for (writer, column) in self.columns.iter_mut().zip(columns) {
-            writer.push(column, samples)?;
+        for (index, column) in columns.into_iter().enumerate() {
+            match column {
+                Some(Stored { column: Column::Pulled(pulled), .. }) => self.push_pulled(index, pulled)?,
+                column => self.columns[index].push(column, samples)?,
+            }
         }
         self.samples += samples as u64;
         let waiting: usize = self.columns.iter().map(ColumnWriter::waiting_bytes).sum();
@@ -131,12 +148,41 @@ impl FragmentWriter {
         Ok(())
     }
 
+    /// Add samples that are not held: they are written at once, so that no more than a slab of one waits.
+    fn push_pulled(&mut self, index: usize, pulled: Pulled) -> Result<()> {
+        self.flush_column(index, false)?;
+        let column = &mut self.columns[index];
+        let valid = |row: usize| pulled.validity.as_ref().is_none_or(|validity| validity[row]);
+        if column.chunk.is_none() {
+            let bytes = |row: &usize| elements(&whole(&pulled.shapes[*row])).unwrap_or(0);
+            let Some(largest) = (0..pulled.shapes.len()).filter(|row| valid(*row)).max_by_key(bytes) else {
+                column.leading_nulls += pulled.shapes.len();
+                return Ok(());
+            };
+            let bytes = bytes(&largest).saturating_mul(column.dtype.size() as u64);
+            self.open_chunk(index, Style::tiled(self.columns[index].codec), &pulled.shapes[largest], bytes)?;
+        }
+        let column = &mut self.columns[index];
+        let nulls = std::mem::take(&mut column.leading_nulls);
+        if nulls > 0 {
+            column.validity = Some(vec![false; nulls]);
+            let nulls = column.nulls(nulls)?;
+            self.write_tiled(index, &nulls)?;
+        }
+        let column = &mut self.columns[index];
+        let before = column.samples;
+        (0..pulled.shapes.len()).for_each(|row| push_validity(&mut column.validity, before + row + 1, valid(row)));
+        self.write_tiled(index, &Column::Pulled(pulled))
+    }
+
     /// Whether these samples are better begun in a new fragment. One reason: small values after large ones, which would
-    /// each take a block of their own. The other: a column that is left out now but was given before, or the other way round, would be filled up with many
+    /// each take a block of their own, or the other way round. The other: a column that is left out now but was given before, or the other way round, would be filled up with many
     /// zero bytes, while a new fragment can do without it.
     pub fn wants_new_fragment(&self, columns: &[Option<Stored>], samples: usize) -> bool {
         let both = || self.columns.iter().zip(columns);
-        if both().any(|(writer, column)| column.as_ref().is_some_and(|stored| writer.shrinks(&stored.column))) {
+        if both()
+            .any(|(writer, column)| column.as_ref().is_some_and(|stored| writer.shrinks(&stored.column) || writer.outgrown(&stored.column)))
+        {
             return true;
         }
         let left_out = both().filter(|(writer, column)| column.is_none() && writer.begun());
@@ -157,15 +203,20 @@ impl FragmentWriter {
     fn flush_column(&mut self, index: usize, last: bool) -> Result<()> {
         let column = &mut self.columns[index];
         let Some(waiting) = column.waiting.take() else { return Ok(()) };
-        let (file, style, mut chunk) = match column.chunk.take() {
-            Some(open) => open,
-            None => {
-                let mean = waiting.value_bytes() as u64 / waiting.len().max(1) as u64;
-                let style = Style::choose(column.dtype, &column.shape, column.codec, mean)?;
-                let chunk = column.chunk_builder(&style);
-                (self.file_for(mean)?, style, chunk)
-            }
-        };
+        if column.chunk.is_none() {
+            let mean = waiting.value_bytes() as u64 / waiting.len().max(1) as u64;
+            let style = match column.tiled_by_shape() {
+                true => Style::tiled(column.codec),
+                false => Style::choose(column.dtype, &column.shape, column.codec, mean)?,
+            };
+            let shape = column.largest_shape(&waiting);
+            self.open_chunk(index, style, &shape, mean)?;
+        }
+        let column = &mut self.columns[index];
+        if matches!(&column.chunk, Some((_, style, _)) if style.layout == Layout::Tiled) {
+            return self.write_tiled(index, &waiting);
+        }
+        let Some((file, style, mut chunk)) = column.chunk.take() else { return Ok(()) };
         // Blocks of a fixed number of rows may only be cut short at the end of the fragment.
         let rows = match style.rows_per_block {
             0 | 1 => waiting.len(),
@@ -175,14 +226,10 @@ impl FragmentWriter {
         let (now, later) = split(waiting, rows);
         let target = &mut self.files[file];
         for block in encode::encode(&now, &style, self.columns[index].dtype, &self.columns[index].shape)? {
-            let offset = target.place(&block.stored, style.align_of(block.raw_bytes))?;
             let written = &mut self.columns[index].samples;
             chunk.first_row.push(*written as u64);
             *written += block.rows as usize;
-            chunk.offset.push(offset);
-            chunk.stored_bytes.push(block.stored.len() as u64);
-            chunk.raw_bytes.push(block.raw_bytes);
-            chunk.crcs.extend(block.crcs.iter().map(|crc| u64::from(*crc)));
+            target.add(&mut chunk, &block, style.align_of(block.raw_bytes))?;
         }
         if let (Layout::Single, Column::Ragged(ragged), true) = (style.layout, &now, chunk.dtype != Dtype::Bytes) {
             let count = chunk.free.len();
@@ -193,6 +240,65 @@ impl FragmentWriter {
         let column = &mut self.columns[index];
         column.waiting = (!later.is_empty()).then_some(later);
         column.chunk = Some((file, style, chunk));
+        Ok(())
+    }
+
+    /// Begin the chunk of a column whose samples have about this shape and size.
+    fn open_chunk(&mut self, index: usize, style: Style, shape: &[u64], mean_bytes: u64) -> Result<()> {
+        let file = self.file_for(mean_bytes)?;
+        let column = &mut self.columns[index];
+        let mut chunk = column.chunk_builder(&style);
+        if style.layout == Layout::Tiled {
+            chunk.tile = column.tile.clone().unwrap_or_else(|| default_tile(shape, column.dtype.size() as u64));
+            chunk.first_tile.push(0);
+        }
+        column.chunk = Some((file, style, chunk));
+        Ok(())
+    }
+
+    /// Write samples tile by tile. What must be pulled comes in slabs of whole tiles, of at most an eighth of the budget.
+    fn write_tiled(&mut self, index: usize, samples: &Column) -> Result<()> {
+        let column = &mut self.columns[index];
+        let Some((file, style, chunk)) = &mut column.chunk else { return Err(Error::new("internal", "tiles without a chunk")) };
+        let (target, size) = (&mut self.files[*file], column.dtype.size());
+        for row in 0..samples.len() {
+            let (shape, valid) = match samples {
+                Column::Pulled(pulled) => (pulled.shapes[row].clone(), pulled.validity.as_ref().is_none_or(|validity| validity[row])),
+                Column::Ragged(ragged) => (column.shape.fill(free_of(ragged, &column.shape, row)), !ragged.is_null(row)),
+                Column::Fixed { .. } => return Err(Error::new("internal", "fixed samples on their way into tiles")),
+            };
+            let sample_bytes = elements(&whole(&shape)).and_then(|elements| elements.checked_mul(size as u64)).unwrap_or(u64::MAX);
+            let grid = Grid::new(&shape, &chunk.tile); // Of a null without a shape: no axes, not used.
+            let before = chunk.offset.len();
+            let mut write = |slab: &[Range<u64>], bytes: &[u8]| -> Result<()> {
+                for block in encode::encode_tiles(&grid, slab, bytes, style.codec, size)? {
+                    let raw_bytes = if chunk.offset.len() == before { sample_bytes } else { block.raw_bytes };
+                    target.add(chunk, &block, style.align_of(raw_bytes))?;
+                }
+                Ok(())
+            };
+            match samples {
+                _ if !valid || sample_bytes == 0 => {}
+                Column::Pulled(pulled) => {
+                    for slab in grid.slabs(size as u64, Config::memory_bytes() / 8) {
+                        pulled.source.pull(row, &slab, &mut |bytes| write(&slab, bytes))?;
+                    }
+                }
+                Column::Ragged(ragged) => write(&whole(&shape), ragged.value(row))?,
+                Column::Fixed { .. } => {}
+            }
+            let wanted = if valid { grid.tiles() } else { Some(0) };
+            if Some((chunk.offset.len() - before) as u64) != wanted {
+                return Err(Error::new(
+                    "internal",
+                    format!("sample {row} gave {} tiles, expected {wanted:?}", chunk.offset.len() - before),
+                ));
+            }
+            chunk.first_tile.push(chunk.offset.len() as u64);
+            let free = (0..column.shape.0.len()).filter(|axis| column.shape.0[*axis].is_none());
+            chunk.free.iter_mut().zip(free).for_each(|(sizes, axis)| sizes.push(if valid { shape[axis] } else { 0 }));
+            column.samples += 1;
+        }
         Ok(())
     }
 
@@ -213,10 +319,12 @@ impl FragmentWriter {
     }
 
     /// Write what waits, tails and footers; make the files durable. `first` is the provisional counter of the first sample.
-    pub fn close(mut self, first: u64) -> Result<Fragment> {
+    /// Gives the fragment and the feature bits that reading it takes.
+    pub fn close(mut self, first: u64) -> Result<(Fragment, u64)> {
         for index in 0..self.columns.len() {
             self.flush_column(index, true)?;
         }
+        let tiled = self.columns.iter().any(|column| matches!(&column.chunk, Some((_, style, _)) if style.layout == Layout::Tiled));
         let mut files: Vec<FileRef> = Vec::new();
         for (index, file) in std::mem::take(&mut self.files).into_iter().enumerate() {
             let chunks: Vec<ChunkBuilder> = self.columns.iter_mut().filter_map(|column| column.finish(index)).collect();
@@ -233,7 +341,7 @@ impl FragmentWriter {
         let written: u64 = files.iter().map(|file| file.file_bytes).sum();
         self.context.storage.counters().put_bytes.fetch_add(written, std::sync::atomic::Ordering::Relaxed);
         let runs = vec![Run { first: PROVISIONAL | first, count: self.samples }];
-        Ok(Fragment { samples: self.samples, live: self.samples, runs, files })
+        Ok((Fragment { samples: self.samples, live: self.samples, runs, files }, if tiled { FEATURE_TILED } else { 0 }))
     }
 }
 
@@ -245,10 +353,15 @@ impl ColumnWriter {
             CodecName::Lz4 => Codec::Lz4,
             CodecName::Zstd => Codec::Zstd,
         };
+        let tile = match &spec.kind {
+            ColumnKind::Tensor { tile, .. } => tile.clone(),
+            _ => None,
+        };
         Ok(ColumnWriter {
             spec: spec.clone(),
             dtype,
             shape,
+            tile,
             codec,
             leading_nulls: 0,
             waiting: None,
@@ -263,8 +376,42 @@ impl ColumnWriter {
 
     /// Whether samples that lie single would better be packed from here on.
     fn shrinks(&self, column: &Column) -> bool {
-        let single = matches!(&self.chunk, Some((_, style, _)) if style.layout == Layout::Single);
-        single && column.len() >= SAMPLES_WORTH_A_FRAGMENT && (column.value_bytes() as u64) < column.len() as u64 * SINGLE_BYTES / 2
+        let alone = matches!(&self.chunk, Some((_, style, _)) if matches!(style.layout, Layout::Single | Layout::Tiled));
+        alone
+            && !self.tiled_by_shape()
+            && !matches!(column, Column::Pulled(_))
+            && column.len() >= SAMPLES_WORTH_A_FRAGMENT
+            && (column.value_bytes() as u64) < column.len() as u64 * SINGLE_BYTES / 2
+    }
+
+    /// Whether these samples are too large for the layout that was chosen for smaller ones.
+    fn outgrown(&self, column: &Column) -> bool {
+        let Column::Pulled(pulled) = column else { return false };
+        match &self.chunk {
+            None => self.waiting.is_some() && !self.tiled_by_shape(),
+            Some((_, _, chunk)) if chunk.layout == Layout::Tiled => {
+                let many = |shape: &Vec<u64>| Grid::new(shape, &chunk.tile).tiles().is_none_or(|tiles| tiles > SAMPLE_TILES);
+                self.tile.is_none() && !self.shape.is_fixed() && pulled.shapes.iter().any(many)
+            }
+            Some(_) => true,
+        }
+    }
+
+    /// Whether all samples are tiled, whatever they are.
+    fn tiled_by_shape(&self) -> bool {
+        self.tile.is_some()
+            || (self.shape.is_fixed() && Style::tiles(self.dtype, &self.shape, self.shape.fixed_bytes(self.dtype).unwrap_or(0)))
+    }
+
+    /// Shape of the largest of these samples.
+    fn largest_shape(&self, column: &Column) -> Vec<u64> {
+        match column {
+            Column::Ragged(ragged) if self.dtype != Dtype::Bytes => {
+                let largest = (0..ragged.len()).max_by_key(|row| ragged.value(*row).len()).unwrap_or(0);
+                self.shape.fill(free_of(ragged, &self.shape, largest))
+            }
+            _ => self.shape.fill(&[]),
+        }
     }
 
     /// Whether a sample of this fragment has a value.
@@ -272,9 +419,9 @@ impl ColumnWriter {
         self.waiting.is_some() || self.chunk.is_some()
     }
 
-    /// Bytes of a sample of fixed shape; 0 for ragged ones, whose nulls are empty.
+    /// Bytes of a null: those of a sample of fixed shape, 0 where nulls are empty.
     fn fixed_bytes(&self) -> u64 {
-        if self.shape.is_fixed() { self.shape.fixed_bytes(self.dtype).unwrap_or(0) } else { 0 }
+        if self.shape.is_fixed() && !self.tiled_by_shape() { self.shape.fixed_bytes(self.dtype).unwrap_or(0) } else { 0 }
     }
 
     fn push(&mut self, stored: Option<Stored>, samples: usize) -> Result<()> {
@@ -292,7 +439,7 @@ impl ColumnWriter {
             let nulls = self.nulls(count)?;
             self.add(nulls);
         }
-        let mut column = stored.column;
+        let mut column = if self.tiled_by_shape() { stretched(stored.column) } else { stored.column };
         if !stored.words.is_empty() {
             self.localise(&mut column, stored.words);
         }
@@ -323,7 +470,7 @@ impl ColumnWriter {
 
     fn nulls(&self, samples: usize) -> Result<Column> {
         let validity = Some(vec![false; samples]);
-        Ok(match self.shape.is_fixed() {
+        Ok(match self.shape.is_fixed() && !self.tiled_by_shape() {
             true => Column::Fixed { data: vec![0; samples * self.shape.fixed_bytes(self.dtype)? as usize], validity, samples },
             false => {
                 let free = if self.dtype == Dtype::Bytes { 0 } else { samples * self.shape.free_count() };
@@ -340,6 +487,7 @@ impl ColumnWriter {
             match &column {
                 Column::Fixed { validity, .. } => validity.clone(),
                 Column::Ragged(ragged) => ragged.validity.clone(),
+                Column::Pulled(pulled) => pulled.validity.clone(),
             },
         );
         for index in 0..column.len() {
@@ -380,7 +528,8 @@ impl ColumnWriter {
     }
 
     fn chunk_builder(&self, style: &Style) -> ChunkBuilder {
-        let free = if style.layout == Layout::Single && self.dtype != Dtype::Bytes { self.shape.free_count() } else { 0 };
+        let free =
+            if matches!(style.layout, Layout::Single | Layout::Tiled) && self.dtype != Dtype::Bytes { self.shape.free_count() } else { 0 };
         ChunkBuilder {
             column: self.spec.id,
             dtype: self.dtype,
@@ -394,6 +543,8 @@ impl ColumnWriter {
             raw_bytes: Vec::new(),
             crcs: Vec::new(),
             free: vec![Vec::new(); free],
+            tile: Vec::new(),
+            first_tile: Vec::new(),
             validity: None,
             dictionary: None,
         }
@@ -408,6 +559,28 @@ impl ColumnWriter {
     }
 }
 
+/// Free dimensions of one value.
+fn free_of<'a>(ragged: &'a Ragged, shape: &Shape, row: usize) -> &'a [u64] {
+    let count = shape.free_count();
+    &ragged.free[row * count..(row + 1) * count]
+}
+
+/// Samples of fixed shape in the ragged form, in which nulls are empty.
+fn stretched(column: Column) -> Column {
+    match column {
+        Column::Fixed { data, validity: None, samples } => {
+            let cell = (data.len() / samples.max(1)) as u64;
+            Column::Ragged(Ragged { data, ends: (1..=samples as u64).map(|end| end * cell).collect(), free: Vec::new(), validity: None })
+        }
+        Column::Fixed { data, validity: Some(valid), samples } => {
+            let (cell, mut ragged) = (data.len() / samples.max(1), Ragged::default());
+            (0..samples).for_each(|row| ragged.push(valid[row].then(|| &data[row * cell..(row + 1) * cell]), &[]));
+            Column::Ragged(ragged)
+        }
+        other => other,
+    }
+}
+
 /// The first `rows` samples, and the rest. The list of nulls has moved to the column's own by now.
 fn split(column: Column, rows: usize) -> (Column, Column) {
     match column {
@@ -416,7 +589,7 @@ fn split(column: Column, rows: usize) -> (Column, Column) {
             let rest = data.split_off(rows * cell);
             (Column::Fixed { data, validity: None, samples: rows }, Column::Fixed { data: rest, validity: None, samples: samples - rows })
         }
-        // Ragged columns are always written whole.
+        // Others are always written whole.
         ragged => (ragged, Column::Ragged(Ragged::default())),
     }
 }

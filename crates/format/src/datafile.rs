@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
+use penstock_tensor::window::{self, Grid};
 use penstock_tensor::{Dtype, MAX_DIMENSIONS, Shape};
 
 use crate::cursor::{Cursor, Writer, crc, malformed};
@@ -25,6 +26,8 @@ pub const OWN_FILE_BYTES: u64 = 64 << 10;
 pub const SINGLE_BYTES: u64 = 1 << 10;
 /// No chunk may have more blocks: a tail that claims more is forged, as its entries would not fit any tail.
 pub const MAX_BLOCKS: u64 = 1 << 22;
+/// Tensors of this mean size are tiled.
+pub const TILED_BYTES: u64 = 8 << 20;
 /// From this size on a value starts on a page.
 pub const PAGE_ALIGNED_BYTES: u64 = 1 << 20;
 
@@ -34,6 +37,7 @@ pub enum Layout {
     Fixed = 0,
     Packed = 1,
     Single = 2,
+    Tiled = 3,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +71,9 @@ pub struct Chunk {
     /// First unit of each block, where some block has more than one.
     pub first_unit: Option<Vec<u32>>,
     pub free: Vec<IntArray>,
+    /// Tiled: sides of a tile, and the block of each sample's first tile, with the count of all at the end.
+    pub tile: Vec<u64>,
+    pub first_tile: Option<IntArray>,
     pub validity: Option<Bytes>,
     pub dictionary: Option<Vec<String>>,
 }
@@ -76,7 +83,18 @@ impl Chunk {
         self.offset.len()
     }
 
-    /// Block of a row, and the row's place in it.
+    /// The shape of a sample whose free dimensions are in the tail (layouts 0, 2 and 3).
+    pub fn shape_of(&self, row: u64) -> Vec<u64> {
+        let free: Vec<u64> = self.free.iter().map(|sizes| sizes.get(row as usize)).collect();
+        self.shape.fill(&free)
+    }
+
+    /// The tiles of a sample, and the block of the first; nothing where the layout is another.
+    pub fn grid_of(&self, row: u64) -> Option<(Grid, u64)> {
+        self.first_tile.as_ref().map(|first| (Grid::new(&self.shape_of(row), &self.tile), first.get(row as usize)))
+    }
+
+    /// Block of a row, and the row's place in it. Of tiled samples: `grid_of`.
     #[inline]
     pub fn locate(&self, row: u64) -> (usize, u64) {
         match &self.first_row {
@@ -124,6 +142,7 @@ impl Chunk {
             0 => Layout::Fixed,
             1 => Layout::Packed,
             2 => Layout::Single,
+            3 => Layout::Tiled,
             other => {
                 return Err(Error::new(
                     "unknown-feature",
@@ -146,12 +165,21 @@ impl Chunk {
         };
         let shape = Shape(cursor.list(1, |cursor| Ok(cursor.varint()?.checked_sub(1)))?);
         let cell = shape.fixed_bytes(dtype).map_err(|error| malformed(error.message()))?;
-        if shape.0.len() > MAX_DIMENSIONS || shape.is_fixed() != (layout == Layout::Fixed) {
+        let fits = match layout {
+            Layout::Fixed => shape.is_fixed(),
+            Layout::Packed | Layout::Single => !shape.is_fixed(),
+            Layout::Tiled => !shape.0.is_empty() && dtype != Dtype::Bytes,
+        };
+        if shape.0.len() > MAX_DIMENSIONS || !fits {
             return Err(malformed(format!("column {column} has the shape {:?} in layout {layout:?}", shape.0)));
         }
         let rows_per_block = cursor.varint()?;
         let blocks = cursor.varint()?;
-        if blocks > MAX_BLOCKS || blocks > samples || (samples > 0) != (blocks > 0) {
+        let plausible = match layout {
+            Layout::Tiled => samples <= MAX_BLOCKS,
+            _ => blocks <= samples && (samples > 0) == (blocks > 0),
+        };
+        if blocks > MAX_BLOCKS || !plausible {
             return Err(malformed(format!("column {column} has {blocks} blocks for {samples} samples")));
         }
         let blocks = blocks as usize;
@@ -168,10 +196,14 @@ impl Chunk {
         let crcs = IntArray::read(cursor, unit_count)?;
         let free = match layout {
             // Of bytes the one free dimension is the length itself.
-            Layout::Single if dtype != Dtype::Bytes => {
-                (0..shape.free_count()).map(|_| IntArray::read(cursor, blocks)).collect::<Result<_>>()?
+            Layout::Single | Layout::Tiled if dtype != Dtype::Bytes => {
+                (0..shape.free_count()).map(|_| IntArray::read(cursor, samples as usize)).collect::<Result<_>>()?
             }
             _ => Vec::new(),
+        };
+        let (tile, first_tile) = match layout {
+            Layout::Tiled => (cursor.list(1, Cursor::varint)?, Some(IntArray::read(cursor, samples as usize + 1)?)),
+            _ => (Vec::new(), None),
         };
         let validity = if cursor.flag()? { Some(cursor.take(samples.div_ceil(8) as usize)?) } else { None };
         let dictionary = if cursor.flag()? { Some(cursor.list(1, Cursor::string)?) } else { None };
@@ -190,6 +222,8 @@ impl Chunk {
             crcs,
             first_unit,
             free,
+            tile,
+            first_tile,
             validity,
             dictionary,
         };
@@ -204,7 +238,7 @@ impl Chunk {
         let blocks = self.blocks() as u64;
         match &self.first_row {
             None => {
-                if self.rows_per_block != 0 && blocks != self.samples.div_ceil(self.rows_per_block) {
+                if self.layout != Layout::Tiled && self.rows_per_block != 0 && blocks != self.samples.div_ceil(self.rows_per_block) {
                     return bad(format!("{blocks} blocks of {} rows for {} samples", self.rows_per_block, self.samples));
                 }
             }
@@ -218,9 +252,10 @@ impl Chunk {
                 }
             }
         }
-        if self.layout == Layout::Single && self.rows_per_block != 1 {
+        if matches!(self.layout, Layout::Single | Layout::Tiled) && self.rows_per_block != 1 {
             return bad("a single-sample layout with more than one row a block".into());
         }
+        self.check_tiles()?;
         // Blocks of equal size in a line need a look at the two ends only.
         let even = self.first_row.is_none()
             && self.raw_bytes.is_none()
@@ -245,6 +280,38 @@ impl Chunk {
                 let wanted = self.free.iter().try_fold(cell, |product, free| product.checked_mul(free.get(block)));
                 if wanted != Some(raw) {
                     return bad(format!("sample {block} has {raw} bytes, its shape wants {wanted:?}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every sample has the tiles that its shape wants, each as long as its window.
+    fn check_tiles(&self) -> Result<()> {
+        let Some(first) = &self.first_tile else { return Ok(()) };
+        let bad = |text: String| Err(malformed(format!("column {}: {text}", self.column)));
+        if self.tile.len() != self.shape.0.len() || self.tile.contains(&0) {
+            return bad(format!("tiles of {:?} for the shape {:?}", self.tile, self.shape.0));
+        }
+        if first.get(0) != 0 || first.get(self.samples as usize) != self.blocks() as u64 {
+            return bad(format!("{} blocks, its samples have tiles up to {}", self.blocks(), first.get(self.samples as usize)));
+        }
+        for row in 0..self.samples {
+            let (begin, end) = (first.get(row as usize), first.get(row as usize + 1));
+            let shape = self.shape_of(row);
+            let grid = Grid::new(&shape, &self.tile);
+            let wanted = if self.is_valid(row) { grid.tiles() } else { Some(0) };
+            if end.checked_sub(begin) != wanted || end > self.blocks() as u64 {
+                return bad(format!("sample {row} has the tiles {begin}..{end}, its shape wants {wanted:?}"));
+            }
+            // Tiles that are all alike need a look at one.
+            let alike = matches!(self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes), IntArray::Linear { step: 0, .. })
+                && shape.iter().zip(&self.tile).all(|(size, side)| size % side == 0);
+            for block in (begin..end).take(if alike { 1 } else { usize::MAX }) {
+                let elements = window::elements(&grid.tile(block - begin));
+                let raw = self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes).get(block as usize);
+                if elements.and_then(|elements| elements.checked_mul(self.dtype.size() as u64)) != Some(raw) {
+                    return bad(format!("tile {} of sample {row} has {raw} bytes, its window wants {elements:?} elements", block - begin));
                 }
             }
         }
@@ -312,6 +379,8 @@ pub struct ChunkBuilder {
     pub raw_bytes: Vec<u64>,
     pub crcs: Vec<u64>,
     pub free: Vec<Vec<u64>>,
+    pub tile: Vec<u64>,
+    pub first_tile: Vec<u64>,
     pub validity: Option<Vec<bool>>,
     pub dictionary: Option<Vec<String>>,
 }
@@ -337,6 +406,10 @@ impl ChunkBuilder {
         IntArray::write(writer, &self.crcs);
         for free in &self.free {
             IntArray::write(writer, free);
+        }
+        if self.layout == Layout::Tiled {
+            writer.list(&self.tile, |writer, side| writer.varint(*side));
+            IntArray::write(writer, &self.first_tile);
         }
         match &self.validity {
             None => writer.u8(0),
@@ -364,6 +437,7 @@ impl ChunkBuilder {
             + self.first_row.len() * 4
             + self.crcs.len() * 4
             + self.free.iter().map(|free| free.len() * 4).sum::<usize>()
+            + self.first_tile.len() * 4
             + 64
     }
 }

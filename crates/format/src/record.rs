@@ -11,9 +11,11 @@ use crate::manifest::{Fragment, PageRef, WordsSegment};
 pub const RECORD_BYTES: usize = 4096;
 /// and at most this many deltas beside its root.
 pub const RECORD_DELTAS: usize = 64;
-/// What this release must understand to read, and to write. None of the reserved features is known.
-pub const KNOWN_READ: u64 = 0;
-pub const KNOWN_WRITE: u64 = 0;
+/// Feature bit: a data file has tiled chunks.
+pub const FEATURE_TILED: u64 = 1;
+/// What this release understands, to read and to write.
+pub const KNOWN_READ: u64 = FEATURE_TILED;
+pub const KNOWN_WRITE: u64 = FEATURE_TILED;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]

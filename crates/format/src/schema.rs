@@ -50,6 +50,9 @@ pub enum ColumnKind {
     Tensor {
         dtype: String,
         shape: Vec<Option<u64>>,
+        /// Sides of the tiles; nothing: large samples are tiled as the writer thinks best.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tile: Option<Vec<u64>>,
     },
     Image {
         #[serde(default = "yes")]
@@ -96,7 +99,7 @@ impl ColumnKind {
             }
             ColumnKind::Label { names } => (label_dtype(names.len()), Shape::scalar()),
             ColumnKind::Category => (Dtype::Uint32, Shape::scalar()),
-            ColumnKind::Tensor { dtype, shape } => (dtype_of(dtype)?, Shape(shape.clone())),
+            ColumnKind::Tensor { dtype, shape, .. } => (dtype_of(dtype)?, Shape(shape.clone())),
             ColumnKind::Boxes { .. } => (Dtype::Float32, Shape(vec![None, Some(4)])),
             ColumnKind::Keypoints { points, dimensions, .. } => (Dtype::Float32, Shape(vec![None, *points, Some(*dimensions)])),
         })
@@ -197,6 +200,11 @@ impl Schema {
             return invalid("a fixed dimension of 0: such samples hold nothing".into());
         }
         shape.fixed_bytes(dtype).map_err(|error| error.context(format!("cannot create column `{name}`")))?;
+        if let ColumnKind::Tensor { tile: Some(tile), .. } = &column.kind
+            && (shape.0.is_empty() || tile.len() != shape.0.len() || tile.contains(&0))
+        {
+            return invalid(format!("tiles of {tile:?} for the shape {:?}: expected one side of at least 1 for each dimension", shape.0));
+        }
         let of = match &column.kind {
             ColumnKind::Boxes { format, of } => {
                 if !["xyxy", "xywh", "cxcywh"].contains(&format.as_str()) {

@@ -1,23 +1,62 @@
 //! Prepared Python values → columns. Preparation (dtypes, nulls, shapes) is done in `penstock/schema.py`; here bytes move.
 
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use numpy::{PyReadonlyArray1, PyReadonlyArray2};
+use numpy::{PyArray1, PyArrayMethods as _, PyReadonlyArray1, PyReadonlyArray2};
 use penstock_dataset::parallel_map;
 use penstock_error::Error;
-use penstock_tensor::{Column, Ragged};
+use penstock_tensor::{Column, Pull, Pulled, Ragged};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};
 
 use crate::errors::OrRaise;
 
+/// What Python raised while values were pulled from it: the core's own error only says that it did.
+pub type Raised = Arc<Mutex<Option<PyErr>>>;
+
+/// Large values that Python gives part by part.
+struct Source {
+    pull: Py<PyAny>,
+    raised: Raised,
+}
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Source")
+    }
+}
+
+impl Pull for Source {
+    fn pull(
+        &self,
+        row: usize,
+        window: &[Range<u64>],
+        take: &mut dyn FnMut(&[u8]) -> penstock_error::Result<()>,
+    ) -> penstock_error::Result<()> {
+        let wanted: Vec<(u64, u64)> = window.iter().map(|range| (range.start, range.end)).collect();
+        let pulled = Python::attach(|py| {
+            let array = self.pull.bind(py).call1((row, wanted))?.cast_into::<PyArray1<u8>>()?;
+            Ok::<_, PyErr>(array.readonly().as_slice()?.to_vec())
+        });
+        match pulled {
+            Ok(bytes) => take(&bytes),
+            Err(error) => {
+                *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                Err(Error::new("invalid-value", format!("row {row} could not be read from its source")))
+            }
+        }
+    }
+}
+
 /// One of
 /// `("fixed", bytes (n·cell,) uint8, validity (n,) bool | None, n)` ·
 /// `("items", list of bytes | bytearray | str | Path | (height, width, channels, bits, pixels (m,) uint8) | None)` ·
-/// `("flat", data (m,) uint8, ends (n,) int64, free (n, k) int64 | None, validity (n,) bool | None)`.
-pub fn column(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str) -> PyResult<Column> {
+/// `("flat", data (m,) uint8, ends (n,) int64, free (n, k) int64 | None, validity (n,) bool | None)` ·
+/// `("pulled", pull(row, [(low, high), …]) -> (m,) uint8, shapes: list of n lists, validity (n,) bool | None)`.
+pub fn column(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, raised: &Raised) -> PyResult<Column> {
     let parts = prepared.cast::<PyTuple>()?;
     let form: String = parts.get_item(0)?.extract()?;
     match form.as_str() {
@@ -46,6 +85,10 @@ pub fn column(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str) -> PyResu
                 None => Vec::new(),
             };
             Ok(Column::Ragged(Ragged { data: data.to_vec(), ends, free, validity: validity(&parts.get_item(4)?)? }))
+        }
+        "pulled" => {
+            let source = Arc::new(Source { pull: parts.get_item(1)?.unbind(), raised: raised.clone() });
+            Ok(Column::Pulled(Pulled { shapes: parts.get_item(2)?.extract()?, validity: validity(&parts.get_item(3)?)?, source }))
         }
         other => Err(Error::new("internal", format!("unknown form `{other}`"))).or_raise(py),
     }
@@ -136,7 +179,7 @@ fn fill(small: Ragged, later: &[(usize, Later)], name: &str) -> penstock_error::
     // What does not end in its slot, as pixels and files that change while they are read, comes as a value of its own.
     let bodies = parallel_map(later.len(), work, |index| match &later[index] {
         (row, Later::File(path)) => {
-            let mut slot = slots[index].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut slot = slots[index].lock().unwrap_or_else(PoisonError::into_inner);
             read_file(path, &mut slot).map_err(|error| {
                 let text = format!("cannot append to column `{name}`: cannot read `{}` of row {row}: {error}", path.display());
                 Error::new("source-not-found", text).rows(vec![*row as u64])

@@ -7,6 +7,7 @@ use penstock_codec::Picture;
 use penstock_dataset::{Config, Nulls, OnCorrupt, Plan, RaggedValues, Snapshot, parallel_map};
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_tensor::window::Window;
 use penstock_tensor::{Dtype, Shape};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -71,6 +72,29 @@ fn memory<'a>(array: &'a mut Bound<'_, PyUntypedArray>, bytes: usize) -> &'a mut
     }
     // SAFETY: the array is fresh from numpy.empty, contiguous, of `bytes` bytes, and not shared yet; u8 has no invalid values.
     unsafe { std::slice::from_raw_parts_mut((*array.as_array_ptr()).fields.data.cast::<u8>(), bytes) }
+}
+
+/// Arrays of windows of tiled samples, filled in place.
+pub fn windows<'py>(
+    py: Python<'py>,
+    snapshot: &Snapshot,
+    positions: Vec<u64>,
+    spec: &ColumnSpec,
+    windows: &[Window],
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    let (dtype, _) = spec.kind.stored().or_raise(py)?;
+    let numpy = numpy_dtype(py, dtype)?;
+    let sizes = |window: &Window| window.iter().map(|range| range.end - range.start).collect::<Vec<u64>>();
+    let mut arrays = windows.iter().map(|window| empty(py, &sizes(window), &numpy)).collect::<PyResult<Vec<_>>>()?;
+    let outs: Vec<&mut [u8]> = arrays
+        .iter_mut()
+        .map(|array| {
+            let bytes = array.len() * dtype.size();
+            memory(array, bytes)
+        })
+        .collect();
+    py.detach(|| snapshot.read_windows(&Plan::new(snapshot, positions)?, spec, windows, outs)).or_raise(py)?;
+    Ok(arrays.into_iter().map(Bound::into_any).collect())
 }
 
 fn masked<'py>(py: Python<'py>, array: Bound<'py, PyAny>, nulls: Nulls) -> PyResult<Bound<'py, PyAny>> {

@@ -46,17 +46,21 @@ impl Transaction {
     fn append(&self, py: Python<'_>, columns: &Bound<'_, PyDict>, validate: &str) -> PyResult<()> {
         self.check_process(py)?;
         let validate = media::validate(py, validate)?;
+        let raised = input::Raised::default();
         let mut inputs = Vec::with_capacity(columns.len());
         for (name, values) in columns {
             let name: String = name.extract()?;
-            let column = input::column(py, &values, &name)?;
+            let column = input::column(py, &values, &name, &raised)?;
             inputs.push(Input { name, column });
         }
-        py.detach(|| {
+        let appended = py.detach(|| {
             let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
             inner.as_mut().ok_or_else(closed)?.append(inputs, validate)
-        })
-        .or_raise(py)
+        });
+        match raised.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(error) => Err(error),
+            None => appended.or_raise(py),
+        }
     }
 
     /// Commit: (snapshot id, first row id, samples, the new snapshot).

@@ -6,6 +6,7 @@ use numpy::{PyArray1, PyReadonlyArray1, PyUntypedArrayMethods as _};
 use penstock_dataset::{OnCorrupt, Plan, Snapshot, out_of_range};
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
+use penstock_tensor::window::Window;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -89,6 +90,31 @@ impl View {
         let positions = self.resolve(&positions).or_raise(py)?;
         let ranges = py.detach(|| self.snapshot.ranges(&Plan::new(&self.snapshot, positions)?, &specs)).or_raise(py)?;
         Ok(ranges.into_iter().map(|range| (range.name.clone(), range.begin, range.end())).collect())
+    }
+
+    /// Shapes of tiled samples, None for a null; None for all where some sample of these is not tiled.
+    fn shapes(&self, py: Python<'_>, positions: Vec<i64>, column: &str) -> PyResult<Option<Vec<Option<Vec<u64>>>>> {
+        let positions = self.resolve(&positions).or_raise(py)?;
+        let spec = self.snapshot.column(column).or_raise(py)?;
+        py.detach(|| self.snapshot.shapes(&Plan::new(&self.snapshot, positions)?, spec)).or_raise(py)
+    }
+
+    /// Read a window of each of these samples, all of which are tiled: windows as (low, high) a dimension.
+    fn windows<'py>(
+        &self,
+        py: Python<'py>,
+        positions: Vec<i64>,
+        column: &str,
+        windows: Vec<Vec<(u64, u64)>>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let positions = self.resolve(&positions).or_raise(py)?;
+        let spec = self.snapshot.column(column).or_raise(py)?;
+        let windows: Vec<Window> =
+            windows.into_iter().map(|window| window.into_iter().map(|(low, high)| low..high.max(low)).collect()).collect();
+        if windows.len() != positions.len() {
+            return Err(Error::new("invalid-argument", format!("{} windows for {} samples", windows.len(), positions.len()))).or_raise(py);
+        }
+        output::windows(py, &self.snapshot, positions, spec, &windows)
     }
 
     /// Positions of row ids in the snapshot.

@@ -2,6 +2,12 @@
 //!
 //! `format` stores a [`Dtype`], `dataset` fills [`Ragged`] values, `python` turns both into NumPy arrays.
 
+pub mod window;
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+
 use penstock_error::{Error, Result};
 
 /// Element type of a stored column; the discriminant is the number in `spec/format-v1.md` section 6.
@@ -115,6 +121,23 @@ pub enum Column {
     Fixed { data: Vec<u8>, validity: Option<Vec<bool>>, samples: usize },
     /// n samples of different length; `ends[i]` is where sample i ends in `data`; `free` has k entries a sample.
     Ragged(Ragged),
+    /// n samples that are too large to be held.
+    Pulled(Pulled),
+}
+
+/// n large samples that are fetched from their owner part by part, when they are written.
+#[derive(Debug, Clone)]
+pub struct Pulled {
+    /// Shape of each sample; of a null, nothing is used.
+    pub shapes: Vec<Vec<u64>>,
+    pub validity: Option<Vec<bool>>,
+    pub source: Arc<dyn Pull>,
+}
+
+/// Where the parts of large samples come from.
+pub trait Pull: Debug + Send + Sync {
+    /// Give the bytes of a window of sample `row` to `take`, once.
+    fn pull(&self, row: usize, window: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 }
 
 /// n values of different length in one buffer.
@@ -173,6 +196,7 @@ impl Column {
         match self {
             Column::Fixed { samples, .. } => *samples,
             Column::Ragged(ragged) => ragged.len(),
+            Column::Pulled(pulled) => pulled.shapes.len(),
         }
     }
 
@@ -180,11 +204,12 @@ impl Column {
         self.len() == 0
     }
 
-    /// Bytes of the values alone.
+    /// Bytes of the values that are held here.
     pub fn value_bytes(&self) -> usize {
         match self {
             Column::Fixed { data, .. } => data.len(),
             Column::Ragged(ragged) => ragged.data.len(),
+            Column::Pulled(_) => 0,
         }
     }
 }

@@ -16,7 +16,12 @@ fn column(name: &str, kind: ColumnKind, codec: CodecName) -> ColumnSpec {
 
 /// One column of each layout and codec.
 pub fn schema() -> Vec<ColumnSpec> {
-    let tensor = |shape: &[Option<u64>], dtype: &str| ColumnKind::Tensor { dtype: dtype.into(), shape: shape.to_vec() };
+    let tensor = |shape: &[Option<u64>], dtype: &str| ColumnKind::Tensor { dtype: dtype.into(), shape: shape.to_vec(), tile: None };
+    let tiled = |shape: &[Option<u64>], tile: &[u64]| ColumnKind::Tensor {
+        dtype: "int16".into(),
+        shape: shape.to_vec(),
+        tile: Some(tile.to_vec()),
+    };
     vec![
         column("number", ColumnKind::Scalar { dtype: "int32".into() }, CodecName::None),
         column("packed_zstd", tensor(&[Some(8)], "float32"), CodecName::Zstd),
@@ -27,6 +32,8 @@ pub fn schema() -> Vec<ColumnSpec> {
         column("cloud", tensor(&[None, Some(2), None], "int16"), CodecName::None),
         column("large", tensor(&[None], "uint8"), CodecName::None),
         column("image", ColumnKind::Image { exif_orientation: true }, CodecName::None),
+        column("tiled", tiled(&[None, Some(3)], &[2, 2]), CodecName::None),
+        column("tiled_lz4", tiled(&[Some(4), Some(5)], &[4, 3]), CodecName::Lz4),
     ]
 }
 
@@ -63,6 +70,12 @@ pub fn batch(seed: u64, samples: usize) -> Result<Vec<Input>> {
         let png = encode_png(2, 3, 3, 8, &random.bytes(18))?;
         images.push((index % 4 != 1).then_some(&png[..]), &[]);
     }
+    let mut tiled = Ragged::default();
+    for index in 0..samples {
+        let rows = random.below(4);
+        tiled.push((index % 3 != 2).then_some(&random.bytes(rows as usize * 6)[..]), &[rows]);
+    }
+    let tiled_lz4 = fixed((0..samples * 40).map(|index| (index / 11) as u8).collect(), samples, Some(samples - 1));
     let labels = (0..samples).flat_map(|_| (random.below(2) as i64).to_le_bytes()).collect();
     let columns = [
         ("number", fixed(random.bytes(samples * 4), samples, Some(samples / 2))),
@@ -74,6 +87,8 @@ pub fn batch(seed: u64, samples: usize) -> Result<Vec<Input>> {
         ("cloud", Column::Ragged(cloud)),
         ("large", Column::Ragged(large)),
         ("image", Column::Ragged(images)),
+        ("tiled", Column::Ragged(tiled)),
+        ("tiled_lz4", tiled_lz4),
     ];
     Ok(columns.into_iter().map(|(name, column)| Input { name: name.into(), column }).collect())
 }

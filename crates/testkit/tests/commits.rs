@@ -27,7 +27,7 @@ fn machine(uuid: u8) -> Machine {
         samples_deleted: 0,
     };
     let fragment = Fragment { samples: 2, live: 2, runs: vec![penstock_format::ids::Run { first: 1 << 63, count: 2 }], files: Vec::new() };
-    Machine::new(transaction, vec![Delta::Fragment(fragment)], vec![1], 0)
+    Machine::new(transaction, vec![Delta::Fragment(fragment)], vec![1], 0, 0)
 }
 
 fn entry(log: &Log, number: u64) -> Result<LogEntry> {

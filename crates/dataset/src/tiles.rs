@@ -1,0 +1,304 @@
+//! Parts of tiled samples: a window of each sample asked for is put together from the tiles it meets, and of those from the
+//! checksum units that hold it. All windows of a call are planned together, and read in groups, so that no more than one group
+//! is held beside what the caller gets (docs/design/0005-tiles.md).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use penstock_error::{Error, Kind, Result};
+use penstock_format::datafile::{Codec, Layout, UNIT_BYTES};
+use penstock_format::schema::ColumnSpec;
+use penstock_tensor::window::{Window, elements, runs, whole};
+
+use crate::config::Config;
+use crate::context::Context;
+use crate::datafile::{DataFile, Decoded};
+use crate::fetch::{Fetched, Wanted};
+use crate::parallel;
+use crate::plan::Plan;
+use crate::read::{Nulls, OnCorrupt, Source, set_null};
+use crate::snapshot::Snapshot;
+
+/// A window of one sample, and the place in the answer that it goes to.
+struct Job {
+    place: u32,
+    file: Arc<DataFile>,
+    chunk: usize,
+    row: u64,
+    window: Window,
+}
+
+/// What a job needs of one tile.
+struct Part {
+    job: usize,
+    /// Number of the tile in its sample, and of its block in the chunk.
+    tile: u64,
+    block: usize,
+}
+
+/// Where windows go.
+pub enum Targets<'a> {
+    /// Equal ones, one after the other.
+    Even { out: &'a mut [u8], bytes: usize },
+    /// Each to a buffer of its own.
+    Each(Vec<&'a mut [u8]>),
+}
+
+impl Targets<'_> {
+    fn get(&mut self, place: u32) -> &mut [u8] {
+        match self {
+            Targets::Even { out, bytes } => &mut out[place as usize * *bytes..][..*bytes],
+            Targets::Each(buffers) => buffers[place as usize],
+        }
+    }
+}
+
+/// Tiled samples of one column that are to be read.
+#[derive(Default)]
+pub struct Tiles(Vec<Job>);
+
+impl Tiles {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Where the samples go.
+    pub fn places(&self) -> Vec<u32> {
+        self.0.iter().map(|job| job.place).collect()
+    }
+
+    /// Add a sample, or a window of it. Gives the window.
+    pub fn add(&mut self, source: &Source<'_>, (row, place): (u64, u32), window: Option<&Window>) -> &Window {
+        let window = window.cloned().unwrap_or_else(|| whole(&source.entry().shape_of(row)));
+        self.0.push(Job { place, file: source.file.clone(), chunk: source.chunk, row, window });
+        &self.0[self.0.len() - 1].window
+    }
+}
+
+impl Snapshot {
+    /// Shapes of the samples of a plan in the order asked, no shape for a null; nothing at all where one of them is not tiled.
+    /// Cost: the tails of the data files.
+    pub fn shapes(&self, plan: &Plan, column: &ColumnSpec) -> Result<Option<Vec<Option<Vec<u64>>>>> {
+        if !self.context.storage.mapped() {
+            self.open_files(plan, &[column])?;
+        }
+        let mut shapes = vec![None; plan.len()];
+        let mut tiled = true;
+        self.each_source(plan, column, false, |source, rows| {
+            let Some(source) = source else { return Ok(()) };
+            let entry = source.entry();
+            tiled &= entry.layout == Layout::Tiled;
+            if tiled {
+                let valid = rows.iter().filter(|(row, _)| entry.is_valid(*row));
+                valid.for_each(|(row, place)| shapes[*place as usize] = Some(entry.shape_of(*row)));
+            }
+            Ok(())
+        })?;
+        Ok(tiled.then_some(shapes))
+    }
+
+    /// Read a window of each sample of a plan, all of which `shapes` has found to be tiled, into buffers of just that size;
+    /// those of nulls stay as they are. A window that its sample does not hold is refused. Cost: the checksum units that hold the windows, one copy.
+    pub fn read_windows(&self, plan: &Plan, column: &ColumnSpec, windows: &[Window], outs: Vec<&mut [u8]>) -> Result<Nulls> {
+        let (mut tiles, mut nulls) = (Tiles::default(), None);
+        let size = column.kind.stored()?.0.size();
+        self.each_source(plan, column, false, |source, rows| {
+            for (row, place) in rows {
+                let Some(source) = source.filter(|source| source.entry().is_valid(*row)) else {
+                    set_null(&mut nulls, plan.len(), *place, &mut []);
+                    continue;
+                };
+                let (window, shape) = (&windows[*place as usize], source.entry().shape_of(*row));
+                let bytes = elements(window).and_then(|elements| usize::try_from(elements).ok()?.checked_mul(size));
+                let inside = window.len() == shape.len() && window.iter().zip(&shape).all(|(range, size)| range.end <= *size);
+                if source.entry().layout != Layout::Tiled || !inside || bytes != Some(outs[*place as usize].len()) {
+                    let text = format!("the window {window:?} is not inside a tiled sample of shape {shape:?}");
+                    return Err((Error::new("invalid-argument", text), *place));
+                }
+                tiles.add(source, (*row, *place), Some(window));
+            }
+            Ok(())
+        })?;
+        self.read_tiles(plan, column, tiles, &mut Targets::Each(outs), OnCorrupt::Raise, &mut nulls)?;
+        Ok(nulls)
+    }
+
+    /// Read the windows of `tiles` into their targets.
+    pub fn read_tiles(
+        &self,
+        plan: &Plan,
+        column: &ColumnSpec,
+        tiles: Tiles,
+        targets: &mut Targets<'_>,
+        on_corrupt: OnCorrupt,
+        nulls: &mut Nulls,
+    ) -> Result<()> {
+        let jobs = tiles.0;
+        let mut parts = Vec::new();
+        for (index, job) in jobs.iter().enumerate().filter(|(_, job)| elements(&job.window) != Some(0)) {
+            let Some((grid, first)) = job.file.tail.chunks[job.chunk].grid_of(job.row) else { continue };
+            parts.extend(grid.meeting(&job.window).into_iter().map(|tile| Part { job: index, tile, block: (first + tile) as usize }));
+        }
+        let bytes_of = |part: &Part| {
+            let entry = &jobs[part.job].file.tail.chunks[jobs[part.job].chunk];
+            entry.raw_bytes.as_ref().unwrap_or(&entry.stored_bytes).get(part.block)
+        };
+        // More than half of what the cache holds is not kept in it.
+        let cached = parts.iter().map(bytes_of).sum::<u64>() <= Context::block_cache_bytes() / 2;
+        let mut failed: Vec<Option<Error>> = jobs.iter().map(|_| None).collect();
+        let mut rest = &parts[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |part: &&Part| {
+                bytes += bytes_of(part);
+                bytes <= Config::memory_bytes() / 16
+            };
+            let (group, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            rest = later;
+            self.read_group(&jobs, group, cached, targets, &mut failed)?;
+        }
+        for (job, error) in jobs.iter().zip(failed) {
+            match error {
+                None => {}
+                Some(error) if on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt => {
+                    set_null(nulls, plan.len(), job.place, targets.get(job.place));
+                }
+                Some(error) => return Err(self.locate_error(error, plan, column, job.place)),
+            }
+        }
+        Ok(())
+    }
+
+    fn read_group(
+        &self,
+        jobs: &[Job],
+        group: &[Part],
+        cached: bool,
+        targets: &mut Targets<'_>,
+        failed: &mut [Option<Error>],
+    ) -> Result<()> {
+        let wanted = group.iter().flat_map(|part| {
+            let job = &jobs[part.job];
+            let units = match job.file.tail.chunks[job.chunk].codec {
+                _ if !job.file.ranged => Vec::new(),
+                Codec::None => part.units(jobs).into_iter().map(Some).collect(),
+                _ => vec![None],
+            };
+            units.into_iter().map(|unit| Wanted::new(&job.file, job.chunk, part.block, unit))
+        });
+        let fetched = self.fetch_tiles(wanted, cached)?;
+        self.announce_tiles(jobs, group);
+        // Checksums and codecs on all threads, then the copies.
+        let work = group.iter().map(|part| jobs[part.job].file.tail.chunks[jobs[part.job].chunk].stored_bytes.get(part.block)).sum::<u64>();
+        let tiles = parallel::map(group.len(), work as usize, |index| self.tile(jobs, &group[index], &fetched))?;
+        for (part, tile) in group.iter().zip(tiles) {
+            let job = &jobs[part.job];
+            let entry = &job.file.tail.chunks[job.chunk];
+            let (Some((grid, _)), Ok(tile)) = (entry.grid_of(job.row), &tile) else {
+                failed[part.job] = failed[part.job].take().or(tile.err());
+                continue;
+            };
+            let target = targets.get(job.place);
+            runs(&grid.tile(part.tile), &job.window, entry.dtype.size(), |from, to, bytes| tile.copy(from, &mut target[to..to + bytes]));
+        }
+        Ok(())
+    }
+
+    /// Tell the store which parts of its maps will be read, neighbours as one.
+    fn announce_tiles(&self, jobs: &[Job], group: &[Part]) {
+        let mut open: Option<(&Job, usize, usize)> = None;
+        let told = |(job, begin, end): (&Job, usize, usize)| self.context.storage.will_need(&job.file.map[begin..end]);
+        for part in group.iter().filter(|part| !jobs[part.job].file.ranged) {
+            let job = &jobs[part.job];
+            let entry = &job.file.tail.chunks[job.chunk];
+            let begin = entry.offset.get(part.block) as usize;
+            let end = begin + entry.stored_bytes.get(part.block) as usize;
+            open = match open {
+                Some((before, first, last))
+                    if Arc::ptr_eq(&before.file, &job.file) && (last..last + ANNOUNCED_GAP_BYTES).contains(&begin) =>
+                {
+                    Some((before, first, end))
+                }
+                before => {
+                    before.into_iter().for_each(told);
+                    Some((job, begin, end))
+                }
+            };
+        }
+        open.into_iter().for_each(told);
+    }
+
+    /// What a part reads from: verified, and decoded.
+    fn tile<'a>(&self, jobs: &'a [Job], part: &Part, fetched: &Fetched) -> Result<Tile<'a>> {
+        let Job { file, chunk, .. } = &jobs[part.job];
+        let entry = &file.tail.chunks[*chunk];
+        if entry.codec != Codec::None {
+            return Ok(match file.block(&self.context, fetched, *chunk, part.block)? {
+                Decoded::Mapped(range) => Tile::Mapped(&file.map[range]),
+                Decoded::Owned(bytes) => Tile::Decoded(bytes),
+            });
+        }
+        let units = part.units(jobs);
+        if !file.ranged {
+            units.into_iter().try_for_each(|unit| file.verify_units(*chunk, part.block, unit..unit + 1))?;
+            let (begin, bytes) = (entry.offset.get(part.block) as usize, entry.stored_bytes.get(part.block) as usize);
+            return Ok(Tile::Mapped(&file.map[begin..begin + bytes]));
+        }
+        let first = units.first().copied().unwrap_or(0);
+        let mut held = Vec::with_capacity(units.len());
+        for unit in units {
+            held.resize(unit - first, Bytes::new()); // Units between two that are needed are never looked at.
+            held.push(fetched.get(file.key(*chunk, part.block, Some(unit)))?);
+        }
+        Ok(Tile::Units { first, held })
+    }
+}
+
+/// Reading this much in vain costs less than another system call.
+const ANNOUNCED_GAP_BYTES: usize = 16 << 10;
+
+impl Part {
+    /// The checksum units of the tile's block that hold what the window wants.
+    fn units(&self, jobs: &[Job]) -> Vec<usize> {
+        let job = &jobs[self.job];
+        let entry = &job.file.tail.chunks[job.chunk];
+        let (_, count) = entry.units_of(self.block);
+        let in_parts = count > 1 && entry.codec == Codec::None;
+        let Some((grid, _)) = entry.grid_of(job.row).filter(|_| in_parts) else { return (0..count).collect() };
+        let mut needed = vec![false; count];
+        runs(&grid.tile(self.tile), &job.window, entry.dtype.size(), |from, _, bytes| {
+            needed[from / UNIT_BYTES as usize..=(from + bytes - 1) / UNIT_BYTES as usize].fill(true);
+        });
+        (0..count).filter(|unit| needed[*unit]).collect()
+    }
+}
+
+/// The bytes of a tile, as far as they are needed.
+enum Tile<'a> {
+    Mapped(&'a [u8]),
+    Decoded(Bytes),
+    /// Checksum units from `first` on.
+    Units {
+        first: usize,
+        held: Vec<Bytes>,
+    },
+}
+
+impl Tile<'_> {
+    /// Copy what begins at `from` in the tile.
+    fn copy(&self, mut from: usize, mut out: &mut [u8]) {
+        match self {
+            Tile::Mapped(bytes) => out.copy_from_slice(&bytes[from..from + out.len()]),
+            Tile::Decoded(bytes) => out.copy_from_slice(&bytes[from..from + out.len()]),
+            Tile::Units { first, held } => {
+                while !out.is_empty() {
+                    let unit = &held[from / UNIT_BYTES as usize - first][from % UNIT_BYTES as usize..];
+                    let (now, later) = out.split_at_mut(unit.len().min(out.len()));
+                    now.copy_from_slice(&unit[..now.len()]);
+                    from += now.len();
+                    out = later;
+                }
+            }
+        }
+    }
+}

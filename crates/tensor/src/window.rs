@@ -1,0 +1,220 @@
+//! Windows of an n-dimensional array, the grid of tiles over one, and copies between two windows that overlap.
+
+use std::ops::Range;
+
+/// A part of an array: one range a dimension.
+pub type Window = Vec<Range<u64>>;
+
+/// What a tile aims at by itself: one checksum unit of the format.
+pub const TILE_BYTES: u64 = 64 << 10;
+/// A sample of more tiles gets larger ones, so that its index stays small.
+pub const SAMPLE_TILES: u64 = 1 << 17;
+/// A last dimension up to this length is cut only when nothing else is left to cut: it is read as a whole more often than not.
+const WHOLE_LAST: u64 = 64;
+
+/// All of an array.
+pub fn whole(shape: &[u64]) -> Window {
+    shape.iter().map(|size| 0..*size).collect()
+}
+
+/// Number of elements; nothing where that is more than a u64 holds.
+pub fn elements(window: &[Range<u64>]) -> Option<u64> {
+    window.iter().try_fold(1u64, |product, range| product.checked_mul(range.end.saturating_sub(range.start)))
+}
+
+/// The tiles of one sample: equal, but for those at the far edges, which are clipped. Counted in row-major order.
+#[derive(Debug, Clone)]
+pub struct Grid {
+    shape: Vec<u64>,
+    tile: Vec<u64>,
+    counts: Vec<u64>,
+}
+
+impl Grid {
+    /// No side of `tile` is 0, and it has as many as `shape`.
+    pub fn new(shape: &[u64], tile: &[u64]) -> Grid {
+        let counts = shape.iter().zip(tile).map(|(size, side)| size.div_ceil(*side)).collect();
+        Grid { shape: shape.to_vec(), tile: tile.to_vec(), counts }
+    }
+
+    /// Number of tiles; nothing where that is more than a u64 holds.
+    pub fn tiles(&self) -> Option<u64> {
+        self.counts.iter().try_fold(1u64, |product, count| product.checked_mul(*count))
+    }
+
+    /// Where tile `index` lies in the sample.
+    pub fn tile(&self, mut index: u64) -> Window {
+        let mut window = vec![0..0; self.shape.len()];
+        for axis in (0..self.shape.len()).rev() {
+            let at = index % self.counts[axis] * self.tile[axis];
+            index /= self.counts[axis];
+            window[axis] = at..(at + self.tile[axis]).min(self.shape[axis]);
+        }
+        window
+    }
+
+    /// The tiles that a window which is not empty meets, ascending.
+    pub fn meeting(&self, window: &[Range<u64>]) -> Vec<u64> {
+        let mut found = vec![0];
+        for ((range, side), count) in window.iter().zip(&self.tile).zip(&self.counts) {
+            let along = range.start / side..range.end.div_ceil(*side);
+            found = found.iter().flat_map(|before| along.clone().map(move |at| before * count + at)).collect();
+        }
+        found
+    }
+
+    /// Cut the sample into windows of whole tiles, of at most `bytes` bytes where one tile is not more than that. In this order
+    /// their tiles are in row-major order.
+    pub fn slabs(&self, element_bytes: u64, bytes: u64) -> Vec<Window> {
+        let thick = |axis: usize| self.tile[axis].min(self.shape[axis]);
+        let after = |axis: usize| self.shape[axis + 1..].iter().fold(element_bytes, |product, size| product.saturating_mul(*size));
+        // The first axis along which one layer of tiles, whole in all later ones, fits.
+        let before = |axis: usize| (0..axis).fold(1u64, |product, axis| product.saturating_mul(thick(axis)));
+        let layer = |axis: usize| before(axis).saturating_mul(thick(axis)).saturating_mul(after(axis));
+        let last = self.shape.len().saturating_sub(1);
+        let axis = (0..last).find(|axis| layer(*axis) <= bytes).unwrap_or(last);
+        let layers = (bytes / layer(axis).max(1)).max(1);
+        let step = |at: usize| if at == axis { self.tile[at] * layers } else { self.tile[at] };
+        let mut slabs = vec![Window::new()];
+        for (at, size) in self.shape.iter().enumerate() {
+            let step = if at > axis { *size } else { step(at) };
+            let ranges = (0..size.div_ceil(step)).map(|index| index * step..((index + 1) * step).min(*size));
+            slabs = slabs.iter().flat_map(|slab| ranges.clone().map(move |range| [&slab[..], &[range]].concat())).collect();
+        }
+        slabs
+    }
+}
+
+/// The tile for samples of a shape: about `TILE_BYTES`, sides as equal as halving makes them.
+pub fn default_tile(shape: &[u64], element_bytes: u64) -> Vec<u64> {
+    let mut target = TILE_BYTES.max(element_bytes);
+    loop {
+        let mut tile: Vec<u64> = shape.iter().map(|size| (*size).max(1)).collect();
+        while tile.iter().fold(element_bytes, |product, side| product.saturating_mul(*side)) > target {
+            let last = tile.len() - 1;
+            let rank = |axis: usize| (axis != last || tile[axis] > WHOLE_LAST, tile[axis], axis);
+            let Some(axis) = (0..tile.len()).filter(|axis| tile[*axis] > 1).max_by_key(|axis| rank(*axis)) else { break };
+            tile[axis] = tile[axis].div_ceil(2);
+        }
+        if Grid::new(shape, &tile).tiles().is_none_or(|tiles| tiles <= SAMPLE_TILES) || target > u64::MAX / 4 {
+            return tile;
+        }
+        target *= 2;
+    }
+}
+
+/// Visit what two windows of one array share, in runs that lie together in the row-major bytes of both:
+/// (offset in `from`, offset in `to`, bytes).
+pub fn runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mut each: impl FnMut(usize, usize, usize)) {
+    let shared: Window = from.iter().zip(to).map(|(from, to)| from.start.max(to.start)..from.end.min(to.end)).collect();
+    if shared.iter().any(|range| range.start >= range.end) {
+        return;
+    }
+    let length = |range: &Range<u64>| (range.end - range.start) as usize;
+    // Per axis: steps in both, and where what is shared begins.
+    let (mut from_at, mut to_at, mut from_step, mut to_step) = (0, 0, element_bytes, element_bytes);
+    let mut axes = Vec::with_capacity(shared.len());
+    let (mut run, mut together) = (element_bytes, true);
+    for axis in (0..shared.len()).rev() {
+        from_at += (shared[axis].start - from[axis].start) as usize * from_step;
+        to_at += (shared[axis].start - to[axis].start) as usize * to_step;
+        match together {
+            true => run *= length(&shared[axis]),
+            false => axes.push((length(&shared[axis]), from_step, to_step, 0)),
+        }
+        together &= shared[axis] == from[axis] && shared[axis] == to[axis];
+        from_step *= length(&from[axis]);
+        to_step *= length(&to[axis]);
+    }
+    // `axes` has the innermost first; the last number counts.
+    loop {
+        each(from_at, to_at, run);
+        let mut axis = 0;
+        loop {
+            let Some((count, from_step, to_step, at)) = axes.get_mut(axis) else { return };
+            *at += 1;
+            from_at += *from_step;
+            to_at += *to_step;
+            if *at < *count {
+                break;
+            }
+            from_at -= *from_step * *count;
+            to_at -= *to_step * *count;
+            *at = 0;
+            axis += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small array whose elements are their own numbers, as bytes.
+    fn numbered(shape: &[u64]) -> Vec<u8> {
+        (0..shape.iter().product::<u64>()).flat_map(|index| (index as u16).to_le_bytes()).collect()
+    }
+
+    fn cut(array: &[u8], shape: &[u64], window: &[Range<u64>]) -> Vec<u8> {
+        let mut out = vec![0xAA; elements(window).unwrap_or(0) as usize * 2];
+        runs(&whole(shape), window, 2, |from, to, bytes| out[to..to + bytes].copy_from_slice(&array[from..from + bytes]));
+        out
+    }
+
+    #[test]
+    fn a_window_put_together_from_tiles_is_the_window() {
+        for (shape, tile) in
+            [(vec![7, 9, 5], vec![3, 4, 5]), (vec![40], vec![7]), (vec![6, 6], vec![1, 6]), (vec![2, 3, 4, 5], vec![2, 2, 3, 2])]
+        {
+            let (array, grid) = (numbered(&shape), Grid::new(&shape, &tile));
+            let tiles: Vec<Vec<u8>> = (0..grid.tiles().unwrap_or(0)).map(|index| cut(&array, &shape, &grid.tile(index))).collect();
+            assert_eq!(tiles.iter().map(Vec::len).sum::<usize>(), array.len());
+            for low in 0..4 {
+                let window: Window = shape.iter().map(|size| low.min(size - 1)..size - low.min(size - 1) / 2).collect();
+                let mut out = vec![0; elements(&window).unwrap_or(0) as usize * 2];
+                let mut filled = 0;
+                for index in grid.meeting(&window) {
+                    runs(&grid.tile(index), &window, 2, |from, to, bytes| {
+                        out[to..to + bytes].copy_from_slice(&tiles[index as usize][from..from + bytes]);
+                        filled += bytes;
+                    });
+                }
+                assert_eq!((&out, filled), (&cut(&array, &shape, &window), out.len()), "{shape:?} {tile:?} {window:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn slabs_hold_the_tiles_in_order() {
+        for (shape, tile, bytes) in [
+            (vec![7, 9, 5], vec![3, 4, 5], 200),
+            (vec![7, 9, 5], vec![3, 4, 2], 50),
+            (vec![40], vec![7], 30),
+            (vec![7, 9], vec![3, 4], 1 << 20),
+        ] {
+            let grid = Grid::new(&shape, &tile);
+            let slabs = grid.slabs(2, bytes);
+            let tiles: Vec<u64> = slabs.iter().flat_map(|slab| grid.meeting(slab)).collect();
+            assert_eq!(tiles, (0..grid.tiles().unwrap_or(0)).collect::<Vec<_>>(), "{shape:?} {tile:?}");
+            let tile_bytes = tile.iter().product::<u64>() * 2;
+            assert!(slabs.iter().all(|slab| elements(slab).is_some_and(|elements| elements * 2 <= bytes.max(tile_bytes))));
+        }
+    }
+
+    #[test]
+    fn tiles_are_about_one_checksum_unit_and_suit_slices() {
+        assert_eq!(default_tile(&[2048, 2048, 64], 2), [32, 16, 64]);
+        assert_eq!(default_tile(&[300, 1080, 1920, 3], 1), [19, 34, 30, 3]);
+        assert_eq!(default_tile(&[35_000_000], 4), [8545]);
+        let (shape, tile) = ([100_000, 1 << 20], default_tile(&[100_000, 1 << 20], 4));
+        assert!(Grid::new(&shape, &tile).tiles().is_some_and(|tiles| tiles <= SAMPLE_TILES), "{tile:?}");
+        assert_eq!(default_tile(&[5, 0, 3], 1 << 20), [1, 1, 1]);
+    }
+
+    #[test]
+    fn absurd_sizes_are_told_apart() {
+        assert_eq!(Grid::new(&[1 << 40, 1 << 40], &[1, 1]).tiles(), None);
+        assert_eq!(elements(&[0..1 << 40, 0..1 << 40]), None);
+        assert_eq!(elements(&[3..2]), Some(0));
+    }
+}

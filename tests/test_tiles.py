@@ -1,0 +1,320 @@
+"""Tiled tensors: windows are what NumPy gives, and cost the tiles that hold them; samples larger than memory."""
+
+import multiprocessing
+import pathlib
+import pickle
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import penstock as ps
+import pytest
+import zarr
+from conftest import spent
+
+
+def numbered(*shape, dtype="int32"):
+    return np.arange(np.prod(shape), dtype=dtype).reshape(shape)
+
+
+KEYS = [
+    (0, slice(None), slice(None)), (3, 5, 7), (slice(3, 17), slice(10, 11), slice(20, 3, -4)), (Ellipsis, 2), (slice(2, 30, 7), Ellipsis),
+    (-1, slice(-9, None), -3), (slice(5, 5), 1), ([4, 0, -2], slice(1, 40, 3)), ([1, 8], [2, 3], 4), (None, 3, slice(None, None, -1)),
+    (slice(None), np.arange(50) % 2 == 0, 1), (), (slice(39, None, -13), slice(49, 12), 0), (7, None, slice(30, 31), Ellipsis, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize("tile", [(16, 16, 60), (7, 50, 9), (40, 50, 60), (1, 1, 60)])
+def test_windows_are_what_numpy_gives(root, tile, codec):
+    volumes = np.stack([numbered(40, 50, 60), -numbered(40, 50, 60)])
+    ds = ps.create(root, {"volume": ps.Tensor((40, 50, 60), "int32", tile=tile, codec=codec)})
+    ds.append({"volume": volumes})
+    assert ds.schema["volume"].tile == tile
+    for key in KEYS:
+        for row in (0, 1, -1):
+            found = ds["volume"][(row, *key)]
+            np.testing.assert_array_equal(found, volumes[row][key])
+            assert found.dtype == np.int32
+    np.testing.assert_array_equal(ds["volume"][[1, 0, 1]], volumes[[1, 0, 1]])
+    several = ds["volume"][[1, 0], 3:9, 4]
+    np.testing.assert_array_equal(several[0], volumes[1, 3:9, 4])
+    np.testing.assert_array_equal(several[1], volumes[0, 3:9, 4])
+    assert [part.tolist() for part in ds["volume"][0:2, 0, 0, :3]] == [[0, 1, 2], [0, -1, -2]]
+    again = pickle.loads(pickle.dumps(ds.select([1])))
+    np.testing.assert_array_equal(again["volume"][0, 30:, 2], volumes[1, 30:, 2])
+    assert ds.verify()["problems"] == []
+
+
+def test_ragged_samples_nulls_and_empty_ones(root):
+    ds = ps.create(root, {"number": "int32", "cloud": ps.Tensor((None, 3, None), "float32", tile=(100, 3, 2))})
+    rng = np.random.default_rng(0)
+    clouds = [rng.random((900, 3, 5), np.float32), None, rng.random((0, 3, 5), np.float32), rng.random((99, 3, 1), np.float32)]
+    ds.append({"number": [0]})
+    ds.append({"number": [1, 2, 3, 4], "cloud": clouds})
+    with ds.transaction() as transaction:
+        transaction.append({"number": [5]})
+        transaction.append({"number": [6], "cloud": [clouds[0] + 1]})
+        transaction.append({"number": [7]})
+    values = ds.take(range(8))["cloud"]
+    assert [value is None for value in values] == [True, False, True, False, False, True, False, True]
+    for row, wanted in [(1, clouds[0]), (3, clouds[2]), (4, clouds[3]), (6, clouds[0] + 1)]:
+        np.testing.assert_array_equal(values[row], wanted)
+        np.testing.assert_array_equal(ds["cloud"][row, 5:250:3, 1], wanted[5:250:3, 1])
+    assert ds["cloud"][2, 0] is None and ds["cloud"][[0, 2], 0] == [None, None]
+    assert ds["cloud"][3].shape == (0, 3, 5)
+    assert ds.verify()["problems"] == []
+    with pytest.raises(ps.OutOfRangeError, match="cannot read index 99: the dimension has 99 elements"):
+        ds["cloud"][4, 99]
+    with pytest.raises(ps.OutOfRangeError, match="more indices than the 3 dimensions"):
+        ds["cloud"][4, 0, 0, 0, 0]
+    assert [len(batch) for batch in ds.scan(batch_size=5)] == [5, 3]
+
+
+def test_nulls_of_fixed_shape_take_no_space(root):
+    ds = ps.create(root, {"number": "int32", "volume": ps.Tensor((1 << 20, 1 << 20), "float64")})
+    ds.append({"number": [1, 2], "volume": [None, None]})
+    with ds.transaction() as transaction:
+        transaction.append({"number": [3]})
+        transaction.append({"number": [4], "volume": [None]})
+    assert len(ds) == 4 and ds["volume"][2, 5:9, 7] is None and ds.layout()["volume"]["stored_bytes"] < 100
+    assert ds.verify()["problems"] == []
+
+
+def test_large_samples_are_tiled_by_themselves_and_small_ones_are_not(root):
+    ds = ps.create(
+        root, {"small": ps.Tensor((64, 64), "int32"), "large": ps.Tensor((2048, 1024), "int32"), "any": ps.Tensor((None, None), "int16")}
+    )
+    large = numbered(2, 2048, 1024)
+    ds.append({"small": large[:, :64, :64], "large": large, "any": [np.ones((2, 2), np.int16), np.ones((3000, 2000), np.int16)]})
+    layout = ds.layout()
+    assert layout["large"]["blocks"] == 2 * 128 and layout["small"]["blocks"] < 3, "tiles of one checksum unit"
+    ds.append({"any": [numbered(3000, 2000, dtype="int16"), None, numbered(2, 3, dtype="int16")]})
+    np.testing.assert_array_equal(ds["any"][2, 2990:, ::500], numbered(3000, 2000, dtype="int16")[2990:, ::500])
+    np.testing.assert_array_equal(ds["any"][4, 1], [3, 4, 5])
+    np.testing.assert_array_equal(ds["large"][1, 1000:1003, 7], large[1, 1000:1003, 7])
+    np.testing.assert_array_equal(ds["small"][1, 10:13, 7], large[1, 10:13, 7])
+    np.testing.assert_array_equal(ds[0]["large"], large[0])
+    assert ds.verify()["problems"] == []
+
+
+def test_a_large_sample_after_small_ones_begins_a_fragment(root):
+    ds = ps.create(root, {"any": ps.Tensor((None, None), "uint8"), "number": "int32"})
+    rng = np.random.default_rng(0)
+    small, large = rng.integers(0, 256, (3, 4), np.uint8), rng.integers(0, 256, (3000, 4000), np.uint8)
+    with ds.transaction() as transaction:
+        transaction.append({"any": [small] * 100, "number": range(100)})
+        transaction.append({"any": [large], "number": [100]})
+        transaction.append({"any": [small] * 5, "number": range(101, 106)})
+        transaction.append({"any": [small] * 2000, "number": range(106, 2106)})
+    assert ds["number"][:].tolist() == list(range(2106))
+    np.testing.assert_array_equal(ds["any"][100, 17:2000:5, 3999], large[17:2000:5, 3999])
+    for row in (0, 99, 101, 105, 2105):
+        np.testing.assert_array_equal(ds["any"][row], small)
+    assert ds.layout()["any"]["blocks"] < 400, "the last samples are packed again"
+
+
+# What a window costs
+
+
+@pytest.fixture(scope="module")
+def volume(tmp_path_factory):
+    """One sample of 512 MiB, as DESIGN section 8 names it."""
+    place = tmp_path_factory.mktemp("volume") / "dataset"
+    ds = ps.create(place, {"volume": ps.Tensor((2048, 2048, 64), "int16")})
+    values = np.random.default_rng(0).integers(-(2**15), 2**15, (2048, 2048, 64), dtype=np.int16)
+    ds.append({"volume": values[None]})
+    return place, values
+
+
+def cost_of(place, key):
+    """Ranges and bytes that a part takes in a process that has read nothing but the tail; run in a child of its own."""
+    ds = ps.open(place, io="buffered")
+    ds._view.shapes([0], "volume")
+    found = []
+    cost = spent(ds, lambda: found.append(ds["volume"][key]))
+    assert spent(ds, lambda: ds["volume"][key]) == {}, "its tiles are in the cache"
+    return cost["ranges"], cost["range_bytes"], found[0]
+
+
+@pytest.mark.local
+def test_windows_read_little_more_than_they_give(volume):
+    place, values = volume
+    rng = np.random.default_rng(1)
+    corners = [[int(rng.integers(0, size - 63)) for size in values.shape] for _ in range(200)]
+    keys = [(0, *(slice(low, low + 64) for low in corner)) for corner in corners]
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        costs = pool.starmap(cost_of, [(place, key) for key in keys], chunksize=1)
+        [(ranges, received, plane)] = pool.starmap(cost_of, [(place, (0, slice(1000, 1001)))])
+    for key, (_, _, found) in zip(keys, costs, strict=True):
+        np.testing.assert_array_equal(found, values[key[1:]])
+    assert max(ranges for ranges, _, _ in costs) <= 4
+    assert sum(received for _, received, _ in costs) <= 2.5 * 200 * 64**3 * 2
+    np.testing.assert_array_equal(plane, values[1000:1001])
+    assert ranges <= 4 and received <= 40 * 2048 * 64 * 2
+
+
+@pytest.mark.local
+def test_of_large_tiles_only_the_checksum_units_are_read(tmp_path):
+    values = numbered(512, 1024, 4)
+    ds = ps.create(tmp_path / "dataset", {"volume": ps.Tensor((512, 1024, 4), "int32", tile=(256, 1024, 4))})
+    ds.append({"volume": values[None]})
+    ds = ps.open(tmp_path / "dataset", io="buffered")
+    ds["volume"][0, 0, 0]
+    cost = spent(ds, lambda: np.testing.assert_array_equal(ds["volume"][0, 300:305], values[300:305]))
+    assert cost == {"ranges": 1, "range_bytes": 2 << 16}, "rows of 16 KiB: four in a unit, five in two"
+    cost = spent(ds, lambda: np.testing.assert_array_equal(ds["volume"][0, 296:308, 1000:], values[296:308, 1000:]))
+    assert cost["range_bytes"] == 1 << 16, "two of three are in the cache"
+
+
+def test_a_damaged_tile_spoils_only_what_needs_it(root, request):
+    if request.config.getoption("--store") in ("s3", "proxy"):
+        pytest.skip("needs the files")
+    values = numbered(2, 1024, 1024)
+    ds = ps.create(root, {"volume": ps.Tensor((1024, 1024), "int32", tile=(128, 128))})
+    ds.append({"volume": values})
+    [data] = (pathlib.Path(root) / "d").iterdir()
+    body = bytearray(data.read_bytes())
+    body[64 * 65536 + 5 * 65536 + 8192] ^= 1
+    data.write_bytes(body)
+    ds = ps.open(root)
+    np.testing.assert_array_equal(ds["volume"][1, 128:], values[1, 128:])
+    with pytest.raises(ps.CorruptError, match=r"sample 1 of column `volume`.*crc32c"):
+        ds["volume"][1, :200]
+    batch = ds.take([0, 1], on_corrupt="null")["volume"]
+    assert batch[1].mask.all() and not np.ma.getmaskarray(batch)[0].any()
+    np.testing.assert_array_equal(batch[0], values[0])
+    assert [problem.code for _, problem in ds.verify()["problems"]] == ["block-checksum"]
+
+
+# Sources that read their own parts
+
+
+def sources(folder, values):
+    np.save(folder / "values.npy", values)
+    with h5py.File(folder / "values.h5", "w") as file:
+        file.create_dataset("values", data=values, chunks=True)
+    zarr.save_array(folder / "values.zarr", values)
+    yield np.load(folder / "values.npy", mmap_mode="r")
+    yield h5py.File(folder / "values.h5")["values"]
+    yield zarr.open_array(folder / "values.zarr", mode="r")
+
+
+def test_arrays_that_read_their_parts(root, tmp_path):
+    values = np.random.default_rng(0).random((3, 600, 800), dtype=np.float32)
+    given = list(sources(tmp_path, values))
+    ds = ps.create(root, {"volume": ps.Tensor((600, 800), "float32", tile=(100, 100)), "plain": ps.Tensor((600, 800), "float64")})
+    for source in given:
+        ds.append({"volume": source, "plain": source})
+        ds.append({"volume": [source[0], None], "plain": [None, source[1]]})
+    assert len(ds) == 15
+    for first in (0, 5, 10):
+        np.testing.assert_array_equal(ds["volume"][first : first + 3], values)
+        np.testing.assert_array_equal(ds["plain"][first : first + 3], values)
+        np.testing.assert_array_equal(ds["volume"][first + 3], values[0])
+    cube = ps.create(f"{root}-cube", {"cube": ps.Tensor((3, 600, None), "float32", tile=(1, 300, 300))})
+    for source in given:
+        cube.append({"cube": [source]})
+        np.testing.assert_array_equal(cube["cube"][-1, :, 299:302, 7], values[:, 299:302, 7])
+
+
+class Broken:
+    """Fails when half of it has been read."""
+
+    shape, dtype = (2048, 4096), np.dtype("float32")
+
+    def __getitem__(self, key):
+        if key[0].stop > 1024:
+            raise OSError("the disk went away")
+        return np.zeros((2048, 4096), np.float32)[key]
+
+
+@pytest.mark.parametrize("tile", [None, (64, 4096)])
+def test_a_source_that_fails_leaves_nothing(root, tile):
+    ds = ps.create(root, {"volume": ps.Tensor((2048, 4096), "float32", tile=tile), "number": "int32"})
+    ps.configure(memory_bytes=64 << 20)
+    try:
+        with pytest.raises(OSError, match="the disk went away"):
+            ds.append({"volume": [Broken()], "number": [1]})
+    finally:
+        ps.configure(memory_bytes=512 << 20)
+    assert len(ds) == len(ds.refresh()) == 0
+    ds.append({"volume": [np.ones((2048, 4096), np.float32)], "number": [2]})
+    assert ds["volume"][0, 7, 8] == 1 and ds.verify()["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.zeros((2048, 4095), np.float32), r"row 0 has the shape \(2048, 4095\), expected \(2048, 4096\)"),
+        (np.zeros((2048, 4096), np.complex64), "complex64, which does not fit float32"),
+        (np.full((2048, 4096), 1e300), "row 0 has 1e.300, which is out of the range of float32"),
+    ],
+)
+def test_large_values_that_do_not_fit(root, value, message):
+    ds = ps.create(root, {"volume": ps.Tensor((2048, 4096), "float32")})
+    with pytest.raises(ps.InvalidInputError, match=message):
+        ds.append({"volume": [value]})
+    assert len(ds.refresh()) == 0
+
+
+def test_tiles_that_cannot_be(root):
+    for tile in [(0, 4), (4,), (4, 4, 4), (4, -1), (4, 2.5), (True, 4)]:
+        with pytest.raises(ps.InvalidInputError, match="expected a whole number above 0 for each of 2 dimensions"):
+            ps.Tensor((8, 8), "int8", tile=tile)
+    ds = ps.create(root, {"volume": ps.Tensor((None, 2048), "int8", tile=(1, 1))})
+    with pytest.raises(ps.InvalidInputError, match=r"has 2097152 tiles of \[1, 1\], at most 1048576 are supported"):
+        ds.append({"volume": [np.zeros((1024, 2048), np.int8)]})
+
+
+PROGRAM = """
+import sys, threading, time
+import numpy as np
+import penstock as ps
+
+source, place, columns, rows = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+peak = 0
+def anonymous():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+def watch():
+    global peak
+    while True:
+        peak = max(peak, anonymous())
+        time.sleep(0.005)
+ps.create("memory://warm", {"x": "int32"}).append({"x": [1]})
+before = anonymous()
+threading.Thread(target=watch, daemon=True).start()
+values = np.memmap(source, np.int32, "r", shape=(rows, 1024, columns))
+ds = ps.create(place, {"volume": ps.Tensor((None, 1024, columns), "int32")})
+ds.append({"volume": [values]})
+rng = np.random.default_rng(0)
+for _ in range(50):
+    low = int(rng.integers(0, rows - 8))
+    found = ds["volume"][0, low:low + 8, 100:300]
+    assert found.shape == (8, 200, columns) and np.array_equal(found, values[low:low + 8, 100:300])
+assert ds.verify()["problems"] == []
+print(peak - before)
+"""
+
+
+def beyond_memory(tmp_path, place, gib):
+    """Append a memmap of that many GiB as one sample and read it back; gives the peak of anonymous memory beyond the interpreter."""
+    rows = int(gib * 1024)
+    with (tmp_path / "values.bin").open("wb") as file:
+        for row in range(rows):
+            file.write((np.arange(1 << 18, dtype=np.int32) * 3 + row).tobytes())
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "values.bin"), str(place), "256", str(rows)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def test_a_sample_larger_than_the_budget(root, tmp_path):
+    assert beyond_memory(tmp_path, root, 1) < 512 << 20
+
+
+@pytest.mark.soak
+@pytest.mark.local
+def test_six_gibibytes_as_one_sample(tmp_path, bucket):
+    for place in (tmp_path / "dataset", bucket):
+        assert beyond_memory(tmp_path, place, 6) < 512 << 20
