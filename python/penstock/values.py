@@ -86,7 +86,8 @@ class Rows:
 
 def numpy_dtype_of(source: Any) -> np.dtype[Any]:
     """Give the dtype of an array-like; TensorStore has one of its own."""
-    return np.dtype(getattr(source.dtype, "numpy_dtype", source.dtype))
+    dtype: np.dtype[Any] = np.dtype(getattr(source.dtype, "numpy_dtype", source.dtype))
+    return dtype
 
 
 def reads_its_parts(value: Any) -> bool:
