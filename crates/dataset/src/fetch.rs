@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
-use penstock_format::datafile::{FOOTER_BYTES, Layout};
+use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, Layout, UNIT_BYTES};
 use penstock_format::ids::data_name;
 use penstock_format::manifest::FileRef;
 use penstock_format::schema::ColumnSpec;
@@ -20,6 +20,8 @@ use crate::snapshot::Snapshot;
 
 /// Blocks closer than this are asked for together: a request costs more than the bytes between them.
 const GAP_BYTES: u64 = 128 << 10;
+/// The same for streams, which a device at hand answers.
+const STREAM_GAP_BYTES: u64 = 16 << 10;
 /// Blocks are joined up to this length.
 const JOINED_BYTES: u64 = 8 << 20;
 /// Data files up to this size are read whole, together with their tail.
@@ -145,7 +147,7 @@ impl Snapshot {
             for column in columns {
                 let Ok(Some(source)) = self.source(group, column) else { continue }; // Its reader tells why.
                 let (entry, chunk) = (source.entry(), source.chunk);
-                if !source.file.ranged || entry.layout == Layout::Tiled {
+                if !source.file.ranged || entry.layout == Layout::Tiled || self.streams(entry) {
                     continue;
                 }
                 let mut blocks: Vec<usize> =
@@ -161,6 +163,71 @@ impl Snapshot {
             }
         }
         wanted
+    }
+
+    /// Read checksum units or small blocks, none of them compressed, and show each to `copy` once, verified, in any order; nothing
+    /// is kept. Gives the error of each that could not be read. Only where the store streams.
+    pub fn stream(&self, wanted: &[Wanted], mut copy: impl FnMut(usize, &[u8])) -> Result<Vec<Option<Error>>> {
+        let mut failed: Vec<Option<Error>> = wanted.iter().map(|_| None).collect();
+        let mut order: Vec<usize> = (0..wanted.len()).collect();
+        order.sort_by_key(|index| (wanted[*index].key.0, wanted[*index].offset));
+        for again in [true, false] {
+            let (members, ranges) = self.stream_ranges(wanted, &order);
+            order.clear();
+            let answers = self.context.storage.stream(&ranges, &mut |range, bytes| {
+                for index in &members[range] {
+                    let Wanted { file, chunk, block, unit, offset, bytes: length, .. } = &wanted[*index];
+                    let begin = (offset - ranges[range].begin) as usize;
+                    let stored = &bytes[begin..begin + *length as usize];
+                    match file.verify_stored(*chunk, *block, *unit, stored) {
+                        Ok(()) => copy(*index, stored),
+                        Err(_) if again => order.push(*index), // It may have been spoilt on its way.
+                        Err(error) => failed[*index] = Some(error),
+                    }
+                }
+            });
+            answers.into_iter().collect::<Result<()>>()?;
+            if order.is_empty() {
+                break;
+            }
+        }
+        Ok(failed)
+    }
+
+    /// Join what lies close together into ranges as long as the store streams: the members of each, and the range.
+    fn stream_ranges(&self, wanted: &[Wanted], order: &[usize]) -> (Vec<Vec<usize>>, Vec<RangeRequest>) {
+        let most = self.context.storage.stream_bytes();
+        let (mut members, mut ranges): (Vec<Vec<usize>>, Vec<RangeRequest>) = (Vec::new(), Vec::new());
+        let mut open: Option<(penstock_format::Id, u64, u64)> = None;
+        for index in order {
+            let Wanted { key, file, offset, bytes, .. } = &wanted[*index];
+            let end = offset + bytes;
+            match (open, members.last_mut(), ranges.last_mut()) {
+                (Some((id, begin, last)), Some(members), Some(range))
+                    if id == key.0 && offset.saturating_sub(last) <= STREAM_GAP_BYTES && end.max(last) - begin <= most =>
+                {
+                    members.push(*index);
+                    open = Some((id, begin, end.max(last)));
+                    *range = RangeRequest::plain(&range.name, begin, end.max(last) - begin, range.object_bytes);
+                }
+                _ => {
+                    members.push(vec![*index]);
+                    ranges.push(RangeRequest::plain(&data_name(key.0), *offset, *bytes, Some(file.file_bytes)));
+                    open = Some((key.0, *offset, end));
+                }
+            }
+        }
+        (members, ranges)
+    }
+
+    /// Whether samples of a chunk are streamed to their places, whatever the take: large and plain ones, where the store can.
+    pub fn streams(&self, entry: &Chunk) -> bool {
+        entry.layout == Layout::Fixed
+            && entry.rows_per_block == 1
+            && entry.codec == Codec::None
+            && self.context.storage.stream_bytes() >= 2 * UNIT_BYTES
+            && entry.stored_bytes.len() > 0
+            && entry.stored_bytes.get(0) >= UNIT_BYTES
     }
 
     /// Fetch, verify and decode; gives the blocks whose bytes do not match.

@@ -33,10 +33,15 @@ impl Group {
 
     /// The rows in ascending order: every block is met once, files are read forwards.
     pub fn ascending(&self) -> Cow<'_, [(u64, u32)]> {
-        match self.rows.is_sorted() {
-            true => Cow::Borrowed(&self.rows),
-            false => Cow::Owned(sorted(&self.rows)),
-        }
+        ascending(&self.rows)
+    }
+}
+
+/// Rows with their places, in ascending order.
+pub fn ascending(rows: &[(u64, u32)]) -> Cow<'_, [(u64, u32)]> {
+    match rows.is_sorted() {
+        true => Cow::Borrowed(rows),
+        false => Cow::Owned(sorted(rows)),
     }
 }
 

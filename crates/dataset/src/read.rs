@@ -7,14 +7,16 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
-use penstock_format::datafile::{Chunk, Layout, Packed};
+use penstock_format::datafile::{Chunk, Layout, Packed, UNIT_BYTES};
 use penstock_format::ids::data_name;
 use penstock_format::ints::unpack;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::window::elements;
 
+use crate::context::BlockKey;
 use crate::datafile::{DataFile, Decoded};
-use crate::plan::{Group, Plan};
+use crate::fetch::Wanted;
+use crate::plan::{Group, Plan, ascending};
 use crate::snapshot::Snapshot;
 use crate::tiles::{Targets, Tiles};
 
@@ -173,7 +175,7 @@ impl Snapshot {
 
     /// Copy fixed-shape samples into `out`, which has `plan.len()` samples of equal size; nulls are zero bytes there.
     pub fn read_fixed(&self, plan: &Plan, column: &ColumnSpec, out: &mut [u8], on_corrupt: OnCorrupt) -> Result<Nulls> {
-        let (mut nulls, mut tiles) = (None, Tiles::default());
+        let (mut nulls, mut tiles, mut straight) = (None, Tiles::default(), Vec::new());
         let cell = if plan.is_empty() { 0 } else { out.len() / plan.len() };
         let lenient = on_corrupt == OnCorrupt::Null;
         self.each_source(plan, column, lenient, |source, rows| {
@@ -195,14 +197,69 @@ impl Snapshot {
                     copy_plain(&source.file.map[begin..], &source.rows, cell, out);
                     Ok(())
                 }
+                None if source.file.ranged && self.streams(source.entry()) => {
+                    let entry = source.entry();
+                    for (row, place) in ascending(&source.rows).iter() {
+                        match entry.is_valid(*row) {
+                            true => straight.push((source.file.clone(), source.chunk, *row as usize, *place)),
+                            false => set_null(&mut nulls, plan.len(), *place, &mut out[*place as usize * cell..][..cell]),
+                        }
+                    }
+                    Ok(())
+                }
                 None if !source.file.ranged => self.copy_mapped(source, cell, out, lenient, plan.len(), &mut nulls),
                 _ => self.copy_decoded(plan, source, cell, out, lenient, &mut nulls),
             }
         })?;
+        if !straight.is_empty() {
+            self.read_straight(plan, column, &straight, cell, out, lenient, &mut nulls)?;
+        }
         if !tiles.is_empty() {
             self.read_tiles(plan, column, tiles, &mut Targets::Even { out, bytes: cell }, on_corrupt, &mut nulls)?;
         }
         Ok(nulls)
+    }
+
+    /// Stream samples, each a block, straight to their places.
+    fn read_straight(
+        &self,
+        plan: &Plan,
+        column: &ColumnSpec,
+        samples: &[(Arc<DataFile>, usize, usize, u32)],
+        cell: usize,
+        out: &mut [u8],
+        lenient: bool,
+        nulls: &mut Nulls,
+    ) -> Result<()> {
+        let (mut wanted, mut places, mut doubles): (Vec<Wanted>, Vec<(u32, usize)>, Vec<(u32, u32)>) = Default::default();
+        let mut before: Option<(BlockKey, u32)> = None;
+        for (file, chunk, block, place) in samples {
+            let key = file.key(*chunk, *block, None);
+            if let Some((_, first)) = before.filter(|(known, _)| *known == key) {
+                doubles.push((first, *place));
+                continue;
+            }
+            before = Some((key, *place));
+            for unit in 0..file.tail.chunks[*chunk].units_of(*block).1 {
+                wanted.push(Wanted::new(file, *chunk, *block, Some(unit)));
+                places.push((*place, *place as usize * cell + unit * UNIT_BYTES as usize));
+            }
+        }
+        let failed = self.stream(&wanted, |index, bytes| out[places[index].1..][..bytes.len()].copy_from_slice(bytes))?;
+        for ((place, _), error) in places.iter().zip(failed) {
+            match error {
+                None => {}
+                Some(error) if lenient && error.kind() == Kind::Corrupt => set_null(nulls, plan.len(), *place, &mut out[*place as usize * cell..][..cell]),
+                Some(error) => return Err(self.locate_error(error, plan, column, *place)),
+            }
+        }
+        for (first, place) in doubles {
+            out.copy_within(first as usize * cell..(first as usize + 1) * cell, place as usize * cell);
+            if nulls.as_ref().is_some_and(|nulls| nulls[first as usize]) {
+                set_null(nulls, plan.len(), place, &mut []);
+            }
+        }
+        Ok(())
     }
 
     /// Copy rows straight out of the map. Rows ahead are prefetched: their order is random to the processor, so its own

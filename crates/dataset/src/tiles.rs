@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::datafile::{Codec, Layout, UNIT_BYTES};
+use penstock_format::record::FEATURE_TILED;
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::window::{Window, elements, runs, whole};
 
@@ -76,6 +77,11 @@ impl Tiles {
 }
 
 impl Snapshot {
+    /// Whether any sample may be tiled.
+    pub fn has_tiles(&self) -> bool {
+        self.record().features_read & FEATURE_TILED != 0
+    }
+
     /// Shapes of the samples of a plan in the order asked, no shape for a null; nothing at all where one of them is not tiled.
     /// Cost: the tails of the data files.
     pub fn shapes(&self, plan: &Plan, column: &ColumnSpec) -> Result<Option<Vec<Option<Vec<u64>>>>> {
@@ -99,7 +105,14 @@ impl Snapshot {
 
     /// Read a window of each sample of a plan, all of which `shapes` has found to be tiled, into buffers of just that size;
     /// those of nulls stay as they are. A window that its sample does not hold is refused. Cost: the checksum units that hold the windows, one copy.
-    pub fn read_windows(&self, plan: &Plan, column: &ColumnSpec, windows: &[Window], outs: Vec<&mut [u8]>) -> Result<Nulls> {
+    pub fn read_windows(
+        &self,
+        plan: &Plan,
+        column: &ColumnSpec,
+        windows: &[Window],
+        outs: Vec<&mut [u8]>,
+        on_corrupt: OnCorrupt,
+    ) -> Result<Nulls> {
         let (mut tiles, mut nulls) = (Tiles::default(), None);
         let size = column.kind.stored()?.0.size();
         self.each_source(plan, column, false, |source, rows| {
@@ -119,7 +132,7 @@ impl Snapshot {
             }
             Ok(())
         })?;
-        self.read_tiles(plan, column, tiles, &mut Targets::Each(outs), OnCorrupt::Raise, &mut nulls)?;
+        self.read_tiles(plan, column, tiles, &mut Targets::Each(outs), on_corrupt, &mut nulls)?;
         Ok(nulls)
     }
 
@@ -146,6 +159,11 @@ impl Snapshot {
         // More than half of what the cache holds is not kept in it.
         let cached = parts.iter().map(bytes_of).sum::<u64>() <= Context::block_cache_bytes() / 2;
         let mut failed: Vec<Option<Error>> = jobs.iter().map(|_| None).collect();
+        let (straight, parts): (Vec<Part>, Vec<Part>) = parts.into_iter().partition(|part| {
+            let job = &jobs[part.job];
+            !cached && job.file.ranged && job.file.tail.chunks[job.chunk].codec == Codec::None && self.context.storage.stream_bytes() > 0
+        });
+        self.stream_tiles(&jobs, &straight, targets, &mut failed)?;
         let mut rest = &parts[..];
         while !rest.is_empty() {
             let mut bytes = 0;
@@ -165,6 +183,34 @@ impl Snapshot {
                 }
                 Some(error) => return Err(self.locate_error(error, plan, column, job.place)),
             }
+        }
+        Ok(())
+    }
+
+    /// Copy what a large read needs as it comes from the device.
+    fn stream_tiles(&self, jobs: &[Job], parts: &[Part], targets: &mut Targets<'_>, failed: &mut [Option<Error>]) -> Result<()> {
+        let mut units: Vec<(&Part, usize)> = Vec::new();
+        parts.iter().for_each(|part| units.extend(part.units(jobs).into_iter().map(|unit| (part, unit))));
+        let wanted: Vec<Wanted> = units
+            .iter()
+            .map(|(part, unit)| Wanted::new(&jobs[part.job].file, jobs[part.job].chunk, part.block, Some(*unit)))
+            .collect();
+        let errors = self.stream(&wanted, |index, bytes| {
+            let (part, unit) = units[index];
+            let job = &jobs[part.job];
+            let entry = &job.file.tail.chunks[job.chunk];
+            let Some((grid, _)) = entry.grid_of(job.row) else { return };
+            let (target, begin) = (targets.get(job.place), unit * UNIT_BYTES as usize);
+            runs(&grid.tile(part.tile), &job.window, entry.dtype.size(), |from, to, length| {
+                // As much of the run as lies in this unit.
+                let (low, high) = (from.max(begin), (from + length).min(begin + bytes.len()));
+                if low < high {
+                    target[to + low - from..to + high - from].copy_from_slice(&bytes[low - begin..high - begin]);
+                }
+            });
+        })?;
+        for ((part, _), error) in units.iter().zip(errors) {
+            failed[part.job] = failed[part.job].take().or(error);
         }
         Ok(())
     }

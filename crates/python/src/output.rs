@@ -7,7 +7,7 @@ use penstock_codec::Picture;
 use penstock_dataset::{Config, Nulls, OnCorrupt, Plan, RaggedValues, Snapshot, parallel_map};
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
-use penstock_tensor::window::Window;
+use penstock_tensor::window::{Window, elements, whole};
 use penstock_tensor::{Dtype, Shape};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -93,7 +93,7 @@ pub fn windows<'py>(
             memory(array, bytes)
         })
         .collect();
-    py.detach(|| snapshot.read_windows(&Plan::new(snapshot, positions)?, spec, windows, outs)).or_raise(py)?;
+    py.detach(|| snapshot.read_windows(&Plan::new(snapshot, positions)?, spec, windows, outs, OnCorrupt::Raise)).or_raise(py)?;
     Ok(arrays.into_iter().map(Bound::into_any).collect())
 }
 
@@ -148,6 +148,9 @@ impl Request<'_> {
             ColumnKind::Label { .. } | ColumnKind::Category => self.codes(py, spec),
             _ if shape.is_fixed() => self.fixed(py, index, spec, dtype, &shape),
             _ => {
+                if let Some(parts) = self.tiled(py, spec, dtype)? {
+                    return self.ragged_array(py, parts);
+                }
                 let values = py.detach(|| self.snapshot.read_ragged(self.plan, spec, self.on_corrupt)).or_raise(py)?;
                 self.ragged(py, spec, dtype, &shape, &values)
             }
@@ -181,11 +184,44 @@ impl Request<'_> {
             }
             ColumnKind::Image { .. } | ColumnKind::Mask { .. } if self.form == Form::Decoded => self.pictures(py, spec, values),
             ColumnKind::Bytes | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => byte_strings(py, values),
-            _ => {
-                let parts = flat(py, dtype, shape, values)?;
-                imported(py, &RAGGED, "penstock.ragged", "from_core")?.call1((parts,))
-            }
+            _ => self.ragged_array(py, flat(py, dtype, shape, values)?),
         }
+    }
+
+    fn ragged_array<'py>(&self, py: Python<'py>, parts: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        match self.form {
+            Form::Flat => Ok(parts),
+            _ => imported(py, &RAGGED, "penstock.ragged", "from_core")?.call1((parts,)),
+        }
+    }
+
+    /// The same as `flat` for ragged samples that are all tiled: their sizes are known before they are read, so that they are
+    /// read straight into the one array. Nothing where some are not.
+    fn tiled<'py>(&self, py: Python<'py>, spec: &ColumnSpec, dtype: Dtype) -> PyResult<Option<Bound<'py, PyAny>>> {
+        if !self.snapshot.has_tiles() {
+            return Ok(None);
+        }
+        let Some(shapes) = py.detach(|| self.snapshot.shapes(self.plan, spec)).or_raise(py)? else { return Ok(None) };
+        let rank = spec.kind.stored().or_raise(py)?.1.0.len();
+        let windows: Vec<Window> = shapes.iter().map(|shape| whole(shape.as_deref().unwrap_or_default())).collect();
+        let there = |index: usize| shapes[index].is_some();
+        let count = |index: usize| if there(index) { elements(&windows[index]).unwrap_or(0) } else { 0 };
+        let mut offsets = vec![0i64];
+        (0..shapes.len()).for_each(|index| offsets.push(offsets[index] + count(index) as i64));
+        let total = offsets[shapes.len()] as u64;
+        let mut array = empty(py, &[total], &numpy_dtype(py, dtype)?)?;
+        let mut rest = memory(&mut array, total as usize * dtype.size());
+        let mut outs = Vec::with_capacity(shapes.len());
+        for index in 0..shapes.len() {
+            let (out, later) = rest.split_at_mut(count(index) as usize * dtype.size());
+            outs.push(out);
+            rest = later;
+        }
+        let read = || self.snapshot.read_windows(self.plan, spec, &windows, outs, self.on_corrupt);
+        let nulls = py.detach(read).or_raise(py)?.map(|nulls| PyArray1::from_vec(py, nulls));
+        let sizes = shapes.iter().flat_map(|shape| (0..rank).map(|axis| shape.as_ref().map_or(0, |shape| shape[axis] as i64)));
+        let sizes = PyArray1::from_iter(py, sizes).reshape([shapes.len(), rank])?;
+        Ok(Some((array, PyArray1::from_vec(py, offsets), sizes, nulls).into_pyobject(py)?.into_any()))
     }
 
     fn fixed<'py>(&self, py: Python<'py>, index: usize, spec: &ColumnSpec, dtype: Dtype, shape: &Shape) -> PyResult<Bound<'py, PyAny>> {

@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,10 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Devices give their full rate from here on, and smaller requests finish sooner.
 const REQUEST_BYTES: u64 = 1 << 20;
 const DEPTH: u32 = 32;
+/// What one request of a stream may take, alignment included: with `DEPTH` of them 8 MiB, which any user may lock.
+const SLOT_BYTES: u64 = 256 << 10;
+/// The longest range that a stream reads.
+pub const STREAM_BYTES: u64 = SLOT_BYTES - 2 * ALIGN;
 
 /// Memory that a device may write into.
 struct Buffer {
@@ -95,11 +100,34 @@ struct Request {
 struct Ring {
     generation: u64,
     ring: IoUring,
+    /// Memory that streams read into, made by the first one.
+    pool: Option<Pool>,
+}
+
+/// One stretch of memory for each request of a ring, used again and again, so that its pages are there already.
+struct Pool {
+    buffer: Buffer,
+    /// The kernel knows it, and need not look up its pages for each request.
+    registered: bool,
 }
 
 thread_local! {
     /// A ring of this thread; a forked child must not touch its parent's.
     static RING: RefCell<Option<Ring>> = const { RefCell::new(None) };
+}
+
+/// Work with this thread's ring. After a failure, or a panic, it is left alone for good: the kernel may still be writing
+/// into what it was given.
+fn with_ring<T>(work: impl FnOnce(&mut Ring) -> io::Result<T>) -> io::Result<T> {
+    let generation = process::generation();
+    let held = RING.take().map(ManuallyDrop::new).filter(|ring| ring.generation == generation); // Another is the parent's.
+    let mut ring = match held {
+        Some(ring) => ring,
+        None => ManuallyDrop::new(Ring { generation, ring: IoUring::new(DEPTH)?, pool: None }),
+    };
+    let done = work(&mut ring)?;
+    RING.set(Some(ManuallyDrop::into_inner(ring)));
+    Ok(done)
 }
 
 /// Whether this kernel lets us have a ring at all.
@@ -120,16 +148,7 @@ pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>>
         }
     }
     waiting.reverse(); // Taken from the end.
-    let driven = RING.with_borrow_mut(|cell| {
-        if cell.as_ref().is_some_and(|ring| ring.generation != process::generation()) {
-            std::mem::forget(cell.take()); // The parent's.
-        }
-        let ring = match cell {
-            Some(ring) => ring,
-            None => cell.insert(Ring { generation: process::generation(), ring: IoUring::new(DEPTH)? }),
-        };
-        drive(&mut ring.ring, &mut jobs, waiting).inspect_err(|_| std::mem::forget(cell.take())) // It may still be at work.
-    });
+    let driven = with_ring(|ring| drive(&mut ring.ring, &mut jobs, waiting));
     let finish = |(job, (_, range)): (io::Result<Job>, &(PathBuf, &RangeRequest))| {
         let mut job = job?;
         match (&driven, job.failed.take()) {
@@ -141,8 +160,121 @@ pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>>
     jobs.into_iter().zip(ranges).map(finish).collect()
 }
 
-/// Open a file and look at its length once for all of its ranges, and make the buffer of this one.
-fn begin<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<Job> {
+/// Read ranges of at most `STREAM_BYTES` into memory of this thread, and show each to `see` when it is there, in the order
+/// they come, while others are on their way. `Unsupported` as in `fetch`.
+pub fn stream(ranges: &[(PathBuf, &RangeRequest)], see: &mut dyn FnMut(usize, &[u8])) -> Vec<io::Result<()>> {
+    let mut files = HashMap::new();
+    let mut answers: Vec<io::Result<()>> = ranges.iter().map(|_| Ok(())).collect();
+    let mut waiting = Vec::with_capacity(ranges.len());
+    for (index, (path, range)) in ranges.iter().enumerate() {
+        match open(&mut files, path, range) {
+            Ok(file) => waiting.push(Part { range: index, file, at: 0 }),
+            Err(error) => answers[index] = Err(error),
+        }
+    }
+    waiting.reverse(); // Taken from the end.
+    let driven = with_ring(|ring| {
+        if ring.pool.is_none() {
+            ring.pool = Some(Pool::new(&ring.ring)?);
+        }
+        drive_stream(ring, ranges, waiting, &mut answers, see)
+    });
+    if let Err(error) = driven {
+        answers.iter_mut().for_each(|answer| *answer = Err(io::Error::new(error.kind(), error.to_string())));
+    }
+    answers
+}
+
+impl Pool {
+    fn new(ring: &IoUring) -> io::Result<Pool> {
+        let buffer = Buffer::new(DEPTH as usize * SLOT_BYTES as usize)?;
+        let slot = |index: usize| libc::iovec {
+            // SAFETY: the slot lies inside the buffer.
+            iov_base: unsafe { buffer.memory.add(index * SLOT_BYTES as usize) }.cast(),
+            iov_len: SLOT_BYTES as usize,
+        };
+        let slots: Vec<libc::iovec> = (0..DEPTH as usize).map(slot).collect();
+        // SAFETY: pool and ring live and die together; a limit on locked memory is no reason to fail.
+        let registered = unsafe { ring.submitter().register_buffers(&slots) }.is_ok();
+        Ok(Pool { buffer, registered })
+    }
+}
+
+/// A range on its way: how much of it is there already.
+struct Part {
+    range: usize,
+    file: Arc<File>,
+    at: u64,
+}
+
+/// The aligned bytes that hold a range: where they begin, how many must come, and how many are asked for.
+fn aligned(range: &RangeRequest) -> (u64, u64, u64) {
+    let begin = range.begin / ALIGN * ALIGN;
+    let needed = range.end() - begin;
+    (begin, needed, needed.next_multiple_of(ALIGN))
+}
+
+/// Keep up to `DEPTH` ranges in flight until all have ended. A slot is filled again as soon as its range was seen.
+fn drive_stream(
+    ring: &mut Ring,
+    ranges: &[(PathBuf, &RangeRequest)],
+    mut waiting: Vec<Part>,
+    answers: &mut [io::Result<()>],
+    see: &mut dyn FnMut(usize, &[u8]),
+) -> io::Result<()> {
+    let Ring { ring, pool: Some(pool), .. } = ring else { return Err(io::Error::other("a ring without its pool")) };
+    let mut slots: Vec<Option<Part>> = (0..DEPTH).map(|_| None).collect();
+    let mut idle: Vec<usize> = (0..DEPTH as usize).collect();
+    loop {
+        while let Some(slot) = idle.last().copied() {
+            let Some(part) = waiting.pop() else { break };
+            let (begin, _, length) = aligned(ranges[part.range].1);
+            // SAFETY: no range is longer than a slot, and `at` lies inside it.
+            let target = unsafe { pool.buffer.memory.add(slot * SLOT_BYTES as usize + part.at as usize) };
+            let (descriptor, bytes) = (types::Fd(part.file.as_raw_fd()), (length - part.at) as u32);
+            let entry = match pool.registered {
+                true => opcode::ReadFixed::new(descriptor, target, bytes, slot as u16).offset(begin + part.at).build(),
+                false => opcode::Read::new(descriptor, target, bytes).offset(begin + part.at).build(),
+            };
+            // SAFETY: the slot is nobody else's until the request has ended, and the file is held until then.
+            let pushed = unsafe { ring.submission().push(&entry.user_data(slot as u64)) };
+            if pushed.is_err() {
+                waiting.push(part);
+                break;
+            }
+            idle.pop();
+            slots[slot] = Some(part);
+        }
+        if idle.len() == DEPTH as usize {
+            return if waiting.is_empty() { Ok(()) } else { Err(io::Error::other("the ring takes no request")) };
+        }
+        match ring.submit_and_wait(1) {
+            Ok(_) => {}
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
+            Err(error) => return Err(error), // The ring and its pool are left alone now.
+        }
+        let Some((slot, result)) = ring.completion().next().map(|entry| (entry.user_data() as usize, entry.result())) else { continue };
+        let Some(mut part) = slots[slot].take() else { continue };
+        idle.push(slot);
+        let range = ranges[part.range].1;
+        let (begin, needed, length) = aligned(range);
+        match outcome(result, part.at, length - part.at, needed) {
+            Outcome::Whole => {
+                let from = slot * SLOT_BYTES as usize + (range.begin - begin) as usize;
+                // SAFETY: completed reads have written `needed` bytes of the slot, and none is under way there.
+                see(part.range, unsafe { std::slice::from_raw_parts(pool.buffer.memory.add(from), (range.end() - range.begin) as usize) });
+            }
+            Outcome::Short(got) => {
+                part.at += got;
+                waiting.push(part);
+            }
+            Outcome::Failed(error) => answers[part.range] = Err(error),
+        }
+    }
+}
+
+/// Open a file and look at its length once for all of its ranges; checks that it holds this one.
+fn open<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<Arc<File>> {
     let (file, found) = match files.get(path) {
         Some(file) => file.clone(),
         None => {
@@ -159,9 +291,13 @@ fn begin<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, ra
     if range.end() > found {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("{found} bytes, expected {}", range.end())));
     }
-    let begin = range.begin / ALIGN * ALIGN;
-    let needed = range.end() - begin;
-    let length = needed.next_multiple_of(ALIGN);
+    Ok(file)
+}
+
+/// Make the buffer of a range.
+fn begin<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<Job> {
+    let file = open(files, path, range)?;
+    let (begin, needed, length) = aligned(range);
     Ok(Job { file, buffer: Buffer::new(length as usize)?, begin, needed, length, failed: None })
 }
 
@@ -216,27 +352,43 @@ fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Requ
 
 /// What came of a request; what is to be asked again, if anything.
 fn end(job: &mut Job, request: Request, result: i32) -> Option<Request> {
-    match result {
-        _ if result < 0 => match -result {
-            libc::EINTR | libc::EAGAIN => return Some(request),
-            libc::EINVAL | libc::EOPNOTSUPP => {
-                job.failed = Some(io::Error::new(io::ErrorKind::Unsupported, "the file system refuses O_DIRECT"));
-            }
-            code => job.failed = Some(io::Error::from_raw_os_error(code)),
-        },
-        _ => {
-            let got = result as u64;
-            // The last page of a file comes short, and that is all of it.
-            if got < request.bytes && request.at + got < job.needed {
-                if got == 0 || !got.is_multiple_of(ALIGN) {
-                    job.failed = Some(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
-                } else {
-                    return Some(Request { at: request.at + got, bytes: request.bytes - got, ..request });
-                }
-            }
+    match outcome(result, request.at, request.bytes, job.needed) {
+        Outcome::Whole => None,
+        Outcome::Short(got) => Some(Request { at: request.at + got, bytes: request.bytes - got, ..request }),
+        Outcome::Failed(error) => {
+            job.failed = Some(error);
+            None
         }
     }
-    None
+}
+
+enum Outcome {
+    Whole,
+    /// So many bytes came; the rest is to be asked for again.
+    Short(u64),
+    Failed(io::Error),
+}
+
+/// What a request for `bytes` bytes at `at` gave, where `needed` must be there in the end.
+fn outcome(result: i32, at: u64, bytes: u64, needed: u64) -> Outcome {
+    if result < 0 {
+        return match -result {
+            libc::EINTR | libc::EAGAIN => Outcome::Short(0),
+            libc::EINVAL | libc::EOPNOTSUPP => {
+                Outcome::Failed(io::Error::new(io::ErrorKind::Unsupported, "the file system refuses O_DIRECT"))
+            }
+            code => Outcome::Failed(io::Error::from_raw_os_error(code)),
+        };
+    }
+    let got = result as u64;
+    // The last page of a file comes short, and that is all of it.
+    if got >= bytes || at + got >= needed {
+        return Outcome::Whole;
+    }
+    match got == 0 || !got.is_multiple_of(ALIGN) {
+        true => Outcome::Failed(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read")),
+        false => Outcome::Short(got),
+    }
 }
 
 /// Cut the pieces out of a buffer that is full.
@@ -289,6 +441,36 @@ mod tests {
         assert_eq!(last[0], body[6_000_000..]);
         let beyond = read(&path, 6_000_000, &[Piece { skip: 0, bytes: 2 }], false);
         assert!(beyond.is_err_and(|error| error.kind() == io::ErrorKind::UnexpectedEof));
+        Ok(())
+    }
+
+    #[test]
+    fn a_stream_shows_each_range_once() -> io::Result<()> {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR"))?;
+        let path = folder.path().join("file");
+        let body: Vec<u8> = (0..9_000_001u32).map(|value| (value * 7 / 3) as u8).collect();
+        std::fs::write(&path, &body)?;
+        let ranges: Vec<RangeRequest> = (0..100u64)
+            .map(|index| {
+                let begin = index * 90_000 + index % 7 * 1000;
+                RangeRequest::plain("x", begin, STREAM_BYTES.min(body.len() as u64 - begin).min(index * index * 50 + 1), None)
+            })
+            .collect();
+        for _ in 0..3 {
+            let jobs: Vec<(PathBuf, &RangeRequest)> = ranges.iter().map(|range| (path.clone(), range)).collect();
+            let mut seen = vec![0; ranges.len()];
+            let answers = stream(&jobs, &mut |index, bytes| {
+                seen[index] += 1;
+                assert_eq!(bytes, &body[ranges[index].begin as usize..ranges[index].end() as usize]);
+            });
+            if answers.iter().any(|answer| answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Unsupported)) {
+                return Ok(());
+            }
+            assert!(answers.iter().all(Result::is_ok) && seen.iter().all(|count| *count == 1), "{answers:?} {seen:?}");
+        }
+        let beyond = RangeRequest::plain("x", 9_000_000, 2, None);
+        let answers = stream(&[(path.clone(), &beyond), (path, &ranges[5])], &mut |index, _| assert_eq!(index, 1));
+        assert!(answers[0].as_ref().is_err_and(|error| error.kind() == io::ErrorKind::UnexpectedEof) && answers[1].is_ok());
         Ok(())
     }
 

@@ -107,6 +107,17 @@ pub trait Storage: Send + Sync + Debug {
     /// As `fetch`; `then` sees each piece as soon as it is there, while the processor's cache holds it.
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>>;
 
+    /// The longest range that `stream` reads; 0 where it reads none.
+    fn stream_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Read ranges into memory that the store uses again, and show all bytes of each to `see` when they are there, in any order:
+    /// for what is copied to its place at once and not kept. Cost: one request a range, many at once.
+    fn stream(&self, ranges: &[RangeRequest], _see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
+        ranges.iter().map(|_| Err(Error::new("internal", format!("`{}` has no streams", self.uri())))).collect()
+    }
+
     /// The first few names below a folder in ascending order; nothing at all where the store does not list in order.
     fn newest(&self, _folder: &str) -> Result<Option<Vec<String>>> {
         Ok(None)
