@@ -494,7 +494,14 @@ def direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     return direct.direct(folder)
 
 
+def slices(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+    """Arrays on object storage beside h5py and Zarr; see bench/slices.py."""
+    import slices
+
+    return slices.slices(folder)
+
+
 ALL: dict[str, Callable[[pathlib.Path, pathlib.Path | None], Result]] = {
     "cifar": cifar, "jpeg": jpeg, "ingest": ingest, "text": text, "calls": calls, "opening": opening, "memory": memory,
-    "larger_than_memory": larger_than_memory, "codecs": codecs, "commits": commits, "minio": minio, "direct": direct,
+    "larger_than_memory": larger_than_memory, "codecs": codecs, "commits": commits, "minio": minio, "direct": direct, "slices": slices,
 }  # fmt: skip

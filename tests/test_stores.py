@@ -833,3 +833,37 @@ def test_an_endless_object_buys_no_memory():
         with pytest.raises(ps.Error) as caught:
             ps.open("s3://any/x", storage_options=options)
         assert caught.value.code in ("object-malformed", "storage-failed")
+
+
+@pytest.mark.parametrize("answer", ["whole", "shifted", "no range"])
+def test_servers_that_do_not_keep_to_http(tmp_path, answer):
+    """A plain file server ignores ranges; another lies about them: an error at once that says so, not a wait for the deadline."""
+    place = tmp_path / "dataset"
+    ps.create(place, {"x": ps.Tensor((1000,), "float64")}).append({"x": np.ones((100, 1000))})
+
+    class Server(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *given):
+            super().__init__(*given, directory=str(tmp_path))
+
+        def log_message(self, *given):
+            pass
+
+        def do_GET(self):
+            asked = self.headers.get("Range")
+            if asked is None or answer == "whole":
+                return super().do_GET()
+            body = pathlib.Path(self.translate_path(self.path)).read_bytes()
+            begin, end = map(int, asked.removeprefix("bytes=").split("-"))
+            self.send_response(206)
+            if answer == "shifted":
+                self.send_header("Content-Range", f"bytes {begin + 1}-{end + 1}/{len(body)}")
+            self.send_header("Content-Length", str(end + 1 - begin))
+            self.end_headers()
+            self.wfile.write(body[begin : end + 1])
+
+    with serving(Server) as port:
+        ds = ps.open(f"http://127.0.0.1:{port}/dataset")
+        began = time.monotonic()
+        with pytest.raises(ps.UnsupportedError, match="does not keep to HTTP") as caught:
+            ds.take([5])
+        assert caught.value.code == "unsupported-storage" and time.monotonic() - began < 20

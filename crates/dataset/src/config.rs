@@ -17,7 +17,8 @@ const LEAST_BYTES: u64 = 16 << 20;
 pub struct Config;
 
 impl Config {
-    /// Bytes that caches and writers may hold: half for decoded blocks, a quarter for samples waiting to be written.
+    /// Bytes that caches and writers may hold: half for decoded blocks, a quarter for samples waiting to be written or for
+    /// memory of large arrays that is kept for the next ones.
     /// Default: 512 MiB, or an eighth of the cgroup's limit if that is less.
     pub fn memory_bytes() -> u64 {
         match MEMORY_BYTES.load(Relaxed) {

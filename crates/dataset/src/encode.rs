@@ -44,7 +44,7 @@ impl Style {
             let rows_per_block = if packed { (BLOCK_BYTES as u64 / cell.max(1)).max(1) } else { 1 };
             let align = if packed {
                 8
-            } else if cell >= PAGE_ALIGNED_BYTES {
+            } else if cell >= PAGE_ALIGNED_BYTES || (cell >= UNIT_BYTES && cell.is_multiple_of(4096)) {
                 4096
             } else {
                 64

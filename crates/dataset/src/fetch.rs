@@ -61,6 +61,31 @@ pub struct Wanted {
     bytes: u64,
 }
 
+/// Checksum units of uncompressed blocks, which lie one after the other in their file: (block, unit) each.
+pub struct Run {
+    pub file: Arc<DataFile>,
+    pub chunk: usize,
+    pub units: Vec<(usize, usize)>,
+}
+
+impl Run {
+    /// Where it lies in the file.
+    pub fn bounds(&self) -> (u64, u64) {
+        let bound = |at: Option<&(usize, usize)>| at.map_or((0, 0), |(block, unit)| self.file.unit(self.chunk, *block, *unit));
+        (bound(self.units.first()).0, bound(self.units.last()).1)
+    }
+
+    fn verify(&self, bytes: &[u8]) -> Result<()> {
+        let (mut rest, chunk) = (bytes, self.chunk);
+        self.units.iter().try_for_each(|(block, unit)| {
+            let (begin, end) = self.file.unit(chunk, *block, *unit);
+            let (now, later) = rest.split_at((end - begin) as usize);
+            rest = later;
+            self.file.verify_stored(chunk, *block, Some(*unit), now)
+        })
+    }
+}
+
 impl Wanted {
     pub fn new(file: &Arc<DataFile>, chunk: usize, block: usize, unit: Option<usize>) -> Wanted {
         let entry = &file.tail.chunks[chunk];
@@ -174,7 +199,7 @@ impl Snapshot {
         for again in [true, false] {
             let (members, ranges) = self.stream_ranges(wanted, &order);
             order.clear();
-            let answers = self.context.storage.stream(&ranges, &mut |range, bytes| {
+            let answers = self.context.storage.stream(&ranges, None, &mut |range, bytes| {
                 for index in &members[range] {
                     let Wanted { file, chunk, block, unit, offset, bytes: length, .. } = &wanted[*index];
                     let begin = (offset - ranges[range].begin) as usize;
@@ -189,6 +214,28 @@ impl Snapshot {
             answers.into_iter().collect::<Result<()>>()?;
             if order.is_empty() {
                 break;
+            }
+        }
+        Ok(failed)
+    }
+
+    /// Read runs of checksum units, none of them compressed, each to its target, verified there. Gives the error of each that
+    /// could not be read. Only where the store streams.
+    pub fn stream_runs(&self, runs: &[Run], mut targets: Vec<&mut [u8]>) -> Result<Vec<Option<Error>>> {
+        let range = |run: &Run| {
+            let (begin, end) = run.bounds();
+            RangeRequest::plain(&data_name(run.file.id), begin, end - begin, Some(run.file.file_bytes))
+        };
+        let mut failed: Vec<Option<Error>> = runs.iter().map(|_| None).collect();
+        let ranges: Vec<RangeRequest> = runs.iter().map(range).collect();
+        let see = &mut |index: usize, bytes: &[u8]| failed[index] = runs[index].verify(bytes).err();
+        self.context.storage.stream(&ranges, Some(&mut targets), see).into_iter().collect::<Result<()>>()?;
+        for index in 0..runs.len() {
+            if failed[index].is_some() {
+                // It may have been spoilt on its way: once more.
+                let see = &mut |_: usize, bytes: &[u8]| failed[index] = runs[index].verify(bytes).err();
+                let answers = self.context.storage.stream(&ranges[index..index + 1], Some(&mut targets[index..index + 1]), see);
+                answers.into_iter().collect::<Result<()>>()?;
             }
         }
         Ok(failed)
@@ -226,7 +273,7 @@ impl Snapshot {
             && entry.rows_per_block == 1
             && entry.codec == Codec::None
             && self.context.storage.stream_bytes() >= 2 * UNIT_BYTES
-            && entry.stored_bytes.len() > 0
+            && !entry.stored_bytes.is_empty()
             && entry.stored_bytes.get(0) >= UNIT_BYTES
     }
 

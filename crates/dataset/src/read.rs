@@ -15,7 +15,7 @@ use penstock_tensor::window::elements;
 
 use crate::context::BlockKey;
 use crate::datafile::{DataFile, Decoded};
-use crate::fetch::Wanted;
+use crate::fetch::Run;
 use crate::plan::{Group, Plan, ascending};
 use crate::snapshot::Snapshot;
 use crate::tiles::{Targets, Tiles};
@@ -201,7 +201,12 @@ impl Snapshot {
                     let entry = source.entry();
                     for (row, place) in ascending(&source.rows).iter() {
                         match entry.is_valid(*row) {
-                            true => straight.push((source.file.clone(), source.chunk, *row as usize, *place)),
+                            true => straight.push(Straight {
+                                file: source.file.clone(),
+                                chunk: source.chunk,
+                                block: *row as usize,
+                                place: *place,
+                            }),
                             false => set_null(&mut nulls, plan.len(), *place, &mut out[*place as usize * cell..][..cell]),
                         }
                     }
@@ -225,32 +230,44 @@ impl Snapshot {
         &self,
         plan: &Plan,
         column: &ColumnSpec,
-        samples: &[(Arc<DataFile>, usize, usize, u32)],
+        samples: &[Straight],
         cell: usize,
         out: &mut [u8],
         lenient: bool,
         nulls: &mut Nulls,
     ) -> Result<()> {
-        let (mut wanted, mut places, mut doubles): (Vec<Wanted>, Vec<(u32, usize)>, Vec<(u32, u32)>) = Default::default();
+        let (mut sources, mut doubles): (Vec<Option<&Straight>>, Vec<(u32, u32)>) = (vec![None; plan.len()], Vec::new());
         let mut before: Option<(BlockKey, u32)> = None;
-        for (file, chunk, block, place) in samples {
-            let key = file.key(*chunk, *block, None);
-            if let Some((_, first)) = before.filter(|(known, _)| *known == key) {
-                doubles.push((first, *place));
-                continue;
-            }
-            before = Some((key, *place));
-            for unit in 0..file.tail.chunks[*chunk].units_of(*block).1 {
-                wanted.push(Wanted::new(file, *chunk, *block, Some(unit)));
-                places.push((*place, *place as usize * cell + unit * UNIT_BYTES as usize));
+        for sample in samples {
+            let key = sample.file.key(sample.chunk, sample.block, None);
+            match before.filter(|(known, _)| *known == key) {
+                Some((_, first)) => doubles.push((first, sample.place)),
+                None => {
+                    before = Some((key, sample.place));
+                    sources[sample.place as usize] = Some(sample);
+                }
             }
         }
-        let failed = self.stream(&wanted, |index, bytes| out[places[index].1..][..bytes.len()].copy_from_slice(bytes))?;
-        for ((place, _), error) in places.iter().zip(failed) {
+        // As many whole units as a stream reads at once.
+        let step = (self.context.storage.stream_bytes() / UNIT_BYTES) as usize;
+        let (mut runs, mut places, mut targets) = (Vec::new(), Vec::new(), Vec::new());
+        for (place, target) in out.chunks_mut(cell).enumerate() {
+            let Some(Straight { file, chunk, block, .. }) = sources[place] else { continue };
+            let count = file.tail.chunks[*chunk].units_of(*block).1;
+            for (first, target) in (0..count).step_by(step).zip(target.chunks_mut(step * UNIT_BYTES as usize)) {
+                let units = (first..(first + step).min(count)).map(|unit| (*block, unit)).collect();
+                runs.push(Run { file: file.clone(), chunk: *chunk, units });
+                places.push(place as u32);
+                targets.push(target);
+            }
+        }
+        for (place, error) in places.into_iter().zip(self.stream_runs(&runs, targets)?) {
             match error {
                 None => {}
-                Some(error) if lenient && error.kind() == Kind::Corrupt => set_null(nulls, plan.len(), *place, &mut out[*place as usize * cell..][..cell]),
-                Some(error) => return Err(self.locate_error(error, plan, column, *place)),
+                Some(error) if lenient && error.kind() == Kind::Corrupt => {
+                    set_null(nulls, plan.len(), place, &mut out[place as usize * cell..][..cell]);
+                }
+                Some(error) => return Err(self.locate_error(error, plan, column, place)),
             }
         }
         for (first, place) in doubles {
@@ -488,6 +505,14 @@ impl Snapshot {
         }
         Ok(())
     }
+}
+
+/// A sample that is a plain block, and where it goes.
+struct Straight {
+    file: Arc<DataFile>,
+    chunk: usize,
+    block: usize,
+    place: u32,
 }
 
 /// A packed or single block that is being read.

@@ -14,7 +14,7 @@ use penstock_tensor::window::{Window, elements, runs, whole};
 use crate::config::Config;
 use crate::context::Context;
 use crate::datafile::{DataFile, Decoded};
-use crate::fetch::{Fetched, Wanted};
+use crate::fetch::{Fetched, Run, Wanted};
 use crate::parallel;
 use crate::plan::Plan;
 use crate::read::{Nulls, OnCorrupt, Source, set_null};
@@ -27,6 +27,16 @@ struct Job {
     chunk: usize,
     row: u64,
     window: Window,
+}
+
+impl Job {
+    /// Whether this is all of a sample that is cut along its first dimension only: then its tiles, one after the other, are it.
+    fn is_flat(&self) -> bool {
+        let entry = &self.file.tail.chunks[self.chunk];
+        let shape = entry.shape_of(self.row);
+        let uncut = entry.tile.iter().zip(&shape).skip(1).all(|(side, size)| side >= size);
+        uncut && self.window == whole(&shape)
+    }
 }
 
 /// What a job needs of one tile.
@@ -50,6 +60,14 @@ impl Targets<'_> {
         match self {
             Targets::Even { out, bytes } => &mut out[place as usize * *bytes..][..*bytes],
             Targets::Each(buffers) => buffers[place as usize],
+        }
+    }
+
+    /// All of them at once.
+    fn all(&mut self) -> Vec<&mut [u8]> {
+        match self {
+            Targets::Even { out, bytes } => out.chunks_mut((*bytes).max(1)).collect(),
+            Targets::Each(buffers) => buffers.iter_mut().map(|buffer| &mut **buffer).collect(),
         }
     }
 }
@@ -163,7 +181,9 @@ impl Snapshot {
             let job = &jobs[part.job];
             !cached && job.file.ranged && job.file.tail.chunks[job.chunk].codec == Codec::None && self.context.storage.stream_bytes() > 0
         });
-        self.stream_tiles(&jobs, &straight, targets, &mut failed)?;
+        let (flat, scattered): (Vec<Part>, Vec<Part>) = straight.into_iter().partition(|part| jobs[part.job].is_flat());
+        self.stream_flat(&jobs, &flat, targets, &mut failed)?;
+        self.stream_tiles(&jobs, &scattered, targets, &mut failed)?;
         let mut rest = &parts[..];
         while !rest.is_empty() {
             let mut bytes = 0;
@@ -187,14 +207,44 @@ impl Snapshot {
         Ok(())
     }
 
+    /// Read whole samples whose tiles lie in them one after the other: the device may write to their places itself.
+    fn stream_flat(&self, jobs: &[Job], parts: &[Part], targets: &mut Targets<'_>, failed: &mut [Option<Error>]) -> Result<()> {
+        let most = self.context.storage.stream_bytes();
+        let (mut runs, mut owners): (Vec<Run>, Vec<usize>) = Default::default();
+        for (part, unit) in parts.iter().flat_map(|part| part.units(jobs).into_iter().map(move |unit| (part, unit))) {
+            let Job { file, chunk, .. } = &jobs[part.job];
+            let (from, to) = file.unit(*chunk, part.block, unit);
+            match (runs.last_mut(), owners.last()) {
+                (Some(run), Some(owner)) if *owner == part.job && run.bounds().1 == from && to - run.bounds().0 <= most => {
+                    run.units.push((part.block, unit));
+                }
+                _ => {
+                    runs.push(Run { file: file.clone(), chunk: *chunk, units: vec![(part.block, unit)] });
+                    owners.push(part.job);
+                }
+            }
+        }
+        let mut rest = targets.all();
+        let mut outs = Vec::with_capacity(runs.len());
+        for (run, job) in runs.iter().zip(&owners) {
+            let (begin, end) = run.bounds();
+            let place = &mut rest[jobs[*job].place as usize];
+            let (out, later) = std::mem::take(place).split_at_mut((end - begin) as usize);
+            *place = later;
+            outs.push(out);
+        }
+        for (job, error) in owners.into_iter().zip(self.stream_runs(&runs, outs)?) {
+            failed[job] = failed[job].take().or(error);
+        }
+        Ok(())
+    }
+
     /// Copy what a large read needs as it comes from the device.
     fn stream_tiles(&self, jobs: &[Job], parts: &[Part], targets: &mut Targets<'_>, failed: &mut [Option<Error>]) -> Result<()> {
         let mut units: Vec<(&Part, usize)> = Vec::new();
         parts.iter().for_each(|part| units.extend(part.units(jobs).into_iter().map(|unit| (part, unit))));
-        let wanted: Vec<Wanted> = units
-            .iter()
-            .map(|(part, unit)| Wanted::new(&jobs[part.job].file, jobs[part.job].chunk, part.block, Some(*unit)))
-            .collect();
+        let wanted: Vec<Wanted> =
+            units.iter().map(|(part, unit)| Wanted::new(&jobs[part.job].file, jobs[part.job].chunk, part.block, Some(*unit))).collect();
         let errors = self.stream(&wanted, |index, bytes| {
             let (part, unit) = units[index];
             let job = &jobs[part.job];

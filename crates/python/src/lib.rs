@@ -5,6 +5,7 @@ mod errors;
 mod input;
 mod media;
 mod output;
+mod recycle;
 mod snapshot;
 mod transaction;
 mod view;

@@ -14,6 +14,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::errors::{OrRaise, raise};
+use crate::recycle;
 
 /// What the caller wants of media and ragged columns.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,8 +61,14 @@ fn numpy_dtype<'py>(py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyAny>
     imported(py, &DTYPE, "penstock.schema", "numpy_dtype")?.call1((dtype.name(),))
 }
 
-fn empty<'py>(py: Python<'py>, shape: &[u64], dtype: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyUntypedArray>> {
+fn empty<'py>(py: Python<'py>, shape: &[u64], dtype: &Bound<'py, PyAny>, size: usize) -> PyResult<Bound<'py, PyUntypedArray>> {
+    let bytes = shape.iter().try_fold(size as u64, |product, size| product.checked_mul(*size)).unwrap_or(u64::MAX);
     let shape = PyTuple::new(py, shape)?;
+    if (recycle::LEAST_BYTES..1 << 47).contains(&bytes)
+        && let Some(array) = recycle::array(py, bytes, &shape, dtype)?
+    {
+        return Ok(array);
+    }
     Ok(imported(py, &EMPTY, "numpy", "empty")?.call1((shape, dtype))?.cast_into::<PyUntypedArray>()?)
 }
 
@@ -70,7 +77,7 @@ fn memory<'a>(array: &'a mut Bound<'_, PyUntypedArray>, bytes: usize) -> &'a mut
     if bytes == 0 {
         return &mut [];
     }
-    // SAFETY: the array is fresh from numpy.empty, contiguous, of `bytes` bytes, and not shared yet; u8 has no invalid values.
+    // SAFETY: the array is fresh from `empty`, contiguous, of `bytes` bytes, and not shared yet; u8 has no invalid values.
     unsafe { std::slice::from_raw_parts_mut((*array.as_array_ptr()).fields.data.cast::<u8>(), bytes) }
 }
 
@@ -85,7 +92,7 @@ pub fn windows<'py>(
     let (dtype, _) = spec.kind.stored().or_raise(py)?;
     let numpy = numpy_dtype(py, dtype)?;
     let sizes = |window: &Window| window.iter().map(|range| range.end - range.start).collect::<Vec<u64>>();
-    let mut arrays = windows.iter().map(|window| empty(py, &sizes(window), &numpy)).collect::<PyResult<Vec<_>>>()?;
+    let mut arrays = windows.iter().map(|window| empty(py, &sizes(window), &numpy, dtype.size())).collect::<PyResult<Vec<_>>>()?;
     let outs: Vec<&mut [u8]> = arrays
         .iter_mut()
         .map(|array| {
@@ -209,7 +216,7 @@ impl Request<'_> {
         let mut offsets = vec![0i64];
         (0..shapes.len()).for_each(|index| offsets.push(offsets[index] + count(index) as i64));
         let total = offsets[shapes.len()] as u64;
-        let mut array = empty(py, &[total], &numpy_dtype(py, dtype)?)?;
+        let mut array = empty(py, &[total], &numpy_dtype(py, dtype)?, dtype.size())?;
         let mut rest = memory(&mut array, total as usize * dtype.size());
         let mut outs = Vec::with_capacity(shapes.len());
         for index in 0..shapes.len() {
@@ -228,7 +235,7 @@ impl Request<'_> {
         let numpy = self.numpy.0[index].get_or_try_init(py, || Ok::<_, PyErr>(numpy_dtype(py, dtype)?.unbind()))?;
         let mut sizes = vec![self.plan.len() as u64];
         sizes.extend(shape.0.iter().flatten());
-        let mut array = empty(py, &sizes, numpy.bind(py))?;
+        let mut array = empty(py, &sizes, numpy.bind(py), dtype.size())?;
         let bytes = self.plan.len() * shape.fixed_bytes(dtype).or_raise(py)? as usize;
         let out = memory(&mut array, bytes);
         let nulls = py.detach(|| self.snapshot.read_fixed(self.plan, spec, out, self.on_corrupt)).or_raise(py)?;
@@ -345,8 +352,8 @@ fn byte_strings<'py>(py: Python<'py>, values: &RaggedValues) -> PyResult<Bound<'
 /// (data, offsets (n+1) in elements, shapes (n, ndim) | None, nulls | None).
 fn flat<'py>(py: Python<'py>, dtype: Dtype, shape: &Shape, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
     let size = dtype.size() as u64;
-    let mut array =
-        empty(py, &[values.value_bytes() as u64 / size], &numpy_dtype(py, if dtype == Dtype::Bytes { Dtype::Uint8 } else { dtype })?)?;
+    let numpy = numpy_dtype(py, if dtype == Dtype::Bytes { Dtype::Uint8 } else { dtype })?;
+    let mut array = empty(py, &[values.value_bytes() as u64 / size], &numpy, dtype.size())?;
     let out = memory(&mut array, values.value_bytes());
     let (mut offsets, mut shapes) = (Vec::with_capacity(values.len() + 1), Vec::new());
     py.detach(|| {

@@ -1,7 +1,6 @@
 //! Reading past the page cache: O_DIRECT through io_uring, many requests in flight from one thread, bytes straight from the
 //! device into the buffers that the pieces are.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,12 +14,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use io_uring::{IoUring, opcode, types};
 
+use crate::buffer::{ALIGN, Buffer};
 use crate::disk::check_length;
 use crate::{RangeRequest, process};
 
-/// What devices and file systems want offsets, lengths and addresses to be multiples of.
-const ALIGN: u64 = 4096;
-const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Devices give their full rate from here on, and smaller requests finish sooner.
 const REQUEST_BYTES: u64 = 1 << 20;
 const DEPTH: u32 = 32;
@@ -28,41 +25,6 @@ const DEPTH: u32 = 32;
 const SLOT_BYTES: u64 = 256 << 10;
 /// The longest range that a stream reads.
 pub const STREAM_BYTES: u64 = SLOT_BYTES - 2 * ALIGN;
-
-/// Memory that a device may write into.
-struct Buffer {
-    memory: *mut u8,
-    layout: Layout,
-}
-
-// SAFETY: the memory is owned, and only read once it is shared.
-unsafe impl Send for Buffer {}
-// SAFETY: as above.
-unsafe impl Sync for Buffer {}
-
-impl Buffer {
-    fn new(bytes: usize) -> io::Result<Buffer> {
-        let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { ALIGN as usize };
-        let layout = Layout::from_size_align(bytes.max(1), align).map_err(io::Error::other)?;
-        // SAFETY: the layout is not empty.
-        let memory = unsafe { alloc(layout) };
-        if memory.is_null() {
-            handle_alloc_error(layout);
-        }
-        if bytes >= HUGE_PAGE_BYTES {
-            // SAFETY: the range was just allocated; the advice changes no content.
-            unsafe { libc::madvise(memory.cast(), bytes, libc::MADV_HUGEPAGE) };
-        }
-        Ok(Buffer { memory, layout })
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout, and nothing refers to it any more.
-        unsafe { dealloc(self.memory, self.layout) }
-    }
-}
 
 /// The first bytes of a buffer, all of which the device has written.
 struct Filled {
@@ -73,7 +35,7 @@ struct Filled {
 impl AsRef<[u8]> for Filled {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: `bytes` bytes were written by completed reads, and nobody writes any more.
-        unsafe { std::slice::from_raw_parts(self.buffer.memory, self.bytes) }
+        unsafe { std::slice::from_raw_parts(self.buffer.memory(), self.bytes) }
     }
 }
 
@@ -160,9 +122,13 @@ pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>>
     jobs.into_iter().zip(ranges).map(finish).collect()
 }
 
-/// Read ranges of at most `STREAM_BYTES` into memory of this thread, and show each to `see` when it is there, in the order
-/// they come, while others are on their way. `Unsupported` as in `fetch`.
-pub fn stream(ranges: &[(PathBuf, &RangeRequest)], see: &mut dyn FnMut(usize, &[u8])) -> Vec<io::Result<()>> {
+/// Read ranges of at most `STREAM_BYTES` into memory of this thread, or into `targets` where there are any, and show each to
+/// `see` when it is there, in the order they come, while others are on their way. `Unsupported` as in `fetch`.
+pub fn stream(
+    ranges: &[(PathBuf, &RangeRequest)],
+    targets: Option<&mut [&mut [u8]]>,
+    see: &mut dyn FnMut(usize, &[u8]),
+) -> Vec<io::Result<()>> {
     let mut files = HashMap::new();
     let mut answers: Vec<io::Result<()>> = ranges.iter().map(|_| Ok(())).collect();
     let mut waiting = Vec::with_capacity(ranges.len());
@@ -177,7 +143,7 @@ pub fn stream(ranges: &[(PathBuf, &RangeRequest)], see: &mut dyn FnMut(usize, &[
         if ring.pool.is_none() {
             ring.pool = Some(Pool::new(&ring.ring)?);
         }
-        drive_stream(ring, ranges, waiting, &mut answers, see)
+        drive_stream(ring, ranges, targets, waiting, &mut answers, see)
     });
     if let Err(error) = driven {
         answers.iter_mut().for_each(|answer| *answer = Err(io::Error::new(error.kind(), error.to_string())));
@@ -190,7 +156,7 @@ impl Pool {
         let buffer = Buffer::new(DEPTH as usize * SLOT_BYTES as usize)?;
         let slot = |index: usize| libc::iovec {
             // SAFETY: the slot lies inside the buffer.
-            iov_base: unsafe { buffer.memory.add(index * SLOT_BYTES as usize) }.cast(),
+            iov_base: unsafe { buffer.memory().add(index * SLOT_BYTES as usize) }.cast(),
             iov_len: SLOT_BYTES as usize,
         };
         let slots: Vec<libc::iovec> = (0..DEPTH as usize).map(slot).collect();
@@ -214,10 +180,18 @@ fn aligned(range: &RangeRequest) -> (u64, u64, u64) {
     (begin, needed, needed.next_multiple_of(ALIGN))
 }
 
+/// The target itself, where a device may write into it.
+fn in_place(range: &RangeRequest, target: &mut [u8]) -> Option<*mut u8> {
+    let aligned =
+        range.begin.is_multiple_of(ALIGN) && (target.len() as u64).is_multiple_of(ALIGN) && (target.as_ptr() as u64).is_multiple_of(ALIGN);
+    aligned.then_some(target.as_mut_ptr())
+}
+
 /// Keep up to `DEPTH` ranges in flight until all have ended. A slot is filled again as soon as its range was seen.
 fn drive_stream(
     ring: &mut Ring,
     ranges: &[(PathBuf, &RangeRequest)],
+    mut targets: Option<&mut [&mut [u8]]>,
     mut waiting: Vec<Part>,
     answers: &mut [io::Result<()>],
     see: &mut dyn FnMut(usize, &[u8]),
@@ -228,11 +202,13 @@ fn drive_stream(
     loop {
         while let Some(slot) = idle.last().copied() {
             let Some(part) = waiting.pop() else { break };
-            let (begin, _, length) = aligned(ranges[part.range].1);
-            // SAFETY: no range is longer than a slot, and `at` lies inside it.
-            let target = unsafe { pool.buffer.memory.add(slot * SLOT_BYTES as usize + part.at as usize) };
+            let range = ranges[part.range].1;
+            let (begin, _, length) = aligned(range);
+            let in_place = targets.as_mut().and_then(|targets| in_place(range, targets[part.range]));
+            // SAFETY: no range is longer than a slot, or than its target, and `at` lies inside it.
+            let target = unsafe { in_place.unwrap_or(pool.buffer.memory().add(slot * SLOT_BYTES as usize)).add(part.at as usize) };
             let (descriptor, bytes) = (types::Fd(part.file.as_raw_fd()), (length - part.at) as u32);
-            let entry = match pool.registered {
+            let entry = match pool.registered && in_place.is_none() {
                 true => opcode::ReadFixed::new(descriptor, target, bytes, slot as u16).offset(begin + part.at).build(),
                 false => opcode::Read::new(descriptor, target, bytes).offset(begin + part.at).build(),
             };
@@ -261,8 +237,18 @@ fn drive_stream(
         match outcome(result, part.at, length - part.at, needed) {
             Outcome::Whole => {
                 let from = slot * SLOT_BYTES as usize + (range.begin - begin) as usize;
-                // SAFETY: completed reads have written `needed` bytes of the slot, and none is under way there.
-                see(part.range, unsafe { std::slice::from_raw_parts(pool.buffer.memory.add(from), (range.end() - range.begin) as usize) });
+                // SAFETY: completed reads have written `needed` bytes of the slot, or of the target in its place; none is under way.
+                let read = || unsafe { std::slice::from_raw_parts(pool.buffer.memory().add(from), (range.end() - range.begin) as usize) };
+                match &mut targets {
+                    None => see(part.range, read()),
+                    Some(targets) => {
+                        let target = &mut *targets[part.range];
+                        if in_place(range, target).is_none() {
+                            target.copy_from_slice(read());
+                        }
+                        see(part.range, target);
+                    }
+                }
             }
             Outcome::Short(got) => {
                 part.at += got;
@@ -310,7 +296,7 @@ fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Requ
             let Some(request) = waiting.pop() else { break };
             let Ok(job) = &jobs[request.job] else { continue };
             // SAFETY: request.at + request.bytes lies inside the buffer.
-            let target = unsafe { job.buffer.memory.add(request.at as usize) };
+            let target = unsafe { job.buffer.memory().add(request.at as usize) };
             let entry = opcode::Read::new(types::Fd(job.file.as_raw_fd()), target, request.bytes as u32)
                 .offset(job.begin + request.at)
                 .build()
@@ -459,7 +445,7 @@ mod tests {
         for _ in 0..3 {
             let jobs: Vec<(PathBuf, &RangeRequest)> = ranges.iter().map(|range| (path.clone(), range)).collect();
             let mut seen = vec![0; ranges.len()];
-            let answers = stream(&jobs, &mut |index, bytes| {
+            let answers = stream(&jobs, None, &mut |index, bytes| {
                 seen[index] += 1;
                 assert_eq!(bytes, &body[ranges[index].begin as usize..ranges[index].end() as usize]);
             });
@@ -469,8 +455,25 @@ mod tests {
             assert!(answers.iter().all(Result::is_ok) && seen.iter().all(|count| *count == 1), "{answers:?} {seen:?}");
         }
         let beyond = RangeRequest::plain("x", 9_000_000, 2, None);
-        let answers = stream(&[(path.clone(), &beyond), (path, &ranges[5])], &mut |index, _| assert_eq!(index, 1));
+        let answers = stream(&[(path.clone(), &beyond), (path.clone(), &ranges[5])], None, &mut |index, _| assert_eq!(index, 1));
         assert!(answers[0].as_ref().is_err_and(|error| error.kind() == io::ErrorKind::UnexpectedEof) && answers[1].is_ok());
+        // Aligned ranges are read in place, others by way of the pool.
+        let memory = Buffer::new(1 << 20)?;
+        // SAFETY: the buffer is that long; it is written before it is read.
+        let memory = unsafe { std::slice::from_raw_parts_mut(memory.memory(), 1 << 20) };
+        memory.fill(0);
+        let places = [(0u64, 65_536usize), (65_536, 196_608), (262_145, 4096), (1 << 20, 131_072), (2_000_000, 131_072)];
+        let ranges: Vec<RangeRequest> = places.iter().map(|(begin, bytes)| RangeRequest::plain("x", *begin, *bytes as u64, None)).collect();
+        let (mut targets, mut rest): (Vec<&mut [u8]>, _) = (Vec::new(), memory);
+        for (_, bytes) in places {
+            let (target, later) = rest.split_at_mut(bytes);
+            targets.push(target);
+            rest = later;
+        }
+        let jobs: Vec<(PathBuf, &RangeRequest)> = ranges.iter().map(|range| (path.clone(), range)).collect();
+        let whole = |range: usize| &body[ranges[range].begin as usize..ranges[range].end() as usize];
+        let answers = stream(&jobs, Some(&mut targets), &mut |index, bytes| assert_eq!(bytes, whole(index)));
+        assert!(answers.iter().all(Result::is_ok) && (0..5).all(|index| *targets[index] == *whole(index)));
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 //! Knows no format. [`Local`] is a folder on disk, [`Memory`] one process; object stores come beside them, file by file.
 //! `conformance` holds every one of them to the same promises.
 
+mod buffer;
 pub mod conformance;
 mod counters;
 mod direct;
@@ -20,6 +21,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
+pub use buffer::Buffer;
 pub use counters::{Counters, Counts};
 pub use disk::{Disk, File, FileSystem, check_length};
 pub use local::Local;
@@ -112,9 +114,10 @@ pub trait Storage: Send + Sync + Debug {
         0
     }
 
-    /// Read ranges into memory that the store uses again, and show all bytes of each to `see` when they are there, in any order:
-    /// for what is copied to its place at once and not kept. Cost: one request a range, many at once.
-    fn stream(&self, ranges: &[RangeRequest], _see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
+    /// Read ranges into memory that the store uses again, or into a target for each, and show all bytes of each to `see` when they
+    /// are there, in any order: for what goes to its place at once and is not kept. Cost: one request a range, many at
+    /// once; a copy into the target only where a device cannot write there itself.
+    fn stream(&self, ranges: &[RangeRequest], _targets: Option<&mut [&mut [u8]]>, _see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
         ranges.iter().map(|_| Err(Error::new("internal", format!("`{}` has no streams", self.uri())))).collect()
     }
 

@@ -197,19 +197,27 @@ impl Storage for Local {
         if self.io == Io::Direct && self.files.is_real() && direct::is_there() { direct::STREAM_BYTES } else { 0 }
     }
 
-    fn stream(&self, ranges: &[RangeRequest], see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
+    fn stream(&self, ranges: &[RangeRequest], mut targets: Option<&mut [&mut [u8]]>, see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
         let jobs: Vec<_> = ranges.iter().map(|range| (self.path(&range.name), range)).collect();
         let bytes = |range: &RangeRequest| range.end() - range.begin;
         add(&self.counters.ranges, ranges.len() as u64);
         add(&self.counters.range_bytes, ranges.iter().map(bytes).sum());
-        let answers = direct::stream(&jobs, see);
-        add(&self.counters.direct_bytes, ranges.iter().zip(&answers).filter(|(_, answer)| answer.is_ok()).map(|(range, _)| bytes(range)).sum());
+        let answers = direct::stream(&jobs, targets.as_deref_mut(), see);
+        add(
+            &self.counters.direct_bytes,
+            ranges.iter().zip(&answers).filter(|(_, answer)| answer.is_ok()).map(|(range, _)| bytes(range)).sum(),
+        );
         let finish = |(index, ((path, range), answer)): (usize, (&(PathBuf, &RangeRequest), io::Result<()>))| match answer {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 // A file system that refuses O_DIRECT is read through the page cache.
                 let whole = RangeRequest::plain(&range.name, range.begin, bytes(range), range.object_bytes);
                 let pieces = self.files.read_range(path, &whole).map_err(|error| failure("read", path, &error))?;
-                pieces.iter().for_each(|piece| see(index, piece));
+                for piece in pieces {
+                    if let Some(targets) = &mut targets {
+                        targets[index].copy_from_slice(&piece);
+                    }
+                    see(index, &piece);
+                }
                 Ok(())
             }
             other => other.map_err(|error| failure("read", path, &error)),

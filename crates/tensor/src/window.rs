@@ -9,7 +9,7 @@ pub type Window = Vec<Range<u64>>;
 pub const TILE_BYTES: u64 = 64 << 10;
 /// A sample of more tiles gets larger ones, so that its index stays small.
 pub const SAMPLE_TILES: u64 = 1 << 17;
-/// A last dimension up to this length is cut only when nothing else is left to cut: it is read as a whole more often than not.
+/// A last dimension up to this length is not cut: it is read as a whole more often than not.
 const WHOLE_LAST: u64 = 64;
 
 /// All of an array.
@@ -85,16 +85,27 @@ impl Grid {
     }
 }
 
-/// The tile for samples of a shape: about `TILE_BYTES`, sides as equal as halving makes them.
+/// The tile for samples of a shape: at most `TILE_BYTES`; sides are powers of two, as equal as can be, or the whole dimension.
 pub fn default_tile(shape: &[u64], element_bytes: u64) -> Vec<u64> {
     let mut target = TILE_BYTES.max(element_bytes);
     loop {
-        let mut tile: Vec<u64> = shape.iter().map(|size| (*size).max(1)).collect();
-        while tile.iter().fold(element_bytes, |product, side| product.saturating_mul(*side)) > target {
-            let last = tile.len() - 1;
-            let rank = |axis: usize| (axis != last || tile[axis] > WHOLE_LAST, tile[axis], axis);
-            let Some(axis) = (0..tile.len()).filter(|axis| tile[*axis] > 1).max_by_key(|axis| rank(*axis)) else { break };
-            tile[axis] = tile[axis].div_ceil(2);
+        let mut tile = vec![1; shape.len()];
+        let bytes = |tile: &[u64]| tile.iter().fold(element_bytes, |product, side| product.saturating_mul(*side));
+        if let (Some(side), Some(size)) = (tile.last_mut(), shape.last())
+            && (1..=WHOLE_LAST).contains(size)
+            && size.saturating_mul(element_bytes) <= target
+        {
+            *side = *size;
+        }
+        // The shortest side that can still grow, of equal ones the first.
+        let grown = |tile: &[u64], axis: usize| {
+            let mut grown = tile.to_vec();
+            grown[axis] = (tile[axis] * 2).min(shape[axis]);
+            grown
+        };
+        let can_grow = |tile: &[u64], axis: usize| tile[axis] < shape[axis] && bytes(&grown(tile, axis)) <= target;
+        while let Some(axis) = (0..shape.len()).filter(|axis| can_grow(&tile, *axis)).min_by_key(|axis| tile[*axis]) {
+            tile = grown(&tile, axis);
         }
         if Grid::new(shape, &tile).tiles().is_none_or(|tiles| tiles <= SAMPLE_TILES) || target > u64::MAX / 4 {
             return tile;
@@ -204,8 +215,9 @@ mod tests {
     #[test]
     fn tiles_are_about_one_checksum_unit_and_suit_slices() {
         assert_eq!(default_tile(&[2048, 2048, 64], 2), [32, 16, 64]);
-        assert_eq!(default_tile(&[300, 1080, 1920, 3], 1), [19, 34, 30, 3]);
-        assert_eq!(default_tile(&[35_000_000], 4), [8545]);
+        assert_eq!(default_tile(&[300, 1080, 1920, 3], 1), [32, 32, 16, 3]);
+        assert_eq!(default_tile(&[2, 3, 5000, 40], 4), [2, 3, 64, 40]);
+        assert_eq!(default_tile(&[35_000_000], 4), [16384]);
         let (shape, tile) = ([100_000, 1 << 20], default_tile(&[100_000, 1 << 20], 4));
         assert!(Grid::new(&shape, &tile).tiles().is_some_and(|tiles| tiles <= SAMPLE_TILES), "{tile:?}");
         assert_eq!(default_tile(&[5, 0, 3], 1 << 20), [1, 1, 1]);

@@ -93,6 +93,8 @@ struct Shared {
     upstream: SocketAddr,
     state: Mutex<State>,
     requests: AtomicU64,
+    /// Bytes of bodies that were passed on.
+    body_bytes: AtomicU64,
 }
 
 /// A running proxy; its threads end with their connections.
@@ -106,7 +108,7 @@ impl Proxy {
         let listener = TcpListener::bind(listen)?;
         let address = listener.local_addr()?;
         let state = Mutex::new(State { faults, ..State::default() });
-        let shared = Arc::new(Shared { upstream, state, requests: AtomicU64::new(0) });
+        let shared = Arc::new(Shared { upstream, state, requests: AtomicU64::new(0), body_bytes: AtomicU64::new(0) });
         let accepting = shared.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -122,9 +124,10 @@ impl Proxy {
         let mut state = self.shared.state();
         *state = State { faults, ..State::default() };
         self.shared.requests.store(0, Relaxed);
+        self.shared.body_bytes.store(0, Relaxed);
     }
 
-    /// Requests so far, and how often each fault struck.
+    /// Requests and bytes of bodies so far, and how often each fault struck.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         self.shared.counts()
     }
@@ -137,7 +140,7 @@ impl Shared {
 
     fn counts(&self) -> Vec<(&'static str, u64)> {
         let struck = self.state().struck;
-        let all = [("requests", self.requests.load(Relaxed))];
+        let all = [("requests", self.requests.load(Relaxed)), ("body_bytes", self.body_bytes.load(Relaxed))];
         all.into_iter().chain(NAMES.iter().zip(struck).map(|((name, _), count)| (*name, count))).collect()
     }
 
@@ -348,6 +351,7 @@ impl Connection {
                 Ok(faults) => {
                     *self.shared.state() = State { faults, ..State::default() };
                     self.shared.requests.store(0, Relaxed);
+                    self.shared.body_bytes.store(0, Relaxed);
                     self.reply("200 OK", "{}")
                 }
                 Err(why) => self.reply("400 Bad Request", &why),
@@ -403,6 +407,7 @@ impl Connection {
             self.client.write_all(&buffer[..count])?;
             left -= count as u64;
         }
+        self.shared.body_bytes.fetch_add(most, Relaxed);
         Ok(())
     }
 

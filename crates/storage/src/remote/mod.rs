@@ -27,8 +27,8 @@ use crate::process::PerProcess;
 use crate::{Created, ObjectWriter, RangeRequest, Storage, Then, create_certainly};
 use connect::{Client, Place};
 use level::{Level, Permit};
-use patience::{Patience, Verdict, attempt, verdict};
-use service::Told;
+use patience::{Patience, Tries, Verdict, attempt, ended_well, verdict};
+use service::{Told, chain};
 
 /// One connection carries no more at once.
 const RANGE_BYTES: u64 = 8 << 20;
@@ -132,7 +132,7 @@ impl Remote {
         runtime()?.block_on(async {
             let until = Instant::now() + live.patience.deadline;
             let mut permit = live.patience.level.permit().await;
-            let mut tries = 0;
+            let mut tries = Tries::default();
             loop {
                 let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
                 let payload = PutPayload::from_bytes(body.clone());
@@ -247,7 +247,7 @@ impl Live {
         }
         let mut permit = permit;
         let until = Instant::now() + self.patience.deadline;
-        let mut tries = 0;
+        let mut tries = Tries::default();
         loop {
             let before = filling.taken;
             let (result, ending) = attempt(until, self.stream(path, begin, end, object_bytes, &mut filling)).await;
@@ -258,7 +258,7 @@ impl Live {
                 Err(error) => error,
             };
             if filling.taken > before {
-                tries = 0; // It moves: wait no longer than after a first failure.
+                tries.count = 0; // It moves: wait no longer than after a first failure.
             }
             permit = self.patience.again(counters, verdict(what, &error, &ending), &mut tries, until, permit).await?;
         }
@@ -274,7 +274,16 @@ impl Live {
         filling: &mut Filling<'_>,
     ) -> object_store::Result<Option<Error>> {
         let options = GetOptions { range: Some(GetRange::Bounded(begin + filling.taken..end)), ..GetOptions::default() };
-        let answer = self.client.store.get_opts(path, options).await?;
+        let answer = match self.client.store.get_opts(path, options).await {
+            Err(error) if ended_well() => {
+                let text = format!("the server does not keep to HTTP: {}", chain(&error));
+                return Ok(Some(
+                    Error::new("unsupported-storage", text)
+                        .hint("it must answer ranged requests with 206 and the range asked for; choose another server, or look what stands between"),
+                ));
+            }
+            other => other?,
+        };
         if let Some(expected) = object_bytes
             && answer.meta.size != expected
         {

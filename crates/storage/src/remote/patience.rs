@@ -24,6 +24,13 @@ pub enum Verdict {
     },
 }
 
+/// How often one operation was tried, and what came of the time before.
+#[derive(Default)]
+pub struct Tries {
+    pub count: u32,
+    before: Option<Error>,
+}
+
 /// What all requests of one store share.
 #[derive(Debug)]
 pub struct Patience {
@@ -44,6 +51,11 @@ pub async fn attempt<T>(until: Instant, work: impl Future<Output = object_store:
         .await
 }
 
+/// Inside an attempt: whether its request was answered, and well, as far as status and head tell.
+pub fn ended_well() -> bool {
+    ENDING.with(|ending| matches!(*ending.borrow(), Ending::Success))
+}
+
 impl Patience {
     /// Ask until there is an answer: `work` is called anew each time, and must be idempotent. `what` is for messages: "read `name`".
     pub async fn ask<T, W>(&self, counters: &Counters, what: &str, mut work: impl FnMut() -> W) -> Result<T>
@@ -52,7 +64,7 @@ impl Patience {
     {
         let mut permit = self.level.permit().await;
         let until = Instant::now() + self.deadline;
-        let mut tries = 0;
+        let mut tries = Tries::default();
         loop {
             let (result, ending) = attempt(until, work()).await;
             let error = match result {
@@ -68,7 +80,7 @@ impl Patience {
         &'a self,
         counters: &Counters,
         verdict: Verdict,
-        tries: &mut u32,
+        tries: &mut Tries,
         until: Instant,
         mut permit: Permit<'a>,
     ) -> Result<Permit<'a>> {
@@ -76,13 +88,18 @@ impl Patience {
             Verdict::Final(error) => return Err(error),
             Verdict::Again { error, throttled, .. } => (error, throttled),
         };
-        *tries += 1;
-        let wait = wait(*tries, throttled);
+        tries.count += 1;
+        let wait = wait(tries.count, throttled);
         if Instant::now() + wait >= until {
-            let text = format!("{} ({tries} tries in {:.1} s)", error.message(), self.deadline.as_secs_f64());
+            let before = match &tries.before {
+                Some(before) if before.message() != error.message() => format!("; before that: {}", before.message()),
+                _ => String::new(),
+            };
+            let text = format!("{} ({} tries in {:.1} s{before})", error.message(), tries.count, self.deadline.as_secs_f64());
             let hint = error.hint_text().unwrap_or("see whether the store answers with `penstock doctor`").to_owned();
             return Err(Error::new(error.code(), text).hint(hint));
         }
+        tries.before = Some(error.clone());
         add(&counters.retries, 1);
         permit.throttled = throttled;
         drop(permit); // Others go on while this one waits.
