@@ -180,6 +180,33 @@ fn aligned(range: &RangeRequest) -> (u64, u64, u64) {
     (begin, needed, needed.next_multiple_of(ALIGN))
 }
 
+/// Requests that the kernel has. Whatever happens, a panic too, it goes only when they have ended: until then they write into
+/// memory of the caller.
+struct Flight<'a> {
+    ring: &'a mut IoUring,
+    requests: usize,
+}
+
+impl Flight<'_> {
+    /// Slot and result of a request that has ended.
+    fn next(&mut self) -> Option<(usize, i32)> {
+        let entry = self.ring.completion().next()?;
+        self.requests -= 1;
+        Some((entry.user_data() as usize, entry.result()))
+    }
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        while self.requests > 0 {
+            if self.ring.submit_and_wait(1).is_err() {
+                std::thread::sleep(std::time::Duration::from_millis(1)); // They end without being waited for, too.
+            }
+            while self.next().is_some() {}
+        }
+    }
+}
+
 /// The target itself, where a device may write into it.
 fn in_place(range: &RangeRequest, target: &mut [u8]) -> Option<*mut u8> {
     let aligned =
@@ -197,6 +224,7 @@ fn drive_stream(
     see: &mut dyn FnMut(usize, &[u8]),
 ) -> io::Result<()> {
     let Ring { ring, pool: Some(pool), .. } = ring else { return Err(io::Error::other("a ring without its pool")) };
+    let mut flight = Flight { ring, requests: 0 };
     let mut slots: Vec<Option<Part>> = (0..DEPTH).map(|_| None).collect();
     let mut idle: Vec<usize> = (0..DEPTH as usize).collect();
     loop {
@@ -213,23 +241,24 @@ fn drive_stream(
                 false => opcode::Read::new(descriptor, target, bytes).offset(begin + part.at).build(),
             };
             // SAFETY: the slot is nobody else's until the request has ended, and the file is held until then.
-            let pushed = unsafe { ring.submission().push(&entry.user_data(slot as u64)) };
+            let pushed = unsafe { flight.ring.submission().push(&entry.user_data(slot as u64)) };
             if pushed.is_err() {
                 waiting.push(part);
                 break;
             }
             idle.pop();
+            flight.requests += 1;
             slots[slot] = Some(part);
         }
-        if idle.len() == DEPTH as usize {
+        if flight.requests == 0 {
             return if waiting.is_empty() { Ok(()) } else { Err(io::Error::other("the ring takes no request")) };
         }
-        match ring.submit_and_wait(1) {
+        match flight.ring.submit_and_wait(1) {
             Ok(_) => {}
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
-            Err(error) => return Err(error), // The ring and its pool are left alone now.
+            Err(error) => return Err(error),
         }
-        let Some((slot, result)) = ring.completion().next().map(|entry| (entry.user_data() as usize, entry.result())) else { continue };
+        let Some((slot, result)) = flight.next() else { continue };
         let Some(mut part) = slots[slot].take() else { continue };
         idle.push(slot);
         let range = ranges[part.range].1;
@@ -474,6 +503,10 @@ mod tests {
         let whole = |range: usize| &body[ranges[range].begin as usize..ranges[range].end() as usize];
         let answers = stream(&jobs, Some(&mut targets), &mut |index, bytes| assert_eq!(bytes, whole(index)));
         assert!(answers.iter().all(Result::is_ok) && (0..5).all(|index| *targets[index] == *whole(index)));
+        // A panic in the middle waits for what is under way, and the next stream is as good as the first.
+        let broken = std::panic::AssertUnwindSafe(|| stream(&jobs, None, &mut |_, _| std::panic::resume_unwind(Box::new(()))));
+        assert!(std::panic::catch_unwind(broken).is_err());
+        assert!(stream(&jobs, None, &mut |index, bytes| assert_eq!(bytes, whole(index))).iter().all(Result::is_ok));
         Ok(())
     }
 

@@ -277,10 +277,9 @@ impl Live {
         let answer = match self.client.store.get_opts(path, options).await {
             Err(error) if ended_well() => {
                 let text = format!("the server does not keep to HTTP: {}", chain(&error));
-                return Ok(Some(
-                    Error::new("unsupported-storage", text)
-                        .hint("it must answer ranged requests with 206 and the range asked for; choose another server, or look what stands between"),
-                ));
+                return Ok(Some(Error::new("unsupported-storage", text).hint(
+                    "it must answer ranged requests with 206 and the range asked for; choose another server, or look what stands between",
+                )));
             }
             other => other?,
         };
