@@ -326,8 +326,8 @@ def test_a_column_left_out_later_costs_nothing(root):
 def test_lenient_takes_of_categories(root):
     ds = ps.create(root, {"k": ps.Category(), "n": "int32"})
     ds.append({"k": ["a", "b"], "n": [1, 2]})
+    [data] = root.glob("d/*")
     ds.append({"k": ["c"], "n": [3]})
-    data = sorted(root.glob("d/*"), key=lambda path: path.stat().st_mtime)[0]
     data.write_bytes(data.read_bytes()[:-40])
     found = ps.open(root).take([0, 1, 2], on_corrupt="null")
     assert found["k"].tolist() == [None, None, 2] and found["n"].tolist() == [None, None, 3]
