@@ -168,9 +168,9 @@ def test_of_large_tiles_only_the_checksum_units_are_read(tmp_path):
     assert cost["range_bytes"] == 1 << 16, "two of three are in the cache"
 
 
-def test_a_damaged_tile_spoils_only_what_needs_it(root, request):
-    if request.config.getoption("--store") in ("s3", "proxy"):
-        pytest.skip("needs the files")
+@pytest.mark.local
+@pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
+def test_a_damaged_tile_spoils_only_what_needs_it(root, io):
     values = numbered(2, 1024, 1024)
     ds = ps.create(root, {"volume": ps.Tensor((1024, 1024), "int32", tile=(128, 128))})
     ds.append({"volume": values})
@@ -178,7 +178,7 @@ def test_a_damaged_tile_spoils_only_what_needs_it(root, request):
     body = bytearray(data.read_bytes())
     body[64 * 65536 + 5 * 65536 + 8192] ^= 1
     data.write_bytes(body)
-    ds = ps.open(root)
+    ds = ps.open(root, io=io)
     np.testing.assert_array_equal(ds["volume"][1, 128:], values[1, 128:])
     with pytest.raises(ps.CorruptError, match=r"sample 1 of column `volume`.*crc32c"):
         ds["volume"][1, :200]
@@ -186,6 +186,27 @@ def test_a_damaged_tile_spoils_only_what_needs_it(root, request):
     assert batch[1].mask.all() and not np.ma.getmaskarray(batch)[0].any()
     np.testing.assert_array_equal(batch[0], values[0])
     assert [problem.code for _, problem in ds.verify()["problems"]] == ["block-checksum"]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
+def test_lenient_takes_of_ragged_tiles(root, io):
+    clouds = [numbered(900, 300), numbered(500, 300), numbered(700, 300)]
+    ds = ps.create(root, {"cloud": ps.Tensor((None, 300), "int32", tile=(50, 300))})
+    ds.append({"cloud": clouds[:2]})
+    [data] = (pathlib.Path(root) / "d").iterdir()
+    ds.append({"cloud": clouds[2:]})
+    body = bytearray(data.read_bytes())
+    body[100_000] ^= 1
+    data.write_bytes(body)
+    found = ps.open(root, io=io).take([2, 0, 1], on_corrupt="null")["cloud"]
+    assert found[1] is None
+    np.testing.assert_array_equal(found[0], clouds[2])
+    np.testing.assert_array_equal(found[2], clouds[1])
+    data.write_bytes(body[:-40])
+    found = ps.open(root, io=io).take([2, 0, 1], on_corrupt="null")["cloud"]
+    assert found[1] is None and found[2] is None
+    np.testing.assert_array_equal(found[0], clouds[2])
 
 
 # Sources that read their own parts

@@ -102,13 +102,13 @@ impl Snapshot {
 
     /// Shapes of the samples of a plan in the order asked, no shape for a null; nothing at all where one of them is not tiled.
     /// Cost: the tails of the data files.
-    pub fn shapes(&self, plan: &Plan, column: &ColumnSpec) -> Result<Option<Vec<Option<Vec<u64>>>>> {
+    pub fn shapes(&self, plan: &Plan, column: &ColumnSpec, on_corrupt: OnCorrupt) -> Result<Option<Vec<Option<Vec<u64>>>>> {
         if !self.context.storage.mapped() {
             self.open_files(plan, &[column])?;
         }
         let mut shapes = vec![None; plan.len()];
         let mut tiled = true;
-        self.each_source(plan, column, false, |source, rows| {
+        self.each_source(plan, column, on_corrupt == OnCorrupt::Null, |source, rows| {
             let Some(source) = source else { return Ok(()) };
             let entry = source.entry();
             tiled &= entry.layout == Layout::Tiled;
@@ -133,7 +133,7 @@ impl Snapshot {
     ) -> Result<Nulls> {
         let (mut tiles, mut nulls) = (Tiles::default(), None);
         let size = column.kind.stored()?.0.size();
-        self.each_source(plan, column, false, |source, rows| {
+        self.each_source(plan, column, on_corrupt == OnCorrupt::Null, |source, rows| {
             for (row, place) in rows {
                 let Some(source) = source.filter(|source| source.entry().is_valid(*row)) else {
                     set_null(&mut nulls, plan.len(), *place, &mut []);

@@ -208,7 +208,7 @@ impl Request<'_> {
         if !self.snapshot.has_tiles() {
             return Ok(None);
         }
-        let Some(shapes) = py.detach(|| self.snapshot.shapes(self.plan, spec)).or_raise(py)? else { return Ok(None) };
+        let Some(shapes) = py.detach(|| self.snapshot.shapes(self.plan, spec, self.on_corrupt)).or_raise(py)? else { return Ok(None) };
         let rank = spec.kind.stored().or_raise(py)?.1.0.len();
         let windows: Vec<Window> = shapes.iter().map(|shape| whole(shape.as_deref().unwrap_or_default())).collect();
         let there = |index: usize| shapes[index].is_some();

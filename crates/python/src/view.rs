@@ -96,7 +96,7 @@ impl View {
     fn shapes(&self, py: Python<'_>, positions: Vec<i64>, column: &str) -> PyResult<Option<Vec<Option<Vec<u64>>>>> {
         let positions = self.resolve(&positions).or_raise(py)?;
         let spec = self.snapshot.column(column).or_raise(py)?;
-        py.detach(|| self.snapshot.shapes(&Plan::new(&self.snapshot, positions)?, spec)).or_raise(py)
+        py.detach(|| self.snapshot.shapes(&Plan::new(&self.snapshot, positions)?, spec, OnCorrupt::Raise)).or_raise(py)
     }
 
     /// Read a window of each of these samples, all of which are tiled: windows as (low, high) a dimension.
