@@ -67,6 +67,14 @@ def spent(ds, work):
     return {name: value - before[name] for name, value in ds.stats().items() if value != before[name]}
 
 
+def newest(ds, samples):
+    """Move to the newest snapshot, which has at least so many samples: a store that answers with an old listing gives an old one."""
+    for _ in range(20):
+        if len(ds.refresh()) >= samples:
+            break
+    return ds
+
+
 @pytest.fixture
 def bucket(minio):
     """A prefix of its own on MinIO, for a dataset that does not exist yet."""

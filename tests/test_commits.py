@@ -13,6 +13,7 @@ import time
 import numpy as np
 import penstock as ps
 import pytest
+from conftest import newest
 
 
 def test_time_travel_and_log(root):
@@ -70,7 +71,7 @@ def test_a_handle_sees_its_own_commits_and_others_after_refresh(root):
     one = ps.create(root, {"n": "int32"})
     two = ps.open(root)
     one.append({"n": [1]})
-    assert len(one) == 1 and len(two) == 0 and len(two.refresh()) == 1
+    assert len(one) == 1 and len(two) == 0 and len(newest(two, 1)) == 1
 
 
 def append_many(uri, worker, count):
@@ -88,7 +89,7 @@ def test_many_writers_lose_nothing_and_double_nothing(root):
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0
-    ds = ps.open(root)
+    ds = newest(ps.open(root), 160)
     pairs = list(zip(ds["worker"][:].tolist(), ds["number"][:].tolist(), strict=True))
     assert len(pairs) == 160 and len(set(pairs)) == 160
     for worker in range(4):
@@ -127,11 +128,7 @@ def killed(root, kills):
     ps.create(root, {"n": "int64", "t": ps.Text()})
     for seed in range(kills):
         acknowledged = kill_at_random(root, seed)
-        ds = ps.open(root)
-        for _ in range(20):  # A store that answers with an old listing gives an old snapshot: look again.
-            if len(ds) >= acknowledged:
-                break
-            ds.refresh()
+        ds = newest(ps.open(root), acknowledged)
         if len(ds) != acknowledged:  # The one in flight may stand as well.
             assert [commit.samples for commit in ds.log(2)][1] == acknowledged
         assert np.array_equal(ds["n"][:], np.arange(len(ds)))
