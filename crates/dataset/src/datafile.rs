@@ -98,8 +98,7 @@ impl DataFile {
     #[inline]
     pub fn verify(&self, chunk: usize, block: usize) -> Result<()> {
         let entry = &self.tail.chunks[chunk];
-        let done = |unit: usize| self.verified[chunk][unit / 64].load(Relaxed) >> (unit % 64) & 1 == 1;
-        if entry.first_unit.is_none() && done(block) {
+        if entry.first_unit.is_none() && self.is_verified(chunk, block) {
             return Ok(()); // One unit a block, and it was verified: the common case.
         }
         self.verify_units(chunk, block, 0..entry.units_of(block).1)
@@ -108,8 +107,16 @@ impl DataFile {
     /// Verify some of the checksum units of a block, but for those that this process has verified before.
     pub fn verify_units(&self, chunk: usize, block: usize, mut units: std::ops::Range<usize>) -> Result<()> {
         let first = self.tail.chunks[chunk].units_of(block).0;
-        let done = |unit: usize| self.verified[chunk][unit / 64].load(Relaxed) >> (unit % 64) & 1 == 1;
-        units.try_for_each(|unit| if done(first + unit) { Ok(()) } else { self.verify_unit(chunk, block, unit, first + unit) })
+        units.try_for_each(|unit| match self.is_verified(chunk, first + unit) {
+            true => Ok(()),
+            false => self.verify_unit(chunk, block, unit, first + unit),
+        })
+    }
+
+    /// Whether this process has verified a checksum unit of a chunk.
+    #[inline]
+    fn is_verified(&self, chunk: usize, unit: usize) -> bool {
+        self.verified[chunk][unit / 64].load(Relaxed) >> (unit % 64) & 1 == 1
     }
 
     #[cold]

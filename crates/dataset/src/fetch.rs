@@ -245,22 +245,21 @@ impl Snapshot {
     fn stream_ranges(&self, wanted: &[Wanted], order: &[usize]) -> (Vec<Vec<usize>>, Vec<RangeRequest>) {
         let most = self.context.storage.stream_bytes();
         let (mut members, mut ranges): (Vec<Vec<usize>>, Vec<RangeRequest>) = (Vec::new(), Vec::new());
-        let mut open: Option<(penstock_format::Id, u64, u64)> = None;
         for index in order {
             let Wanted { key, file, offset, bytes, .. } = &wanted[*index];
             let end = offset + bytes;
-            match (open, members.last_mut(), ranges.last_mut()) {
-                (Some((id, begin, last)), Some(members), Some(range))
-                    if id == key.0 && offset.saturating_sub(last) <= STREAM_GAP_BYTES && end.max(last) - begin <= most =>
+            match (members.last_mut(), ranges.last_mut()) {
+                (Some(members), Some(range))
+                    if wanted[members[0]].key.0 == key.0
+                        && offset.saturating_sub(range.end()) <= STREAM_GAP_BYTES
+                        && end.max(range.end()) - range.begin <= most =>
                 {
                     members.push(*index);
-                    open = Some((id, begin, end.max(last)));
-                    *range = RangeRequest::plain(&range.name, begin, end.max(last) - begin, range.object_bytes);
+                    range.pieces[0].bytes = (end.max(range.end()) - range.begin) as usize;
                 }
                 _ => {
                     members.push(vec![*index]);
                     ranges.push(RangeRequest::plain(&data_name(key.0), *offset, *bytes, Some(file.file_bytes)));
-                    open = Some((key.0, *offset, end));
                 }
             }
         }
