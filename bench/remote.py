@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 import pathlib
+import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -53,6 +56,38 @@ def boto3_gets(endpoint: str, batches: Batches) -> float:
         return time.perf_counter() - began
 
 
+WRK = """
+local requests, at = {}, 0
+function init(arguments)
+  for line in io.lines(arguments[1]) do
+    local key, from, to = line:match("(%S+) (%d+) (%d+)")
+    table.insert(requests, wrk.format("GET", "/" .. key, {Range = "bytes=" .. from .. "-" .. to}))
+  end
+end
+function request()
+  at = at % #requests + 1
+  return requests[at]
+end
+"""
+
+
+def wrk_rate(folder: pathlib.Path, endpoint: str, batches: Batches) -> float | None:
+    """Bytes a second of wrk, which neither signs nor waits for the end of a batch: the best over connections."""
+    if shutil.which("wrk") is None:
+        return None
+    (folder / "wrk.lua").write_text(WRK)
+    lines = [f"{BUCKET}/{key} {begin} {end - 1}" for batch in batches for key, begin, end in batch]
+    (folder / "wrk.txt").write_text("\n".join(lines))
+    rates = []
+    for connections in (4, 16, 64):
+        command = ["wrk", "-t2", f"-c{connections}", "-d2s", "-s", str(folder / "wrk.lua"), endpoint, "--", str(folder / "wrk.txt")]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        requests, volume, unit, seconds = re.search(r"(\d+) requests in ([\d.]+)([smh]), ([\d.]+)(\w+) read", report).group(1, 4, 5, 2)  # type: ignore[union-attr]
+        assert int(requests) > 0 and "Non-2xx" not in report, report
+        rates.append(float(volume) * {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}[unit] / float(seconds))
+    return max(rates)
+
+
 def penstock_takes(ds: ps.Dataset, takes: list[Any], read: Callable[[ps.Dataset, Any], Any], scans: bool) -> float:
     """Seconds of takes, or of one scan of them all."""
     began = time.perf_counter()
@@ -65,14 +100,16 @@ def penstock_takes(ds: ps.Dataset, takes: list[Any], read: Callable[[ps.Dataset,
     return time.perf_counter() - began
 
 
-def workload(binary: pathlib.Path, uri: str, name: str, takes: list[Any], read: Any, columns: list[str], endpoint: str) -> dict[str, Any]:
+def workload(
+    folder: pathlib.Path, binary: pathlib.Path, uri: str, name: str, takes: list[Any], read: Any, columns: list[str], endpoint: str
+) -> dict[str, Any]:
     """Time ours and the others in turn; the block cache is smaller than what is read, and each round opens anew."""
     prefix = uri.removeprefix(f"s3://{BUCKET}/")
     times: dict[str, list[float]] = {"penstock": [], "plain": [], "boto3": []}
     fresh = ps.open(uri)
     fresh.take([0])
     batches = [
-        [(f"{prefix}/{name}", begin, end) for name, begin, end in fresh._view.ranges(list(map(int, positions)), columns)]
+        [(f"{prefix}/{name}", begin, end) for name, begin, end in fresh._view.ranges(np.asarray(positions, np.int64), columns)]
         for positions in takes
     ]
     best = min(AT_ONCE, key=lambda at_once: plain_gets(binary, batches, at_once))
@@ -89,9 +126,20 @@ def workload(binary: pathlib.Path, uri: str, name: str, takes: list[Any], read: 
     medians = {name: statistics.median(spent) for name, spent in times.items()}
     ratio = medians["plain"] / medians["penstock"] * (min(received, total) / total)
     lines = [f"{name}: {system} {seconds:.3f} s, {total / seconds / 1e6:,.0f} MB/s" for system, seconds in medians.items()]
+    wrk = wrk_rate(folder, endpoint, batches)
+    lines.append(f"{name}: wrk, unsigned and without batches, " + (f"{wrk / 1e6:,.0f} MB/s" if wrk else "is not installed"))
     requests = sum(len(batch) for batch in batches)
     lines.append(f"{name}: {requests} ranges, {total / 1e6:.0f} MB, plain GETs best at {best} at once")
-    return {"name": name, "times": times, "bytes": total, "requests": requests, "at_once": best, "ratio": ratio, "lines": lines}
+    return {
+        "name": name,
+        "times": times,
+        "bytes": total,
+        "requests": requests,
+        "at_once": best,
+        "ratio": ratio,
+        "wrk_bytes_per_second": wrk,
+        "lines": lines,
+    }
 
 
 def minio(folder: pathlib.Path, photos: Callable[[], list[pathlib.Path]]) -> dict[str, Any]:
@@ -105,7 +153,10 @@ def minio(folder: pathlib.Path, photos: Callable[[], list[pathlib.Path]]) -> dic
             "AWS_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1",
         }  # fmt: skip
         server.client().create_bucket(Bucket=BUCKET)
-        ps.configure(memory_bytes=16 << 20, threads=2)
+        anyone = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{BUCKET}/*"}
+        policy = {"Version": "2012-10-17", "Statement": [anyone]}
+        server.client().put_bucket_policy(Bucket=BUCKET, Policy=json.dumps(policy))  # For wrk, which does not sign.
+        ps.configure(memory_bytes=16 << 20, threads=2)  # So the block cache is smaller than what is read.
         files = photos()
         images = f"s3://{BUCKET}/images"
         ps.create(images, {"image": ps.Image()}).append({"image": files})
@@ -139,7 +190,7 @@ def minio(folder: pathlib.Path, photos: Callable[[], list[pathlib.Path]]) -> dic
                 ("sequential scan", images, scan, bytes_of, ["image"]),
                 ("1,000 random rows", rows, some, small, ["a", "b", "text"]),
             ):
-                results.append(workload(binary, uri, name + suffix, takes, read, columns, endpoint))
+                results.append(workload(folder, binary, uri, name + suffix, takes, read, columns, endpoint))
     finally:
         proxy.stop()
         server.stop()

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import pickle
+import signal
 import socket
 import ssl
 import subprocess
@@ -727,7 +728,95 @@ def test_reading_ahead_is_bounded_where_samples_grow(tmp_path):
         after = ds.stats()["range_bytes"]
         largest, before = max(largest, after - before), after
         assert len(batch) == 8 or number == 2100 // 8
-    assert largest <= 3 * (16 << 20), f"{largest} bytes at once"
+    assert largest <= 1.25 * (32 << 20), f"{largest} bytes at once"
+
+
+@pytest.fixture
+def small_budget():
+    """A budget that the datasets of a test do not fit into, so that takes are not kept."""
+    before = ps.configure()
+    ps.configure(memory_bytes=16 << 20)
+    yield
+    ps.configure(memory_bytes=before["memory_bytes"])
+
+
+def _same(found, expected):
+    assert (found is None) == (expected is None)
+    if expected is not None:
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("hedge", [False, True])
+def test_what_is_not_kept_is_joined_where_it_lies(bucket, small_budget, hedge):
+    """Several columns, fragments and nulls, read by scans and takes of other orders, each of more than half of the cache."""
+    rng = np.random.default_rng(5)
+    blobs = [None if number % 13 == 5 else rng.bytes(int(rng.integers(0, 120_000))) for number in range(400)]
+    grids = [None if number % 17 == 3 else rng.random((int(rng.integers(0, 2000)), 3)) for number in range(400)]
+    cubes = rng.random((400, 32, 32), np.float32)
+    ds = ps.create(
+        bucket, {"blob": ps.Bytes(), "grid": ps.Tensor((None, 3), "float64"), "cube": ps.Tensor((32, 32), "float32"), "n": "int16"}
+    )
+    for low, high in ((0, 150), (150, 151), (151, 400)):
+        ds.append({"blob": blobs[low:high], "grid": grids[low:high], "cube": cubes[low:high], "n": np.arange(low, high, dtype=np.int16)})
+    ds = ps.open(bucket, storage_options={"hedge": str(hedge).lower()})
+    at = 0
+    for batch in ds.scan(batch_size=7):
+        assert batch["n"].to_pylist() == list(range(at, at + len(batch)))
+        assert batch["blob"].to_pylist() == blobs[at : at + len(batch)]
+        for index, cell in enumerate(batch["grid"]):
+            value = cell.as_py()
+            _same(None if value is None else np.reshape(value["data"], value["shape"]), grids[at + index])
+        np.testing.assert_array_equal(batch["cube"].to_numpy_ndarray(), cubes[at : at + len(batch)])
+        at += len(batch)
+    assert at == 400
+    for positions in (np.arange(400), np.arange(399, -1, -1), rng.permutation(400), np.repeat(np.arange(100, 300), 2)):
+        batch = ds.take(positions)
+        np.testing.assert_array_equal(batch["cube"], cubes[positions])
+        assert batch["blob"] == [blobs[position] for position in positions]
+        for index, position in enumerate(positions):
+            _same(batch["grid"][index], grids[position])
+        batch["cube"][:] = 0  # It is the caller's own.
+        np.testing.assert_array_equal(ds.take(positions[:5])["cube"], cubes[positions[:5]])
+
+
+def test_memory_of_a_remote_scan_is_a_few_groups(bucket):
+    """200 MB of samples under a budget of 64 MB: the group at hand, the one ahead, memory that is used again."""
+    ds = ps.create(bucket, {"blob": ps.Bytes()})
+    ds.append({"blob": [np.random.default_rng(number).bytes(100_000) for number in range(2000)]})
+    script = """
+import sys, penstock as ps, pyarrow
+def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
+ps.configure(memory_bytes=64 << 20, threads=2)
+ds = ps.open(sys.argv[1])
+batches = ds.scan(batch_size=20)
+next(batches)
+before, rows = peak(), 20
+for batch in batches: rows += len(batch)
+print(rows, peak() - before)
+"""
+    run = subprocess.run([sys.executable, "-c", script, str(bucket)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    rows, grown = map(int, run.stdout.split())
+    assert rows == 2000 and grown <= 48 << 20, f"{grown >> 20} MiB"
+
+
+def test_ctrl_c_ends_a_wait(tmp_path):
+    """A server that takes connections and says nothing: without it the wait is as long as the deadline, ten minutes here."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        script = """
+import sys, penstock as ps
+print("waiting", flush=True)
+ps.open("s3://bucket/set", storage_options={"endpoint_url": sys.argv[1], "access_key_id": "a", "secret_access_key": "b", "timeout_seconds": 600})
+"""
+        command = [sys.executable, "-c", script, f"http://127.0.0.1:{silent.getsockname()[1]}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+            assert waiting.stdout.readline() == "waiting\n"
+            silent.accept()  # It has asked.
+            waiting.send_signal(signal.SIGINT)
+            _, told = waiting.communicate(timeout=120)
+        assert waiting.returncode != 0 and told.rstrip().endswith("KeyboardInterrupt"), told
 
 
 def test_early_exit_from_a_scan(cifar):

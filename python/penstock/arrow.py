@@ -5,6 +5,7 @@ A leaf: imported by `View.scan` and `View.__arrow_c_stream__` only. Source: Arro
 
 from __future__ import annotations
 
+import collections
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock import _core
 from penstock.errors import InvalidInputError
 from penstock.schema import Boxes, Category, ColumnType, Json, Keypoints, Label, Scalar, Tensor, Text
 from penstock.view import _names
@@ -80,44 +82,64 @@ def scan(view: View, columns: Sequence[str] | None, batch_size: int) -> Iterator
     return _batches(view, names, batch_size)
 
 
-# Where files are not mapped, this much is read at once, and as much again ahead of the consumer.
-AHEAD_BYTES = 8 << 20
-AHEAD_ROWS = 1 << 17
+# Where files are not mapped, this much is read as a group, and twice as much the next time, up to 1/32 of the memory budget. So many
+# groups are on their way at once.
+GROUP_BYTES = 8 << 20
+GROUP_ROWS = 1 << 17
+GROUPS = 2
 
 
 def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:
     schema, kinds = arrow_schema(view, names), view.schema
     words = {name: pa.array(_words(view, name), pa.string()) for name in names if isinstance(kinds.get(name), Label | Category)}
 
-    def read(start: int, end: int) -> pa.RecordBatch:
-        batch = view._view.take((start, end), names, "flat")
+    def read(start: int, end: int, keep: bool) -> pa.RecordBatch:
+        batch = view._view.take((start, end), names, "flat", scan=keep)
         arrays = [pa.array(batch[name]) if name.startswith("_") else _array(kinds[name], batch[name], words.get(name)) for name in names]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     if view._snapshot.mapped:
         for start in range(0, len(view), batch_size):
-            yield read(start, min(start + batch_size, len(view)))
+            yield read(start, min(start + batch_size, len(view)), True)
         return
-    start, ahead = 0, _Ahead(read, 0, min(batch_size, len(view)))
+    if not len(view):
+        return
+    memory_bytes, _, _ = _core.configure()
+    most = max(GROUP_BYTES, memory_bytes // 32)
+    group_bytes, row_bytes, start = GROUP_BYTES, _asked(view, names, 0, batch_size), 0
+    groups: collections.deque[_Ahead] = collections.deque()
+
+    def read_ahead() -> None:
+        nonlocal start, group_bytes
+        while start < len(view) and len(groups) < GROUPS:
+            end = _group_end(view, names, start, batch_size, row_bytes, group_bytes)
+            # What would fill half of the block cache is not kept in it.
+            groups.append(_Ahead(read, start, end, row_bytes * len(view) <= memory_bytes // 4))
+            start, group_bytes = end, min(2 * group_bytes, most)
+
     try:
-        while start < len(view):
-            group = ahead.result()
-            start += len(group)
-            if start < len(view):
-                ahead = _Ahead(read, start, _group_end(view, names, start, batch_size, group))
+        read_ahead()
+        while groups:
+            group = groups.popleft().result()
+            row_bytes = group.nbytes / len(group)
+            read_ahead()
             for row in range(0, len(group), batch_size):
                 yield group.slice(row, batch_size)
     finally:
-        ahead.wait()  # A consumer that stops early waits for what is under way, and no more.
+        for ahead in groups:
+            ahead.wait()  # A consumer that stops early waits for what is under way, and no more.
 
 
-def _group_end(view: View, names: list[str], start: int, batch_size: int, before: pa.RecordBatch) -> int:
-    """As many whole batches as make up AHEAD_BYTES: guessed by those just read, held to what storage will be asked for."""
-    rows: int = min(AHEAD_BYTES * len(before) // max(1, int(before.nbytes)), AHEAD_ROWS) // batch_size * batch_size
-    while rows > batch_size:
-        asked = view._view.ranges(list(range(start, min(start + rows, len(view)))), names)
-        if sum(end - begin for _, begin, end in asked) <= 2 * AHEAD_BYTES:
-            break
+def _asked(view: View, names: list[str], start: int, rows: int) -> float:
+    """Bytes a row that storage will be asked for; the tails of data files are read for it."""
+    end = min(start + rows, len(view))
+    return sum(high - low for _, low, high in view._view.ranges((start, end), names)) / (end - start)
+
+
+def _group_end(view: View, names: list[str], start: int, batch_size: int, row_bytes: float, group_bytes: int) -> int:
+    """As many whole batches as make up a group: guessed by those just read, held to what storage will be asked for."""
+    rows = min(int(group_bytes / row_bytes), GROUP_ROWS) // batch_size * batch_size if row_bytes else 0
+    while rows > batch_size and _asked(view, names, start, rows) * rows > 1.25 * group_bytes:
         rows = rows // 2 // batch_size * batch_size
     return min(start + max(rows, batch_size), len(view))
 
@@ -125,8 +147,8 @@ def _group_end(view: View, names: list[str], start: int, batch_size: int, before
 class _Ahead:
     """Reads rows in a thread of its own; in a forked child, where that thread is not, they are read when asked for."""
 
-    def __init__(self, read: Callable[[int, int], pa.RecordBatch], start: int, end: int) -> None:
-        self._read, self._rows, self._process = read, (start, end), os.getpid()
+    def __init__(self, read: Callable[[int, int, bool], pa.RecordBatch], start: int, end: int, keep: bool) -> None:
+        self._read, self._rows, self._process = read, (start, end, keep), os.getpid()
         self._batch: pa.RecordBatch | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="penstock-scan", daemon=True)

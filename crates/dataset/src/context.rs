@@ -1,6 +1,7 @@
 //! What all snapshots of one open dataset share: the store, and this process's caches of what it read and verified.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_error::{Context as _, Result};
@@ -8,7 +9,7 @@ use penstock_format::ids::{ObjectRef, page_name, words_name};
 use penstock_format::manifest::{FileRef, Fragment, PageRef, WordsSegment, parse_page, parse_words};
 use penstock_format::{Id, ids};
 use penstock_storage::Storage;
-use quick_cache::sync::Cache;
+use quick_cache::sync::{Cache, GuardResult, PlaceholderGuard};
 
 use crate::config::Config;
 use crate::datafile::DataFile;
@@ -22,7 +23,7 @@ const PAGES: usize = 1024;
 const WORDS: usize = 4096;
 
 #[derive(Clone)]
-struct ByLength;
+pub struct ByLength;
 
 impl<K> quick_cache::Weighter<K, Bytes> for ByLength {
     fn weight(&self, _key: &K, block: &Bytes) -> u64 {
@@ -45,6 +46,16 @@ impl quick_cache::Weighter<Id, Arc<DataFile>> for ByHeld {
         self.least + file.held_bytes(self.mapped)
     }
 }
+
+/// To be fulfilled with a block that others may be waiting for, or dropped.
+pub type Duty = PlaceholderGuard<
+    'static,
+    BlockKey,
+    Bytes,
+    ByLength,
+    quick_cache::DefaultHashBuilder,
+    quick_cache::sync::DefaultLifecycle<BlockKey, Bytes>,
+>;
 
 struct Caches {
     pages: Cache<(Id, u64), Arc<Vec<Fragment>>>,
@@ -142,6 +153,15 @@ impl Context {
     /// What decoded blocks may take.
     pub fn block_cache_bytes() -> u64 {
         Config::memory_bytes() / 2
+    }
+
+    /// A block, or the duty to read it, or nothing while another thread has had that duty for all of `patience`.
+    pub fn block_or_duty(&self, key: BlockKey, patience: Duration) -> Option<std::result::Result<Bytes, Duty>> {
+        match BLOCKS.get().get_value_or_guard(&key, Some(patience)) {
+            GuardResult::Value(block) => Some(Ok(block)),
+            GuardResult::Guard(duty) => Some(Err(duty)),
+            GuardResult::Timeout => None,
+        }
     }
 
     pub fn cached_block(&self, key: BlockKey) -> Option<Bytes> {

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
@@ -10,9 +11,10 @@ use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, Layout, UNIT_BYTES};
 use penstock_format::ids::data_name;
 use penstock_format::manifest::FileRef;
 use penstock_format::schema::ColumnSpec;
-use penstock_storage::{Piece, RangeRequest};
+use penstock_storage::{Frozen, Piece, RangeRequest, Recycled, Slot};
 
-use crate::context::{BlockKey, Context};
+use crate::config::Config;
+use crate::context::{BlockKey, Context, Duty};
 use crate::datafile::DataFile;
 use crate::parallel;
 use crate::plan::Plan;
@@ -27,13 +29,27 @@ const JOINED_BYTES: u64 = 8 << 20;
 /// Data files up to this size are read whole, together with their tail.
 pub const WHOLE_FILE_BYTES: u64 = 256 << 10;
 
+/// What is read for what: a scan comes by once, in groups that may be read side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    Take,
+    /// Whether the cache keeps what is read.
+    Scan {
+        keep: bool,
+    },
+}
+
 /// Decoded blocks of a take, or why one can't be had.
 #[derive(Default)]
-pub struct Fetched(HashMap<BlockKey, Result<Bytes>>);
+pub struct Fetched {
+    blocks: HashMap<BlockKey, Result<Bytes>>,
+    /// Where those lie that are not kept: column by column, in the order of the samples.
+    pub memory: Option<Arc<Recycled>>,
+}
 
 impl Fetched {
     pub fn get(&self, key: BlockKey) -> Result<Bytes> {
-        match self.0.get(&key) {
+        match self.blocks.get(&key) {
             Some(block) => block.clone(),
             None => Err(Error::new("internal", format!("block {} of data file `{}` was not fetched", key.2, data_name(key.0)))),
         }
@@ -41,11 +57,11 @@ impl Fetched {
 
     /// Whether it is here already, or in the cache, and here from now on.
     fn found(&mut self, context: &Context, key: BlockKey) -> bool {
-        if self.0.contains_key(&key) {
+        if self.blocks.contains_key(&key) {
             return true;
         }
         let cached = context.cached_block(key);
-        cached.is_some_and(|block| self.0.insert(key, Ok(block)).is_none())
+        cached.is_some_and(|block| self.blocks.insert(key, Ok(block)).is_none())
     }
 }
 
@@ -59,6 +75,12 @@ pub struct Wanted {
     pub unit: Option<usize>,
     offset: u64,
     bytes: u64,
+    /// Its turn in the memory of the take, if it goes there: those of a column follow each other, as the samples do.
+    turn: Option<usize>,
+    /// Not all of its rows are asked for.
+    partial: bool,
+    /// Other groups of a scan may be waiting for it.
+    awaited: bool,
 }
 
 /// Checksum units of uncompressed blocks, which lie one after the other in their file: (block, unit) each.
@@ -93,25 +115,89 @@ impl Wanted {
             Some(unit) => file.unit(chunk, block, unit),
             None => (entry.offset.get(block), entry.offset.get(block) + entry.stored_bytes.get(block)),
         };
-        Wanted { key: file.key(chunk, block, unit), file: file.clone(), chunk, block, unit, offset, bytes: end - offset }
+        Wanted {
+            key: file.key(chunk, block, unit),
+            file: file.clone(),
+            chunk,
+            block,
+            unit,
+            offset,
+            bytes: end - offset,
+            turn: None,
+            partial: false,
+            awaited: false,
+        }
+    }
+
+    fn column(&self) -> u64 {
+        self.file.tail.chunks[self.chunk].column
+    }
+
+    /// Whether it is one sample as it is given.
+    fn is_sample(&self) -> bool {
+        let entry = &self.file.tail.chunks[self.chunk];
+        entry.rows_per_block == 1 && entry.codec == Codec::None && matches!(entry.layout, Layout::Fixed | Layout::Single)
     }
 }
 
 impl Snapshot {
     /// Fetch what a take of these columns needs. Costs nothing where files are mapped; else at most one request for each tail
     /// that is not open and one for each run of blocks that are not in the cache.
-    pub fn fetch(&self, plan: &mut Plan, columns: &[&ColumnSpec]) -> Result<()> {
+    pub fn fetch(&self, plan: &mut Plan, columns: &[&ColumnSpec], purpose: Purpose) -> Result<()> {
         if self.context.storage.mapped() {
             return Ok(());
         }
         self.open_files(plan, columns)?;
         let mut fetched = Fetched::default();
-        let wanted = self.wanted(plan, columns, &mut fetched);
+        let mut wanted = self.wanted(plan, columns, &mut fetched);
+        let (mut duties, mut others) = (Vec::new(), Vec::new());
+        if let Purpose::Scan { .. } = purpose {
+            (wanted, others) = self.share_out(wanted, &mut duties, &mut fetched);
+        }
         // A take that would fill half of the cache is not kept in it.
-        let cached = wanted.iter().map(|wanted| wanted.bytes).sum::<u64>() <= Context::block_cache_bytes() / 2;
+        let keep = !matches!(purpose, Purpose::Scan { keep: false });
+        let cached = keep && wanted.iter().map(|wanted| wanted.bytes).sum::<u64>() <= Context::block_cache_bytes() / 2;
+        if !cached && self.context.storage.fills_slots() && plan.positions.is_sorted_by(|one, next| one < next) {
+            let mut whole: Vec<&mut Wanted> = wanted.iter_mut().filter(|wanted| wanted.is_sample()).collect();
+            whole.sort_by_key(|wanted| wanted.column());
+            whole.into_iter().enumerate().for_each(|(turn, wanted)| wanted.turn = Some(turn));
+        }
         self.fetch_wanted(wanted, cached, &mut fetched)?;
+        for (key, duty) in duties {
+            if let Some(Ok(block)) = fetched.blocks.get(&key) {
+                // A copy: it may lie in memory that holds much else. Whoever waits has it, even if the cache does not keep it.
+                let _ = duty.insert(Bytes::copy_from_slice(block));
+            }
+        }
+        let missing = others.into_iter().filter(|wanted| match self.context.block_or_duty(wanted.key, self.context.storage.deadline()) {
+            Some(Ok(block)) => fetched.blocks.insert(wanted.key, Ok(block)).is_some(),
+            _ => true, // Whoever had the duty failed.
+        });
+        let missing = missing.collect();
+        self.fetch_wanted(missing, false, &mut fetched)?;
         plan.fetched = fetched;
         Ok(())
+    }
+
+    /// Groups of a scan that are read side by side share the blocks between them: each is read by one. Gives what is to be read here,
+    /// and what others read.
+    fn share_out(&self, wanted: Vec<Wanted>, duties: &mut Vec<(BlockKey, Duty)>, fetched: &mut Fetched) -> (Vec<Wanted>, Vec<Wanted>) {
+        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        for block in wanted {
+            if !block.partial {
+                ours.push(block);
+                continue;
+            }
+            match self.context.block_or_duty(block.key, Duration::ZERO) {
+                Some(Ok(bytes)) => drop(fetched.blocks.insert(block.key, Ok(bytes))),
+                Some(Err(duty)) => {
+                    duties.push((block.key, duty));
+                    ours.push(Wanted { awaited: true, ..block });
+                }
+                None => others.push(block),
+            }
+        }
+        (ours, others)
     }
 
     /// Fetch, verify and decode what is wanted; its readers find in `fetched` what could not be had.
@@ -178,11 +264,10 @@ impl Snapshot {
                 let mut blocks: Vec<usize> =
                     source.rows.iter().filter(|(row, _)| entry.is_valid(*row)).map(|(row, _)| entry.locate(*row).0).collect();
                 blocks.sort_unstable();
-                blocks.dedup();
-                for block in blocks {
-                    let block = Wanted::new(&source.file, chunk, block, None);
+                for rows in blocks.chunk_by(|one, other| one == other) {
+                    let block = Wanted::new(&source.file, chunk, rows[0], None);
                     if !fetched.found(&self.context, block.key) {
-                        wanted.push(block);
+                        wanted.push(Wanted { partial: (rows.len() as u64) < entry.rows_of(rows[0]), ..block });
                     }
                 }
             }
@@ -282,8 +367,13 @@ impl Snapshot {
             return Ok(HashSet::new());
         }
         let (segments, mut ranges) = plan_ranges(wanted, self.context.storage.range_bytes());
-        // What is not kept may share the buffers of the network.
-        ranges.iter_mut().for_each(|range| range.shared = !cached);
+        if !cached {
+            // What is not kept may hold on to more than it needs.
+            ranges.iter_mut().for_each(|range| range.shared = true);
+            if fetched.memory.is_none() {
+                fetched.memory = place(wanted, &segments, &mut ranges);
+            }
+        }
         // Which buffer was verified: of two answers to one request (hedging) either may come out.
         let verified: Arc<Vec<AtomicUsize>> = Arc::new(wanted.iter().map(|_| AtomicUsize::new(0)).collect());
         let verify = {
@@ -302,12 +392,16 @@ impl Snapshot {
                 parts[*block].push(piece);
             }
         }
+        let memory = &fetched.memory;
         let work = |block: &Wanted| if block.file.tail.chunks[block.chunk].raw_bytes.is_some() { block.bytes as usize } else { 0 };
         let blocks = parallel::map(wanted.len(), wanted.iter().map(work).sum(), |index| {
             let stored = match &parts[index][..] {
                 [] => Bytes::new(),
                 [whole] => whole.clone(),
-                several => several.concat().into(),
+                several => match memory.as_ref().and_then(|memory| Frozen::joined(memory, several.iter().map(|piece| &piece[..]))) {
+                    Some(joined) => Bytes::from_owner(joined),
+                    None => several.concat().into(),
+                },
             };
             let Wanted { file, chunk, block, unit, .. } = &wanted[index];
             if verified[index].load(Relaxed) != stored.as_ptr() as usize || stored.is_empty() {
@@ -318,16 +412,48 @@ impl Snapshot {
         let mut failed = HashSet::new();
         for (wanted, block) in wanted.iter().zip(blocks) {
             match &block {
-                Ok(bytes) if cached => self.context.cache_block(wanted.key, bytes.clone()),
+                Ok(bytes) if cached && !wanted.awaited => self.context.cache_block(wanted.key, bytes.clone()),
                 Ok(_) => {}
                 Err(_) => {
                     failed.insert(wanted.key);
                 }
             }
-            fetched.0.insert(wanted.key, block);
+            fetched.blocks.insert(wanted.key, block);
         }
         Ok(failed)
     }
+}
+
+/// Columns begin on such boundaries, which suits any element.
+const COLUMN_ALIGN: usize = 64;
+
+/// Give the pieces of blocks that have a turn places in one memory, so that samples in order lie there as an array wants them.
+/// Nothing where there are none, or too little memory.
+fn place(wanted: &[Wanted], segments: &[Vec<usize>], ranges: &mut [RangeRequest]) -> Option<Arc<Recycled>> {
+    let mut order: Vec<usize> = (0..wanted.len()).filter(|index| wanted[*index].turn.is_some()).collect();
+    order.sort_by_key(|index| wanted[*index].turn);
+    let most = order.iter().map(|index| wanted[*index].bytes as usize + COLUMN_ALIGN).sum();
+    if most == 0 {
+        return None;
+    }
+    let mut rest = Recycled::new(most, Config::memory_bytes()).ok()?.slot();
+    let memory = rest.owner();
+    let mut slots: Vec<Option<Slot>> = wanted.iter().map(|_| None).collect();
+    let (mut column, mut used) = (0, 0usize);
+    for index in order {
+        if std::mem::replace(&mut column, wanted[index].column()) != column {
+            let aligned = used.next_multiple_of(COLUMN_ALIGN);
+            drop(rest.split_to(aligned - used));
+            used = aligned;
+        }
+        slots[index] = Some(rest.split_to(wanted[index].bytes as usize));
+        used += wanted[index].bytes as usize;
+    }
+    for (range, segments) in ranges.iter_mut().zip(segments) {
+        let slot = |(piece, block): (&Piece, &usize)| slots[*block].as_mut().map(|slot| slot.split_to(piece.bytes));
+        range.slots = range.pieces.iter().zip(segments).map(slot).collect();
+    }
+    Some(memory)
 }
 
 /// Join what lies close together, cut what is long. Gives for each range the blocks that its pieces belong to: a

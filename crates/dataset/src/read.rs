@@ -7,10 +7,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
-use penstock_format::datafile::{Chunk, Layout, Packed, UNIT_BYTES};
+use penstock_format::datafile::{Chunk, Codec, Layout, Packed, UNIT_BYTES};
 use penstock_format::ids::data_name;
 use penstock_format::ints::unpack;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_storage::Frozen;
 use penstock_tensor::window::elements;
 
 use crate::context::BlockKey;
@@ -69,6 +70,11 @@ impl RaggedValues {
 
     pub fn has_nulls(&self) -> bool {
         self.slices.iter().any(|slice| slice.keep == NULL)
+    }
+
+    /// All values as one stretch of memory, where the store has put them there in order.
+    pub fn joined(&self, plan: &Plan) -> Option<Frozen> {
+        Frozen::joined(plan.fetched.memory.as_ref()?, (0..self.len()).filter_map(|index| self.get(index)))
     }
 }
 
@@ -171,6 +177,26 @@ impl Snapshot {
     pub fn locate_error(&self, error: Error, plan: &Plan, column: &ColumnSpec, place: u32) -> Error {
         let position = plan.positions.get(place as usize).copied().unwrap_or(0);
         error.context(format!("cannot read sample {position} of column `{}`", column.name)).rows(vec![place.into()])
+    }
+
+    /// Large samples of fixed shape, all of them there, as one stretch of memory, where the store has put them there in order.
+    pub fn joined(&self, plan: &Plan, column: &ColumnSpec) -> Option<Frozen> {
+        let memory = plan.fetched.memory.as_ref()?;
+        let mut samples: Vec<Bytes> = Vec::new();
+        for group in &plan.groups {
+            let source = self.source(group, column).ok()??;
+            let entry = source.entry();
+            if entry.layout != Layout::Fixed || entry.rows_per_block != 1 || entry.codec != Codec::None || !source.file.ranged {
+                return None; // Small ones are as well copied.
+            }
+            for (row, place) in source.rows.iter() {
+                if *place as usize != samples.len() || !entry.is_valid(*row) {
+                    return None;
+                }
+                samples.push(plan.fetched.get(source.file.key(source.chunk, entry.locate(*row).0, None)).ok()?);
+            }
+        }
+        Frozen::joined(memory, samples.iter().map(|sample| &sample[..]))
     }
 
     /// Copy fixed-shape samples into `out`, which has `plan.len()` samples of equal size; nulls are zero bytes there.

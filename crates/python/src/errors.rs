@@ -1,12 +1,34 @@
 //! Our error → the Python class of its kind, made by `penstock.errors.make`.
 
+use std::cell::Cell;
+
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
+thread_local! {
+    /// What a signal's handler raised while this thread waited.
+    static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
+}
+
+/// Whether a signal came whose handler raised something (Ctrl-C: KeyboardInterrupt); only ever in the main thread.
+pub fn interrupted() -> bool {
+    let raised = Python::attach(|py| py.check_signals()).err();
+    let came = raised.is_some();
+    if came {
+        RAISED.set(raised);
+    }
+    came
+}
+
 /// Turn an error into an exception; the import of `penstock.errors` cannot fail in a whole package.
 pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
+    if error.code() == "interrupted"
+        && let Some(raised) = RAISED.take()
+    {
+        return raised;
+    }
     let made = MAKE.get_or_try_init(py, || Ok::<_, PyErr>(py.import("penstock.errors")?.getattr("make")?.unbind())).and_then(|make| {
         make.call1(py, (error.kind().name(), error.code(), error.message(), error.hint_text(), error.row_list().to_vec()))
     });

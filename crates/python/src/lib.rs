@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    penstock_storage::process::watch_interrupts(errors::interrupted);
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add("CODES", penstock_error::CODES.iter().map(|(code, kind)| (*code, kind.name())).collect::<Vec<_>>())?;
     module.add_class::<snapshot::Snapshot>()?;

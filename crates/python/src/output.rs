@@ -7,6 +7,7 @@ use penstock_codec::Picture;
 use penstock_dataset::{Config, Nulls, OnCorrupt, Plan, RaggedValues, Snapshot, parallel_map};
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_storage::Frozen;
 use penstock_tensor::window::{Window, elements, whole};
 use penstock_tensor::{Dtype, Shape};
 use pyo3::prelude::*;
@@ -173,7 +174,7 @@ impl Request<'_> {
         values: &RaggedValues,
     ) -> PyResult<Bound<'py, PyAny>> {
         if self.form == Form::Flat {
-            return flat(py, dtype, shape, values);
+            return self.flat(py, dtype, shape, values);
         }
         match &spec.kind {
             ColumnKind::Text => texts(py, values),
@@ -191,7 +192,7 @@ impl Request<'_> {
             }
             ColumnKind::Image { .. } | ColumnKind::Mask { .. } if self.form == Form::Decoded => self.pictures(py, spec, values),
             ColumnKind::Bytes | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => byte_strings(py, values),
-            _ => self.ragged_array(py, flat(py, dtype, shape, values)?),
+            _ => self.ragged_array(py, self.flat(py, dtype, shape, values)?),
         }
     }
 
@@ -235,11 +236,25 @@ impl Request<'_> {
         let numpy = self.numpy.0[index].get_or_try_init(py, || Ok::<_, PyErr>(numpy_dtype(py, dtype)?.unbind()))?;
         let mut sizes = vec![self.plan.len() as u64];
         sizes.extend(shape.0.iter().flatten());
-        let mut array = empty(py, &sizes, numpy.bind(py), dtype.size())?;
         let bytes = self.plan.len() * shape.fixed_bytes(dtype).or_raise(py)? as usize;
+        if let Some(joined) = self.large(dtype, bytes, py.detach(|| self.snapshot.joined(self.plan, spec))) {
+            let array = recycle::filled(py, joined, &PyTuple::new(py, sizes)?, numpy.bind(py))?;
+            return self.finish(py, array.into_any(), None);
+        }
+        let mut array = empty(py, &sizes, numpy.bind(py), dtype.size())?;
         let out = memory(&mut array, bytes);
         let nulls = py.detach(|| self.snapshot.read_fixed(self.plan, spec, out, self.on_corrupt)).or_raise(py)?;
         self.finish(py, array.into_any(), nulls)
+    }
+
+    /// What the store has put in order is the array itself: if it is all, if elements may lie where it begins, and if it is so
+    /// large that it is worth the memory that it holds on to.
+    fn large(&self, dtype: Dtype, bytes: usize, joined: Option<Frozen>) -> Option<Frozen> {
+        let fits = |joined: &Frozen| {
+            let found = joined.as_ref();
+            found.len() == bytes && bytes as u64 >= recycle::LEAST_BYTES && (found.as_ptr() as usize).is_multiple_of(dtype.size())
+        };
+        joined.filter(fits)
     }
 
     fn codes<'py>(&self, py: Python<'py>, spec: &ColumnSpec) -> PyResult<Bound<'py, PyAny>> {
@@ -256,6 +271,43 @@ impl Request<'_> {
             }
             _ => masked(py, array, nulls),
         }
+    }
+
+    /// (data, offsets (n+1) in elements, shapes (n, ndim) | None, nulls | None).
+    fn flat<'py>(&self, py: Python<'py>, dtype: Dtype, shape: &Shape, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
+        let (size, bytes) = (dtype.size() as u64, values.value_bytes());
+        let numpy = numpy_dtype(py, if dtype == Dtype::Bytes { Dtype::Uint8 } else { dtype })?;
+        let elements = bytes as u64 / size;
+        let joined = self.large(dtype, bytes, py.detach(|| values.joined(self.plan)));
+        let to_copy = joined.is_none();
+        let mut array = match joined {
+            Some(joined) => recycle::filled(py, joined, &PyTuple::new(py, [elements])?, &numpy)?,
+            None => empty(py, &[elements], &numpy, dtype.size())?,
+        };
+        let mut rest = to_copy.then(|| memory(&mut array, bytes));
+        let (mut offsets, mut shapes) = (Vec::with_capacity(values.len() + 1), Vec::new());
+        py.detach(|| {
+            let mut at = 0;
+            offsets.push(0i64);
+            for index in 0..values.len() {
+                if let Some(value) = values.get(index) {
+                    if let Some(out) = rest.take() {
+                        let (target, later) = out.split_at_mut(value.len());
+                        target.copy_from_slice(value);
+                        rest = Some(later);
+                    }
+                    at += value.len() as u64;
+                }
+                offsets.push((at / size) as i64);
+                if values.free_count > 0 {
+                    shapes.extend(shape.fill(values.free(index)).into_iter().map(|size| size as i64));
+                }
+            }
+        });
+        let shapes =
+            if values.free_count > 0 { Some(PyArray1::from_vec(py, shapes).reshape([values.len(), shape.0.len()])?) } else { None };
+        let nulls = values.has_nulls().then(|| PyArray1::from_iter(py, (0..values.len()).map(|index| values.get(index).is_none())));
+        Ok((array, PyArray1::from_vec(py, offsets), shapes, nulls).into_pyobject(py)?.into_any())
     }
 
     /// Decode on all threads, outside the GIL.
@@ -347,30 +399,4 @@ fn byte_strings<'py>(py: Python<'py>, values: &RaggedValues) -> PyResult<Bound<'
         }
     });
     Ok(PyList::new(py, objects)?.into_any())
-}
-
-/// (data, offsets (n+1) in elements, shapes (n, ndim) | None, nulls | None).
-fn flat<'py>(py: Python<'py>, dtype: Dtype, shape: &Shape, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
-    let size = dtype.size() as u64;
-    let numpy = numpy_dtype(py, if dtype == Dtype::Bytes { Dtype::Uint8 } else { dtype })?;
-    let mut array = empty(py, &[values.value_bytes() as u64 / size], &numpy, dtype.size())?;
-    let out = memory(&mut array, values.value_bytes());
-    let (mut offsets, mut shapes) = (Vec::with_capacity(values.len() + 1), Vec::new());
-    py.detach(|| {
-        let mut at = 0;
-        offsets.push(0i64);
-        for index in 0..values.len() {
-            if let Some(value) = values.get(index) {
-                out[at..at + value.len()].copy_from_slice(value);
-                at += value.len();
-            }
-            offsets.push(at as i64 / size as i64);
-            if values.free_count > 0 {
-                shapes.extend(shape.fill(values.free(index)).into_iter().map(|size| size as i64));
-            }
-        }
-    });
-    let shapes = if values.free_count > 0 { Some(PyArray1::from_vec(py, shapes).reshape([values.len(), shape.0.len()])?) } else { None };
-    let nulls = values.has_nulls().then(|| PyArray1::from_iter(py, (0..values.len()).map(|index| values.get(index).is_none())));
-    Ok((array, PyArray1::from_vec(py, offsets), shapes, nulls).into_pyobject(py)?.into_any())
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use numpy::{PyArray1, PyReadonlyArray1, PyUntypedArrayMethods as _};
-use penstock_dataset::{OnCorrupt, Plan, Snapshot, out_of_range};
+use penstock_dataset::{OnCorrupt, Plan, Purpose, Snapshot, out_of_range};
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::window::Window;
@@ -49,11 +49,27 @@ impl View {
         }
     }
 
-    fn resolve_range(&self, start: u64, end: u64) -> Vec<u64> {
-        match &self.positions {
-            None => (start..end).collect(),
-            Some(chosen) => chosen[start as usize..end as usize].to_vec(),
+    /// Positions of the snapshot that `which` stands for, as `take` has it.
+    fn which(&self, py: Python<'_>, which: &Bound<'_, PyAny>, absolute: bool) -> PyResult<Vec<u64>> {
+        if let Ok(range) = which.cast::<PyTuple>() {
+            let (start, end): (u64, u64) = range.extract()?;
+            let (start, end) = (start.min(self.len()), end.min(self.len()));
+            return Ok(match &self.positions {
+                None => (start..end).collect(),
+                Some(chosen) => chosen[start as usize..end as usize].to_vec(),
+            });
         }
+        let array: PyReadonlyArray1<'_, i64> = which.extract()?;
+        debug_assert_eq!(array.ndim(), 1);
+        let owned: Vec<i64>;
+        let list = match array.as_slice() {
+            Ok(list) => list,
+            Err(_) => {
+                owned = array.as_array().to_vec();
+                &owned
+            }
+        };
+        if absolute { resolve(list, self.snapshot.len(), |position| position) } else { self.resolve(list) }.or_raise(py)
     }
 }
 
@@ -84,10 +100,10 @@ impl View {
     }
 
     /// What a take would ask of storage now: (object, begin, end) of each range.
-    #[pyo3(signature = (positions, columns=None))]
-    fn ranges(&self, py: Python<'_>, positions: Vec<i64>, columns: Option<Vec<String>>) -> PyResult<Vec<(String, u64, u64)>> {
+    #[pyo3(signature = (which, columns=None))]
+    fn ranges(&self, py: Python<'_>, which: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<Vec<(String, u64, u64)>> {
         let specs = self.specs(columns.as_deref()).or_raise(py)?;
-        let positions = self.resolve(&positions).or_raise(py)?;
+        let positions = self.which(py, which, false)?;
         let ranges = py.detach(|| self.snapshot.ranges(&Plan::new(&self.snapshot, positions)?, &specs)).or_raise(py)?;
         Ok(ranges.into_iter().map(|range| (range.name.clone(), range.begin, range.end())).collect())
     }
@@ -124,8 +140,9 @@ impl View {
     }
 
     /// Read samples. `which` is an int64 array of positions of this view, or a (start, end) pair of them, or with
-    /// `absolute` positions of the snapshot. `form`: "decoded", "stored" or "flat".
-    #[pyo3(signature = (which, columns=None, form="decoded", on_corrupt="raise", absolute=false))]
+    /// `absolute` positions of the snapshot. `form`: "decoded", "stored" or "flat". For a group of a scan, `scan` tells
+    /// whether the block cache keeps what is read.
+    #[pyo3(signature = (which, columns=None, form="decoded", on_corrupt="raise", absolute=false, scan=None))]
     fn take<'py>(
         &self,
         py: Python<'py>,
@@ -134,6 +151,7 @@ impl View {
         form: &str,
         on_corrupt: &str,
         absolute: bool,
+        scan: Option<bool>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let form = match form {
             "decoded" => Form::Decoded,
@@ -145,26 +163,11 @@ impl View {
             "null" => OnCorrupt::Null,
             other => return Err(Error::new("invalid-argument", format!("on_corrupt=`{other}`, expected `raise` or `null`"))).or_raise(py),
         };
-        let positions = if let Ok(range) = which.cast::<PyTuple>() {
-            let (start, end): (u64, u64) = range.extract()?;
-            self.resolve_range(start.min(self.len()), end.min(self.len()))
-        } else {
-            let array: PyReadonlyArray1<'_, i64> = which.extract()?;
-            debug_assert_eq!(array.ndim(), 1);
-            let owned: Vec<i64>;
-            let list = match array.as_slice() {
-                Ok(list) => list,
-                Err(_) => {
-                    owned = array.as_array().to_vec();
-                    &owned
-                }
-            };
-            if absolute { resolve(list, self.snapshot.len(), |position| position) } else { self.resolve(list) }.or_raise(py)?
-        };
+        let positions = self.which(py, which, absolute)?;
         let specs = self.specs(columns.as_deref()).or_raise(py)?;
         let plan = py.detach(|| {
             let mut plan = Plan::new(&self.snapshot, positions)?;
-            self.snapshot.fetch(&mut plan, &specs)?;
+            self.snapshot.fetch(&mut plan, &specs, scan.map_or(Purpose::Take, |keep| Purpose::Scan { keep }))?;
             Ok(plan)
         });
         let plan = plan.or_raise(py)?;

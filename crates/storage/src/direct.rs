@@ -428,7 +428,7 @@ mod tests {
     use crate::Piece;
 
     fn read(path: &Path, begin: u64, pieces: &[Piece], shared: bool) -> io::Result<Vec<Bytes>> {
-        let range = RangeRequest { name: "x".into(), begin, pieces: pieces.to_vec(), object_bytes: None, shared };
+        let range = RangeRequest { pieces: pieces.to_vec(), shared, ..RangeRequest::plain("x", begin, 0, None) };
         fetch(&[(path.to_path_buf(), &range)]).remove(0)
     }
 

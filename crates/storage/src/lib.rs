@@ -21,7 +21,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
-pub use buffer::Buffer;
+pub use buffer::{Frozen, Recycled, Slot};
 pub use counters::{Counters, Counts};
 pub use disk::{Disk, File, FileSystem, check_length};
 pub use local::Local;
@@ -41,7 +41,7 @@ pub enum Created {
 }
 
 /// Part of an object: pieces of it, one after the other, with gaps that nobody wants between them.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct RangeRequest {
     pub name: String,
     pub begin: u64,
@@ -50,6 +50,8 @@ pub struct RangeRequest {
     pub object_bytes: Option<u64>,
     /// Pieces may be parts of larger buffers: cheaper, but they hold on to more memory than they measure.
     pub shared: bool,
+    /// Where each piece may be put, by a store that `fills_slots`; without a slot it gets memory of its own.
+    pub slots: Vec<Option<Slot>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +64,14 @@ pub struct Piece {
 impl RangeRequest {
     /// One piece.
     pub fn plain(name: &str, begin: u64, bytes: u64, object_bytes: Option<u64>) -> RangeRequest {
-        RangeRequest { name: name.into(), begin, pieces: vec![Piece { skip: 0, bytes: bytes as usize }], object_bytes, shared: false }
+        let pieces = vec![Piece { skip: 0, bytes: bytes as usize }];
+        RangeRequest { name: name.into(), begin, pieces, object_bytes, shared: false, slots: Vec::new() }
+    }
+
+    /// The same pieces, in memory of their own.
+    pub fn twin(&self) -> RangeRequest {
+        let (name, pieces) = (self.name.clone(), self.pieces.clone());
+        RangeRequest { name, begin: self.begin, pieces, object_bytes: self.object_bytes, shared: self.shared, slots: Vec::new() }
     }
 
     pub fn end(&self) -> u64 {
@@ -89,6 +98,11 @@ pub trait Storage: Send + Sync + Debug {
     /// The longest range that is worth asking for at once: longer reads run side by side.
     fn range_bytes(&self) -> u64 {
         u64::MAX
+    }
+
+    /// Whether pieces are put into slots where a range has them.
+    fn fills_slots(&self) -> bool {
+        false
     }
 
     /// How long one operation may take before it fails.

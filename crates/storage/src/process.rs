@@ -1,7 +1,7 @@
 //! State that belongs to one process: after a fork the child sees none of it, so no lock it may inherit can hold it up.
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Once, OnceLock};
 
 /// Counts the forks between this process and the first one.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -22,6 +22,18 @@ fn watch_forks() {
 pub fn generation() -> u64 {
     watch_forks();
     GENERATION.load(Ordering::Relaxed)
+}
+
+static ASKED: OnceLock<fn() -> bool> = OnceLock::new();
+
+/// Set what threads that wait for the network ask now and then: whether their user wants them to stop. The first one counts.
+pub fn watch_interrupts(asked: fn() -> bool) {
+    let _ = ASKED.set(asked);
+}
+
+/// Whether the user of this thread wants it to stop.
+pub fn interrupted() -> bool {
+    ASKED.get().is_some_and(|asked| asked())
 }
 
 struct Entry<T> {

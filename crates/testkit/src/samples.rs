@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_codec::encode_png;
-use penstock_dataset::{Input, OnCorrupt, Plan, Receipt, Snapshot, Transaction, Validate};
+use penstock_dataset::{Input, OnCorrupt, Plan, Purpose, Receipt, Snapshot, Transaction, Validate};
 use penstock_error::Result;
 use penstock_format::schema::{CodecName, ColumnKind, ColumnSpec};
 use penstock_tensor::{Column, Ragged};
@@ -103,7 +103,7 @@ pub fn append(base: &Arc<Snapshot>, seed: u64, samples: usize) -> Result<(Receip
 /// Everything a reader can see of a snapshot: one string a column, and row ids.
 pub fn contents(snapshot: &Snapshot) -> Result<Vec<String>> {
     let mut plan = Plan::new(snapshot, (0..snapshot.len()).rev().collect())?;
-    snapshot.fetch(&mut plan, &snapshot.schema.columns.iter().collect::<Vec<_>>())?;
+    snapshot.fetch(&mut plan, &snapshot.schema.columns.iter().collect::<Vec<_>>(), Purpose::Take)?;
     let mut seen = vec![format!("{} {:?}", snapshot.id(), plan.row_ids())];
     for column in &snapshot.schema.columns {
         let (dtype, shape) = column.kind.stored()?;

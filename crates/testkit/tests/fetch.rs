@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_dataset::{Context, OnCorrupt, Plan, Snapshot, create};
+use penstock_dataset::{Context, OnCorrupt, Plan, Purpose, Snapshot, create};
 use penstock_error::Result;
 use penstock_storage::{Counters, Created, Memory, ObjectWriter, RangeRequest, Storage, Then};
 use penstock_testkit::samples;
@@ -78,7 +78,7 @@ fn a_piece_that_was_not_checked_is_not_used() -> Result<()> {
     let racing = Snapshot::open(Context::new(Box::new(Racing(Memory::named("racing")))), 0)?;
     let (_, column) = racing.schema.column("large").ok_or_else(|| penstock_error::Error::new("internal", "no column"))?;
     let mut plan = Plan::new(&racing, vec![0, 100, 299])?;
-    racing.fetch(&mut plan, &[column])?;
+    racing.fetch(&mut plan, &[column], Purpose::Take)?;
     let read = racing.read_ragged(&plan, column, OnCorrupt::Raise);
     assert!(read.is_err_and(|error| error.code() == "block-checksum"));
     let lenient = racing.read_ragged(&plan, column, OnCorrupt::Null)?;

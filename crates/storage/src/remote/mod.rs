@@ -13,18 +13,18 @@ use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
 use futures::StreamExt as _;
-use futures::future::join_all;
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload};
 use penstock_error::{Error, Kind, Result};
 use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::counters::{Counters, add};
 use crate::options::Options;
-use crate::process::PerProcess;
-use crate::{Created, ObjectWriter, RangeRequest, Storage, Then, create_certainly};
+use crate::process::{self, PerProcess};
+use crate::{Created, ObjectWriter, Piece, RangeRequest, Slot, Storage, Then, create_certainly};
 use connect::{Client, Place};
 use level::{Level, Permit};
 use patience::{Patience, Tries, Verdict, attempt, ended_well, verdict};
@@ -48,6 +48,23 @@ static RUNTIME: PerProcess<std::result::Result<Runtime, String>> = PerProcess::n
 
 fn runtime() -> Result<&'static Runtime> {
     RUNTIME.get().as_ref().map_err(|error| Error::new("internal", format!("cannot start the threads of the network: {error}")))
+}
+
+/// How often a thread that waits looks whether it should stop.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Wait for work of the network. When the user wants to stop, it is dropped.
+fn wait<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    runtime()?.block_on(async {
+        tokio::pin!(work);
+        loop {
+            match tokio::time::timeout(LOOK, &mut work).await {
+                Ok(answer) => return answer,
+                Err(_) if process::interrupted() => return Err(Error::new("interrupted", "interrupted while waiting for the store")),
+                Err(_) => {}
+            }
+        }
+    })
 }
 
 /// What one process holds of a store.
@@ -114,7 +131,7 @@ impl Remote {
         W: Future<Output = object_store::Result<T>>,
     {
         let (live, path, what) = (self.live()?, self.path(name), self.what(verb, name));
-        runtime()?.block_on(live.patience.ask(&self.told.counters, &what, || work(live.client.clone(), path.clone())))
+        wait(live.patience.ask(&self.told.counters, &what, || work(live.client.clone(), path.clone())))
     }
 
     fn writable(&self) -> Result<()> {
@@ -125,7 +142,8 @@ impl Remote {
         }
     }
 
-    /// One put that must not overwrite. Never repeated here: only the caller knows what a second answer means.
+    /// One put that must not overwrite. Never repeated here: only the caller knows what a second answer means. Nor is it
+    /// interrupted: whether the name is there would not be known.
     fn create_once(&self, name: &str, body: &[u8]) -> Result<Created> {
         let (live, path, what) = (self.live()?, self.path(name), self.what("create", name));
         let body = Bytes::copy_from_slice(body);
@@ -177,13 +195,50 @@ impl Remote {
     }
 }
 
+/// What has come of a piece.
+enum Growing {
+    Own(Vec<u8>),
+    Placed(Slot),
+    /// All of it, in a buffer of the network.
+    Shared(Bytes),
+}
+
+impl Growing {
+    fn len(&self) -> usize {
+        match self {
+            Growing::Own(bytes) => bytes.len(),
+            Growing::Placed(slot) => slot.filled(),
+            Growing::Shared(whole) => whole.len(),
+        }
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        match self {
+            Growing::Own(own) => own.extend_from_slice(bytes),
+            Growing::Placed(slot) => slot.push(bytes),
+            Growing::Shared(_) => {} // Nothing is left to come.
+        }
+    }
+
+    fn freeze(self) -> Bytes {
+        match self {
+            Growing::Own(bytes) => bytes.into(),
+            Growing::Placed(slot) => slot.freeze(),
+            Growing::Shared(whole) => whole,
+        }
+    }
+}
+
 /// One range on its way: pieces are filled as bytes arrive, and a broken answer goes on where it ended.
 struct Filling<'a> {
-    plan: RangeRequest,
+    pieces: Vec<Piece>,
+    /// Where pieces go that have not begun; without a slot, to memory of their own.
+    slots: std::vec::IntoIter<Option<Slot>>,
+    shared: bool,
     then: Seen<'a>,
     done: Vec<Bytes>,
     /// What has come of the next piece.
-    piece: Vec<u8>,
+    piece: Option<Growing>,
     /// Bytes still to skip before it.
     skip: u64,
     /// Bytes taken so far, gaps included.
@@ -193,34 +248,36 @@ struct Filling<'a> {
 impl<'a> Filling<'a> {
     fn new(plan: RangeRequest, then: Seen<'a>) -> Filling<'a> {
         let skip = plan.pieces.first().map_or(0, |piece| piece.skip);
-        Filling { done: Vec::with_capacity(plan.pieces.len()), plan, then, piece: Vec::new(), skip, taken: 0 }
+        let done = Vec::with_capacity(plan.pieces.len());
+        Filling { done, pieces: plan.pieces, slots: plan.slots.into_iter(), shared: plan.shared, then, piece: None, skip, taken: 0 }
     }
 
     fn take(&mut self, mut chunk: Bytes) {
         self.taken += chunk.len() as u64;
-        while let Some(wanted) = self.plan.pieces.get(self.done.len()).map(|piece| piece.bytes) {
+        while let Some(wanted) = self.pieces.get(self.done.len()).map(|piece| piece.bytes) {
             let skipped = self.skip.min(chunk.len() as u64);
             self.skip -= skipped;
             chunk.advance(skipped as usize);
             if self.skip > 0 {
                 return;
             }
-            let piece = if self.piece.is_empty() && chunk.len() >= wanted && self.plan.shared {
-                chunk.split_to(wanted)
-            } else {
-                if self.piece.capacity() == 0 {
-                    self.piece.reserve_exact(wanted);
-                }
-                let count = chunk.len().min(wanted - self.piece.len());
-                self.piece.extend_from_slice(&chunk.split_to(count));
-                if self.piece.len() < wanted {
-                    return;
-                }
-                Bytes::from(std::mem::take(&mut self.piece))
+            let mut piece = match self.piece.take() {
+                Some(begun) => begun,
+                None => match self.slots.next().flatten() {
+                    Some(slot) => Growing::Placed(slot),
+                    None if self.shared && chunk.len() >= wanted => Growing::Shared(chunk.split_to(wanted)),
+                    None => Growing::Own(Vec::with_capacity(wanted)),
+                },
             };
+            piece.push(&chunk.split_to(chunk.len().min(wanted - piece.len())));
+            if piece.len() < wanted {
+                self.piece = Some(piece);
+                return;
+            }
+            let piece = piece.freeze();
             (self.then)(self.done.len(), &piece);
             self.done.push(piece);
-            self.skip = self.plan.pieces.get(self.done.len()).map_or(0, |piece| piece.skip);
+            self.skip = self.pieces.get(self.done.len()).map_or(0, |piece| piece.skip);
         }
     }
 }
@@ -228,39 +285,39 @@ impl<'a> Filling<'a> {
 /// Called with the number of a piece of a range and the piece.
 type Seen<'a> = &'a (dyn Fn(usize, &Bytes) + Send + Sync);
 
+/// What all requests for one range share.
+struct Asked<'a> {
+    counters: &'a Counters,
+    path: Path,
+    /// For messages: "read `name`".
+    what: String,
+    then: Seen<'a>,
+}
+
 impl Live {
     /// Read one range, with as many requests as it takes.
-    async fn range(
-        &self,
-        counters: &Counters,
-        path: &Path,
-        what: &str,
-        plan: RangeRequest,
-        then: Seen<'_>,
-        permit: Permit<'_>,
-    ) -> Result<Vec<Bytes>> {
+    async fn range(&self, asked: &Asked<'_>, plan: RangeRequest, mut permit: Permit<'_>) -> Result<Vec<Bytes>> {
         let (begin, end, object_bytes) = (plan.begin, plan.end(), plan.object_bytes);
-        let mut filling = Filling::new(plan, then);
+        let mut filling = Filling::new(plan, asked.then);
         if end == begin {
             filling.take(Bytes::new());
             return Ok(filling.done);
         }
-        let mut permit = permit;
         let until = Instant::now() + self.patience.deadline;
         let mut tries = Tries::default();
         loop {
             let before = filling.taken;
-            let (result, ending) = attempt(until, self.stream(path, begin, end, object_bytes, &mut filling)).await;
+            let (result, ending) = attempt(until, self.stream(&asked.path, begin, end, object_bytes, &mut filling)).await;
             permit.bytes += filling.taken - before;
             let error = match result {
                 Ok(None) => return Ok(filling.done),
-                Ok(Some(error)) => return Err(error.context(format!("cannot {what}"))),
+                Ok(Some(error)) => return Err(error.context(format!("cannot {}", asked.what))),
                 Err(error) => error,
             };
             if filling.taken > before {
                 tries.count = 0; // It moves: wait no longer than after a first failure.
             }
-            permit = self.patience.again(counters, verdict(what, &error, &ending), &mut tries, until, permit).await?;
+            permit = self.patience.again(asked.counters, verdict(&asked.what, &error, &ending), &mut tries, until, permit).await?;
         }
     }
 
@@ -307,23 +364,15 @@ impl Live {
     }
 
     /// As `range`; one that takes unusually long is asked for a second time.
-    async fn hedged(
-        &self,
-        counters: &Counters,
-        path: &Path,
-        what: &str,
-        plan: RangeRequest,
-        then: Seen<'_>,
-        permit: Permit<'_>,
-    ) -> Result<Vec<Bytes>> {
-        let began = Instant::now();
+    async fn hedged(&self, asked: &Asked<'_>, plan: RangeRequest, permit: Permit<'_>) -> Result<Vec<Bytes>> {
+        let (began, twin) = (Instant::now(), plan.twin());
         let patience = {
             let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
             let mut sorted: Vec<f64> = recent.iter().copied().collect();
             sorted.sort_by(f64::total_cmp);
             (sorted.len() >= 16).then(|| Duration::from_secs_f64((3.0 * sorted[sorted.len() / 2]).max(0.002)))
         };
-        let first = self.range(counters, path, what, plan.clone(), then, permit);
+        let first = self.range(asked, plan, permit);
         let answer = match patience {
             None => first.await,
             Some(patience) => {
@@ -331,10 +380,10 @@ impl Live {
                 match tokio::time::timeout(patience, &mut first).await {
                     Ok(answer) => answer,
                     Err(_) => {
-                        add(&counters.hedges, 1);
+                        add(&asked.counters.hedges, 1);
                         let second = async {
                             let permit = self.patience.level.permit().await;
-                            self.range(counters, path, what, plan, then, permit).await
+                            self.range(asked, twin, permit).await
                         };
                         tokio::pin!(second);
                         match futures::future::select(first, second).await {
@@ -367,6 +416,10 @@ impl Storage for Remote {
 
     fn range_bytes(&self) -> u64 {
         RANGE_BYTES
+    }
+
+    fn fills_slots(&self) -> bool {
+        true
     }
 
     fn deadline(&self) -> Duration {
@@ -410,35 +463,46 @@ impl Storage for Remote {
         add(&self.told.counters.ranges, count as u64);
         add(&self.told.counters.range_bytes, ranges.iter().map(|range| range.end() - range.begin).sum());
         let stop: Arc<Mutex<Option<Error>>> = Arc::default();
-        let tasks = ranges.into_iter().enumerate().map(|(index, range)| {
+        let mut tasks = JoinSet::new();
+        for (index, range) in ranges.into_iter().enumerate() {
             let stop = stop.clone();
             let (live, told, hedge, then) = (live.clone(), self.told.clone(), self.hedge, then.clone());
             let (path, what) = (self.path(&range.name), self.what("read", &range.name));
-            runtime.spawn(async move {
+            let task = async move {
                 let permit = live.patience.level.permit().await;
                 // When the store has failed one range for good, the others need not wait for their own deadlines.
                 if let Some(error) = stop.lock().unwrap_or_else(PoisonError::into_inner).clone() {
-                    return Err(error);
+                    return (index, Err(error));
                 }
                 let seen = |piece: usize, bytes: &Bytes| then(index, piece, bytes);
+                let asked = Asked { counters: &told.counters, path, what, then: &seen };
                 let pieces = match hedge {
-                    true => live.hedged(&told.counters, &path, &what, range, &seen, permit).await,
-                    false => live.range(&told.counters, &path, &what, range, &seen, permit).await,
+                    true => live.hedged(&asked, range, permit).await,
+                    false => live.range(&asked, range, permit).await,
                 };
-                pieces.inspect_err(|error| {
-                    if error.kind() == Kind::Unavailable {
-                        stop.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| error.clone());
-                    }
-                })
-            })
-        });
-        // One task waits for all, so that the caller's thread is woken once and not for each range.
-        let all = runtime.spawn(join_all(tasks.collect::<Vec<_>>()));
-        let joined = match runtime.block_on(all) {
-            Ok(joined) => joined,
-            Err(error) => return (0..count).map(|_| Err(Error::new("internal", error.to_string()))).collect(),
+                if let Some(error) = pieces.as_ref().err().filter(|error| error.kind() == Kind::Unavailable) {
+                    stop.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| error.clone());
+                }
+                (index, pieces)
+            };
+            tasks.spawn_on(task, runtime.handle());
+        }
+        // One task waits for all, so that the caller's thread is woken once and not for each range. Sets of tasks end them when
+        // they are dropped.
+        let broken = || Error::new("internal", "a task of the network broke");
+        let mut all = JoinSet::new();
+        let join = async move {
+            let mut answers: Vec<Result<Vec<Bytes>>> = (0..count).map(|_| Err(broken())).collect();
+            while let Some(joined) = tasks.join_next().await {
+                joined.into_iter().for_each(|(index, answer)| answers[index] = answer);
+            }
+            answers
         };
-        joined.into_iter().map(|answer| answer.unwrap_or_else(|error| Err(Error::new("internal", error.to_string())))).collect()
+        all.spawn_on(join, runtime.handle());
+        match wait(async { all.join_next().await.and_then(|joined| joined.ok()).ok_or_else(broken) }) {
+            Ok(answers) => answers,
+            Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
+        }
     }
 
     fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
@@ -566,20 +630,24 @@ impl Storage for Remote {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Piece;
+    use crate::{Frozen, Recycled};
 
     #[test]
     fn pieces_are_filled_across_chunks_of_any_size() {
         let body: Vec<u8> = (0..200u8).collect();
         let pieces =
             vec![Piece { skip: 3, bytes: 10 }, Piece { skip: 0, bytes: 0 }, Piece { skip: 50, bytes: 1 }, Piece { skip: 1, bytes: 135 }];
-        for (size, shared) in (1..=200).flat_map(|size| [(size, false), (size, true)]) {
+        for (size, placed, shared) in (1..=200).flat_map(|size| [(size, false, false), (size, false, true), (size, true, true)]) {
             let seen = Mutex::new(Vec::new());
             let see = |index: usize, piece: &Bytes| seen.lock().unwrap_or_else(PoisonError::into_inner).push((index, piece.len()));
-            let plan = RangeRequest { name: "x".into(), begin: 0, pieces: pieces.clone(), object_bytes: None, shared };
+            let mut plan = RangeRequest { pieces: pieces.clone(), shared, ..RangeRequest::plain("x", 0, 0, None) };
+            let mut rest = Recycled::new(146, 64 << 20).unwrap().slot();
+            let memory = rest.owner();
+            plan.slots = pieces.iter().filter(|_| placed).map(|piece| Some(rest.split_to(piece.bytes))).collect();
             let mut filling = Filling::new(plan, &see);
             body.chunks(size).for_each(|chunk| filling.take(Bytes::copy_from_slice(chunk)));
             assert_eq!(filling.taken, 200);
+            assert_eq!(Frozen::joined(&memory, filling.done.iter().map(|piece| &piece[..])).is_some(), placed);
             assert_eq!(filling.done, [body[3..13].to_vec(), Vec::new(), body[63..64].to_vec(), body[65..200].to_vec()]);
             drop(filling);
             assert_eq!(seen.into_inner().unwrap_or_default(), [(0, 10), (1, 0), (2, 1), (3, 135)]);

@@ -10,7 +10,7 @@ use penstock_error::{Error, Result};
 use tokio::task::JoinHandle;
 
 use super::service::Told;
-use super::{Live, runtime};
+use super::{Live, runtime, wait};
 use crate::ObjectWriter;
 use crate::process;
 
@@ -54,7 +54,7 @@ impl Upload {
                 let (store, path) = (store.clone(), self.path.clone());
                 async move { store.create_multipart(&path).await }
             };
-            let id = runtime()?.block_on(self.live.patience.ask(&self.told.counters, &self.what, ask))?;
+            let id = wait(self.live.patience.ask(&self.told.counters, &self.what, ask))?;
             self.multipart = Some(Multipart { id, parts: Vec::new(), travelling: Vec::new() });
         }
         let Some(multipart) = &mut self.multipart else { return Ok(()) };
@@ -89,7 +89,7 @@ impl Upload {
             let (store, path, id, parts) = (store.clone(), path.clone(), id.clone(), parts.clone());
             async move { store.complete_multipart(&path, &id, parts).await.map(|_| ()) }
         };
-        let told = runtime()?.block_on(self.live.patience.ask(&self.told.counters, &self.what, ask));
+        let told = wait(self.live.patience.ask(&self.told.counters, &self.what, ask));
         match told {
             Ok(()) => Ok(()),
             // A lost answer to the first try makes the second say that there is no such upload: then the object is there.
@@ -99,8 +99,7 @@ impl Upload {
                     let (client, path) = (client.clone(), self.path.clone());
                     async move { client.store.head(&path).await }
                 };
-                let found =
-                    runtime()?.block_on(self.live.patience.ask(&self.told.counters, &self.what, look)).map_err(|_| error.clone())?;
+                let found = wait(self.live.patience.ask(&self.told.counters, &self.what, look)).map_err(|_| error.clone())?;
                 if found.size == self.bytes { Ok(()) } else { Err(error) }
             }
             Err(error) => Err(error),
@@ -112,8 +111,8 @@ impl Multipart {
     /// Wait for the part that was sent first.
     fn land_first(&mut self) -> Result<()> {
         let (index, task) = self.travelling.remove(0);
-        let landed = runtime()?.block_on(task).map_err(|error| Error::new("internal", format!("an upload broke: {error}")))?;
-        self.parts[index] = Some(landed?);
+        let landed = wait(async { task.await.map_err(|error| Error::new("internal", format!("an upload broke: {error}")))? })?;
+        self.parts[index] = Some(landed);
         Ok(())
     }
 }
@@ -139,7 +138,7 @@ impl ObjectWriter for Upload {
                 let (client, path, payload) = (client.clone(), path.clone(), PutPayload::from_bytes(body.clone()));
                 async move { client.store.put(&path, payload).await.map(|_| ()) }
             };
-            return runtime()?.block_on(self.live.patience.ask(&self.told.counters, &self.what, ask));
+            return wait(self.live.patience.ask(&self.told.counters, &self.what, ask));
         }
         if !self.buffer.is_empty() {
             self.send_part()?;
