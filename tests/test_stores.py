@@ -752,9 +752,9 @@ def test_what_is_not_kept_is_joined_where_it_lies(bucket, small_budget, hedge):
     rng = np.random.default_rng(5)
     blobs = [None if number % 13 == 5 else rng.bytes(int(rng.integers(0, 120_000))) for number in range(400)]
     grids = [None if number % 17 == 3 else rng.random((int(rng.integers(0, 2000)), 3)) for number in range(400)]
-    cubes = rng.random((400, 32, 32), np.float32)
+    cubes = rng.random((400, 128, 128), np.float32)
     ds = ps.create(
-        bucket, {"blob": ps.Bytes(), "grid": ps.Tensor((None, 3), "float64"), "cube": ps.Tensor((32, 32), "float32"), "n": "int16"}
+        bucket, {"blob": ps.Bytes(), "grid": ps.Tensor((None, 3), "float64"), "cube": ps.Tensor((128, 128), "float32"), "n": "int16"}
     )
     for low, high in ((0, 150), (150, 151), (151, 400)):
         ds.append({"blob": blobs[low:high], "grid": grids[low:high], "cube": cubes[low:high], "n": np.arange(low, high, dtype=np.int16)})
@@ -770,11 +770,12 @@ def test_what_is_not_kept_is_joined_where_it_lies(bucket, small_budget, hedge):
         at += len(batch)
     assert at == 400
     for positions in (np.arange(400), np.arange(399, -1, -1), rng.permutation(400), np.repeat(np.arange(100, 300), 2)):
-        batch = ds.take(positions)
+        batch = ds.take(positions, columns=["blob", "cube", "grid", "cube", "n", "blob"])
         np.testing.assert_array_equal(batch["cube"], cubes[positions])
         assert batch["blob"] == [blobs[position] for position in positions]
         for index, position in enumerate(positions):
             _same(batch["grid"][index], grids[position])
+        assert batch["cube"].flags.writeable and batch["cube"].flags.aligned
         batch["cube"][:] = 0  # It is the caller's own.
         np.testing.assert_array_equal(ds.take(positions[:5])["cube"], cubes[positions[:5]])
 
@@ -798,6 +799,26 @@ print(rows, peak() - before)
     assert run.returncode == 0, run.stderr
     rows, grown = map(int, run.stdout.split())
     assert rows == 2000 and grown <= 48 << 20, f"{grown >> 20} MiB"
+
+
+def test_a_whole_take_is_received_where_it_stays(bucket):
+    """128 MB as one array: no second copy of it is held at any time."""
+    ds = ps.create(bucket, {"cube": ps.Tensor((256, 1024), "float32")})
+    ds.append({"cube": np.arange(128, dtype=np.float32)[:, None, None] + np.zeros((128, 256, 1024), np.float32)})
+    script = """
+import sys, numpy as np, penstock as ps
+def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
+ps.configure(memory_bytes=64 << 20, threads=2)
+ds = ps.open(sys.argv[1])
+ds.take([5])
+before = peak()
+cubes = ds["cube"][:]
+print(bool((cubes == np.arange(128)[:, None, None]).all(axis=(1, 2)).all()), peak() - before)
+"""
+    run = subprocess.run([sys.executable, "-c", script, str(bucket)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    right, grown = run.stdout.split()
+    assert right == "True" and int(grown) <= 176 << 20, f"{int(grown) >> 20} MiB"
 
 
 def test_ctrl_c_ends_a_wait(tmp_path):

@@ -168,8 +168,8 @@ class View:
     def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> Iterator[Any]:
         """Read all samples in order as pyarrow.RecordBatch of `batch_size` rows.
 
-        Cost: one copy; holds one batch, or where files are not mapped two groups of 8 MiB and more (at most a sixteenth of the
-        memory budget each), of which one is read ahead. Labels and categories come as dictionary<string>, images as binary, ragged tensors
+        Cost: one copy; holds one batch, or where files are not mapped three groups of 8 MiB and more (at most 1/32 of the memory
+        budget each), two of them read ahead. Labels and categories come as dictionary<string>, images as binary, ragged tensors
         as struct{data, shape}. The view is an Arrow C stream as well: `duckdb.from_arrow`, `polars.from_arrow`,
         `pyarrow.table(ds)` take it as it is.
         """

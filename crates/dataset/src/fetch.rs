@@ -39,12 +39,17 @@ pub enum Purpose {
     },
 }
 
+/// Columns begin on such boundaries, which suits any element.
+const COLUMN_ALIGN: usize = 64;
+
 /// Decoded blocks of a take, or why one can't be had.
 #[derive(Default)]
 pub struct Fetched {
     blocks: HashMap<BlockKey, Result<Bytes>>,
-    /// Where those lie that are not kept: column by column, in the order of the samples.
+    /// Where samples lie that are not kept: column by column, in the order asked.
     pub memory: Option<Arc<Recycled>>,
+    /// The places there of those that are still to come.
+    slots: HashMap<BlockKey, Slot>,
 }
 
 impl Fetched {
@@ -63,6 +68,32 @@ impl Fetched {
         let cached = context.cached_block(key);
         cached.is_some_and(|block| self.blocks.insert(key, Ok(block)).is_none())
     }
+
+    /// Give samples that stand in the order asked places in one memory, so that those of a column lie there as an array wants them.
+    /// What is here already goes there at once. Nothing where there is too little memory.
+    fn place(&mut self, mut samples: Vec<&Wanted>) {
+        let most = samples.iter().map(|sample| sample.bytes as usize + COLUMN_ALIGN).sum();
+        let Some(mut rest) = Recycled::new(most, Config::memory_bytes()).ok().filter(|_| most > 0).map(Recycled::slot) else { return };
+        self.memory = Some(rest.owner());
+        samples.sort_by_key(|sample| sample.column());
+        let (mut column, mut used) = (0, 0usize);
+        for sample in samples {
+            if std::mem::replace(&mut column, sample.column()) != column {
+                let aligned = used.next_multiple_of(COLUMN_ALIGN);
+                drop(rest.split_to(aligned - used));
+                used = aligned;
+            }
+            let mut slot = rest.split_to(sample.bytes as usize);
+            used += sample.bytes as usize;
+            match self.blocks.get_mut(&sample.key) {
+                Some(Ok(block)) => {
+                    slot.push(block);
+                    *block = slot.freeze();
+                }
+                _ => drop(self.slots.insert(sample.key, slot)),
+            }
+        }
+    }
 }
 
 /// A block, or a checksum unit of an uncompressed one, that is not at hand.
@@ -75,8 +106,6 @@ pub struct Wanted {
     pub unit: Option<usize>,
     offset: u64,
     bytes: u64,
-    /// Its turn in the memory of the take, if it goes there: those of a column follow each other, as the samples do.
-    turn: Option<usize>,
     /// Not all of its rows are asked for.
     partial: bool,
     /// Other groups of a scan may be waiting for it.
@@ -123,7 +152,6 @@ impl Wanted {
             unit,
             offset,
             bytes: end - offset,
-            turn: None,
             partial: false,
             awaited: false,
         }
@@ -149,7 +177,8 @@ impl Snapshot {
         }
         self.open_files(plan, columns)?;
         let mut fetched = Fetched::default();
-        let mut wanted = self.wanted(plan, columns, &mut fetched);
+        let blocks = self.blocks(plan, columns);
+        let mut wanted: Vec<Wanted> = blocks.iter().filter(|block| !fetched.found(&self.context, block.key)).cloned().collect();
         let (mut duties, mut others) = (Vec::new(), Vec::new());
         if let Purpose::Scan { .. } = purpose {
             (wanted, others) = self.share_out(wanted, &mut duties, &mut fetched);
@@ -158,9 +187,7 @@ impl Snapshot {
         let keep = !matches!(purpose, Purpose::Scan { keep: false });
         let cached = keep && wanted.iter().map(|wanted| wanted.bytes).sum::<u64>() <= Context::block_cache_bytes() / 2;
         if !cached && self.context.storage.fills_slots() && plan.positions.is_sorted_by(|one, next| one < next) {
-            let mut whole: Vec<&mut Wanted> = wanted.iter_mut().filter(|wanted| wanted.is_sample()).collect();
-            whole.sort_by_key(|wanted| wanted.column());
-            whole.into_iter().enumerate().for_each(|(turn, wanted)| wanted.turn = Some(turn));
+            fetched.place(blocks.iter().filter(|block| block.is_sample()).collect());
         }
         self.fetch_wanted(wanted, cached, &mut fetched)?;
         for (key, duty) in duties {
@@ -223,7 +250,8 @@ impl Snapshot {
     /// The ranges that `fetch` would ask for now, once tails are open.
     pub fn ranges(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<Vec<RangeRequest>> {
         self.open_files(plan, columns)?;
-        let mut wanted = self.wanted(plan, columns, &mut Fetched::default());
+        let mut wanted = self.blocks(plan, columns);
+        wanted.retain(|block| self.context.cached_block(block.key).is_none());
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
         Ok(plan_ranges(&wanted, self.context.storage.range_bytes()).1)
     }
@@ -251,8 +279,8 @@ impl Snapshot {
         Ok(())
     }
 
-    /// The blocks that are needed and not in the cache; those that are go to `fetched`. Tiles are read by `tiles`.
-    fn wanted(&self, plan: &Plan, columns: &[&ColumnSpec], fetched: &mut Fetched) -> Vec<Wanted> {
+    /// The blocks that a plan reads, in its order. Tiles are read by `tiles`.
+    fn blocks(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         for group in &plan.groups {
             for column in columns {
@@ -265,10 +293,8 @@ impl Snapshot {
                     source.rows.iter().filter(|(row, _)| entry.is_valid(*row)).map(|(row, _)| entry.locate(*row).0).collect();
                 blocks.sort_unstable();
                 for rows in blocks.chunk_by(|one, other| one == other) {
-                    let block = Wanted::new(&source.file, chunk, rows[0], None);
-                    if !fetched.found(&self.context, block.key) {
-                        wanted.push(Wanted { partial: (rows.len() as u64) < entry.rows_of(rows[0]), ..block });
-                    }
+                    let partial = (rows.len() as u64) < entry.rows_of(rows[0]);
+                    wanted.push(Wanted { partial, ..Wanted::new(&source.file, chunk, rows[0], None) });
                 }
             }
         }
@@ -370,10 +396,12 @@ impl Snapshot {
         if !cached {
             // What is not kept may hold on to more than it needs.
             ranges.iter_mut().for_each(|range| range.shared = true);
-            if fetched.memory.is_none() {
-                fetched.memory = place(wanted, &segments, &mut ranges);
-            }
         }
+        for (range, segments) in ranges.iter_mut().zip(segments.iter()) {
+            let slot = |(piece, block): (&Piece, &usize)| fetched.slots.get_mut(&wanted[*block].key).map(|slot| slot.split_to(piece.bytes));
+            range.slots = range.pieces.iter().zip(segments).map(slot).collect();
+        }
+        fetched.slots.clear();
         // Which buffer was verified: of two answers to one request (hedging) either may come out.
         let verified: Arc<Vec<AtomicUsize>> = Arc::new(wanted.iter().map(|_| AtomicUsize::new(0)).collect());
         let verify = {
@@ -422,38 +450,6 @@ impl Snapshot {
         }
         Ok(failed)
     }
-}
-
-/// Columns begin on such boundaries, which suits any element.
-const COLUMN_ALIGN: usize = 64;
-
-/// Give the pieces of blocks that have a turn places in one memory, so that samples in order lie there as an array wants them.
-/// Nothing where there are none, or too little memory.
-fn place(wanted: &[Wanted], segments: &[Vec<usize>], ranges: &mut [RangeRequest]) -> Option<Arc<Recycled>> {
-    let mut order: Vec<usize> = (0..wanted.len()).filter(|index| wanted[*index].turn.is_some()).collect();
-    order.sort_by_key(|index| wanted[*index].turn);
-    let most = order.iter().map(|index| wanted[*index].bytes as usize + COLUMN_ALIGN).sum();
-    if most == 0 {
-        return None;
-    }
-    let mut rest = Recycled::new(most, Config::memory_bytes()).ok()?.slot();
-    let memory = rest.owner();
-    let mut slots: Vec<Option<Slot>> = wanted.iter().map(|_| None).collect();
-    let (mut column, mut used) = (0, 0usize);
-    for index in order {
-        if std::mem::replace(&mut column, wanted[index].column()) != column {
-            let aligned = used.next_multiple_of(COLUMN_ALIGN);
-            drop(rest.split_to(aligned - used));
-            used = aligned;
-        }
-        slots[index] = Some(rest.split_to(wanted[index].bytes as usize));
-        used += wanted[index].bytes as usize;
-    }
-    for (range, segments) in ranges.iter_mut().zip(segments) {
-        let slot = |(piece, block): (&Piece, &usize)| slots[*block].as_mut().map(|slot| slot.split_to(piece.bytes));
-        range.slots = range.pieces.iter().zip(segments).map(slot).collect();
-    }
-    Some(memory)
 }
 
 /// Join what lies close together, cut what is long. Gives for each range the blocks that its pieces belong to: a

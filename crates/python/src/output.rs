@@ -237,7 +237,7 @@ impl Request<'_> {
         let mut sizes = vec![self.plan.len() as u64];
         sizes.extend(shape.0.iter().flatten());
         let bytes = self.plan.len() * shape.fixed_bytes(dtype).or_raise(py)? as usize;
-        if let Some(joined) = self.large(dtype, bytes, py.detach(|| self.snapshot.joined(self.plan, spec))) {
+        if let Some(joined) = self.large(py, dtype, bytes, || self.snapshot.joined(self.plan, spec)) {
             let array = recycle::filled(py, joined, &PyTuple::new(py, sizes)?, numpy.bind(py))?;
             return self.finish(py, array.into_any(), None);
         }
@@ -249,12 +249,13 @@ impl Request<'_> {
 
     /// What the store has put in order is the array itself: if it is all, if elements may lie where it begins, and if it is so
     /// large that it is worth the memory that it holds on to.
-    fn large(&self, dtype: Dtype, bytes: usize, joined: Option<Frozen>) -> Option<Frozen> {
+    fn large(&self, py: Python<'_>, dtype: Dtype, bytes: usize, joined: impl FnOnce() -> Option<Frozen> + Send) -> Option<Frozen> {
         let fits = |joined: &Frozen| {
             let found = joined.as_ref();
-            found.len() == bytes && bytes as u64 >= recycle::LEAST_BYTES && (found.as_ptr() as usize).is_multiple_of(dtype.size())
+            found.len() == bytes && (found.as_ptr() as usize).is_multiple_of(dtype.size())
         };
-        joined.filter(fits)
+        let worth = self.plan.fetched.memory.is_some() && bytes as u64 >= recycle::LEAST_BYTES;
+        if worth { py.detach(joined).filter(fits) } else { None }
     }
 
     fn codes<'py>(&self, py: Python<'py>, spec: &ColumnSpec) -> PyResult<Bound<'py, PyAny>> {
@@ -278,7 +279,7 @@ impl Request<'_> {
         let (size, bytes) = (dtype.size() as u64, values.value_bytes());
         let numpy = numpy_dtype(py, if dtype == Dtype::Bytes { Dtype::Uint8 } else { dtype })?;
         let elements = bytes as u64 / size;
-        let joined = self.large(dtype, bytes, py.detach(|| values.joined(self.plan)));
+        let joined = self.large(py, dtype, bytes, || values.joined(self.plan));
         let to_copy = joined.is_none();
         let mut array = match joined {
             Some(joined) => recycle::filled(py, joined, &PyTuple::new(py, [elements])?, &numpy)?,

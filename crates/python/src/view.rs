@@ -40,12 +40,15 @@ impl View {
         }
     }
 
-    /// The columns that hold data among those asked for.
+    /// The columns that hold data among those asked for, each once.
     fn specs(&self, names: Option<&[String]>) -> penstock_error::Result<Vec<&ColumnSpec>> {
         let virtual_column = |name: &str| matches!(name, "_row_id" | "_position");
         match names {
             None => Ok(self.snapshot.schema.columns.iter().collect()),
-            Some(names) => names.iter().filter(|name| !virtual_column(name)).map(|name| self.snapshot.column(name)).collect(),
+            Some(names) => {
+                let first = |(index, name): &(usize, &String)| !virtual_column(name) && !names[..*index].contains(name);
+                names.iter().enumerate().filter(first).map(|(_, name)| self.snapshot.column(name)).collect()
+            }
         }
     }
 
