@@ -219,6 +219,28 @@ def test_a_disk_that_is_really_full(tmp_path):
         subprocess.run(["umount", "--lazy", str(mounted)], check=True)
 
 
+def test_a_disk_that_refuses_o_direct_is_read_through_the_page_cache(tmp_path):
+    mounted = tmp_path / "memory"
+    mounted.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "ramfs", "ramfs", str(mounted)], capture_output=True).returncode:
+        pytest.skip("root without the right to mount: no disk without O_DIRECT can be made")
+    try:
+        (mounted / "file").write_bytes(bytes(8192))
+        with pytest.raises(OSError):
+            os.open(mounted / "file", os.O_RDONLY | os.O_DIRECT)
+        values = np.random.default_rng(0).random((40, 128, 256))
+        blobs = [bytes([number]) * 1000 * number for number in range(40)]
+        ps.create(mounted / "d", {"v": ps.Tensor((128, 256), "float64"), "b": ps.Bytes()}).append({"v": values, "b": blobs})
+        ds = ps.open(mounted / "d", io="direct")
+        positions = np.random.default_rng(1).permutation(40)
+        batch = ds.take(positions)
+        np.testing.assert_array_equal(batch["v"], values[positions])
+        assert batch["b"] == [blobs[position] for position in positions] and ds.stats()["direct_bytes"] == 0
+        assert not ds.verify()["problems"]
+    finally:
+        subprocess.run(["umount", "--lazy", str(mounted)], check=True)
+
+
 def test_what_is_no_dataset_is_told_apart(tmp_path):
     with pytest.raises(ps.NotFoundError) as caught:
         ps.open(tmp_path / "nowhere")

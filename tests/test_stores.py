@@ -1,6 +1,7 @@
 """Object storage, against a real MinIO: exact requests and bytes, faults, and what goes wrong with a clear error."""
 
 import contextlib
+import http.client
 import http.server
 import io
 import json
@@ -692,7 +693,11 @@ def test_doctor(bucket, tmp_path, minio):
     assert not bucket.rglob("*"), "nothing stays"
     done = _penstock("doctor", "s3://no-such-bucket/x", "--json")
     found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
-    assert done.returncode == 1 and "bucket" in found["list"]["advice"]
+    assert done.returncode == 1 and "bucket" in found["reach"]["advice"]
+    with environment(AWS_SECRET_ACCESS_KEY="wrong"):
+        done = _penstock("doctor", bucket, "--json")
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 1 and "secret does not fit" in found["reach"]["advice"]
     (tmp_path / "here").mkdir()
     assert _penstock("doctor", str(tmp_path / "here")).returncode == 0 and not list((tmp_path / "here").iterdir())
     assert _penstock("doctor", str(tmp_path / "nowhere")).returncode == 1
@@ -838,6 +843,111 @@ ps.open("s3://bucket/set", storage_options={"endpoint_url": sys.argv[1], "access
             waiting.send_signal(signal.SIGINT)
             _, told = waiting.communicate(timeout=120)
         assert waiting.returncode != 0 and told.rstrip().endswith("KeyboardInterrupt"), told
+
+
+def test_a_scan_without_columns_has_rows(cifar, tmp_path):
+    uri, _ = cifar
+    assert [batch.num_rows for batch in ps.open(uri).scan([], batch_size=3000)] == [3000, SAMPLES - 3000]
+    local = ps.create(tmp_path / "set", {"n": "int8"})
+    local.append({"n": [1, 2, 3]})
+    assert [batch.num_rows for batch in local.scan([], batch_size=np.int64(2))] == [2, 1]
+    assert [len(batch) for batch in ps.open(uri).scan(["label"], batch_size=2**70)] == [SAMPLES]
+
+
+def test_ctrl_c_and_break_end_a_scan_that_waits(cifar, proxy):
+    """The proxy holds back every reply for longer than this test may take."""
+    uri, _ = cifar
+    script = """
+import sys, penstock as ps
+ps.configure(memory_bytes=16 << 20)
+ds = ps.open(sys.argv[1])
+ds.take([0])
+print("ready", flush=True); sys.stdin.readline()
+for batch in ds.scan(batch_size=100): pass
+"""
+    proxy.faults("")
+    command = [sys.executable, "-c", script, str(uri)]
+    with environment(AWS_ENDPOINT_URL=proxy.endpoint):
+        running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with running:
+        assert running.stdout.readline() == "ready\n"
+        proxy.faults("delay_ms=50000")
+        running.stdin.write("go\n")
+        running.stdin.flush()
+        while proxy.counts()["requests"] == 0:
+            time.sleep(0.01)
+        running.send_signal(signal.SIGINT)
+        try:
+            _, told = running.communicate(timeout=30)
+        finally:
+            proxy.faults("")
+    assert told.rstrip().endswith("KeyboardInterrupt"), told
+
+
+class Losing(http.server.BaseHTTPRequestHandler):
+    """Hands everything on to MinIO, and closes the connection instead of answering a put of a record."""
+
+    protocol_version = "HTTP/1.1"
+    upstream = 0
+    lost = threading.Event()
+
+    def do_GET(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        connection = http.client.HTTPConnection("127.0.0.1", self.upstream)
+        connection.request(self.command, self.path, body, dict(self.headers))
+        answer = connection.getresponse()
+        told = answer.read()
+        connection.close()
+        if self.command == "PUT" and "/log/" in self.path:
+            self.lost.set()
+            self.close_connection = True
+            return
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection"):
+                self.send_header(name, value)
+        if self.command != "HEAD" and answer.getheader("Content-Length") is None and answer.status not in (204, 304):
+            self.send_header("Content-Length", str(len(told)))
+        self.end_headers()
+        self.wfile.write(told)
+
+    do_PUT = do_HEAD = do_POST = do_DELETE = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+def test_ctrl_c_in_a_commit_tells_that_its_state_is_unknown(bucket):
+    """The answers to creates are lost: what is under way is tried no more, and the user is told."""
+    ps.create(bucket, {"n": "int32"})
+    script = """
+import sys, penstock as ps
+ps.open(sys.argv[1], storage_options={"timeout_seconds": 300}).append({"n": [1]})
+"""
+    Losing.upstream = bucket.server.port
+    with serving(Losing) as port, environment(AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}"):
+        running = subprocess.Popen([sys.executable, "-c", script, str(bucket)], stderr=subprocess.PIPE, text=True)
+        with running:
+            assert Losing.lost.wait(60)
+            running.send_signal(signal.SIGINT)
+            _, told = running.communicate(timeout=100)
+    assert running.returncode != 0 and "KeyboardInterrupt" in told and "cannot tell whether the commit succeeded" in told, told
+
+
+def test_http_is_read_only_before_anybody_is_asked(tmp_path):
+    (tmp_path / "rows.csv").write_text("n\n1\n")
+    with pytest.raises(ps.PermissionDeniedError) as caught:
+        ps.create("http://127.0.0.1:1/set", {"n": "int32"})
+    assert caught.value.code == "read-only"
+    done = _penstock("import", str(tmp_path / "rows.csv"), "http://127.0.0.1:1/set")
+    assert done.returncode == 1 and "read-only" in done.stderr
+
+
+def test_a_failed_import_tells_what_it_leaves(bucket, tmp_path):
+    (tmp_path / "bad.csv").write_text("n,m\n1,2\n3\n")
+    done = _penstock("import", str(tmp_path / "bad.csv"), str(bucket))
+    assert done.returncode == 1 and "stays, empty" in done.stderr, done.stderr
+    assert len(ps.open(bucket)) == 0
 
 
 def test_early_exit_from_a_scan(cifar):

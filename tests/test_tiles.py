@@ -11,7 +11,7 @@ import numpy as np
 import penstock as ps
 import pytest
 import zarr
-from conftest import spent
+from conftest import newest, spent
 
 
 def numbered(*shape, dtype="int32"):
@@ -339,3 +339,97 @@ def test_a_sample_larger_than_the_budget(root, tmp_path):
 def test_six_gibibytes_as_one_sample(tmp_path, bucket):
     for place in (tmp_path / "dataset", bucket):
         assert beyond_memory(tmp_path, place, 6) < 512 << 20
+
+
+# Found by review
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_nulls_after_tiles_in_one_transaction(root, codec):
+    """Large samples, small ones, nulls and left-out columns in every order that three or four pushes can have."""
+    large = np.random.default_rng(0).integers(0, 99, (2048, 2048)).astype("int16")
+    small = large[:3]
+    pushes = {"L": [large], "s": [small], "N": [None], "sN": [small, None], "NL": [None, large], "out": None}
+    order = np.random.default_rng(1)
+    ds = ps.create(root, {"v": ps.Tensor((None, 2048), "int16", codec=codec), "n": "int32"})
+    expected = []
+    for length in (2, 3, 3, 4, 4, 5):
+        with ds.transaction("mixed") as transaction:
+            for name in ["L", *order.choice(list(pushes), length - 1)]:
+                values = pushes[str(name)]
+                transaction.append({"n": [1, 2]} if values is None else {"v": values, "n": [0] * len(values)})
+                expected += [None, None] if values is None else values
+    found = newest(ds, len(expected))["v"][:]
+    assert len(ds) == len(expected) and not ds.verify()["problems"]
+    for value, wanted in zip((found[index] for index in range(len(found))), expected, strict=True):
+        assert (value is None) == (wanted is None)
+        np.testing.assert_array_equal(value, wanted)
+
+
+def test_fixed_tiles_and_left_out_columns(root):
+    ds = ps.create(root, {"v": ps.Tensor((4, 4), "int16", tile=(2, 2)), "n": "int32"})
+    with ds.transaction("x") as transaction:
+        transaction.append({"v": np.ones((1, 4, 4), "int16"), "n": [1]})
+        transaction.append({"n": [2]})
+        transaction.append({"n": np.arange(70_000)})
+        transaction.append({"v": np.full((1, 4, 4), 7, "int16"), "n": [3]})
+    newest(ds, 70_003)
+    assert ds["v"][0].sum() == 16 and ds["v"][1] is None and ds["v"][70_001] is None and ds["v"][70_002].sum() == 112
+
+
+def test_masks_and_odd_indices_are_those_of_numpy(root):
+    array = np.arange(3 * 4 * 5).reshape(3, 4, 5).astype("int32")
+    ds = ps.create(root, {"v": ps.Tensor((3, 4, 5), "int32", tile=(2, 2, 2))})
+    ds.append({"v": array[None]})
+    mask = array[:, :, 0] % 3 == 0
+    keys = [
+        (mask, slice(0, 4)),
+        (mask, slice(0, 2)),
+        (mask, 2),
+        (mask, 4),
+        (mask, slice(0, 4, 2)),
+        (Ellipsis, array[0, 0] % 2 == 0),
+        (array % 2 == 0,),
+    ]
+    keys += [(slice(1, 2), mask[0], 1), (0, mask[0]), (True,), (False, 0), (np.True_, 1, 2), (None, mask), (Ellipsis, array[0] % 3 == 1)]
+    keys += [(np.array([2, -1], np.int8), np.array([1, 3], np.uint8)), (0, slice(None, None, 3)), ()]
+    for key in keys:
+        np.testing.assert_array_equal(ds["v"][(0, *key)], array[key], err_msg=str(key))
+    np.testing.assert_array_equal(ds["v"][()], array[None])
+    for key in [(0, mask, 5), (0, 0, 0, 0, 0), (0, mask, 0, 0)]:
+        with pytest.raises(IndexError):
+            ds["v"][key]
+    for key in [(0, [1.5]), (0, np.array(["2026"], "datetime64[Y]"))]:
+        with pytest.raises(ps.InvalidInputError, match="whole numbers"):
+            ds["v"][key]
+    long = ps.create(f"{root}-long", {"v": ps.Tensor((300,), "int16", tile=(100,))})
+    long.append({"v": np.arange(300, dtype="int16")[None]})
+    assert ds["v"][0, 0, 0, 0] == 0 and newest(long, 1)["v"][0, np.array([1, -1], np.int8)].tolist() == [1, 299]
+    with pytest.raises(ps.InvalidInputError, match="tile=5"):
+        ps.Tensor((3, 3), "int8", tile=5)
+
+
+def test_a_few_elements_do_not_hold_on_to_their_window(root):
+    ds = ps.create(root, {"v": ps.Tensor((512, 512, 8), "int16", tile=(16, 16, 8))})
+    ds.append({"v": np.zeros((1, 512, 512, 8), "int16")})
+    part = ds["v"][0, ::256, ::256]
+    assert part.nbytes == 64 and part.base is None
+
+
+class Masked:
+    """Gives masked arrays, as netCDF does."""
+
+    shape, dtype = (4, 64), np.dtype("int16")
+
+    def __getitem__(self, key):
+        values = np.ma.masked_equal(np.arange(256, dtype="int16").reshape(4, 64), 70)
+        return values[key]
+
+
+def test_masked_parts_of_a_source_are_refused(root):
+    ds = ps.create(root, {"v": ps.Tensor((4, 64), "int16", tile=(2, 64)), "w": ps.Tensor((64,), "int16")})
+    with pytest.raises(ps.InvalidInputError, match="masked in part"):
+        ds.append({"v": [Masked()], "w": np.zeros((1, 64), "int16")})
+    with pytest.raises(ps.InvalidInputError, match="masked in part"):
+        ds.append({"v": [None] * 4, "w": Masked()})
+    assert len(ds) == 0

@@ -75,8 +75,9 @@ def reader(view: View, columns: Sequence[str] | None, batch_size: int) -> pa.Rec
 
 def scan(view: View, columns: Sequence[str] | None, batch_size: int) -> Iterator[pa.RecordBatch]:
     """Read batch by batch."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size <= 0:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size <= 0:
         raise InvalidInputError(f"cannot scan with batch_size={batch_size!r}: expected a whole number above 0")
+    batch_size = min(int(batch_size), max(1, len(view)))
     names = list(view.schema) if columns is None else _names(columns) or []
     view._view.take((0, 0), names, "flat")
     return _batches(view, names, batch_size)
@@ -98,6 +99,10 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
         arrays = [pa.array(batch[name]) if name.startswith("_") else _array(kinds[name], batch[name], words.get(name)) for name in names]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
+    if not names:  # Batches without columns still have rows.
+        for start in range(0, len(view), batch_size):
+            yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(batch_size, len(view) - start), pa.struct([])))
+        return
     if view._snapshot.mapped:
         for start in range(0, len(view), batch_size):
             yield read(start, min(start + batch_size, len(view)), True)
@@ -111,7 +116,8 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
 
     def read_ahead() -> None:
         nonlocal start, group_bytes
-        while start < len(view) and len(groups) < GROUPS:
+        # Batches larger than a group are memory enough one at a time.
+        while start < len(view) and len(groups) < (GROUPS if row_bytes * batch_size <= group_bytes else 1):
             end = _group_end(view, names, start, batch_size, row_bytes, group_bytes)
             # What would fill half of the block cache is not kept in it.
             groups.append(_Ahead(read, start, end, row_bytes * len(view) <= memory_bytes // 4))
@@ -120,14 +126,15 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
     try:
         read_ahead()
         while groups:
-            group = groups.popleft().result()
+            group = groups[0].result()
+            groups.popleft()
             row_bytes = group.nbytes / len(group)
             read_ahead()
             for row in range(0, len(group), batch_size):
                 yield group.slice(row, batch_size)
     finally:
         for ahead in groups:
-            ahead.wait()  # A consumer that stops early waits for what is under way, and no more.
+            ahead.stop()
 
 
 def _asked(view: View, names: list[str], start: int, rows: int) -> float:
@@ -151,21 +158,28 @@ class _Ahead:
         self._read, self._rows, self._process = read, (start, end, keep), os.getpid()
         self._batch: pa.RecordBatch | None = None
         self._error: BaseException | None = None
+        self._stop = _core.Stop()
         self._thread = threading.Thread(target=self._run, name="penstock-scan", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        self._stop.heed()
         try:
             self._batch = self._read(*self._rows)
         except BaseException as error:
             self._error = error
 
-    def wait(self) -> None:
+    def stop(self) -> None:
+        """Give up what is under way, and wait for the thread to have done so."""
+        self._stop.set()
+        self._wait()
+
+    def _wait(self) -> None:
         if os.getpid() == self._process:
             self._thread.join()
 
     def result(self) -> pa.RecordBatch:
-        self.wait()
+        self._wait()
         if self._error is not None:
             raise self._error
         return self._read(*self._rows) if self._batch is None else self._batch

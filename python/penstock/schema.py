@@ -185,7 +185,7 @@ class Tensor(ColumnType):
                 raise InvalidInputError(f"dimension {size!r}, expected a whole number or None", code="invalid-schema")
         object.__setattr__(self, "shape", tuple(None if size is None else int(size) for size in sizes))
         if self.tile is not None:
-            sides = tuple(self.tile)
+            sides = tuple(self.tile) if isinstance(self.tile, tuple | list) else (None,)
             if len(sides) != len(sizes) or any(
                 isinstance(side, bool) or not isinstance(side, int | np.integer) or side < 1 for side in sides
             ):

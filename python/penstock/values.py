@@ -78,7 +78,8 @@ class Rows:
         return Rows(self.source, self.start + start, self.start + max(start, end))
 
     def read(self) -> Array:
-        return np.asarray(self.source[self.start : self.end])
+        found = self.source[self.start : self.end]
+        return found if isinstance(found, np.ma.MaskedArray) else np.asarray(found)
 
     def part(self, row: int, window: tuple[slice, ...]) -> Any:
         return self.source[(self.start + row, *window)]
@@ -275,6 +276,8 @@ def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[i
     def pull(row: int, window: list[tuple[int, int]]) -> Array:
         item, part = items[row], tuple(slice(low, high) for low, high in window)
         found = item.part(row, part) if isinstance(item, Rows) else item[(row, *part)] if item is values else item[part]
+        if isinstance(found, np.ma.MaskedArray) and np.ma.is_masked(found):
+            raise fail(f"row {row} is masked in part", row, hint="a sample is null as a whole, or not at all")
         array = cast(np.asarray(found), dtype, row)
         if array.shape != tuple(high - low for low, high in window):
             raise fail(f"row {row} gave an array of the shape {array.shape} for {window}", row)

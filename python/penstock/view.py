@@ -238,7 +238,7 @@ def window_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[in
     >>> window_of((3, slice(10, 2, -4)), (5, 20, 7))
     ([(3, 4), (6, 11), (0, 7)], (0, slice(4, None, -4)))
     """
-    named = sum(part is not None and part is not Ellipsis for part in key)
+    named = sum(_axes_of(part) for part in key)
     window: list[tuple[int, int]] = []
     inner: list[Any] = []
     for part in key:
@@ -247,14 +247,27 @@ def window_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[in
             if part is Ellipsis:
                 window += [(0, size) for size in shape[len(window) : len(window) + len(shape) - named]]
             continue
-        if len(window) == len(shape):
+        if len(window) + _axes_of(part) > len(shape):
             raise OutOfRangeError(f"cannot read {key}: more indices than the {len(shape)} dimensions of the sample", rows=[])
+        if _axes_of(part) != 1:  # A mask of several dimensions, or True or False, which are none.
+            window += [(0, size) for size in shape[len(window) : len(window) + _axes_of(part)]]
+            inner.append(part)
+            continue
         size = shape[len(window)]
         low, high, within = _along(part, size)
         window.append((low, high))
         inner.append(within)
     window += [(0, size) for size in shape[len(window) :]]
     return window, tuple(inner)
+
+
+def _axes_of(part: Any) -> int:
+    """How many dimensions an index takes up."""
+    if part is None or part is Ellipsis:
+        return 0
+    if isinstance(part, bool | np.bool_):
+        return 0
+    return part.ndim if isinstance(part, np.ndarray) and part.dtype == bool else 1
 
 
 def _along(part: Any, size: int) -> tuple[int, int, Any]:
@@ -271,9 +284,14 @@ def _along(part: Any, size: int) -> tuple[int, int, Any]:
         chosen_ones = np.asarray(part)
         if chosen_ones.dtype == bool or chosen_ones.ndim != 1 or chosen_ones.size == 0:
             return 0, size, part  # NumPy says what is wrong with it, or that nothing is.
+        if chosen_ones.dtype.kind not in "iu":
+            raise InvalidInputError(
+                f"cannot read {part!r}: indices are whole numbers, slices or masks, found {chosen_ones.dtype}"
+            ) from None
         bad = (chosen_ones < -size) | (chosen_ones >= size)
-        if chosen_ones.dtype.kind not in "iu" or bad.any():
-            raise _outside(chosen_ones[bad][0] if bad.any() else part, size) from None
+        if bad.any():
+            raise _outside(chosen_ones[bad][0], size) from None
+        chosen_ones = chosen_ones.astype(np.int64)
         ones = np.where(chosen_ones < 0, chosen_ones + size, chosen_ones)
         return int(ones.min()), int(ones.max()) + 1, ones - ones.min()
     if not -size <= index < size:
@@ -298,10 +316,13 @@ class Column:
         return len(self._view)
 
     def __getitem__(self, key: Any) -> Any:
-        """Read values; a tuple is a sample's position (or several) and a slice of its tensor. Cost: as `take` of this column."""
+        """Read values; a tuple is a sample's position (or several) and a slice of its tensor.
+
+        Cost: as `take` of this column; of tiled samples the tiles that meet the smallest box around what is asked for.
+        """
         view = self._view._view
         if isinstance(key, tuple):
-            return self._parts(key[0], key[1:])
+            return self._parts(key[0], key[1:]) if key else self[:]
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             which: Any = (start, max(start, stop)) if step == 1 else np.arange(start, stop, step, dtype=np.int64)
@@ -330,7 +351,9 @@ class Column:
             read = self._view._view.windows(positions[there].tolist(), self.name, [windows[index][0] for index in there])
             parts = [None] * len(shapes)
             for index, array in zip(there, read, strict=True):
-                parts[index] = array[windows[index][1]]
+                part = array[windows[index][1]]
+                # A few elements must not hold on to the whole window.
+                parts[index] = part.copy() if isinstance(part, np.ndarray) and 2 * part.nbytes < array.nbytes else part
         return parts if position is None else parts[0]
 
     def __iter__(self) -> Iterator[Any]:

@@ -86,19 +86,24 @@ impl Doctor<'_> {
     }
 
     fn failed(&mut self, name: &'static str, error: &Error) {
-        let advice = error.hint_text().unwrap_or("see the message").to_owned();
+        let advice = match error.hint_text() {
+            _ if error.code() == "permission-denied" => "give these credentials the right to do it",
+            hint => hint.unwrap_or("see the message"),
+        };
+        let advice = advice.to_owned();
         self.findings.push(Finding { name, good: Some(false), measured: None, told: error.message().to_owned(), advice });
     }
 
     /// Whether the store answers at all.
     fn reach(&mut self) -> bool {
         let began = Instant::now();
-        match self.store.exists("log/0000000000000000/hint") {
-            Ok(_) => self.note("reach", true, None, format!("answers after {:.0} ms, connection included", millis(began)), ""),
-            Err(error) => {
+        // A read, as the refusal of a look-up does not say why.
+        match self.store.read("log/0000000000000000/hint") {
+            Err(error) if error.code() != "object-not-found" => {
                 self.failed("reach", &error);
                 return false;
             }
+            _ => self.note("reach", true, None, format!("answers after {:.0} ms, connection included", millis(began)), ""),
         }
         match self.store.lists() {
             false => self.skip("list", "this store does not list; the newest commit is found by its hint"),

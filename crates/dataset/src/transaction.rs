@@ -44,6 +44,7 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
     let schema = Schema::create(columns)?;
     let context = Context::new(storage);
     let store = context.storage.as_ref();
+    store.writable()?;
     if store.exists(&record_name(0, 0))? {
         return Err(exists(store));
     }
@@ -469,19 +470,25 @@ fn answer_all(context: &Arc<Context>, branch: u64, mut machine: Machine, uncerta
     let mut parent: Option<log::LogEntry> = None;
     let mut event = Event::Begin;
     let mut lost: Option<Instant> = None;
+    let mut asked = Instant::now();
     loop {
         match &event {
             Event::Unknown | Event::Unreadable => {
-                let since = lost.get_or_insert_with(Instant::now).elapsed();
+                let since = lost.get_or_insert(asked).elapsed();
                 if since > store.deadline() {
                     return Err(Error::new("storage-failed", format!("no certain answer for {:.1} s", since.as_secs_f64())));
+                }
+                if process::interrupted() {
+                    return Err(Error::new("interrupted", "interrupted before there was a certain answer"));
                 }
                 std::thread::sleep(Duration::from_millis(10)); // Let a passing fault pass.
             }
             Event::Exists => {} // Not certain before its body is read.
             _ => lost = None,
         }
-        event = match machine.step(event)? {
+        let request = machine.step(event)?;
+        asked = Instant::now();
+        event = match request {
             Request::ReadNewest => {
                 let entry = log::newest(store, branch)?.ok_or_else(|| {
                     Error::new("dataset-not-found", format!("cannot commit to `{}`: it is no dataset any more", store.uri()))

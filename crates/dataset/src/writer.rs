@@ -262,9 +262,10 @@ impl FragmentWriter {
         let Some((file, style, chunk)) = &mut column.chunk else { return Err(Error::new("internal", "tiles without a chunk")) };
         let (target, size) = (&mut self.files[*file], column.dtype.size());
         for row in 0..samples.len() {
-            let (shape, valid) = match samples {
-                Column::Pulled(pulled) => (pulled.shapes[row].clone(), pulled.validity.as_ref().is_none_or(|validity| validity[row])),
-                Column::Ragged(ragged) => (column.shape.fill(free_of(ragged, &column.shape, row)), !ragged.is_null(row)),
+            let valid = column.validity.as_ref().is_none_or(|validity| validity[column.samples]);
+            let shape = match samples {
+                Column::Pulled(pulled) => pulled.shapes[row].clone(),
+                Column::Ragged(ragged) => column.shape.fill(free_of(ragged, &column.shape, row)),
                 Column::Fixed { .. } => return Err(Error::new("internal", "fixed samples on their way into tiles")),
             };
             let sample_bytes = elements(&whole(&shape)).and_then(|elements| elements.checked_mul(size as u64)).unwrap_or(u64::MAX);
@@ -479,20 +480,16 @@ impl ColumnWriter {
         })
     }
 
-    /// Append to what waits; validity is kept for the whole fragment.
-    fn add(&mut self, column: Column) {
+    /// Append to what waits; validity is kept for the whole fragment, and nowhere else from here on.
+    fn add(&mut self, mut column: Column) {
         let before = self.chunk_samples();
-        let (mut count, validity) = (
-            before,
-            match &column {
-                Column::Fixed { validity, .. } => validity.clone(),
-                Column::Ragged(ragged) => ragged.validity.clone(),
-                Column::Pulled(pulled) => pulled.validity.clone(),
-            },
-        );
+        let validity = match &mut column {
+            Column::Fixed { validity, .. } => validity.take(),
+            Column::Ragged(ragged) => ragged.validity.take(),
+            Column::Pulled(pulled) => pulled.validity.take(),
+        };
         for index in 0..column.len() {
-            count += 1;
-            push_validity(&mut self.validity, count, validity.as_ref().is_none_or(|validity| validity[index]));
+            push_validity(&mut self.validity, before + index + 1, validity.as_ref().is_none_or(|validity| validity[index]));
         }
         match (&mut self.waiting, column) {
             (Some(Column::Fixed { data, samples, .. }), Column::Fixed { data: more, samples: count, .. }) => {

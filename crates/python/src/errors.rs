@@ -1,6 +1,8 @@
 //! Our error → the Python class of its kind, made by `penstock.errors.make`.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -10,10 +12,36 @@ static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 thread_local! {
     /// What a signal's handler raised while this thread waited.
     static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
+    static STOP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
-/// Whether a signal came whose handler raised something (Ctrl-C: KeyboardInterrupt); only ever in the main thread.
+/// Says to a thread that reads ahead that nobody wants what it reads any more.
+#[pyclass(frozen, module = "penstock._core")]
+pub struct Stop(Arc<AtomicBool>);
+
+#[pymethods]
+impl Stop {
+    #[new]
+    fn new() -> Stop {
+        Stop(Arc::default())
+    }
+
+    /// Make this thread heed it.
+    fn heed(&self) {
+        STOP.set(Some(self.0.clone()));
+    }
+
+    fn set(&self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Whether a signal came whose handler raised something (Ctrl-C: KeyboardInterrupt), which is only ever so in the main thread; or whether
+/// this thread was told to stop.
 pub fn interrupted() -> bool {
+    if STOP.with_borrow(|stop| stop.as_ref().is_some_and(|stop| stop.load(Relaxed))) {
+        return true;
+    }
     let raised = Python::attach(|py| py.check_signals()).err();
     let came = raised.is_some();
     if came {
@@ -24,17 +52,21 @@ pub fn interrupted() -> bool {
 
 /// Turn an error into an exception; the import of `penstock.errors` cannot fail in a whole package.
 pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
-    if error.code() == "interrupted"
-        && let Some(raised) = RAISED.take()
-    {
-        return raised;
-    }
+    let code = error.code();
     let made = MAKE.get_or_try_init(py, || Ok::<_, PyErr>(py.import("penstock.errors")?.getattr("make")?.unbind())).and_then(|make| {
         make.call1(py, (error.kind().name(), error.code(), error.message(), error.hint_text(), error.row_list().to_vec()))
     });
-    match made {
+    let made = match made {
         Ok(exception) => PyErr::from_value(exception.into_bound(py)),
         Err(error) => error,
+    };
+    // An interrupt is raised as the signal's handler did; what it left unknown is its cause.
+    match matches!(code, "interrupted" | "commit-state-unknown").then(|| RAISED.take()).flatten() {
+        None => made,
+        Some(raised) => {
+            raised.set_cause(py, (code != "interrupted").then_some(made));
+            raised
+        }
     }
 }
 

@@ -20,6 +20,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<snapshot::Snapshot>()?;
     module.add_class::<transaction::Transaction>()?;
     module.add_class::<view::View>()?;
+    module.add_class::<errors::Stop>()?;
     module.add_function(wrap_pyfunction!(snapshot::create, module)?)?;
     module.add_function(wrap_pyfunction!(snapshot::open, module)?)?;
     module.add_function(wrap_pyfunction!(snapshot::doctor, module)?)?;

@@ -185,6 +185,11 @@ pub trait Storage: Send + Sync + Debug {
     /// Make the root, and check that create-only puts work there. `InvalidInput` if the place is taken by something else.
     fn initialise(&self) -> Result<()>;
 
+    /// `read-only` where nothing can be written, whoever asks. Costs no request.
+    fn writable(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Requests and bytes so far.
     fn counters(&self) -> &Counters;
 }

@@ -316,7 +316,9 @@ impl Storage for Local {
     }
 
     fn initialise(&self) -> Result<()> {
-        match self.files.is_empty(&self.root) {
+        let found = self.files.is_empty(&self.root);
+        let made = self.files.is_real() && found.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        match found {
             Ok(true) => {}
             Ok(false) => {
                 return Err(Error::new("folder-not-empty", format!("cannot create dataset `{}`: the folder is not empty", self.uri))
@@ -331,6 +333,9 @@ impl Storage for Local {
         }
         // A disk that cannot create without overwriting cannot hold a dataset.
         let refused = |why: String| {
+            if made {
+                let _ = std::fs::remove_dir(&self.root); // The error is what there is to report.
+            }
             Error::new("unsupported-storage", format!("cannot create dataset `{}`: {why}", self.uri))
                 .hint("choose a file system with hard links or renameat2")
         };

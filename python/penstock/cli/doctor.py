@@ -25,7 +25,7 @@ def doctor(
     if local and not pathlib.Path(uri.removeprefix("file://")).is_dir():
         raise NotFoundError(f"cannot examine `{uri}`: there is no such folder", code="source-not-found", hint="make it first")
     # Past the page cache, so that it is the disk that is measured.
-    findings = _core.doctor(uri, None, "direct" if local else "auto")
+    findings = _core.doctor(uri, None if local else [("timeout_seconds", "15")], "direct" if local else "auto")
     bad = [finding for finding in findings if finding[1] is False]
     if as_json:
         rows = [

@@ -108,6 +108,8 @@ def _open_source(source: Any, format: str, settings: Options) -> tuple[Source, s
         if not isinstance(source, Iterable):
             raise InvalidInputError(f"cannot import a {type(source).__name__}: expected a path or an iterable of dicts")
         return rows.open_source(source, settings), "iterable"
+    if "://" in str(source):
+        raise InvalidInputError(f"cannot import `{source}`: sources are local files and folders, or iterables", hint="copy it here first")
     path = pathlib.Path(source)
     if not path.exists():
         raise NotFoundError(f"cannot import `{path}`: there is no such file or folder", code="source-not-found")
@@ -125,6 +127,8 @@ def _open_source(source: Any, format: str, settings: Options) -> tuple[Source, s
 
 
 def _destination(uri: str | os.PathLike[str], schema: dict[str, ColumnType], message: str) -> tuple[Dataset, bool]:
+    if str(uri).lower().startswith(("http://", "https://")):
+        return create(uri, schema, message=message), True  # Says that nothing can be written there.
     try:
         dataset = open(uri)
     except NotFoundError as error:
@@ -146,13 +150,19 @@ class _undo:
 
     def __init__(self, dataset: Dataset, created: bool) -> None:
         self.root = pathlib.Path(dataset.uri) if created and "://" not in dataset.uri else None
+        self.left = dataset.uri if created and self.root is None else None
         self.first = dataset.snapshot
 
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None or self.root is None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            return
+        if self.root is None:
+            if self.left is not None and isinstance(error, Error):
+                what = f"the dataset `{self.left}` was made and stays, empty: import these columns again, or choose another place"
+                error.hint = f"{error.hint}; {what}" if error.hint else what
             return
         # Out of the way first: a commit that comes now fails, instead of being acknowledged and lost.
         aside = self.root.with_name(f".{self.root.name}.failed-import-{os.getpid()}")

@@ -134,14 +134,6 @@ impl Remote {
         wait(live.patience.ask(&self.told.counters, &what, || work(live.client.clone(), path.clone())))
     }
 
-    fn writable(&self) -> Result<()> {
-        match self.live()?.client.parts {
-            Some(_) => Ok(()),
-            None => Err(Error::new("read-only", format!("cannot write to `{}`: datasets over HTTP are only read", self.place.uri))
-                .hint("write through s3://, gs://, az:// or a local path")),
-        }
-    }
-
     /// One put that must not overwrite. Never repeated here: only the caller knows what a second answer means. Nor is it
     /// interrupted: whether the name is there would not be known.
     fn create_once(&self, name: &str, body: &[u8]) -> Result<Created> {
@@ -154,7 +146,9 @@ impl Remote {
             loop {
                 let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
                 let payload = PutPayload::from_bytes(body.clone());
-                let within = until.min(Instant::now() + Duration::from_secs(15));
+                // Not all of the patience for one try: the next may be answered.
+                let patience = (live.patience.deadline / 4).clamp(Duration::from_secs(3), Duration::from_secs(15));
+                let within = until.min(Instant::now() + patience);
                 let (result, ending) = attempt(within, live.client.store.put_opts(&path, payload, options)).await;
                 let error = match result {
                     Ok(_) => return Ok(Created::Created),
@@ -620,6 +614,14 @@ impl Storage for Remote {
         };
         Err(Error::new("unsupported-storage", format!("cannot create dataset `{}`: {why}", self.place.uri))
             .hint("two writers could overwrite each other's commits there; choose a store with conditional puts (If-None-Match)"))
+    }
+
+    fn writable(&self) -> Result<()> {
+        match self.live()?.client.parts {
+            Some(_) => Ok(()),
+            None => Err(Error::new("read-only", format!("cannot write to `{}`: datasets over HTTP are only read", self.place.uri))
+                .hint("write through s3://, gs://, az:// or a local path")),
+        }
     }
 
     fn counters(&self) -> &Counters {

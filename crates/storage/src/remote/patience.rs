@@ -95,7 +95,8 @@ impl Patience {
                 Some(before) if before.message() != error.message() => format!("; before that: {}", before.message()),
                 _ => String::new(),
             };
-            let text = format!("{} ({} tries in {:.1} s{before})", error.message(), tries.count, self.deadline.as_secs_f64());
+            let spent = self.deadline.saturating_sub(until.saturating_duration_since(Instant::now()));
+            let text = format!("{} ({} tries in {:.1} s{before})", error.message(), tries.count, spent.as_secs_f64());
             let hint = error.hint_text().unwrap_or("see whether the store answers with `penstock doctor`").to_owned();
             return Err(Error::new(error.code(), text).hint(hint));
         }
@@ -130,7 +131,7 @@ pub fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verd
         Ending::Refused { status, code } => refused(what, *status, code),
         Ending::Unsent(why) => {
             let lower = why.to_lowercase();
-            let tls = ["certificate", "tls", "ssl", "handshake"].iter().any(|word| lower.contains(word));
+            let tls = ["certificate", "tls", "ssl", "handshake", "invalidcontenttype"].iter().any(|word| lower.contains(word));
             let dns = ["dns", "lookup", "resolve"].iter().any(|word| lower.contains(word));
             if tls {
                 return Verdict::Final(make("storage-unreachable", why.clone()).hint(
@@ -188,7 +189,9 @@ fn refused(what: &str, status: u16, code: &str) -> Verdict {
         (_, "XMinioStorageFull" | "QuotaExceeded" | "InsufficientStorage") | (507, _) => {
             Verdict::Final(make("no-space").hint("free space in the store and try again; nothing was committed"))
         }
-        (404, _) => Verdict::Final(make("object-not-found")),
+        (404, _) => Verdict::Final(
+            make("object-not-found").hint("somebody removed it: `penstock verify` tells what else is missing; restore it from a copy"),
+        ),
         (401 | 403, _) => Verdict::Final(
             make("permission-denied").hint("these credentials lack the right to do it: `penstock doctor` tells which are missing"),
         ),
