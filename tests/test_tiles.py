@@ -392,6 +392,7 @@ def test_masks_and_odd_indices_are_those_of_numpy(root):
         (array % 2 == 0,),
     ]
     keys += [(slice(1, 2), mask[0], 1), (0, mask[0]), (True,), (False, 0), (np.True_, 1, 2), (None, mask), (Ellipsis, array[0] % 3 == 1)]
+    keys += [(mask.tolist(), 1), ([], 0), ([True, False, True],), ([0, 2], [1, -1])]
     keys += [(np.array([2, -1], np.int8), np.array([1, 3], np.uint8)), (0, slice(None, None, 3)), ()]
     for key in keys:
         np.testing.assert_array_equal(ds["v"][(0, *key)], array[key], err_msg=str(key))

@@ -238,6 +238,7 @@ def window_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[in
     >>> window_of((3, slice(10, 2, -4)), (5, 20, 7))
     ([(3, 4), (6, 11), (0, 7)], (0, slice(4, None, -4)))
     """
+    key = tuple(np.asarray(part) if isinstance(part, list) and part else part for part in key)
     named = sum(_axes_of(part) for part in key)
     window: list[tuple[int, int]] = []
     inner: list[Any] = []

@@ -85,7 +85,7 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
             Ok(entry) if entry.record.uuid() == record.uuid() => break entry,
             Ok(_) => return Err(exists(store)),
             Err(error) if answer == Created::Created => return Err(error),
-            Err(error) if began.elapsed() > store.deadline() => {
+            Err(error) if began.elapsed() > store.deadline() || process::interrupted() => {
                 let text = format!("cannot tell whether dataset `{}` was created: {}", store.uri(), error.message());
                 return Err(Error::new("commit-state-unknown", text).hint("open it, or create it again elsewhere"));
             }
