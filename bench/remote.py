@@ -82,8 +82,10 @@ def wrk_rate(folder: pathlib.Path, endpoint: str, batches: Batches) -> float | N
     for connections in (4, 16, 64):
         command = ["wrk", "-t2", f"-c{connections}", "-d2s", "-s", str(folder / "wrk.lua"), endpoint, "--", str(folder / "wrk.txt")]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        requests, volume, unit, seconds = re.search(r"(\d+) requests in ([\d.]+)([smh]), ([\d.]+)(\w+) read", report).group(1, 4, 5, 2)  # type: ignore[union-attr]
-        assert int(requests) > 0 and "Non-2xx" not in report, report
+        told = re.search(r"(\d+) requests in ([\d.]+)s, ([\d.]+)(\w+) read", report)
+        assert told and "Non-2xx" not in report, report
+        requests, seconds, volume, unit = told.groups()
+        assert int(requests) > 0, report
         rates.append(float(volume) * {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}[unit] / float(seconds))
     return max(rates)
 

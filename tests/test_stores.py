@@ -875,6 +875,7 @@ for batch in ds.scan(batch_size=100): pass
         running.stdin.write("go\n")
         running.stdin.flush()
         while proxy.counts()["requests"] == 0:
+            assert running.poll() is None, "it ended before it asked for anything"
             time.sleep(0.01)
         running.send_signal(signal.SIGINT)
         try:

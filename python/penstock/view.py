@@ -243,15 +243,11 @@ def window_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[in
     window: list[tuple[int, int]] = []
     inner: list[Any] = []
     for part in key:
-        if part is None or part is Ellipsis:
-            inner.append(part)
-            if part is Ellipsis:
-                window += [(0, size) for size in shape[len(window) : len(window) + len(shape) - named]]
-            continue
-        if len(window) + _axes_of(part) > len(shape):
+        axes = len(shape) - named if part is Ellipsis else _axes_of(part)
+        if len(window) + axes > len(shape):
             raise OutOfRangeError(f"cannot read {key}: more indices than the {len(shape)} dimensions of the sample", rows=[])
-        if _axes_of(part) != 1:  # A mask of several dimensions, or True or False, which are none.
-            window += [(0, size) for size in shape[len(window) : len(window) + _axes_of(part)]]
+        if axes != 1 or part is Ellipsis:  # Masks of several dimensions; None, True and False, which take up none.
+            window += [(0, size) for size in shape[len(window) : len(window) + axes]]
             inner.append(part)
             continue
         size = shape[len(window)]
@@ -263,10 +259,8 @@ def window_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[in
 
 
 def _axes_of(part: Any) -> int:
-    """How many dimensions an index takes up."""
-    if part is None or part is Ellipsis:
-        return 0
-    if isinstance(part, bool | np.bool_):
+    """How many dimensions an index takes up by itself."""
+    if part is None or part is Ellipsis or isinstance(part, bool | np.bool_):
         return 0
     return part.ndim if isinstance(part, np.ndarray) and part.dtype == bool else 1
 
