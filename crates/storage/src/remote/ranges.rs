@@ -1,0 +1,259 @@
+//! How one range is read: its pieces are filled as bytes arrive, an answer that broke off goes on where it ended, and one that takes
+//! unusually long may be asked for twice.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes};
+use futures::StreamExt as _;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange};
+use penstock_error::{Error, Result};
+use tokio::time::Instant;
+
+use super::Live;
+use super::level::Permit;
+use super::patience::{Tries, attempt, ended_well, verdict};
+use super::service::chain;
+use crate::counters::{Counters, add};
+use crate::{Piece, RangeRequest, Slot};
+
+/// What has come of a piece.
+enum Growing {
+    Own(Vec<u8>),
+    Placed(Slot),
+    /// All of it, in a buffer of the network.
+    Shared(Bytes),
+}
+
+impl Growing {
+    fn len(&self) -> usize {
+        match self {
+            Growing::Own(bytes) => bytes.len(),
+            Growing::Placed(slot) => slot.filled(),
+            Growing::Shared(whole) => whole.len(),
+        }
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        match self {
+            Growing::Own(own) => own.extend_from_slice(bytes),
+            Growing::Placed(slot) => slot.push(bytes),
+            Growing::Shared(_) => {} // Nothing is left to come.
+        }
+    }
+
+    fn freeze(self) -> Bytes {
+        match self {
+            Growing::Own(bytes) => bytes.into(),
+            Growing::Placed(slot) => slot.freeze(),
+            Growing::Shared(whole) => whole,
+        }
+    }
+}
+
+/// One range on its way: pieces are filled as bytes arrive, and a broken answer goes on where it ended.
+struct Filling<'a> {
+    pieces: Vec<Piece>,
+    /// Where pieces go that have not begun; without a slot, to memory of their own.
+    slots: std::vec::IntoIter<Option<Slot>>,
+    shared: bool,
+    then: Seen<'a>,
+    done: Vec<Bytes>,
+    /// What has come of the next piece.
+    piece: Option<Growing>,
+    /// Bytes still to skip before it.
+    skip: u64,
+    /// Bytes taken so far, gaps included.
+    taken: u64,
+}
+
+impl<'a> Filling<'a> {
+    fn new(plan: RangeRequest, then: Seen<'a>) -> Filling<'a> {
+        let skip = plan.pieces.first().map_or(0, |piece| piece.skip);
+        let done = Vec::with_capacity(plan.pieces.len());
+        Filling { done, pieces: plan.pieces, slots: plan.slots.into_iter(), shared: plan.shared, then, piece: None, skip, taken: 0 }
+    }
+
+    fn take(&mut self, mut chunk: Bytes) {
+        self.taken += chunk.len() as u64;
+        while let Some(wanted) = self.pieces.get(self.done.len()).map(|piece| piece.bytes) {
+            let skipped = self.skip.min(chunk.len() as u64);
+            self.skip -= skipped;
+            chunk.advance(skipped as usize);
+            if self.skip > 0 {
+                return;
+            }
+            let mut piece = match self.piece.take() {
+                Some(begun) => begun,
+                None => match self.slots.next().flatten() {
+                    Some(slot) => Growing::Placed(slot),
+                    None if self.shared && chunk.len() >= wanted => Growing::Shared(chunk.split_to(wanted)),
+                    None => Growing::Own(Vec::with_capacity(wanted)),
+                },
+            };
+            piece.push(&chunk.split_to(chunk.len().min(wanted - piece.len())));
+            if piece.len() < wanted {
+                self.piece = Some(piece);
+                return;
+            }
+            let piece = piece.freeze();
+            (self.then)(self.done.len(), &piece);
+            self.done.push(piece);
+            self.skip = self.pieces.get(self.done.len()).map_or(0, |piece| piece.skip);
+        }
+    }
+}
+
+/// Called with the number of a piece of a range and the piece.
+pub type Seen<'a> = &'a (dyn Fn(usize, &Bytes) + Send + Sync);
+
+/// What all requests for one range share.
+pub struct Asked<'a> {
+    pub counters: &'a Counters,
+    pub path: Path,
+    /// For messages: "read `name`".
+    pub what: String,
+    pub then: Seen<'a>,
+}
+
+impl Live {
+    /// Read one range, with as many requests as it takes.
+    pub async fn range(&self, asked: &Asked<'_>, plan: RangeRequest, mut permit: Permit<'_>) -> Result<Vec<Bytes>> {
+        let (begin, end, object_bytes) = (plan.begin, plan.end(), plan.object_bytes);
+        let mut filling = Filling::new(plan, asked.then);
+        if end == begin {
+            filling.take(Bytes::new());
+            return Ok(filling.done);
+        }
+        let until = Instant::now() + self.patience.deadline;
+        let mut tries = Tries::default();
+        loop {
+            let before = filling.taken;
+            let (result, ending) = attempt(until, self.stream(&asked.path, begin, end, object_bytes, &mut filling)).await;
+            permit.bytes += filling.taken - before;
+            let error = match result {
+                Ok(None) => return Ok(filling.done),
+                Ok(Some(error)) => return Err(error.context(format!("cannot {}", asked.what))),
+                Err(error) => error,
+            };
+            if filling.taken > before {
+                tries.count = 0; // It moves: wait no longer than after a first failure.
+            }
+            permit = self.patience.again(asked.counters, verdict(&asked.what, &error, &ending), &mut tries, until, permit).await?;
+        }
+    }
+
+    /// One request for what is missing. An inner error is one that asking again will not mend.
+    async fn stream(
+        &self,
+        path: &Path,
+        begin: u64,
+        end: u64,
+        object_bytes: Option<u64>,
+        filling: &mut Filling<'_>,
+    ) -> object_store::Result<Option<Error>> {
+        let options = GetOptions { range: Some(GetRange::Bounded(begin + filling.taken..end)), ..GetOptions::default() };
+        let answer = match self.client.store.get_opts(path, options).await {
+            Err(error) if ended_well() => {
+                let text = format!("the server does not keep to HTTP: {}", chain(&error));
+                return Ok(Some(Error::new("unsupported-storage", text).hint(
+                    "it must answer ranged requests with 206 and the range asked for; choose another server, or look what stands between",
+                )));
+            }
+            other => other?,
+        };
+        if let Some(expected) = object_bytes
+            && answer.meta.size != expected
+        {
+            let text = format!("the object has {} bytes, expected {expected}", answer.meta.size);
+            return Ok(Some(
+                Error::new("object-truncated", text).hint("it changed under us: run `penstock verify`; restore it from a copy"),
+            ));
+        }
+        let mut stream = answer.into_stream();
+        while let Some(chunk) = stream.next().await {
+            let mut chunk = chunk?;
+            chunk.truncate((end - begin - filling.taken) as usize);
+            filling.take(chunk);
+        }
+        match filling.taken == end - begin {
+            true => Ok(None),
+            false => {
+                let text = format!("{} bytes of {}", filling.taken, end - begin);
+                Err(object_store::Error::Generic { store: "remote", source: text.into() })
+            }
+        }
+    }
+
+    /// As `range`; one that takes unusually long is asked for a second time.
+    pub async fn hedged(&self, asked: &Asked<'_>, plan: RangeRequest, permit: Permit<'_>) -> Result<Vec<Bytes>> {
+        let (began, twin) = (Instant::now(), plan.twin());
+        let patience = {
+            let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut sorted: Vec<f64> = recent.iter().copied().collect();
+            sorted.sort_by(f64::total_cmp);
+            (sorted.len() >= 16).then(|| Duration::from_secs_f64((3.0 * sorted[sorted.len() / 2]).max(0.002)))
+        };
+        let first = self.range(asked, plan, permit);
+        let answer = match patience {
+            None => first.await,
+            Some(patience) => {
+                tokio::pin!(first);
+                match tokio::time::timeout(patience, &mut first).await {
+                    Ok(answer) => answer,
+                    Err(_) => {
+                        add(&asked.counters.hedges, 1);
+                        let second = async {
+                            let permit = self.patience.level.permit().await;
+                            self.range(asked, twin, permit).await
+                        };
+                        tokio::pin!(second);
+                        match futures::future::select(first, second).await {
+                            futures::future::Either::Left((Ok(answer), _)) | futures::future::Either::Right((Ok(answer), _)) => Ok(answer),
+                            // One failed: the other may still make it.
+                            futures::future::Either::Left((Err(_), second)) => second.await,
+                            futures::future::Either::Right((Err(_), first)) => first.await,
+                        }
+                    }
+                }
+            }
+        };
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.push_back(began.elapsed().as_secs_f64());
+        if recent.len() > 64 {
+            recent.pop_front();
+        }
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::{Frozen, Recycled};
+
+    #[test]
+    fn pieces_are_filled_across_chunks_of_any_size() {
+        let body: Vec<u8> = (0..200u8).collect();
+        let pieces =
+            vec![Piece { skip: 3, bytes: 10 }, Piece { skip: 0, bytes: 0 }, Piece { skip: 50, bytes: 1 }, Piece { skip: 1, bytes: 135 }];
+        for (size, placed, shared) in (1..=200).flat_map(|size| [(size, false, false), (size, false, true), (size, true, true)]) {
+            let seen = Mutex::new(Vec::new());
+            let see = |index: usize, piece: &Bytes| seen.lock().unwrap_or_else(PoisonError::into_inner).push((index, piece.len()));
+            let mut plan = RangeRequest { pieces: pieces.clone(), shared, ..RangeRequest::plain("x", 0, 0, None) };
+            let mut rest = Recycled::new(146, 64 << 20).unwrap().slot();
+            let memory = rest.owner();
+            plan.slots = pieces.iter().filter(|_| placed).map(|piece| Some(rest.split_to(piece.bytes))).collect();
+            let mut filling = Filling::new(plan, &see);
+            body.chunks(size).for_each(|chunk| filling.take(Bytes::copy_from_slice(chunk)));
+            assert_eq!(filling.taken, 200);
+            assert_eq!(Frozen::joined(&memory, filling.done.iter().map(|piece| &piece[..])).is_some(), placed);
+            assert_eq!(filling.done, [body[3..13].to_vec(), Vec::new(), body[63..64].to_vec(), body[65..200].to_vec()]);
+            drop(filling);
+            assert_eq!(seen.into_inner().unwrap_or_default(), [(0, 10), (1, 0), (2, 1), (3, 135)]);
+        }
+    }
+}
