@@ -1,0 +1,10 @@
+//! The loader: one order, exact resume, decode and augmentation on native threads.
+//!
+//! Pure: `random`, `permutation` → `order` → `program` (draw → sample), `plan` (step → draws). Then `engine` runs it: begin a batch,
+//! fetch, decode, transform, give in order. Knows no Python, and no fragment: it asks the dataset to turn positions into reads.
+
+pub mod order;
+pub mod permutation;
+pub mod plan;
+pub mod program;
+pub mod random;

@@ -1,0 +1,138 @@
+//! From steps to draws: how an epoch is cut into batches, and a batch into the parts of ranks. Pure.
+
+use std::ops::Range;
+
+use penstock_error::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// What becomes of the last batch of an epoch, where the samples do not fill it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LastBatch {
+    /// It is short; every rank gets equally many, the surplus repeated and marked.
+    Short,
+    /// It is left out.
+    Drop,
+    /// It is full; the surplus is repeated and marked.
+    Pad,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    /// Draws of an epoch.
+    pub draws: u64,
+    pub global_batch: u64,
+    pub last: LastBatch,
+    pub rank: u64,
+    pub world_size: u64,
+}
+
+/// What a rank gets in a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// The first of its draws, each for one sample.
+    pub draws: Range<u64>,
+    /// Samples that repeat draws of this step, to be marked as not valid: (place, draw).
+    pub surplus: Vec<(usize, u64)>,
+}
+
+impl Part {
+    pub fn len(&self) -> usize {
+        (self.draws.end - self.draws.start) as usize + self.surplus.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn all_draws(&self) -> impl Iterator<Item = u64> {
+        self.draws.clone().chain(self.surplus.iter().map(|(_, draw)| *draw))
+    }
+}
+
+impl Cut {
+    pub fn new(draws: u64, global_batch: u64, last: LastBatch, rank: u64, world_size: u64) -> Result<Cut> {
+        let wrong = |text: String| Error::new("invalid-argument", text);
+        if world_size == 0 || rank >= world_size {
+            return Err(wrong(format!("rank={rank} with world_size={world_size}: ranks go from 0 to world_size - 1")));
+        }
+        if global_batch == 0 {
+            return Err(wrong("a batch has at least one sample".into()));
+        }
+        if global_batch % world_size != 0 {
+            let (below, above) = (global_batch / world_size * world_size, global_batch.next_multiple_of(world_size));
+            let nearest = if below > 0 && global_batch - below < above - global_batch { below } else { above };
+            return Err(wrong(format!("global_batch_size={global_batch} does not divide by {world_size} ranks"))
+                .hint(format!("the nearest that does is {nearest}")));
+        }
+        Ok(Cut { draws, global_batch, last, rank, world_size })
+    }
+
+    pub fn batch(&self) -> u64 {
+        self.global_batch / self.world_size
+    }
+
+    pub fn steps(&self) -> u64 {
+        match self.last {
+            LastBatch::Drop => self.draws / self.global_batch,
+            _ => self.draws.div_ceil(self.global_batch),
+        }
+    }
+
+    /// What this rank gets in step `step` of an epoch.
+    pub fn part(&self, step: u64) -> Part {
+        let begin = step * self.global_batch;
+        let there = (self.draws - begin).min(self.global_batch);
+        let each = match self.last {
+            LastBatch::Short => there.div_ceil(self.world_size),
+            _ => self.batch(),
+        };
+        let (first, end) = (self.rank * each, (self.rank + 1) * each);
+        let (low, high) = (first.min(there), end.min(there));
+        let surplus = (high.max(first)..end).map(|slot| ((slot - first) as usize, begin + slot % there)).collect();
+        Part { draws: begin + low..begin + high, surplus }
+    }
+
+    /// The step that begins at a draw, rounded down: where an interrupted epoch goes on.
+    pub fn step_of(&self, draw: u64) -> u64 {
+        (draw / self.global_batch).min(self.steps())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn ranks_share_every_step_without_gap_or_double(draws in 1u64..500, each in 1u64..20, world in 1u64..7, last in 0usize..3) {
+            let last = [LastBatch::Short, LastBatch::Drop, LastBatch::Pad][last];
+            let cuts: Vec<Cut> = (0..world).map(|rank| Cut::new(draws, each * world, last, rank, world).unwrap()).collect();
+            let mut next = 0;
+            for step in 0..cuts[0].steps() {
+                let parts: Vec<Part> = cuts.iter().map(|cut| cut.part(step)).collect();
+                prop_assert!(parts.iter().all(|part| part.len() == parts[0].len()), "ranks differ: {:?}", parts);
+                for part in &parts {
+                    if !part.draws.is_empty() {
+                        prop_assert_eq!(part.draws.start, next);
+                        next = part.draws.end;
+                    }
+                    prop_assert!(part.surplus.iter().all(|(place, draw)| *place < part.len() && *draw < draws));
+                }
+                if last == LastBatch::Pad {
+                    prop_assert_eq!(parts[0].len() as u64, each);
+                }
+            }
+            prop_assert_eq!(next, if last == LastBatch::Drop { draws / (each * world) * each * world } else { draws });
+        }
+    }
+
+    #[test]
+    fn the_nearest_batch_that_divides_is_named() {
+        let error = Cut::new(100, 10, LastBatch::Short, 0, 3).unwrap_err();
+        assert_eq!(error.hint_text(), Some("the nearest that does is 9"));
+        assert_eq!(Cut::new(100, 2, LastBatch::Short, 0, 3).unwrap_err().hint_text(), Some("the nearest that does is 3"));
+        assert!(Cut::new(100, 6, LastBatch::Short, 3, 3).is_err());
+    }
+}
