@@ -1,11 +1,15 @@
-//! One file per codec: block codecs (`block`), media codecs (`jpeg`, `png`), and what they share (`image`, `exif`).
+//! One file per codec: block codecs (`block`), media codecs (`jpeg`, `png`, parts of them `region`), what they share (`image`, `exif`), and
+//! operations on pixels (`resize`, `cut`).
 //!
-//! Knows nothing of storage. `dataset` calls `block`; `python` calls `image`.
+//! Knows nothing of storage. `dataset` calls `block`; `python` calls `image`, `loader` the rest.
 
 pub mod block;
+pub mod cut;
 pub mod exif;
 pub mod image;
 mod jpeg;
 mod png;
+pub mod region;
+pub mod resize;
 
 pub use image::{Format, Header, Limits, Picture, decode, decode_mask, encode_png, probe};

@@ -85,6 +85,11 @@ impl Recycled {
         Ok(Recycled { buffer: Some(buffer), budget_bytes })
     }
 
+    /// Memory of that size, for what is too small to be kept.
+    pub fn fresh(bytes: usize) -> io::Result<Recycled> {
+        Ok(Recycled { buffer: Some(Buffer::new(bytes)?), budget_bytes: 0 })
+    }
+
     /// Where it begins.
     pub fn memory(&self) -> *mut u8 {
         self.buffer.as_ref().map_or(std::ptr::null_mut(), Buffer::memory)

@@ -1,0 +1,106 @@
+/* Decode a region of a JPEG, at 1/1, 1/2, 1/4 or 1/8, by libjpeg-turbo's own API: its TurboJPEG API entropy-decodes whatever
+ * lies below the region as well. Errors come back by longjmp inside this file, never through Rust. Called by jpeg.rs alone. */
+#include <setjmp.h>
+#include <stdio.h>
+#include <string.h>
+#include <jpeglib.h>
+#include <jerror.h>
+
+typedef struct {
+  struct jpeg_error_mgr base;
+  jmp_buf escape;
+  char *message;
+} failure;
+
+typedef struct {
+  struct jpeg_decompress_struct decoder;
+  failure failure;
+} session;
+
+static void give_up(j_common_ptr decoder) {
+  failure *failed = (failure *)decoder->err;
+  failed->base.format_message(decoder, failed->message);
+  longjmp(failed->escape, 1);
+}
+
+/* Warnings are counted by the library; traces are nobody's business. */
+static void note(j_common_ptr decoder, int level) {
+  if (level < 0) decoder->err->num_warnings++;
+}
+
+size_t penstock_jpeg_session_bytes(void) { return sizeof(session); }
+size_t penstock_jpeg_message_bytes(void) { return JMSG_LENGTH_MAX; }
+
+/* Make a decoder in zeroed memory of that size; `message` takes error texts. 0: done. */
+int penstock_jpeg_open(void *memory, char *message) {
+  session *s = memory;
+  s->decoder.err = jpeg_std_error(&s->failure.base);
+  s->failure.base.error_exit = give_up;
+  s->failure.base.emit_message = note;
+  s->failure.message = message;
+  if (setjmp(s->failure.escape)) return -1;
+  jpeg_create_decompress(&s->decoder);
+  return 0;
+}
+
+void penstock_jpeg_close(void *memory) {
+  session *s = memory;
+  if (setjmp(s->failure.escape)) return;
+  jpeg_destroy_decompress(&s->decoder);
+}
+
+/* Read the header: width, height, width and height of an iMCU, and whether a region can be decoded by itself. 0: done. */
+int penstock_jpeg_header(void *memory, const unsigned char *bytes, size_t count, int out[5]) {
+  session *s = memory;
+  struct jpeg_decompress_struct *d = &s->decoder;
+  if (setjmp(s->failure.escape)) {
+    jpeg_abort_decompress(d);
+    return -1;
+  }
+  d->err->num_warnings = 0;
+  jpeg_mem_src(d, bytes, (unsigned long)count);
+  jpeg_read_header(d, TRUE);
+  out[0] = (int)d->image_width;
+  out[1] = (int)d->image_height;
+  out[2] = d->max_h_samp_factor * DCTSIZE;
+  out[3] = d->max_v_samp_factor * DCTSIZE;
+  /* Progressive files are kept whole in memory by the library anyway; others are rare. */
+  out[4] = !d->progressive_mode && !d->arith_code && d->data_precision == 8 && !d->err->num_warnings &&
+           ((d->jpeg_color_space == JCS_YCbCr && d->num_components == 3) || (d->jpeg_color_space == JCS_GRAYSCALE && d->num_components == 1)) &&
+           d->comp_info[0].h_samp_factor == d->max_h_samp_factor && d->comp_info[0].v_samp_factor == d->max_v_samp_factor;
+  return 0;
+}
+
+/* After the header: decode rows top..top + height and columns left..left + width of the picture at 1 / denominator as RGB rows of `pitch` bytes.
+ * `left` is on an iMCU boundary. 0: done; -1: failed; -2: the library chose other columns; > 0: warnings. */
+int penstock_jpeg_region(void *memory, int denominator, int left, int top, int width, int height, unsigned char *out, size_t pitch) {
+  session *s = memory;
+  struct jpeg_decompress_struct *d = &s->decoder;
+  if (setjmp(s->failure.escape)) {
+    jpeg_abort_decompress(d);
+    return -1;
+  }
+  d->scale_num = 1;
+  d->scale_denom = (unsigned)denominator;
+  d->out_color_space = JCS_RGB;
+  d->dct_method = JDCT_ISLOW;
+  jpeg_start_decompress(d);
+  JDIMENSION x = (JDIMENSION)left, w = (JDIMENSION)width;
+  if (left != 0 || (JDIMENSION)width != d->output_width) jpeg_crop_scanline(d, &x, &w);
+  if ((int)x != left || (int)w != width) {
+    jpeg_abort_decompress(d);
+    return -2;
+  }
+  if (top > 0) jpeg_skip_scanlines(d, (JDIMENSION)top);
+  for (int row = 0; row < height;) {
+    JSAMPROW rows[8];
+    int wanted = height - row < 8 ? height - row : 8;
+    for (int i = 0; i < wanted; i++) rows[i] = out + (size_t)(row + i) * pitch;
+    int got = (int)jpeg_read_scanlines(d, rows, (JDIMENSION)wanted);
+    if (got == 0) break;
+    row += got;
+  }
+  int warnings = (int)d->err->num_warnings;
+  jpeg_abort_decompress(d); /* What lies below is left alone. */
+  return warnings;
+}

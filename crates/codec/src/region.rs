@@ -1,0 +1,236 @@
+//! Decode only the part of an image that is wanted, and no finer than it is wanted.
+//!
+//! JPEG: rows above a region are entropy-decoded but not transformed, those below are not looked at, columns outside are not
+//! transformed. What a region gives equals the crop of a full decode, exactly: the decoder gets a margin, because chroma is interpolated
+//! across the edge. At 1/2, 1/4 and 1/8 (the sizes that libjpeg-turbo has SIMD for, or skips most work at) it gives what a full decode at
+//! that size would. Everything else is decoded in full and cut.
+
+use std::cell::RefCell;
+use std::ffi::{c_char, c_int, c_void};
+
+use penstock_error::Result;
+
+use crate::image::{Header, Limits, Picture, decode, probe};
+use crate::{exif, image};
+
+/// A part of an image, in pixels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    pub left: usize,
+    pub top: usize,
+    pub width: usize,
+    pub height: usize,
+}
+
+impl Region {
+    pub fn whole(width: usize, height: usize) -> Region {
+        Region { left: 0, top: 0, width, height }
+    }
+}
+
+/// Decoded RGB pixels around a region.
+#[derive(Debug)]
+pub struct Decoded {
+    pub width: usize,
+    pub height: usize,
+    /// RGB, rows back to back.
+    pub data: Vec<u8>,
+    /// The region inside, in pixels of `data`; whole numbers unless the image was decoded at a smaller scale.
+    pub left: f64,
+    pub top: f64,
+    pub region_width: f64,
+    pub region_height: f64,
+}
+
+unsafe extern "C" {
+    fn penstock_jpeg_session_bytes() -> usize;
+    fn penstock_jpeg_message_bytes() -> usize;
+    fn penstock_jpeg_open(memory: *mut c_void, message: *mut c_char) -> c_int;
+    fn penstock_jpeg_close(memory: *mut c_void);
+    fn penstock_jpeg_header(memory: *mut c_void, bytes: *const u8, count: usize, out: *mut c_int) -> c_int;
+    #[allow(clippy::too_many_arguments)]
+    fn penstock_jpeg_region(
+        memory: *mut c_void,
+        denominator: c_int,
+        left: c_int,
+        top: c_int,
+        width: c_int,
+        height: c_int,
+        out: *mut u8,
+        pitch: usize,
+    ) -> c_int;
+}
+
+/// One libjpeg-turbo decoder, used again for image after image.
+struct Session {
+    memory: Vec<u64>,
+    message: Vec<u8>,
+}
+
+impl Session {
+    fn open() -> Option<Session> {
+        // SAFETY: no preconditions.
+        let (bytes, message) = unsafe { (penstock_jpeg_session_bytes(), penstock_jpeg_message_bytes()) };
+        let mut session = Session { memory: vec![0; bytes.div_ceil(8) + 1], message: vec![0; message] };
+        // SAFETY: zeroed memory of the size asked for, aligned for anything in it; neither buffer moves while the session lives.
+        let opened = unsafe { penstock_jpeg_open(session.memory.as_mut_ptr().cast(), session.message.as_mut_ptr().cast()) };
+        (opened == 0).then_some(session)
+    }
+
+    /// Width, height, iMCU width, iMCU height, whether regions can be decoded; nothing where the header is no good.
+    fn header(&mut self, bytes: &[u8]) -> Option<[c_int; 5]> {
+        let mut found = [0; 5];
+        // SAFETY: an open session; `bytes` outlives the reading of it, which ends with `region` or the next header.
+        let code = unsafe { penstock_jpeg_header(self.memory.as_mut_ptr().cast(), bytes.as_ptr(), bytes.len(), found.as_mut_ptr()) };
+        (code == 0).then_some(found)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // SAFETY: an open session, closed once.
+        unsafe { penstock_jpeg_close(self.memory.as_mut_ptr().cast()) }
+    }
+}
+
+thread_local! {
+    static SESSION: RefCell<Option<Session>> = const { RefCell::new(None) };
+    /// Pixels of the image before, to be used again.
+    static PIXELS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Give pixels back, for the next image of this thread.
+pub fn recycle(pixels: Vec<u8>) {
+    PIXELS.with_borrow_mut(|kept| {
+        if kept.capacity() < pixels.capacity() && pixels.capacity() <= 64 << 20 {
+            *kept = pixels;
+        }
+    });
+}
+
+/// Memory of at least that many bytes, with any content.
+pub(crate) fn pixels(bytes: usize) -> Vec<u8> {
+    let mut kept = PIXELS.take();
+    kept.resize(bytes, 0);
+    kept
+}
+
+/// What an image is before it is decoded: its header and its orientation.
+#[derive(Debug, Clone, Copy)]
+pub struct Encoded<'a> {
+    bytes: &'a [u8],
+    header: Header,
+    orientation: u8,
+}
+
+impl<'a> Encoded<'a> {
+    /// `upright` heeds the EXIF orientation.
+    pub fn open(bytes: &'a [u8], limits: Limits, upright: bool) -> Result<Encoded<'a>> {
+        let header = probe(bytes, limits)?;
+        let orientation = if upright { exif::orientation(bytes) } else { 1 };
+        Ok(Encoded { bytes, header, orientation })
+    }
+
+    /// Width and height as it stands upright.
+    pub fn size(&self) -> (usize, usize) {
+        let (width, height) = (self.header.width as usize, self.header.height as usize);
+        if self.orientation >= 5 { (height, width) } else { (width, height) }
+    }
+
+    /// Decode a region as RGB, at 1/`denominator` where that can be done.
+    pub fn region(&self, region: Region, denominator: usize) -> Result<Decoded> {
+        let (width, height) = self.size();
+        assert!(
+            region.width > 0 && region.height > 0 && region.left + region.width <= width && region.top + region.height <= height,
+            "a region lies inside its image"
+        );
+        if self.header.format == image::Format::Jpeg
+            && self.orientation == 1
+            && let Some(decoded) = self.jpeg_region(region, denominator)
+        {
+            return Ok(decoded);
+        }
+        let picture = decode(self.bytes, Limits { pixels: u64::MAX }, false)?;
+        let rgb = exif::upright(to_rgb(picture), self.orientation);
+        let (left, top) = (region.left as f64, region.top as f64);
+        Ok(Decoded {
+            width: rgb.width,
+            height: rgb.height,
+            data: rgb.data,
+            left,
+            top,
+            region_width: region.width as f64,
+            region_height: region.height as f64,
+        })
+    }
+
+    /// Nothing where only the full decoder knows what to do, or what to say.
+    fn jpeg_region(&self, region: Region, denominator: usize) -> Option<Decoded> {
+        SESSION.with_borrow_mut(|slot| {
+            if slot.is_none() {
+                *slot = Session::open();
+            }
+            let session = slot.as_mut()?;
+            let [width, height, mcu_width, mcu_height, able] = session.header(self.bytes)?;
+            if able == 0 {
+                return None;
+            }
+            // In pixels of the scaled image: those that the region touches, one iMCU more on each side, cut on iMCU boundaries.
+            let (width, height) = ((width as usize).div_ceil(denominator), (height as usize).div_ceil(denominator));
+            let (mcu_width, mcu_height) = (mcu_width as usize / denominator, mcu_height as usize / denominator);
+            let along = |begin: usize, length: usize, mcu: usize, size: usize| {
+                let (low, high) = (begin / denominator, (begin + length).div_ceil(denominator));
+                ((low / mcu * mcu).saturating_sub(mcu), ((high.div_ceil(mcu) + 1) * mcu).min(size))
+            };
+            let (left, right) = along(region.left, region.width, mcu_width.max(1), width);
+            let (top, _) = along(region.top, region.height, mcu_height.max(1), height);
+            let bottom = (region.top + region.height).div_ceil(denominator).min(height);
+            let (out_width, out_height) = (right - left, bottom - top);
+            let mut data = pixels(out_width * out_height * 3);
+            // SAFETY: the header of these bytes was read just now; `data` has out_height rows of out_width RGB pixels.
+            let code = unsafe {
+                penstock_jpeg_region(
+                    session.memory.as_mut_ptr().cast(),
+                    denominator as c_int,
+                    left as c_int,
+                    top as c_int,
+                    out_width as c_int,
+                    out_height as c_int,
+                    data.as_mut_ptr(),
+                    out_width * 3,
+                )
+            };
+            if code != 0 {
+                recycle(data);
+                return None;
+            }
+            let scale = denominator as f64;
+            Some(Decoded {
+                width: out_width,
+                height: out_height,
+                data,
+                left: region.left as f64 / scale - left as f64,
+                top: region.top as f64 / scale - top as f64,
+                region_width: region.width as f64 / scale,
+                region_height: region.height as f64 / scale,
+            })
+        })
+    }
+}
+
+/// 8 bits, three channels: grey is repeated, alpha is left out, 16 bits lose their low byte.
+pub fn to_rgb(picture: Picture) -> Picture {
+    let picture = match picture.bits {
+        16 => {
+            let eight = picture.data.chunks_exact(2).map(|pair| (u16::from_ne_bytes([pair[0], pair[1]]) >> 8) as u8).collect();
+            Picture { bits: 8, data: eight, ..picture }
+        }
+        _ => picture,
+    };
+    let data = match picture.channels {
+        1 => picture.data.iter().flat_map(|grey| [*grey; 3]).collect(),
+        4 => picture.data.chunks_exact(4).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]]).collect(),
+        _ => return picture,
+    };
+    Picture { channels: 3, data, ..picture }
+}

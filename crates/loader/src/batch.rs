@@ -1,0 +1,105 @@
+//! A finished batch: columns of values in memory of their own, and what is known of each sample.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use penstock_codec::Picture;
+use penstock_dataset::RaggedValues;
+use penstock_tensor::Dtype;
+
+use crate::memory::Memory;
+use crate::program::Place;
+
+pub type Nulls = Option<Vec<bool>>;
+
+#[derive(Debug)]
+pub struct Array {
+    pub memory: Memory,
+    pub dtype: Dtype,
+    /// Of the batch, its first dimension the samples.
+    pub shape: Vec<u64>,
+    pub nulls: Nulls,
+}
+
+pub enum Values {
+    Array(Array),
+    /// Values of different shape in one array; `offsets` count elements, `shapes` has `rank` sizes a sample.
+    Ragged { values: Array, offsets: Vec<i64>, shapes: Vec<i64>, rank: usize },
+    /// Bytes as they are stored.
+    Raw(Raw),
+    Pictures(Vec<Option<Picture>>),
+}
+
+/// Byte strings in memory of the store, of several sources.
+pub struct Raw {
+    pub parts: Vec<RaggedValues>,
+    /// Part and place in it of each sample.
+    pub index: Vec<(u32, u32)>,
+}
+
+impl Raw {
+    pub fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    pub fn get(&self, sample: usize) -> Option<&[u8]> {
+        let (part, place) = self.index[sample];
+        self.parts[part as usize].get(place as usize)
+    }
+
+    /// Sizes of the free dimensions.
+    pub fn free(&self, sample: usize) -> &[u64] {
+        let (part, place) = self.index[sample];
+        self.parts[part as usize].free(place as usize)
+    }
+
+    pub fn value_bytes(&self) -> usize {
+        self.parts.iter().map(RaggedValues::value_bytes).sum()
+    }
+}
+
+pub struct Batch {
+    /// Since the beginning of epoch 0.
+    pub step: u64,
+    pub epoch: u64,
+    pub columns: Vec<(String, Values)>,
+    pub places: Vec<Place>,
+    pub draws: Vec<u64>,
+    /// False for samples that only fill up, or stand in for one that is damaged.
+    pub valid: Vec<bool>,
+    pub row_ids: Option<Vec<i64>>,
+    /// Samples that others stand in for, with what is wrong with each.
+    pub refused: Vec<(Place, penstock_error::Error)>,
+}
+
+impl Batch {
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Bytes of its values.
+    pub fn bytes(&self) -> u64 {
+        let of = |values: &Values| match values {
+            Values::Array(array) | Values::Ragged { values: array, .. } => array.memory.bytes(),
+            Values::Raw(raw) => raw.value_bytes(),
+            Values::Pictures(pictures) => pictures.iter().flatten().map(|picture| picture.data.len()).sum(),
+        };
+        self.columns.iter().map(|(_, values)| of(values) as u64).sum()
+    }
+
+    pub(crate) fn give(&mut self, kept: &Arc<AtomicU64>) {
+        for (_, values) in &mut self.columns {
+            if let Values::Array(array) | Values::Ragged { values: array, .. } = values {
+                array.memory.give(kept);
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Where samples come from: a dataset's view. Turns positions into reads, and what is read into values of a batch.
+
+use std::sync::Arc;
+
+use penstock_dataset::{OnCorrupt, Plan, Purpose, Snapshot};
+use penstock_error::{Context as _, Result};
+use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_tensor::{Dtype, Shape};
+
+use crate::batch::{Array, Nulls, Raw, Values};
+use crate::memory::Memory;
+use crate::program::Place;
+
+/// Samples of a snapshot, all or chosen ones.
+#[derive(Clone)]
+pub struct Source {
+    pub name: String,
+    pub snapshot: Arc<Snapshot>,
+    pub selection: Option<Arc<Vec<u64>>>,
+}
+
+impl Source {
+    pub fn len(&self) -> u64 {
+        self.selection.as_ref().map_or(self.snapshot.len(), |chosen| chosen.len() as u64)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Position in the view → position in the snapshot.
+    pub fn absolute(&self, position: u64) -> u64 {
+        self.selection.as_ref().map_or(position, |chosen| chosen[position as usize])
+    }
+}
+
+/// The samples of a batch that come from one source.
+pub struct Share {
+    source: usize,
+    plan: Plan,
+    /// Where in the batch each of them stands.
+    places: Vec<u32>,
+}
+
+/// What a batch reads, by source.
+pub struct Reads {
+    pub shares: Vec<Share>,
+    count: usize,
+}
+
+impl Reads {
+    pub fn new(sources: &[Source], places: &[Place]) -> Result<Reads> {
+        let mut shares = Vec::new();
+        for (index, source) in sources.iter().enumerate() {
+            let mine = || places.iter().enumerate().filter(move |(_, place)| place.source == index);
+            let positions: Vec<u64> = mine().map(|(_, place)| source.absolute(place.position)).collect();
+            if !positions.is_empty() {
+                let places = mine().map(|(at, _)| at as u32).collect();
+                shares.push(Share { source: index, plan: Plan::new(&source.snapshot, positions)?, places });
+            }
+        }
+        Ok(Reads { shares, count: places.len() })
+    }
+
+    /// Fetch all that columns need, where it is not mapped. `specs`: the columns of each source.
+    pub fn fetch(&mut self, sources: &[Source], specs: &[Vec<ColumnSpec>]) -> Result<()> {
+        for share in &mut self.shares {
+            let columns: Vec<&ColumnSpec> = specs[share.source].iter().collect();
+            sources[share.source].snapshot.fetch(&mut share.plan, &columns, Purpose::Take)?;
+        }
+        Ok(())
+    }
+
+    pub fn row_ids(&self) -> Vec<i64> {
+        let mut ids = vec![0; self.count];
+        for share in &self.shares {
+            share.places.iter().zip(share.plan.row_ids()).for_each(|(place, id)| ids[*place as usize] = id);
+        }
+        ids
+    }
+
+    /// Copy samples of fixed shape, `cell` bytes each, into `out`; codes of labels and categories are int64.
+    pub fn fixed(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize, cell: usize, out: &mut [u8]) -> Result<Nulls> {
+        let read = |share: &Share, out: &mut [u8]| -> Result<Nulls> {
+            let (snapshot, spec) = (&sources[share.source].snapshot, &specs[share.source][column]);
+            match &spec.kind {
+                ColumnKind::Label { .. } | ColumnKind::Category => {
+                    let mut codes = vec![0i64; share.places.len()];
+                    let nulls = snapshot.read_codes(&share.plan, spec, &mut codes, OnCorrupt::Raise)?;
+                    out.as_chunks_mut::<8>().0.iter_mut().zip(codes).for_each(|(out, code)| *out = code.to_ne_bytes());
+                    Ok(nulls)
+                }
+                _ => snapshot.read_fixed(&share.plan, spec, out, OnCorrupt::Raise),
+            }
+        };
+        if let [share] = &self.shares[..] {
+            return read(share, out);
+        }
+        let mut nulls: Nulls = None;
+        for share in &self.shares {
+            let mut own = vec![0; share.places.len() * cell];
+            let own_nulls = read(share, &mut own)?;
+            for (index, place) in share.places.iter().enumerate() {
+                out[*place as usize * cell..][..cell].copy_from_slice(&own[index * cell..][..cell]);
+                if own_nulls.as_ref().is_some_and(|nulls| nulls[index]) {
+                    nulls.get_or_insert_with(|| vec![false; self.count])[*place as usize] = true;
+                }
+            }
+        }
+        Ok(nulls)
+    }
+
+    /// Find values of different length; nothing is copied.
+    pub fn raw(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Raw> {
+        let (mut parts, mut index) = (Vec::new(), vec![(0, 0); self.count]);
+        for share in &self.shares {
+            let spec = &specs[share.source][column];
+            let part = parts.len() as u32;
+            parts.push(sources[share.source].snapshot.read_ragged(&share.plan, spec, OnCorrupt::Raise)?);
+            share.places.iter().enumerate().for_each(|(row, place)| index[*place as usize] = (part, row as u32));
+        }
+        Ok(Raw { parts, index })
+    }
+
+    /// A column as it is, without transforms.
+    pub fn values(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Values> {
+        let spec = &specs[0][column];
+        let (dtype, shape) = value_type(spec)?;
+        if shape.is_fixed() {
+            let cell = shape.fixed_bytes(dtype)? as usize;
+            let mut memory = Memory::new(cell * self.count)?;
+            let nulls = self.fixed(sources, specs, column, cell, memory.slice())?;
+            let shape = std::iter::once(self.count as u64).chain(shape.0.iter().flatten().copied()).collect();
+            return Ok(Values::Array(Array { memory, dtype, shape, nulls }));
+        }
+        let raw = self.raw(sources, specs, column)?;
+        if !matches!(spec.kind, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }) {
+            return Ok(Values::Raw(raw));
+        }
+        let values = (0..raw.len()).map(|sample| raw.get(sample).map(|value| (value, shape.fill(raw.free(sample)))));
+        ragged(values, dtype, shape.0.len())
+    }
+}
+
+/// Values of one dtype and rank, back to back.
+pub fn ragged<'a>(values: impl Iterator<Item = Option<(&'a [u8], Vec<u64>)>> + Clone, dtype: Dtype, rank: usize) -> Result<Values> {
+    let bytes = values.clone().flatten().map(|(value, _)| value.len()).sum();
+    let mut memory = Memory::new(bytes)?;
+    let (mut rest, mut offsets, mut shapes, mut nulls) = (memory.slice(), vec![0i64], Vec::new(), Vec::new());
+    for value in values {
+        let mut end = offsets[offsets.len() - 1];
+        nulls.push(value.is_none());
+        if let Some((value, shape)) = value {
+            let (target, later) = rest.split_at_mut(value.len());
+            target.copy_from_slice(value);
+            rest = later;
+            end += (value.len() / dtype.size()) as i64;
+            shapes.extend(shape.into_iter().map(|size| size as i64));
+        } else {
+            shapes.extend(std::iter::repeat_n(0, rank));
+        }
+        offsets.push(end);
+    }
+    let nulls = Some(nulls).filter(|nulls| nulls.contains(&true));
+    let shape = vec![(bytes / dtype.size()) as u64];
+    Ok(Values::Ragged { values: Array { memory, dtype, shape, nulls }, offsets, shapes, rank })
+}
+
+/// Dtype and shape of a column's values in a batch.
+pub fn value_type(spec: &ColumnSpec) -> Result<(Dtype, Shape)> {
+    match &spec.kind {
+        ColumnKind::Label { .. } | ColumnKind::Category => Ok((Dtype::Int64, Shape::scalar())),
+        kind => kind.stored().context(|| format!("cannot load column `{}`", spec.name)),
+    }
+}
