@@ -28,12 +28,13 @@ from penstock.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from penstock.loader import Loader, Mix, Replacement, Window, mix
 from penstock.ragged import Ragged
 from penstock.schema import Boxes, Bytes, Category, Image, Json, Keypoints, Label, Mask, Scalar, Tensor, Text
 from penstock.view import Column, View
 
 if TYPE_CHECKING:
-    from penstock import importers, torch
+    from penstock import importers, torch, transforms
 
 __all__ = [
     "AlreadyExistsError",
@@ -53,12 +54,15 @@ __all__ = [
     "Json",
     "Keypoints",
     "Label",
+    "Loader",
     "Mask",
+    "Mix",
     "NotFoundError",
     "OutOfRangeError",
     "PermissionDeniedError",
     "Ragged",
     "Receipt",
+    "Replacement",
     "Scalar",
     "Tensor",
     "Text",
@@ -66,17 +70,20 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "View",
+    "Window",
     "__version__",
     "configure",
     "create",
     "importers",
+    "mix",
     "open",
     "torch",
+    "transforms",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import the leaves on first use: `ps.torch` needs PyTorch, `ps.importers` pyarrow."""
-    if name in ("torch", "importers"):
+    if name in ("torch", "importers", "transforms"):
         return importlib.import_module(f"penstock.{name}")
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

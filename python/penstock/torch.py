@@ -78,6 +78,23 @@ def collate(samples: Any) -> dict[str, Any]:
     return {name: _tensor(name, values, image=isinstance(values, list)) for name, values in batch.items()}
 
 
+def tensors(batch: Batch, images: frozenset[str]) -> dict[str, Any]:
+    """Make tensors of a loader's batch: zero-copy; images become (B, C, H, W) in channels_last memory. Ragged values stay `Ragged`, of tensors."""
+    return {name: _loaded(name, values, name in images) for name, values in batch.items()}
+
+
+def _loaded(name: str, values: Any, image: bool) -> Any:
+    if isinstance(values, Ragged):
+        return Ragged(_from_numpy(values.values), values.offsets, values.shapes, values.nulls)
+    if image and isinstance(values, np.ndarray) and values.ndim == 4:
+        return _from_numpy(values).permute(0, 3, 1, 2)
+    if image and isinstance(values, list):
+        return [_from_numpy(value).permute(2, 0, 1) if isinstance(value, np.ndarray) and value.ndim == 3 else value for value in values]
+    if isinstance(values, list):
+        return [_from_numpy(value) if isinstance(value, np.ndarray) else value for value in values]
+    return _from_numpy(values) if isinstance(values, np.ndarray) else values
+
+
 def _transpose(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Samples → columns; scalars become an array again."""
     batch: dict[str, Any] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError, UnsupportedError
 from penstock.schema import Schema, Tensor, from_json
+
+if TYPE_CHECKING:
+    from penstock.loader import Loader
 
 Batch = dict[str, Any]
 _INT64 = np.dtype(np.int64)
@@ -187,6 +190,33 @@ class View:
         from penstock.torch import TorchDataset
 
         return TorchDataset(self, columns)
+
+    def loader(self, **options: Any) -> Loader:
+        """Make a loader of these samples: batches for training, in one order for any ranks and threads, resumable at any step.
+
+        All options are keywords:
+        `batch_size` of a rank, or `global_batch_size`. `shuffle` True (a full permutation), False, `ps.Window` or `ps.Replacement`; `seed`.
+        `columns`, or `outputs` {result: column} for two results of one column; columns may name `_row_id`, `_position`, `_step`, `_valid`, `_source`.
+        `transform` a list of `penstock.transforms`, then functions `fn(sample, rng)`, then `T.PerBatch`. `decode=False` gives images as stored bytes.
+        `output` "numpy", "torch" or "jax". `last_batch` "short", "drop" or "pad". `rank` and `world_size`, by default as torchrun says.
+        `on_corrupt` "raise", "substitute" (another sample stands in) or "mask" (that, and `_valid` is False). `nulls` {column: value or "mask"}.
+        `order_block_samples`: draws that lanes and mixtures share out at a time, by default a global batch. `memory_bytes` and `threads`: budgets, by
+        default those of `ps.configure`. `python_workers`: processes for your functions. `progress`: a live line.
+
+        Shapes: images (B, H, W, 3) uint8 where a transform makes them equal, else a list; torch (B, 3, H, W) in channels_last memory; fixed columns
+        (B, …), ragged ones `Ragged`, text and bytes lists. Batches are yours: owned and writable.
+        Cost: at most `memory_bytes` of batches are made ahead; resuming costs one batch.
+        Raises: InvalidInputError before anything is read, where something does not fit; CorruptError names the samples.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://loading", {"number": "int32"})
+        >>> receipt = ds.append({"number": range(5)})
+        >>> [batch["number"].tolist() for batch in ds.loader(batch_size=2)]
+        [[0, 1], [2, 3], [4]]
+        """
+        from penstock.loader import Loader
+
+        return Loader(self, **options)
 
     def stats(self) -> dict[str, int]:
         """Count what this handle asked of storage so far.

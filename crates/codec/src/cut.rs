@@ -23,7 +23,14 @@ pub struct Cut {
 impl Cut {
     /// All of an array.
     pub fn whole(shape: &[usize]) -> Cut {
-        let mut cut = Cut { rank: shape.len(), shape: [1; MAX_RANK], origin: [0; MAX_RANK], size: [1; MAX_RANK], mirrored: [false; MAX_RANK], fill: 0.0 };
+        let mut cut = Cut {
+            rank: shape.len(),
+            shape: [1; MAX_RANK],
+            origin: [0; MAX_RANK],
+            size: [1; MAX_RANK],
+            mirrored: [false; MAX_RANK],
+            fill: 0.0,
+        };
         cut.shape[..shape.len()].copy_from_slice(shape);
         cut.size[..shape.len()].copy_from_slice(shape);
         cut

@@ -109,7 +109,7 @@ pub fn recycle(pixels: Vec<u8>) {
 }
 
 /// Memory of at least that many bytes, with any content.
-pub(crate) fn pixels(bytes: usize) -> Vec<u8> {
+fn pixels(bytes: usize) -> Vec<u8> {
     let mut kept = PIXELS.take();
     kept.resize(bytes, 0);
     kept

@@ -6,7 +6,7 @@ use fast_image_resize::images::{CroppedImage, Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use penstock_error::{Error, Result};
 
-use crate::region::{Encoded, Region, pixels, recycle};
+use crate::region::{Encoded, Region, recycle};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filter {
@@ -67,19 +67,19 @@ thread_local! {
     static RESIZER: RefCell<Resizer> = RefCell::new(Resizer::new());
 }
 
-/// Decode what a geometry needs, and apply it: RGB rows of `geometry.size()`.
-pub fn decode(image: &Encoded<'_>, geometry: &Geometry) -> Result<Vec<u8>> {
+/// Decode what a geometry needs, and apply it: RGB rows of `geometry.size()` into `out`, which has room for just that.
+pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Result<()> {
     let Geometry { crop, resized, window } = *geometry;
-    let Some((width, height, filter, antialias)) = resized.filter(|(width, height, ..)| (*width, *height) != (crop.width, crop.height)) else {
+    let Some((width, height, filter, antialias)) = resized.filter(|(width, height, ..)| (*width, *height) != (crop.width, crop.height))
+    else {
         let part = Region { left: crop.left + window.left, top: crop.top + window.top, ..window };
         let decoded = image.region(part, 1)?;
         let (left, top, pitch) = (decoded.left as usize, decoded.top as usize, decoded.width * 3);
-        let mut out = Vec::with_capacity(part.width * part.height * 3);
-        for row in top..top + part.height {
-            out.extend_from_slice(&decoded.data[row * pitch + left * 3..][..part.width * 3]);
+        for (row, out) in out.chunks_exact_mut(part.width * 3).enumerate() {
+            out.copy_from_slice(&decoded.data[(top + row) * pitch + left * 3..][..part.width * 3]);
         }
         recycle(decoded.data);
-        return Ok(out);
+        return Ok(());
     };
     let (across, down) = (crop.width as f64 / width as f64, crop.height as f64 / height as f64);
     let (low_x, high_x) = needed(window.left, window.width, across, filter, crop.width);
@@ -102,9 +102,10 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry) -> Result<Vec<u8>> {
     let inside = |begin: f64, length: f64, size: usize| (begin.max(0.0), length.min(size as f64 - begin.max(0.0)));
     let (left, from_width) = inside(left, window.width as f64 * across * scale.0, view.width);
     let (top, from_height) = inside(top, window.height as f64 * down * scale.1, view.height);
-    let out = resize(&decoded.data, (decoded.width, decoded.height), view, [left, top, from_width, from_height], geometry.size(), filter.algorithm(antialias));
+    let from = [left, top, from_width, from_height];
+    resize(&decoded.data, (decoded.width, decoded.height), view, from, geometry.size(), filter.algorithm(antialias), out)?;
     recycle(decoded.data);
-    out
+    Ok(())
 }
 
 /// The pixels that a stretch of the result is made of.
@@ -123,23 +124,23 @@ fn resize(
     [left, top, from_width, from_height]: [f64; 4],
     (out_width, out_height): (usize, usize),
     algorithm: ResizeAlg,
-) -> Result<Vec<u8>> {
+    out: &mut [u8],
+) -> Result<()> {
     let failed = |error: &dyn std::fmt::Display| Error::new("internal", format!("cannot resize {width} x {height} pixels: {error}"));
-    let mut out = pixels(out_width * out_height * 3);
-    out.truncate(out_width * out_height * 3);
-    let source = ImageRef::new(width as u32, height as u32, &data[..width * height * 3], PixelType::U8x3).map_err(|error| failed(&error))?;
-    let source = CroppedImage::new(&source, view.left as u32, view.top as u32, view.width as u32, view.height as u32).map_err(|error| failed(&error))?;
-    let mut target = Image::from_slice_u8(out_width as u32, out_height as u32, &mut out, PixelType::U8x3).map_err(|error| failed(&error))?;
+    let source =
+        ImageRef::new(width as u32, height as u32, &data[..width * height * 3], PixelType::U8x3).map_err(|error| failed(&error))?;
+    let source = CroppedImage::new(&source, view.left as u32, view.top as u32, view.width as u32, view.height as u32)
+        .map_err(|error| failed(&error))?;
+    let mut target = Image::from_slice_u8(out_width as u32, out_height as u32, out, PixelType::U8x3).map_err(|error| failed(&error))?;
     let options = ResizeOptions::new().resize_alg(algorithm).crop(left, top, from_width, from_height).use_alpha(false);
-    RESIZER.with_borrow_mut(|resizer| resizer.resize(&source, &mut target, &options)).map_err(|error| failed(&error))?;
-    Ok(out)
+    RESIZER.with_borrow_mut(|resizer| resizer.resize(&source, &mut target, &options)).map_err(|error| failed(&error))
 }
 
-/// Resize decoded RGB pixels by a geometry.
-pub fn resize_pixels(data: &[u8], width: usize, height: usize, geometry: &Geometry) -> Result<Vec<u8>> {
+/// Resize decoded RGB pixels by a geometry, into `out`.
+pub fn resize_pixels(data: &[u8], width: usize, height: usize, geometry: &Geometry, out: &mut [u8]) -> Result<()> {
     let Geometry { crop, resized, window } = *geometry;
     let (to_width, to_height, filter, antialias) = resized.unwrap_or((crop.width, crop.height, Filter::Nearest, false));
     let (across, down) = (crop.width as f64 / to_width as f64, crop.height as f64 / to_height as f64);
     let from = [window.left as f64 * across, window.top as f64 * down, window.width as f64 * across, window.height as f64 * down];
-    resize(data, (width, height), crop, from, geometry.size(), filter.algorithm(antialias))
+    resize(data, (width, height), crop, from, geometry.size(), filter.algorithm(antialias), out)
 }

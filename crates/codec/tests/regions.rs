@@ -55,7 +55,6 @@ fn check(bytes: &[u8], regions: usize) {
     }
 }
 
-
 #[test]
 fn regions_equal_crops_of_full_decodes() {
     for (number, (width, height)) in [(500, 375), (64, 64), (33, 17), (1, 1), (129, 200), (16, 300)].into_iter().enumerate() {

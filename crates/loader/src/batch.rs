@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use penstock_codec::Picture;
 use penstock_dataset::RaggedValues;
 use penstock_tensor::Dtype;
 
@@ -24,11 +23,19 @@ pub struct Array {
 pub enum Values {
     Array(Array),
     /// Values of different shape in one array; `offsets` count elements, `shapes` has `rank` sizes a sample.
-    Ragged { values: Array, offsets: Vec<i64>, shapes: Vec<i64>, rank: usize },
+    Ragged {
+        values: Array,
+        offsets: Vec<i64>,
+        shapes: Vec<i64>,
+        rank: usize,
+    },
     /// Bytes as they are stored.
     Raw(Raw),
-    Pictures(Vec<Option<Picture>>),
+    /// Values of different shape, each in memory of its own: bytes, dtype, shape; nothing for a null.
+    List(Vec<Option<Loose>>),
 }
+
+pub type Loose = (Vec<u8>, Dtype, Vec<u64>);
 
 /// Byte strings in memory of the store, of several sources.
 pub struct Raw {
@@ -63,7 +70,6 @@ impl Raw {
 }
 
 pub struct Batch {
-    /// Since the beginning of epoch 0.
     pub step: u64,
     pub epoch: u64,
     pub columns: Vec<(String, Values)>,
@@ -90,7 +96,7 @@ impl Batch {
         let of = |values: &Values| match values {
             Values::Array(array) | Values::Ragged { values: array, .. } => array.memory.bytes(),
             Values::Raw(raw) => raw.value_bytes(),
-            Values::Pictures(pictures) => pictures.iter().flatten().map(|picture| picture.data.len()).sum(),
+            Values::List(list) => list.iter().flatten().map(|(data, ..)| data.len()).sum(),
         };
         self.columns.iter().map(|(_, values)| of(values) as u64).sum()
     }

@@ -3,8 +3,15 @@
 //! Pure: `random`, `permutation` → `order` → `program` (draw → sample), `plan` (step → draws). Then `engine` runs it: begin a batch,
 //! fetch, decode, transform, give in order. Knows no Python, and no fragment: it asks the dataset to turn positions into reads.
 
+pub mod batch;
+pub mod engine;
+pub mod job;
+pub mod memory;
 pub mod order;
 pub mod permutation;
+pub mod pipeline;
 pub mod plan;
 pub mod program;
 pub mod random;
+pub mod source;
+pub mod transform;

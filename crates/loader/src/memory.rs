@@ -24,9 +24,8 @@ impl Memory {
             true => Recycled::fresh(bytes),
             false => Recycled::new(bytes, Config::memory_bytes()),
         };
-        let recycled = recycled.map_err(|_| {
-            Error::new("invalid-argument", format!("no memory for {bytes} bytes of a batch")).hint("take smaller batches")
-        })?;
+        let recycled = recycled
+            .map_err(|_| Error::new("invalid-argument", format!("no memory for {bytes} bytes of a batch")).hint("take smaller batches"))?;
         Ok(Memory { recycled, bytes, kept: None })
     }
 
@@ -42,6 +41,13 @@ impl Memory {
     pub fn slice(&mut self) -> &mut [u8] {
         // SAFETY: the memory has that many bytes (u8 has no invalid values) and `&mut self` is the only way to them.
         unsafe { std::slice::from_raw_parts_mut(self.recycled.memory(), self.bytes) }
+    }
+
+    /// A part of it.
+    pub fn bytes_of(&self, begin: usize, bytes: usize) -> &[u8] {
+        assert!(begin + bytes <= self.bytes, "a part lies inside its memory");
+        // SAFETY: inside the memory, which was filled by its owner; `&self` keeps others from writing.
+        unsafe { std::slice::from_raw_parts(self.recycled.memory().add(begin), bytes) }
     }
 
     /// From now on a consumer's, counted in `kept` until it is gone.

@@ -300,7 +300,9 @@ mod tests {
 
     #[test]
     fn bad_weights_are_named() {
-        for (weights, text) in [(vec![1.0, f64::NAN], "weight 1"), (vec![-1.0], "weight 0"), (vec![0.0, 0.0], "sum to 0"), (vec![], "sum to 0")] {
+        for (weights, text) in
+            [(vec![1.0, f64::NAN], "weight 1"), (vec![-1.0], "weight 0"), (vec![0.0, 0.0], "sum to 0"), (vec![], "sum to 0")]
+        {
             assert!(Alias::new(&weights).unwrap_err().message().contains(text));
         }
     }

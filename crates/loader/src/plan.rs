@@ -72,16 +72,22 @@ impl Cut {
         self.global_batch / self.world_size
     }
 
+    /// Steps of an epoch.
     pub fn steps(&self) -> u64 {
+        self.steps_from(0)
+    }
+
+    /// Steps that are left of an epoch when `draw` comes next.
+    pub fn steps_from(&self, draw: u64) -> u64 {
+        let left = self.draws.saturating_sub(draw);
         match self.last {
-            LastBatch::Drop => self.draws / self.global_batch,
-            _ => self.draws.div_ceil(self.global_batch),
+            LastBatch::Drop => left / self.global_batch,
+            _ => left.div_ceil(self.global_batch),
         }
     }
 
-    /// What this rank gets in step `step` of an epoch.
-    pub fn part(&self, step: u64) -> Part {
-        let begin = step * self.global_batch;
+    /// What this rank gets of the global batch that begins with draw `begin` of an epoch.
+    pub fn part(&self, begin: u64) -> Part {
         let there = (self.draws - begin).min(self.global_batch);
         let each = match self.last {
             LastBatch::Short => there.div_ceil(self.world_size),
@@ -91,11 +97,6 @@ impl Cut {
         let (low, high) = (first.min(there), end.min(there));
         let surplus = (high.max(first)..end).map(|slot| ((slot - first) as usize, begin + slot % there)).collect();
         Part { draws: begin + low..begin + high, surplus }
-    }
-
-    /// The step that begins at a draw, rounded down: where an interrupted epoch goes on.
-    pub fn step_of(&self, draw: u64) -> u64 {
-        (draw / self.global_batch).min(self.steps())
     }
 }
 
@@ -111,7 +112,7 @@ mod tests {
             let cuts: Vec<Cut> = (0..world).map(|rank| Cut::new(draws, each * world, last, rank, world).unwrap()).collect();
             let mut next = 0;
             for step in 0..cuts[0].steps() {
-                let parts: Vec<Part> = cuts.iter().map(|cut| cut.part(step)).collect();
+                let parts: Vec<Part> = cuts.iter().map(|cut| cut.part(step * each * world)).collect();
                 prop_assert!(parts.iter().all(|part| part.len() == parts[0].len()), "ranks differ: {:?}", parts);
                 for part in &parts {
                     if !part.draws.is_empty() {

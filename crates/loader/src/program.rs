@@ -249,7 +249,8 @@ mod tests {
     fn exhausted_sources_stop_or_raise() {
         let stopped = mixed(&[10, 100], &[1, 1], 100, Exhausted::Stop).unwrap();
         assert_eq!(stopped.len(), 21);
-        let mut of_first: Vec<u64> = stopped.places(1, 0..21).into_iter().filter(|place| place.source == 0).map(|place| place.position).collect();
+        let mut of_first: Vec<u64> =
+            stopped.places(1, 0..21).into_iter().filter(|place| place.source == 0).map(|place| place.position).collect();
         of_first.sort();
         assert_eq!(of_first, (0..10).collect::<Vec<_>>());
         let error = mixed(&[10, 100], &[1, 1], 100, Exhausted::Raise).err().unwrap();

@@ -1,6 +1,6 @@
 //! Our error → the Python class of its kind, made by `penstock.errors.make`.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -12,7 +12,6 @@ static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 thread_local! {
     /// What a signal's handler raised while this thread waited.
     static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
-    static STOP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
 /// Says to a thread that reads ahead that nobody wants what it reads any more.
@@ -28,7 +27,7 @@ impl Stop {
 
     /// Make this thread heed it.
     fn heed(&self) {
-        STOP.set(Some(self.0.clone()));
+        penstock_storage::process::heed(self.0.clone());
     }
 
     fn set(&self) {
@@ -36,12 +35,8 @@ impl Stop {
     }
 }
 
-/// Whether a signal came whose handler raised something (Ctrl-C: KeyboardInterrupt), which is only ever so in the main thread; or whether
-/// this thread was told to stop.
+/// Whether a signal came whose handler raised something (Ctrl-C: KeyboardInterrupt), which is only ever so in the main thread.
 pub fn interrupted() -> bool {
-    if STOP.with_borrow(|stop| stop.as_ref().is_some_and(|stop| stop.load(Relaxed))) {
-        return true;
-    }
     let raised = Python::attach(|py| py.check_signals()).err();
     let came = raised.is_some();
     if came {

@@ -3,6 +3,7 @@
 mod config;
 mod errors;
 mod input;
+mod loader;
 mod media;
 mod output;
 mod recycle;
@@ -21,6 +22,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transaction::Transaction>()?;
     module.add_class::<view::View>()?;
     module.add_class::<errors::Stop>()?;
+    module.add_class::<loader::Loader>()?;
+    module.add_class::<loader::Weights>()?;
     module.add_function(wrap_pyfunction!(snapshot::create, module)?)?;
     module.add_function(wrap_pyfunction!(snapshot::open, module)?)?;
     module.add_function(wrap_pyfunction!(snapshot::doctor, module)?)?;

@@ -58,7 +58,7 @@ fn imported<'py>(py: Python<'py>, cell: &'static PyOnceLock<Py<PyAny>>, module: 
 }
 
 /// `penstock.schema.numpy_dtype(name)`: knows bfloat16 and timestamps.
-fn numpy_dtype<'py>(py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyAny>> {
+pub fn numpy_dtype<'py>(py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyAny>> {
     imported(py, &DTYPE, "penstock.schema", "numpy_dtype")?.call1((dtype.name(),))
 }
 
@@ -177,21 +177,13 @@ impl Request<'_> {
             return self.flat(py, dtype, shape, values);
         }
         match &spec.kind {
-            ColumnKind::Text => texts(py, values),
-            ColumnKind::Json if self.form == Form::Stored => texts(py, values),
-            ColumnKind::Json => {
-                let loads = imported(py, &LOADS, "json", "loads")?;
-                let list = PyList::empty(py);
-                for index in 0..values.len() {
-                    match values.get(index) {
-                        None => list.append(py.None())?,
-                        Some(text) => list.append(loads.call1((PyString::from_bytes(py, text)?,))?)?,
-                    }
-                }
-                Ok(list.into_any())
-            }
+            ColumnKind::Text => texts(py, values.len(), |index| values.get(index)),
+            ColumnKind::Json if self.form == Form::Stored => texts(py, values.len(), |index| values.get(index)),
+            ColumnKind::Json => jsons(py, values.len(), |index| values.get(index)),
             ColumnKind::Image { .. } | ColumnKind::Mask { .. } if self.form == Form::Decoded => self.pictures(py, spec, values),
-            ColumnKind::Bytes | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => byte_strings(py, values),
+            ColumnKind::Bytes | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => {
+                byte_strings(py, values.len(), values.value_bytes(), |index| values.get(index))
+            }
             _ => self.ragged_array(py, self.flat(py, dtype, shape, values)?),
         }
     }
@@ -199,7 +191,7 @@ impl Request<'_> {
     fn ragged_array<'py>(&self, py: Python<'py>, parts: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         match self.form {
             Form::Flat => Ok(parts),
-            _ => imported(py, &RAGGED, "penstock.ragged", "from_core")?.call1((parts,)),
+            _ => imported_ragged(py, parts),
         }
     }
 
@@ -357,11 +349,28 @@ fn pixels<'py>(py: Python<'py>, picture: Picture, mask: bool) -> PyResult<Bound<
     if mask { flat.call_method1("reshape", ((height, width),)) } else { flat.call_method1("reshape", ((height, width, channels),)) }
 }
 
-fn texts<'py>(py: Python<'py>, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
-    let list = PyList::new(py, (0..values.len()).map(|_| py.None()))?;
-    for index in 0..values.len() {
-        if let Some(text) = values.get(index) {
+/// `penstock.ragged.from_core`.
+pub fn imported_ragged<'py>(py: Python<'py>, parts: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    imported(py, &RAGGED, "penstock.ragged", "from_core")?.call1((parts,))
+}
+
+pub fn texts<'py, 'a>(py: Python<'py>, count: usize, get: impl Fn(usize) -> Option<&'a [u8]>) -> PyResult<Bound<'py, PyAny>> {
+    let list = PyList::new(py, (0..count).map(|_| py.None()))?;
+    for index in 0..count {
+        if let Some(text) = get(index) {
             list.set_item(index, PyString::from_bytes(py, text)?)?;
+        }
+    }
+    Ok(list.into_any())
+}
+
+pub fn jsons<'py, 'a>(py: Python<'py>, count: usize, get: impl Fn(usize) -> Option<&'a [u8]>) -> PyResult<Bound<'py, PyAny>> {
+    let loads = imported(py, &LOADS, "json", "loads")?;
+    let list = PyList::empty(py);
+    for index in 0..count {
+        match get(index) {
+            None => list.append(py.None())?,
+            Some(text) => list.append(loads.call1((PyString::from_bytes(py, text)?,))?)?,
         }
     }
     Ok(list.into_any())
@@ -371,15 +380,20 @@ fn texts<'py>(py: Python<'py>, values: &RaggedValues) -> PyResult<Bound<'py, PyA
 const COPY_WITHOUT_GIL_BYTES: usize = 64 << 10;
 
 /// One `bytes` object a sample, copied once.
-fn byte_strings<'py>(py: Python<'py>, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
-    if values.value_bytes() < COPY_WITHOUT_GIL_BYTES {
-        let objects = (0..values.len()).map(|index| values.get(index).map(|value| PyBytes::new(py, value)));
+pub fn byte_strings<'py, 'a>(
+    py: Python<'py>,
+    count: usize,
+    bytes: usize,
+    get: impl Fn(usize) -> Option<&'a [u8]> + Sync,
+) -> PyResult<Bound<'py, PyAny>> {
+    if bytes < COPY_WITHOUT_GIL_BYTES {
+        let objects = (0..count).map(|index| get(index).map(|value| PyBytes::new(py, value)));
         return Ok(PyList::new(py, objects.collect::<Vec<_>>())?.into_any());
     }
-    let mut objects: Vec<Option<Bound<'py, PyBytes>>> = Vec::with_capacity(values.len());
-    let mut targets: Vec<(usize, usize)> = Vec::with_capacity(values.len());
-    for index in 0..values.len() {
-        let Some(value) = values.get(index) else {
+    let mut objects: Vec<Option<Bound<'py, PyBytes>>> = Vec::with_capacity(count);
+    let mut targets: Vec<(usize, usize)> = Vec::with_capacity(count);
+    for index in 0..count {
+        let Some(value) = get(index) else {
             objects.push(None);
             continue;
         };
@@ -393,7 +407,7 @@ fn byte_strings<'py>(py: Python<'py>, values: &RaggedValues) -> PyResult<Bound<'
     }
     py.detach(|| {
         for (index, target) in targets {
-            if let Some(value) = values.get(index) {
+            if let Some(value) = get(index) {
                 // SAFETY: `target` has value.len() bytes, is ours alone until the list is returned, and cannot overlap the map.
                 unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), target as *mut u8, value.len()) };
             }

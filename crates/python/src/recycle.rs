@@ -40,7 +40,8 @@ pub fn filled<'py>(
     over(py, begin, bytes, joined, shape, dtype)
 }
 
-fn over<'py>(
+/// An array over memory that somebody holds, of which nobody else knows.
+pub fn over<'py>(
     py: Python<'py>,
     begin: *mut u8,
     bytes: usize,

@@ -203,6 +203,21 @@ impl Snapshot {
         self.inner.context.storage.counters().read().entries()
     }
 
+    /// Bytes of the data files that hold these columns. Cost: the manifest, no data file.
+    fn stored_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<u64> {
+        py.detach(|| {
+            let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
+            let mut bytes = 0;
+            self.inner.each_fragment(|_, fragment| {
+                let read = fragment.files.iter().filter(|file| file.columns.iter().any(|column| ids.contains(column)));
+                bytes += read.map(|file| file.file_bytes).sum::<u64>();
+                Ok(())
+            })?;
+            Ok(bytes)
+        })
+        .or_raise(py)
+    }
+
     /// Per column: stored bytes, blocks, data files. Reads all tails.
     fn layout(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, u64, u64)>> {
         py.detach(|| {

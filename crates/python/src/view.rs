@@ -6,6 +6,7 @@ use numpy::{PyArray1, PyReadonlyArray1, PyUntypedArrayMethods as _};
 use penstock_dataset::{OnCorrupt, Plan, Purpose, Snapshot, out_of_range};
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
+use penstock_loader::source::Source;
 use penstock_tensor::window::Window;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -26,6 +27,10 @@ impl View {
         let len = snapshot.len();
         let positions = positions.map(|positions| resolve(&positions, len, |position| position)).transpose().or_raise(py)?;
         Ok(View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: positions.map(Arc::new) })
+    }
+
+    pub fn source(&self, name: &str) -> Source {
+        Source { name: name.into(), snapshot: self.snapshot.clone(), selection: self.positions.clone() }
     }
 
     fn len(&self) -> u64 {

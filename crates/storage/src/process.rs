@@ -1,7 +1,8 @@
 //! State that belongs to one process: after a fork the child sees none of it, so no lock it may inherit can hold it up.
 
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Once, OnceLock};
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Once, OnceLock};
 
 /// Counts the forks between this process and the first one.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -26,6 +27,15 @@ pub fn generation() -> u64 {
 
 static ASKED: OnceLock<fn() -> bool> = OnceLock::new();
 
+thread_local! {
+    static STOP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// Make this thread, which works for another one, stop waiting when the flag is set, and ask nobody else.
+pub fn heed(stop: Arc<AtomicBool>) {
+    STOP.set(Some(stop));
+}
+
 /// Set what threads that wait for the network ask now and then: whether their user wants them to stop. The first one counts.
 pub fn watch_interrupts(asked: fn() -> bool) {
     let _ = ASKED.set(asked);
@@ -33,6 +43,9 @@ pub fn watch_interrupts(asked: fn() -> bool) {
 
 /// Whether the user of this thread wants it to stop.
 pub fn interrupted() -> bool {
+    if let Some(stop) = STOP.with_borrow(|stop| stop.as_ref().map(|stop| stop.load(Ordering::Relaxed))) {
+        return stop;
+    }
     ASKED.get().is_some_and(|asked| asked())
 }
 

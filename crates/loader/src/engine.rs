@@ -1,0 +1,365 @@
+//! Runs a recipe: batches begun, fetched, made by worker threads in whatever order it takes, and given in theirs.
+//!
+//! One lock guards what there is to do; threads hold it for moments only. A worker takes the earliest work there is: samples of a
+//! batch that has been begun, else the beginning of the next one. Threads of their own fetch where files are not mapped.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use penstock_dataset::generation;
+use penstock_error::{Error, Result};
+use penstock_storage::process;
+
+use crate::batch::Batch;
+use crate::job::{Job, Recipe, Started};
+
+/// Batches in work or waiting at most, whatever the memory allows.
+const AHEAD: usize = 16;
+const FETCHERS: usize = 8;
+/// How often a waiting consumer looks whether its user wants it to stop.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What a loader may use.
+#[derive(Debug, Clone, Copy)]
+pub struct Budget {
+    pub threads: usize,
+    /// Of batches that are not given yet.
+    pub memory_bytes: u64,
+}
+
+/// What happened so far, in nanoseconds and counts.
+#[derive(Debug, Default)]
+pub struct Stats {
+    pub batches: AtomicU64,
+    pub samples: AtomicU64,
+    pub bytes: AtomicU64,
+    pub refused: AtomicU64,
+    pub fetch_ns: AtomicU64,
+    pub gather_ns: AtomicU64,
+    pub transform_ns: AtomicU64,
+    pub waiting_ns: AtomicU64,
+    /// Bytes of batches that the consumer still holds.
+    pub kept_bytes: Arc<AtomicU64>,
+    /// Most bytes of batches in work or waiting at a time.
+    pub peak_bytes: AtomicU64,
+}
+
+pub struct Engine {
+    inner: Arc<Inner>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    generation: u64,
+}
+
+struct Inner {
+    recipe: Arc<Recipe>,
+    budget: Budget,
+    state: Mutex<State>,
+    /// There is work, or an end to it.
+    work: Condvar,
+    /// A batch is done.
+    done: Condvar,
+    stop: Arc<AtomicBool>,
+    stats: Arc<Stats>,
+    fetches: bool,
+}
+
+struct State {
+    /// The next step to begin, the next to give, and where to end.
+    begin: u64,
+    give: u64,
+    end: u64,
+    entries: BTreeMap<u64, Entry>,
+    /// What a batch takes, by what others took.
+    estimate_bytes: u64,
+}
+
+/// A batch in work, and what it takes, as far as that is known.
+struct Entry {
+    slot: Slot,
+    bytes: u64,
+}
+
+enum Slot {
+    /// Somebody has it.
+    Taken,
+    Fetched(Started),
+    /// Tasks of it that are not finished yet.
+    Running {
+        job: Arc<Job>,
+        left: usize,
+    },
+    Done(Result<Batch>),
+}
+
+enum Task {
+    Begin(u64, Option<Started>),
+    Samples(u64, Arc<Job>, usize),
+}
+
+impl Engine {
+    /// Give batches `begin..end` of the recipe.
+    pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stats: Arc<Stats>) -> Result<Engine> {
+        let fetches = recipe.sources.iter().any(|source| !source.snapshot.context.storage.mapped());
+        let state = State { begin, give: begin, end, entries: BTreeMap::new(), estimate_bytes: recipe.least_bytes() };
+        let inner = Arc::new(Inner {
+            recipe,
+            budget,
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            done: Condvar::new(),
+            stop: Arc::default(),
+            stats,
+            fetches,
+        });
+        let engine = Engine { inner, threads: Mutex::default(), generation: generation() };
+        let roles = (0..budget.threads.max(1)).map(|_| false).chain((0..if fetches { FETCHERS } else { 0 }).map(|_| true));
+        for fetches in roles {
+            let inner = engine.inner.clone();
+            let name = if fetches { "penstock-fetch" } else { "penstock-work" };
+            let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
+                process::heed(inner.stop.clone());
+                if fetches { inner.fetch() } else { inner.work() }
+            });
+            // Those that have begun end when the engine is dropped.
+            let thread = thread.map_err(|error| Error::new("storage-failed", format!("cannot start a thread: {error}")))?;
+            engine.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        }
+        Ok(engine)
+    }
+
+    /// The next batch in order; nothing after the last. Waits, and looks now and then whether `interrupted`.
+    pub fn next(&self, interrupted: impl Fn() -> bool) -> Result<Option<Batch>> {
+        if self.generation != generation() {
+            let text = "cannot go on with this loader: its threads belong to the process that began to iterate, and this is a fork of that";
+            return Err(Error::new("transaction-closed", text).hint("iterate anew here"));
+        }
+        let (inner, began) = (&self.inner, Instant::now());
+        let mut state = inner.lock();
+        loop {
+            if state.give >= state.end || inner.stop.load(Relaxed) {
+                return Ok(None);
+            }
+            let step = state.give;
+            if matches!(state.entries.get(&step), Some(Entry { slot: Slot::Done(_), .. }))
+                && let Some(Entry { slot: Slot::Done(batch), .. }) = state.entries.remove(&step)
+            {
+                state.give += 1;
+                drop(state);
+                inner.work.notify_all();
+                let mut batch = batch?;
+                let stats = &inner.stats;
+                batch.give(&stats.kept_bytes);
+                stats.waiting_ns.fetch_add(began.elapsed().as_nanos() as u64, Relaxed);
+                stats.batches.fetch_add(1, Relaxed);
+                stats.samples.fetch_add(batch.len() as u64, Relaxed);
+                stats.bytes.fetch_add(batch.bytes(), Relaxed);
+                stats.refused.fetch_add(batch.refused.len() as u64, Relaxed);
+                return Ok(Some(batch));
+            }
+            (state, _) = inner.done.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
+            drop(state);
+            if interrupted() {
+                return Err(Error::new("interrupted", "the loader was interrupted"));
+            }
+            state = inner.lock();
+        }
+    }
+
+    /// Whether batch `step` is the one it gives next.
+    pub fn goes_on(&self, step: u64) -> bool {
+        self.generation == generation() && !self.inner.stop.load(Relaxed) && self.inner.lock().give == step
+    }
+
+    /// Move the end further away, or nearer.
+    pub fn set_end(&self, end: u64) {
+        self.inner.lock().end = end;
+        self.inner.work.notify_all();
+    }
+
+    /// Stop all threads and wait for them. Once is enough.
+    pub fn close(&self) {
+        if self.generation != generation() {
+            return; // A fork has none of its parent's threads; locks may be held by one of them.
+        }
+        self.inner.stop.store(true, Relaxed);
+        drop(self.inner.lock()); // Whoever is about to wait has either seen the flag or is woken.
+        self.inner.work.notify_all();
+        self.inner.done.notify_all();
+        for thread in std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner)) {
+            let _ = thread.join(); // A panic has been given to the consumer as an error.
+        }
+        self.inner.lock().entries.clear();
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl State {
+    fn in_flight_bytes(&self) -> u64 {
+        self.entries.values().map(|entry| entry.bytes).sum()
+    }
+
+    /// Whether another batch may be begun.
+    fn admits(&self, budget: &Budget) -> bool {
+        let room = self.in_flight_bytes() + self.estimate_bytes <= budget.memory_bytes;
+        self.begin < self.end && self.entries.len() < AHEAD && (room || self.entries.is_empty())
+    }
+
+    fn begin(&mut self) -> u64 {
+        self.begin += 1;
+        self.entries.insert(self.begin - 1, Entry { slot: Slot::Taken, bytes: self.estimate_bytes });
+        self.begin - 1
+    }
+
+    /// The earliest work there is for a worker.
+    fn task(&mut self, budget: &Budget, begins: bool) -> Option<Task> {
+        for (step, Entry { slot, .. }) in &mut self.entries {
+            match slot {
+                Slot::Running { job, .. } => {
+                    if let Some(task) = job.claim() {
+                        return Some(Task::Samples(*step, job.clone(), task));
+                    }
+                }
+                Slot::Fetched(_) => {
+                    if let Slot::Fetched(started) = std::mem::replace(slot, Slot::Taken) {
+                        return Some(Task::Begin(*step, Some(started)));
+                    }
+                }
+                _ => {}
+            }
+        }
+        (begins && self.admits(budget)).then(|| Task::Begin(self.begin(), None))
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn timed<T>(&self, spent: &AtomicU64, work: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let result = work();
+        spent.fetch_add(began.elapsed().as_nanos() as u64, Relaxed);
+        result
+    }
+
+    /// Wait until `find` finds something; nothing when it is time to stop.
+    fn wait<T>(&self, mut find: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+        let mut state = self.lock();
+        loop {
+            if self.stop.load(Relaxed) {
+                return None;
+            }
+            if let Some(found) = find(&mut state) {
+                return Some(found);
+            }
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The life of a thread that fetches.
+    fn fetch(&self) {
+        while let Some(step) = self.wait(|state| state.admits(&self.budget).then(|| state.begin())) {
+            let started = self.timed(&self.stats.fetch_ns, || caught(|| self.recipe.start(step, Vec::new())));
+            let slot = match started {
+                Ok(started) => Slot::Fetched(started),
+                Err(error) => Slot::Done(Err(error)),
+            };
+            self.put(step, slot);
+        }
+    }
+
+    /// The life of a worker.
+    fn work(&self) {
+        while let Some(task) = self.wait(|state| state.task(&self.budget, !self.fetches)) {
+            match task {
+                Task::Begin(step, started) => {
+                    let job = self.timed(&self.stats.gather_ns, || {
+                        caught(|| {
+                            let started = started.map_or_else(|| self.recipe.start(step, Vec::new()), Ok)?;
+                            self.recipe.begin(started)
+                        })
+                    });
+                    self.begun(step, job);
+                }
+                Task::Samples(step, job, task) => {
+                    self.timed(&self.stats.transform_ns, || job.run(&self.recipe, task));
+                    let mut state = self.lock();
+                    drop(job);
+                    let Some(Entry { slot, .. }) = state.entries.get_mut(&step) else { continue };
+                    let Slot::Running { left, .. } = slot else { continue };
+                    *left -= 1;
+                    if *left > 0 {
+                        continue;
+                    }
+                    let Slot::Running { job, .. } = std::mem::replace(slot, Slot::Taken) else { continue };
+                    drop(state);
+                    // All others let go of it before they counted down.
+                    if let Some(job) = Arc::into_inner(job) {
+                        self.finish(step, job);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Its tasks are there to be taken.
+    fn begun(&self, step: u64, job: Result<Job>) {
+        let job = match job {
+            Ok(job) if job.bytes() > self.budget.memory_bytes => {
+                let text = format!("a batch of this loader takes {} bytes, memory_bytes is {}", job.bytes(), self.budget.memory_bytes);
+                return self.put(step, Slot::Done(Err(Error::new("invalid-argument", text).hint("a smaller batch, or more memory"))));
+            }
+            Ok(job) => job,
+            Err(error) => return self.put(step, Slot::Done(Err(error))),
+        };
+        let (left, bytes) = (job.tasks(), job.bytes());
+        let mut state = self.lock();
+        state.estimate_bytes = state.estimate_bytes.max(bytes);
+        if let Some(entry) = state.entries.get_mut(&step) {
+            entry.bytes = bytes; // What was an estimate is known now.
+        }
+        self.stats.peak_bytes.fetch_max(state.in_flight_bytes(), Relaxed);
+        if left == 0 {
+            drop(state);
+            return self.finish(step, job);
+        }
+        state.entries.insert(step, Entry { slot: Slot::Running { job: Arc::new(job), left }, bytes });
+        drop(state);
+        self.work.notify_all();
+    }
+
+    fn finish(&self, step: u64, job: Job) {
+        let finished = self.timed(&self.stats.gather_ns, || caught(|| job.finish(&self.recipe)));
+        match finished {
+            Ok(Ok(batch)) => self.put(step, Slot::Done(Ok(batch))),
+            // Some samples are damaged: once more, with others in their places.
+            Ok(Err(again)) => self.begun(step, Ok(again)),
+            Err(error) => self.put(step, Slot::Done(Err(error))),
+        }
+    }
+
+    fn put(&self, step: u64, slot: Slot) {
+        if let Some(entry) = self.lock().entries.get_mut(&step) {
+            entry.slot = slot;
+        }
+        self.work.notify_all();
+        self.done.notify_all();
+    }
+}
+
+/// A panic of the work is an error of the batch: a consumer must not wait for ever.
+pub fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(Error::new("internal", format!("a loader thread panicked: {}", text.unwrap_or("no message"))))
+    })
+}

@@ -1,0 +1,396 @@
+//! One batch in work: which samples, what is read of them, where the results go; and what to do about damaged ones.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use penstock_error::{Error, Kind, Result};
+use penstock_format::schema::ColumnSpec;
+
+use crate::batch::{Array, Batch, Loose, Nulls, Raw, Values};
+use crate::engine::caught;
+use crate::memory::{Memory, Shared};
+use crate::pipeline::{Group, Input, Output, Pipeline};
+use crate::plan::Cut;
+use crate::program::{Place, Program};
+use crate::source::{Reads, Source, ragged, value_type};
+
+/// What becomes of a sample that is damaged. A storage error is never one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnCorrupt {
+    Raise,
+    /// Another sample stands in for it, by a fixed rule.
+    Substitute,
+    /// The same, and it is marked as not valid.
+    Mask,
+}
+
+/// Everything that decides what batches hold.
+pub struct Recipe {
+    pub sources: Vec<Source>,
+    /// The columns that are read, of each source.
+    pub specs: Vec<Vec<ColumnSpec>>,
+    pub program: Program,
+    pub cut: Cut,
+    /// Epoch and draw that step 0 begins with.
+    pub base: (u64, u64),
+    pub pipeline: Pipeline,
+    pub row_ids: bool,
+    pub on_corrupt: OnCorrupt,
+}
+
+/// Stand-ins that are tried for a sample.
+const TRIES: u32 = 16;
+/// About what a task should touch.
+const TASK_BYTES: usize = 256 << 10;
+/// Samples of a task that has images to decode.
+const TASK_IMAGES: usize = 2;
+/// About what decoding makes of a stored byte.
+const DECODED: u64 = 10;
+
+/// A sample that was refused.
+struct Refused {
+    at: usize,
+    place: Place,
+    error: Error,
+}
+
+/// A batch whose samples are known, and fetched where they are not mapped.
+pub struct Started {
+    step: u64,
+    epoch: u64,
+    draws: Vec<u64>,
+    places: Vec<Place>,
+    valid: Vec<bool>,
+    reads: Reads,
+    refused: Vec<Refused>,
+}
+
+pub struct Job {
+    started: Started,
+    plain: Vec<(usize, Values)>,
+    work: Vec<Work>,
+    /// Group and samples of each.
+    tasks: Vec<(usize, Range<usize>)>,
+    next: AtomicUsize,
+    bad: Mutex<Vec<(usize, Error)>>,
+    bytes: u64,
+}
+
+/// A group's inputs and places for its results.
+struct Work {
+    inputs: Vec<Stored>,
+    targets: Vec<Target>,
+}
+
+/// What is stored of a column.
+enum Stored {
+    Raw(Raw),
+    Fixed { memory: Memory, cell: usize, nulls: Nulls },
+}
+
+enum Target {
+    Fixed { memory: Shared, bytes: usize, nulls: Mutex<Vec<usize>> },
+    Loose(Mutex<Vec<Option<Loose>>>),
+}
+
+impl Recipe {
+    /// Epoch of a step, and the draw that it begins with.
+    pub fn begin_of(&self, step: u64) -> (u64, u64) {
+        let ((epoch, draw), whole) = (self.base, self.cut.steps().max(1));
+        match step.checked_sub(self.cut.steps_from(draw)) {
+            None => (epoch, draw + step * self.cut.global_batch),
+            Some(later) => (epoch + 1 + later / whole, later % whole * self.cut.global_batch),
+        }
+    }
+
+    /// Bytes of a full batch, as far as shapes are fixed.
+    pub fn least_bytes(&self) -> u64 {
+        let outputs = self.pipeline.outputs.iter().filter(|output| output.is_fixed());
+        outputs.map(|output| output.sample_bytes() as u64).sum::<u64>() * self.cut.batch()
+    }
+
+    /// The samples that a step gives this rank, before any is found damaged.
+    pub fn places(&self, step: u64) -> (u64, Vec<u64>, Vec<Place>, Vec<bool>) {
+        let (epoch, begin) = self.begin_of(step);
+        let part = self.cut.part(begin);
+        let draws: Vec<u64> = part.all_draws().collect();
+        let places = self.program.places(epoch, draws.iter().copied());
+        let mut valid = vec![true; draws.len()];
+        part.surplus.iter().for_each(|(at, _)| valid[*at] = false);
+        (epoch, draws, places, valid)
+    }
+
+    /// Decide which samples a step is made of, and fetch them. `refused` ones are replaced.
+    pub fn start(&self, step: u64, refused: Vec<Refusal>) -> Result<Started> {
+        let (epoch, draws, mut places, mut valid) = self.places(step);
+        let mut known: Vec<Refused> = Vec::new();
+        for Refusal { at, tried, error } in refused {
+            // Further and further along the epoch, which ends where it begins.
+            let instead = (draws[at] + (1u64 << tried) - 1) % self.program.len();
+            known.push(Refused { at, place: places[at], error });
+            places[at] = self.program.places(epoch, [instead])[0];
+            valid[at] &= self.on_corrupt != OnCorrupt::Mask;
+        }
+        let mut reads = Reads::new(&self.sources, &places)?;
+        reads.fetch(&self.sources, &self.specs)?;
+        Ok(Started { step, epoch, draws, places, valid, reads, refused: known })
+    }
+
+    /// Read what a batch is made of: plain columns go to their places at once.
+    pub fn begin(&self, mut started: Started) -> Result<Job> {
+        loop {
+            match self.read(&started) {
+                Ok((plain, work, bytes)) => return Ok(self.job(started, plain, work, bytes)),
+                Err(error) if error.kind() == Kind::Corrupt && self.on_corrupt != OnCorrupt::Raise => {
+                    let bad = self.damaged(&started)?;
+                    if bad.is_empty() {
+                        return Err(error);
+                    }
+                    started = self.start(started.step, refusals(started.refused, bad)?)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn job(&self, started: Started, plain: Vec<(usize, Values)>, work: Vec<Work>, bytes: u64) -> Job {
+        let mut tasks = Vec::new();
+        for (group, work) in work.iter().enumerate() {
+            let count = started.places.len();
+            let each = match work.inputs.iter().any(|input| matches!(input, Stored::Raw(_))) {
+                true => TASK_IMAGES,
+                false => {
+                    let sample: usize =
+                        work.targets.iter().map(|target| if let Target::Fixed { bytes, .. } = target { *bytes } else { 0 }).sum();
+                    (TASK_BYTES / sample.max(1)).max(1)
+                }
+            };
+            tasks.extend((0..count).step_by(each).map(|begin| (group, begin..(begin + each).min(count))));
+        }
+        Job { started, plain, work, tasks, next: AtomicUsize::new(0), bad: Mutex::default(), bytes }
+    }
+
+    fn read(&self, started: &Started) -> Result<(Vec<(usize, Values)>, Vec<Work>, u64)> {
+        let (reads, count) = (&started.reads, started.places.len());
+        let mut bytes = 0;
+        let mut plain = Vec::with_capacity(self.pipeline.plain.len());
+        for at in &self.pipeline.plain {
+            let values = reads.values(&self.sources, &self.specs, self.pipeline.outputs[*at].column)?;
+            bytes += match &values {
+                Values::Array(array) | Values::Ragged { values: array, .. } => array.memory.bytes() as u64,
+                _ => 0, // Still the store's.
+            };
+            plain.push((*at, values));
+        }
+        let mut work = Vec::with_capacity(self.pipeline.groups.len());
+        for group in &self.pipeline.groups {
+            let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+            for at in &group.outputs {
+                let output = &self.pipeline.outputs[*at];
+                let input = self.input(reads, output.column, count)?;
+                if let Stored::Fixed { memory, .. } = &input {
+                    bytes += memory.bytes() as u64;
+                }
+                if output.is_fixed() {
+                    let memory = Memory::new(output.sample_bytes() * count)?;
+                    bytes += memory.bytes() as u64;
+                    targets.push(Target::Fixed { memory: Shared::new(memory), bytes: output.sample_bytes(), nulls: Mutex::default() });
+                } else {
+                    bytes += if let Stored::Raw(raw) = &input { raw.value_bytes() as u64 * DECODED } else { 0 };
+                    targets.push(Target::Loose(Mutex::new((0..count).map(|_| None).collect())));
+                }
+                inputs.push(input);
+            }
+            work.push(Work { inputs, targets });
+        }
+        Ok((plain, work, bytes))
+    }
+
+    fn input(&self, reads: &Reads, column: usize, count: usize) -> Result<Stored> {
+        let (dtype, shape) = value_type(&self.specs[0][column])?;
+        if !shape.is_fixed() {
+            return Ok(Stored::Raw(reads.raw(&self.sources, &self.specs, column)?));
+        }
+        let cell = shape.fixed_bytes(dtype)? as usize;
+        let mut memory = Memory::new(cell * count)?;
+        let nulls = reads.fixed(&self.sources, &self.specs, column, cell, memory.slice())?;
+        Ok(Stored::Fixed { memory, cell, nulls })
+    }
+
+    /// Which samples of a batch can't be read: each is tried by itself.
+    fn damaged(&self, started: &Started) -> Result<Vec<(usize, Error)>> {
+        let mut bad = Vec::new();
+        for (at, place) in started.places.iter().enumerate() {
+            let mut reads = Reads::new(&self.sources, &[*place])?;
+            reads.fetch(&self.sources, &self.specs)?;
+            let tried = (0..self.specs[0].len()).try_for_each(|column| reads.values(&self.sources, &self.specs, column).map(drop));
+            match tried {
+                Err(error) if error.kind() == Kind::Corrupt => bad.push((at, error)),
+                other => other?,
+            }
+        }
+        Ok(bad)
+    }
+
+    fn locate(&self, started: &Started, at: usize, output: &Output, error: Error) -> Error {
+        let place = started.places[at];
+        let row_id = started.reads.row_ids()[at];
+        let position = self.sources[place.source].absolute(place.position);
+        let of = if self.sources.len() > 1 { format!(" of `{}`", self.sources[place.source].name) } else { String::new() };
+        error.context(format!("cannot load `{}` of sample {position} (row id {row_id}){of}", output.name)).rows(vec![position])
+    }
+}
+
+/// A sample to be replaced: its place in the batch, how often that was tried, and why.
+pub struct Refusal {
+    at: usize,
+    tried: u32,
+    error: Error,
+}
+
+/// Those that were refused before, and new ones.
+fn refusals(before: Vec<Refused>, bad: Vec<(usize, Error)>) -> Result<Vec<Refusal>> {
+    let tries = |at: usize| before.iter().filter(|refused| refused.at == at).count() as u32;
+    let mut all: Vec<Refusal> = Vec::new();
+    let mut new = Vec::new();
+    for (at, error) in bad {
+        if tries(at) == TRIES {
+            return Err(error.context(format!("{TRIES} samples in a row are damaged")));
+        }
+        new.push((at, tries(at) + 1, error));
+    }
+    let mut tried = std::collections::HashMap::new();
+    for refused in before {
+        let count = tried.entry(refused.at).or_insert(0);
+        *count += 1;
+        all.push(Refusal { at: refused.at, tried: *count, error: refused.error });
+    }
+    all.extend(new.into_iter().map(|(at, tried, error)| Refusal { at, tried, error }));
+    Ok(all)
+}
+
+impl Job {
+    pub fn tasks(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// What it takes of the budget.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// A task that nobody has.
+    pub fn claim(&self) -> Option<usize> {
+        if self.next.load(Relaxed) >= self.tasks.len() {
+            return None;
+        }
+        Some(self.next.fetch_add(1, Relaxed)).filter(|task| *task < self.tasks.len())
+    }
+
+    /// Do a task; errors are kept for `finish`.
+    pub fn run(&self, recipe: &Recipe, task: usize) {
+        let (group, samples) = self.tasks[task].clone();
+        for at in samples {
+            let done = caught(|| self.sample(recipe, &recipe.pipeline.groups[group], &self.work[group], at));
+            if let Err(error) = done {
+                self.bad.lock().unwrap_or_else(PoisonError::into_inner).push((at, error));
+            }
+        }
+    }
+
+    fn sample(&self, recipe: &Recipe, group: &Group, work: &Work, at: usize) -> Result<()> {
+        let pipeline = &recipe.pipeline;
+        let mut inputs = Vec::with_capacity(work.inputs.len());
+        for (input, output) in work.inputs.iter().zip(&group.outputs) {
+            let spec = &recipe.specs[0][pipeline.outputs[*output].column];
+            inputs.push(match input {
+                Stored::Raw(raw) => Input::of(raw, at, spec)?,
+                Stored::Fixed { memory, cell, nulls } => {
+                    let there = !nulls.as_ref().is_some_and(|nulls| nulls[at]);
+                    Input { bytes: there.then(|| &memory.bytes_of(at * cell, *cell)[..]), shape: spec.kind.stored()?.1.fill(&[]) }
+                }
+            });
+        }
+        let items = pipeline.sample(group, &inputs, self.started.epoch, self.started.draws[at]);
+        let items = items.map_err(|error| recipe.locate(&self.started, at, &pipeline.outputs[group.outputs[0]], error))?;
+        for ((item, target), output) in items.into_iter().zip(&work.targets).zip(&group.outputs) {
+            let output = &pipeline.outputs[*output];
+            let written = match target {
+                Target::Loose(list) => item.loose(output.convert(), output.box_format()).map(|loose| {
+                    list.lock().unwrap_or_else(PoisonError::into_inner)[at] = loose;
+                }),
+                Target::Fixed { memory, bytes, nulls } => {
+                    // SAFETY: each sample is in one task, each task is done by one thread, and parts of samples do not overlap.
+                    let out = unsafe { memory.part(at * bytes, *bytes) };
+                    if item.is_null() {
+                        out.fill(0);
+                        nulls.lock().unwrap_or_else(PoisonError::into_inner).push(at);
+                        Ok(())
+                    } else {
+                        item.write(&output.sizes(), output.convert(), output.dtype, out)
+                    }
+                }
+            };
+            written.map_err(|error| recipe.locate(&self.started, at, output, error))?;
+        }
+        Ok(())
+    }
+
+    /// The batch; or the job to do instead, where samples are damaged.
+    pub fn finish(self, recipe: &Recipe) -> Result<std::result::Result<Batch, Job>> {
+        let mut bad = self.bad.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let started = self.started;
+        if !bad.is_empty() {
+            bad.sort_by_key(|(at, _)| *at);
+            let fatal = bad.iter().position(|(_, error)| error.kind() != Kind::Corrupt || recipe.on_corrupt == OnCorrupt::Raise);
+            if let Some(fatal) = fatal {
+                let positions = bad.iter().flat_map(|(_, error)| error.row_list().to_vec()).collect();
+                return Err(bad.swap_remove(fatal).1.rows(positions));
+            }
+            let again = recipe.start(started.step, refusals(started.refused, bad)?)?;
+            return Ok(Err(recipe.begin(again)?));
+        }
+        let count = started.places.len();
+        let mut columns: Vec<Option<Values>> = recipe.pipeline.outputs.iter().map(|_| None).collect();
+        self.plain.into_iter().for_each(|(at, values)| columns[at] = Some(values));
+        for (group, work) in recipe.pipeline.groups.iter().zip(self.work) {
+            for (at, target) in group.outputs.iter().zip(work.targets) {
+                columns[*at] = Some(target.values(&recipe.pipeline.outputs[*at], count)?);
+            }
+        }
+        let columns = recipe.pipeline.outputs.iter().zip(columns).filter_map(|(output, values)| Some((output.name.clone(), values?)));
+        Ok(Ok(Batch {
+            step: started.step,
+            epoch: started.epoch,
+            columns: columns.collect(),
+            row_ids: recipe.row_ids.then(|| started.reads.row_ids()),
+            places: started.places,
+            draws: started.draws,
+            valid: started.valid,
+            refused: started.refused.into_iter().map(|refused| (refused.place, refused.error)).collect(),
+        }))
+    }
+}
+
+impl Target {
+    fn values(self, output: &Output, count: usize) -> Result<Values> {
+        match self {
+            Target::Fixed { memory, nulls, .. } => {
+                let null_places = nulls.into_inner().unwrap_or_else(PoisonError::into_inner);
+                let mut nulls = (!null_places.is_empty()).then(|| vec![false; count]);
+                null_places.into_iter().for_each(|at| nulls.iter_mut().for_each(|nulls| nulls[at] = true));
+                let shape = std::iter::once(count as u64).chain(output.sizes().into_iter().map(|size| size as u64)).collect();
+                Ok(Values::Array(Array { memory: memory.into_inner(), dtype: output.dtype, shape, nulls }))
+            }
+            Target::Loose(list) => {
+                let list = list.into_inner().unwrap_or_else(PoisonError::into_inner);
+                if output.is_listed() {
+                    return Ok(Values::List(list));
+                }
+                let values = list.iter().map(|loose| loose.as_ref().map(|(data, _, shape)| (&data[..], shape.clone())));
+                ragged(values, output.dtype, output.shape.len())
+            }
+        }
+    }
+}

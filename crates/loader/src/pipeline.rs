@@ -1,0 +1,351 @@
+//! What a batch is made of: results, the columns they come from, and the transforms between. Checked before anything is read.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use penstock_codec::cut::{Convert, MAX_RANK};
+use penstock_dataset::Config;
+use penstock_error::{Error, Result};
+use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_tensor::Dtype;
+
+use crate::batch::Raw;
+use crate::random::{Draws, Purpose, key};
+use crate::source::value_type;
+use crate::transform::{self, Array, Image, Item, Operation, Transform};
+
+/// One result of a batch.
+#[derive(Debug, Clone)]
+pub struct Output {
+    pub name: String,
+    /// Index of the column it comes from.
+    pub column: usize,
+    role: Role,
+    /// Of a sample's value: None where samples differ.
+    pub shape: Vec<Option<usize>>,
+    pub dtype: Dtype,
+    /// Before conversion.
+    stored: Dtype,
+    convert: Option<Convert>,
+}
+
+/// What a result is, for transforms.
+#[derive(Debug, Clone, PartialEq)]
+enum Role {
+    Image {
+        upright: bool,
+    },
+    Mask,
+    Boxes(String),
+    /// Numbers a point.
+    Keypoints(usize),
+    Tensor,
+    /// No transform knows it.
+    Other,
+}
+
+/// Results that share transforms, and so are made sample by sample together.
+#[derive(Debug, Clone)]
+pub struct Group {
+    /// Indices of results.
+    pub outputs: Vec<usize>,
+    /// Its transforms: the number of each, which its random numbers depend on, and what it is on, as places in `outputs`.
+    transforms: Vec<(usize, Operation, Vec<usize>)>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Pipeline {
+    pub outputs: Vec<Output>,
+    pub groups: Vec<Group>,
+    /// Results that are given as they are read.
+    pub plain: Vec<usize>,
+    seed: u64,
+}
+
+impl Pipeline {
+    /// `outputs`: name and index of the column of each result. `decode`: whether images and masks become pixels.
+    pub fn new(outputs: Vec<(String, usize)>, specs: &[ColumnSpec], transforms: &[Transform], decode: bool, seed: u64) -> Result<Pipeline> {
+        let made = outputs.into_iter().map(|(name, column)| Output::new(name, column, &specs[column], decode)).collect::<Result<Vec<_>>>();
+        let mut pipeline = Pipeline { outputs: made?, groups: Vec::new(), plain: Vec::new(), seed };
+        let places: HashMap<String, usize> = pipeline.outputs.iter().enumerate().map(|(at, output)| (output.name.clone(), at)).collect();
+        // Which group a result is in: joined by every transform.
+        let mut group: Vec<usize> = (0..pipeline.outputs.len()).collect();
+        let mut touched = vec![false; group.len()];
+        let mut ons = Vec::new();
+        for transform in transforms {
+            let on = transform.on.iter().map(|name| {
+                places.get(name).copied().ok_or_else(|| {
+                    let names: Vec<&str> = pipeline.outputs.iter().map(|output| output.name.as_str()).collect();
+                    Error::new("invalid-argument", format!("{} is on `{name}`, which the loader does not give", transform.operation.name()))
+                        .hint(format!("it gives {}", names.join(", ")))
+                })
+            });
+            let on = on.collect::<Result<Vec<usize>>>()?;
+            if on.is_empty() {
+                return Err(Error::new("invalid-argument", format!("{} is on no column", transform.operation.name())));
+            }
+            check(&transform.operation, &on, &pipeline.outputs)?;
+            for at in &on {
+                pipeline.outputs[*at].transformed(&transform.operation)?;
+                touched[*at] = true;
+                let (old, new) = (group[*at], group[on[0]]);
+                group.iter_mut().filter(|group| **group == old).for_each(|group| *group = new);
+            }
+            ons.push(on);
+        }
+        for root in 0..group.len() {
+            let outputs: Vec<usize> = (0..group.len()).filter(|at| group[*at] == root).collect();
+            let decoded = |at: &usize| matches!(pipeline.outputs[*at].role, Role::Image { .. } | Role::Mask);
+            if !outputs.iter().any(|at| touched[*at] || decoded(at)) {
+                pipeline.plain.extend(outputs);
+                continue;
+            }
+            let inside = |on: &[usize]| on.iter().map(|at| outputs.iter().position(|output| output == at)).collect::<Option<Vec<usize>>>();
+            let mine = transforms.iter().zip(&ons).enumerate();
+            let mine = mine.filter_map(|(number, (transform, on))| Some((number, transform.operation.clone(), inside(on)?))).collect();
+            pipeline.groups.push(Group { outputs, transforms: mine });
+        }
+        pipeline.plain.sort_unstable();
+        Ok(pipeline)
+    }
+
+    /// Make one sample of a group: its items, all transforms applied. `inputs` gives what is stored of each result.
+    pub fn sample<'a>(&self, group: &Group, inputs: &[Input<'a>], epoch: u64, draw: u64) -> Result<Vec<Item<'a>>> {
+        let items = group.outputs.iter().zip(inputs).map(|(at, input)| self.outputs[*at].item(input));
+        let mut items = items.collect::<Result<Vec<Item<'a>>>>()?;
+        for (number, operation, on) in &group.transforms {
+            let mut draws = Draws::new(key(&[self.seed, Purpose::Transform as u64, *number as u64]), epoch, draw);
+            transform::apply(operation, &mut items, on, &mut draws)?;
+        }
+        Ok(items)
+    }
+}
+
+/// What is stored of one sample: bytes, and the sizes of its free dimensions; no bytes for a null.
+#[derive(Clone)]
+pub struct Input<'a> {
+    pub bytes: Option<&'a [u8]>,
+    pub shape: Vec<u64>,
+}
+
+impl<'a> Input<'a> {
+    pub fn of(raw: &'a Raw, sample: usize, spec: &ColumnSpec) -> Result<Input<'a>> {
+        let shape = spec.kind.stored()?.1.fill(raw.free(sample));
+        Ok(Input { bytes: raw.get(sample), shape })
+    }
+}
+
+impl Output {
+    fn new(name: String, column: usize, spec: &ColumnSpec, decode: bool) -> Result<Output> {
+        let (dtype, stored) = value_type(spec)?;
+        let role = match &spec.kind {
+            ColumnKind::Image { exif_orientation } if decode => Role::Image { upright: *exif_orientation },
+            ColumnKind::Mask { .. } if decode => Role::Mask,
+            ColumnKind::Boxes { format, .. } => Role::Boxes(format.clone()),
+            ColumnKind::Keypoints { dimensions, .. } => Role::Keypoints(*dimensions as usize),
+            ColumnKind::Tensor { .. } if stored.0.len() <= MAX_RANK => Role::Tensor,
+            _ => Role::Other,
+        };
+        let shape = match role {
+            Role::Image { .. } => vec![None, None, Some(3)],
+            Role::Mask => vec![None, None],
+            _ => stored.0.iter().map(|size| size.map(|size| size as usize)).collect(),
+        };
+        let dtype = if matches!(role, Role::Image { .. } | Role::Mask) { Dtype::Uint8 } else { dtype };
+        Ok(Output { name, column, role, shape, dtype, stored: dtype, convert: None })
+    }
+
+    /// Whether all samples have one shape, so that the batch is one array.
+    pub fn is_fixed(&self) -> bool {
+        self.shape.iter().all(Option::is_some)
+    }
+
+    /// Whether it is an image, for layouts.
+    pub fn is_image(&self) -> bool {
+        matches!(self.role, Role::Image { .. })
+    }
+
+    /// Whether values of different shape are a list of arrays, as images are; else they make one ragged array.
+    pub fn is_listed(&self) -> bool {
+        matches!(self.role, Role::Image { .. } | Role::Mask)
+    }
+
+    pub fn sizes(&self) -> Vec<usize> {
+        self.shape.iter().flatten().copied().collect()
+    }
+
+    /// Bytes of a sample, of fixed shape.
+    pub fn sample_bytes(&self) -> usize {
+        self.sizes().iter().product::<usize>() * self.dtype.size()
+    }
+
+    pub fn convert(&self) -> Option<&Convert> {
+        self.convert.as_ref()
+    }
+
+    pub fn box_format(&self) -> &str {
+        if let Role::Boxes(format) = &self.role { format } else { "xyxy" }
+    }
+
+    /// Note what a transform, which fits, makes of shape and dtype.
+    fn transformed(&mut self, operation: &Operation) -> Result<()> {
+        let misfit = |text: &str| Err(Error::new("invalid-argument", format!("{} does not fit `{}`: {text}", operation.name(), self.name)));
+        let spatial = matches!(self.role, Role::Image { .. } | Role::Mask | Role::Tensor);
+        match operation {
+            Operation::Normalize { mean, std } => {
+                let channels = self.shape.last().copied().flatten();
+                let fits = |list: &[f32]| list.len() == 1 || Some(list.len()) == channels || channels.is_none();
+                if !fits(mean) || !fits(std) {
+                    return misfit(&format!("{} means and {} deviations for {:?} channels", mean.len(), std.len(), channels.unwrap_or(1)));
+                }
+                let source = self.dtype;
+                let convert =
+                    self.convert.get_or_insert_with(|| Convert { to: Dtype::Float32, scale: vec![unit_scale(source)], bias: vec![0.0] });
+                if !is_float(convert.to) {
+                    return misfit(&format!("its values are {} by now, expected floating point", convert.to.name()));
+                }
+                convert.normalise(mean, std);
+                self.dtype = convert.to;
+            }
+            Operation::ToDtype { dtype, scale } => {
+                let to = Dtype::from_name(dtype).filter(|to| !matches!(to, Dtype::Complex64 | Dtype::Complex128 | Dtype::Timestamp));
+                let Some(to) = to else { return misfit(&format!("`{dtype}` is no dtype to convert to")) };
+                match &mut self.convert {
+                    Some(convert) => convert.to = to,
+                    None => {
+                        let scale = if *scale && is_float(to) { unit_scale(self.dtype) } else { 1.0 };
+                        self.convert = Some(Convert { to, scale: vec![scale], bias: vec![0.0] });
+                    }
+                }
+                self.dtype = to;
+            }
+            _ if self.convert.is_some() && spatial => return misfit("put it before ToDtype and Normalize"),
+            Operation::Resize { size, .. } if spatial => {
+                let known = if let [height, width] = size[..] { [Some(height), Some(width)] } else { [None, None] };
+                self.shape[..2].copy_from_slice(&known);
+            }
+            Operation::CenterCrop { size } | Operation::RandomCrop { size, .. } if spatial => {
+                size.iter().enumerate().for_each(|(dimension, size)| self.shape[dimension] = Some(*size));
+            }
+            Operation::RandomResizedCrop { size, .. } if spatial => (self.shape[0], self.shape[1]) = (Some(size[0]), Some(size[1])),
+            Operation::TokenChunks { length, .. } => self.shape[0] = Some(*length),
+            Operation::Pad { padding, .. } if spatial => {
+                for dimension in 0..padding.len() / 2 {
+                    let (before, after) = if padding.len() == 4 {
+                        (padding[1 - dimension], padding[3 - dimension])
+                    } else {
+                        (padding[2 * dimension], padding[2 * dimension + 1])
+                    };
+                    self.shape[dimension] = self.shape[dimension].map(|size| (size as i64 + before + after).max(0) as usize);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn item<'a>(&self, input: &Input<'a>) -> Result<Item<'a>> {
+        let Some(bytes) = input.bytes else { return Ok(Item::Null) };
+        let sizes = || input.shape.iter().map(|size| *size as usize).collect::<Vec<_>>();
+        let numbers = || bytes.as_chunks::<4>().0.iter().map(|number| f32::from_ne_bytes(*number)).collect::<Vec<f32>>();
+        Ok(match &self.role {
+            Role::Image { upright } => Item::Image(Image::open(bytes, Config::limits(), *upright)?),
+            Role::Mask => Item::Array(transform::mask(bytes, Config::limits())?),
+            Role::Boxes(format) => {
+                let numbers = numbers();
+                Item::Boxes(numbers.as_chunks::<4>().0.iter().map(|row| transform::to_xyxy(*row, format)).collect())
+            }
+            Role::Keypoints(each) => Item::Points(numbers(), [input.shape.get(1).map_or(1, |points| *points as usize), *each]),
+            _ => Item::Array(Array::new(Cow::Borrowed(bytes), self.stored, &sizes())),
+        })
+    }
+}
+
+fn is_float(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::Float16 | Dtype::Bfloat16 | Dtype::Float32 | Dtype::Float64)
+}
+
+/// What brings whole numbers to 0–1; floating point stays as it is.
+fn unit_scale(dtype: Dtype) -> f32 {
+    match dtype {
+        Dtype::Uint8 => 1.0 / 255.0,
+        Dtype::Int8 => 1.0 / 127.0,
+        Dtype::Uint16 => 1.0 / 65_535.0,
+        Dtype::Int16 => 1.0 / 32_767.0,
+        Dtype::Uint32 => 1.0 / u32::MAX as f32,
+        Dtype::Int32 => 1.0 / i32::MAX as f32,
+        Dtype::Uint64 => 1.0 / u64::MAX as f32,
+        Dtype::Int64 => 1.0 / i64::MAX as f32,
+        _ => 1.0,
+    }
+}
+
+/// Whether a transform fits all that it is on, and numbers that cannot be.
+fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<()> {
+    let name = operation.name();
+    let wrong = |text: String| Err(Error::new("invalid-argument", format!("{name}: {text}")));
+    let sizes = |size: &[usize], counts: &[usize]| {
+        if size.contains(&0) || !counts.contains(&size.len()) {
+            wrong(format!("size {size:?}, expected {counts:?} numbers above 0"))
+        } else {
+            Ok(())
+        }
+    };
+    let chance = |p: f64| if (0.0..=1.0).contains(&p) { Ok(()) } else { wrong(format!("p={p}, expected 0 to 1")) };
+    match operation {
+        Operation::Resize { size, .. } => sizes(size, &[1, 2])?,
+        Operation::CenterCrop { size } | Operation::RandomCrop { size, .. } => sizes(size, &[1, 2, 3, 4, 5, 6, 7, 8])?,
+        Operation::RandomResizedCrop { size, scale, ratio, .. } => {
+            sizes(size, &[2])?;
+            let ordered = |range: &[f64; 2]| range[0] > 0.0 && range[0] <= range[1] && range[1].is_finite();
+            if !ordered(scale) || !ordered(ratio) {
+                return wrong(format!("scale={scale:?}, ratio={ratio:?}, expected (low, high) above 0 each"));
+            }
+        }
+        Operation::RandomHorizontalFlip { p } | Operation::RandomVerticalFlip { p } => chance(*p)?,
+        Operation::Normalize { mean, std } => {
+            if mean.is_empty() || std.is_empty() || std.iter().any(|std| *std == 0.0 || !std.is_finite()) {
+                return wrong(format!("std={std:?}, expected numbers other than 0"));
+            }
+        }
+        Operation::TokenChunks { length: 0, .. } => return wrong("length=0, expected a number above 0".into()),
+        _ => {}
+    }
+    for output in on.iter().map(|at| &outputs[*at]) {
+        let fits = match (operation, &output.role) {
+            (_, Role::Other) => false,
+            (Operation::Normalize { .. } | Operation::ToDtype { .. }, role) => {
+                matches!(role, Role::Image { .. } | Role::Mask | Role::Tensor)
+            }
+            (Operation::Resize { .. } | Operation::RandomResizedCrop { .. }, Role::Tensor) => false,
+            (Operation::SanitizeBoundingBoxes { .. }, role) => matches!(role, Role::Boxes(_) | Role::Keypoints(_) | Role::Tensor),
+            (Operation::TokenChunks { .. }, role) => *role == Role::Tensor && output.shape.len() == 1,
+            (Operation::CenterCrop { size } | Operation::RandomCrop { size, .. }, Role::Tensor) => size.len() <= output.shape.len(),
+            (Operation::CenterCrop { size } | Operation::RandomCrop { size, .. }, _) => size.len() == 2,
+            (Operation::Pad { padding, .. }, Role::Tensor) => padding.len() / 2 <= output.shape.len(),
+            (Operation::Pad { padding, .. }, _) => padding.len() == 4,
+            (Operation::RandomHorizontalFlip { .. } | Operation::RandomVerticalFlip { .. }, Role::Tensor) => output.shape.len() >= 2,
+            _ => true,
+        };
+        if !fits {
+            let what = match &output.role {
+                Role::Tensor => format!("a tensor of {} dimensions", output.shape.len()),
+                Role::Image { .. } => "an image".into(),
+                Role::Mask => "a mask".into(),
+                Role::Boxes(_) => "boxes".into(),
+                Role::Keypoints(_) => "keypoints".into(),
+                Role::Other => "no image, mask, boxes, keypoints or tensor".into(),
+            };
+            return Err(Error::new("invalid-argument", format!("{name} does not fit `{}`: it is {what}", output.name)));
+        }
+    }
+    let follows = |role: &Role| matches!(role, Role::Boxes(_) | Role::Keypoints(_));
+    let led = on.iter().any(|at| !follows(&outputs[*at].role));
+    if !led && !matches!(operation, Operation::SanitizeBoundingBoxes { .. }) {
+        return wrong(format!("`{}` follows an image, which is not in on=", outputs[on[0]].name));
+    }
+    if matches!(operation, Operation::SanitizeBoundingBoxes { .. }) && !on.iter().any(|at| matches!(outputs[*at].role, Role::Boxes(_))) {
+        return wrong("none of on= are boxes".into());
+    }
+    Ok(())
+}

@@ -1,0 +1,314 @@
+//! A loader: JSON and views in, batches out. What is decided is decided in the loader crate; what is friendly, in Python.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use numpy::{PyArray1, PyArrayMethods as _, PyReadonlyArray1};
+use penstock_error::Error;
+use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_loader::batch::{Array, Batch, Raw, Values};
+use penstock_loader::engine::{Budget, Engine, Stats};
+use penstock_loader::job::{OnCorrupt, Recipe};
+use penstock_loader::order::{Alias, Order, Sequence};
+use penstock_loader::pipeline::Pipeline;
+use penstock_loader::plan::{Cut, LastBatch};
+use penstock_loader::program::{Mix, Program};
+use penstock_loader::source::Source;
+use penstock_loader::transform::Transform;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+use serde::Deserialize;
+
+use crate::errors::{OrRaise, interrupted};
+use crate::output::{byte_strings, imported_ragged, jsons, numpy_dtype, texts};
+use crate::recycle;
+use crate::view::View;
+
+/// What Python decided; see `penstock/loader.py`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Declared {
+    names: Vec<String>,
+    /// Result and the column it comes from.
+    outputs: Vec<(String, String)>,
+    transform: Vec<Transform>,
+    decode: bool,
+    seed: u64,
+    orders: Vec<Order>,
+    mix: Option<Mix>,
+    order_block_samples: u64,
+    global_batch_size: u64,
+    last_batch: LastBatch,
+    /// Epoch and draw of step 0.
+    base: (u64, u64),
+    rank: u64,
+    world_size: u64,
+    row_ids: bool,
+    on_corrupt: String,
+    threads: usize,
+    memory_bytes: u64,
+}
+
+#[pyclass(frozen, module = "penstock._core")]
+pub struct Loader {
+    recipe: Arc<Recipe>,
+    budget: Budget,
+    stats: Arc<Stats>,
+    engine: Mutex<Option<Arc<Engine>>>,
+}
+
+/// An alias table, which several loaders may share.
+#[pyclass(frozen, module = "penstock._core")]
+pub struct Weights(Arc<Alias>);
+
+#[pymethods]
+impl Weights {
+    #[new]
+    fn new(py: Python<'_>, weights: PyReadonlyArray1<'_, f64>) -> PyResult<Weights> {
+        let weights = weights.as_slice()?;
+        py.detach(|| Alias::new(weights)).map(|alias| Weights(Arc::new(alias))).or_raise(py)
+    }
+}
+
+fn invalid(text: String) -> Error {
+    Error::new("invalid-argument", text)
+}
+
+fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Alias>>>) -> penstock_error::Result<Recipe> {
+    // Each column is read once, whatever comes of it.
+    let mut columns: Vec<&str> = Vec::new();
+    let mut outputs = Vec::new();
+    for (name, column) in &declared.outputs {
+        let known = columns.iter().position(|known| known == column).unwrap_or_else(|| {
+            columns.push(column);
+            columns.len() - 1
+        });
+        outputs.push((name.clone(), known));
+    }
+    let specs = sources.iter().map(|source| columns.iter().map(|column| source.snapshot.column(column).cloned()).collect());
+    let specs: Vec<Vec<ColumnSpec>> = specs.collect::<penstock_error::Result<_>>()?;
+    for (index, own) in specs.iter().enumerate().skip(1) {
+        for (one, other) in specs[0].iter().zip(own) {
+            let same_words = !matches!(one.kind, ColumnKind::Category) || sources[0].snapshot.id() == sources[index].snapshot.id();
+            if one.kind != other.kind || !same_words {
+                let text = format!("cannot mix `{}` and `{}`: column `{}` differs", declared.names[0], declared.names[index], one.name);
+                let hint = if same_words {
+                    "give columns= that are the same in all"
+                } else {
+                    "codes of a category differ from dataset to dataset; use ps.Label"
+                };
+                return Err(invalid(text).hint(hint));
+            }
+        }
+    }
+    let sequences = sources.iter().zip(&declared.orders).zip(weights).enumerate().map(|(number, ((source, order), weights))| {
+        // Sources of one mixture are ordered independently.
+        let seed = if number == 0 { declared.seed } else { penstock_loader::random::key(&[declared.seed, number as u64]) };
+        Sequence::new(order.clone(), seed, source.len(), declared.order_block_samples, weights)
+    });
+    let sequences = sequences.collect::<penstock_error::Result<_>>()?;
+    let program = Program::new(declared.seed, sequences, declared.mix.clone(), declared.order_block_samples)?;
+    let cut = Cut::new(program.len(), declared.global_batch_size, declared.last_batch, declared.rank, declared.world_size)?;
+    let pipeline = Pipeline::new(outputs, &specs[0], &declared.transform, declared.decode, declared.seed)?;
+    let on_corrupt = match declared.on_corrupt.as_str() {
+        "raise" => OnCorrupt::Raise,
+        "substitute" => OnCorrupt::Substitute,
+        "mask" => OnCorrupt::Mask,
+        other => return Err(invalid(format!("on_corrupt=`{other}`, expected `raise`, `substitute` or `mask`"))),
+    };
+    let base = declared.base;
+    Ok(Recipe { sources, specs, program, cut, base, pipeline, row_ids: declared.row_ids, on_corrupt })
+}
+
+#[pymethods]
+impl Loader {
+    #[new]
+    fn new(py: Python<'_>, views: Vec<PyRef<'_, View>>, weights: Vec<Option<PyRef<'_, Weights>>>, declared: &str) -> PyResult<Loader> {
+        let declared: Declared =
+            serde_json::from_str(declared).map_err(|error| invalid(format!("cannot make a loader: {error}"))).or_raise(py)?;
+        let sources = views.iter().zip(&declared.names).map(|(view, name)| view.source(name)).collect();
+        let weights = weights.into_iter().map(|weights| weights.map(|weights| weights.0.clone())).collect();
+        let recipe = py.detach(|| recipe(&declared, sources, weights)).or_raise(py)?;
+        let budget = Budget { threads: declared.threads, memory_bytes: declared.memory_bytes };
+        if recipe.least_bytes() > budget.memory_bytes {
+            let text =
+                format!("cannot make a loader: a batch takes {} bytes, memory_bytes is {}", recipe.least_bytes(), budget.memory_bytes);
+            return Err(invalid(text).hint("a smaller batch, or more memory")).or_raise(py);
+        }
+        Ok(Loader { recipe: Arc::new(recipe), budget, stats: Arc::default(), engine: Mutex::default() })
+    }
+
+    /// Steps of an epoch.
+    #[getter]
+    fn steps(&self) -> u64 {
+        self.recipe.cut.steps()
+    }
+
+    /// Steps of the epoch that step 0 is in, from there on.
+    #[getter]
+    fn first_steps(&self) -> u64 {
+        self.recipe.cut.steps_from(self.recipe.base.1)
+    }
+
+    /// Epoch of a step, and the draw it begins with.
+    fn begin_of(&self, step: u64) -> (u64, u64) {
+        self.recipe.begin_of(step)
+    }
+
+    /// Bytes of a full batch, as far as shapes are fixed.
+    #[getter]
+    fn least_bytes(&self) -> u64 {
+        self.recipe.least_bytes()
+    }
+
+    /// Draws of an epoch.
+    #[getter]
+    fn epoch_samples(&self) -> u64 {
+        self.recipe.program.len()
+    }
+
+    /// Results: name, dtype or None, shape with None for free sizes, whether it is an image.
+    fn results(&self) -> Vec<(String, String, Vec<Option<usize>>, bool)> {
+        let outputs = self.recipe.pipeline.outputs.iter();
+        outputs.map(|output| (output.name.clone(), output.dtype.name().to_owned(), output.shape.clone(), output.is_image())).collect()
+    }
+
+    /// Begin to make batches `begin..end`, counted from the base; goes on where they are in the making.
+    fn start(&self, py: Python<'_>, begin: u64, end: u64) -> PyResult<()> {
+        if let Some(engine) = self.engine()
+            && py.detach(|| engine.goes_on(begin))
+        {
+            engine.set_end(end);
+            return Ok(());
+        }
+        self.close(py);
+        let engine = py.detach(|| Engine::start(self.recipe.clone(), self.budget, begin, end, self.stats.clone())).or_raise(py)?;
+        *self.engine.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(engine));
+        Ok(())
+    }
+
+    /// The next batch and what is known of it, or None after the last.
+    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyDict>, Bound<'py, PyDict>)>> {
+        let Some(engine) = self.engine() else { return Ok(None) };
+        let batch = py.detach(|| engine.next(interrupted)).or_raise(py)?;
+        batch.map(|batch| self.give(py, batch)).transpose()
+    }
+
+    /// Stop all threads and wait for them.
+    fn close(&self, py: Python<'_>) {
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(engine) = engine {
+            py.detach(|| engine.close());
+        }
+    }
+
+    /// The samples of a step: draws, sources, positions in the view, valid.
+    #[allow(clippy::type_complexity)]
+    fn places<'py>(
+        &self,
+        py: Python<'py>,
+        step: u64,
+    ) -> (Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<bool>>) {
+        let (_, draws, places, valid) = py.detach(|| self.recipe.places(step));
+        (
+            PyArray1::from_iter(py, draws.into_iter().map(|draw| draw as i64)),
+            PyArray1::from_iter(py, places.iter().map(|place| place.source as i64)),
+            PyArray1::from_iter(py, places.iter().map(|place| place.position as i64)),
+            PyArray1::from_vec(py, valid),
+        )
+    }
+
+    /// Counts and nanoseconds so far.
+    fn stats(&self) -> Vec<(&'static str, u64)> {
+        let Stats { batches, samples, bytes, refused, fetch_ns, gather_ns, transform_ns, waiting_ns, kept_bytes, peak_bytes } =
+            &*self.stats;
+        [
+            ("batches", batches),
+            ("samples", samples),
+            ("bytes", bytes),
+            ("refused", refused),
+            ("fetch_ns", fetch_ns),
+            ("gather_ns", gather_ns),
+            ("transform_ns", transform_ns),
+            ("waiting_ns", waiting_ns),
+            ("kept_bytes", kept_bytes),
+            ("peak_bytes", peak_bytes),
+        ]
+        .map(|(name, value)| (name, value.load(Relaxed)))
+        .to_vec()
+    }
+}
+
+impl Loader {
+    fn engine(&self) -> Option<Arc<Engine>> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn give<'py>(&self, py: Python<'py>, batch: Batch) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyDict>)> {
+        let (columns, nulls, about) = (PyDict::new(py), PyDict::new(py), PyDict::new(py));
+        for ((name, values), output) in batch.columns.into_iter().zip(&self.recipe.pipeline.outputs) {
+            let spec = &self.recipe.specs[0][output.column];
+            let value = match values {
+                Values::Array(array) => {
+                    if let Some(list) = &array.nulls {
+                        nulls.set_item(&name, PyArray1::from_slice(py, list))?;
+                    }
+                    whole(py, array)?
+                }
+                Values::Ragged { values, offsets, shapes, rank } => {
+                    let own = values.nulls.as_ref().map(|nulls| PyArray1::from_slice(py, nulls));
+                    let flat = whole(py, values)?;
+                    let count = offsets.len() - 1;
+                    let shapes = PyArray1::from_vec(py, shapes).reshape([count, rank])?;
+                    imported_ragged(py, (flat, PyArray1::from_vec(py, offsets), shapes, own).into_pyobject(py)?.into_any())?
+                }
+                Values::Raw(raw) => strings(py, spec, &raw)?,
+                Values::List(list) => {
+                    let items = PyList::empty(py);
+                    for loose in list {
+                        let Some((data, dtype, shape)) = loose else {
+                            items.append(py.None())?;
+                            continue;
+                        };
+                        let array = PyArray1::from_vec(py, data).call_method1("view", (numpy_dtype(py, dtype)?,))?;
+                        items.append(array.call_method1("reshape", (PyTuple::new(py, shape)?,))?)?;
+                    }
+                    items.into_any()
+                }
+            };
+            columns.set_item(name, value)?;
+        }
+        let absolute = batch.places.iter().map(|place| self.recipe.sources[place.source].absolute(place.position) as i64);
+        about.set_item("position", PyArray1::from_iter(py, absolute))?;
+        about.set_item("source", PyArray1::from_iter(py, batch.places.iter().map(|place| place.source as i64)))?;
+        about.set_item("draw", PyArray1::from_iter(py, batch.draws.iter().map(|draw| *draw as i64)))?;
+        about.set_item("valid", PyArray1::from_vec(py, batch.valid))?;
+        about.set_item("step", batch.step)?;
+        about.set_item("epoch", batch.epoch)?;
+        about.set_item("nulls", nulls)?;
+        if let Some(row_ids) = batch.row_ids {
+            about.set_item("row_id", PyArray1::from_vec(py, row_ids))?;
+        }
+        let refused = batch.refused.iter().map(|(place, error)| {
+            let position = self.recipe.sources[place.source].absolute(place.position);
+            (place.source, position, error.code(), error.message().to_owned())
+        });
+        about.set_item("refused", refused.collect::<Vec<_>>())?;
+        Ok((columns, about))
+    }
+}
+
+fn whole<'py>(py: Python<'py>, array: Array) -> PyResult<Bound<'py, PyAny>> {
+    let Array { memory, dtype, shape, .. } = array;
+    let (begin, bytes) = (memory.begin(), memory.bytes());
+    Ok(recycle::over(py, begin, bytes, memory, &PyTuple::new(py, shape)?, &numpy_dtype(py, dtype)?)?.into_any())
+}
+
+fn strings<'py>(py: Python<'py>, spec: &ColumnSpec, raw: &Raw) -> PyResult<Bound<'py, PyAny>> {
+    let get = |index: usize| raw.get(index);
+    match spec.kind {
+        ColumnKind::Text => texts(py, raw.len(), get),
+        ColumnKind::Json => jsons(py, raw.len(), get),
+        _ => byte_strings(py, raw.len(), raw.value_bytes(), get),
+    }
+}

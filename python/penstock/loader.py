@@ -1,0 +1,759 @@
+"""`Loader`: batches of a view, in one order for any ranks and threads, resumable at any step. Made by `View.loader`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import _core
+from penstock.errors import ClosedError, InvalidInputError, NotFoundError
+from penstock.transforms import PerBatch, Transform
+from penstock.view import Batch, View
+
+EXTRAS = ("_row_id", "_position", "_step", "_valid", "_source")
+STATE_FORMAT = 1
+# Ranks that evenly share the lanes of a window order.
+LANES = 48
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Shuffle inside windows of about so many bytes: for data that is read from far away, or from disks that like long reads.
+
+    Runs of neighbouring samples are shuffled as wholes, then samples inside windows of many runs. `loader.explain()` says what that
+    costs and how good it is. `lanes`: streams that ranks share out, so that each reads blocks of its own.
+    """
+
+    bytes: int
+    lanes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Replacement:
+    """Draw with replacement: `samples` an epoch (default: as many as there are), by `weights` (one a sample) or evenly."""
+
+    samples: int | None = None
+    weights: npt.ArrayLike | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Mix:
+    """Several views as one; made by `ps.mix`. Has `loader(…)` as a view has."""
+
+    sources: Mapping[str, tuple[View, float]]
+    epoch_samples: int
+    exhausted: str
+
+    def loader(self, **options: Any) -> Loader:
+        """Make a loader of the mixture; see `View.loader`. Ask for `_source` to see where samples come from."""
+        return Loader(self, **options)
+
+    def __len__(self) -> int:
+        return self.epoch_samples
+
+
+def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhausted: str = "repeat") -> Mix:
+    """Mix views in exact proportions: name → view, or (view, weight); without weights, by their sizes.
+
+    Inside every `order_block_samples` draws (by default a global batch) each source has its share, in shuffled places. `epoch_samples`:
+    by default all sources together. `exhausted`: "repeat" begins a source again, and goes on with it in the next epoch; "stop" ends the epoch
+    before one would repeat; "raise" refuses an epoch that needs more than there is.
+
+    >>> import penstock as ps
+    >>> ds = ps.create("memory://mix", {"number": "int32"})
+    >>> receipt = ds.append({"number": range(100)})
+    >>> mixed = ps.mix({"low": (ds.select(range(50)), 3), "high": (ds.select(range(50, 100)), 1)}, epoch_samples=80)
+    >>> batch = next(iter(mixed.loader(batch_size=8, columns=["number", "_source"], shuffle=True)))
+    >>> sorted(batch["_source"].tolist())
+    [0, 0, 0, 0, 0, 0, 1, 1]
+    """
+    if not isinstance(sources, Mapping) or not sources:
+        raise InvalidInputError(f"cannot mix {sources!r}: expected a dict of name to view, or to (view, weight)", code="invalid-argument")
+    pairs: dict[str, tuple[View, float]] = {}
+    for name, given in sources.items():
+        view, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+        weight = len(view) if weight is None and isinstance(view, View) else weight
+        if not isinstance(view, View) or not isinstance(weight, int | float | np.number) or not 0 <= weight < math.inf:
+            raise InvalidInputError(
+                f"cannot mix `{name}`: expected a view and a weight of at least 0, got {given!r}", code="invalid-argument"
+            )
+        pairs[name] = (view, float(weight))
+    if not sum(weight for _, weight in pairs.values()):
+        raise InvalidInputError("cannot mix: all weights are 0", code="invalid-argument")
+    if exhausted not in ("repeat", "stop", "raise"):
+        raise InvalidInputError(f"exhausted={exhausted!r}", code="invalid-argument", hint="one of repeat, stop, raise")
+    samples = sum(len(view) for view, _ in pairs.values()) if epoch_samples is None else epoch_samples
+    return Mix(pairs, _whole(samples, "epoch_samples", 1), exhausted)
+
+
+@dataclasses.dataclass
+class Source:
+    """A view that a loader reads, and how it is ordered."""
+
+    name: str
+    view: View
+    order: dict[str, Any]
+    weights: _core.Weights | None
+
+    def selection(self) -> str:
+        """Tell the selection's samples apart from others: "all", or a hash."""
+        positions = self.view._view.positions()
+        return "all" if positions is None else hashlib.sha256(np.ascontiguousarray(positions).tobytes()).hexdigest()[:32]
+
+    def loaded(self, state: Mapping[str, Any]) -> Source:
+        """Give the source as a state has it: its snapshot, in its order."""
+        own = self.state()
+        for what in ("dataset", "selection"):
+            if state[what] != own[what]:
+                raise InvalidInputError(
+                    f"cannot load the state: it is of {what} {state[what]}, this loader reads {own[what]}", code="invalid-argument",
+                    hint=f"open the same {what} that the state was taken of",
+                )  # fmt: skip
+        if state["order"].get("weights") != self.order.get("weights"):
+            raise InvalidInputError(
+                "cannot load the state: it draws by other weights", code="invalid-argument", hint="give the weights it was taken with"
+            )
+        view = self.view
+        if state["snapshot"] != own["snapshot"]:
+            snapshot = _reopened(view, str(state["snapshot"]))
+            positions = view._view.positions()
+            view = View(snapshot, snapshot.view(None if positions is None else positions.tolist()))
+        return Source(str(state["name"]), view, dict(state["order"]), self.weights)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "name": self.name, "dataset": self.view._snapshot.dataset_id, "snapshot": self.view.snapshot, "selection": self.selection(),
+            "samples": len(self.view), "order": self.order,
+        }  # fmt: skip
+
+
+def _reopened(view: View, snapshot: str) -> _core.Snapshot:
+    try:
+        return _core.open(view.uri, snapshot, *view._snapshot.options())
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"cannot load the state: its snapshot {snapshot} is gone", code="snapshot-not-found", hint="tag what you train on"
+        ) from error
+
+
+class Loader:
+    """Batches of a view or a mixture, for training. Iterate it once an epoch.
+
+    >>> import penstock as ps
+    >>> ds = ps.create("memory://loader", {"number": "int32"})
+    >>> receipt = ds.append({"number": range(10)})
+    >>> loader = ds.loader(batch_size=4, shuffle=True, seed=1)
+    >>> epoch = [batch["number"].tolist() for batch in loader]
+    >>> len(loader), sorted(sum(epoch, [])) == list(range(10))
+    (3, True)
+    >>> again = ds.loader(batch_size=4, shuffle=True, seed=1)
+    >>> again.load_state_dict(loader.state_dict(step=1))
+    >>> [batch["number"].tolist() for batch in again] == epoch[1:]
+    True
+    """
+
+    def __init__(
+        self,
+        source: View | Mix,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        shuffle: bool | Window | Replacement = False,
+        seed: int = 0,
+        columns: Sequence[str] | None = None,
+        transform: Sequence[Transform | Callable[..., Any]] = (),
+        outputs: Mapping[str, str] | None = None,
+        output: str = "numpy",
+        decode: bool = True,
+        last_batch: str = "short",
+        rank: int | None = None,
+        world_size: int | None = None,
+        on_corrupt: str = "raise",
+        nulls: Mapping[str, Any] | None = None,
+        order_block_samples: int | None = None,
+        memory_bytes: int | None = None,
+        threads: int | None = None,
+        python_workers: int = 0,
+        progress: bool = False,
+    ) -> None:
+        self.rank, self.world_size = _ranks(rank, world_size)
+        if (batch_size is None) == (global_batch_size is None):
+            raise InvalidInputError("give batch_size (of a rank) or global_batch_size, one of them", code="invalid-argument")
+        if batch_size is not None:
+            global_batch_size = _whole(batch_size, "batch_size", 1) * self.world_size
+        self.global_batch_size = _whole(global_batch_size, "global_batch_size", 1)
+        if output not in ("numpy", "torch", "jax"):
+            raise InvalidInputError(f"output={output!r}", code="invalid-argument", hint="one of numpy, torch, jax")
+        if last_batch not in ("short", "drop", "pad"):
+            raise InvalidInputError(f"last_batch={last_batch!r}", code="invalid-argument", hint="one of short, drop, pad")
+        self.output, self.last_batch, self.decode, self.on_corrupt = output, last_batch, decode, on_corrupt
+        self.seed = _whole(seed, "seed", 0)
+        self.order_block_samples = (
+            self.global_batch_size if order_block_samples is None else _whole(order_block_samples, "order_block_samples", 1)
+        )
+        if isinstance(columns, str):
+            raise InvalidInputError(f"columns={columns!r}, expected a list of names", hint=f"write columns=[{columns!r}]")
+        views = {"": (source, 1.0)} if isinstance(source, View) else dict(source.sources)
+        first = next(iter(views.values()))[0]
+        names = list(first.schema) if columns is None else list(dict.fromkeys(columns))
+        self._extras = [name for name in names if name in EXTRAS]
+        self._outputs = {name: name for name in names if name not in EXTRAS} if outputs is None else dict(outputs)
+        if any(name in EXTRAS for name in self._outputs):
+            raise InvalidInputError(f"outputs={outputs!r}: {', '.join(EXTRAS)} are asked for in columns=", code="invalid-argument")
+        self._declared, self._per_sample, self._per_batch = _stages(transform, self._outputs, first)
+        self._nulls = dict(nulls or {})
+        for name in self._nulls:
+            if name not in self._outputs:
+                raise InvalidInputError(
+                    f"nulls= names `{name}`, which the loader does not give",
+                    code="invalid-argument",
+                    hint=f"it gives {', '.join(self._outputs)}",
+                )
+        defaults = _core.configure()
+        self.memory_bytes = defaults[0] if memory_bytes is None else _whole(memory_bytes, "memory_bytes", 1)
+        self.threads = defaults[1] if threads is None else _whole(threads, "threads", 1)
+        self.python_workers = _whole(python_workers, "python_workers", 0)
+        self.progress = progress
+        self._mix: dict[str, Any] | None = None
+        if isinstance(source, Mix):
+            total = sum(weight for _, weight in views.values())
+            shares = [round(weight / total * 2**32) for _, weight in views.values()]
+            self._mix = {"shares": shares, "epoch_samples": source.epoch_samples, "exhausted": source.exhausted}
+        self._shuffle = shuffle
+        self._sources = [self._ordered(name, view, shuffle) for name, (view, _) in views.items()]
+        self._core = self._open((0, 0))
+        self._step = 0  # The next batch to give, counted from the core's base.
+        self._go_on = True  # Whether the next iteration begins there, or with the next epoch.
+        self._turn = 0
+        self._agreed = self.world_size == 1
+        self._inside_seconds = self._function_seconds = 0.0
+        self._began: float | None = None
+        self._read_before = self._counted()
+
+    def _ordered(self, name: str, view: View, shuffle: bool | Window | Replacement) -> Source:
+        if shuffle is True or shuffle is False:
+            return Source(name, view, {"kind": "full" if shuffle else "sequential"}, None)
+        if isinstance(shuffle, Replacement):
+            samples = len(view) if shuffle.samples is None else _whole(shuffle.samples, "samples", 0)
+            if shuffle.weights is None:
+                return Source(name, view, {"kind": "replacement", "samples": samples, "weights": None}, None)
+            try:
+                weights = np.ascontiguousarray(shuffle.weights, dtype=np.float64)
+            except (TypeError, ValueError) as error:
+                raise InvalidInputError(f"weights make no array of numbers: {error}", code="invalid-argument") from error
+            if weights.ndim != 1:
+                raise InvalidInputError(f"weights of shape {weights.shape}, expected ({len(view)},)", code="invalid-argument")
+            digest = hashlib.sha256(weights.tobytes()).hexdigest()[:32]
+            return Source(name, view, {"kind": "replacement", "samples": samples, "weights": digest}, _core.Weights(weights))
+        if not isinstance(shuffle, Window):
+            raise InvalidInputError(f"shuffle={shuffle!r}, expected True, False, ps.Window or ps.Replacement", code="invalid-argument")
+        window_bytes = _whole(shuffle.bytes, "Window bytes", 1)
+        mean = max(1.0, view._snapshot.stored_bytes(list(dict.fromkeys(self._outputs.values()))) / max(1, len(view._snapshot)))
+        window = max(1, int(window_bytes / mean))
+        run_bytes = min(max(window_bytes / 64, 64 << 10), 16 << 20)
+        run = 1 << max(0, int(math.log2(max(1.0, run_bytes / mean))))
+        run = min(run, window)
+        if shuffle.lanes is None:
+            common = math.gcd(self.order_block_samples, LANES)
+            most = max(1, window // (4 * run))
+            lanes = max(lanes for lanes in range(1, common + 1) if common % lanes == 0 and lanes <= most)
+        else:
+            lanes = _whole(shuffle.lanes, "lanes", 1)
+        return Source(name, view, {"kind": "window", "run_samples": run, "window_samples": window, "lanes": lanes}, None)
+
+    def _open(self, base: tuple[int, int]) -> _core.Loader:
+        declared = {
+            "names": [source.name for source in self._sources],
+            "outputs": list(self._outputs.items()),
+            "transform": self._declared,
+            "decode": self.decode,
+            "seed": self.seed,
+            "orders": [source.order for source in self._sources],
+            "mix": self._mix,
+            "order_block_samples": self.order_block_samples,
+            "global_batch_size": self.global_batch_size,
+            "last_batch": self.last_batch,
+            "base": base,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "row_ids": "_row_id" in self._extras,
+            "on_corrupt": self.on_corrupt,
+            "threads": self.threads,
+            "memory_bytes": self.memory_bytes,
+        }
+        return _core.Loader(
+            [source.view._view for source in self._sources], [source.weights for source in self._sources], json.dumps(declared)
+        )
+
+    # Iterating
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return self._core.steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Give the batches of one epoch: the rest of the one that a state was loaded in, else the next one."""
+        return self._iterate(1, ahead=self._shuffle is not False)
+
+    def stream(self, epochs: int | None = None) -> Iterator[Batch]:
+        """Give the batches of so many epochs, or without end; the next epoch is begun while the last one ends."""
+        return self._iterate(None if epochs is None else _whole(epochs, "epochs", 0), ahead=True)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of `epoch`, from its beginning."""
+        self._rebase((_whole(epoch, "epoch", 0), 0))
+
+    def _rebase(self, base: tuple[int, int]) -> None:
+        self.close()
+        self._core = self._open(base)
+        self._step, self._go_on = 0, True
+
+    def _end_of_epoch(self, step: int) -> int:
+        """The first step of the epoch after that of `step`."""
+        first, steps = self._core.first_steps, len(self)
+        return first if step < first else first + ((step - first) // steps + 1) * steps
+
+    def _iterate(self, epochs: int | None, ahead: bool) -> Iterator[Batch]:
+        if not len(self) or epochs == 0:
+            return
+        first, steps = self._core.first_steps, len(self)
+        within = self._step % first if self._step < first else (self._step - first) % steps
+        if not self._go_on and within:
+            self._step = self._end_of_epoch(self._step)
+        self._go_on = False
+        self._turn += 1
+        turn = self._turn
+        end = None if epochs is None else self._end_of_epoch(self._step) + (epochs - 1) * steps
+        self._core.start(self._step, 2**62 if ahead or end is None else end)
+        if not self._agreed:
+            self._agree()
+        self._began = time.perf_counter() if self._began is None else self._began
+        line = _Line(self) if self.progress else None
+        try:
+            while end is None or self._step < end:
+                began = time.perf_counter()
+                batch = self._next()
+                self._inside_seconds += time.perf_counter() - began
+                if line:
+                    line.update()
+                yield batch
+                if turn != self._turn:
+                    raise ClosedError("this iteration is over: another one of the same loader has begun", code="transaction-closed")
+        finally:
+            if line:
+                line.close()
+            if turn == self._turn and not ahead:
+                self._core.close()
+
+    def _next(self) -> Batch:
+        given = self._core.next()
+        if given is None:
+            raise ClosedError("this loader was closed while it was iterated", code="transaction-closed")
+        batch, about = given
+        self._step += 1
+        return self._finished(batch, about)
+
+    def _finished(self, batch: Batch, about: dict[str, Any]) -> Batch:
+        for name, nulls in about["nulls"].items():
+            self._fill(name, batch, nulls)
+        for name in self._extras:
+            values = {"_position": "position", "_source": "source", "_valid": "valid", "_row_id": "row_id"}.get(name)
+            batch[name] = np.full(len(about["valid"]), self._number(about), np.int64) if values is None else about[values]
+        began = time.perf_counter()
+        if self._per_sample:
+            batch = self._mapped(batch, about)
+        for fn in self._per_batch:
+            batch = fn(batch)
+            if not isinstance(batch, dict):
+                raise InvalidInputError(
+                    f"{fn!r} gave a {type(batch).__name__}, expected a dict of column to values", code="invalid-argument"
+                )
+        self._function_seconds += time.perf_counter() - began
+        return self._as_output(batch)
+
+    def _number(self, about: dict[str, Any]) -> int:
+        epoch, draw = self._core.begin_of(about["step"])
+        return epoch * len(self) + draw // self.global_batch_size
+
+    def _fill(self, name: str, batch: Batch, nulls: npt.NDArray[np.bool_]) -> None:
+        if name not in self._nulls:
+            raise InvalidInputError(
+                f"column `{name}` has {int(nulls.sum())} nulls in this batch", code="invalid-value",
+                hint=f'say what they become: nulls={{"{name}": value}}, or "mask" for a column `{name}_valid`',
+            )  # fmt: skip
+        if isinstance(self._nulls[name], str) and self._nulls[name] == "mask":
+            batch[f"{name}_valid"] = ~nulls
+        else:
+            batch[name][nulls] = self._nulls[name]
+
+    def _mapped(self, batch: Batch, about: dict[str, Any]) -> Batch:
+        """Apply the functions that want one sample at a time."""
+        samples = []
+        for index in range(len(about["valid"])):
+            sample = {name: values[index] for name, values in batch.items()}
+            rng = np.random.Generator(np.random.Philox(key=[self.seed, 0], counter=[0, 0, about["epoch"], int(about["draw"][index])]))
+            for fn in self._per_sample:
+                try:
+                    sample = fn(sample, rng)
+                except Exception as error:
+                    error.add_note(f"in {fn!r}, for sample {int(about['position'][index])} in step {self._number(about)} of the loader")
+                    raise
+                if not isinstance(sample, dict):
+                    raise InvalidInputError(
+                        f"{fn!r} gave a {type(sample).__name__}, expected a dict of column to value", code="invalid-argument"
+                    )
+            samples.append(sample)
+        return _collated(samples, about["position"])
+
+    def _as_output(self, batch: Batch) -> Batch:
+        if self.output == "torch":
+            from penstock.torch import tensors
+
+            return tensors(batch, self._images())
+        if self.output == "jax":
+            from penstock.jax import arrays
+
+            return arrays(batch)
+        return batch
+
+    def _images(self) -> frozenset[str]:
+        return frozenset(name for name, _, _, image in self._core.results() if image)
+
+    # Where it is
+
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """Tell where the loader is, or would be at `step` (counted since the beginning of epoch 0): a few hundred bytes of JSON.
+
+        The same on all ranks, whatever batches are being made ahead. Cost: nothing is read.
+        """
+        if step is None:
+            epoch, draw = self._core.begin_of(self._step)
+        else:
+            steps = max(1, len(self))
+            number = _whole(step, "step", 0)
+            epoch, draw = number // steps, number % steps * self.global_batch_size
+        return {**self._order_state(), "epoch": epoch, "draw": draw}
+
+    def _order_state(self) -> dict[str, Any]:
+        return {
+            "format": STATE_FORMAT, "permutation": 1, "sources": [source.state() for source in self._sources], "mix": self._mix, "seed": self.seed,
+            "order_block_samples": self.order_block_samples, "global_batch_size": self.global_batch_size, "last_batch": self.last_batch,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken: same samples in the same order, whatever ranks, threads and budgets.
+
+        The state's snapshot, seed and order win over this loader's; batches are cut as this loader was told. Cost: opens the state's snapshot
+        if it is another one. Raises: InvalidInputError for another dataset or selection, NotFoundError for a snapshot that is gone.
+        """
+        try:
+            if state["format"] != STATE_FORMAT or state["permutation"] != 1:
+                raise InvalidInputError(
+                    f"cannot load a state of format {state['format']}: this release reads format {STATE_FORMAT}", code="invalid-argument"
+                )
+            sources, mix, epoch, draw = list(state["sources"]), state["mix"], int(state["epoch"]), int(state["draw"])
+            seed, block = int(state["seed"]), int(state["order_block_samples"])
+            if len(sources) != len(self._sources):
+                raise InvalidInputError(
+                    f"cannot load the state: it is of {len(sources)} sources, this loader has {len(self._sources)}", code="invalid-argument"
+                )
+            found = [own.loaded(theirs) for own, theirs in zip(self._sources, sources, strict=True)]
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InvalidInputError | NotFoundError):
+                raise
+            raise InvalidInputError(
+                f"this is no state of a loader: {error!r}", code="invalid-argument", hint="give what state_dict() gave"
+            ) from error
+        before = self._sources, self._mix, self.seed, self.order_block_samples
+        self._sources, self._mix, self.seed, self.order_block_samples = found, mix, seed, block
+        try:
+            self._rebase((epoch, draw))
+        except Exception:
+            self._sources, self._mix, self.seed, self.order_block_samples = before
+            raise
+
+    def batch_at(self, step: int) -> Batch:
+        """Make the batch of one step, counted since the beginning of epoch 0, without moving: to look into a loss spike."""
+        steps = max(1, len(self))
+        number = _whole(step, "step", 0)
+        core = self._open((number // steps, number % steps * self.global_batch_size))
+        core.start(0, 1)
+        try:
+            given = core.next()
+        finally:
+            core.close()
+        if given is None:
+            raise InvalidInputError("the loader has no batches", code="invalid-argument")
+        now, self._core = self._core, core
+        try:
+            return self._finished(*given)
+        finally:
+            self._core = now
+
+    def _agree(self) -> None:
+        """Compare what ranks are about to read, where torch.distributed connects them."""
+        self._agreed = True
+        distributed = sys.modules.get("torch.distributed")
+        if (
+            distributed is None
+            or not distributed.is_available()
+            or not distributed.is_initialized()
+            or distributed.get_world_size() != self.world_size
+        ):
+            return
+        state = {**self.state_dict(), "step": self._step, "transform": self._declared, "outputs": self._outputs}
+        mine = (hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest(), state)
+        all_of_them: list[Any] = [None] * self.world_size
+        distributed.all_gather_object(all_of_them, mine)
+        for rank, (digest, theirs) in enumerate(all_of_them):
+            if digest != all_of_them[0][0]:
+                differing = [name for name in state if theirs[name] != all_of_them[0][1][name]]
+                text = "; ".join(f"{name}: {all_of_them[0][1][name]!r} on rank 0, {theirs[name]!r} on rank {rank}" for name in differing)
+                raise InvalidInputError(f"ranks do not agree on what to load: {text}", code="invalid-argument")
+
+    # Seeing
+
+    def _counted(self) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for source in {source.view.uri: source for source in self._sources}.values():
+            for name, value in source.view.stats().items():
+                totals[name] = totals.get(name, 0) + value
+        return totals
+
+    def stats(self, step_seconds: float | None = None) -> dict[str, Any]:
+        """Tell how it went so far.
+
+        `samples_per_second` and `bytes_per_second` while the consumer waited or the threads worked ahead; `stall` the share of the consumer's
+        time that it waited for batches, `stages` seconds of threads by what they did, `function_seconds` of your callables, `kept_bytes`
+        of batches you still hold, `peak_bytes` of those made ahead, `read` what was asked of storage, `refused` damaged samples. With
+        `step_seconds`, `accelerator_utilisation` is what an accelerator of that step time would reach.
+        """
+        counts = dict(self._core.stats())
+        now = time.perf_counter()
+        elapsed = max(now - self._began, 1e-9) if self._began is not None else 1e-9
+        batches = counts["batches"]
+        waiting = self._inside_seconds
+        read = {name: value - self._read_before.get(name, 0) for name, value in self._counted().items()}
+        answer: dict[str, Any] = {
+            "batches": batches, "samples": counts["samples"], "bytes": counts["bytes"], "seconds": elapsed,
+            "samples_per_second": counts["samples"] / elapsed, "bytes_per_second": counts["bytes"] / elapsed,
+            "waiting_seconds": waiting, "stall": min(1.0, waiting / elapsed), "function_seconds": self._function_seconds,
+            "stages": {stage: counts[f"{stage}_ns"] / 1e9 for stage in ("fetch", "gather", "transform")},
+            "occupancy": {stage: counts[f"{stage}_ns"] / 1e9 / elapsed / self.threads for stage in ("gather", "transform")},
+            "kept_bytes": counts["kept_bytes"], "peak_bytes": counts["peak_bytes"], "refused": counts["refused"],
+            "read": {name: value for name, value in read.items() if value},
+        }  # fmt: skip
+        if step_seconds is not None and batches:
+            busy = sum(counts[f"{stage}_ns"] for stage in ("gather", "transform")) / 1e9 / self.threads + self._function_seconds
+            answer["accelerator_utilisation"] = step_seconds / max(step_seconds, busy / batches)
+        return answer
+
+    def explain(self) -> str:
+        """Say what an epoch costs and how well it is shuffled, in words; nothing is read but the manifest."""
+        return "\n".join(f"{what:<16}{text}" for what, text in self._explained().items())
+
+    def _explained(self) -> dict[str, str]:
+        steps, draws = len(self), self._core.epoch_samples
+        columns = list(dict.fromkeys(self._outputs.values()))
+        mean = [source.view._snapshot.stored_bytes(columns) / max(1, len(source.view._snapshot)) for source in self._sources]
+        total = (
+            mean[0] * draws
+            if self._mix is None
+            else sum(m * draws * share / 2**32 for m, share in zip(mean, self._mix["shares"], strict=True))
+        )
+        looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []
+        probe = self._open((0, 0))
+        requests, distinct, full = [], [], []
+        parts = 1000
+        for step in looked:
+            _, sources, positions, _ = probe.places(step)
+            for number, source in enumerate(self._sources):
+                mine = positions[sources == number]
+                if len(mine) and not source.view._snapshot.mapped:
+                    requests.append(len(source.view._view.ranges(np.sort(mine), columns)))
+            stretch = {(int(s), int(p) * parts // max(1, len(self._sources[int(s)].view))) for s, p in zip(sources, positions, strict=True)}
+            cells = parts * len(self._sources) if draws >= parts else draws
+            distinct.append(len(stretch))
+            full.append(cells * (1 - (1 - 1 / cells) ** len(positions)))
+        quality = sum(distinct) / sum(full) if full else 1.0
+        answer = {
+            "epoch": f"{draws} samples in {steps} steps of {self.global_batch_size} ({self.global_batch_size // self.world_size} a rank)",
+            "order": ", ".join(json.dumps(source.order) for source in self._sources),
+            "bytes": f"about {_size(total)} an epoch, {_size(total / max(1, self.world_size))} a rank",
+            "requests": f"about {sum(requests) / len(looked) * steps:,.0f} an epoch and rank" if requests else "none: files are mapped",
+            "memory": f"batches ahead take up to {_size(self.memory_bytes)}; a batch of fixed shapes {_size(self._core.least_bytes)}",
+            "shuffle": f"a batch comes from {min(1.0, quality):.0%} as many places as in a full permutation",
+        }
+        window = next((source.order for source in self._sources if source.order["kind"] == "window"), None)
+        if window:
+            held = window["window_samples"] * mean[0]
+            answer["window"] = (
+                f"{window['window_samples']} samples, {_size(held)} over {window['lanes']} lanes, in runs of {window['run_samples']}"
+            )
+        return answer
+
+    def ceiling(self) -> Iterator[Batch]:
+        """Give the first batch of the epoch again and again, as often as an epoch has batches: the speed of training without loading."""
+        batch = self.batch_at(0)
+        for _ in range(len(self)):
+            yield batch
+
+    def close(self) -> None:
+        """End all threads of this loader; it can be iterated again. Once is enough, twice does no harm."""
+        self._turn += 1
+        self._core.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<penstock.Loader of {', '.join(source.view.uri for source in self._sources)}: {len(self)} batches of {self.global_batch_size}>"
+
+
+class _Line:
+    """A live line: how far, how fast, how much of the time was waited."""
+
+    def __init__(self, loader: Loader) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.loader = loader
+        self.bar = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}  {task.fields[text]}"),
+            TimeElapsedColumn(),
+        )
+        epoch, _ = loader._core.begin_of(loader._step)
+        self.task = self.bar.add_task("", total=len(loader), epoch=epoch, text="")
+        self.bar.start()
+
+    def update(self) -> None:
+        loader = self.loader
+        stats = loader.stats()
+        epoch, draw = loader._core.begin_of(max(0, loader._step - 1))
+        text = f"{stats['samples_per_second']:,.0f} samples/s, waited {stats['stall']:.0%}"
+        self.bar.update(self.task, completed=draw // loader.global_batch_size + 1, epoch=epoch, text=text)
+
+    def close(self) -> None:
+        self.bar.stop()
+
+
+def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and world size: as given, of torch.distributed where it is up, of the environment as torchrun sets it, or one alone."""
+    if (rank is None) != (world_size is None):
+        raise InvalidInputError("give rank and world_size, both or neither", code="invalid-argument")
+    if rank is None:
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+        try:
+            rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        except ValueError as error:
+            raise InvalidInputError(f"RANK and WORLD_SIZE in the environment: {error}", code="invalid-argument") from error
+    size = _whole(world_size, "world_size", 1)
+    if not 0 <= _whole(rank, "rank", 0) < size:
+        raise InvalidInputError(f"rank={rank} with world_size={size}: ranks go from 0 to {size - 1}", code="invalid-argument")
+    return int(rank), size
+
+
+def _whole(value: Any, what: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InvalidInputError(f"{what}={value!r}, expected a whole number of at least {least}", code="invalid-argument")
+    return int(value)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
+def _stages(
+    transform: Sequence[Transform | Callable[..., Any]], outputs: Mapping[str, str], view: View
+) -> tuple[list[dict[str, Any]], list[Callable[..., Any]], list[PerBatch]]:
+    """Sort transforms into those of the core, functions of a sample and functions of a batch; they come in that order."""
+    if callable(transform) or isinstance(transform, Transform):
+        raise InvalidInputError(f"transform={transform!r}, expected a list", code="invalid-argument", hint="write transform=[…]")
+    declared: list[dict[str, Any]] = []
+    samples: list[Callable[..., Any]] = []
+    batches: list[PerBatch] = []
+    for stage in transform:
+        if isinstance(stage, Transform):
+            if samples or batches:
+                raise InvalidInputError(f"{stage!r} comes after a function", code="invalid-argument", hint="put functions last")
+            declared.append({"op": stage.op, "on": _on(stage, outputs, view), **stage.declared()})
+        elif isinstance(stage, PerBatch):
+            batches.append(stage)
+        elif isinstance(stage, type) and issubclass(stage, Transform | PerBatch):
+            raise InvalidInputError(f"{stage.__name__} is a class", code="invalid-argument", hint=f"write T.{stage.__name__}(…)")
+        elif callable(stage):
+            if batches:
+                raise InvalidInputError(
+                    f"{stage!r} comes after a function of whole batches", code="invalid-argument", hint="put T.PerBatch last"
+                )
+            samples.append(stage)
+        else:
+            raise InvalidInputError(
+                f"{stage!r} is no transform", code="invalid-argument", hint="see penstock.transforms, or give fn(sample, rng)"
+            )
+    return declared, samples, batches
+
+
+def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
+    on = getattr(stage, "on", None)
+    if on is not None:
+        return [on] if isinstance(on, str) else [str(name) for name in on]
+    images = [name for name, column in outputs.items() if column in view.schema and view.schema[column].type == "image"]
+    if len(images) != 1:
+        raise InvalidInputError(
+            f"{type(stage).__name__} does not say what it is on: there are {len(images)} images", code="invalid-argument", hint="write on=…"
+        )
+    return images
+
+
+def _collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64]) -> Batch:
+    """Samples → columns: arrays and numbers of one shape become an array, all else a list."""
+    batch: Batch = {}
+    for name in samples[0] if samples else ():
+        values = []
+        for index, sample in enumerate(samples):
+            if name not in sample or len(sample) != len(samples[0]):
+                raise InvalidInputError(
+                    f"a function gave {sorted(sample)} for sample {positions[index]}, and {sorted(samples[0])} for {positions[0]}",
+                    code="invalid-value",
+                )
+            values.append(sample[name])
+        first = values[0]
+        if isinstance(first, np.ndarray):
+            for index, value in enumerate(values):
+                if not isinstance(value, np.ndarray) or value.shape != first.shape or value.dtype != first.dtype:
+                    found = f"{value.shape} {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+                    _refuse_shape(name, int(positions[index]), found, int(positions[0]), f"{first.shape} {first.dtype}")
+            batch[name] = np.stack(values)
+        elif isinstance(first, np.generic | int | float | bool):
+            batch[name] = np.asarray(values)
+        else:
+            batch[name] = values
+    return batch
+
+
+def _refuse_shape(name: str, position: int, found: str, first: int, wanted: str) -> NoReturn:
+    raise InvalidInputError(
+        f"`{name}` of sample {position} is {found} after your functions, that of sample {first} is {wanted}", code="invalid-value",
+        hint="give equal shapes, or lists",
+    )  # fmt: skip

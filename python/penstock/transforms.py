@@ -1,0 +1,274 @@
+"""Transforms that the core applies: names, defaults and units of torchvision v2. Give them to `loader(transform=[…])`.
+
+Each is `on` one result or several at once, by name (default: the only image); its random numbers are drawn once a sample, and boxes,
+masks and keypoints follow the image. Images are RGB uint8 until ToDtype or Normalize; tensors keep their own dtype, and crops, pads and flips
+cut their first dimensions. Callables `fn(sample, rng)` come after these, `PerBatch(fn)` and `Tokenize` last.
+
+>>> import numpy as np, penstock as ps
+>>> from penstock import transforms as T
+>>> ds = ps.create("memory://transforms", {"image": ps.Image(), "boxes": ps.Boxes(of="image")})
+>>> receipt = ds.append({"image": [np.zeros((60, 80, 3), np.uint8)] * 4, "boxes": [[[10, 10, 30, 40]]] * 4})
+>>> loader = ds.loader(batch_size=2, transform=[T.Resize((30, 40), on=("image", "boxes")), T.Normalize([0.5], [0.5], on="image")])
+>>> batch = next(iter(loader))
+>>> batch["image"].shape, str(batch["image"].dtype), batch["boxes"][0].tolist()
+((2, 30, 40, 3), 'float32', [[5.0, 5.0, 15.0, 20.0]])
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from penstock.errors import InvalidInputError
+
+On = str | Sequence[str] | None
+
+
+def _numbers(value: Any, what: str) -> list[Any]:
+    """Give one number, or a sequence of them, as a list."""
+    if isinstance(value, numbers.Number):
+        return [value]
+    try:
+        values = list(value)
+    except TypeError:
+        values = [None]
+    if not values or not all(isinstance(number, numbers.Number) and not isinstance(number, bool) for number in values):
+        raise InvalidInputError(f"{what}={value!r}, expected a number or a sequence of numbers", code="invalid-argument")
+    return [number.item() if isinstance(number, np.generic) else number for number in values]
+
+
+def _sizes(value: Any, what: str, square: bool) -> list[int]:
+    sizes = _numbers(value, what)
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise InvalidInputError(f"{what}={value!r}, expected whole numbers above 0", code="invalid-argument")
+    return sizes * 2 if square and len(sizes) == 1 else sizes
+
+
+def _padding(value: Any) -> list[int]:
+    """Torchvision's padding: all sides; left and right, top and bottom; or left, top, right, bottom."""
+    sides = _numbers(value, "padding")
+    if not all(isinstance(side, int) for side in sides) or len(sides) not in (1, 2, 4, 6, 8):
+        raise InvalidInputError(f"padding={value!r}, expected 1, 2 or 4 whole numbers", code="invalid-argument")
+    return {1: sides * 4, 2: sides * 2}.get(len(sides), sides)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transform:
+    """Base of the transforms that the core applies."""
+
+    op: ClassVar[str]
+
+    def declared(self) -> dict[str, Any]:
+        """Give what the core reads, but for `on`."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Resize(Transform):
+    """Resize to (height, width); one number is for the shorter side, and keeps the ratio. Masks take the nearest pixel."""
+
+    size: int | Sequence[int]
+    interpolation: str = "bilinear"
+    max_size: int | None = None
+    antialias: bool = True
+    on: On = None
+    op = "resize"
+
+    def declared(self) -> dict[str, Any]:
+        return {
+            "size": _sizes(self.size, "size", False), "max_size": self.max_size, "interpolation": _interpolation(self.interpolation), "antialias": self.antialias,
+        }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class CenterCrop(Transform):
+    """Cut out the middle, (height, width) or a square; what is smaller is padded with zeros."""
+
+    size: int | Sequence[int]
+    on: On = None
+    op = "center-crop"
+
+    def declared(self) -> dict[str, Any]:
+        return {"size": _sizes(self.size, "size", True)}
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomCrop(Transform):
+    """Cut a box out at random, after padding. `size` (height, width), or one number a dimension of a tensor."""
+
+    size: int | Sequence[int]
+    padding: int | Sequence[int] | None = None
+    pad_if_needed: bool = False
+    fill: float = 0
+    on: On = None
+    op = "random-crop"
+
+    def declared(self) -> dict[str, Any]:
+        padding = None if self.padding is None else _padding(self.padding)
+        return {"size": _sizes(self.size, "size", True), "padding": padding, "pad_if_needed": self.pad_if_needed, "fill": float(self.fill)}
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomResizedCrop(Transform):
+    """Cut out a box of random area (`scale`, of the whole) and aspect ratio (`ratio`), and resize it.
+
+    Cost: of a JPEG, only that box is decoded, at half, a quarter or an eighth of its size where it is much larger than the result.
+    """
+
+    size: int | Sequence[int]
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: str = "bilinear"
+    antialias: bool = True
+    on: On = None
+    op = "random-resized-crop"
+
+    def declared(self) -> dict[str, Any]:
+        scale, ratio = _numbers(self.scale, "scale"), _numbers(self.ratio, "ratio")
+        if len(scale) != 2 or len(ratio) != 2:
+            raise InvalidInputError(f"scale={self.scale!r}, ratio={self.ratio!r}, expected (low, high) each", code="invalid-argument")
+        return {
+            "size": _sizes(self.size, "size", True)[:2], "scale": [float(s) for s in scale], "ratio": [float(r) for r in ratio],
+            "interpolation": _interpolation(self.interpolation), "antialias": self.antialias,
+        }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomHorizontalFlip(Transform):
+    """Mirror left and right with probability p."""
+
+    p: float = 0.5
+    on: On = None
+    op = "random-horizontal-flip"
+
+    def declared(self) -> dict[str, Any]:
+        return {"p": float(self.p)}
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomVerticalFlip(Transform):
+    """Mirror top and bottom with probability p."""
+
+    p: float = 0.5
+    on: On = None
+    op = "random-vertical-flip"
+
+    def declared(self) -> dict[str, Any]:
+        return {"p": float(self.p)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pad(Transform):
+    """Add borders of `fill`: one number, (left and right, top and bottom), or (left, top, right, bottom)."""
+
+    padding: int | Sequence[int]
+    fill: float = 0
+    on: On = None
+    op = "pad"
+
+    def declared(self) -> dict[str, Any]:
+        return {"padding": _padding(self.padding), "fill": float(self.fill)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalize(Transform):
+    """(value - mean) / std by channel; whole numbers are brought to 0–1 first. Gives float32, or what ToDtype said before."""
+
+    mean: Sequence[float]
+    std: Sequence[float]
+    on: On = None
+    op = "normalize"
+
+    def declared(self) -> dict[str, Any]:
+        return {"mean": [float(m) for m in _numbers(self.mean, "mean")], "std": [float(s) for s in _numbers(self.std, "std")]}
+
+
+@dataclasses.dataclass(frozen=True)
+class ToDtype(Transform):
+    """Convert; with `scale`, whole numbers become 0–1 floating point."""
+
+    dtype: Any
+    scale: bool = False
+    on: On = None
+    op = "to-dtype"
+
+    def declared(self) -> dict[str, Any]:
+        name = str(self.dtype).removeprefix("torch.") if not isinstance(self.dtype, type) else np.dtype(self.dtype).name
+        return {"dtype": name, "scale": self.scale}
+
+
+@dataclasses.dataclass(frozen=True)
+class SanitizeBoundingBoxes(Transform):
+    """Leave out boxes that are smaller than `min_size` pixels a side or `min_area`; columns of as many rows in `on` lose the same rows."""
+
+    min_size: float = 1.0
+    min_area: float = 1.0
+    on: On = None
+    op = "sanitize-bounding-boxes"
+
+    def declared(self) -> dict[str, Any]:
+        return {"min_size": float(self.min_size), "min_area": float(self.min_area)}
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenChunks(Transform):
+    """Cut `length` tokens out of each ragged sequence, at random or from its begin; shorter ones are filled up with `pad`.
+
+    Shapes: a tensor (None,) → (B, length).
+    """
+
+    length: int
+    pad: float = 0
+    random: bool = True
+    on: On = None
+    op = "token-chunks"
+
+    def declared(self) -> dict[str, Any]:
+        return {"length": _sizes(self.length, "length", False)[0], "pad": float(self.pad), "random": self.random}
+
+
+class PerBatch:
+    """Apply `fn(batch)` to whole batches, after everything else; it gives the batch to deliver."""
+
+    def __init__(self, fn: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self.fn = fn
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return self.fn(batch)
+
+    def __repr__(self) -> str:
+        return f"PerBatch({self.fn!r})"
+
+
+class Tokenize(PerBatch):
+    """Tokenize a text column a batch at a time, by the `tokenizers` library: adds `input_ids` and `attention_mask`, int64 (B, length).
+
+    `tokenizer`: a `tokenizers.Tokenizer`, or anything with its `encode_batch`. `length`: cut and fill to it; None: to the longest of the batch.
+    Cost: the library's own threads, without the GIL.
+    """
+
+    def __init__(self, tokenizer: Any, on: str, length: int | None = None, pad: int = 0) -> None:
+        self.tokenizer, self.on, self.length, self.pad = tokenizer, on, length, pad
+        super().__init__(self._tokenized)
+
+    def _tokenized(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if self.on not in batch:
+            raise InvalidInputError(f"Tokenize is on `{self.on}`, the batch has {', '.join(batch)}", code="invalid-argument")
+        found = [encoding.ids for encoding in self.tokenizer.encode_batch([text or "" for text in batch[self.on]])]
+        length = self.length or max(map(len, found), default=0)
+        ids, mask = np.full((len(found), length), self.pad, np.int64), np.zeros((len(found), length), np.int64)
+        for row, tokens in enumerate(found):
+            ids[row, : len(tokens)] = tokens[:length]
+            mask[row, : len(tokens)] = 1
+        return {**batch, "input_ids": ids, "attention_mask": mask}
+
+
+def _interpolation(name: Any) -> str:
+    text = str(getattr(name, "value", name)).lower()
+    if text not in ("nearest", "bilinear", "bicubic", "lanczos"):
+        raise InvalidInputError(f"interpolation={name!r}", code="invalid-argument", hint="one of nearest, bilinear, bicubic, lanczos")
+    return text
