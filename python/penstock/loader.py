@@ -574,18 +574,17 @@ class Loader:
         looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []
         probe = self._open((0, 0))
         requests, distinct, full = [], [], []
-        parts = 1000
         for step in looked:
             _, sources, positions, _ = probe.places(step)
             for number, source in enumerate(self._sources):
                 mine = positions[sources == number]
                 if len(mine) and not source.view._snapshot.mapped:
                     requests.append(len(source.view._view.ranges(np.sort(mine), columns)))
-            stretch = {(int(s), int(p) * parts // max(1, len(self._sources[int(s)].view))) for s, p in zip(sources, positions, strict=True)}
-            cells = parts * len(self._sources) if draws >= parts else draws
-            distinct.append(len(stretch))
-            full.append(cells * (1 - (1 - 1 / cells) ** len(positions)))
-        quality = sum(distinct) / sum(full) if full else 1.0
+                # Of as many equal parts of the source as there are samples, how many are met: 63 % of them by a full permutation.
+                count = len(mine)
+                distinct.append(len(np.unique(mine * count // max(1, len(source.view)))))
+                full.append(count * (1 - (1 - 1 / count) ** count) if count else 0)
+        quality = sum(distinct) / sum(full) if sum(full) else 1.0
         answer = {
             "epoch": f"{draws} samples in {steps} steps of {self.global_batch_size} ({self.global_batch_size // self.world_size} a rank)",
             "order": ", ".join(json.dumps(source.order) for source in self._sources),
