@@ -237,7 +237,7 @@ class Loader:
         self._turn = 0
         self._agreed = self.world_size == 1
         self._inside_seconds = self._function_seconds = 0.0
-        self._began: float | None = None
+        self._elapsed_seconds = 0.0
         self._read_before = self._counted()
 
     def _ordered(self, name: str, view: View, shuffle: bool | Window | Replacement) -> Source:
@@ -302,12 +302,15 @@ class Loader:
         return self._core.steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """Give the batches of one epoch: the rest of the one that a state was loaded in, else the next one."""
-        return self._iterate(1, ahead=self._shuffle is not False)
+        """Give the batches of one epoch: the rest of the one that a state was loaded in, else the next one.
+
+        With a shuffle, the first batches of the epoch after it are made while it ends, for the next iteration: `stream(1)` does not do that.
+        """
+        return self._iterate(1, beyond=self._shuffle is not False)
 
     def stream(self, epochs: int | None = None) -> Iterator[Batch]:
         """Give the batches of so many epochs, or without end; the next epoch is begun while the last one ends."""
-        return self._iterate(None if epochs is None else _whole(epochs, "epochs", 0), ahead=True)
+        return self._iterate(None if epochs is None else _whole(epochs, "epochs", 0), beyond=False)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of `epoch`, from its beginning."""
@@ -323,7 +326,7 @@ class Loader:
         first, steps = self._core.first_steps, len(self)
         return first if step < first else first + ((step - first) // steps + 1) * steps
 
-    def _iterate(self, epochs: int | None, ahead: bool) -> Iterator[Batch]:
+    def _iterate(self, epochs: int | None, beyond: bool) -> Iterator[Batch]:
         if not len(self) or epochs == 0:
             return
         first, steps = self._core.first_steps, len(self)
@@ -334,16 +337,18 @@ class Loader:
         self._turn += 1
         turn = self._turn
         end = None if epochs is None else self._end_of_epoch(self._step) + (epochs - 1) * steps
-        self._core.start(self._step, 2**62 if ahead or end is None else end)
+        self._core.start(self._step, 2**62 if beyond or end is None else end)
         if not self._agreed:
             self._agree()
-        self._began = time.perf_counter() if self._began is None else self._began
+        mark = time.perf_counter()
         line = _Line(self) if self.progress else None
         try:
             while end is None or self._step < end:
                 began = time.perf_counter()
                 batch = self._next()
-                self._inside_seconds += time.perf_counter() - began
+                now = time.perf_counter()
+                self._inside_seconds += now - began
+                self._elapsed_seconds, mark = self._elapsed_seconds + now - mark, now
                 if line:
                     line.update()
                 yield batch
@@ -352,7 +357,7 @@ class Loader:
         finally:
             if line:
                 line.close()
-            if turn == self._turn and not ahead:
+            if turn == self._turn and not beyond:
                 self._core.close()
 
     def _next(self) -> Batch:
@@ -539,8 +544,7 @@ class Loader:
         `step_seconds`, `accelerator_utilisation` is what an accelerator of that step time would reach.
         """
         counts = dict(self._core.stats())
-        now = time.perf_counter()
-        elapsed = max(now - self._began, 1e-9) if self._began is not None else 1e-9
+        elapsed = max(self._elapsed_seconds, 1e-9)
         batches = counts["batches"]
         waiting = self._inside_seconds
         read = {name: value - self._read_before.get(name, 0) for name, value in self._counted().items()}

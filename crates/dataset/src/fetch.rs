@@ -52,7 +52,23 @@ pub struct Fetched {
     slots: HashMap<BlockKey, Slot>,
 }
 
+/// Blocks of some samples, to be lent to takes of them for as long as their holder likes.
+pub struct Held {
+    blocks: Vec<(BlockKey, Bytes)>,
+}
+
+impl Held {
+    pub fn bytes(&self) -> u64 {
+        self.blocks.iter().map(|(_, block)| block.len() as u64).sum()
+    }
+}
+
 impl Fetched {
+    /// Take blocks from one who holds them.
+    pub fn lend(&mut self, held: &Held) {
+        self.blocks.extend(held.blocks.iter().map(|(key, block)| (*key, Ok(block.clone()))));
+    }
+
     pub fn get(&self, key: BlockKey) -> Result<Bytes> {
         match self.blocks.get(&key) {
             Some(block) => block.clone(),
@@ -176,7 +192,7 @@ impl Snapshot {
             return Ok(());
         }
         self.open_files(plan, columns)?;
-        let mut fetched = Fetched::default();
+        let mut fetched = std::mem::take(&mut plan.fetched);
         let blocks = self.blocks(plan, columns);
         let mut wanted: Vec<Wanted> = blocks.iter().filter(|block| !fetched.found(&self.context, block.key)).cloned().collect();
         let (mut duties, mut others) = (Vec::new(), Vec::new());
@@ -204,6 +220,18 @@ impl Snapshot {
         self.fetch_wanted(missing, false, &mut fetched)?;
         plan.fetched = fetched;
         Ok(())
+    }
+
+    /// Fetch the blocks of several groups of neighbours at once, past the cache, for each group to be held by itself.
+    pub fn hold(&self, groups: Vec<Vec<u64>>, columns: &[&ColumnSpec]) -> Result<Vec<Held>> {
+        let mut plan = Plan::new(self, groups.concat())?;
+        self.fetch(&mut plan, columns, Purpose::Scan { keep: false })?;
+        let of_group = |positions: Vec<u64>| {
+            let keys = self.blocks(&Plan::new(self, positions)?, columns).into_iter().map(|wanted| wanted.key);
+            // One that could not be had is left out: the take that needs it tells why.
+            Ok(Held { blocks: keys.filter_map(|key| Some((key, plan.fetched.get(key).ok()?))).collect() })
+        };
+        groups.into_iter().map(of_group).collect()
     }
 
     /// Groups of a scan that are read side by side share the blocks between them: each is read by one. Gives what is to be read here,

@@ -103,6 +103,7 @@ impl Engine {
     /// Give batches `begin..end` of the recipe.
     pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stats: Arc<Stats>) -> Result<Engine> {
         let fetches = recipe.sources.iter().any(|source| !source.snapshot.context.storage.mapped());
+        recipe.windows.iter().flatten().for_each(|window| window.clear());
         let state = State { begin, give: begin, end, entries: BTreeMap::new(), estimate_bytes: recipe.least_bytes() };
         let inner = Arc::new(Inner {
             recipe,

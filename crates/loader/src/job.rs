@@ -14,6 +14,7 @@ use crate::pipeline::{Group, Input, Output, Pipeline};
 use crate::plan::Cut;
 use crate::program::{Place, Program};
 use crate::source::{Reads, Source, ragged, value_type};
+use crate::window::Window;
 
 /// What becomes of a sample that is damaged. A storage error is never one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub struct Recipe {
     /// The columns that are read, of each source.
     pub specs: Vec<Vec<ColumnSpec>>,
     pub program: Program,
+    /// Of each source whose order has windows.
+    pub windows: Vec<Option<Window>>,
     pub cut: Cut,
     /// Epoch and draw that step 0 begins with.
     pub base: (u64, u64),
@@ -133,7 +136,13 @@ impl Recipe {
             valid[at] &= self.on_corrupt != OnCorrupt::Mask;
         }
         let mut reads = Reads::new(&self.sources, &places)?;
-        reads.fetch(&self.sources, &self.specs)?;
+        let base = if epoch == self.base.0 { self.base.1 } else { 0 };
+        reads.fetch(&self.sources, &self.specs, |source, columns, positions| match &self.windows[source] {
+            None => Ok(Vec::new()),
+            Some(window) => window.runs(&self.sources[source], columns, epoch, positions, |run| {
+                self.program.drawn(epoch, run, |draw| self.cut.is_mine(draw, base))
+            }),
+        })?;
         Ok(Started { step, epoch, draws, places, valid, reads, refused: known })
     }
 
@@ -223,7 +232,7 @@ impl Recipe {
         let mut bad = Vec::new();
         for (at, place) in started.places.iter().enumerate() {
             let mut reads = Reads::new(&self.sources, &[*place])?;
-            reads.fetch(&self.sources, &self.specs)?;
+            reads.fetch(&self.sources, &self.specs, |_, _, _| Ok(Vec::new()))?;
             let tried = (0..self.specs[0].len()).try_for_each(|column| reads.values(&self.sources, &self.specs, column).map(drop));
             match tried {
                 Err(error) if error.kind() == Kind::Corrupt => bad.push((at, error)),

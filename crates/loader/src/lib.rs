@@ -15,3 +15,4 @@ pub mod program;
 pub mod random;
 pub mod source;
 pub mod transform;
+pub mod window;

@@ -120,7 +120,7 @@ impl Epoch<'_> {
 ///
 /// The *line* is the samples with their runs permuted, the last, shorter run at its end. Each block of `block` draws takes
 /// `block / lanes` draws from each lane, one lane after the other; lane l is the stretch [l · lane_samples, (l + 1) · lane_samples) of the line. What is left
-/// over behind the last lane is permuted and comes last.
+/// over behind the last lane is less than a block, and comes last as it stands on the line, so that ranks read runs of their own there too.
 struct Lanes {
     count: u64,
     run: u64,
@@ -169,16 +169,10 @@ impl Lanes {
         (begin, Permutation::new(end - begin, key(&[self.seed, Purpose::Window as u64, self.epoch, lane, number])))
     }
 
-    fn tail(&self) -> (u64, Permutation) {
-        let begin = self.lane_samples * self.lanes;
-        (begin, Permutation::new((self.count - begin).max(1), key(&[self.seed, Purpose::Tail as u64, self.epoch])))
-    }
-
     fn position(&self, draw: u64) -> u64 {
         let (block, inner) = (draw / self.block, draw % self.block);
         if draw >= self.lane_samples * self.lanes {
-            let (begin, permutation) = self.tail();
-            return self.on_line(begin + permutation.at(draw - begin));
+            return self.on_line(draw);
         }
         let (lane, inner) = (inner / self.share, block * self.share + inner % self.share);
         let (begin, permutation) = self.window(lane, inner);
@@ -188,8 +182,7 @@ impl Lanes {
     fn draw_of(&self, position: u64) -> u64 {
         let place = self.place_of(position);
         if place >= self.lane_samples * self.lanes {
-            let (begin, permutation) = self.tail();
-            return begin + permutation.place_of(place - begin);
+            return place;
         }
         let (lane, inner) = (place / self.lane_samples, place % self.lane_samples);
         let (begin, permutation) = self.window(lane, inner);

@@ -86,13 +86,29 @@ impl Cut {
         }
     }
 
+    /// Whether this rank gets draw `draw` of an epoch whose first global batch begins with draw `base`.
+    pub fn is_mine(&self, draw: u64, base: u64) -> bool {
+        let Some(behind) = draw.checked_sub(base) else { return false };
+        if behind / self.global_batch >= self.steps_from(base) {
+            return false;
+        }
+        let begin = base + behind / self.global_batch * self.global_batch;
+        let (_, each) = self.shares(begin);
+        (draw - begin) / each == self.rank
+    }
+
+    /// Samples of the global batch that begins with draw `begin`, and how many of them a rank gets.
+    fn shares(&self, begin: u64) -> (u64, u64) {
+        let there = (self.draws - begin).min(self.global_batch);
+        match self.last {
+            LastBatch::Short => (there, there.div_ceil(self.world_size)),
+            _ => (there, self.batch()),
+        }
+    }
+
     /// What this rank gets of the global batch that begins with draw `begin` of an epoch.
     pub fn part(&self, begin: u64) -> Part {
-        let there = (self.draws - begin).min(self.global_batch);
-        let each = match self.last {
-            LastBatch::Short => there.div_ceil(self.world_size),
-            _ => self.batch(),
-        };
+        let (there, each) = self.shares(begin);
         let (first, end) = (self.rank * each, (self.rank + 1) * each);
         let (low, high) = (first.min(there), end.min(there));
         let surplus = (high.max(first)..end).map(|slot| ((slot - first) as usize, begin + slot % there)).collect();
@@ -114,7 +130,8 @@ mod tests {
             for step in 0..cuts[0].steps() {
                 let parts: Vec<Part> = cuts.iter().map(|cut| cut.part(step * each * world)).collect();
                 prop_assert!(parts.iter().all(|part| part.len() == parts[0].len()), "ranks differ: {:?}", parts);
-                for part in &parts {
+                for (part, cut) in parts.iter().zip(&cuts) {
+                    prop_assert!(part.draws.clone().all(|draw| cut.is_mine(draw, 0)));
                     if !part.draws.is_empty() {
                         prop_assert_eq!(part.draws.start, next);
                         next = part.draws.end;

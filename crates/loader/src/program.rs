@@ -92,6 +92,17 @@ impl Program {
         self.len == 0
     }
 
+    /// How many of these samples of the only source are drawn by draws that `mine` says; all of them once, in a mixture.
+    pub fn drawn(&self, epoch: u64, positions: std::ops::Range<u64>, mine: impl Fn(u64) -> bool) -> u64 {
+        match &self.mix {
+            Some(_) => positions.end - positions.start,
+            None => {
+                let epoch = self.sources[0].epoch(epoch);
+                positions.filter(|position| epoch.draw_of(*position).is_none_or(&mine)).count() as u64
+            }
+        }
+    }
+
     /// Where draws of an epoch lead.
     pub fn places(&self, epoch: u64, draws: impl IntoIterator<Item = u64>) -> Vec<Place> {
         let Some(mix) = &self.mix else {

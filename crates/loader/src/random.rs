@@ -22,10 +22,9 @@ pub enum Purpose {
     Order = 1,
     Blocks = 2,
     Window = 3,
-    Tail = 4,
-    Replacement = 5,
-    Mix = 6,
-    Transform = 7,
+    Replacement = 4,
+    Mix = 5,
+    Transform = 6,
 }
 
 /// Random numbers of one use: Philox4x32-10, four at a time. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.

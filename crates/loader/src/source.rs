@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_dataset::{OnCorrupt, Plan, Purpose, Snapshot};
+use penstock_dataset::{Held, OnCorrupt, Plan, Purpose, Snapshot};
 use penstock_error::{Context as _, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::{Dtype, Shape};
@@ -37,6 +37,8 @@ impl Source {
 /// The samples of a batch that come from one source.
 pub struct Share {
     source: usize,
+    /// Positions in the view.
+    positions: Vec<u64>,
     plan: Plan,
     /// Where in the batch each of them stands.
     places: Vec<u32>,
@@ -53,19 +55,26 @@ impl Reads {
         let mut shares = Vec::new();
         for (index, source) in sources.iter().enumerate() {
             let mine = || places.iter().enumerate().filter(move |(_, place)| place.source == index);
-            let positions: Vec<u64> = mine().map(|(_, place)| source.absolute(place.position)).collect();
+            let positions: Vec<u64> = mine().map(|(_, place)| place.position).collect();
             if !positions.is_empty() {
-                let places = mine().map(|(at, _)| at as u32).collect();
-                shares.push(Share { source: index, plan: Plan::new(&source.snapshot, positions)?, places });
+                let absolute = positions.iter().map(|position| source.absolute(*position)).collect();
+                let plan = Plan::new(&source.snapshot, absolute)?;
+                shares.push(Share { source: index, positions, plan, places: mine().map(|(at, _)| at as u32).collect() });
             }
         }
         Ok(Reads { shares, count: places.len() })
     }
 
-    /// Fetch all that columns need, where it is not mapped. `specs`: the columns of each source.
-    pub fn fetch(&mut self, sources: &[Source], specs: &[Vec<ColumnSpec>]) -> Result<()> {
+    /// Fetch all that columns need, where it is not mapped. `specs`: the columns of each source; `lend` gives blocks that are held.
+    pub fn fetch(
+        &mut self,
+        sources: &[Source],
+        specs: &[Vec<ColumnSpec>],
+        lend: impl Fn(usize, &[&ColumnSpec], &[u64]) -> Result<Vec<Arc<Held>>>,
+    ) -> Result<()> {
         for share in &mut self.shares {
             let columns: Vec<&ColumnSpec> = specs[share.source].iter().collect();
+            lend(share.source, &columns, &share.positions)?.iter().for_each(|held| share.plan.fetched.lend(held));
             sources[share.source].snapshot.fetch(&mut share.plan, &columns, Purpose::Take)?;
         }
         Ok(())

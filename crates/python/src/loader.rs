@@ -15,6 +15,7 @@ use penstock_loader::plan::{Cut, LastBatch};
 use penstock_loader::program::{Mix, Program};
 use penstock_loader::source::Source;
 use penstock_loader::transform::Transform;
+use penstock_loader::window::Window;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use serde::Deserialize;
@@ -116,8 +117,9 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
         "mask" => OnCorrupt::Mask,
         other => return Err(invalid(format!("on_corrupt=`{other}`, expected `raise`, `substitute` or `mask`"))),
     };
+    let windows = sources.iter().zip(&declared.orders).map(|(source, order)| Window::of(order, source)).collect();
     let base = declared.base;
-    Ok(Recipe { sources, specs, program, cut, base, pipeline, row_ids: declared.row_ids, on_corrupt })
+    Ok(Recipe { sources, specs, program, windows, cut, base, pipeline, row_ids: declared.row_ids, on_corrupt })
 }
 
 #[pymethods]
