@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from penstock import _core
 from penstock.errors import ClosedError, InvalidInputError, NotFoundError
 from penstock.transforms import PerBatch, Transform
 from penstock.view import Batch, View
+
+if TYPE_CHECKING:
+    from penstock.workers import Pool
 
 EXTRAS = ("_row_id", "_position", "_step", "_valid", "_source")
 STATE_FORMAT = 1
@@ -103,7 +106,9 @@ class Source:
     name: str
     view: View
     order: dict[str, Any]
-    weights: _core.Weights | None
+    weights: _core.Weights | None = None
+    # The weights as they were given.
+    given: npt.NDArray[np.float64] | None = None
 
     def selection(self) -> str:
         """Tell the selection's samples apart from others: "all", or a hash."""
@@ -128,7 +133,7 @@ class Source:
             snapshot = _reopened(view, str(state["snapshot"]))
             positions = view._view.positions()
             view = View(snapshot, snapshot.view(None if positions is None else positions.tolist()))
-        return Source(str(state["name"]), view, dict(state["order"]), self.weights)
+        return Source(str(state["name"]), view, dict(state["order"]), self.weights, self.given)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -206,8 +211,9 @@ class Loader:
         views = {"": (source, 1.0)} if isinstance(source, View) else dict(source.sources)
         first = next(iter(views.values()))[0]
         names = list(first.schema) if columns is None else list(dict.fromkeys(columns))
+        self._columns = [name for name in names if name not in EXTRAS]
         self._extras = [name for name in names if name in EXTRAS]
-        self._outputs = {name: name for name in names if name not in EXTRAS} if outputs is None else dict(outputs)
+        self._outputs = {name: name for name in self._columns} if outputs is None else dict(outputs)
         if any(name in EXTRAS for name in self._outputs):
             raise InvalidInputError(f"outputs={outputs!r}: {', '.join(EXTRAS)} are asked for in columns=", code="invalid-argument")
         self._declared, self._per_sample, self._per_batch = _stages(transform, self._outputs, first)
@@ -239,14 +245,15 @@ class Loader:
         self._inside_seconds = self._function_seconds = 0.0
         self._elapsed_seconds = 0.0
         self._read_before = self._counted()
+        self._pool: Pool | None = None
 
     def _ordered(self, name: str, view: View, shuffle: bool | Window | Replacement) -> Source:
         if shuffle is True or shuffle is False:
-            return Source(name, view, {"kind": "full" if shuffle else "sequential"}, None)
+            return Source(name, view, {"kind": "full" if shuffle else "sequential"})
         if isinstance(shuffle, Replacement):
             samples = len(view) if shuffle.samples is None else _whole(shuffle.samples, "samples", 0)
             if shuffle.weights is None:
-                return Source(name, view, {"kind": "replacement", "samples": samples, "weights": None}, None)
+                return Source(name, view, {"kind": "replacement", "samples": samples, "weights": None})
             try:
                 weights = np.ascontiguousarray(shuffle.weights, dtype=np.float64)
             except (TypeError, ValueError) as error:
@@ -254,7 +261,7 @@ class Loader:
             if weights.ndim != 1:
                 raise InvalidInputError(f"weights of shape {weights.shape}, expected ({len(view)},)", code="invalid-argument")
             digest = hashlib.sha256(weights.tobytes()).hexdigest()[:32]
-            return Source(name, view, {"kind": "replacement", "samples": samples, "weights": digest}, _core.Weights(weights))
+            return Source(name, view, {"kind": "replacement", "samples": samples, "weights": digest}, _core.Weights(weights), weights)
         if not isinstance(shuffle, Window):
             raise InvalidInputError(f"shuffle={shuffle!r}, expected True, False, ps.Window or ps.Replacement", code="invalid-argument")
         window_bytes = _whole(shuffle.bytes, "Window bytes", 1)
@@ -269,7 +276,7 @@ class Loader:
             lanes = max(lanes for lanes in range(1, common + 1) if common % lanes == 0 and lanes <= most)
         else:
             lanes = _whole(shuffle.lanes, "lanes", 1)
-        return Source(name, view, {"kind": "window", "run_samples": run, "window_samples": window, "lanes": lanes}, None)
+        return Source(name, view, {"kind": "window", "run_samples": run, "window_samples": window, "lanes": lanes})
 
     def _open(self, base: tuple[int, int]) -> _core.Loader:
         declared = {
@@ -337,7 +344,7 @@ class Loader:
         self._turn += 1
         turn = self._turn
         end = None if epochs is None else self._end_of_epoch(self._step) + (epochs - 1) * steps
-        self._core.start(self._step, 2**62 if beyond or end is None else end)
+        self._start(2**62 if beyond or end is None else end)
         if not self._agreed:
             self._agree()
         mark = time.perf_counter()
@@ -358,17 +365,43 @@ class Loader:
             if line:
                 line.close()
             if turn == self._turn and not beyond:
-                self._core.close()
+                self._end()
+
+    def _start(self, end: int) -> None:
+        if not self.python_workers or not (self._per_sample or self._per_batch):
+            self._core.start(self._step, end)
+        elif self._pool is None or not self._pool.goes_on(self._step):
+            from penstock.workers import Pool
+
+            self._end()
+            self._pool = Pool(self, self.python_workers, self._step, end)
+
+    def _end(self) -> None:
+        self._core.close()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     def _next(self) -> Batch:
-        given = self._core.next()
+        given = self._core.next() if self._pool is None else self._pool.next()
         if given is None:
             raise ClosedError("this loader was closed while it was iterated", code="transaction-closed")
-        batch, about = given
         self._step += 1
-        return self._finished(batch, about)
+        return self._as_output(given[0] if self._pool is not None else self._staged(*given))
 
-    def _finished(self, batch: Batch, about: dict[str, Any]) -> Batch:
+    def parcel(self, workers: int) -> Parcel:
+        """Pack what a python worker needs to make this loader's batches."""
+        options = {
+            "global_batch_size": self.global_batch_size, "shuffle": False, "seed": self.seed, "columns": [*self._columns, *self._extras],
+            "outputs": self._outputs, "last_batch": self.last_batch, "decode": self.decode, "rank": self.rank, "world_size": self.world_size,
+            "on_corrupt": self.on_corrupt, "nulls": self._nulls, "order_block_samples": self.order_block_samples,
+            "memory_bytes": max(1, self.memory_bytes // workers), "threads": max(1, self.threads // workers),
+        }  # fmt: skip
+        sources = [(source.name, source.view, source.order, source.given) for source in self._sources]
+        return Parcel(sources, self._mix, self._core.begin_of(0), options, (self._declared, self._per_sample, self._per_batch))
+
+    def _staged(self, batch: Batch, about: dict[str, Any]) -> Batch:
+        """Apply all that is Python's but the output type."""
         for name, nulls in about["nulls"].items():
             self._fill(name, batch, nulls)
         for name in self._extras:
@@ -384,7 +417,7 @@ class Loader:
                     f"{fn!r} gave a {type(batch).__name__}, expected a dict of column to values", code="invalid-argument"
                 )
         self._function_seconds += time.perf_counter() - began
-        return self._as_output(batch)
+        return batch
 
     def _number(self, about: dict[str, Any]) -> int:
         epoch, draw = self._core.begin_of(about["step"])
@@ -501,7 +534,7 @@ class Loader:
             raise InvalidInputError("the loader has no batches", code="invalid-argument")
         now, self._core = self._core, core
         try:
-            return self._finished(*given)
+            return self._as_output(self._staged(*given))
         finally:
             self._core = now
 
@@ -614,7 +647,7 @@ class Loader:
     def close(self) -> None:
         """End all threads of this loader; it can be iterated again. Once is enough, twice does no harm."""
         self._turn += 1
-        self._core.close()
+        self._end()
 
     def __enter__(self) -> Loader:
         return self
@@ -624,6 +657,27 @@ class Loader:
 
     def __repr__(self) -> str:
         return f"<penstock.Loader of {', '.join(source.view.uri for source in self._sources)}: {len(self)} batches of {self.global_batch_size}>"
+
+
+@dataclasses.dataclass
+class Parcel:
+    """A loader on its way to a python worker."""
+
+    sources: list[tuple[str, View, dict[str, Any], npt.NDArray[np.float64] | None]]
+    mix: dict[str, Any] | None
+    base: tuple[int, int]
+    options: dict[str, Any]
+    stages: tuple[list[dict[str, Any]], list[Callable[..., Any]], list[PerBatch]]
+
+    def unpacked(self) -> Loader:
+        """Make the loader, in the order it had."""
+        loader = Loader(self.sources[0][1], **self.options)
+        loader._declared, loader._per_sample, loader._per_batch = self.stages
+        weights = [None if given is None else _core.Weights(given) for *_, given in self.sources]
+        loader._sources = [Source(name, view, order, table, given) for (name, view, order, given), table in zip(self.sources, weights, strict=True)]
+        loader._mix = self.mix
+        loader._core = loader._open(self.base)
+        return loader
 
 
 class _Line:

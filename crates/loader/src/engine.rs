@@ -71,6 +71,8 @@ struct State {
     begin: u64,
     give: u64,
     end: u64,
+    /// From one step to the next.
+    stride: u64,
     entries: BTreeMap<u64, Entry>,
     /// What a batch takes, by what others took.
     estimate_bytes: u64,
@@ -100,11 +102,11 @@ enum Task {
 }
 
 impl Engine {
-    /// Give batches `begin..end` of the recipe.
-    pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stats: Arc<Stats>) -> Result<Engine> {
+    /// Give every `stride`-th of batches `begin..end` of the recipe.
+    pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stride: u64, stats: Arc<Stats>) -> Result<Engine> {
         let fetches = recipe.sources.iter().any(|source| !source.snapshot.context.storage.mapped());
         recipe.windows.iter().flatten().for_each(|window| window.clear());
-        let state = State { begin, give: begin, end, entries: BTreeMap::new(), estimate_bytes: recipe.least_bytes() };
+        let state = State { begin, give: begin, end, stride, entries: BTreeMap::new(), estimate_bytes: recipe.least_bytes() };
         let inner = Arc::new(Inner {
             recipe,
             budget,
@@ -147,7 +149,7 @@ impl Engine {
             if matches!(state.entries.get(&step), Some(Entry { slot: Slot::Done(_), .. }))
                 && let Some(Entry { slot: Slot::Done(batch), .. }) = state.entries.remove(&step)
             {
-                state.give += 1;
+                state.give += state.stride;
                 drop(state);
                 inner.work.notify_all();
                 let mut batch = batch?;
@@ -214,9 +216,10 @@ impl State {
     }
 
     fn begin(&mut self) -> u64 {
-        self.begin += 1;
-        self.entries.insert(self.begin - 1, Entry { slot: Slot::Taken, bytes: self.estimate_bytes });
-        self.begin - 1
+        let step = self.begin;
+        self.begin += self.stride;
+        self.entries.insert(step, Entry { slot: Slot::Taken, bytes: self.estimate_bytes });
+        step
     }
 
     /// The earliest work there is for a worker.

@@ -175,8 +175,9 @@ impl Loader {
         outputs.map(|output| (output.name.clone(), output.dtype.name().to_owned(), output.shape.clone(), output.is_image())).collect()
     }
 
-    /// Begin to make batches `begin..end`, counted from the base; goes on where they are in the making.
-    fn start(&self, py: Python<'_>, begin: u64, end: u64) -> PyResult<()> {
+    /// Begin to make every `stride`-th of batches `begin..end`, counted from the base; goes on where they are in the making.
+    #[pyo3(signature = (begin, end, stride=1))]
+    fn start(&self, py: Python<'_>, begin: u64, end: u64, stride: u64) -> PyResult<()> {
         if let Some(engine) = self.engine()
             && py.detach(|| engine.goes_on(begin))
         {
@@ -184,7 +185,7 @@ impl Loader {
             return Ok(());
         }
         self.close(py);
-        let engine = py.detach(|| Engine::start(self.recipe.clone(), self.budget, begin, end, self.stats.clone())).or_raise(py)?;
+        let engine = py.detach(|| Engine::start(self.recipe.clone(), self.budget, begin, end, stride.max(1), self.stats.clone())).or_raise(py)?;
         *self.engine.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(engine));
         Ok(())
     }
