@@ -54,7 +54,9 @@ def flat(batches):
 
 
 def test_an_epoch_visits_every_sample_once_and_columns_belong_together(ds):
-    loader = ds.loader(batch_size=64, shuffle=True, seed=3, columns=["number", "x", "label", "text", "ragged", "_position", "_row_id"], threads=2)
+    loader = ds.loader(
+        batch_size=64, shuffle=True, seed=3, columns=["number", "x", "label", "text", "ragged", "_position", "_row_id"], threads=2
+    )
     seen = []
     row_ids = ds.take(range(SAMPLES), columns=["_row_id"])["_row_id"]
     for batch in loader:
@@ -95,7 +97,17 @@ def test_leaving_an_epoch_early_goes_on_with_the_next(ds):
 def test_the_same_samples_make_a_step_for_any_world_size(ds, world, last):
     whole = numbers(ds.loader(global_batch_size=240, shuffle=True, seed=1, columns=["number"], last_batch="short", rank=0, world_size=1))
     ranks = [
-        list(ds.loader(global_batch_size=240, shuffle=True, seed=1, columns=["number", "_valid", "_step"], last_batch=last, rank=rank, world_size=world))
+        list(
+            ds.loader(
+                global_batch_size=240,
+                shuffle=True,
+                seed=1,
+                columns=["number", "_valid", "_step"],
+                last_batch=last,
+                rank=rank,
+                world_size=world,
+            )
+        )
         for rank in range(world)
     ]
     assert len({len(batches) for batches in ranks}) == 1
@@ -251,7 +263,9 @@ def test_functions_get_a_sample_and_numbers_of_its_own(ds):
         return {**batch, "twice": batch["number"] * 2}
 
     def run(**options):
-        return list(ds.loader(global_batch_size=60, shuffle=True, seed=1, columns=["number"], transform=[jitter, T.PerBatch(doubled)], **options))
+        return list(
+            ds.loader(global_batch_size=60, shuffle=True, seed=1, columns=["number"], transform=[jitter, T.PerBatch(doubled)], **options)
+        )
 
     one, four = run(threads=1), run(threads=4)
     assert all((a["noise"] == b["noise"]).all() for a, b in zip(one, four, strict=True))
@@ -466,7 +480,10 @@ def test_kill_9_and_resume_in_another_process(ds):
 def test_ctrl_c_ends_an_iteration_and_the_process(ds):
     extra = "import time; time.sleep(0.01)"
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT).format(extra=extra), ds.uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(SCRIPT).format(extra=extra), ds.uri],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -506,4 +523,6 @@ def test_an_order_of_a_thousand_million_takes_no_memory():
 def test_views_of_a_loader_pickle_for_spawned_processes(ds):
     if not ds.uri.startswith("memory"):
         view = pickle.loads(pickle.dumps(ds))
-        assert numbers(view.loader(batch_size=300, shuffle=True, columns=["number"])) == numbers(ds.loader(batch_size=300, shuffle=True, columns=["number"]))
+        assert numbers(view.loader(batch_size=300, shuffle=True, columns=["number"])) == numbers(
+            ds.loader(batch_size=300, shuffle=True, columns=["number"])
+        )

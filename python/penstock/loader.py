@@ -244,6 +244,7 @@ class Loader:
         self._agreed = self.world_size == 1
         self._inside_seconds = self._function_seconds = 0.0
         self._elapsed_seconds = 0.0
+        self._given = np.zeros(4, np.int64)  # Batches, samples, bytes, damaged samples.
         self._read_before = self._counted()
         self._pool: Pool | None = None
 
@@ -387,6 +388,7 @@ class Loader:
         if given is None:
             raise ClosedError("this loader was closed while it was iterated", code="transaction-closed")
         self._step += 1
+        self._given += np.array([1, len(given[1]["valid"]), given[1]["bytes"], len(given[1]["refused"])])
         return self._as_output(given[0] if self._pool is not None else self._staged(*given))
 
     def parcel(self, workers: int) -> Parcel:
@@ -578,16 +580,16 @@ class Loader:
         """
         counts = dict(self._core.stats())
         elapsed = max(self._elapsed_seconds, 1e-9)
-        batches = counts["batches"]
+        batches, samples, size, refused = self._given.tolist()
         waiting = self._inside_seconds
         read = {name: value - self._read_before.get(name, 0) for name, value in self._counted().items()}
         answer: dict[str, Any] = {
-            "batches": batches, "samples": counts["samples"], "bytes": counts["bytes"], "seconds": elapsed,
-            "samples_per_second": counts["samples"] / elapsed, "bytes_per_second": counts["bytes"] / elapsed,
+            "batches": batches, "samples": samples, "bytes": size, "seconds": elapsed,
+            "samples_per_second": samples / elapsed, "bytes_per_second": size / elapsed,
             "waiting_seconds": waiting, "stall": min(1.0, waiting / elapsed), "function_seconds": self._function_seconds,
             "stages": {stage: counts[f"{stage}_ns"] / 1e9 for stage in ("fetch", "gather", "transform")},
             "occupancy": {stage: counts[f"{stage}_ns"] / 1e9 / elapsed / self.threads for stage in ("gather", "transform")},
-            "kept_bytes": counts["kept_bytes"], "peak_bytes": counts["peak_bytes"], "refused": counts["refused"],
+            "kept_bytes": counts["kept_bytes"], "peak_bytes": counts["peak_bytes"], "refused": refused,
             "read": {name: value for name, value in read.items() if value},
         }  # fmt: skip
         if step_seconds is not None and batches:
@@ -674,7 +676,9 @@ class Parcel:
         loader = Loader(self.sources[0][1], **self.options)
         loader._declared, loader._per_sample, loader._per_batch = self.stages
         weights = [None if given is None else _core.Weights(given) for *_, given in self.sources]
-        loader._sources = [Source(name, view, order, table, given) for (name, view, order, given), table in zip(self.sources, weights, strict=True)]
+        loader._sources = [
+            Source(name, view, order, table, given) for (name, view, order, given), table in zip(self.sources, weights, strict=True)
+        ]
         loader._mix = self.mix
         loader._core = loader._open(self.base)
         return loader

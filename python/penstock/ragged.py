@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
+
+from penstock.errors import InvalidInputError
+
+
+class Padded(NamedTuple):
+    """Ragged values filled up to one shape, and where there are values."""
+
+    values: Any
+    mask: Any
 
 
 class Ragged(Sequence[Any]):
@@ -58,10 +67,62 @@ class Ragged(Sequence[Any]):
         index %= len(self)
         if self.nulls is not None and self.nulls[index]:
             return None
-        return self.values[self.offsets[index] : self.offsets[index + 1]].reshape(self.shapes[index])
+        return self.values[self.offsets[index] : self.offsets[index + 1]].reshape(tuple(self.shapes[index].tolist()))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
+
+    @property
+    def cu_seqlens(self) -> Any:
+        """Offsets along the first dimension as int32 (N + 1,), as attention kernels for variable lengths want them."""
+        offsets = self.offsets
+        if len(self) and self.values.ndim == 1 and self.shapes.shape[1] > 1:
+            offsets = np.concatenate([[0], np.cumsum(self.shapes[:, 0])])
+        return self._like(offsets.astype(np.int32))
+
+    def to_padded(self, value: float = 0, multiple_of: int = 1) -> Padded:
+        """Fill up with `value` to one shape, each free dimension a multiple of `multiple_of`.
+
+        Shapes: values (N, L, …) and mask (N, L, …) of the free dimensions, True where there is a value. Cost: one copy.
+
+        >>> import numpy as np, penstock as ps
+        >>> ragged = ps.Ragged.from_arrays([np.array([1, 2, 3]), np.array([4])])
+        >>> padded = ragged.to_padded(-1, multiple_of=4)
+        >>> padded.values.tolist(), padded.mask.sum(1).tolist()
+        ([[1, 2, 3, -1], [4, -1, -1, -1]], [3, 1])
+        """
+        if not isinstance(multiple_of, int) or multiple_of < 1:
+            raise InvalidInputError(f"multiple_of={multiple_of!r}, expected a whole number above 0", code="invalid-argument")
+        rank = self.shapes.shape[1]
+        inner = self.values.ndim - 1  # Dimensions that are the same in all.
+        most = self.shapes.max(axis=0, initial=0)
+        sizes = [int(size) if axis >= rank - inner else -(-int(size) // multiple_of) * multiple_of for axis, size in enumerate(most)]
+        flat = np.asarray(self.values)
+        values = np.full((len(self), *sizes), value, flat.dtype)
+        mask = np.zeros((len(self), *sizes[: rank - inner]), bool)
+        for index, shape in enumerate(self.shapes):
+            if self.nulls is None or not self.nulls[index]:
+                place = tuple(slice(0, int(size)) for size in shape)
+                values[(index, *place)] = flat[self.offsets[index] : self.offsets[index + 1]].reshape(shape)
+                mask[(index, *place[: rank - inner])] = True
+        return Padded(self._like(values), self._like(mask))
+
+    def to_nested(self) -> Any:
+        """Give a torch nested tensor: in jagged layout, without a copy, where only the first dimension is free."""
+        import torch
+
+        values = self.values if isinstance(self.values, torch.Tensor) else torch.from_numpy(self.values)
+        if self.shapes.shape[1] == values.ndim:
+            return torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(self.offsets))
+        return torch.nested.nested_tensor([torch.as_tensor(item) for item in self])
+
+    def _like(self, array: npt.NDArray[Any]) -> Any:
+        """A tensor where the values are one."""
+        if isinstance(self.values, np.ndarray):
+            return array
+        import torch
+
+        return torch.from_numpy(array)
 
     def __repr__(self) -> str:
         return f"Ragged({len(self)} arrays, {self.values.dtype}, {self.values.nbytes} bytes)"

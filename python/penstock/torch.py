@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,71 @@ class Samples(Sequence[Any]):
         sample = Sample((name, unwrap(values, index)) for name, values in self.batch.items())
         sample.images = self.images
         return sample
+
+
+class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
+    """Penstock's order for a DataLoader: `DataLoader(view.torch(), batch_size=B, sampler=Sampler(view, batch_size=B, seed=0), …)`.
+
+    Gives this rank's positions of one epoch, those that `view.loader(batch_size=B, shuffle=…, seed=…)` would give; call `set_epoch` as with
+    DistributedSampler. A DataLoader asks ahead of what it delivers, so say how many batches of the epoch were trained on:
+    `state_dict(batches=…)`. Every rank gets equally many; where they do not divide, some of the last batch come twice, or with
+    `last_batch="drop"` not at all.
+
+    >>> import penstock as ps, torch
+    >>> ds = ps.create("memory://sampler", {"number": "int64"})
+    >>> receipt = ds.append({"number": range(10)})
+    >>> sampler = ps.torch.Sampler(ds, batch_size=4, seed=1)
+    >>> loader = torch.utils.data.DataLoader(ds.torch(), batch_size=4, sampler=sampler, collate_fn=ps.torch.collate)
+    >>> ours = ds.loader(batch_size=4, shuffle=True, seed=1)
+    >>> [b["number"].tolist() for b in loader] == [b["number"].tolist() for b in ours]
+    True
+    """
+
+    def __init__(
+        self,
+        view: View,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: Any = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        last_batch: str = "short",
+    ) -> None:
+        columns: list[str] = [] if shuffle in (True, False) else list(view.schema)
+        self._loader = view.loader(
+            batch_size=batch_size, shuffle=shuffle, seed=seed, columns=columns, rank=rank, world_size=world_size, last_batch=last_batch
+        )
+        self._began = 0
+
+    def __len__(self) -> int:
+        loader = self._loader
+        whole, rest = divmod(loader._core.epoch_samples, loader.global_batch_size)
+        each = loader.global_batch_size // loader.world_size
+        last = {"drop": 0, "pad": each}.get(loader.last_batch, -(-rest // loader.world_size))
+        return whole * each + (last if rest else 0)
+
+    def __iter__(self) -> Iterator[int]:
+        loader = self._loader
+        self._began = loader._step
+        loader._step = loader._end_of_epoch(self._began) if len(loader) else 0
+        for step in range(self._began, loader._step):
+            yield from loader._core.places(step)[2].tolist()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of `epoch`, from its beginning."""
+        self._loader.set_epoch(epoch)
+        self._began = 0
+
+    def state_dict(self, batches: int = 0) -> dict[str, Any]:
+        """Tell where the sampler is after `batches` of the iteration that was begun last: a state of `Loader`, and for one."""
+        epoch, draw = self._loader._core.begin_of(self._began + batches)
+        return {**self._loader.state_dict(), "epoch": epoch, "draw": draw}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken; see `Loader.load_state_dict`."""
+        self._loader.load_state_dict(state)
+        self._began = 0
 
 
 def collate(samples: Any) -> dict[str, Any]:

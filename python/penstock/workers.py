@@ -47,7 +47,9 @@ class Pool:
             ) from error  # fmt: skip
         for number in range(min(workers, max(1, end - begin))):
             ours, theirs = context.Pipe()
-            process = context.Process(target=work, args=(theirs, packed, begin + number, end, workers), daemon=True, name=f"penstock-worker-{number}")
+            process = context.Process(
+                target=work, args=(theirs, packed, begin + number, end, workers), daemon=True, name=f"penstock-worker-{number}"
+            )
             process.start()
             theirs.close()
             self.processes.append(process)
@@ -72,7 +74,8 @@ class Pool:
             code = self.processes[number].exitcode
             self.close()
             raise InternalError(
-                f"a python worker died, exit code {code}", hint="-9 is the kernel's out-of-memory killer; less memory_bytes or fewer workers"
+                f"a python worker died, exit code {code}",
+                hint="-9 is the kernel's out-of-memory killer; less memory_bytes or fewer workers",
             ) from None
         self.step += 1
         with contextlib.suppress(OSError):
@@ -121,7 +124,7 @@ def work(pipe: multiprocessing.connection.Connection, packed: bytes, begin: int,
                 given = loader._core.next()
                 batch, about = given
                 loader._step = step + 1
-                finished = loader._staged(batch, about), {"step": about["step"], "epoch": about["epoch"]}
+                finished = loader._staged(batch, about), {name: about[name] for name in ("valid", "bytes", "refused")}
                 while credits == 0 or pipe.poll():
                     pipe.recv()
                     credits += 1

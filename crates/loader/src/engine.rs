@@ -30,17 +30,12 @@ pub struct Budget {
     pub memory_bytes: u64,
 }
 
-/// What happened so far, in nanoseconds and counts.
+/// What threads did so far, in nanoseconds, and bytes.
 #[derive(Debug, Default)]
 pub struct Stats {
-    pub batches: AtomicU64,
-    pub samples: AtomicU64,
-    pub bytes: AtomicU64,
-    pub refused: AtomicU64,
     pub fetch_ns: AtomicU64,
     pub gather_ns: AtomicU64,
     pub transform_ns: AtomicU64,
-    pub waiting_ns: AtomicU64,
     /// Bytes of batches that the consumer still holds.
     pub kept_bytes: Arc<AtomicU64>,
     /// Most bytes of batches in work or waiting at a time.
@@ -139,7 +134,7 @@ impl Engine {
             let text = "cannot go on with this loader: its threads belong to the process that began to iterate, and this is a fork of that";
             return Err(Error::new("transaction-closed", text).hint("iterate anew here"));
         }
-        let (inner, began) = (&self.inner, Instant::now());
+        let inner = &self.inner;
         let mut state = inner.lock();
         loop {
             if state.give >= state.end || inner.stop.load(Relaxed) {
@@ -153,13 +148,7 @@ impl Engine {
                 drop(state);
                 inner.work.notify_all();
                 let mut batch = batch?;
-                let stats = &inner.stats;
-                batch.give(&stats.kept_bytes);
-                stats.waiting_ns.fetch_add(began.elapsed().as_nanos() as u64, Relaxed);
-                stats.batches.fetch_add(1, Relaxed);
-                stats.samples.fetch_add(batch.len() as u64, Relaxed);
-                stats.bytes.fetch_add(batch.bytes(), Relaxed);
-                stats.refused.fetch_add(batch.refused.len() as u64, Relaxed);
+                batch.give(&inner.stats.kept_bytes);
                 return Ok(Some(batch));
             }
             (state, _) = inner.done.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);

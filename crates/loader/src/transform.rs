@@ -329,8 +329,11 @@ fn padding_of(padding: &[i64], dimension: usize) -> (i64, i64) {
     }
 }
 
-/// Python's round, to even, as torchvision has it.
+/// Python's round, to even, as torchvision has it; what is smaller is padded, less on the left and above.
 fn centre(size: usize, wanted: usize) -> i64 {
+    if wanted > size {
+        return -(((wanted - size) / 2) as i64);
+    }
     ((size as f64 - wanted as f64) / 2.0).round_ties_even() as i64
 }
 
@@ -478,13 +481,14 @@ fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// Class numbers are never mixed: each pixel is the one it falls on. Source: torchvision's NEAREST.
+/// Class numbers are never mixed: each pixel is the one it falls on. Source: torch's `nearest`, with its 32-bit arithmetic.
 fn nearest(data: &[u8], element: usize, (height, width): (usize, usize), (to_height, to_width): (usize, usize)) -> Vec<u8> {
+    let from = |at: usize, size: usize, to: usize| ((at as f32 * (size as f32 / to as f32)) as usize).min(size - 1);
     let mut out = Vec::with_capacity(to_height * to_width * element);
     for y in 0..to_height {
-        let row = &data[y * height / to_height * width * element..][..width * element];
+        let row = &data[from(y, height, to_height) * width * element..][..width * element];
         for x in 0..to_width {
-            out.extend_from_slice(&row[x * width / to_width * element..][..element]);
+            out.extend_from_slice(&row[from(x, width, to_width) * element..][..element]);
         }
     }
     out

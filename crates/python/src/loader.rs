@@ -185,7 +185,8 @@ impl Loader {
             return Ok(());
         }
         self.close(py);
-        let engine = py.detach(|| Engine::start(self.recipe.clone(), self.budget, begin, end, stride.max(1), self.stats.clone())).or_raise(py)?;
+        let engine =
+            py.detach(|| Engine::start(self.recipe.clone(), self.budget, begin, end, stride.max(1), self.stats.clone())).or_raise(py)?;
         *self.engine.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(engine));
         Ok(())
     }
@@ -223,17 +224,11 @@ impl Loader {
 
     /// Counts and nanoseconds so far.
     fn stats(&self) -> Vec<(&'static str, u64)> {
-        let Stats { batches, samples, bytes, refused, fetch_ns, gather_ns, transform_ns, waiting_ns, kept_bytes, peak_bytes } =
-            &*self.stats;
+        let Stats { fetch_ns, gather_ns, transform_ns, kept_bytes, peak_bytes } = &*self.stats;
         [
-            ("batches", batches),
-            ("samples", samples),
-            ("bytes", bytes),
-            ("refused", refused),
             ("fetch_ns", fetch_ns),
             ("gather_ns", gather_ns),
             ("transform_ns", transform_ns),
-            ("waiting_ns", waiting_ns),
             ("kept_bytes", kept_bytes),
             ("peak_bytes", peak_bytes),
         ]
@@ -248,6 +243,7 @@ impl Loader {
     }
 
     fn give<'py>(&self, py: Python<'py>, batch: Batch) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyDict>)> {
+        let bytes = batch.bytes();
         let (columns, nulls, about) = (PyDict::new(py), PyDict::new(py), PyDict::new(py));
         for ((name, values), output) in batch.columns.into_iter().zip(&self.recipe.pipeline.outputs) {
             let spec = &self.recipe.specs[0][output.column];
@@ -286,6 +282,7 @@ impl Loader {
         about.set_item("source", PyArray1::from_iter(py, batch.places.iter().map(|place| place.source as i64)))?;
         about.set_item("draw", PyArray1::from_iter(py, batch.draws.iter().map(|draw| *draw as i64)))?;
         about.set_item("valid", PyArray1::from_vec(py, batch.valid))?;
+        about.set_item("bytes", bytes)?;
         about.set_item("step", batch.step)?;
         about.set_item("epoch", batch.epoch)?;
         about.set_item("nulls", nulls)?;
