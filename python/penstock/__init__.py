@@ -28,6 +28,7 @@ from penstock.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from penstock.files import Files, files
 from penstock.loader import Loader, Mix, Replacement, Window, mix
 from penstock.ragged import Ragged
 from penstock.schema import Boxes, Bytes, Category, Image, Json, Keypoints, Label, Mask, Scalar, Tensor, Text
@@ -48,6 +49,7 @@ __all__ = [
     "CorruptError",
     "Dataset",
     "Error",
+    "Files",
     "Image",
     "InternalError",
     "InvalidInputError",
@@ -74,6 +76,7 @@ __all__ = [
     "__version__",
     "configure",
     "create",
+    "files",
     "importers",
     "mix",
     "open",

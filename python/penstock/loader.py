@@ -137,7 +137,7 @@ class Source:
 
     def state(self) -> dict[str, Any]:
         return {
-            "name": self.name, "dataset": self.view._snapshot.dataset_id, "snapshot": self.view.snapshot, "selection": self.selection(),
+            "name": self.name, "dataset": self.view._identity, "snapshot": self.view.snapshot, "selection": self.selection(),
             "samples": len(self.view), "order": self.order,
         }  # fmt: skip
 
@@ -266,7 +266,7 @@ class Loader:
         if not isinstance(shuffle, Window):
             raise InvalidInputError(f"shuffle={shuffle!r}, expected True, False, ps.Window or ps.Replacement", code="invalid-argument")
         window_bytes = _whole(shuffle.bytes, "Window bytes", 1)
-        mean = max(1.0, view._snapshot.stored_bytes(list(dict.fromkeys(self._outputs.values()))) / max(1, len(view._snapshot)))
+        mean = max(1.0, view._stored_bytes(list(dict.fromkeys(self._outputs.values()))) / max(1, len(view._snapshot)))
         window = max(1, int(window_bytes / mean))
         run_bytes = min(max(window_bytes / 64, 64 << 10), 16 << 20)
         run = 1 << max(0, int(math.log2(max(1.0, run_bytes / mean))))
@@ -299,9 +299,8 @@ class Loader:
             "threads": self.threads,
             "memory_bytes": self.memory_bytes,
         }
-        return _core.Loader(
-            [source.view._view for source in self._sources], [source.weights for source in self._sources], json.dumps(declared)
-        )
+        views, files = [source.view._view for source in self._sources], [source.view._files for source in self._sources]
+        return _core.Loader(views, files, [source.weights for source in self._sources], json.dumps(declared))
 
     # Iterating
 
@@ -604,7 +603,7 @@ class Loader:
     def _explained(self) -> dict[str, str]:
         steps, draws = len(self), self._core.epoch_samples
         columns = list(dict.fromkeys(self._outputs.values()))
-        mean = [source.view._snapshot.stored_bytes(columns) / max(1, len(source.view._snapshot)) for source in self._sources]
+        mean = [source.view._stored_bytes(columns) / max(1, len(source.view._snapshot)) for source in self._sources]
         total = (
             mean[0] * draws
             if self._mix is None

@@ -79,6 +79,8 @@ class View:
 
     _snapshot: _core.Snapshot
     _view: _core.View
+    # A column beside the snapshot's, in files of its own.
+    _files: _core.Files | None = None
 
     def __init__(self, snapshot: _core.Snapshot, view: _core.View) -> None:
         self._snapshot = snapshot
@@ -99,6 +101,15 @@ class View:
     def schema(self) -> Schema:
         """Column name → type."""
         return from_json(self._snapshot.columns)
+
+    @property
+    def _identity(self) -> str:
+        """What states know the dataset by."""
+        return self._snapshot.dataset_id
+
+    def _stored_bytes(self, columns: Sequence[str]) -> int:
+        """Bytes of the data files of these columns, of the whole snapshot."""
+        return self._snapshot.stored_bytes(list(columns))
 
     def __len__(self) -> int:
         return len(self._view)

@@ -44,6 +44,12 @@ struct Slice {
 const NULL: u32 = u32::MAX;
 
 impl RaggedValues {
+    /// Values that lie elsewhere, none of them null; `free` has `free_count` sizes each.
+    pub fn of(values: Vec<Bytes>, free: Vec<u64>, free_count: usize) -> RaggedValues {
+        let slices = values.iter().enumerate().map(|(index, value)| Slice { keep: index as u32, begin: 0, bytes: value.len() }).collect();
+        RaggedValues { keep: values, slices, free, free_count }
+    }
+
     pub fn len(&self) -> usize {
         self.slices.len()
     }

@@ -5,6 +5,7 @@
 
 pub mod batch;
 pub mod engine;
+pub mod files;
 pub mod job;
 pub mod memory;
 pub mod order;

@@ -8,6 +8,7 @@ use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::{Dtype, Shape};
 
 use crate::batch::{Array, Nulls, Raw, Values};
+use crate::files::Files;
 use crate::memory::Memory;
 use crate::program::Place;
 
@@ -17,6 +18,8 @@ pub struct Source {
     pub name: String,
     pub snapshot: Arc<Snapshot>,
     pub selection: Option<Arc<Vec<u64>>>,
+    /// A column beside those of the snapshot.
+    pub files: Option<Arc<Files>>,
 }
 
 impl Source {
@@ -26,6 +29,18 @@ impl Source {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    pub fn column(&self, name: &str) -> Result<ColumnSpec> {
+        match self.files.as_ref().filter(|files| files.spec.name == name) {
+            Some(files) => Ok(files.spec.clone()),
+            None => self.snapshot.column(name).cloned(),
+        }
+    }
+
+    /// The files of a column that is not the snapshot's.
+    fn files_of(&self, spec: &ColumnSpec) -> Option<&Files> {
+        self.files.as_deref().filter(|files| files.spec.name == spec.name)
     }
 
     /// Position in the view → position in the snapshot.
@@ -92,6 +107,9 @@ impl Reads {
     pub fn fixed(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize, cell: usize, out: &mut [u8]) -> Result<Nulls> {
         let read = |share: &Share, out: &mut [u8]| -> Result<Nulls> {
             let (snapshot, spec) = (&sources[share.source].snapshot, &specs[share.source][column]);
+            if let Some(files) = sources[share.source].files_of(spec) {
+                return files.fixed(&share.plan.positions, cell, out).map(|()| None);
+            }
             match &spec.kind {
                 ColumnKind::Label { .. } | ColumnKind::Category => {
                     let mut codes = vec![0i64; share.places.len()];
@@ -125,7 +143,10 @@ impl Reads {
         for share in &self.shares {
             let spec = &specs[share.source][column];
             let part = parts.len() as u32;
-            parts.push(sources[share.source].snapshot.read_ragged(&share.plan, spec, OnCorrupt::Raise)?);
+            parts.push(match sources[share.source].files_of(spec) {
+                Some(files) => files.raw(&share.plan.positions)?,
+                None => sources[share.source].snapshot.read_ragged(&share.plan, spec, OnCorrupt::Raise)?,
+            });
             share.places.iter().enumerate().for_each(|(row, place)| index[*place as usize] = (part, row as u32));
         }
         Ok(Raw { parts, index })

@@ -24,6 +24,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<errors::Stop>()?;
     module.add_class::<loader::Loader>()?;
     module.add_class::<loader::Weights>()?;
+    module.add_class::<loader::Files>()?;
     module.add_function(wrap_pyfunction!(snapshot::create, module)?)?;
     module.add_function(wrap_pyfunction!(snapshot::open, module)?)?;
     module.add_function(wrap_pyfunction!(snapshot::doctor, module)?)?;

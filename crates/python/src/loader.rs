@@ -8,6 +8,7 @@ use penstock_error::Error;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_loader::batch::{Array, Batch, Raw, Values};
 use penstock_loader::engine::{Budget, Engine, Stats};
+use penstock_loader::files::Entry;
 use penstock_loader::job::{OnCorrupt, Recipe};
 use penstock_loader::order::{Alias, Order, Sequence};
 use penstock_loader::pipeline::Pipeline;
@@ -16,6 +17,7 @@ use penstock_loader::program::{Mix, Program};
 use penstock_loader::source::Source;
 use penstock_loader::transform::Transform;
 use penstock_loader::window::Window;
+use penstock_storage::{Io, Options};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use serde::Deserialize;
@@ -71,6 +73,29 @@ impl Weights {
     }
 }
 
+/// Files that hold the values of a column.
+#[pyclass(frozen, module = "penstock._core")]
+pub struct Files(Arc<penstock_loader::files::Files>);
+
+#[pymethods]
+impl Files {
+    /// `spec`: the column as in a schema. Of each file: name below `root`, its bytes, where the value begins, sizes of free dimensions.
+    #[new]
+    fn new(py: Python<'_>, root: &str, io: &str, spec: &str, entries: Vec<(String, u64, u64, Vec<u64>)>) -> PyResult<Files> {
+        let spec: ColumnSpec = serde_json::from_str(spec).map_err(|error| invalid(format!("cannot read files: {error}"))).or_raise(py)?;
+        let options = Io::parse(io).and_then(|io| Options::new(Vec::new(), io)).or_raise(py)?;
+        let storage = penstock_storage::open(root, &options).or_raise(py)?;
+        let entry = |(name, file_bytes, begin, free)| Entry { name, file_bytes, begin, free };
+        let entries = entries.into_iter().map(entry).collect();
+        Ok(Files(Arc::new(penstock_loader::files::Files { spec: ColumnSpec { id: u64::MAX, ..spec }, storage, entries })))
+    }
+
+    /// Requests and bytes so far.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.0.storage.counters().read().entries()
+    }
+}
+
 fn invalid(text: String) -> Error {
     Error::new("invalid-argument", text)
 }
@@ -86,7 +111,7 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
         });
         outputs.push((name.clone(), known));
     }
-    let specs = sources.iter().map(|source| columns.iter().map(|column| source.snapshot.column(column).cloned()).collect());
+    let specs = sources.iter().map(|source| columns.iter().map(|column| source.column(column)).collect());
     let specs: Vec<Vec<ColumnSpec>> = specs.collect::<penstock_error::Result<_>>()?;
     for (index, own) in specs.iter().enumerate().skip(1) {
         for (one, other) in specs[0].iter().zip(own) {
@@ -124,11 +149,19 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
 
 #[pymethods]
 impl Loader {
+    /// `files`: of each view, a column beside its own.
     #[new]
-    fn new(py: Python<'_>, views: Vec<PyRef<'_, View>>, weights: Vec<Option<PyRef<'_, Weights>>>, declared: &str) -> PyResult<Loader> {
+    fn new(
+        py: Python<'_>,
+        views: Vec<PyRef<'_, View>>,
+        files: Vec<Option<PyRef<'_, Files>>>,
+        weights: Vec<Option<PyRef<'_, Weights>>>,
+        declared: &str,
+    ) -> PyResult<Loader> {
         let declared: Declared =
             serde_json::from_str(declared).map_err(|error| invalid(format!("cannot make a loader: {error}"))).or_raise(py)?;
-        let sources = views.iter().zip(&declared.names).map(|(view, name)| view.source(name)).collect();
+        let sources = views.iter().zip(&declared.names).zip(files);
+        let sources = sources.map(|((view, name), files)| Source { files: files.map(|files| files.0.clone()), ..view.source(name) }).collect();
         let weights = weights.into_iter().map(|weights| weights.map(|weights| weights.0.clone())).collect();
         let recipe = py.detach(|| recipe(&declared, sources, weights)).or_raise(py)?;
         let budget = Budget { threads: declared.threads, memory_bytes: declared.memory_bytes };

@@ -30,7 +30,7 @@ impl View {
     }
 
     pub fn source(&self, name: &str) -> Source {
-        Source { name: name.into(), snapshot: self.snapshot.clone(), selection: self.positions.clone() }
+        Source { name: name.into(), snapshot: self.snapshot.clone(), selection: self.positions.clone(), files: None }
     }
 
     fn len(&self) -> u64 {

@@ -1,0 +1,80 @@
+//! A column whose values lie in files of their own, as they are: NPY arrays, images. Nothing is converted, and nothing verified but lengths.
+
+use bytes::Bytes;
+use penstock_dataset::RaggedValues;
+use penstock_error::{Error, Result};
+use penstock_format::schema::ColumnSpec;
+use penstock_storage::{RangeRequest, Storage};
+
+/// Where one value lies.
+pub struct Entry {
+    pub name: String,
+    /// Of the file, when it was listed.
+    pub file_bytes: u64,
+    /// Where the value begins; it ends with the file.
+    pub begin: u64,
+    /// Sizes of the free dimensions.
+    pub free: Vec<u64>,
+}
+
+pub struct Files {
+    pub spec: ColumnSpec,
+    pub storage: Box<dyn Storage>,
+    pub entries: Vec<Entry>,
+}
+
+impl Files {
+    fn entry(&self, position: u64) -> &Entry {
+        &self.entries[position as usize]
+    }
+
+    /// Copy values of fixed shape, `cell` bytes each, into `out`.
+    pub fn fixed(&self, positions: &[u64], cell: usize, out: &mut [u8]) -> Result<()> {
+        if cell == 0 {
+            return Ok(());
+        }
+        let step = self.storage.stream_bytes() as usize;
+        if step == 0 {
+            return positions.iter().zip(out.chunks_exact_mut(cell)).try_for_each(|(position, out)| {
+                let entry = self.entry(*position);
+                out.copy_from_slice(&self.mapped(entry)?[entry.begin as usize..]);
+                Ok(())
+            });
+        }
+        let (mut ranges, mut targets) = (Vec::new(), Vec::new());
+        for (position, out) in positions.iter().zip(out.chunks_exact_mut(cell)) {
+            let entry = self.entry(*position);
+            for (number, target) in out.chunks_mut(step).enumerate() {
+                let begin = entry.begin + (number * step) as u64;
+                ranges.push(RangeRequest::plain(&entry.name, begin, target.len() as u64, Some(entry.file_bytes)));
+                targets.push(target);
+            }
+        }
+        self.storage.stream(&ranges, Some(&mut targets), &mut |_, _| {}).into_iter().collect()
+    }
+
+    /// Values of any length.
+    pub fn raw(&self, positions: &[u64]) -> Result<RaggedValues> {
+        let value = |position: &u64| {
+            let entry = self.entry(*position);
+            Ok(self.mapped(entry)?.slice(entry.begin as usize..))
+        };
+        let values = positions.iter().map(value).collect::<Result<Vec<Bytes>>>()?;
+        let free = positions.iter().flat_map(|position| self.entry(*position).free.clone()).collect();
+        Ok(RaggedValues::of(values, free, self.entries.first().map_or(0, |entry| entry.free.len())))
+    }
+
+    /// The whole file: small ones read, large ones mapped.
+    fn mapped(&self, entry: &Entry) -> Result<Bytes> {
+        const MAPPED_FROM_BYTES: u64 = 1 << 20;
+        let body = match entry.file_bytes < MAPPED_FROM_BYTES {
+            true => self.storage.read(&entry.name)?,
+            false => self.storage.map(&entry.name, entry.file_bytes)?,
+        };
+        if body.len() as u64 != entry.file_bytes {
+            let text = format!("cannot read `{}/{}`: it has {} bytes, {} when it was listed", self.storage.uri(), entry.name, body.len(), entry.file_bytes);
+            return Err(Error::new("object-truncated", text).hint("list the files anew"));
+        }
+        Ok(body)
+    }
+}
