@@ -1,4 +1,5 @@
-"""The main job on real data: write three commits, travel in time, read back bit for bit, train a classifier, verify.
+"""The main job on real data: write three commits, travel in time, read back bit for bit, train a classifier,
+kill and resume it in the middle of an epoch, verify.
 
 Usage: python examples/demo.py [--data FOLDER] [--keep FOLDER]
 Data: the 1,797 handwritten digits and two photographs that come inside scikit-learn; with --data your own images.
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import pathlib
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +21,7 @@ from typing import Any
 import numpy as np
 import penstock as ps
 import torch
+from penstock import transforms as T
 from penstock.cli.show import size_text, table, type_text
 from PIL import Image
 from rich.console import Console
@@ -122,27 +126,30 @@ class Classifier(torch.nn.Sequential):
     def __init__(self) -> None:
         nn = torch.nn
         super().__init__(
-            nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
             nn.Dropout(0.25), nn.Linear(1024, 64), nn.ReLU(), nn.Linear(64, 10),
         )  # fmt: skip
+
+
+def digits_of(ds: ps.Dataset, name: str) -> ps.View:
+    """Give the digits of one of the first two commits."""
+    return ds.select(np.flatnonzero(ds["source"][:] == ds.vocabulary("source").index(f"digits/{name}")))
+
+
+def loader_of(ds: ps.Dataset, name: str, shuffle: bool = True) -> ps.Loader:
+    """Batches of 64 as torch tensors, decoded and normalised in the core."""
+    transform = [T.CenterCrop(8), T.Normalize([0.5], [0.5])]
+    columns = ["image", "label", "_row_id"]
+    return digits_of(ds, name).loader(batch_size=64, shuffle=shuffle, seed=7, columns=columns, transform=transform, output="torch")
 
 
 def train(ds: ps.Dataset) -> float:
     """Train on the digits of the first commit, test on those of the second; gives the accuracy."""
     torch.manual_seed(0)
     torch.set_num_threads(2)
-    source = ds["source"][:]
-    words = ds.vocabulary("source")
-    parts = {name: ds.select(np.flatnonzero(source == words.index(f"digits/{name}"))) for name in ("train", "test")}
-
-    def loader(name: str, shuffle: bool) -> torch.utils.data.DataLoader[Any]:
-        return torch.utils.data.DataLoader(
-            parts[name].torch(["image", "label"]), batch_size=64, shuffle=shuffle, collate_fn=ps.torch.collate
-        )
-
     model = Classifier()
     optimiser = torch.optim.Adam(model.parameters(), 2e-3)
-    epochs, seen, waited = 12, 0, 0.0
+    epochs = 12
     bar = Progress(
         TextColumn("training"),
         BarColumn(),
@@ -150,29 +157,64 @@ def train(ds: ps.Dataset) -> float:
         TimeElapsedColumn(),
         console=console,
     )
-    begin = time.perf_counter()
+    loader = loader_of(ds, "train")
     with bar:
         task = bar.add_task("training", total=epochs, loss="-")
-        for _ in range(epochs):
-            model.train()
-            mark = time.perf_counter()
-            for batch in loader("train", True):
-                waited += time.perf_counter() - mark
-                loss = torch.nn.functional.cross_entropy(model(batch["image"].float() / 255), batch["label"])
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
-                seen += len(batch["label"])
-                mark = time.perf_counter()
-            bar.update(task, advance=1, loss=f"{loss.item():.3f}")
-    spent = time.perf_counter() - begin
+        for number, batch in enumerate(loader.stream(epochs), 1):
+            loss = torch.nn.functional.cross_entropy(model(batch["image"]), batch["label"])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            if number % len(loader) == 0:
+                bar.update(task, advance=1, loss=f"{loss.item():.3f}")
     model.eval()
+    test = loader_of(ds, "test", shuffle=False)
     with torch.no_grad():
-        right = sum(int((model(batch["image"].float() / 255).argmax(1) == batch["label"]).sum()) for batch in loader("test", False))
+        right = sum(int((model(batch["image"]).argmax(1) == batch["label"]).sum()) for batch in test)
+    stats = loader.stats()
     console.print(
-        f"[bold]training[/]: {seen / spent:,.0f} samples/s through torch, {100 * waited / spent:.0f} % of the time waiting for data"
+        f"[bold]training[/]: {stats['samples_per_second']:,.0f} samples/s through ds.loader, "
+        f"{100 * stats['stall']:.0f} % of the time waiting for data"
     )
-    return right / len(parts["test"])
+    return right / TEST_DIGITS
+
+
+def go_on(root: str, state: str) -> None:
+    """Run as a process of its own: load batches from a state on, and tell of each the state after it and the row ids in it."""
+    loader = loader_of(ps.open(root), "train")
+    loader.load_state_dict(json.loads(state))
+    for batch in loader.stream(1):
+        print(json.dumps([loader.state_dict(), batch["_row_id"].tolist()]), flush=True)
+        time.sleep(0.01)  # A model at work.
+
+
+def show_resume(ds: ps.Dataset) -> None:
+    """Kill a training process in the middle of an epoch, resume in another one, and compare with an epoch that nobody disturbed."""
+    loader = loader_of(ds, "train")
+    loader.set_epoch(3)
+    first = json.dumps(loader.state_dict())
+    whole = [batch["_row_id"].tolist() for batch in loader.stream(1)]
+
+    def start(state: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, __file__, "--go-on", ds.uri, state], stdout=subprocess.PIPE, text=True)
+
+    stop = len(whole) // 3
+    killed = start(first)
+    assert killed.stdout
+    lines = [json.loads(killed.stdout.readline()) for _ in range(stop)]
+    killed.kill()
+    killed.wait()
+    state = json.dumps(lines[-1][0])
+    resumed = start(state)
+    lines += [json.loads(line) for line in resumed.communicate()[0].splitlines()]
+    if [ids for _, ids in lines] != whole:
+        sys.exit("FAILED: the resumed epoch differs from the undisturbed one")
+    console.print(
+        f"[bold]resume[/]: killed with kill -9 after batch {stop} of {len(whole)}, went on in a new process from a state of {len(state)} bytes: "
+        f"the same {sum(map(len, whole))} samples in the same order"
+    )
+    for name, batches in (("undisturbed", whole), ("killed and resumed", [ids for _, ids in lines])):
+        console.print(f"  {name:<20}… {batches[stop - 1][-3:]} │ {batches[stop][:4]} …", highlight=False)
 
 
 def measure(ds: ps.View) -> None:
@@ -213,7 +255,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="a folder of your own images, class = parent folder")
     parser.add_argument("--keep", help="write the dataset here and leave it there")
+    parser.add_argument("--go-on", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.go_on:
+        go_on(*arguments.go_on)
+        return
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     root = pathlib.Path(arguments.keep) if arguments.keep else scratch / "dataset"
     try:
@@ -226,6 +272,7 @@ def main() -> None:
         show_disk(ds)
         check_bytes(ds, written["digits"] + written["tiles"])
         accuracy = train(ds)
+        show_resume(ds)
         console.print(
             f"[bold]accuracy[/] on {TEST_DIGITS} digits never trained on: {100 * accuracy:.1f} % (bar {100 * ACCURACY_BAR:.0f} %)"
         )
