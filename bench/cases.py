@@ -501,7 +501,21 @@ def slices(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     return slices.slices(folder)
 
 
+def _training(name: str) -> Callable[[pathlib.Path, pathlib.Path | None], Result]:
+    """A benchmark of the loader; see bench/training.py."""
+
+    def run(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
+        import training
+
+        return training.ALL[name](folder, photos)
+
+    return run
+
+
+TRAINING = ("photos", "augment", "rows", "functions", "starting", "whole_direct", "whole_minio")
+
 ALL: dict[str, Callable[[pathlib.Path, pathlib.Path | None], Result]] = {
     "cifar": cifar, "jpeg": jpeg, "ingest": ingest, "text": text, "calls": calls, "opening": opening, "memory": memory,
     "larger_than_memory": larger_than_memory, "codecs": codecs, "commits": commits, "minio": minio, "direct": direct, "slices": slices,
+    **{f"loader_{name}": _training(name) for name in TRAINING},
 }  # fmt: skip

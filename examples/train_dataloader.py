@@ -27,7 +27,9 @@ def photographs(folder: pathlib.Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
         y, x = np.mgrid[0:240, 0:320]
         wave = np.sin(x / rng.uniform(4, 9)) if number % 2 else np.sin(x / rng.uniform(4, 9)) * np.sin(y / rng.uniform(4, 9))
-        Image.fromarray((128 + 90 * wave[..., None] + rng.normal(0, 9, (240, 320, 3))).clip(0, 255).astype(np.uint8)).save(place / f"{number}.jpg", quality=92)
+        Image.fromarray((128 + 90 * wave[..., None] + rng.normal(0, 9, (240, 320, 3))).clip(0, 255).astype(np.uint8)).save(
+            place / f"{number}.jpg", quality=92
+        )
 
 
 def timed(name: str, batches) -> None:

@@ -27,7 +27,9 @@ def main(folder: pathlib.Path) -> None:
     dist.barrier()
     ds = ps.open(folder / "digits")
     torch.manual_seed(0)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)))
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    )
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     loader = ds.loader(global_batch_size=120, shuffle=True, seed=1, output="torch")  # Rank and world size are torchrun's.
     assert loader.world_size == dist.get_world_size()
@@ -59,5 +61,12 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         main(folder)
     else:
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=127.0.0.1:0",
+        ]
         sys.exit(subprocess.run([*command, __file__, str(folder)], env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode)

@@ -23,7 +23,9 @@ EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 @pytest.fixture
 def ds(tmp_path):
     made = ps.create(tmp_path / "dataset", {"x": ps.Tensor((4,), "float32"), "number": "int64", "tokens": ps.Tensor((None,), "int64")})
-    made.append({"x": np.arange(4000, dtype=np.float32).reshape(1000, 4), "number": range(1000), "tokens": [range(n % 7) for n in range(1000)]})
+    made.append(
+        {"x": np.arange(4000, dtype=np.float32).reshape(1000, 4), "number": range(1000), "tokens": [range(n % 7) for n in range(1000)]}
+    )
     return made
 
 
@@ -80,7 +82,9 @@ def test_a_dataloader_with_our_sampler_gives_our_order(ds, workers):
         sampler = ps.torch.Sampler(ds, batch_size=30, seed=3, rank=rank, world_size=world)
         if state:
             sampler.load_state_dict(state)
-        loader = torch.utils.data.DataLoader(ds.torch(["number"]), batch_size=30, sampler=sampler, collate_fn=ps.torch.collate, num_workers=workers)
+        loader = torch.utils.data.DataLoader(
+            ds.torch(["number"]), batch_size=30, sampler=sampler, collate_fn=ps.torch.collate, num_workers=workers
+        )
         seen = []
         for _ in range(2):
             for batch in loader:
@@ -201,13 +205,25 @@ def test_torchrun_with_two_processes_gives_the_same_steps_and_checks_that_they_a
     (tmp_path / "ranks.py").write_text(textwrap.dedent(RANKS))
 
     def run(seeds):
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+            "--master-addr=127.0.0.1",
+            "--master-port=0",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=127.0.0.1:0",
+        ]
         return subprocess.run([*command, tmp_path / "ranks.py", ds.uri, seeds, str(tmp_path)], capture_output=True, text=True, timeout=200)
 
     done = run("5,5")
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
-    whole = [batch["number"].tolist() for batch in ds.loader(global_batch_size=60, shuffle=True, seed=5, columns=["number"], rank=0, world_size=1).stream(1)]
+    whole = [
+        batch["number"].tolist()
+        for batch in ds.loader(global_batch_size=60, shuffle=True, seed=5, columns=["number"], rank=0, world_size=1).stream(1)
+    ]
     for one, two, both in zip(*ranks, whole, strict=True):
         assert one[: len(both) - len(both) // 2] + two == both or one + two == both
     wrong = run("5,6")

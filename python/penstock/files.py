@@ -80,7 +80,9 @@ class Files(View):
         return Loader(self, **options)
 
     def _unsupported(self, *_: Any, **__: Any) -> Any:
-        raise UnsupportedError("files in place are only for loaders", code="unsupported-format", hint="`penstock import` makes a dataset of them")
+        raise UnsupportedError(
+            "files in place are only for loaders", code="unsupported-format", hint="`penstock import` makes a dataset of them"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Files, self._given)
@@ -107,7 +109,9 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
         raise NotFoundError(f"no files match `{text}`", code="source-not-found")
     if kinds != {".npy"} and not kinds <= set(IMAGES):
         raise InvalidInputError(
-            f"cannot load `{text}`: it matches {', '.join(sorted(kinds))} files", code="invalid-argument", hint="only .npy, or only .jpg, .jpeg and .png"
+            f"cannot load `{text}`: it matches {', '.join(sorted(kinds))} files",
+            code="invalid-argument",
+            hint="only .npy, or only .jpg, .jpeg and .png",
         )
     absolute = [os.path.abspath(path) for path in found]
     root = pathlib.Path(os.path.commonpath([os.path.dirname(path) for path in absolute]))
@@ -129,7 +133,9 @@ def _arrays(root: pathlib.Path, paths: Sequence[str]) -> tuple[Tensor, list[tupl
         except (ValueError, EOFError, OSError) as error:
             raise InvalidInputError(f"cannot load `{root / path}`: {error}", code="invalid-argument") from error
         if fortran and len(shape) > 1:
-            raise UnsupportedError(f"cannot load `{root / path}`: it is in Fortran order", code="unsupported-format", hint="np.save(np.ascontiguousarray(a))")
+            raise UnsupportedError(
+                f"cannot load `{root / path}`: it is in Fortran order", code="unsupported-format", hint="np.save(np.ascontiguousarray(a))"
+            )
         if dtype.hasobject or not dtype.isnative or size - begin != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
             raise InvalidInputError(f"cannot load `{root / path}`: {dtype} of shape {shape} in {size} bytes", code="invalid-argument")
         found.append((begin, shape, dtype))
@@ -137,7 +143,8 @@ def _arrays(root: pathlib.Path, paths: Sequence[str]) -> tuple[Tensor, list[tupl
     for path, (_, shape, other) in zip(paths, found, strict=True):
         if other != dtype or len(shape) != len(first):
             raise InvalidInputError(
-                f"cannot load `{root / path}`: {other} of {len(shape)} dimensions, `{paths[0]}` is {dtype} of {len(first)}", code="invalid-argument"
+                f"cannot load `{root / path}`: {other} of {len(shape)} dimensions, `{paths[0]}` is {dtype} of {len(first)}",
+                code="invalid-argument",
             )
     assert len(ranks) == 1
     sizes = tuple(size if all(shape[axis] == size for _, shape, _ in found) and size else None for axis, size in enumerate(first))

@@ -15,7 +15,10 @@ def arrays(batch: Batch) -> Batch:
 
     Cost: one copy. JAX makes 32-bit numbers of 64-bit ones unless `jax_enable_x64` is set.
     """
-    return {name: _array(values) if isinstance(values, np.ndarray) else values for name, values in batch.items()}
+    return {
+        name: _array(values) if isinstance(values, np.ndarray) and values.dtype.kind in "biufcMV" else values
+        for name, values in batch.items()
+    }
 
 
 def _array(values: Any) -> Any:

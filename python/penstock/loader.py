@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.errors import ClosedError, InvalidInputError, NotFoundError
+from penstock.ragged import Ragged
+from penstock.schema import numpy_dtype
 from penstock.transforms import PerBatch, Transform
 from penstock.view import Batch, View
 
@@ -118,7 +120,7 @@ class Source:
     def loaded(self, state: Mapping[str, Any]) -> Source:
         """Give the source as a state has it: its snapshot, in its order."""
         own = self.state()
-        for what in ("dataset", "selection"):
+        for what in ("name", "dataset", "selection"):
             if state[what] != own[what]:
                 raise InvalidInputError(
                     f"cannot load the state: it is of {what} {state[what]}, this loader reads {own[what]}", code="invalid-argument",
@@ -203,10 +205,13 @@ class Loader:
             raise InvalidInputError(f"last_batch={last_batch!r}", code="invalid-argument", hint="one of short, drop, pad")
         self.output, self.last_batch, self.decode, self.on_corrupt = output, last_batch, decode, on_corrupt
         self.seed = _whole(seed, "seed", 0)
+        for what, given, kinds in (("decode", decode, bool), ("outputs", outputs, Mapping | None), ("nulls", nulls, Mapping | None)):
+            if not isinstance(given, kinds):
+                raise InvalidInputError(f"{what}={given!r}", code="invalid-argument", hint="see help(ps.View.loader)")
         self.order_block_samples = (
             self.global_batch_size if order_block_samples is None else _whole(order_block_samples, "order_block_samples", 1)
         )
-        if isinstance(columns, str):
+        if isinstance(columns, str) or (columns is not None and not all(isinstance(name, str) for name in _listed(columns))):
             raise InvalidInputError(f"columns={columns!r}, expected a list of names", hint=f"write columns=[{columns!r}]")
         views = {"": (source, 1.0)} if isinstance(source, View) else dict(source.sources)
         first = next(iter(views.values()))[0]
@@ -238,6 +243,7 @@ class Loader:
         self._shuffle = shuffle
         self._sources = [self._ordered(name, view, shuffle) for name, (view, _) in views.items()]
         self._core = self._open((0, 0))
+        self._check_nulls()
         self._step = 0  # The next batch to give, counted from the core's base.
         self._go_on = True  # Whether the next iteration begins there, or with the next epoch.
         self._turn = 0
@@ -300,7 +306,7 @@ class Loader:
             "memory_bytes": self.memory_bytes,
         }
         views, files = [source.view._view for source in self._sources], [source.view._files for source in self._sources]
-        return _core.Loader(views, files, [source.weights for source in self._sources], json.dumps(declared))
+        return _core.Loader(views, files, [source.weights for source in self._sources], _json(declared))
 
     # Iterating
 
@@ -387,6 +393,7 @@ class Loader:
         if given is None:
             raise ClosedError("this loader was closed while it was iterated", code="transaction-closed")
         self._step += 1
+        self._function_seconds += given[1].get("function_seconds", 0.0)
         self._given += np.array([1, len(given[1]["valid"]), given[1]["bytes"], len(given[1]["refused"])])
         return self._as_output(given[0] if self._pool is not None else self._staged(*given))
 
@@ -404,7 +411,13 @@ class Loader:
     def _staged(self, batch: Batch, about: dict[str, Any]) -> Batch:
         """Apply all that is Python's but the output type."""
         for name, nulls in about["nulls"].items():
-            self._fill(name, batch, nulls)
+            if name not in self._nulls:
+                raise InvalidInputError(
+                    f"column `{name}` has {int(nulls.sum())} nulls in this batch", code="invalid-value",
+                    hint=f'say what they become: nulls={{"{name}": value}}, or "mask" for a column `{name}_valid`',
+                )  # fmt: skip
+        for name, value in self._nulls.items():
+            self._fill(name, value, batch, about["nulls"].get(name))
         for name in self._extras:
             values = {"_position": "position", "_source": "source", "_valid": "valid", "_row_id": "row_id"}.get(name)
             batch[name] = np.full(len(about["valid"]), self._number(about), np.int64) if values is None else about[values]
@@ -424,16 +437,42 @@ class Loader:
         epoch, draw = self._core.begin_of(about["step"])
         return epoch * len(self) + draw // self.global_batch_size
 
-    def _fill(self, name: str, batch: Batch, nulls: npt.NDArray[np.bool_]) -> None:
-        if name not in self._nulls:
-            raise InvalidInputError(
-                f"column `{name}` has {int(nulls.sum())} nulls in this batch", code="invalid-value",
-                hint=f'say what they become: nulls={{"{name}": value}}, or "mask" for a column `{name}_valid`',
-            )  # fmt: skip
-        if isinstance(self._nulls[name], str) and self._nulls[name] == "mask":
-            batch[f"{name}_valid"] = ~nulls
-        else:
-            batch[name][nulls] = self._nulls[name]
+    def _fill(self, name: str, value: Any, batch: Batch, nulls: npt.NDArray[np.bool_] | None) -> None:
+        """Put `value` where a column is null; "mask" says where it is not."""
+        values = batch[name]
+        if nulls is None:
+            nulls = values.nulls if isinstance(values, Ragged) else None
+            nulls = np.array([item is None for item in values], bool) if isinstance(values, list) else nulls
+        there = np.ones(len(values), bool) if nulls is None else ~nulls
+        if isinstance(value, str) and value == "mask":
+            batch[f"{name}_valid"] = there
+        elif isinstance(values, list):
+            batch[name] = [item if valid else value for item, valid in zip(values, there, strict=True)]
+        elif isinstance(values, np.ndarray) and not there.all():
+            values[~there] = value
+
+    def _check_nulls(self) -> None:
+        """Refuse what nulls cannot become, before anything is read."""
+        for name, dtype, shape, _ in self._core.results():
+            if name not in self._nulls or (isinstance(self._nulls[name], str) and self._nulls[name] == "mask"):
+                continue
+            kind, value = self._sources[0].view.schema[self._outputs[name]].type, self._nulls[name]
+            if kind in ("tensor", "boxes", "keypoints") and None in shape:
+                raise InvalidInputError(
+                    f"nulls of `{name}` cannot be filled: it is ragged", code="invalid-argument", hint='say "mask"; they stay None'
+                )
+            if None in shape or dtype == "bytes":
+                continue
+            try:
+                filled = np.empty(shape, numpy_dtype(dtype))
+                filled[...] = value
+                fits = bool(np.all((filled == np.asarray(value)) | (filled != filled)))
+            except (TypeError, ValueError, OverflowError):
+                fits = False
+            if not fits:
+                raise InvalidInputError(
+                    f"nulls of `{name}` cannot become {value!r}: it is {dtype} of shape {tuple(shape)}", code="invalid-argument"
+                )
 
     def _mapped(self, batch: Batch, about: dict[str, Any]) -> Batch:
         """Apply the functions that want one sample at a time."""
@@ -452,7 +491,7 @@ class Loader:
                         f"{fn!r} gave a {type(sample).__name__}, expected a dict of column to value", code="invalid-argument"
                     )
             samples.append(sample)
-        return _collated(samples, about["position"])
+        return _collated(samples, about["position"], batch)
 
     def _as_output(self, batch: Batch) -> Batch:
         if self.output == "torch":
@@ -500,31 +539,38 @@ class Loader:
                 raise InvalidInputError(
                     f"cannot load a state of format {state['format']}: this release reads format {STATE_FORMAT}", code="invalid-argument"
                 )
-            sources, mix, epoch, draw = list(state["sources"]), state["mix"], int(state["epoch"]), int(state["draw"])
-            seed, block = int(state["seed"]), int(state["order_block_samples"])
+            sources, mix = list(state["sources"]), state["mix"]
+            epoch, draw, seed = (_whole(state[what], what, 0) for what in ("epoch", "draw", "seed"))
+            block = _whole(state["order_block_samples"], "order_block_samples", 1)
             if len(sources) != len(self._sources):
                 raise InvalidInputError(
                     f"cannot load the state: it is of {len(sources)} sources, this loader has {len(self._sources)}", code="invalid-argument"
                 )
             found = [own.loaded(theirs) for own, theirs in zip(self._sources, sources, strict=True)]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, InvalidInputError | NotFoundError):
                 raise
             raise InvalidInputError(
                 f"this is no state of a loader: {error!r}", code="invalid-argument", hint="give what state_dict() gave"
             ) from error
         before = self._sources, self._mix, self.seed, self.order_block_samples
+        was = self._core.begin_of(self._step)
         self._sources, self._mix, self.seed, self.order_block_samples = found, mix, seed, block
         try:
             self._rebase((epoch, draw))
+            if draw > self._core.epoch_samples:
+                raise InvalidInputError(f"this is no state of a loader: draw {draw} of {self._core.epoch_samples}", code="invalid-argument")
         except Exception:
             self._sources, self._mix, self.seed, self.order_block_samples = before
+            self._rebase(was)
             raise
 
     def batch_at(self, step: int) -> Batch:
         """Make the batch of one step, counted since the beginning of epoch 0, without moving: to look into a loss spike."""
-        steps = max(1, len(self))
+        steps = len(self)
         number = _whole(step, "step", 0)
+        if not steps:
+            raise InvalidInputError("the loader has no batches", code="invalid-argument")
         core = self._open((number // steps, number % steps * self.global_batch_size))
         core.start(0, 1)
         try:
@@ -729,8 +775,27 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return int(rank), size
 
 
+def _listed(values: Any) -> list[Any]:
+    try:
+        return list(values)
+    except TypeError:
+        return [None]
+
+
+def _json(declared: dict[str, Any]) -> str:
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        raise InvalidInputError(f"{value!r} in the loader's options is no number or text", code="invalid-argument")
+
+    try:
+        return json.dumps(declared, default=plain, allow_nan=False)
+    except ValueError as error:
+        raise InvalidInputError("numbers of transforms must be finite", code="invalid-argument") from error
+
+
 def _whole(value: Any, what: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value < 2**62:
         raise InvalidInputError(f"{what}={value!r}, expected a whole number of at least {least}", code="invalid-argument")
     return int(value)
 
@@ -747,7 +812,7 @@ def _stages(
     transform: Sequence[Transform | Callable[..., Any]], outputs: Mapping[str, str], view: View
 ) -> tuple[list[dict[str, Any]], list[Callable[..., Any]], list[PerBatch]]:
     """Sort transforms into those of the core, functions of a sample and functions of a batch; they come in that order."""
-    if callable(transform) or isinstance(transform, Transform):
+    if not isinstance(transform, list | tuple):
         raise InvalidInputError(f"transform={transform!r}, expected a list", code="invalid-argument", hint="write transform=[…]")
     declared: list[dict[str, Any]] = []
     samples: list[Callable[..., Any]] = []
@@ -756,7 +821,12 @@ def _stages(
         if isinstance(stage, Transform):
             if samples or batches:
                 raise InvalidInputError(f"{stage!r} comes after a function", code="invalid-argument", hint="put functions last")
-            declared.append({"op": stage.op, "on": _on(stage, outputs, view), **stage.declared()})
+            try:
+                declared.append({"op": stage.op, "on": _on(stage, outputs, view), **stage.declared()})
+            except (TypeError, ValueError, OverflowError) as error:
+                if isinstance(error, InvalidInputError):
+                    raise
+                raise InvalidInputError(f"{stage!r}: {error}", code="invalid-argument") from error
         elif isinstance(stage, PerBatch):
             batches.append(stage)
         elif isinstance(stage, type) and issubclass(stage, Transform | PerBatch):
@@ -777,7 +847,10 @@ def _stages(
 def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
     on = getattr(stage, "on", None)
     if on is not None:
-        return [on] if isinstance(on, str) else [str(name) for name in on]
+        names = [on] if isinstance(on, str) else list(on)
+        if not all(isinstance(name, str) for name in names):
+            raise InvalidInputError(f"on={on!r}, expected names", code="invalid-argument")
+        return names
     images = [name for name, column in outputs.items() if column in view.schema and view.schema[column].type == "image"]
     if len(images) != 1:
         raise InvalidInputError(
@@ -786,20 +859,27 @@ def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
     return images
 
 
-def _collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64]) -> Batch:
-    """Samples → columns: arrays and numbers of one shape become an array, all else a list."""
+def _collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64], before: Batch) -> Batch:
+    """Samples → columns: arrays, tensors and numbers of one shape become one; what was ragged or a list before stays so."""
     batch: Batch = {}
-    for name in samples[0] if samples else ():
+    for name in dict.fromkeys(name for sample in samples for name in sample):
         values = []
         for index, sample in enumerate(samples):
-            if name not in sample or len(sample) != len(samples[0]):
+            if name not in sample:
                 raise InvalidInputError(
-                    f"a function gave {sorted(sample)} for sample {positions[index]}, and {sorted(samples[0])} for {positions[0]}",
+                    f"a function gave {sorted(sample)} for sample {positions[index]}: `{name}` is missing",
                     code="invalid-value",
                 )
             values.append(sample[name])
         first = values[0]
-        if isinstance(first, np.ndarray):
+        arrays = all(isinstance(value, np.ndarray) for value in values)
+        if isinstance(before.get(name), Ragged) and arrays and len({(value.ndim, value.dtype) for value in values}) == 1:
+            batch[name] = Ragged.from_arrays(values)
+        elif isinstance(before.get(name), list | Ragged):
+            batch[name] = values
+        elif type(first).__module__ == "torch":
+            batch[name] = _stacked(name, values, positions)
+        elif isinstance(first, np.ndarray):
             for index, value in enumerate(values):
                 if not isinstance(value, np.ndarray) or value.shape != first.shape or value.dtype != first.dtype:
                     found = f"{value.shape} {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
@@ -810,6 +890,17 @@ def _collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64
         else:
             batch[name] = values
     return batch
+
+
+def _stacked(name: str, values: Sequence[Any], positions: npt.NDArray[np.int64]) -> Any:
+    import torch
+
+    first = values[0]
+    for index, value in enumerate(values):
+        if not isinstance(value, torch.Tensor) or value.shape != first.shape or value.dtype != first.dtype:
+            found = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
+            _refuse_shape(name, int(positions[index]), found, int(positions[0]), f"{tuple(first.shape)} {first.dtype}")
+    return torch.stack(list(values))
 
 
 def _refuse_shape(name: str, position: int, found: str, first: int, wanted: str) -> NoReturn:

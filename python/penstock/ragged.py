@@ -30,7 +30,7 @@ class Ragged(Sequence[Any]):
     ((3, 4), [0, 2, 3], (1, 4))
     """
 
-    __slots__ = ("nulls", "offsets", "shapes", "values")
+    __slots__ = ("form", "nulls", "offsets", "shapes", "values")
 
     def __init__(
         self,
@@ -38,11 +38,15 @@ class Ragged(Sequence[Any]):
         offsets: npt.NDArray[np.int64],
         shapes: npt.NDArray[np.int64],
         nulls: npt.NDArray[np.bool_] | None = None,
+        form: tuple[int | None, ...] | None = None,
     ) -> None:
         self.values = values
         self.offsets = offsets
         self.shapes = shapes
         self.nulls = nulls
+        inner = tuple(int(size) for size in values.shape[1:])
+        # Sizes that all arrays share, None for free ones, as in a schema.
+        self.form = (None,) * (shapes.shape[1] - len(inner)) + inner if form is None else form
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> Ragged:
@@ -50,7 +54,9 @@ class Ragged(Sequence[Any]):
         flat = np.concatenate([np.ravel(array) for array in arrays]) if arrays else np.empty(0)
         offsets = np.cumsum([0] + [array.size for array in arrays]).astype(np.int64)
         shapes = np.array([array.shape for array in arrays], dtype=np.int64).reshape(len(arrays), -1)
-        return from_core((flat, offsets, shapes, None))
+        inner = shapes[:, 1:]
+        same = len(inner) and (inner == inner[0]).all() and inner[0].all()
+        return from_core((flat, offsets, shapes, None), (None, *(inner[0].tolist() if same else [None] * inner.shape[1])))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -83,7 +89,7 @@ class Ragged(Sequence[Any]):
     def to_padded(self, value: float = 0, multiple_of: int = 1) -> Padded:
         """Fill up with `value` to one shape, each free dimension a multiple of `multiple_of`.
 
-        Shapes: values (N, L, …) and mask (N, L, …) of the free dimensions, True where there is a value. Cost: one copy.
+        Shapes: values (N, …), mask (N, …) of the free dimensions alone, True where there is a value; nulls are `value` all over. Cost: one copy.
 
         >>> import numpy as np, penstock as ps
         >>> ragged = ps.Ragged.from_arrays([np.array([1, 2, 3]), np.array([4])])
@@ -93,28 +99,35 @@ class Ragged(Sequence[Any]):
         """
         if not isinstance(multiple_of, int) or multiple_of < 1:
             raise InvalidInputError(f"multiple_of={multiple_of!r}, expected a whole number above 0", code="invalid-argument")
-        rank = self.shapes.shape[1]
-        inner = self.values.ndim - 1  # Dimensions that are the same in all.
         most = self.shapes.max(axis=0, initial=0)
-        sizes = [int(size) if axis >= rank - inner else -(-int(size) // multiple_of) * multiple_of for axis, size in enumerate(most)]
-        flat = np.asarray(self.values)
-        values = np.full((len(self), *sizes), value, flat.dtype)
-        mask = np.zeros((len(self), *sizes[: rank - inner]), bool)
-        for index, shape in enumerate(self.shapes):
-            if self.nulls is None or not self.nulls[index]:
-                place = tuple(slice(0, int(size)) for size in shape)
-                values[(index, *place)] = flat[self.offsets[index] : self.offsets[index + 1]].reshape(shape)
-                mask[(index, *place[: rank - inner])] = True
-        return Padded(self._like(values), self._like(mask))
+        free = [axis for axis, size in enumerate(self.form) if size is None]
+        sizes = [-(-int(most[axis]) // multiple_of) * multiple_of if size is None else size for axis, size in enumerate(self.form)]
+        mask = np.zeros((len(self), *(sizes[axis] for axis in free)), bool)
+        if isinstance(self.values, np.ndarray):
+            values: Any = np.full((len(self), *sizes), value, self.values.dtype)
+        else:
+            values = self.values.new_full((len(self), *sizes), value)
+        for index, item in enumerate(self):
+            if item is not None:
+                values[(index, *(slice(0, int(size)) for size in self.shapes[index]))] = item
+                mask[(index, *(slice(0, int(self.shapes[index][axis])) for axis in free))] = True
+        return Padded(values, self._like(mask))
 
     def to_nested(self) -> Any:
         """Give a torch nested tensor: in jagged layout, without a copy, where only the first dimension is free."""
         import torch
 
-        values = self.values if isinstance(self.values, torch.Tensor) else torch.from_numpy(self.values)
-        if self.shapes.shape[1] == values.ndim:
+        from penstock.torch import tensor_of
+
+        values = self.values if isinstance(self.values, torch.Tensor) else tensor_of(self.values)
+        if self.form[1:] == tuple(values.shape[1:]):
             return torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(self.offsets))
-        return torch.nested.nested_tensor([torch.as_tensor(item) for item in self])
+        if self.nulls is not None and self.nulls.any():
+            raise InvalidInputError("a nested tensor has no nulls", code="invalid-value", hint="leave the null samples out")
+        items = [
+            values[self.offsets[index] : self.offsets[index + 1]].reshape(tuple(shape)) for index, shape in enumerate(self.shapes.tolist())
+        ]
+        return torch.nested.nested_tensor(items)
 
     def _like(self, array: npt.NDArray[Any]) -> Any:
         """A tensor where the values are one."""
@@ -128,13 +141,11 @@ class Ragged(Sequence[Any]):
         return f"Ragged({len(self)} arrays, {self.values.dtype}, {self.values.nbytes} bytes)"
 
 
-def from_core(parts: tuple[Any, Any, Any, Any]) -> Ragged:
+def from_core(parts: tuple[Any, Any, Any, Any], form: tuple[int | None, ...]) -> Ragged:
     """Give flat values their fixed inner dimensions, where only the first one is free."""
     flat, offsets, shapes, nulls = parts
-    inner = shapes[:, 1:]
-    valid = inner if nulls is None else inner[~nulls]
-    if len(valid) and (valid == valid[0]).all() and valid[0].all():
-        cell = int(np.prod(valid[0]))
-        flat = flat.reshape(-1, *valid[0])
-        offsets = offsets // cell
-    return Ragged(flat, offsets, shapes, nulls)
+    inner = form[1:]
+    if form and form[0] is None and None not in inner:
+        cell = int(np.prod(inner))
+        flat, offsets = flat.reshape(-1, *inner), offsets // cell
+    return Ragged(flat, offsets, shapes, nulls, form)

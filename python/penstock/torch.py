@@ -95,7 +95,7 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
         self._loader = view.loader(
             batch_size=batch_size, shuffle=shuffle, seed=seed, columns=columns, rank=rank, world_size=world_size, last_batch=last_batch
         )
-        self._began = 0
+        self._began = self._asked = 0
 
     def __len__(self) -> int:
         loader = self._loader
@@ -108,23 +108,32 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
         loader = self._loader
         self._began = loader._step
         loader._step = loader._end_of_epoch(self._began) if len(loader) else 0
+        self._asked = 0
         for step in range(self._began, loader._step):
             yield from loader._core.places(step)[2].tolist()
+            self._asked += 1
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of `epoch`, from its beginning."""
         self._loader.set_epoch(epoch)
-        self._began = 0
+        self._began = self._asked = 0
 
-    def state_dict(self, batches: int = 0) -> dict[str, Any]:
-        """Tell where the sampler is after `batches` of the iteration that was begun last: a state of `Loader`, and for one."""
-        epoch, draw = self._loader._core.begin_of(self._began + batches)
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Tell where the sampler is after `batches` of the iteration that was begun last: a state of `Loader`, and for one.
+
+        By default after all that were asked of it, which is right after an epoch, and ahead of training inside one.
+        """
+        left = max(0, self._loader._step - self._began)
+        number = self._asked if batches is None else batches
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= max(left, self._asked):
+            raise InvalidInputError(f"batches={batches!r}, expected a whole number up to {left}", code="invalid-argument")
+        epoch, draw = self._loader._core.begin_of(self._began + number)
         return {**self._loader.state_dict(), "epoch": epoch, "draw": draw}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken; see `Loader.load_state_dict`."""
         self._loader.load_state_dict(state)
-        self._began = 0
+        self._began = self._asked = 0
 
 
 def collate(samples: Any) -> dict[str, Any]:
@@ -150,14 +159,15 @@ def tensors(batch: Batch, images: frozenset[str]) -> dict[str, Any]:
 
 def _loaded(name: str, values: Any, image: bool) -> Any:
     if isinstance(values, Ragged):
-        return Ragged(_from_numpy(values.values), values.offsets, values.shapes, values.nulls)
+        return Ragged(tensor_of(values.values), values.offsets, values.shapes, values.nulls, values.form)
     if image and isinstance(values, np.ndarray) and values.ndim == 4:
-        return _from_numpy(values).permute(0, 3, 1, 2)
+        return tensor_of(values).permute(0, 3, 1, 2)
     if image and isinstance(values, list):
-        return [_from_numpy(value).permute(2, 0, 1) if isinstance(value, np.ndarray) and value.ndim == 3 else value for value in values]
+        return [tensor_of(value).permute(2, 0, 1) if isinstance(value, np.ndarray) and value.ndim == 3 else value for value in values]
     if isinstance(values, list):
-        return [_from_numpy(value) if isinstance(value, np.ndarray) else value for value in values]
-    return _from_numpy(values) if isinstance(values, np.ndarray) else values
+        return [tensor_of(value) if isinstance(value, np.ndarray) else value for value in values]
+    numbers = isinstance(values, np.ndarray) and (values.dtype.kind in "biufcM" or values.dtype.name == "bfloat16")
+    return tensor_of(values) if numbers else values
 
 
 def _transpose(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -178,20 +188,22 @@ def _tensor(name: str, values: Any, image: bool) -> Any:
             hint="select the samples that have a value, or collate the column yourself",
         )  # fmt: skip
     if isinstance(values, np.ndarray):
-        return _from_numpy(values)
+        return tensor_of(values)
     if isinstance(values, Ragged):
-        return [None if value is None else _from_numpy(np.ascontiguousarray(value)) for value in values]
+        return [None if value is None else tensor_of(np.ascontiguousarray(value)) for value in values]
     if not isinstance(values, list) or not values or not all(isinstance(value, np.ndarray) for value in values):
         return values
     same = all(value.shape == values[0].shape and value.dtype == values[0].dtype for value in values)
     if image and values[0].ndim == 3:  # (H, W, C) → (C, H, W)
         if same:
-            return _from_numpy(np.stack(values)).permute(0, 3, 1, 2)  # channels_last memory
-        return [_from_numpy(value).permute(2, 0, 1) for value in values]
-    return _from_numpy(np.stack(values)) if same else [_from_numpy(np.ascontiguousarray(value)) for value in values]
+            return tensor_of(np.stack(values)).permute(0, 3, 1, 2)  # channels_last memory
+        return [tensor_of(value).permute(2, 0, 1) for value in values]
+    return tensor_of(np.stack(values)) if same else [tensor_of(np.ascontiguousarray(value)) for value in values]
 
 
-def _from_numpy(array: Any) -> torch.Tensor:
+def tensor_of(array: Any) -> torch.Tensor:
+    """A tensor of an array: no copy, but of one with negative strides."""
+    array = np.ascontiguousarray(array) if any(stride < 0 for stride in array.strides) else array
     if array.dtype.kind == "M":
         return torch.from_numpy(array.view(np.int64))
     if array.dtype.name == "bfloat16":

@@ -25,15 +25,18 @@ import numpy as np
 
 from penstock.errors import InvalidInputError
 
+# Pixels a side, elements a dimension.
+MOST = 1 << 16
+
 On = str | Sequence[str] | None
 
 
 def _numbers(value: Any, what: str) -> list[Any]:
     """Give one number, or a sequence of them, as a list."""
-    if isinstance(value, numbers.Number):
-        return [value]
+    if isinstance(value, numbers.Number) and not isinstance(value, bool):
+        value = [value]
     try:
-        values = list(value)
+        values = [None] if isinstance(value, str | bytes) else list(value)
     except TypeError:
         values = [None]
     if not values or not all(isinstance(number, numbers.Number) and not isinstance(number, bool) for number in values):
@@ -43,15 +46,15 @@ def _numbers(value: Any, what: str) -> list[Any]:
 
 def _sizes(value: Any, what: str, square: bool) -> list[int]:
     sizes = _numbers(value, what)
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise InvalidInputError(f"{what}={value!r}, expected whole numbers above 0", code="invalid-argument")
+    if not all(isinstance(size, int) and 0 < size <= MOST for size in sizes):
+        raise InvalidInputError(f"{what}={value!r}, expected whole numbers from 1 to {MOST}", code="invalid-argument")
     return sizes * 2 if square and len(sizes) == 1 else sizes
 
 
 def _padding(value: Any) -> list[int]:
     """Torchvision's padding: all sides; left and right, top and bottom; or left, top, right, bottom."""
     sides = _numbers(value, "padding")
-    if not all(isinstance(side, int) for side in sides) or len(sides) not in (1, 2, 4, 6, 8):
+    if not all(isinstance(side, int) and abs(side) <= MOST for side in sides) or len(sides) not in (1, 2, 4, 6, 8):
         raise InvalidInputError(f"padding={value!r}, expected 1, 2 or 4 whole numbers", code="invalid-argument")
     return {1: sides * 4, 2: sides * 2}.get(len(sides), sides)
 
@@ -228,7 +231,10 @@ class TokenChunks(Transform):
     op = "token-chunks"
 
     def declared(self) -> dict[str, Any]:
-        return {"length": _sizes(self.length, "length", False)[0], "pad": float(self.pad), "random": self.random}
+        length = _sizes(self.length, "length", False)
+        if len(length) != 1:
+            raise InvalidInputError(f"length={self.length!r}, expected one number", code="invalid-argument")
+        return {"length": length[0], "pad": float(self.pad), "random": self.random}
 
 
 class PerBatch:

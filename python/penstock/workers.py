@@ -12,6 +12,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import signal
 import traceback
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,7 @@ class Pool:
         with contextlib.suppress(OSError):
             pipe.send(None)  # Room for another.
         if kind == "error":
+            self.close()
             raise _raised(body, places)
         if kind == "plain":
             return pickle.loads(body, buffers=places)  # type: ignore[no-any-return]
@@ -115,7 +117,8 @@ def _raised(body: bytes, text: str) -> BaseException:
 
 def work(pipe: multiprocessing.connection.Connection, packed: bytes, begin: int, end: int, stride: int) -> None:
     """Run a worker until its pipe is closed, or its steps are over."""
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the consumer's, who ends its workers.
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         credits = WAITING
         try:
             loader = pickle.loads(packed).unpacked()
@@ -124,13 +127,15 @@ def work(pipe: multiprocessing.connection.Connection, packed: bytes, begin: int,
                 given = loader._core.next()
                 batch, about = given
                 loader._step = step + 1
+                before = loader._function_seconds
                 finished = loader._staged(batch, about), {name: about[name] for name in ("valid", "bytes", "refused")}
+                finished[1]["function_seconds"] = loader._function_seconds - before
                 while credits == 0 or pipe.poll():
                     pipe.recv()
                     credits += 1
                 send(pipe, finished)
                 credits -= 1
-        except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+        except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except BaseException as error:
             text = traceback.format_exc()

@@ -56,6 +56,11 @@ impl Cut {
         self.mirrored[dimension] = !self.mirrored[dimension];
     }
 
+    /// Whether it is another box than all of the array.
+    pub fn is_narrowed(&self) -> bool {
+        (0..self.rank).any(|dimension| self.origin[dimension] != 0 || self.size[dimension] != self.shape[dimension])
+    }
+
     fn changed(&self, dimension: usize) -> bool {
         self.mirrored[dimension] || self.origin[dimension] != 0 || self.size[dimension] != self.shape[dimension]
     }

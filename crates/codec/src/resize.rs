@@ -99,7 +99,6 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Resul
     };
     let left = decoded.left.fract() + from.0 * scale.0;
     let top = decoded.top.fract() + from.1 * scale.1;
-    let inside = |begin: f64, length: f64, size: usize| (begin.max(0.0), length.min(size as f64 - begin.max(0.0)));
     let (left, from_width) = inside(left, window.width as f64 * across * scale.0, view.width);
     let (top, from_height) = inside(top, window.height as f64 * down * scale.1, view.height);
     let from = [left, top, from_width, from_height];
@@ -136,11 +135,18 @@ fn resize(
     RESIZER.with_borrow_mut(|resizer| resizer.resize(&source, &mut target, &options)).map_err(|error| failed(&error))
 }
 
+/// Arithmetic may step over the edge by a rounding error.
+fn inside(begin: f64, length: f64, size: usize) -> (f64, f64) {
+    (begin.max(0.0), length.min(size as f64 - begin.max(0.0)))
+}
+
 /// Resize decoded RGB pixels by a geometry, into `out`.
 pub fn resize_pixels(data: &[u8], width: usize, height: usize, geometry: &Geometry, out: &mut [u8]) -> Result<()> {
     let Geometry { crop, resized, window } = *geometry;
     let (to_width, to_height, filter, antialias) = resized.unwrap_or((crop.width, crop.height, Filter::Nearest, false));
     let (across, down) = (crop.width as f64 / to_width as f64, crop.height as f64 / to_height as f64);
-    let from = [window.left as f64 * across, window.top as f64 * down, window.width as f64 * across, window.height as f64 * down];
+    let (left, from_width) = inside(window.left as f64 * across, window.width as f64 * across, crop.width);
+    let (top, from_height) = inside(window.top as f64 * down, window.height as f64 * down, crop.height);
+    let from = [left, top, from_width, from_height];
     resize(data, (width, height), crop, from, geometry.size(), filter.algorithm(antialias), out)
 }

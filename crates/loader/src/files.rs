@@ -72,7 +72,13 @@ impl Files {
             false => self.storage.map(&entry.name, entry.file_bytes)?,
         };
         if body.len() as u64 != entry.file_bytes {
-            let text = format!("cannot read `{}/{}`: it has {} bytes, {} when it was listed", self.storage.uri(), entry.name, body.len(), entry.file_bytes);
+            let text = format!(
+                "cannot read `{}/{}`: it has {} bytes, {} when it was listed",
+                self.storage.uri(),
+                entry.name,
+                body.len(),
+                entry.file_bytes
+            );
             return Err(Error::new("object-truncated", text).hint("list the files anew"));
         }
         Ok(body)

@@ -100,7 +100,10 @@ enum Target {
 impl Recipe {
     /// Epoch of a step, and the draw that it begins with.
     pub fn begin_of(&self, step: u64) -> (u64, u64) {
-        let ((epoch, draw), whole) = (self.base, self.cut.steps().max(1));
+        let ((epoch, draw), whole) = (self.base, self.cut.steps());
+        if whole == 0 {
+            return self.base;
+        }
         match step.checked_sub(self.cut.steps_from(draw)) {
             None => (epoch, draw + step * self.cut.global_batch),
             Some(later) => (epoch + 1 + later / whole, later % whole * self.cut.global_batch),

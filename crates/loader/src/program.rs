@@ -148,9 +148,7 @@ struct Block {
 
 impl Mixing<'_> {
     fn place(&mut self, draw: u64) -> Place {
-        // Repeating sources go on where the last epoch left them; else every epoch begins anew.
-        let at = if self.mix.exhausted == Exhausted::Repeat { self.epoch * self.program.len + draw } else { draw };
-        let (number, inner) = (at / self.program.block, at % self.program.block);
+        let (number, inner) = (draw / self.program.block, draw % self.program.block);
         let block = match self.block.take() {
             Some(block) if block.number == number => block,
             _ => self.block(number),
@@ -176,22 +174,20 @@ impl Mixing<'_> {
         Place { source, position: self.passes[known].1.position(nth) }
     }
 
+    /// Blocks begin with their epoch, whose last one may be short: so every epoch has its exact shares. Repeating sources go on where
+    /// the last epoch left them; else every epoch begins anew.
     fn block(&self, number: u64) -> Block {
-        let (shares, size) = (&self.mix.shares, self.program.block);
-        // Where every epoch begins anew its last block may be cut short, so that counts stay those of the whole epoch.
-        let end = match self.mix.exhausted {
-            Exhausted::Repeat => (number + 1) * size,
-            _ => ((number + 1) * size).min(self.program.len),
-        };
-        let before = counts_of(shares, number * size);
+        let (shares, len) = (&self.mix.shares, self.program.len);
+        let base = if self.mix.exhausted == Exhausted::Repeat { self.epoch * len } else { 0 };
+        let (begin, end) = (number * self.program.block, ((number + 1) * self.program.block).min(len));
+        let before = counts_of(shares, base + begin);
         let mut sum = 0;
-        let ends = counts_of(shares, end).into_iter().zip(&before).map(|(after, before)| {
+        let ends = counts_of(shares, base + end).into_iter().zip(&before).map(|(after, before)| {
             sum += after - before;
             sum
         });
         let ends = ends.collect();
-        let epoch = if self.mix.exhausted == Exhausted::Repeat { 0 } else { self.epoch };
-        let permutation = Permutation::new(end - number * size, key(&[self.program.seed, Purpose::Mix as u64, epoch, number]));
+        let permutation = Permutation::new(end - begin, key(&[self.program.seed, Purpose::Mix as u64, self.epoch, number]));
         Block { number, permutation, before, ends }
     }
 }
@@ -224,16 +220,13 @@ mod tests {
             let shares: Vec<u64> = (1..=sizes.len() as u64).collect();
             let program = mixed(&sizes, &shares, epoch_samples, Exhausted::Repeat).unwrap();
             let mut visited: Vec<Vec<u64>> = vec![Vec::new(); sizes.len()];
-            let whole = (epoch_samples * 3) / 12 * 12;
             for epoch in 0..3 {
                 let places = program.places(epoch, 0..program.len());
-                for (draw, place) in places.into_iter().enumerate() {
-                    if epoch * program.len() + (draw as u64) < whole {
-                        visited[place.source].push(place.position);
-                    }
-                }
+                places.into_iter().for_each(|place| visited[place.source].push(place.position));
+                let counts = counts_of(&shares, (epoch + 1) * epoch_samples);
+                prop_assert!(visited.iter().zip(counts).all(|(visited, count)| visited.len() as u64 == count));
             }
-            let counts = counts_of(&shares, whole);
+            let counts = counts_of(&shares, epoch_samples * 3);
             for (source, visited) in visited.iter_mut().enumerate() {
                 prop_assert_eq!(visited.len() as u64, counts[source]);
                 // Whole passes see every sample as often as every other, up to one.

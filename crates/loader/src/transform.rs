@@ -218,15 +218,15 @@ enum Motion {
 
 /// Apply a transform to one sample: its columns are `items[on]`. An image, mask or tensor leads.
 pub fn apply(operation: &Operation, items: &mut [Item<'_>], on: &[usize], draws: &mut Draws) -> Result<()> {
-    if on.iter().any(|at| matches!(items[*at], Item::Null)) {
-        on.iter().for_each(|at| items[*at] = Item::Null);
-        return Ok(());
-    }
     if let Operation::SanitizeBoundingBoxes { min_size, min_area } = operation {
         return sanitise(items, on, *min_size, *min_area);
     }
     let lead = on.iter().find_map(|at| size_of(&items[*at]));
-    let Some(size) = lead else { return Ok(()) };
+    let Some(size) = lead else {
+        // What follows a null has nothing to follow.
+        on.iter().for_each(|at| items[*at] = Item::Null);
+        return Ok(());
+    };
     for at in on {
         if let Some(other) = size_of(&items[*at])
             && other[..2.min(other.len())] != size[..2.min(size.len())]
@@ -416,10 +416,9 @@ fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()> {
         }
         (Item::Image(image), Motion::Mirror(dimension)) => image.mirrored[1 - dimension] ^= true,
         (Item::Array(array), Motion::Crop { boxes, fill }) => {
-            if array.cut.fill != *fill
-                && boxes.iter().zip(array.cut.size()).any(|((begin, wanted), size)| *begin < 0 || *begin as usize + wanted > *size)
-            {
-                // Earlier padding keeps its fill.
+            let beyond = boxes.iter().zip(array.cut.size()).any(|((begin, wanted), size)| *begin < 0 || *begin as usize + wanted > *size);
+            if beyond && (array.cut.fill != *fill || array.cut.is_narrowed()) {
+                // Earlier padding keeps its fill, and what was cut away stays away.
                 let (size, data) = (array.cut.size().to_vec(), array.materialised()?);
                 *array = Array::new(Cow::Owned(data), array.dtype, &size);
                 array.cut.fill = *fill;

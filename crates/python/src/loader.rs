@@ -18,6 +18,7 @@ use penstock_loader::source::Source;
 use penstock_loader::transform::Transform;
 use penstock_loader::window::Window;
 use penstock_storage::{Io, Options};
+use penstock_tensor::Shape;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use serde::Deserialize;
@@ -161,7 +162,8 @@ impl Loader {
         let declared: Declared =
             serde_json::from_str(declared).map_err(|error| invalid(format!("cannot make a loader: {error}"))).or_raise(py)?;
         let sources = views.iter().zip(&declared.names).zip(files);
-        let sources = sources.map(|((view, name), files)| Source { files: files.map(|files| files.0.clone()), ..view.source(name) }).collect();
+        let sources =
+            sources.map(|((view, name), files)| Source { files: files.map(|files| files.0.clone()), ..view.source(name) }).collect();
         let weights = weights.into_iter().map(|weights| weights.map(|weights| weights.0.clone())).collect();
         let recipe = py.detach(|| recipe(&declared, sources, weights)).or_raise(py)?;
         let budget = Budget { threads: declared.threads, memory_bytes: declared.memory_bytes };
@@ -292,7 +294,11 @@ impl Loader {
                     let flat = whole(py, values)?;
                     let count = offsets.len() - 1;
                     let shapes = PyArray1::from_vec(py, shapes).reshape([count, rank])?;
-                    imported_ragged(py, (flat, PyArray1::from_vec(py, offsets), shapes, own).into_pyobject(py)?.into_any())?
+                    imported_ragged(
+                        py,
+                        (flat, PyArray1::from_vec(py, offsets), shapes, own).into_pyobject(py)?.into_any(),
+                        &Shape(output.shape.iter().map(|size| size.map(|size| size as u64)).collect()),
+                    )?
                 }
                 Values::Raw(raw) => strings(py, spec, &raw)?,
                 Values::List(list) => {

@@ -157,7 +157,7 @@ impl Request<'_> {
             _ if shape.is_fixed() => self.fixed(py, index, spec, dtype, &shape),
             _ => {
                 if let Some(parts) = self.tiled(py, spec, dtype)? {
-                    return self.ragged_array(py, parts);
+                    return self.ragged_array(py, parts, &shape);
                 }
                 let values = py.detach(|| self.snapshot.read_ragged(self.plan, spec, self.on_corrupt)).or_raise(py)?;
                 self.ragged(py, spec, dtype, &shape, &values)
@@ -184,14 +184,14 @@ impl Request<'_> {
             ColumnKind::Bytes | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => {
                 byte_strings(py, values.len(), values.value_bytes(), |index| values.get(index))
             }
-            _ => self.ragged_array(py, self.flat(py, dtype, shape, values)?),
+            _ => self.ragged_array(py, self.flat(py, dtype, shape, values)?, shape),
         }
     }
 
-    fn ragged_array<'py>(&self, py: Python<'py>, parts: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    fn ragged_array<'py>(&self, py: Python<'py>, parts: Bound<'py, PyAny>, shape: &Shape) -> PyResult<Bound<'py, PyAny>> {
         match self.form {
             Form::Flat => Ok(parts),
-            _ => imported_ragged(py, parts),
+            _ => imported_ragged(py, parts, shape),
         }
     }
 
@@ -350,8 +350,8 @@ fn pixels<'py>(py: Python<'py>, picture: Picture, mask: bool) -> PyResult<Bound<
 }
 
 /// `penstock.ragged.from_core`.
-pub fn imported_ragged<'py>(py: Python<'py>, parts: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    imported(py, &RAGGED, "penstock.ragged", "from_core")?.call1((parts,))
+pub fn imported_ragged<'py>(py: Python<'py>, parts: Bound<'py, PyAny>, shape: &Shape) -> PyResult<Bound<'py, PyAny>> {
+    imported(py, &RAGGED, "penstock.ragged", "from_core")?.call1((parts, PyTuple::new(py, &shape.0)?))
 }
 
 pub fn texts<'py, 'a>(py: Python<'py>, count: usize, get: impl Fn(usize) -> Option<&'a [u8]>) -> PyResult<Bound<'py, PyAny>> {
