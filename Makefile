@@ -21,6 +21,7 @@ lint: setup ## formatting, clippy, ruff, mypy, layer table
 
 bench: setup ## measure against the machine and rivals; PHOTOS=folder of JPEGs
 	@tools/setup.sh bench
+	@tools/rivals.sh
 	@$(PY) bench/run.py $(if $(PHOTOS),--photos "$(PHOTOS)")
 
 fuzz: ## fuzz every parser, SECONDS=60 each

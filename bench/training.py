@@ -24,6 +24,7 @@ import servers
 Result = dict[str, Any]
 ROOT = pathlib.Path(__file__).parent.parent
 RIVALS = ROOT / ".tools" / "rivals" / "bin" / "python"
+SET_BYTES = 120e6  # Of photographs, so that every system can take its turns in minutes.
 CORES = sorted(os.sched_getaffinity(0))[:2]
 
 
@@ -110,7 +111,8 @@ def photos(folder: pathlib.Path, given: pathlib.Path | None) -> Result:
     for source in sets:
         place = folder / source.name
         (place / "class" / "0").mkdir(parents=True)
-        files = sorted(source.glob("*.jpg"))[:2000]
+        files = sorted(source.glob("*.jpg"))
+        files = files[: int(SET_BYTES / statistics.mean(path.stat().st_size for path in files))]
         for path in files:
             shutil.copy(path, place / "class" / "0")
         (place / "quality").write_text("96" if statistics.mean(path.stat().st_size for path in files) < 150_000 else "94")

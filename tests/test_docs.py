@@ -21,6 +21,16 @@ def test_the_tour_of_the_readme_runs_and_prints_what_it_says(tmp_path):
     assert done.stdout.splitlines() == expected
 
 
+def test_the_training_tour_of_the_readme_runs_and_prints_what_it_says(tmp_path):
+    tours = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(tours) == 2
+    expected = [line.rsplit("# ", 1)[1].strip() for line in tours[1].splitlines() if "print(" in line and "#" in line]
+    assert subprocess.run([sys.executable, "-c", tours[0]], cwd=tmp_path, capture_output=True).returncode == 0
+    done = subprocess.run([sys.executable, "-c", tours[1]], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == expected
+
+
 def test_the_paths_of_the_architecture_name_what_exists():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     named = re.findall(r"`([\w:.]+)` in `([\w/.]+\.(?:rs|py))`", text)
@@ -35,14 +45,14 @@ def test_the_paths_of_the_architecture_name_what_exists():
 
 def test_read_and_commit_paths_are_short():
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    for title in ("The read path", "The commit path"):
+    for title in ("The read path", "The training step", "The commit path"):
         steps = re.findall(r"^\d\. (.*)", text.split(f"## {title}")[1].split("##")[0], re.M)
         assert len(steps) <= 8 and sum("python/penstock" in step for step in steps) <= 2
 
 
 def test_every_public_name_has_a_docstring_that_begins_with_a_sentence():
     for name in ps.__all__:
-        if name.startswith("__") or name in ("torch", "importers"):
+        if name.startswith("__") or name in ("torch", "importers", "transforms"):
             continue
         thing = getattr(ps, name)
         assert inspect.getdoc(thing), name

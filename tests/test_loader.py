@@ -244,7 +244,7 @@ def test_a_mixture_has_exact_shares_and_resumes(ds):
 
 
 def test_nulls_raise_or_become_what_is_said(ds):
-    with pytest.raises(ps.InvalidInputError, match="`maybe` has .* nulls"):
+    with pytest.raises(ps.InvalidInputError, match=r"`maybe` has .* nulls"):
         list(ds.loader(batch_size=100, columns=["maybe"]))
     filled = next(iter(ds.loader(batch_size=100, columns=["number", "maybe"], nulls={"maybe": -1})))
     expected = [-1.0 if number % 10 == 3 else float(number) for number in filled["number"]]

@@ -80,6 +80,7 @@ class Files(View):
         return Loader(self, **options)
 
     def _unsupported(self, *_: Any, **__: Any) -> Any:
+        """Refuse: files in place are only for loaders."""
         raise UnsupportedError(
             "files in place are only for loaders", code="unsupported-format", hint="`penstock import` makes a dataset of them"
         )

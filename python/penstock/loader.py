@@ -464,9 +464,9 @@ class Loader:
             if None in shape or dtype == "bytes":
                 continue
             try:
-                filled = np.empty(shape, numpy_dtype(dtype))
+                filled = np.empty([size or 0 for size in shape], numpy_dtype(dtype))
                 filled[...] = value
-                fits = bool(np.all((filled == np.asarray(value)) | (filled != filled)))
+                fits = value is not None and bool(np.all((filled == np.asarray(value)) | (filled != filled)))
             except (TypeError, ValueError, OverflowError):
                 fits = False
             if not fits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
@@ -109,8 +110,9 @@ class Ragged(Sequence[Any]):
             values = self.values.new_full((len(self), *sizes), value)
         for index, item in enumerate(self):
             if item is not None:
-                values[(index, *(slice(0, int(size)) for size in self.shapes[index]))] = item
-                mask[(index, *(slice(0, int(self.shapes[index][axis])) for axis in free))] = True
+                place: list[Any] = [slice(0, int(size)) for size in self.shapes[index]]
+                values[(index, *place)] = item
+                mask[(index, *(place[axis] for axis in free))] = True
         return Padded(values, self._like(mask))
 
     def to_nested(self) -> Any:
@@ -146,6 +148,6 @@ def from_core(parts: tuple[Any, Any, Any, Any], form: tuple[int | None, ...]) ->
     flat, offsets, shapes, nulls = parts
     inner = form[1:]
     if form and form[0] is None and None not in inner:
-        cell = int(np.prod(inner))
+        cell = math.prod(size for size in inner if size is not None)
         flat, offsets = flat.reshape(-1, *inner), offsets // cell
     return Ragged(flat, offsets, shapes, nulls, form)

@@ -181,8 +181,8 @@ impl Row {
 #[inline]
 fn row_begin(cut: &Cut, inner: usize, index: &[usize; MAX_RANK]) -> Option<usize> {
     let mut begin = 0;
-    for dimension in 0..inner {
-        let at = if cut.mirrored[dimension] { cut.size[dimension] - 1 - index[dimension] } else { index[dimension] };
+    for (dimension, at) in index.iter().enumerate().take(inner) {
+        let at = if cut.mirrored[dimension] { cut.size[dimension] - 1 - at } else { *at };
         let at = at as i64 + cut.origin[dimension];
         if at < 0 || at >= cut.shape[dimension] as i64 {
             return None;

@@ -80,6 +80,9 @@ pub struct Job {
     bytes: u64,
 }
 
+/// Plain columns, work for the rest, and the bytes that both take.
+type Read = (Vec<(usize, Values)>, Vec<Work>, u64);
+
 /// A group's inputs and places for its results.
 struct Work {
     inputs: Vec<Stored>,
@@ -153,7 +156,7 @@ impl Recipe {
     pub fn begin(&self, mut started: Started) -> Result<Job> {
         loop {
             match self.read(&started) {
-                Ok((plain, work, bytes)) => return Ok(self.job(started, plain, work, bytes)),
+                Ok(read) => return Ok(self.job(started, read)),
                 Err(error) if error.kind() == Kind::Corrupt && self.on_corrupt != OnCorrupt::Raise => {
                     let bad = self.damaged(&started)?;
                     if bad.is_empty() {
@@ -166,7 +169,7 @@ impl Recipe {
         }
     }
 
-    fn job(&self, started: Started, plain: Vec<(usize, Values)>, work: Vec<Work>, bytes: u64) -> Job {
+    fn job(&self, started: Started, (plain, work, bytes): Read) -> Job {
         let mut tasks = Vec::new();
         for (group, work) in work.iter().enumerate() {
             let count = started.places.len();
@@ -183,7 +186,7 @@ impl Recipe {
         Job { started, plain, work, tasks, next: AtomicUsize::new(0), bad: Mutex::default(), bytes }
     }
 
-    fn read(&self, started: &Started) -> Result<(Vec<(usize, Values)>, Vec<Work>, u64)> {
+    fn read(&self, started: &Started) -> Result<Read> {
         let (reads, count) = (&started.reads, started.places.len());
         let mut bytes = 0;
         let mut plain = Vec::with_capacity(self.pipeline.plain.len());
@@ -320,7 +323,7 @@ impl Job {
                 Stored::Raw(raw) => Input::of(raw, at, spec)?,
                 Stored::Fixed { memory, cell, nulls } => {
                     let there = !nulls.as_ref().is_some_and(|nulls| nulls[at]);
-                    Input { bytes: there.then(|| &memory.bytes_of(at * cell, *cell)[..]), shape: spec.kind.stored()?.1.fill(&[]) }
+                    Input { bytes: there.then(|| memory.bytes_of(at * cell, *cell)), shape: spec.kind.stored()?.1.fill(&[]) }
                 }
             });
         }

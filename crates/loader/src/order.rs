@@ -48,7 +48,7 @@ impl Sequence {
             Order::Window { run_samples, window_samples, lanes } if *run_samples == 0 || *window_samples == 0 || *lanes == 0 => {
                 return wrong("a window order needs runs, windows and lanes of at least one".into());
             }
-            Order::Window { lanes, .. } if block % lanes != 0 => {
+            Order::Window { lanes, .. } if !block.is_multiple_of(*lanes) => {
                 return wrong(format!("{lanes} lanes do not divide order_block_samples={block}"));
             }
             Order::Replacement { weights: Some(_), .. } if weights.as_ref().is_none_or(|alias| alias.len() != count) => {

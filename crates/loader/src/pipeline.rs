@@ -303,10 +303,10 @@ fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<()> 
             }
         }
         Operation::RandomHorizontalFlip { p } | Operation::RandomVerticalFlip { p } => chance(*p)?,
-        Operation::Normalize { mean, std } => {
-            if mean.is_empty() || std.is_empty() || std.iter().any(|std| *std == 0.0 || !std.is_finite()) {
-                return wrong(format!("std={std:?}, expected numbers other than 0"));
-            }
+        Operation::Normalize { mean, std }
+            if mean.is_empty() || std.is_empty() || std.iter().any(|std| *std == 0.0 || !std.is_finite()) =>
+        {
+            return wrong(format!("std={std:?}, expected numbers other than 0"));
         }
         Operation::TokenChunks { length: 0, .. } => return wrong("length=0, expected a number above 0".into()),
         _ => {}

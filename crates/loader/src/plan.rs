@@ -59,7 +59,7 @@ impl Cut {
         if global_batch == 0 {
             return Err(wrong("a batch has at least one sample".into()));
         }
-        if global_batch % world_size != 0 {
+        if !global_batch.is_multiple_of(world_size) {
             let (below, above) = (global_batch / world_size * world_size, global_batch.next_multiple_of(world_size));
             let nearest = if below > 0 && global_batch - below < above - global_batch { below } else { above };
             return Err(wrong(format!("global_batch_size={global_batch} does not divide by {world_size} ranks"))
