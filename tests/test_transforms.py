@@ -13,7 +13,6 @@ from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-
 pytestmark = pytest.mark.local  # These make their own datasets: once is enough.
 
 
