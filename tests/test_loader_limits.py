@@ -1,0 +1,199 @@
+"""Limits of the loader that are held exactly: bytes read by ranks, memory, threads, descriptors; the long ones by `make soak`."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import penstock as ps
+import psutil
+import pytest
+from penstock import transforms as T
+from PIL import Image
+
+pytestmark = pytest.mark.local
+SAMPLES, SAMPLE_BYTES = 2003, 70_000
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Samples of 70 KB, each a block of its own."""
+    ds = ps.create(tmp_path_factory.mktemp("large") / "dataset", {"body": ps.Bytes(), "number": "int64"})
+    rng = np.random.default_rng(0)
+    ds.append({"body": [rng.bytes(SAMPLE_BYTES) for _ in range(SAMPLES)], "number": range(SAMPLES)})
+    return ds
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_ranks_together_read_a_window_order_about_once(large, world):
+    seen, read = [], 0
+    for rank in range(world):
+        ds = ps.open(large.uri, io="buffered")
+        before = ds.stats()["range_bytes"]
+        loader = ds.loader(
+            global_batch_size=48, shuffle=ps.Window(bytes=20 << 20), columns=["body", "_position", "_valid"], rank=rank, world_size=world
+        )
+        for batch in loader.stream(1):
+            assert all(len(body) == SAMPLE_BYTES for body in batch["body"])
+            seen += batch["_position"][batch["_valid"]].tolist()
+        read += ds.stats()["range_bytes"] - before
+    assert sorted(seen) == list(range(SAMPLES))
+    assert read <= 1.1 * SAMPLES * SAMPLE_BYTES, read / (SAMPLES * SAMPLE_BYTES)
+
+
+def test_a_full_shuffle_reads_every_byte_once(large):
+    ds = ps.open(large.uri, io="buffered")
+    for _ in ds.loader(batch_size=50, shuffle=True, columns=["body"]).stream(1):
+        pass
+    assert ds.stats()["range_bytes"] <= 1.05 * SAMPLES * SAMPLE_BYTES
+
+
+def photographs(folder, count):
+    rng = np.random.default_rng(0)
+    images = []
+    for _ in range(count):
+        out = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8).repeat(5, 0).repeat(5, 1)).save(out, "JPEG", quality=90)
+        images.append(out.getvalue())
+    ds = ps.create(folder / "images", {"image": ps.Image(), "number": "int64", "boxes": ps.Boxes(of="image")})
+    ds.append({"image": images, "number": range(count), "boxes": [[[1, 2, 30, 40]] * (index % 3) for index in range(count)]})
+    return ds
+
+
+MEMORY = """
+import json, os, sys
+import penstock as ps
+from penstock import transforms as T
+
+def pss():
+    return int(next(line for line in open("/proc/self/smaps_rollup") if line.startswith("Pss:")).split()[1]) << 10
+
+ds = ps.open(sys.argv[1])
+budget, epochs = int(sys.argv[2]), int(sys.argv[3])
+on = ("image", "boxes")
+loader = ds.loader(batch_size=64, shuffle=True, threads=2, memory_bytes=budget,
+                   transform=[T.RandomResizedCrop(96, on=on), T.RandomHorizontalFlip(on=on), T.Normalize([0.5], [0.5], on="image")])
+for _ in ds.select(range(4)).loader(batch_size=4, columns=["image"], transform=[T.CenterCrop(8)]):
+    pass  # What is loaded once: code, the dataset's maps.
+before = pss()
+after = []
+peak = 0
+for _ in range(epochs):
+    for batch in loader.stream(1):  # Ends its threads: what is made ahead would count by chance.
+        peak = max(peak, pss()) if len(after) < 3 else peak
+    del batch
+    after.append(pss())
+print(json.dumps([before, peak, after, loader.stats()["peak_bytes"], len(os.listdir("/proc/self/fd"))]))
+"""
+
+
+def memory(ds, budget, epochs):
+    command = [sys.executable, "-c", textwrap.dedent(MEMORY), ds.uri, str(budget), str(epochs)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def test_memory_stays_within_the_budget_and_does_not_grow(tmp_path):
+    ds = photographs(tmp_path, 600)
+    budget = 64 << 20
+    before, peak, after, held, _ = memory(ds, budget, 6)
+    assert held <= budget
+    stored = ds.layout()["image"]["stored_bytes"]  # Mapped files are part of PSS, and the kernel's to take back.
+    assert peak <= before + 1.1 * budget + stored, (peak - before) / budget
+    assert after[-1] <= 1.02 * after[1] + (1 << 20), after
+
+
+def test_threads_are_those_asked_for(large):
+    before = psutil.Process().num_threads()
+    with large.loader(batch_size=16, shuffle=True, threads=3) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert psutil.Process().num_threads() <= before + 3
+    assert psutil.Process().num_threads() <= before
+
+
+@pytest.mark.soak
+def test_ten_thousand_starts_and_stops_leak_nothing(large):
+    process = psutil.Process()
+
+    def cycle():
+        next(iter(large.loader(batch_size=4, shuffle=True, columns=["number"], threads=2)))
+
+    for _ in range(200):
+        cycle()
+    gc.collect()
+    before, memory = (process.num_threads(), process.num_fds()), process.memory_full_info().pss
+    for _ in range(10_000):
+        cycle()
+    gc.collect()
+    assert process.num_threads() <= before[0] and process.num_fds() <= before[1]
+    assert process.memory_full_info().pss <= 1.02 * memory + (2 << 20)
+
+
+@pytest.mark.soak
+def test_twenty_epochs_grow_by_two_percent_at_most(tmp_path):
+    *_, after, _, _ = memory(photographs(tmp_path, 600), 64 << 20, 20)
+    assert after[-1] <= 1.02 * after[1], after
+
+
+STEPS = """
+import hashlib, json, sys, time
+import penstock as ps
+from penstock import transforms as T
+ds = ps.open(sys.argv[1])
+loader = ds.loader(batch_size=16, shuffle=True, seed=8, transform=[T.RandomResizedCrop(32, on=("image", "boxes"))])
+if len(sys.argv) > 2:
+    loader.load_state_dict(json.loads(sys.argv[2]))
+for batch in loader.stream(1):
+    print(json.dumps([loader.state_dict(), batch["number"].tolist(), hashlib.sha256(batch["image"].tobytes()).hexdigest()]), flush=True)
+    time.sleep(0.002)
+"""
+
+
+@pytest.mark.soak
+def test_kill_9_at_twenty_random_steps_changes_neither_samples_nor_pixels(tmp_path):
+    ds = photographs(tmp_path, 600)
+
+    def start(*arguments):
+        return subprocess.Popen([sys.executable, "-c", textwrap.dedent(STEPS), ds.uri, *arguments], stdout=subprocess.PIPE, text=True)
+
+    whole = [json.loads(line)[1:] for line in start().communicate()[0].splitlines()]
+    assert len(whole) == 38
+    for stop in np.random.default_rng(2).integers(1, 37, 20):
+        process = start()
+        seen = [json.loads(process.stdout.readline()) for _ in range(stop)]
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        rest = [json.loads(line) for line in start(json.dumps(seen[-1][0])).communicate()[0].splitlines()]
+        assert [line[1:] for line in seen + rest] == whole
+
+
+def test_a_transform_draws_the_same_whatever_the_world(large, tmp_path):
+    ds = photographs(tmp_path, 120)
+
+    def pixels(world):
+        parts = [
+            list(
+                ds.loader(
+                    global_batch_size=24,
+                    shuffle=True,
+                    seed=1,
+                    rank=rank,
+                    world_size=world,
+                    transform=[T.RandomResizedCrop(16)],
+                    columns=["image"],
+                ).stream(1)
+            )
+            for rank in range(world)
+        ]
+        return np.concatenate([np.concatenate([part[step]["image"] for part in parts]) for step in range(5)])
+
+    expected = pixels(1)
+    for world in (2, 3, 8):
+        assert (pixels(world) == expected).all()
