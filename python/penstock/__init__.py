@@ -29,7 +29,8 @@ from penstock.errors import (
     UnsupportedError,
 )
 from penstock.files import Files, files
-from penstock.loader import Loader, Mix, Replacement, Window, mix
+from penstock.loader import Loader
+from penstock.order import Mix, Replacement, Window, mix
 from penstock.ragged import Ragged
 from penstock.schema import Boxes, Bytes, Category, Image, Json, Keypoints, Label, Mask, Scalar, Tensor, Text
 from penstock.view import Column, View

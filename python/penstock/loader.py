@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
 from penstock.errors import ClosedError, InvalidInputError, NotFoundError
-from penstock.ragged import Ragged
-from penstock.schema import numpy_dtype
+from penstock.order import Mix, Replacement, Source, Window, whole
+from penstock.report import Line, explained
+from penstock.stages import check_nulls, collated, fill, stages_of
 from penstock.transforms import PerBatch, Transform
 from penstock.view import Batch, View
 
@@ -27,130 +27,6 @@ if TYPE_CHECKING:
 
 EXTRAS = ("_row_id", "_position", "_step", "_valid", "_source")
 STATE_FORMAT = 1
-# Ranks that evenly share the lanes of a window order.
-LANES = 48
-
-
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """Shuffle inside windows of about so many bytes: for data that is read from far away, or from disks that like long reads.
-
-    Runs of neighbouring samples are shuffled as wholes, then samples inside windows of many runs. `loader.explain()` says what that
-    costs and how good it is. `lanes`: streams that ranks share out, so that each reads blocks of its own.
-    """
-
-    bytes: int
-    lanes: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Replacement:
-    """Draw with replacement: `samples` an epoch (default: as many as there are), by `weights` (one a sample) or evenly."""
-
-    samples: int | None = None
-    weights: npt.ArrayLike | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Mix:
-    """Several views as one; made by `ps.mix`. Has `loader(…)` as a view has."""
-
-    sources: Mapping[str, tuple[View, float]]
-    epoch_samples: int
-    exhausted: str
-
-    def loader(self, **options: Any) -> Loader:
-        """Make a loader of the mixture; see `View.loader`. Ask for `_source` to see where samples come from."""
-        return Loader(self, **options)
-
-    def __len__(self) -> int:
-        return self.epoch_samples
-
-
-def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhausted: str = "repeat") -> Mix:
-    """Mix views in exact proportions: name → view, or (view, weight); without weights, by their sizes.
-
-    Inside every `order_block_samples` draws (by default a global batch) each source has its share, in shuffled places. `epoch_samples`:
-    by default all sources together. `exhausted`: "repeat" begins a source again, and goes on with it in the next epoch; "stop" ends the epoch
-    before one would repeat; "raise" refuses an epoch that needs more than there is.
-
-    >>> import penstock as ps
-    >>> ds = ps.create("memory://mix", {"number": "int32"})
-    >>> receipt = ds.append({"number": range(100)})
-    >>> mixed = ps.mix({"low": (ds.select(range(50)), 3), "high": (ds.select(range(50, 100)), 1)}, epoch_samples=80)
-    >>> batch = next(iter(mixed.loader(batch_size=8, columns=["number", "_source"], shuffle=True)))
-    >>> sorted(batch["_source"].tolist())
-    [0, 0, 0, 0, 0, 0, 1, 1]
-    """
-    if not isinstance(sources, Mapping) or not sources:
-        raise InvalidInputError(f"cannot mix {sources!r}: expected a dict of name to view, or to (view, weight)", code="invalid-argument")
-    pairs: dict[str, tuple[View, float]] = {}
-    for name, given in sources.items():
-        view, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-        weight = len(view) if weight is None and isinstance(view, View) else weight
-        if not isinstance(view, View) or not isinstance(weight, int | float | np.number) or not 0 <= weight < math.inf:
-            raise InvalidInputError(
-                f"cannot mix `{name}`: expected a view and a weight of at least 0, got {given!r}", code="invalid-argument"
-            )
-        pairs[name] = (view, float(weight))
-    if not sum(weight for _, weight in pairs.values()):
-        raise InvalidInputError("cannot mix: all weights are 0", code="invalid-argument")
-    if exhausted not in ("repeat", "stop", "raise"):
-        raise InvalidInputError(f"exhausted={exhausted!r}", code="invalid-argument", hint="one of repeat, stop, raise")
-    samples = sum(len(view) for view, _ in pairs.values()) if epoch_samples is None else epoch_samples
-    return Mix(pairs, _whole(samples, "epoch_samples", 1), exhausted)
-
-
-@dataclasses.dataclass
-class Source:
-    """A view that a loader reads, and how it is ordered."""
-
-    name: str
-    view: View
-    order: dict[str, Any]
-    weights: _core.Weights | None = None
-    # The weights as they were given.
-    given: npt.NDArray[np.float64] | None = None
-
-    def selection(self) -> str:
-        """Tell the selection's samples apart from others: "all", or a hash."""
-        positions = self.view._view.positions()
-        return "all" if positions is None else hashlib.sha256(np.ascontiguousarray(positions).tobytes()).hexdigest()[:32]
-
-    def loaded(self, state: Mapping[str, Any]) -> Source:
-        """Give the source as a state has it: its snapshot, in its order."""
-        own = self.state()
-        for what in ("name", "dataset", "selection"):
-            if state[what] != own[what]:
-                raise InvalidInputError(
-                    f"cannot load the state: it is of {what} {state[what]}, this loader reads {own[what]}", code="invalid-argument",
-                    hint=f"open the same {what} that the state was taken of",
-                )  # fmt: skip
-        if state["order"].get("weights") != self.order.get("weights"):
-            raise InvalidInputError(
-                "cannot load the state: it draws by other weights", code="invalid-argument", hint="give the weights it was taken with"
-            )
-        view = self.view
-        if state["snapshot"] != own["snapshot"]:
-            snapshot = _reopened(view, str(state["snapshot"]))
-            positions = view._view.positions()
-            view = View(snapshot, snapshot.view(None if positions is None else positions.tolist()))
-        return Source(str(state["name"]), view, dict(state["order"]), self.weights, self.given)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "name": self.name, "dataset": self.view._identity, "snapshot": self.view.snapshot, "selection": self.selection(),
-            "samples": len(self.view), "order": self.order,
-        }  # fmt: skip
-
-
-def _reopened(view: View, snapshot: str) -> _core.Snapshot:
-    try:
-        return _core.open(view.uri, snapshot, *view._snapshot.options())
-    except NotFoundError as error:
-        raise NotFoundError(
-            f"cannot load the state: its snapshot {snapshot} is gone", code="snapshot-not-found", hint="tag what you train on"
-        ) from error
 
 
 class Loader:
@@ -197,19 +73,19 @@ class Loader:
         if (batch_size is None) == (global_batch_size is None):
             raise InvalidInputError("give batch_size (of a rank) or global_batch_size, one of them", code="invalid-argument")
         if batch_size is not None:
-            global_batch_size = _whole(batch_size, "batch_size", 1) * self.world_size
-        self.global_batch_size = _whole(global_batch_size, "global_batch_size", 1)
+            global_batch_size = whole(batch_size, "batch_size", 1) * self.world_size
+        self.global_batch_size = whole(global_batch_size, "global_batch_size", 1)
         if output not in ("numpy", "torch", "jax"):
             raise InvalidInputError(f"output={output!r}", code="invalid-argument", hint="one of numpy, torch, jax")
         if last_batch not in ("short", "drop", "pad"):
             raise InvalidInputError(f"last_batch={last_batch!r}", code="invalid-argument", hint="one of short, drop, pad")
         self.output, self.last_batch, self.decode, self.on_corrupt = output, last_batch, decode, on_corrupt
-        self.seed = _whole(seed, "seed", 0)
+        self.seed = whole(seed, "seed", 0)
         for what, given, kinds in (("decode", decode, bool), ("outputs", outputs, Mapping | None), ("nulls", nulls, Mapping | None)):
             if not isinstance(given, kinds):
                 raise InvalidInputError(f"{what}={given!r}", code="invalid-argument", hint="see help(ps.View.loader)")
         self.order_block_samples = (
-            self.global_batch_size if order_block_samples is None else _whole(order_block_samples, "order_block_samples", 1)
+            self.global_batch_size if order_block_samples is None else whole(order_block_samples, "order_block_samples", 1)
         )
         if isinstance(columns, str) or (columns is not None and not all(isinstance(name, str) for name in _listed(columns))):
             raise InvalidInputError(f"columns={columns!r}, expected a list of names", hint=f"write columns=[{columns!r}]")
@@ -221,19 +97,12 @@ class Loader:
         self._outputs = {name: name for name in self._columns} if outputs is None else dict(outputs)
         if any(name in EXTRAS for name in self._outputs):
             raise InvalidInputError(f"outputs={outputs!r}: {', '.join(EXTRAS)} are asked for in columns=", code="invalid-argument")
-        self._declared, self._per_sample, self._per_batch = _stages(transform, self._outputs, first)
+        self._declared, self._per_sample, self._per_batch = stages_of(transform, self._outputs, first)
         self._nulls = dict(nulls or {})
-        for name in self._nulls:
-            if name not in self._outputs:
-                raise InvalidInputError(
-                    f"nulls= names `{name}`, which the loader does not give",
-                    code="invalid-argument",
-                    hint=f"it gives {', '.join(self._outputs)}",
-                )
         defaults = _core.configure()
-        self.memory_bytes = defaults[0] if memory_bytes is None else _whole(memory_bytes, "memory_bytes", 1)
-        self.threads = defaults[1] if threads is None else _whole(threads, "threads", 1)
-        self.python_workers = _whole(python_workers, "python_workers", 0)
+        self.memory_bytes = defaults[0] if memory_bytes is None else whole(memory_bytes, "memory_bytes", 1)
+        self.threads = defaults[1] if threads is None else whole(threads, "threads", 1)
+        self.python_workers = whole(python_workers, "python_workers", 0)
         self.progress = progress
         self._mix: dict[str, Any] | None = None
         if isinstance(source, Mix):
@@ -241,9 +110,11 @@ class Loader:
             shares = [round(weight / total * 2**32) for _, weight in views.values()]
             self._mix = {"shares": shares, "epoch_samples": source.epoch_samples, "exhausted": source.exhausted}
         self._shuffle = shuffle
-        self._sources = [self._ordered(name, view, shuffle) for name, (view, _) in views.items()]
+        columns_read = list(dict.fromkeys(self._outputs.values()))
+        self._sources = [Source.ordered(name, view, shuffle, columns_read, self.order_block_samples) for name, (view, _) in views.items()]
         self._core = self._open((0, 0))
-        self._check_nulls()
+        schema = first.schema
+        check_nulls(self._nulls, self._core.results(), {name: schema[column].type for name, column in self._outputs.items()})
         self._step = 0  # The next batch to give, counted from the core's base.
         self._go_on = True  # Whether the next iteration begins there, or with the next epoch.
         self._turn = 0
@@ -253,37 +124,6 @@ class Loader:
         self._given = np.zeros(4, np.int64)  # Batches, samples, bytes, damaged samples.
         self._read_before = self._counted()
         self._pool: Pool | None = None
-
-    def _ordered(self, name: str, view: View, shuffle: bool | Window | Replacement) -> Source:
-        if shuffle is True or shuffle is False:
-            return Source(name, view, {"kind": "full" if shuffle else "sequential"})
-        if isinstance(shuffle, Replacement):
-            samples = len(view) if shuffle.samples is None else _whole(shuffle.samples, "samples", 0)
-            if shuffle.weights is None:
-                return Source(name, view, {"kind": "replacement", "samples": samples, "weights": None})
-            try:
-                weights = np.ascontiguousarray(shuffle.weights, dtype=np.float64)
-            except (TypeError, ValueError) as error:
-                raise InvalidInputError(f"weights make no array of numbers: {error}", code="invalid-argument") from error
-            if weights.ndim != 1:
-                raise InvalidInputError(f"weights of shape {weights.shape}, expected ({len(view)},)", code="invalid-argument")
-            digest = hashlib.sha256(weights.tobytes()).hexdigest()[:32]
-            return Source(name, view, {"kind": "replacement", "samples": samples, "weights": digest}, _core.Weights(weights), weights)
-        if not isinstance(shuffle, Window):
-            raise InvalidInputError(f"shuffle={shuffle!r}, expected True, False, ps.Window or ps.Replacement", code="invalid-argument")
-        window_bytes = _whole(shuffle.bytes, "Window bytes", 1)
-        mean = max(1.0, view._stored_bytes(list(dict.fromkeys(self._outputs.values()))) / max(1, len(view._snapshot)))
-        window = max(1, int(window_bytes / mean))
-        run_bytes = min(max(window_bytes / 64, 64 << 10), 16 << 20)
-        run = 1 << max(0, int(math.log2(max(1.0, run_bytes / mean))))
-        run = min(run, window)
-        if shuffle.lanes is None:
-            common = math.gcd(self.order_block_samples, LANES)
-            most = max(1, window // (4 * run))
-            lanes = max(lanes for lanes in range(1, common + 1) if common % lanes == 0 and lanes <= most)
-        else:
-            lanes = _whole(shuffle.lanes, "lanes", 1)
-        return Source(name, view, {"kind": "window", "run_samples": run, "window_samples": window, "lanes": lanes})
 
     def _open(self, base: tuple[int, int]) -> _core.Loader:
         declared = {
@@ -323,11 +163,11 @@ class Loader:
 
     def stream(self, epochs: int | None = None) -> Iterator[Batch]:
         """Give the batches of so many epochs, or without end; the next epoch is begun while the last one ends."""
-        return self._iterate(None if epochs is None else _whole(epochs, "epochs", 0), beyond=False)
+        return self._iterate(None if epochs is None else whole(epochs, "epochs", 0), beyond=False)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of `epoch`, from its beginning."""
-        self._rebase((_whole(epoch, "epoch", 0), 0))
+        self._rebase((whole(epoch, "epoch", 0), 0))
 
     def _rebase(self, base: tuple[int, int]) -> None:
         self.close()
@@ -354,7 +194,7 @@ class Loader:
         if not self._agreed:
             self._agree()
         mark = time.perf_counter()
-        line = _Line(self) if self.progress else None
+        line = Line(self) if self.progress else None
         try:
             while end is None or self._step < end:
                 began = time.perf_counter()
@@ -417,7 +257,7 @@ class Loader:
                     hint=f'say what they become: nulls={{"{name}": value}}, or "mask" for a column `{name}_valid`',
                 )  # fmt: skip
         for name, value in self._nulls.items():
-            self._fill(name, value, batch, about["nulls"].get(name))
+            fill(name, value, batch, about["nulls"].get(name))
         for name in self._extras:
             values = {"_position": "position", "_source": "source", "_valid": "valid", "_row_id": "row_id"}.get(name)
             batch[name] = np.full(len(about["valid"]), self._number(about), np.int64) if values is None else about[values]
@@ -437,43 +277,6 @@ class Loader:
         epoch, draw = self._core.begin_of(about["step"])
         return epoch * len(self) + draw // self.global_batch_size
 
-    def _fill(self, name: str, value: Any, batch: Batch, nulls: npt.NDArray[np.bool_] | None) -> None:
-        """Put `value` where a column is null; "mask" says where it is not."""
-        values = batch[name]
-        if nulls is None:
-            nulls = values.nulls if isinstance(values, Ragged) else None
-            nulls = np.array([item is None for item in values], bool) if isinstance(values, list) else nulls
-        there = np.ones(len(values), bool) if nulls is None else ~nulls
-        if isinstance(value, str) and value == "mask":
-            batch[f"{name}_valid"] = there
-        elif isinstance(values, list):
-            batch[name] = [item if valid else value for item, valid in zip(values, there, strict=True)]
-        elif isinstance(values, np.ndarray) and not there.all():
-            values[~there] = value
-
-    def _check_nulls(self) -> None:
-        """Refuse what nulls cannot become, before anything is read."""
-        for name, dtype, shape, _ in self._core.results():
-            if name not in self._nulls or (isinstance(self._nulls[name], str) and self._nulls[name] == "mask"):
-                continue
-            kind, value = self._sources[0].view.schema[self._outputs[name]].type, self._nulls[name]
-            if kind in ("tensor", "boxes", "keypoints") and None in shape:
-                raise InvalidInputError(
-                    f"nulls of `{name}` cannot be filled: it is ragged", code="invalid-argument", hint='say "mask"; they stay None'
-                )
-            if None in shape or dtype == "bytes":
-                continue
-            try:
-                filled = np.empty([size or 0 for size in shape], numpy_dtype(dtype))
-                filled[...] = value
-                fits = value is not None and bool(np.all((filled == np.asarray(value)) | (filled != filled)))
-            except (TypeError, ValueError, OverflowError):
-                fits = False
-            if not fits:
-                raise InvalidInputError(
-                    f"nulls of `{name}` cannot become {value!r}: it is {dtype} of shape {tuple(shape)}", code="invalid-argument"
-                )
-
     def _mapped(self, batch: Batch, about: dict[str, Any]) -> Batch:
         """Apply the functions that want one sample at a time."""
         samples = []
@@ -491,7 +294,7 @@ class Loader:
                         f"{fn!r} gave a {type(sample).__name__}, expected a dict of column to value", code="invalid-argument"
                     )
             samples.append(sample)
-        return _collated(samples, about["position"], batch)
+        return collated(samples, about["position"], batch)
 
     def _as_output(self, batch: Batch) -> Batch:
         if self.output == "torch":
@@ -518,7 +321,7 @@ class Loader:
             epoch, draw = self._core.begin_of(self._step)
         else:
             steps = max(1, len(self))
-            number = _whole(step, "step", 0)
+            number = whole(step, "step", 0)
             epoch, draw = number // steps, number % steps * self.global_batch_size
         return {**self._order_state(), "epoch": epoch, "draw": draw}
 
@@ -540,8 +343,8 @@ class Loader:
                     f"cannot load a state of format {state['format']}: this release reads format {STATE_FORMAT}", code="invalid-argument"
                 )
             sources, mix = list(state["sources"]), state["mix"]
-            epoch, draw, seed = (_whole(state[what], what, 0) for what in ("epoch", "draw", "seed"))
-            block = _whole(state["order_block_samples"], "order_block_samples", 1)
+            epoch, draw, seed = (whole(state[what], what, 0) for what in ("epoch", "draw", "seed"))
+            block = whole(state["order_block_samples"], "order_block_samples", 1)
             if len(sources) != len(self._sources):
                 raise InvalidInputError(
                     f"cannot load the state: it is of {len(sources)} sources, this loader has {len(self._sources)}", code="invalid-argument"
@@ -568,7 +371,7 @@ class Loader:
     def batch_at(self, step: int) -> Batch:
         """Make the batch of one step, counted since the beginning of epoch 0, without moving: to look into a loss spike."""
         steps = len(self)
-        number = _whole(step, "step", 0)
+        number = whole(step, "step", 0)
         if not steps:
             raise InvalidInputError("the loader has no batches", code="invalid-argument")
         core = self._open((number // steps, number % steps * self.global_batch_size))
@@ -644,46 +447,7 @@ class Loader:
 
     def explain(self) -> str:
         """Say what an epoch costs and how well it is shuffled, in words; nothing is read but the manifest."""
-        return "\n".join(f"{what:<16}{text}" for what, text in self._explained().items())
-
-    def _explained(self) -> dict[str, str]:
-        steps, draws = len(self), self._core.epoch_samples
-        columns = list(dict.fromkeys(self._outputs.values()))
-        mean = [source.view._stored_bytes(columns) / max(1, len(source.view._snapshot)) for source in self._sources]
-        total = (
-            mean[0] * draws
-            if self._mix is None
-            else sum(m * draws * share / 2**32 for m, share in zip(mean, self._mix["shares"], strict=True))
-        )
-        looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []
-        probe = self._open((0, 0))
-        requests, distinct, full = [], [], []
-        for step in looked:
-            _, sources, positions, _ = probe.places(step)
-            for number, source in enumerate(self._sources):
-                mine = positions[sources == number]
-                if len(mine) and not source.view._snapshot.mapped:
-                    requests.append(len(source.view._view.ranges(np.sort(mine), columns)))
-                # Of as many equal parts of the source as there are samples, how many are met: 63 % of them by a full permutation.
-                count = len(mine)
-                distinct.append(len(np.unique(mine * count // max(1, len(source.view)))))
-                full.append(count * (1 - (1 - 1 / count) ** count) if count else 0)
-        quality = sum(distinct) / sum(full) if sum(full) else 1.0
-        answer = {
-            "epoch": f"{draws} samples in {steps} steps of {self.global_batch_size} ({self.global_batch_size // self.world_size} a rank)",
-            "order": ", ".join(json.dumps(source.order) for source in self._sources),
-            "bytes": f"about {_size(total)} an epoch, {_size(total / max(1, self.world_size))} a rank",
-            "requests": f"about {sum(requests) / len(looked) * steps:,.0f} an epoch and rank" if requests else "none: files are mapped",
-            "memory": f"batches ahead take up to {_size(self.memory_bytes)}; a batch of fixed shapes {_size(self._core.least_bytes)}",
-            "shuffle": f"a batch comes from {min(1.0, quality):.0%} as many places as in a full permutation",
-        }
-        window = next((source.order for source in self._sources if source.order["kind"] == "window"), None)
-        if window:
-            held = window["window_samples"] * mean[0]
-            answer["window"] = (
-                f"{window['window_samples']} samples, {_size(held)} over {window['lanes']} lanes, in runs of {window['run_samples']}"
-            )
-        return answer
+        return "\n".join(f"{what:<16}{text}" for what, text in explained(self).items())
 
     def ceiling(self) -> Iterator[Batch]:
         """Give the first batch of the epoch again and again, as often as an epoch has batches: the speed of training without loading."""
@@ -729,34 +493,6 @@ class Parcel:
         return loader
 
 
-class _Line:
-    """A live line: how far, how fast, how much of the time was waited."""
-
-    def __init__(self, loader: Loader) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self.loader = loader
-        self.bar = Progress(
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}  {task.fields[text]}"),
-            TimeElapsedColumn(),
-        )
-        epoch, _ = loader._core.begin_of(loader._step)
-        self.task = self.bar.add_task("", total=len(loader), epoch=epoch, text="")
-        self.bar.start()
-
-    def update(self) -> None:
-        loader = self.loader
-        stats = loader.stats()
-        epoch, draw = loader._core.begin_of(max(0, loader._step - 1))
-        text = f"{stats['samples_per_second']:,.0f} samples/s, waited {stats['stall']:.0%}"
-        self.bar.update(self.task, completed=draw // loader.global_batch_size + 1, epoch=epoch, text=text)
-
-    def close(self) -> None:
-        self.bar.stop()
-
-
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Rank and world size: as given, of torch.distributed where it is up, of the environment as torchrun sets it, or one alone."""
     if (rank is None) != (world_size is None):
@@ -769,8 +505,8 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
             rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         except ValueError as error:
             raise InvalidInputError(f"RANK and WORLD_SIZE in the environment: {error}", code="invalid-argument") from error
-    size = _whole(world_size, "world_size", 1)
-    if not 0 <= _whole(rank, "rank", 0) < size:
+    size = whole(world_size, "world_size", 1)
+    if not 0 <= whole(rank, "rank", 0) < size:
         raise InvalidInputError(f"rank={rank} with world_size={size}: ranks go from 0 to {size - 1}", code="invalid-argument")
     return int(rank), size
 
@@ -792,119 +528,3 @@ def _json(declared: dict[str, Any]) -> str:
         return json.dumps(declared, default=plain, allow_nan=False)
     except ValueError as error:
         raise InvalidInputError("numbers of transforms must be finite", code="invalid-argument") from error
-
-
-def _whole(value: Any, what: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value < 2**62:
-        raise InvalidInputError(f"{what}={value!r}, expected a whole number of at least {least}", code="invalid-argument")
-    return int(value)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} TiB"
-
-
-def _stages(
-    transform: Sequence[Transform | Callable[..., Any]], outputs: Mapping[str, str], view: View
-) -> tuple[list[dict[str, Any]], list[Callable[..., Any]], list[PerBatch]]:
-    """Sort transforms into those of the core, functions of a sample and functions of a batch; they come in that order."""
-    if not isinstance(transform, list | tuple):
-        raise InvalidInputError(f"transform={transform!r}, expected a list", code="invalid-argument", hint="write transform=[…]")
-    declared: list[dict[str, Any]] = []
-    samples: list[Callable[..., Any]] = []
-    batches: list[PerBatch] = []
-    for stage in transform:
-        if isinstance(stage, Transform):
-            if samples or batches:
-                raise InvalidInputError(f"{stage!r} comes after a function", code="invalid-argument", hint="put functions last")
-            try:
-                declared.append({"op": stage.op, "on": _on(stage, outputs, view), **stage.declared()})
-            except (TypeError, ValueError, OverflowError) as error:
-                if isinstance(error, InvalidInputError):
-                    raise
-                raise InvalidInputError(f"{stage!r}: {error}", code="invalid-argument") from error
-        elif isinstance(stage, PerBatch):
-            batches.append(stage)
-        elif isinstance(stage, type) and issubclass(stage, Transform | PerBatch):
-            raise InvalidInputError(f"{stage.__name__} is a class", code="invalid-argument", hint=f"write T.{stage.__name__}(…)")
-        elif callable(stage):
-            if batches:
-                raise InvalidInputError(
-                    f"{stage!r} comes after a function of whole batches", code="invalid-argument", hint="put T.PerBatch last"
-                )
-            samples.append(stage)
-        else:
-            raise InvalidInputError(
-                f"{stage!r} is no transform", code="invalid-argument", hint="see penstock.transforms, or give fn(sample, rng)"
-            )
-    return declared, samples, batches
-
-
-def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
-    on = getattr(stage, "on", None)
-    if on is not None:
-        names = [on] if isinstance(on, str) else list(on)
-        if not all(isinstance(name, str) for name in names):
-            raise InvalidInputError(f"on={on!r}, expected names", code="invalid-argument")
-        return names
-    images = [name for name, column in outputs.items() if column in view.schema and view.schema[column].type == "image"]
-    if len(images) != 1:
-        raise InvalidInputError(
-            f"{type(stage).__name__} does not say what it is on: there are {len(images)} images", code="invalid-argument", hint="write on=…"
-        )
-    return images
-
-
-def _collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64], before: Batch) -> Batch:
-    """Samples → columns: arrays, tensors and numbers of one shape become one; what was ragged or a list before stays so."""
-    batch: Batch = {}
-    for name in dict.fromkeys(name for sample in samples for name in sample):
-        values = []
-        for index, sample in enumerate(samples):
-            if name not in sample:
-                raise InvalidInputError(
-                    f"a function gave {sorted(sample)} for sample {positions[index]}: `{name}` is missing",
-                    code="invalid-value",
-                )
-            values.append(sample[name])
-        first = values[0]
-        arrays = all(isinstance(value, np.ndarray) for value in values)
-        if isinstance(before.get(name), Ragged) and arrays and len({(value.ndim, value.dtype) for value in values}) == 1:
-            batch[name] = Ragged.from_arrays(values)
-        elif isinstance(before.get(name), list | Ragged):
-            batch[name] = values
-        elif type(first).__module__ == "torch":
-            batch[name] = _stacked(name, values, positions)
-        elif isinstance(first, np.ndarray):
-            for index, value in enumerate(values):
-                if not isinstance(value, np.ndarray) or value.shape != first.shape or value.dtype != first.dtype:
-                    found = f"{value.shape} {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-                    _refuse_shape(name, int(positions[index]), found, int(positions[0]), f"{first.shape} {first.dtype}")
-            batch[name] = np.stack(values)
-        elif isinstance(first, np.generic | int | float | bool):
-            batch[name] = np.asarray(values)
-        else:
-            batch[name] = values
-    return batch
-
-
-def _stacked(name: str, values: Sequence[Any], positions: npt.NDArray[np.int64]) -> Any:
-    import torch
-
-    first = values[0]
-    for index, value in enumerate(values):
-        if not isinstance(value, torch.Tensor) or value.shape != first.shape or value.dtype != first.dtype:
-            found = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
-            _refuse_shape(name, int(positions[index]), found, int(positions[0]), f"{tuple(first.shape)} {first.dtype}")
-    return torch.stack(list(values))
-
-
-def _refuse_shape(name: str, position: int, found: str, first: int, wanted: str) -> NoReturn:
-    raise InvalidInputError(
-        f"`{name}` of sample {position} is {found} after your functions, that of sample {first} is {wanted}", code="invalid-value",
-        hint="give equal shapes, or lists",
-    )  # fmt: skip

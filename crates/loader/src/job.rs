@@ -194,7 +194,8 @@ impl Recipe {
             let values = reads.values(&self.sources, &self.specs, self.pipeline.outputs[*at].column)?;
             bytes += match &values {
                 Values::Array(array) | Values::Ragged { values: array, .. } => array.memory.bytes() as u64,
-                _ => 0, // Still the store's.
+                Values::Raw(raw) => self.fetched_bytes(raw),
+                Values::List(_) => 0,
             };
             plain.push((*at, values));
         }
@@ -204,9 +205,10 @@ impl Recipe {
             for at in &group.outputs {
                 let output = &self.pipeline.outputs[*at];
                 let input = self.input(reads, output.column, count)?;
-                if let Stored::Fixed { memory, .. } = &input {
-                    bytes += memory.bytes() as u64;
-                }
+                bytes += match &input {
+                    Stored::Fixed { memory, .. } => memory.bytes() as u64,
+                    Stored::Raw(raw) => self.fetched_bytes(raw),
+                };
                 if output.is_fixed() {
                     let memory = Memory::new(output.sample_bytes() * count)?;
                     bytes += memory.bytes() as u64;
@@ -220,6 +222,12 @@ impl Recipe {
             work.push(Work { inputs, targets });
         }
         Ok((plain, work, bytes))
+    }
+
+    /// Of values that lie where they were fetched to; what is mapped is the kernel's.
+    fn fetched_bytes(&self, raw: &Raw) -> u64 {
+        let mapped = self.sources.iter().all(|source| source.files.is_none() && source.snapshot.context.storage.mapped());
+        if mapped { 0 } else { raw.value_bytes() as u64 }
     }
 
     fn input(&self, reads: &Reads, column: usize, count: usize) -> Result<Stored> {

@@ -1,0 +1,91 @@
+"""What a loader tells of itself: what an epoch will cost, and a live line while it runs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from penstock.loader import Loader
+
+
+def explained(loader: Loader) -> dict[str, str]:
+    """What an epoch costs and how well it is shuffled; nothing is read but the manifest."""
+    steps, draws = len(loader), loader._core.epoch_samples
+    columns = list(dict.fromkeys(loader._outputs.values()))
+    mean = [source.view._stored_bytes(columns) / max(1, len(source.view._snapshot)) for source in loader._sources]
+    total = (
+        mean[0] * draws
+        if loader._mix is None
+        else sum(m * draws * share / 2**32 for m, share in zip(mean, loader._mix["shares"], strict=True))
+    )
+    looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []
+    probe = loader._open((0, 0))
+    requests, distinct, full = [], [], []
+    for step in looked:
+        _, sources, positions, _ = probe.places(step)
+        for number, source in enumerate(loader._sources):
+            mine = positions[sources == number]
+            if len(mine) and not source.view._snapshot.mapped:
+                requests.append(len(source.view._view.ranges(np.sort(mine), columns)))
+            # Of as many equal parts of the source as there are samples, how many are met: 63 % of them by a full permutation.
+            count = len(mine)
+            distinct.append(len(np.unique(mine * count // max(1, len(source.view)))))
+            full.append(count * (1 - (1 - 1 / count) ** count) if count else 0)
+    quality = sum(distinct) / sum(full) if sum(full) else 1.0
+    windowed = next((source.order for source in loader._sources if source.order["kind"] == "window"), None)
+    # Runs of a window are read whole, each once, by one rank.
+    asked = draws / windowed["run_samples"] / loader.world_size if windowed else sum(requests) / max(1, len(looked)) * steps
+    answer = {
+        "epoch": f"{draws} samples in {steps} steps of {loader.global_batch_size} ({loader.global_batch_size // loader.world_size} a rank)",
+        "order": ", ".join(json.dumps(source.order) for source in loader._sources),
+        "bytes": f"about {size_text(total)} an epoch, {size_text(total / max(1, loader.world_size))} a rank",
+        "requests": f"about {asked:,.0f} an epoch and rank" if requests else "none: files are mapped",
+        "memory": f"batches ahead take up to {size_text(loader.memory_bytes)}; a batch of fixed shapes {size_text(loader._core.least_bytes)}",
+        "shuffle": f"a batch comes from {min(1.0, quality):.0%} as many places as in a full permutation",
+    }
+    if windowed:
+        held = windowed["window_samples"] * mean[0]
+        answer["window"] = (
+            f"{windowed['window_samples']} samples, {size_text(held)} over {windowed['lanes']} lanes, in runs of {windowed['run_samples']}"
+        )
+    return answer
+
+
+def size_text(count: float) -> str:
+    """A number of bytes, for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
+class Line:
+    """A live line: how far, how fast, how much of the time was waited."""
+
+    def __init__(self, loader: Loader) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.loader = loader
+        self.bar = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}  {task.fields[text]}"),
+            TimeElapsedColumn(),
+        )
+        epoch, _ = loader._core.begin_of(loader._step)
+        self.task = self.bar.add_task("", total=len(loader), epoch=epoch, text="")
+        self.bar.start()
+
+    def update(self) -> None:
+        loader = self.loader
+        stats = loader.stats()
+        epoch, draw = loader._core.begin_of(max(0, loader._step - 1))
+        text = f"{stats['samples_per_second']:,.0f} samples/s, waited {stats['stall']:.0%}"
+        self.bar.update(self.task, completed=draw // loader.global_batch_size + 1, epoch=epoch, text=text)
+
+    def close(self) -> None:
+        self.bar.stop()

@@ -1,0 +1,160 @@
+"""The stages of a loader that are Python's: what `transform=` means, functions of a sample, what nulls become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidInputError
+from penstock.ragged import Ragged
+from penstock.schema import numpy_dtype
+from penstock.transforms import PerBatch, Transform
+from penstock.view import Batch, View
+
+
+def stages_of(
+    transform: Sequence[Transform | Callable[..., Any]], outputs: Mapping[str, str], view: View
+) -> tuple[list[dict[str, Any]], list[Callable[..., Any]], list[PerBatch]]:
+    """Sort transforms into those of the core, functions of a sample and functions of a batch; they come in that order."""
+    if not isinstance(transform, list | tuple):
+        raise InvalidInputError(f"transform={transform!r}, expected a list", code="invalid-argument", hint="write transform=[…]")
+    declared: list[dict[str, Any]] = []
+    samples: list[Callable[..., Any]] = []
+    batches: list[PerBatch] = []
+    for stage in transform:
+        if isinstance(stage, Transform):
+            if samples or batches:
+                raise InvalidInputError(f"{stage!r} comes after a function", code="invalid-argument", hint="put functions last")
+            try:
+                declared.append({"op": stage.op, "on": _on(stage, outputs, view), **stage.declared()})
+            except (TypeError, ValueError, OverflowError) as error:
+                if isinstance(error, InvalidInputError):
+                    raise
+                raise InvalidInputError(f"{stage!r}: {error}", code="invalid-argument") from error
+        elif isinstance(stage, PerBatch):
+            batches.append(stage)
+        elif isinstance(stage, type) and issubclass(stage, Transform | PerBatch):
+            raise InvalidInputError(f"{stage.__name__} is a class", code="invalid-argument", hint=f"write T.{stage.__name__}(…)")
+        elif callable(stage):
+            if batches:
+                raise InvalidInputError(
+                    f"{stage!r} comes after a function of whole batches", code="invalid-argument", hint="put T.PerBatch last"
+                )
+            samples.append(stage)
+        else:
+            raise InvalidInputError(
+                f"{stage!r} is no transform", code="invalid-argument", hint="see penstock.transforms, or give fn(sample, rng)"
+            )
+    return declared, samples, batches
+
+
+def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
+    on = getattr(stage, "on", None)
+    if on is not None:
+        names = [on] if isinstance(on, str) else list(on)
+        if not all(isinstance(name, str) for name in names):
+            raise InvalidInputError(f"on={on!r}, expected names", code="invalid-argument")
+        return names
+    images = [name for name, column in outputs.items() if column in view.schema and view.schema[column].type == "image"]
+    if len(images) != 1:
+        raise InvalidInputError(
+            f"{type(stage).__name__} does not say what it is on: there are {len(images)} images", code="invalid-argument", hint="write on=…"
+        )
+    return images
+
+
+def collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64], before: Batch) -> Batch:
+    """Samples → columns: arrays, tensors and numbers of one shape become one; what was ragged or a list before stays so."""
+    batch: Batch = {}
+    for name in dict.fromkeys(name for sample in samples for name in sample):
+        values = []
+        for index, sample in enumerate(samples):
+            if name not in sample:
+                raise InvalidInputError(
+                    f"a function gave {sorted(sample)} for sample {positions[index]}: `{name}` is missing",
+                    code="invalid-value",
+                )
+            values.append(sample[name])
+        first = values[0]
+        arrays = all(isinstance(value, np.ndarray) for value in values)
+        if isinstance(before.get(name), Ragged) and arrays and len({(value.ndim, value.dtype) for value in values}) == 1:
+            batch[name] = Ragged.from_arrays(values)
+        elif isinstance(before.get(name), list | Ragged):
+            batch[name] = values
+        elif type(first).__module__ == "torch":
+            batch[name] = _stacked(name, values, positions)
+        elif isinstance(first, np.ndarray):
+            for index, value in enumerate(values):
+                if not isinstance(value, np.ndarray) or value.shape != first.shape or value.dtype != first.dtype:
+                    found = f"{value.shape} {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+                    _refuse_shape(name, int(positions[index]), found, int(positions[0]), f"{first.shape} {first.dtype}")
+            batch[name] = np.stack(values)
+        elif isinstance(first, np.generic | int | float | bool):
+            batch[name] = np.asarray(values)
+        else:
+            batch[name] = values
+    return batch
+
+
+def _stacked(name: str, values: Sequence[Any], positions: npt.NDArray[np.int64]) -> Any:
+    import torch
+
+    first = values[0]
+    for index, value in enumerate(values):
+        if not isinstance(value, torch.Tensor) or value.shape != first.shape or value.dtype != first.dtype:
+            found = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
+            _refuse_shape(name, int(positions[index]), found, int(positions[0]), f"{tuple(first.shape)} {first.dtype}")
+    return torch.stack(list(values))
+
+
+def _refuse_shape(name: str, position: int, found: str, first: int, wanted: str) -> NoReturn:
+    raise InvalidInputError(
+        f"`{name}` of sample {position} is {found} after your functions, that of sample {first} is {wanted}", code="invalid-value",
+        hint="give equal shapes, or lists",
+    )  # fmt: skip
+
+
+def fill(name: str, value: Any, batch: Batch, nulls: npt.NDArray[np.bool_] | None) -> None:
+    """Put `value` where a column is null; "mask" says where it is not."""
+    values = batch[name]
+    if nulls is None:
+        nulls = values.nulls if isinstance(values, Ragged) else None
+        nulls = np.array([item is None for item in values], bool) if isinstance(values, list) else nulls
+    there = np.ones(len(values), bool) if nulls is None else ~nulls
+    if isinstance(value, str) and value == "mask":
+        batch[f"{name}_valid"] = there
+    elif isinstance(values, list):
+        batch[name] = [item if valid else value for item, valid in zip(values, there, strict=True)]
+    elif isinstance(values, np.ndarray) and not there.all():
+        values[~there] = value
+
+
+def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, list[int | None], bool]], kinds: Mapping[str, str]) -> None:
+    """Refuse what nulls cannot become, before anything is read. `kinds`: the column type of each result."""
+    for name in wanted:
+        if name not in kinds:
+            hint = f"it gives {', '.join(kinds)}"
+            raise InvalidInputError(f"nulls= names `{name}`, which the loader does not give", code="invalid-argument", hint=hint)
+    for name, dtype, shape, _ in results:
+        if name not in wanted or (isinstance(wanted[name], str) and wanted[name] == "mask"):
+            continue
+        kind, value = kinds[name], wanted[name]
+        if kind in ("tensor", "boxes", "keypoints") and None in shape:
+            raise InvalidInputError(
+                f"nulls of `{name}` cannot be filled: it is ragged", code="invalid-argument", hint='say "mask"; they stay None'
+            )
+        if None in shape or dtype == "bytes":
+            continue
+        try:
+            filled = np.empty([size or 0 for size in shape], numpy_dtype(dtype))
+            filled[...] = value
+            fits = value is not None and bool(np.all((filled == np.asarray(value)) | (filled != filled)))
+        except (TypeError, ValueError, OverflowError):
+            fits = False
+        if not fits:
+            raise InvalidInputError(
+                f"nulls of `{name}` cannot become {value!r}: it is {dtype} of shape {tuple(shape)}", code="invalid-argument"
+            )
