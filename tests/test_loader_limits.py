@@ -19,6 +19,8 @@ from penstock import transforms as T
 from PIL import Image
 
 pytestmark = pytest.mark.local
+# A batch of `MEMORY`, in whole huge pages: idle memory is one more of these where one more batch happened to be in work at a time.
+BATCH_BYTES = 8 << 20
 SAMPLES, SAMPLE_BYTES = 2003, 70_000
 
 
@@ -106,7 +108,7 @@ def test_memory_stays_within_the_budget_and_does_not_grow(tmp_path):
     assert held <= budget
     stored = ds.layout()["image"]["stored_bytes"]  # Mapped files are part of PSS, and the kernel's to take back.
     assert peak <= before + 1.1 * budget + stored, (peak - before) / budget
-    assert after[-1] <= 1.02 * after[1] + (1 << 20), after
+    assert after[-1] <= 1.02 * after[1] + BATCH_BYTES, after
 
 
 def test_threads_are_those_asked_for(large):
@@ -139,7 +141,7 @@ def test_ten_thousand_starts_and_stops_leak_nothing(large):
 @pytest.mark.soak
 def test_twenty_epochs_grow_by_two_percent_at_most(tmp_path):
     *_, after, _, _ = memory(photographs(tmp_path, 600), 64 << 20, 20)
-    assert after[-1] <= 1.02 * after[1], after
+    assert after[-1] <= 1.02 * after[1] + BATCH_BYTES and after[-1] <= 1.02 * after[9], after
 
 
 STEPS = """
