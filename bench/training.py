@@ -125,7 +125,9 @@ def photos(folder: pathlib.Path, given: pathlib.Path | None) -> Result:
         systems = [best_of(pathlib.Path(sys.executable), "photos", "penstock", place, (2,))]
         for name in names:
             try:
-                systems.append(best_of(RIVALS, "photos", name, place, (2, 3)))
+                systems.append(
+                    best_of(RIVALS, "photos", name, place, (1, 2) if name == "ffcv" else (2, 3))
+                )  # FFCV takes no more threads than cores.
             except RuntimeError as error:
                 lines.append(f"{source.name}: {name} does not run: {str(error)[-300:]}")
 
