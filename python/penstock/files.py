@@ -16,7 +16,6 @@ import numpy as np
 from penstock import _core
 from penstock.dataset import create
 from penstock.errors import InvalidInputError, NotFoundError, UnsupportedError
-from penstock.loader import Loader
 from penstock.schema import Category, ColumnType, Image, Schema, Tensor, Text, dtype_name
 from penstock.view import View
 
@@ -74,10 +73,6 @@ class Files(View):
     def stats(self) -> dict[str, int]:
         """Count what was asked of storage so far."""
         return dict(self._files.counters()) if self._files else {}
-
-    def loader(self, **options: Any) -> Loader:
-        """Make a loader of these files; see `View.loader`."""
-        return Loader(self, **options)
 
     def _unsupported(self, *_: Any, **__: Any) -> Any:
         """Refuse: files in place are only for loaders."""
@@ -140,14 +135,13 @@ def _arrays(root: pathlib.Path, paths: Sequence[str]) -> tuple[Tensor, list[tupl
         if dtype.hasobject or not dtype.isnative or size - begin != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
             raise InvalidInputError(f"cannot load `{root / path}`: {dtype} of shape {shape} in {size} bytes", code="invalid-argument")
         found.append((begin, shape, dtype))
-    (_, first, dtype), ranks = found[0], {len(shape) for _, shape, _ in found}
+    _, first, dtype = found[0]
     for path, (_, shape, other) in zip(paths, found, strict=True):
         if other != dtype or len(shape) != len(first):
             raise InvalidInputError(
                 f"cannot load `{root / path}`: {other} of {len(shape)} dimensions, `{paths[0]}` is {dtype} of {len(first)}",
                 code="invalid-argument",
             )
-    assert len(ranks) == 1
     sizes = tuple(size if all(shape[axis] == size for _, shape, _ in found) and size else None for axis, size in enumerate(first))
     places = [(begin, [size for size, fixed in zip(shape, sizes, strict=True) if fixed is None]) for begin, shape, _ in found]
     return Tensor(sizes, dtype_name(dtype)), places

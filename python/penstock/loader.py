@@ -113,8 +113,9 @@ class Loader:
         columns_read = list(dict.fromkeys(self._outputs.values()))
         self._sources = [Source.ordered(name, view, shuffle, columns_read, self.order_block_samples) for name, (view, _) in views.items()]
         self._core = self._open((0, 0))
-        schema = first.schema
-        check_nulls(self._nulls, self._core.results(), {name: schema[column].type for name, column in self._outputs.items()})
+        schema, results = first.schema, self._core.results()
+        self._images = frozenset(name for name, _, _, image in results if image)
+        check_nulls(self._nulls, results, {name: schema[column].type for name, column in self._outputs.items()})
         self._step = 0  # The next batch to give, counted from the core's base.
         self._go_on = True  # Whether the next iteration begins there, or with the next epoch.
         self._turn = 0
@@ -300,15 +301,17 @@ class Loader:
         if self.output == "torch":
             from penstock.torch import tensors
 
-            return tensors(batch, self._images())
+            return tensors(batch, self._images)
         if self.output == "jax":
             from penstock.jax import arrays
 
             return arrays(batch)
         return batch
 
-    def _images(self) -> frozenset[str]:
-        return frozenset(name for name, _, _, image in self._core.results() if image)
+    def _begin_of(self, step: Any) -> tuple[int, int]:
+        """Epoch and draw that a step begins with, counted since the beginning of epoch 0."""
+        epoch, within = divmod(whole(step, "step", 0), max(1, len(self)))
+        return epoch, within * self.global_batch_size
 
     # Where it is
 
@@ -320,9 +323,7 @@ class Loader:
         if step is None:
             epoch, draw = self._core.begin_of(self._step)
         else:
-            steps = max(1, len(self))
-            number = whole(step, "step", 0)
-            epoch, draw = number // steps, number % steps * self.global_batch_size
+            epoch, draw = self._begin_of(step)
         return {**self._order_state(), "epoch": epoch, "draw": draw}
 
     def _order_state(self) -> dict[str, Any]:
@@ -370,11 +371,10 @@ class Loader:
 
     def batch_at(self, step: int) -> Batch:
         """Make the batch of one step, counted since the beginning of epoch 0, without moving: to look into a loss spike."""
-        steps = len(self)
-        number = whole(step, "step", 0)
-        if not steps:
+        base = self._begin_of(step)
+        if not len(self):
             raise InvalidInputError("the loader has no batches", code="invalid-argument")
-        core = self._open((number // steps, number % steps * self.global_batch_size))
+        core = self._open(base)
         core.start(0, 1)
         try:
             given = core.next()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,14 +84,12 @@ def collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64]
             batch[name] = Ragged.from_arrays(values)
         elif isinstance(before.get(name), list | Ragged):
             batch[name] = values
-        elif type(first).__module__ == "torch":
-            batch[name] = _stacked(name, values, positions)
         elif isinstance(first, np.ndarray):
-            for index, value in enumerate(values):
-                if not isinstance(value, np.ndarray) or value.shape != first.shape or value.dtype != first.dtype:
-                    found = f"{value.shape} {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-                    _refuse_shape(name, int(positions[index]), found, int(positions[0]), f"{first.shape} {first.dtype}")
-            batch[name] = np.stack(values)
+            batch[name] = np.stack(_alike(name, values, positions, np.ndarray))
+        elif type(first).__module__ == "torch":
+            import torch
+
+            batch[name] = torch.stack(_alike(name, values, positions, torch.Tensor))
         elif isinstance(first, np.generic | int | float | bool):
             batch[name] = np.asarray(values)
         else:
@@ -99,22 +97,18 @@ def collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64]
     return batch
 
 
-def _stacked(name: str, values: Sequence[Any], positions: npt.NDArray[np.int64]) -> Any:
-    import torch
-
+def _alike(name: str, values: list[Any], positions: npt.NDArray[np.int64], kind: Any) -> list[Any]:
+    """Give the values back where all are of this kind, and of one shape and dtype."""
     first = values[0]
-    for index, value in enumerate(values):
-        if not isinstance(value, torch.Tensor) or value.shape != first.shape or value.dtype != first.dtype:
-            found = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
-            _refuse_shape(name, int(positions[index]), found, int(positions[0]), f"{tuple(first.shape)} {first.dtype}")
-    return torch.stack(list(values))
-
-
-def _refuse_shape(name: str, position: int, found: str, first: int, wanted: str) -> NoReturn:
-    raise InvalidInputError(
-        f"`{name}` of sample {position} is {found} after your functions, that of sample {first} is {wanted}", code="invalid-value",
-        hint="give equal shapes, or lists",
-    )  # fmt: skip
+    for position, value in zip(positions, values, strict=True):
+        if not isinstance(value, kind) or value.shape != first.shape or value.dtype != first.dtype:
+            found = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, kind) else type(value).__name__
+            wanted = f"{tuple(first.shape)} {first.dtype}"
+            raise InvalidInputError(
+                f"`{name}` of sample {position} is {found} after your functions, that of sample {positions[0]} is {wanted}",
+                code="invalid-value", hint="give equal shapes, or lists",
+            )  # fmt: skip
+    return values
 
 
 def fill(name: str, value: Any, batch: Batch, nulls: npt.NDArray[np.bool_] | None) -> None:

@@ -261,7 +261,7 @@ impl Inner {
     /// The life of a thread that fetches.
     fn fetch(&self) {
         while let Some(step) = self.wait(|state| state.admits(&self.budget).then(|| state.begin())) {
-            let started = self.timed(&self.stats.fetch_ns, || caught(|| self.recipe.start(step, Vec::new())));
+            let started = self.timed(&self.stats.fetch_ns, || caught(|| self.recipe.start(step, [])));
             let slot = match started {
                 Ok(started) => Slot::Fetched(started),
                 Err(error) => Slot::Done(Err(error)),
@@ -277,7 +277,7 @@ impl Inner {
                 Task::Begin(step, started) => {
                     let job = self.timed(&self.stats.gather_ns, || {
                         caught(|| {
-                            let started = started.map_or_else(|| self.recipe.start(step, Vec::new()), Ok)?;
+                            let started = started.map_or_else(|| self.recipe.start(step, []), Ok)?;
                             self.recipe.begin(started)
                         })
                     });

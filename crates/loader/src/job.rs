@@ -43,7 +43,7 @@ pub struct Recipe {
 }
 
 /// Stand-ins that are tried for a sample.
-const TRIES: u32 = 16;
+const TRIES: usize = 16;
 /// About what a task should touch.
 const TASK_BYTES: usize = 256 << 10;
 /// Samples of a task that has images to decode.
@@ -67,6 +67,13 @@ pub struct Started {
     valid: Vec<bool>,
     reads: Reads,
     refused: Vec<Refused>,
+}
+
+impl Started {
+    /// What to replace next time: those that were refused before, and new ones.
+    fn again(self, bad: Vec<(usize, Error)>) -> impl Iterator<Item = (usize, Error)> {
+        self.refused.into_iter().map(|refused| (refused.at, refused.error)).chain(bad)
+    }
 }
 
 pub struct Job {
@@ -130,14 +137,19 @@ impl Recipe {
         (epoch, draws, places, valid)
     }
 
-    /// Decide which samples a step is made of, and fetch them. `refused` ones are replaced.
-    pub fn start(&self, step: u64, refused: Vec<Refusal>) -> Result<Started> {
+    /// Decide which samples a step is made of, and fetch them. `refused` ones, by their places in the batch, are replaced, once more each
+    /// time that they are listed.
+    pub fn start(&self, step: u64, refused: impl IntoIterator<Item = (usize, Error)>) -> Result<Started> {
         let (epoch, draws, mut places, mut valid) = self.places(step);
         let mut known: Vec<Refused> = Vec::new();
-        for Refusal { at, tried, error } in refused {
-            // Further and further along the epoch, which ends where it begins.
-            let instead = (draws[at] + (1u64 << tried) - 1) % self.program.len();
+        for (at, error) in refused {
+            let tried = known.iter().filter(|refused| refused.at == at).count();
+            if tried == TRIES {
+                return Err(error.context(format!("{TRIES} samples in a row are damaged")));
+            }
             known.push(Refused { at, place: places[at], error });
+            // Further and further along the epoch, which ends where it begins.
+            let instead = (draws[at] + (2 << tried) - 1) % self.program.len();
             places[at] = self.program.places(epoch, [instead])[0];
             valid[at] &= self.on_corrupt != OnCorrupt::Mask;
         }
@@ -162,7 +174,7 @@ impl Recipe {
                     if bad.is_empty() {
                         return Err(error);
                     }
-                    started = self.start(started.step, refusals(started.refused, bad)?)?;
+                    started = self.start(started.step, started.again(bad))?;
                 }
                 Err(error) => return Err(error),
             }
@@ -265,34 +277,6 @@ impl Recipe {
     }
 }
 
-/// A sample to be replaced: its place in the batch, how often that was tried, and why.
-pub struct Refusal {
-    at: usize,
-    tried: u32,
-    error: Error,
-}
-
-/// Those that were refused before, and new ones.
-fn refusals(before: Vec<Refused>, bad: Vec<(usize, Error)>) -> Result<Vec<Refusal>> {
-    let tries = |at: usize| before.iter().filter(|refused| refused.at == at).count() as u32;
-    let mut all: Vec<Refusal> = Vec::new();
-    let mut new = Vec::new();
-    for (at, error) in bad {
-        if tries(at) == TRIES {
-            return Err(error.context(format!("{TRIES} samples in a row are damaged")));
-        }
-        new.push((at, tries(at) + 1, error));
-    }
-    let mut tried = std::collections::HashMap::new();
-    for refused in before {
-        let count = tried.entry(refused.at).or_insert(0);
-        *count += 1;
-        all.push(Refusal { at: refused.at, tried: *count, error: refused.error });
-    }
-    all.extend(new.into_iter().map(|(at, tried, error)| Refusal { at, tried, error }));
-    Ok(all)
-}
-
 impl Job {
     pub fn tasks(&self) -> usize {
         self.tasks.len()
@@ -326,12 +310,12 @@ impl Job {
         let pipeline = &recipe.pipeline;
         let mut inputs = Vec::with_capacity(work.inputs.len());
         for (input, output) in work.inputs.iter().zip(&group.outputs) {
-            let spec = &recipe.specs[0][pipeline.outputs[*output].column];
+            let shape = &pipeline.outputs[*output].stored_shape;
             inputs.push(match input {
-                Stored::Raw(raw) => Input::of(raw, at, spec)?,
+                Stored::Raw(raw) => Input { bytes: raw.get(at), shape: shape.fill(raw.free(at)) },
                 Stored::Fixed { memory, cell, nulls } => {
                     let there = !nulls.as_ref().is_some_and(|nulls| nulls[at]);
-                    Input { bytes: there.then(|| memory.bytes_of(at * cell, *cell)), shape: spec.kind.stored()?.1.fill(&[]) }
+                    Input { bytes: there.then(|| memory.bytes_of(at * cell, *cell)), shape: shape.fill(&[]) }
                 }
             });
         }
@@ -371,7 +355,7 @@ impl Job {
                 let positions = bad.iter().flat_map(|(_, error)| error.row_list().to_vec()).collect();
                 return Err(bad.swap_remove(fatal).1.rows(positions));
             }
-            let again = recipe.start(started.step, refusals(started.refused, bad)?)?;
+            let again = recipe.start(started.step, started.again(bad))?;
             return Ok(Err(recipe.begin(again)?));
         }
         let count = started.places.len();

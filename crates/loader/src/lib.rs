@@ -6,6 +6,7 @@
 pub mod batch;
 pub mod engine;
 pub mod files;
+pub mod item;
 pub mod job;
 pub mod memory;
 pub mod order;

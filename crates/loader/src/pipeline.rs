@@ -7,12 +7,12 @@ use penstock_codec::cut::{Convert, MAX_RANK};
 use penstock_dataset::Config;
 use penstock_error::{Error, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
-use penstock_tensor::Dtype;
+use penstock_tensor::{Dtype, Shape};
 
-use crate::batch::Raw;
+use crate::item::{self, Array, Image, Item};
 use crate::random::{Draws, Purpose, key};
 use crate::source::value_type;
-use crate::transform::{self, Array, Image, Item, Operation, Transform};
+use crate::transform::{self, Operation, Transform, padding_of};
 
 /// One result of a batch.
 #[derive(Debug, Clone)]
@@ -24,8 +24,9 @@ pub struct Output {
     /// Of a sample's value: None where samples differ.
     pub shape: Vec<Option<usize>>,
     pub dtype: Dtype,
-    /// Before conversion.
+    /// Before transforms.
     stored: Dtype,
+    pub stored_shape: Shape,
     convert: Option<Convert>,
 }
 
@@ -49,8 +50,8 @@ enum Role {
 pub struct Group {
     /// Indices of results.
     pub outputs: Vec<usize>,
-    /// Its transforms: the number of each, which its random numbers depend on, and what it is on, as places in `outputs`.
-    transforms: Vec<(usize, Operation, Vec<usize>)>,
+    /// Its transforms: the key of the random numbers of each, by its number among all, and what it is on, as places in `outputs`.
+    transforms: Vec<(u64, Operation, Vec<usize>)>,
 }
 
 #[derive(Debug, Clone)]
@@ -59,14 +60,13 @@ pub struct Pipeline {
     pub groups: Vec<Group>,
     /// Results that are given as they are read.
     pub plain: Vec<usize>,
-    seed: u64,
 }
 
 impl Pipeline {
     /// `outputs`: name and index of the column of each result. `decode`: whether images and masks become pixels.
     pub fn new(outputs: Vec<(String, usize)>, specs: &[ColumnSpec], transforms: &[Transform], decode: bool, seed: u64) -> Result<Pipeline> {
         let made = outputs.into_iter().map(|(name, column)| Output::new(name, column, &specs[column], decode)).collect::<Result<Vec<_>>>();
-        let mut pipeline = Pipeline { outputs: made?, groups: Vec::new(), plain: Vec::new(), seed };
+        let mut pipeline = Pipeline { outputs: made?, groups: Vec::new(), plain: Vec::new() };
         let places: HashMap<String, usize> = pipeline.outputs.iter().enumerate().map(|(at, output)| (output.name.clone(), at)).collect();
         // Which group a result is in: joined by every transform.
         let mut group: Vec<usize> = (0..pipeline.outputs.len()).collect();
@@ -102,7 +102,9 @@ impl Pipeline {
             }
             let inside = |on: &[usize]| on.iter().map(|at| outputs.iter().position(|output| output == at)).collect::<Option<Vec<usize>>>();
             let mine = transforms.iter().zip(&ons).enumerate();
-            let mine = mine.filter_map(|(number, (transform, on))| Some((number, transform.operation.clone(), inside(on)?))).collect();
+            let random = |number: usize| key(&[seed, Purpose::Transform as u64, number as u64]);
+            let mine =
+                mine.filter_map(|(number, (transform, on))| Some((random(number), transform.operation.clone(), inside(on)?))).collect();
             pipeline.groups.push(Group { outputs, transforms: mine });
         }
         pipeline.plain.sort_unstable();
@@ -113,9 +115,8 @@ impl Pipeline {
     pub fn sample<'a>(&self, group: &Group, inputs: &[Input<'a>], epoch: u64, draw: u64) -> Result<Vec<Item<'a>>> {
         let items = group.outputs.iter().zip(inputs).map(|(at, input)| self.outputs[*at].item(input));
         let mut items = items.collect::<Result<Vec<Item<'a>>>>()?;
-        for (number, operation, on) in &group.transforms {
-            let mut draws = Draws::new(key(&[self.seed, Purpose::Transform as u64, *number as u64]), epoch, draw);
-            transform::apply(operation, &mut items, on, &mut draws)?;
+        for (key, operation, on) in &group.transforms {
+            transform::apply(operation, &mut items, on, &mut Draws::new(*key, epoch, draw))?;
         }
         Ok(items)
     }
@@ -126,13 +127,6 @@ impl Pipeline {
 pub struct Input<'a> {
     pub bytes: Option<&'a [u8]>,
     pub shape: Vec<u64>,
-}
-
-impl<'a> Input<'a> {
-    pub fn of(raw: &'a Raw, sample: usize, spec: &ColumnSpec) -> Result<Input<'a>> {
-        let shape = spec.kind.stored()?.1.fill(raw.free(sample));
-        Ok(Input { bytes: raw.get(sample), shape })
-    }
 }
 
 impl Output {
@@ -152,7 +146,7 @@ impl Output {
             _ => stored.0.iter().map(|size| size.map(|size| size as usize)).collect(),
         };
         let dtype = if matches!(role, Role::Image { .. } | Role::Mask) { Dtype::Uint8 } else { dtype };
-        Ok(Output { name, column, role, shape, dtype, stored: dtype, convert: None })
+        Ok(Output { name, column, role, shape, dtype, stored: dtype, stored_shape: stored, convert: None })
     }
 
     /// Whether all samples have one shape, so that the batch is one array.
@@ -231,11 +225,7 @@ impl Output {
             Operation::TokenChunks { length, .. } => self.shape[0] = Some(*length),
             Operation::Pad { padding, .. } if spatial => {
                 for dimension in 0..padding.len() / 2 {
-                    let (before, after) = if padding.len() == 4 {
-                        (padding[1 - dimension], padding[3 - dimension])
-                    } else {
-                        (padding[2 * dimension], padding[2 * dimension + 1])
-                    };
+                    let (before, after) = padding_of(padding, dimension);
                     self.shape[dimension] = self.shape[dimension].map(|size| (size as i64 + before + after).max(0) as usize);
                 }
             }
@@ -250,10 +240,10 @@ impl Output {
         let numbers = || bytes.as_chunks::<4>().0.iter().map(|number| f32::from_ne_bytes(*number)).collect::<Vec<f32>>();
         Ok(match &self.role {
             Role::Image { upright } => Item::Image(Image::open(bytes, Config::limits(), *upright)?),
-            Role::Mask => Item::Array(transform::mask(bytes, Config::limits())?),
+            Role::Mask => Item::Array(item::mask(bytes, Config::limits())?),
             Role::Boxes(format) => {
                 let numbers = numbers();
-                Item::Boxes(numbers.as_chunks::<4>().0.iter().map(|row| transform::to_xyxy(*row, format)).collect())
+                Item::Boxes(numbers.as_chunks::<4>().0.iter().map(|row| item::to_xyxy(*row, format)).collect())
             }
             Role::Keypoints(each) => Item::Points(numbers(), [input.shape.get(1).map_or(1, |points| *points as usize), *each]),
             _ => Item::Array(Array::new(Cow::Borrowed(bytes), self.stored, &sizes())),

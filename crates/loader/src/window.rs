@@ -67,21 +67,10 @@ impl Window {
         let groups = missing.iter().map(|(_, run)| self.range(source, *run).map(|position| source.absolute(position)).collect()).collect();
         let fetched = if missing.is_empty() { Ok(Vec::new()) } else { source.snapshot.hold(groups, columns) };
         let mut state = self.lock();
-        let failed = match fetched {
-            Ok(held) => {
-                for (run, held) in missing.iter().zip(held) {
-                    state.runs.entry(*run).and_modify(|run| run.held = Some(Arc::new(held)));
-                }
-                None
-            }
-            Err(error) => {
-                missing.iter().for_each(|run| drop(state.runs.remove(run)));
-                Some(error)
-            }
-        };
-        self.fetched.notify_all();
-        if let Some(error) = failed {
-            return Err(error);
+        self.fetched.notify_all(); // They look when this lock is free.
+        let fetched = fetched.inspect_err(|_| missing.iter().for_each(|run| drop(state.runs.remove(run))))?;
+        for (run, held) in missing.iter().zip(fetched) {
+            state.runs.entry(*run).and_modify(|run| run.held = Some(Arc::new(held)));
         }
         let mut found = Vec::with_capacity(uses.len());
         for (number, count) in uses {
