@@ -77,6 +77,34 @@ def test_errors_of_processes_come_through(ds):
     assert not [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
 
 
+def test_a_worker_killed_with_unread_messages_is_named(ds):
+    batches = iter(ds.loader(batch_size=10, columns=["x", "number"], transform=[scaled], python_workers=1))
+    next(batches)
+    [worker] = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+    worker.suspend()
+    next(batches)  # Its message that there is room stays unread: the kernel resets the connection instead of ending it.
+    worker.kill()
+    with pytest.raises(ps.InternalError, match="exit code -9") as caught:
+        list(batches)
+    assert "out-of-memory" in str(caught.value)
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import penstock as ps
+            def twice(sample, rng):
+                return {"number": sample["number"] * 2}
+            ds = ps.open("dataset")
+            next(iter(ds.loader(batch_size=2, transform=[twice], python_workers=1)))
+        """)
+    )
+    ps.create(tmp_path / "dataset", {"number": "int64"}).append({"number": [1, 2, 3, 4]})
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "exit code 1" in done.stderr and "__main__" in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataloader_with_our_sampler_gives_our_order(ds, workers):
     def run(rank, world, state=None, batches=None):

@@ -28,6 +28,10 @@ WAITING = 2
 # Smaller batches are sent through the pipe.
 MAPPED_FROM_BYTES = 256 << 10
 PAGE_BYTES = mmap.PAGESIZE
+WHY_IT_DIED = {
+    -signal.SIGKILL: "SIGKILL mostly comes from the kernel's out-of-memory killer: less memory_bytes or fewer workers",
+    1: 'its traceback stands above; a script that starts workers needs `if __name__ == "__main__":`, since they import it',
+}
 
 
 class Pool:
@@ -38,7 +42,7 @@ class Pool:
         self.processes: list[Any] = []
         self.pipes: list[Any] = []
         self.begin = self.step = begin
-        self.end, self.owner = end, os.getpid()
+        self.owner = os.getpid()
         try:
             packed = pickle.dumps(loader.parcel(workers))
         except Exception as error:
@@ -70,14 +74,11 @@ class Pool:
             kind, body, places = pipe.recv()
             if kind == "mapped":
                 handle = reduction.recv_handle(pipe)
-        except EOFError:
+        except (EOFError, OSError):  # A worker that was killed mostly resets the connection.
             self.processes[number].join(5)
             code = self.processes[number].exitcode
             self.close()
-            raise InternalError(
-                f"a python worker died, exit code {code}",
-                hint="-9 is the kernel's out-of-memory killer; less memory_bytes or fewer workers",
-            ) from None
+            raise InternalError(f"a python worker died, exit code {code}", hint=WHY_IT_DIED.get(code)) from None
         self.step += 1
         with contextlib.suppress(OSError):
             pipe.send(None)  # Room for another.
