@@ -50,6 +50,62 @@ def test_ranks_together_read_a_window_order_about_once(large, world):
     assert read <= 1.1 * SAMPLES * SAMPLE_BYTES, read / (SAMPLES * SAMPLE_BYTES)
 
 
+FETCHED = """
+import json, sys
+import penstock as ps
+
+def resident(what):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(what)).split()[1]) << 10
+
+cache, budget = 16 << 20, int(sys.argv[2])
+ps.configure(memory_bytes=cache)  # Of blocks that several takes may ask for; the loader's budget is its own.
+ds = ps.open(sys.argv[1])
+list(ds.select(range(8)).loader(batch_size=8, columns=["body"]).stream(1))
+before = resident("VmRSS:")
+shuffle = ps.Window(bytes=40 << 20) if sys.argv[3] == "window" else True
+loader = ds.loader(batch_size=64, shuffle=shuffle, columns=["body"], memory_bytes=budget, threads=2)
+assert sum(len(batch["body"]) for batch in loader.stream(2)) == 2 * len(ds)
+print(json.dumps([resident("VmHWM:") - before - cache, loader.stats()["peak_bytes"]]))
+"""
+
+
+@pytest.mark.parametrize("order", ["window", "full"])
+def test_what_is_fetched_stays_within_the_budget(bucket, order):
+    rng = np.random.default_rng(0)
+    made = ps.create(bucket, {"body": ps.Bytes()})
+    made.append({"body": [rng.bytes(SAMPLE_BYTES) for _ in range(SAMPLES)]})
+    budget = (160 if order == "window" else 96) << 20
+    kept = 2 * 64 * SAMPLE_BYTES  # Of the consumer: a batch and the one before.
+    command = [sys.executable, "-c", FETCHED, made.uri, str(budget), order]
+    grown, peak = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert 30 << 20 < peak <= budget and grown - kept <= 1.1 * budget, (grown / budget, peak / budget)
+
+
+def test_a_window_beyond_the_budget_is_refused(large):
+    with pytest.raises(ps.InvalidInputError, match=r"the window takes up to 39.9 MiB on each rank.*memory_bytes is 32 MiB") as caught:
+        ps.open(large.uri, io="buffered").loader(batch_size=8, shuffle=ps.Window(bytes=20 << 20), columns=["body"], memory_bytes=32 << 20)
+    assert "smaller window" in str(caught.value)
+    large.loader(batch_size=8, shuffle=ps.Window(bytes=20 << 20), columns=["body"], memory_bytes=32 << 20)  # Mapped: nothing is held.
+
+
+@pytest.mark.parametrize("what", ["every second step", "a mixture", "a mixture's rank", "from the middle"])
+def test_windows_are_let_go_where_others_draw_the_rest(large, what):
+    ds = ps.open(large.uri, io="buffered")
+    source = ps.mix({"a": (ds, 1), "b": (ds.select(range(500)), 1)}, epoch_samples=SAMPLES) if "mixture" in what else ds
+    world = 2 if "rank" in what else 1
+    budget = 100 << 20  # Runs of the whole epoch are 140 MB.
+    loader = source.loader(
+        global_batch_size=16, shuffle=ps.Window(bytes=10 << 20), columns=["body"], memory_bytes=budget, rank=0, world_size=world
+    )
+    begin, stride = (40 if what == "from the middle" else 0), (2 if what == "every second step" else 1)
+    loader._core.start(begin, 2 * len(loader), stride)
+    batches = 0
+    while loader._core.next() is not None:
+        batches += 1
+    assert batches == len(range(begin, 2 * len(loader), stride))
+    assert loader.stats()["peak_bytes"] <= budget, loader.stats()["peak_bytes"] / (1 << 20)
+
+
 def test_a_full_shuffle_reads_every_byte_once(large):
     ds = ps.open(large.uri, io="buffered")
     for _ in ds.loader(batch_size=50, shuffle=True, columns=["body"]).stream(1):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.errors import ClosedError, InvalidInputError, NotFoundError
 from penstock.order import Mix, Replacement, Source, Window, whole
-from penstock.report import Line, explained
+from penstock.report import Line, explained, size_text
 from penstock.stages import check_nulls, collated, fill, stages_of
 from penstock.transforms import PerBatch, Transform
 from penstock.view import Batch, View
@@ -127,6 +127,9 @@ class Loader:
         self._pool: Pool | None = None
 
     def _open(self, base: tuple[int, int]) -> _core.Loader:
+        columns = list(dict.fromkeys(self._outputs.values()))
+        held = int(sum(source.held_bytes(columns) for source in self._sources) / self.world_size)
+        workers = self.python_workers if self._per_sample or self._per_batch else 1  # Each holds windows of its own.
         declared = {
             "names": [source.name for source in self._sources],
             "outputs": list(self._outputs.items()),
@@ -145,9 +148,19 @@ class Loader:
             "on_corrupt": self.on_corrupt,
             "threads": self.threads,
             "memory_bytes": self.memory_bytes,
+            "sample_bytes": int(max(source.sample_bytes(columns) for source in self._sources)),
+            "window_bytes": held,
         }
         views, files = [source.view._view for source in self._sources], [source.view._files for source in self._sources]
-        return _core.Loader(views, files, [source.weights for source in self._sources], _json(declared))
+        core = _core.Loader(views, files, [source.weights for source in self._sources], _json(declared))
+        need = max(1, workers) * (held + core.least_bytes)
+        if held and need > self.memory_bytes:
+            raise InvalidInputError(
+                f"the window takes up to {size_text(held)} on each rank{' and in each worker' if workers > 1 else ''}, a batch "
+                f"{size_text(core.least_bytes)}, memory_bytes is {size_text(self.memory_bytes)}", code="invalid-argument",
+                hint=f"memory_bytes={int(1.5 * need)}, or a smaller window",
+            )  # fmt: skip
+        return core
 
     # Iterating
 

@@ -145,6 +145,19 @@ class Source:
             lanes = whole(shuffle.lanes, "lanes", 1)
         return Source(name, view, {"kind": "window", "run_samples": run, "window_samples": window, "lanes": lanes})
 
+    def window_bytes(self, columns: Sequence[str]) -> float:
+        """What a window of these columns takes, by their mean; 0 without windows."""
+        samples = min(self.order["window_samples"], len(self.view)) if self.order["kind"] == "window" else 0
+        return samples * self.sample_bytes(columns)
+
+    def held_bytes(self, columns: Sequence[str]) -> float:
+        """What all ranks hold of windows at most: the next one begins while one ends. What is mapped is the kernel's."""
+        return 0.0 if self.view._snapshot.mapped else 2 * self.window_bytes(columns)
+
+    def sample_bytes(self, columns: Sequence[str]) -> float:
+        """What is stored of a sample's columns, by the mean of the whole snapshot."""
+        return self.view._stored_bytes(columns) / max(1, len(self.view._snapshot))
+
     def selection(self) -> str:
         """Tell the selection's samples apart from others: "all", or a hash."""
         positions = self.view._view.positions()

@@ -15,7 +15,7 @@ def explained(loader: Loader) -> dict[str, str]:
     """What an epoch costs and how well it is shuffled; nothing is read but the manifest."""
     steps, draws = len(loader), loader._core.epoch_samples
     columns = list(dict.fromkeys(loader._outputs.values()))
-    mean = [source.view._stored_bytes(columns) / max(1, len(source.view._snapshot)) for source in loader._sources]
+    mean = [source.sample_bytes(columns) for source in loader._sources]
     total = (
         mean[0] * draws
         if loader._mix is None
@@ -35,7 +35,8 @@ def explained(loader: Loader) -> dict[str, str]:
             distinct.append(len(np.unique(mine * count // max(1, len(source.view)))))
             full.append(count * (1 - (1 - 1 / count) ** count) if count else 0)
     quality = sum(distinct) / sum(full) if sum(full) else 1.0
-    windowed = next((source.order for source in loader._sources if source.order["kind"] == "window"), None)
+    ordered = next((source for source in loader._sources if source.order["kind"] == "window"), None)
+    windowed = ordered and ordered.order
     # Runs of a window are read whole, each once, by one rank.
     asked = draws / windowed["run_samples"] / loader.world_size if windowed else sum(requests) / max(1, len(looked)) * steps
     answer = {
@@ -43,13 +44,13 @@ def explained(loader: Loader) -> dict[str, str]:
         "order": ", ".join(json.dumps(source.order) for source in loader._sources),
         "bytes": f"about {size_text(total)} an epoch, {size_text(total / max(1, loader.world_size))} a rank",
         "requests": f"about {asked:,.0f} an epoch and rank" if requests else "none: files are mapped",
-        "memory": f"batches ahead take up to {size_text(loader.memory_bytes)}; a batch of fixed shapes {size_text(loader._core.least_bytes)}",
+        "memory": f"batches ahead, and windows that are held, take up to {size_text(loader.memory_bytes)}; a batch of fixed shapes {size_text(loader._core.least_bytes)}",
         "shuffle": f"a batch comes from {min(1.0, quality):.0%} as many places as in a full permutation",
     }
-    if windowed:
-        held = windowed["window_samples"] * mean[0]
+    if ordered and windowed:
+        held = sum(source.held_bytes(columns) for source in loader._sources) / loader.world_size
         answer["window"] = (
-            f"{windowed['window_samples']} samples, {size_text(held)} over {windowed['lanes']} lanes, in runs of {windowed['run_samples']}"
+            f"{windowed['window_samples']} samples, {size_text(ordered.window_bytes(columns))} over {windowed['lanes']} lanes, in runs of {windowed['run_samples']}; a rank holds up to {size_text(held)}"
         )
     return answer
 

@@ -48,8 +48,15 @@ pub struct Fetched {
     blocks: HashMap<BlockKey, Result<Bytes>>,
     /// Where samples lie that are not kept: column by column, in the order asked.
     pub memory: Option<Arc<Recycled>>,
-    /// The places there of those that are still to come.
+    /// The places of those that are still to come.
     slots: HashMap<BlockKey, Slot>,
+    /// Blocks whose places lie in memory of their group.
+    apart: HashSet<BlockKey>,
+}
+
+fn memory_of_its_own(bytes: usize) -> Result<Slot> {
+    let memory = Recycled::mapped(bytes).map_err(|error| Error::new("storage-failed", format!("cannot hold {bytes} bytes: {error}")))?;
+    Ok(memory.slot())
 }
 
 /// Blocks of some samples, to be lent to takes of them for as long as their holder likes.
@@ -58,6 +65,22 @@ pub struct Held {
 }
 
 impl Held {
+    /// Hold what was fetched of these blocks, each group in memory of its own.
+    fn new(fetched: &Fetched, wanted: &[Wanted]) -> Result<Held> {
+        // One that could not be had is left out: the take that needs it tells why.
+        let mut blocks: Vec<(BlockKey, Bytes)> =
+            wanted.iter().filter_map(|wanted| Some((wanted.key, fetched.get(wanted.key).ok()?))).collect();
+        let apart = |key: &BlockKey| fetched.apart.contains(key);
+        let bytes = blocks.iter().filter(|(key, _)| !apart(key)).map(|(_, block)| block.len()).sum();
+        let mut rest = memory_of_its_own(bytes)?;
+        for (_, block) in blocks.iter_mut().filter(|(key, _)| !apart(key)) {
+            let mut slot = rest.split_to(block.len());
+            slot.push(block);
+            *block = slot.freeze();
+        }
+        Ok(Held { blocks })
+    }
+
     pub fn bytes(&self) -> u64 {
         self.blocks.iter().map(|(_, block)| block.len() as u64).sum()
     }
@@ -85,7 +108,17 @@ impl Fetched {
         cached.is_some_and(|block| self.blocks.insert(key, Ok(block)).is_none())
     }
 
-    /// Give samples that stand in the order asked places in one memory, so that those of a column lie there as an array wants them.
+    /// Give plain blocks places in one memory that goes when they go.
+    fn set_apart<'a>(&mut self, blocks: impl Iterator<Item = &'a Wanted> + Clone) -> Result<()> {
+        let mut rest = memory_of_its_own(blocks.clone().map(|block| block.bytes as usize).sum())?;
+        for block in blocks {
+            self.slots.insert(block.key, rest.split_to(block.bytes as usize));
+            self.apart.insert(block.key);
+        }
+        Ok(())
+    }
+
+    /// Give samples places in one memory, those of a column as an array wants them if they were asked for in their order.
     /// What is here already goes there at once. Nothing where there is too little memory.
     fn place(&mut self, mut samples: Vec<&Wanted>) {
         let most = samples.iter().map(|sample| sample.bytes as usize + COLUMN_ALIGN).sum();
@@ -177,10 +210,15 @@ impl Wanted {
         self.file.tail.chunks[self.chunk].column
     }
 
+    /// Whether its bytes are stored as they are.
+    fn is_plain(&self) -> bool {
+        self.file.tail.chunks[self.chunk].codec == Codec::None
+    }
+
     /// Whether it is one sample as it is given.
     fn is_sample(&self) -> bool {
         let entry = &self.file.tail.chunks[self.chunk];
-        entry.rows_per_block == 1 && entry.codec == Codec::None && matches!(entry.layout, Layout::Fixed | Layout::Single)
+        self.is_plain() && entry.rows_per_block == 1 && matches!(entry.layout, Layout::Fixed | Layout::Single)
     }
 }
 
@@ -202,7 +240,8 @@ impl Snapshot {
         // A take that would fill half of the cache is not kept in it.
         let keep = !matches!(purpose, Purpose::Scan { keep: false });
         let cached = keep && wanted.iter().map(|wanted| wanted.bytes).sum::<u64>() <= Context::block_cache_bytes() / 2;
-        if !cached && self.context.storage.fills_slots() && plan.positions.is_sorted_by(|one, next| one < next) {
+        if !cached && fetched.slots.is_empty() && self.context.storage.fills_slots() && plan.positions.is_sorted_by(|one, next| one < next)
+        {
             fetched.place(blocks.iter().filter(|block| block.is_sample()).collect());
         }
         self.fetch_wanted(wanted, cached, &mut fetched)?;
@@ -225,13 +264,17 @@ impl Snapshot {
     /// Fetch the blocks of several groups of neighbours at once, past the cache, for each group to be held by itself.
     pub fn hold(&self, groups: Vec<Vec<u64>>, columns: &[&ColumnSpec]) -> Result<Vec<Held>> {
         let mut plan = Plan::new(self, groups.concat())?;
+        self.open_files(&plan, columns)?;
+        let mut blocks = Vec::with_capacity(groups.len());
+        for positions in groups {
+            let own = self.blocks(&Plan::new(self, positions)?, columns);
+            if self.context.storage.fills_slots() {
+                plan.fetched.set_apart(own.iter().filter(|block| block.is_plain()))?;
+            }
+            blocks.push(own);
+        }
         self.fetch(&mut plan, columns, Purpose::Scan { keep: false })?;
-        let of_group = |positions: Vec<u64>| {
-            let keys = self.blocks(&Plan::new(self, positions)?, columns).into_iter().map(|wanted| wanted.key);
-            // One that could not be had is left out: the take that needs it tells why.
-            Ok(Held { blocks: keys.filter_map(|key| Some((key, plan.fetched.get(key).ok()?))).collect() })
-        };
-        groups.into_iter().map(of_group).collect()
+        blocks.into_iter().map(|blocks| Held::new(&plan.fetched, &blocks)).collect()
     }
 
     /// Groups of a scan that are read side by side share the blocks between them: each is read by one. Gives what is to be read here,

@@ -27,7 +27,7 @@ pub use commit::{Event, Machine, Request};
 pub use config::Config;
 pub use context::Context;
 pub use doctor::{Finding, examine};
-pub use fetch::{Held, Purpose};
+pub use fetch::{Fetched, Held, Purpose};
 pub use log::{LogEntry, walk};
 pub use media::{Validate, check as check_media};
 pub use parallel::map as parallel_map;

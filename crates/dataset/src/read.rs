@@ -11,7 +11,7 @@ use penstock_format::datafile::{Chunk, Codec, Layout, Packed, UNIT_BYTES};
 use penstock_format::ids::data_name;
 use penstock_format::ints::unpack;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
-use penstock_storage::Frozen;
+use penstock_storage::{Frozen, Slot};
 use penstock_tensor::window::elements;
 
 use crate::context::BlockKey;
@@ -50,6 +50,16 @@ impl RaggedValues {
         RaggedValues { keep: values, slices, free, free_count }
     }
 
+    /// Move the values to `slot`, which has room for just them: where they lie now may hold much else.
+    pub fn move_to(&mut self, mut slot: Slot) {
+        for slice in self.slices.iter_mut().filter(|slice| slice.keep != NULL) {
+            let begin = slot.filled();
+            slot.push(&self.keep[slice.keep as usize][slice.begin..slice.begin + slice.bytes]);
+            *slice = Slice { keep: 0, begin, bytes: slice.bytes };
+        }
+        self.keep = vec![slot.freeze()];
+    }
+
     pub fn len(&self) -> usize {
         self.slices.len()
     }
@@ -67,6 +77,11 @@ impl RaggedValues {
 
     pub fn free(&self, index: usize) -> &[u64] {
         &self.free[index * self.free_count..(index + 1) * self.free_count]
+    }
+
+    /// Bytes of the blocks that values lie in.
+    pub fn held_bytes(&self) -> usize {
+        self.keep.iter().map(Bytes::len).sum()
     }
 
     /// Bytes of all values.

@@ -42,6 +42,8 @@ pub struct Raw {
     pub parts: Vec<RaggedValues>,
     /// Part and place in it of each sample.
     pub index: Vec<(u32, u32)>,
+    /// What they take of memory that is not the kernel's.
+    pub own_bytes: u64,
 }
 
 impl Raw {

@@ -15,6 +15,7 @@ use penstock_storage::process;
 
 use crate::batch::Batch;
 use crate::job::{Job, Recipe, Started};
+use crate::window::{Steps, Window};
 
 /// Batches in work or waiting at most, whatever the memory allows.
 const AHEAD: usize = 16;
@@ -26,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
     pub threads: usize,
-    /// Of batches that are not given yet.
+    /// Of batches that are not given yet, and of windows.
     pub memory_bytes: u64,
 }
 
@@ -38,7 +39,7 @@ pub struct Stats {
     pub transform_ns: AtomicU64,
     /// Bytes of batches that the consumer still holds.
     pub kept_bytes: Arc<AtomicU64>,
-    /// Most bytes of batches in work or waiting at a time.
+    /// Most bytes of batches in work or waiting, and of windows, at a time.
     pub peak_bytes: AtomicU64,
 }
 
@@ -100,8 +101,15 @@ impl Engine {
     /// Give every `stride`-th of batches `begin..end` of the recipe.
     pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stride: u64, stats: Arc<Stats>) -> Result<Engine> {
         let fetches = recipe.sources.iter().any(|source| !source.snapshot.context.storage.mapped());
-        recipe.windows.iter().flatten().for_each(|window| window.clear());
-        let state = State { begin, give: begin, end, stride, entries: BTreeMap::new(), estimate_bytes: recipe.least_bytes() };
+        recipe.windows.iter().flatten().for_each(|window| window.begin(Steps { begin, stride }));
+        let state = State {
+            begin,
+            give: begin,
+            end,
+            stride,
+            entries: BTreeMap::new(),
+            estimate_bytes: recipe.least_bytes() + recipe.fetched_bytes,
+        };
         let inner = Arc::new(Inner {
             recipe,
             budget,
@@ -198,9 +206,9 @@ impl State {
         self.entries.values().map(|entry| entry.bytes).sum()
     }
 
-    /// Whether another batch may be begun.
-    fn admits(&self, budget: &Budget) -> bool {
-        let room = self.in_flight_bytes() + self.estimate_bytes <= budget.memory_bytes;
+    /// Whether another batch may be begun within so many bytes.
+    fn admits(&self, memory_bytes: u64) -> bool {
+        let room = self.in_flight_bytes() + self.estimate_bytes <= memory_bytes;
         self.begin < self.end && self.entries.len() < AHEAD && (room || self.entries.is_empty())
     }
 
@@ -211,8 +219,8 @@ impl State {
         step
     }
 
-    /// The earliest work there is for a worker.
-    fn task(&mut self, budget: &Budget, begins: bool) -> Option<Task> {
+    /// The earliest work there is for a worker, who begins batches within so many bytes, or none.
+    fn task(&mut self, memory_bytes: Option<u64>) -> Option<Task> {
         for (step, Entry { slot, .. }) in &mut self.entries {
             match slot {
                 Slot::Running { job, .. } => {
@@ -228,13 +236,22 @@ impl State {
                 _ => {}
             }
         }
-        (begins && self.admits(budget)).then(|| Task::Begin(self.begin(), None))
+        memory_bytes.is_some_and(|bytes| self.admits(bytes)).then(|| Task::Begin(self.begin(), None))
     }
 }
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn window_bytes(&self) -> u64 {
+        self.recipe.windows.iter().flatten().map(Window::bytes).sum()
+    }
+
+    /// What windows leave of the budget for batches.
+    fn room_bytes(&self) -> u64 {
+        self.budget.memory_bytes.saturating_sub(self.window_bytes().max(self.recipe.window_bytes))
     }
 
     fn timed<T>(&self, spent: &AtomicU64, work: impl FnOnce() -> T) -> T {
@@ -260,7 +277,7 @@ impl Inner {
 
     /// The life of a thread that fetches.
     fn fetch(&self) {
-        while let Some(step) = self.wait(|state| state.admits(&self.budget).then(|| state.begin())) {
+        while let Some(step) = self.wait(|state| state.admits(self.room_bytes()).then(|| state.begin())) {
             let started = self.timed(&self.stats.fetch_ns, || caught(|| self.recipe.start(step, [])));
             let slot = match started {
                 Ok(started) => Slot::Fetched(started),
@@ -272,7 +289,7 @@ impl Inner {
 
     /// The life of a worker.
     fn work(&self) {
-        while let Some(task) = self.wait(|state| state.task(&self.budget, !self.fetches)) {
+        while let Some(task) = self.wait(|state| state.task((!self.fetches).then_some(self.budget.memory_bytes))) {
             match task {
                 Task::Begin(step, started) => {
                     let job = self.timed(&self.stats.gather_ns, || {
@@ -320,7 +337,7 @@ impl Inner {
         if let Some(entry) = state.entries.get_mut(&step) {
             entry.bytes = bytes; // What was an estimate is known now.
         }
-        self.stats.peak_bytes.fetch_max(state.in_flight_bytes(), Relaxed);
+        self.stats.peak_bytes.fetch_max(state.in_flight_bytes() + self.window_bytes(), Relaxed);
         if left == 0 {
             drop(state);
             return self.finish(step, job);

@@ -9,7 +9,7 @@ use penstock_format::schema::ColumnSpec;
 
 use crate::batch::{Array, Batch, Loose, Nulls, Raw, Values};
 use crate::engine::caught;
-use crate::memory::{Memory, Shared};
+use crate::memory::{Memory, Shared, capacity};
 use crate::pipeline::{Group, Input, Output, Pipeline};
 use crate::plan::Cut;
 use crate::program::{Place, Program};
@@ -40,6 +40,10 @@ pub struct Recipe {
     pub pipeline: Pipeline,
     pub row_ids: bool,
     pub on_corrupt: OnCorrupt,
+    /// About what a batch fetches, where it is not mapped.
+    pub fetched_bytes: u64,
+    /// About what windows hold, at most.
+    pub window_bytes: u64,
 }
 
 /// Stand-ins that are tried for a sample.
@@ -120,6 +124,14 @@ impl Recipe {
         }
     }
 
+    /// The step in which a draw of this epoch comes.
+    fn step_of(&self, epoch: u64, draw: u64) -> u64 {
+        match epoch - self.base.0 {
+            0 => (draw - self.base.1) / self.cut.global_batch,
+            later => self.cut.steps_from(self.base.1) + (later - 1) * self.cut.steps() + draw / self.cut.global_batch,
+        }
+    }
+
     /// Bytes of a full batch, as far as shapes are fixed.
     pub fn least_bytes(&self) -> u64 {
         let outputs = self.pipeline.outputs.iter().filter(|output| output.is_fixed());
@@ -157,8 +169,8 @@ impl Recipe {
         let base = if epoch == self.base.0 { self.base.1 } else { 0 };
         reads.fetch(&self.sources, &self.specs, |source, columns, positions| match &self.windows[source] {
             None => Ok(Vec::new()),
-            Some(window) => window.runs(&self.sources[source], columns, epoch, positions, |run| {
-                self.program.drawn(epoch, run, |draw| self.cut.is_mine(draw, base))
+            Some(window) => window.runs(&self.sources[source], columns, epoch, positions, |run, steps| {
+                self.program.drawn(epoch, run, |draw| self.cut.is_mine(draw, base) && steps.has(self.step_of(epoch, draw)))
             }),
         })?;
         Ok(Started { step, epoch, draws, places, valid, reads, refused: known })
@@ -168,7 +180,10 @@ impl Recipe {
     pub fn begin(&self, mut started: Started) -> Result<Job> {
         loop {
             match self.read(&started) {
-                Ok(read) => return Ok(self.job(started, read)),
+                Ok(read) => {
+                    started.reads.release();
+                    return Ok(self.job(started, read));
+                }
                 Err(error) if error.kind() == Kind::Corrupt && self.on_corrupt != OnCorrupt::Raise => {
                     let bad = self.damaged(&started)?;
                     if bad.is_empty() {
@@ -205,8 +220,8 @@ impl Recipe {
         for at in &self.pipeline.plain {
             let values = reads.values(&self.sources, &self.specs, self.pipeline.outputs[*at].column)?;
             bytes += match &values {
-                Values::Array(array) | Values::Ragged { values: array, .. } => array.memory.bytes() as u64,
-                Values::Raw(raw) => self.fetched_bytes(raw),
+                Values::Array(array) | Values::Ragged { values: array, .. } => capacity(array.memory.bytes()) as u64,
+                Values::Raw(raw) => raw.own_bytes,
                 Values::List(_) => 0,
             };
             plain.push((*at, values));
@@ -218,12 +233,12 @@ impl Recipe {
                 let output = &self.pipeline.outputs[*at];
                 let input = self.input(reads, output.column, count)?;
                 bytes += match &input {
-                    Stored::Fixed { memory, .. } => memory.bytes() as u64,
-                    Stored::Raw(raw) => self.fetched_bytes(raw),
+                    Stored::Fixed { memory, .. } => capacity(memory.bytes()) as u64,
+                    Stored::Raw(raw) => raw.own_bytes,
                 };
                 if output.is_fixed() {
                     let memory = Memory::new(output.sample_bytes() * count)?;
-                    bytes += memory.bytes() as u64;
+                    bytes += capacity(memory.bytes()) as u64;
                     targets.push(Target::Fixed { memory: Shared::new(memory), bytes: output.sample_bytes(), nulls: Mutex::default() });
                 } else {
                     bytes += if let Stored::Raw(raw) = &input { raw.value_bytes() as u64 * DECODED } else { 0 };
@@ -236,16 +251,10 @@ impl Recipe {
         Ok((plain, work, bytes))
     }
 
-    /// Of values that lie where they were fetched to; what is mapped is the kernel's.
-    fn fetched_bytes(&self, raw: &Raw) -> u64 {
-        let mapped = self.sources.iter().all(|source| source.files.is_none() && source.snapshot.context.storage.mapped());
-        if mapped { 0 } else { raw.value_bytes() as u64 }
-    }
-
     fn input(&self, reads: &Reads, column: usize, count: usize) -> Result<Stored> {
         let (dtype, shape) = value_type(&self.specs[0][column])?;
         if !shape.is_fixed() {
-            return Ok(Stored::Raw(reads.raw(&self.sources, &self.specs, column)?));
+            return Ok(Stored::Raw(reads.kept(&self.sources, &self.specs, column)?));
         }
         let cell = shape.fixed_bytes(dtype)? as usize;
         let mut memory = Memory::new(cell * count)?;

@@ -10,6 +10,20 @@ use penstock_storage::Recycled;
 /// Smaller memory is not kept for the next batch: the allocator does that as well.
 const RECYCLED_FROM_BYTES: usize = 1 << 20;
 
+/// What that many bytes take of the budget, mostly: memory that is used again comes in large steps.
+pub fn capacity(bytes: usize) -> usize {
+    if bytes < RECYCLED_FROM_BYTES { bytes } else { bytes.next_multiple_of(Recycled::STEP_BYTES) }
+}
+
+/// Memory for values of a batch.
+pub fn recycled(bytes: usize) -> Result<Recycled> {
+    let recycled = match bytes < RECYCLED_FROM_BYTES {
+        true => Recycled::fresh(bytes),
+        false => Recycled::new(bytes, Config::memory_bytes()),
+    };
+    recycled.map_err(|_| Error::new("invalid-argument", format!("no memory for {bytes} bytes of a batch")).hint("take smaller batches"))
+}
+
 #[derive(Debug)]
 pub struct Memory {
     recycled: Recycled,
@@ -20,13 +34,7 @@ pub struct Memory {
 impl Memory {
     /// Memory whose content is undefined.
     pub fn new(bytes: usize) -> Result<Memory> {
-        let recycled = match bytes < RECYCLED_FROM_BYTES {
-            true => Recycled::fresh(bytes),
-            false => Recycled::new(bytes, Config::memory_bytes()),
-        };
-        let recycled = recycled
-            .map_err(|_| Error::new("invalid-argument", format!("no memory for {bytes} bytes of a batch")).hint("take smaller batches"))?;
-        Ok(Memory { recycled, bytes, kept: None })
+        Ok(Memory { recycled: recycled(bytes)?, bytes, kept: None })
     }
 
     pub fn bytes(&self) -> usize {

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use penstock_dataset::{Held, OnCorrupt, Plan, Purpose, Snapshot};
+use penstock_dataset::{Fetched, Held, OnCorrupt, Plan, Purpose, Snapshot};
 use penstock_error::{Context as _, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::{Dtype, Shape};
 
 use crate::batch::{Array, Nulls, Raw, Values};
 use crate::files::Files;
-use crate::memory::Memory;
+use crate::memory::{Memory, capacity, recycled};
 use crate::program::Place;
 
 /// Samples of a snapshot, all or chosen ones.
@@ -29,6 +29,11 @@ impl Source {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether all of it is the kernel's memory.
+    pub fn mapped(&self) -> bool {
+        self.files.is_none() && self.snapshot.context.storage.mapped()
     }
 
     pub fn column(&self, name: &str) -> Result<ColumnSpec> {
@@ -57,6 +62,8 @@ pub struct Share {
     plan: Plan,
     /// Where in the batch each of them stands.
     places: Vec<u32>,
+    /// Whether blocks of it are others'.
+    lent: bool,
 }
 
 /// What a batch reads, by source.
@@ -74,7 +81,7 @@ impl Reads {
             if !positions.is_empty() {
                 let absolute = positions.iter().map(|position| source.absolute(*position)).collect();
                 let plan = Plan::new(&source.snapshot, absolute)?;
-                shares.push(Share { source: index, positions, plan, places: mine().map(|(at, _)| at as u32).collect() });
+                shares.push(Share { source: index, positions, plan, places: mine().map(|(at, _)| at as u32).collect(), lent: false });
             }
         }
         Ok(Reads { shares, count: places.len() })
@@ -89,7 +96,9 @@ impl Reads {
     ) -> Result<()> {
         for share in &mut self.shares {
             let columns: Vec<&ColumnSpec> = specs[share.source].iter().collect();
-            lend(share.source, &columns, &share.positions)?.iter().for_each(|held| share.plan.fetched.lend(held));
+            let lent = lend(share.source, &columns, &share.positions)?;
+            share.lent = !lent.is_empty();
+            lent.iter().for_each(|held| share.plan.fetched.lend(held));
             sources[share.source].snapshot.fetch(&mut share.plan, &columns, Purpose::Take)?;
         }
         Ok(())
@@ -137,19 +146,44 @@ impl Reads {
         Ok(nulls)
     }
 
+    /// Let go of what was fetched.
+    pub fn release(&mut self) {
+        self.shares.iter_mut().for_each(|share| share.plan.fetched = Fetched::default());
+    }
+
+    /// Find values of different length, to be kept. Copied are those that hold on to much else: they come from a block of many, or a run.
+    pub fn kept(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Raw> {
+        let mut raw = self.raw(sources, specs, column)?;
+        for (share, part) in self.shares.iter().zip(&mut raw.parts) {
+            let source = &sources[share.source];
+            if source.files_of(&specs[share.source][column]).is_some() || source.mapped() {
+                continue;
+            }
+            if share.lent || part.held_bytes() > part.value_bytes() * 5 / 4 {
+                part.move_to(recycled(part.value_bytes())?.slot());
+            }
+            raw.own_bytes += capacity(part.value_bytes()) as u64;
+        }
+        Ok(raw)
+    }
+
     /// Find values of different length; nothing is copied.
-    pub fn raw(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Raw> {
-        let (mut parts, mut index) = (Vec::new(), vec![(0, 0); self.count]);
+    fn raw(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Raw> {
+        let (mut parts, mut index, mut own_bytes) = (Vec::new(), vec![(0, 0); self.count], 0);
         for share in &self.shares {
             let spec = &specs[share.source][column];
             let part = parts.len() as u32;
             parts.push(match sources[share.source].files_of(spec) {
-                Some(files) => files.raw(&share.plan.positions)?,
+                Some(files) => {
+                    let values = files.raw(&share.plan.positions)?;
+                    own_bytes += values.value_bytes() as u64;
+                    values
+                }
                 None => sources[share.source].snapshot.read_ragged(&share.plan, spec, OnCorrupt::Raise)?,
             });
             share.places.iter().enumerate().for_each(|(row, place)| index[*place as usize] = (part, row as u32));
         }
-        Ok(Raw { parts, index })
+        Ok(Raw { parts, index, own_bytes })
     }
 
     /// A column as it is, without transforms.
@@ -163,10 +197,10 @@ impl Reads {
             let shape = std::iter::once(self.count as u64).chain(shape.0.iter().flatten().copied()).collect();
             return Ok(Values::Array(Array { memory, dtype, shape, nulls }));
         }
-        let raw = self.raw(sources, specs, column)?;
         if !matches!(spec.kind, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }) {
-            return Ok(Values::Raw(raw));
+            return self.kept(sources, specs, column).map(Values::Raw);
         }
+        let raw = self.raw(sources, specs, column)?;
         let values = (0..raw.len()).map(|sample| raw.get(sample).map(|value| (value, shape.fill(raw.free(sample)))));
         ragged(values, dtype, shape.0.len())
     }

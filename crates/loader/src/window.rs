@@ -1,6 +1,6 @@
 //! Runs of a window order, held while their samples are being drawn: each is fetched once, whole, and let go when it is used up.
 //!
-//! Only where files are not mapped. What a rank holds is its share of the window.
+//! Only where files are not mapped. What a rank holds is its share of the window, and counts in the budget.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,36 +15,76 @@ use crate::source::Source;
 
 pub struct Window {
     run_samples: u64,
+    /// More than that many runs are not held: where it is not known how often a run is drawn, the one not used for longest goes.
+    most: usize,
     state: Mutex<State>,
     fetched: Condvar,
 }
 
+/// Every `stride`-th step from `begin` on: those that are made here.
+#[derive(Debug, Clone, Copy)]
+pub struct Steps {
+    pub begin: u64,
+    pub stride: u64,
+}
+
+impl Steps {
+    pub fn has(&self, step: u64) -> bool {
+        step.checked_sub(self.begin).is_some_and(|behind| behind.is_multiple_of(self.stride))
+    }
+}
+
 #[derive(Default)]
 struct State {
+    steps: Option<Steps>,
     /// By epoch and number.
     runs: HashMap<(u64, u64), Run>,
+    /// Of all blocks that are held.
+    bytes: u64,
+    /// Runs that are being fetched, and the bytes of the largest so far.
+    fetching: u64,
+    run_bytes: u64,
+    uses: u64,
 }
 
 struct Run {
     /// Nothing while somebody fetches it.
     held: Option<Arc<Held>>,
-    /// Samples of it that are still to be drawn, by this rank.
+    /// Samples of it that are still to be drawn here, at most.
     left: u64,
+    /// The number of its last use.
+    used: u64,
+}
+
+impl State {
+    fn remove(&mut self, number: &(u64, u64)) {
+        if let Some(Run { held: Some(held), .. }) = self.runs.remove(number) {
+            self.bytes -= held.bytes();
+        }
+    }
 }
 
 impl Window {
     /// Nothing for orders without windows, and where files are mapped.
     pub fn of(order: &Order, source: &Source) -> Option<Window> {
-        let Order::Window { run_samples, .. } = order else { return None };
+        let Order::Window { run_samples, window_samples, .. } = order else { return None };
         if source.snapshot.context.storage.mapped() {
             return None;
         }
-        Some(Window { run_samples: *run_samples, state: Mutex::default(), fetched: Condvar::new() })
+        // While one window ends, the next one begins.
+        let most = 2 * window_samples.div_ceil(*run_samples) as usize;
+        Some(Window { run_samples: *run_samples, most, state: Mutex::default(), fetched: Condvar::new() })
     }
 
-    /// Let go of everything: the draws begin anew.
-    pub fn clear(&self) {
-        self.lock().runs.clear();
+    /// Let go of everything: the draws begin anew, for these steps.
+    pub fn begin(&self, steps: Steps) {
+        *self.lock() = State { steps: Some(steps), ..State::default() };
+    }
+
+    /// What is held now, or will be when it is fetched.
+    pub fn bytes(&self) -> u64 {
+        let state = self.lock();
+        state.bytes + state.fetching * state.run_bytes
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -52,14 +92,14 @@ impl Window {
     }
 
     /// The runs that these positions of the view are in, fetched now unless they are held; each position is a draw of `epoch`. `drawn`
-    /// tells how many samples of a run this rank draws in the epoch.
+    /// tells how many samples of a run are drawn here in the epoch, at most.
     pub fn runs(
         &self,
         source: &Source,
         columns: &[&ColumnSpec],
         epoch: u64,
         positions: &[u64],
-        drawn: impl Fn(Range<u64>) -> u64,
+        drawn: impl Fn(Range<u64>, Steps) -> u64,
     ) -> Result<Vec<Arc<Held>>> {
         let mut uses: HashMap<(u64, u64), u64> = HashMap::new();
         positions.iter().for_each(|position| *uses.entry((epoch, position / self.run_samples)).or_default() += 1);
@@ -67,11 +107,16 @@ impl Window {
         let groups = missing.iter().map(|(_, run)| self.range(source, *run).map(|position| source.absolute(position)).collect()).collect();
         let fetched = if missing.is_empty() { Ok(Vec::new()) } else { source.snapshot.hold(groups, columns) };
         let mut state = self.lock();
+        state.fetching -= missing.len() as u64;
         self.fetched.notify_all(); // They look when this lock is free.
-        let fetched = fetched.inspect_err(|_| missing.iter().for_each(|run| drop(state.runs.remove(run))))?;
+        let fetched = fetched.inspect_err(|_| missing.iter().for_each(|run| state.remove(run)))?;
         for (run, held) in missing.iter().zip(fetched) {
+            state.bytes += held.bytes();
+            state.run_bytes = state.run_bytes.max(held.bytes());
             state.runs.entry(*run).and_modify(|run| run.held = Some(Arc::new(held)));
         }
+        state.uses += 1;
+        let used = state.uses;
         let mut found = Vec::with_capacity(uses.len());
         for (number, count) in uses {
             while state.runs.get(&number).is_some_and(|run| run.held.is_none()) {
@@ -81,20 +126,34 @@ impl Window {
             let Some(run) = state.runs.get_mut(&number) else { continue };
             found.extend(run.held.clone());
             run.left = run.left.saturating_sub(count);
+            run.used = used;
             if run.left == 0 {
-                state.runs.remove(&number);
+                state.remove(&number);
             }
+        }
+        while state.runs.len() > self.most
+            && let Some(oldest) = state.runs.iter().filter(|(_, run)| run.held.is_some()).min_by_key(|(_, run)| run.used)
+        {
+            let number = *oldest.0;
+            state.remove(&number);
         }
         Ok(found)
     }
 
     /// Those that nobody has or fetches; from now on, the caller fetches them.
-    fn missing(&self, source: &Source, wanted: impl Iterator<Item = (u64, u64)>, drawn: impl Fn(Range<u64>) -> u64) -> Vec<(u64, u64)> {
+    fn missing(
+        &self,
+        source: &Source,
+        wanted: impl Iterator<Item = (u64, u64)>,
+        drawn: impl Fn(Range<u64>, Steps) -> u64,
+    ) -> Vec<(u64, u64)> {
         let mut state = self.lock();
+        let steps = state.steps.unwrap_or(Steps { begin: 0, stride: 1 });
         let mut missing: Vec<(u64, u64)> = wanted.filter(|run| !state.runs.contains_key(run)).collect();
         missing.sort_unstable();
+        state.fetching += missing.len() as u64;
         for run in &missing {
-            state.runs.insert(*run, Run { held: None, left: drawn(self.range(source, run.1)) });
+            state.runs.insert(*run, Run { held: None, left: drawn(self.range(source, run.1), steps), used: 0 });
         }
         missing
     }

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use memmap2::MmapMut;
 
 use crate::process::PerProcess;
 
@@ -16,7 +17,14 @@ pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 #[derive(Debug)]
 pub struct Buffer {
     memory: *mut u8,
-    layout: Layout,
+    bytes: usize,
+    owner: Owner,
+}
+
+#[derive(Debug)]
+enum Owner {
+    Allocator(Layout),
+    Kernel { _map: MmapMut },
 }
 
 // SAFETY: the memory is owned; whoever shares it takes care of who writes.
@@ -37,7 +45,13 @@ impl Buffer {
             // SAFETY: the range was just allocated; the advice changes no content.
             unsafe { libc::madvise(memory.cast(), bytes, libc::MADV_HUGEPAGE) };
         }
-        Ok(Buffer { memory, layout })
+        Ok(Buffer { memory, bytes: layout.size(), owner: Owner::Allocator(layout) })
+    }
+
+    /// Memory of zeros that goes back to the kernel when it is dropped. An allocator may keep what is freed, for each thread some.
+    pub fn mapped(bytes: usize) -> io::Result<Buffer> {
+        let mut map = MmapMut::map_anon(bytes.max(1))?;
+        Ok(Buffer { memory: map.as_mut_ptr(), bytes, owner: Owner::Kernel { _map: map } })
     }
 
     /// Where it begins.
@@ -46,14 +60,16 @@ impl Buffer {
     }
 
     pub fn bytes(&self) -> usize {
-        self.layout.size()
+        self.bytes
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout, and nothing refers to it any more.
-        unsafe { dealloc(self.memory, self.layout) }
+        if let Owner::Allocator(layout) = self.owner {
+            // SAFETY: allocated in `new` with this layout, and nothing refers to it any more.
+            unsafe { dealloc(self.memory, layout) }
+        }
     }
 }
 
@@ -70,7 +86,7 @@ pub struct Recycled {
 
 impl Recycled {
     /// Buffers are multiples of this, so that one fits the next array of about the same size.
-    const STEP_BYTES: usize = HUGE_PAGE_BYTES;
+    pub const STEP_BYTES: usize = HUGE_PAGE_BYTES;
 
     /// At least that many bytes. Of the budget, idle memory takes no more than a quarter, or is one buffer.
     pub fn new(bytes: usize, budget_bytes: u64) -> io::Result<Recycled> {
@@ -88,6 +104,11 @@ impl Recycled {
     /// Memory of that size, for what is too small to be kept.
     pub fn fresh(bytes: usize) -> io::Result<Recycled> {
         Ok(Recycled { buffer: Some(Buffer::new(bytes)?), budget_bytes: 0 })
+    }
+
+    /// Memory of that size, for what is held for long and by many threads.
+    pub fn mapped(bytes: usize) -> io::Result<Recycled> {
+        Ok(Recycled { buffer: Some(Buffer::mapped(bytes)?), budget_bytes: 0 })
     }
 
     /// Where it begins.
