@@ -25,18 +25,19 @@ IMAGES = (".jpg", ".jpeg", ".png")
 class Files(View):
     """Samples that are files: columns `array` (NPY) or `image`, `path` below the common folder, and `label`, the parent folder's name.
 
-    Has `loader(…)` as a view has; other readings want a dataset (`penstock import`). `labels` gives the names of the codes.
+    Has `loader(…)` as a view has; other readings want a dataset (`penstock import`). `labels` gives the names of the codes. Files must not
+    change while they are read: nothing but their length is verified, and damage is found only where an image is decoded that far.
     """
 
-    def __init__(self, root: pathlib.Path, names: Sequence[str], sizes: Sequence[int], times: Sequence[int], io: str) -> None:
+    def __init__(self, root: pathlib.Path, names: Sequence[str], sizes: Sequence[int], io: str) -> None:
         paths = [name.replace(os.sep, "/") for name in names]
         about = create(f"memory://penstock-files-{uuid.uuid4().hex}", {"path": Text(), "label": Category()})
         about.append({"path": paths, "label": [pathlib.PurePosixPath(path).parent.name for path in paths]})
         super().__init__(about._snapshot, about._view)
         self.labels = about.vocabulary("label")
         self.root, self._bytes = root, sum(sizes)
-        self._given = (root, names, sizes, times, io)
-        listing = json.dumps([str(root), list(zip(paths, sizes, times, strict=True))])
+        self._given = (root, names, sizes, io)
+        listing = json.dumps(list(zip(paths, sizes, strict=True)))
         self._hash = hashlib.sha256(listing.encode()).hexdigest()[:32]
         npy = paths[0].lower().endswith(".npy")
         self._kind: ColumnType
@@ -55,12 +56,15 @@ class Files(View):
 
     @property
     def snapshot(self) -> str:
-        """A hash of the names, sizes and times of the files."""
+        """A hash of the names and sizes of the files."""
         return self._hash
 
     @property
     def _identity(self) -> str:
         return self._hash
+
+    def _other(self, what: str, samples: int) -> str:
+        return f"a state is of the names and sizes of its files: it has {samples}, here are {len(self)} below {self.root}"
 
     @property
     def schema(self) -> Schema:
@@ -89,7 +93,9 @@ class Files(View):
 def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
     """Find files to load in place: a glob (`**` for folders in folders) of `.npy` files of one dtype and rank, or of JPEG and PNG images.
 
-    `io`: "direct" reads past the page cache (io_uring, O_DIRECT). Cost: one look at each file, for NPY its header too.
+    `io`: "direct" reads past the page cache (io_uring, O_DIRECT), "buffered" by plain reads; by default large files are mapped. States of its
+    loaders go with the names below the common folder and the sizes: a copy elsewhere will do. Cost: one look at each file, for NPY its
+    header too.
 
     >>> import numpy as np, pathlib, tempfile, penstock as ps
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -98,11 +104,15 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
     >>> batch["array"].shape, batch["path"]
     ((4, 2, 3), ['0.npy', '1.npy', '2.npy', '3.npy'])
     """
+    if not isinstance(pattern, str | os.PathLike):
+        raise InvalidInputError(f"cannot load {pattern!r}: expected a glob", code="invalid-argument", hint='"folder/*.npy", say')
     text = os.fspath(pattern)
     found = sorted(path for path in glob.glob(text, recursive=True) if os.path.isfile(path))
     kinds = {pathlib.Path(path).suffix.lower() for path in found}
     if not found:
-        raise NotFoundError(f"no files match `{text}`", code="source-not-found")
+        hint = "name the files, not their folder: `/*.jpg`, or `/**/*.jpg`" if os.path.isdir(text) else None
+        hint = "names with *, ? or [ in them want glob.escape" if hint is None and os.path.exists(text) else hint
+        raise NotFoundError(f"no files match `{text}`", code="source-not-found", hint=hint)
     if kinds != {".npy"} and not kinds <= set(IMAGES):
         raise InvalidInputError(
             f"cannot load `{text}`: it matches {', '.join(sorted(kinds))} files",
@@ -111,9 +121,36 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
         )
     absolute = [os.path.abspath(path) for path in found]
     root = pathlib.Path(os.path.commonpath([os.path.dirname(path) for path in absolute]))
-    looks = [os.stat(path) for path in absolute]
     names = [os.path.relpath(path, root) for path in absolute]
-    return Files(root, names, [look.st_size for look in looks], [look.st_mtime_ns for look in looks], io)
+    odd = [name for name in names if not _is_text(name)]
+    if odd:
+        raise InvalidInputError(f"cannot load {os.fsencode(odd[0])!r}: its name is not UTF-8", code="invalid-argument", hint="rename it")
+    return Files(root, names, [os.stat(path).st_size for path in absolute], io)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refused(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> tuple[str, str] | None:
+    """What is wrong with arrays of this kind, and the remedy."""
+    if fortran and len(shape) > 1:
+        return "it is in Fortran order", "np.save(path, np.ascontiguousarray(a))"
+    if dtype.hasobject:
+        return "it holds Python objects", "save arrays of numbers"
+    if not dtype.isnative:
+        return f"{dtype} is of another byte order", f"np.save(path, a.astype({dtype.newbyteorder('=').str!r}))"
+    if dtype.kind == "M" and np.datetime_data(dtype) != ("us", 1):
+        return f"{dtype} does not count microseconds", 'np.save(path, a.astype("datetime64[us]"))'
+    try:
+        dtype_name(dtype)
+    except InvalidInputError as error:
+        return error.message, error.hint or ""
+    return None
 
 
 def _arrays(root: pathlib.Path, paths: Sequence[str]) -> tuple[Tensor, list[tuple[int, list[int]]]]:
@@ -127,12 +164,13 @@ def _arrays(root: pathlib.Path, paths: Sequence[str]) -> tuple[Tensor, list[tupl
                 shape, fortran, dtype = read(file)
                 begin, size = file.tell(), os.fstat(file.fileno()).st_size
         except (ValueError, EOFError, OSError) as error:
-            raise InvalidInputError(f"cannot load `{root / path}`: {error}", code="invalid-argument") from error
-        if fortran and len(shape) > 1:
-            raise UnsupportedError(
-                f"cannot load `{root / path}`: it is in Fortran order", code="unsupported-format", hint="np.save(np.ascontiguousarray(a))"
-            )
-        if dtype.hasobject or not dtype.isnative or size - begin != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+            text = "its header is no NPY header of up to 10,000 characters" if isinstance(error, ValueError) else error
+            raise InvalidInputError(f"cannot load `{root / path}`: {text}", code="invalid-argument") from error
+        refused = _refused(dtype, shape, fortran)
+        if refused:
+            text, hint = refused
+            raise UnsupportedError(f"cannot load `{root / path}`: {text}", code="unsupported-format", hint=hint)
+        if size - begin != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
             raise InvalidInputError(f"cannot load `{root / path}`: {dtype} of shape {shape} in {size} bytes", code="invalid-argument")
         found.append((begin, shape, dtype))
     _, first, dtype = found[0]

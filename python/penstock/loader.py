@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 EXTRAS = ("_row_id", "_position", "_step", "_valid", "_source")
 STATE_FORMAT = 1
+# A consumer who waits for more than this share of the time waits for the loader, not for a first batch.
+STALLED = 0.1
 
 
 class Loader:
@@ -87,8 +89,11 @@ class Loader:
         self.order_block_samples = (
             self.global_batch_size if order_block_samples is None else whole(order_block_samples, "order_block_samples", 1)
         )
-        if isinstance(columns, str) or (columns is not None and not all(isinstance(name, str) for name in _listed(columns))):
-            raise InvalidInputError(f"columns={columns!r}, expected a list of names", hint=f"write columns=[{columns!r}]")
+        if columns is not None:
+            listed: list[str] = [] if isinstance(columns, str) else _listed(columns)
+            if isinstance(columns, str) or not all(isinstance(name, str) for name in listed):
+                raise InvalidInputError(f"columns={columns!r}, expected a list of names", hint=f"write columns=[{columns!r}]")
+            columns = listed
         views = {"": (source, 1.0)} if isinstance(source, View) else dict(source.sources)
         first = next(iter(views.values()))[0]
         names = list(first.schema) if columns is None else list(dict.fromkeys(columns))
@@ -123,6 +128,10 @@ class Loader:
         self._inside_seconds = self._function_seconds = 0.0
         self._elapsed_seconds = 0.0
         self._given = np.zeros(4, np.int64)  # Batches, samples, bytes, damaged samples.
+        # What cores and workers spent that are gone, the most that they held, and what workers read.
+        self._spent: dict[str, int] = {}
+        self._peak_bytes = 0
+        self._read_there: dict[str, int] = {}
         self._read_before = self._counted()
         self._pool: Pool | None = None
 
@@ -165,13 +174,14 @@ class Loader:
     # Iterating
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Batches of a whole epoch, of which less are left where a state was loaded in the middle."""
         return self._core.steps
 
     def __iter__(self) -> Iterator[Batch]:
         """Give the batches of one epoch: the rest of the one that a state was loaded in, else the next one.
 
         With a shuffle, the first batches of the epoch after it are made while it ends, for the next iteration: `stream(1)` does not do that.
+        Whoever breaks off goes on with the next epoch; until then, or `close()`, what was made ahead stays.
         """
         return self._iterate(1, beyond=self._shuffle is not False)
 
@@ -185,8 +195,15 @@ class Loader:
 
     def _rebase(self, base: tuple[int, int]) -> None:
         self.close()
-        self._core = self._open(base)
+        core = self._open(base)
+        self._note_spent([self._core.stats()])
+        self._core = core
         self._step, self._go_on = 0, True
+
+    def _note_spent(self, counts: Sequence[Mapping[str, int]]) -> None:
+        self._peak_bytes = max(self._peak_bytes, sum(count["peak_bytes"] for count in counts))
+        times = ({name: value for name, value in count.items() if name.endswith("_ns")} for count in counts)
+        self._spent = _sum(self._spent, *times)
 
     def _end_of_epoch(self, step: int) -> int:
         """The first step of the epoch after that of `step`."""
@@ -240,6 +257,8 @@ class Loader:
         self._core.close()
         if self._pool is not None:
             self._pool.close()
+            self._note_spent(list(self._pool.spent.values()))
+            self._read_there = _sum(self._read_there, *self._pool.read.values())
             self._pool = None
 
     def _next(self) -> Batch:
@@ -247,9 +266,8 @@ class Loader:
         if given is None:
             raise ClosedError("this loader was closed while it was iterated", code="transaction-closed")
         self._step += 1
-        self._function_seconds += given[1].get("function_seconds", 0.0)
         self._given += np.array([1, len(given[1]["valid"]), given[1]["bytes"], len(given[1]["refused"])])
-        return self._as_output(given[0] if self._pool is not None else self._staged(*given))
+        return self._as_output(given[0] if self._pool is not None else self._staged(self._core, *given))
 
     def parcel(self, workers: int) -> Parcel:
         """Pack what a python worker needs to make this loader's batches."""
@@ -262,8 +280,10 @@ class Loader:
         sources = [(source.name, source.view, source.order, source.given) for source in self._sources]
         return Parcel(sources, self._mix, self._core.begin_of(0), options, (self._declared, self._per_sample, self._per_batch))
 
-    def _staged(self, batch: Batch, about: dict[str, Any]) -> Batch:
-        """Apply all that is Python's but the output type."""
+    def _staged(self, core: _core.Loader, batch: Batch, about: dict[str, Any]) -> Batch:
+        """Apply all that is Python's but the output type, to a batch of `core`."""
+        epoch, draw = core.begin_of(about["step"])
+        number = epoch * len(self) + draw // self.global_batch_size
         for name, nulls in about["nulls"].items():
             if name not in self._nulls:
                 raise InvalidInputError(
@@ -274,12 +294,13 @@ class Loader:
             fill(name, value, batch, about["nulls"].get(name))
         for name in self._extras:
             values = {"_position": "position", "_source": "source", "_valid": "valid", "_row_id": "row_id"}.get(name)
-            batch[name] = np.full(len(about["valid"]), self._number(about), np.int64) if values is None else about[values]
+            batch[name] = np.full(len(about["valid"]), number, np.int64) if values is None else about[values]
         began = time.perf_counter()
         if self._per_sample:
-            batch = self._mapped(batch, about)
+            batch = self._mapped(batch, about, number)
         for fn in self._per_batch:
-            batch = fn(batch)
+            with _Noted(f"in {fn!r}, for step {number} of the loader"):
+                batch = fn(batch)
             if not isinstance(batch, dict):
                 raise InvalidInputError(
                     f"{fn!r} gave a {type(batch).__name__}, expected a dict of column to values", code="invalid-argument"
@@ -287,22 +308,15 @@ class Loader:
         self._function_seconds += time.perf_counter() - began
         return batch
 
-    def _number(self, about: dict[str, Any]) -> int:
-        epoch, draw = self._core.begin_of(about["step"])
-        return epoch * len(self) + draw // self.global_batch_size
-
-    def _mapped(self, batch: Batch, about: dict[str, Any]) -> Batch:
+    def _mapped(self, batch: Batch, about: dict[str, Any], number: int) -> Batch:
         """Apply the functions that want one sample at a time."""
         samples = []
         for index in range(len(about["valid"])):
             sample = {name: values[index] for name, values in batch.items()}
             rng = np.random.Generator(np.random.Philox(key=[self.seed, 0], counter=[0, 0, about["epoch"], int(about["draw"][index])]))
             for fn in self._per_sample:
-                try:
+                with _Noted(f"in {fn!r}, for sample {int(about['position'][index])} in step {number} of the loader"):
                     sample = fn(sample, rng)
-                except Exception as error:
-                    error.add_note(f"in {fn!r}, for sample {int(about['position'][index])} in step {self._number(about)} of the loader")
-                    raise
                 if not isinstance(sample, dict):
                     raise InvalidInputError(
                         f"{fn!r} gave a {type(sample).__name__}, expected a dict of column to value", code="invalid-argument"
@@ -395,11 +409,7 @@ class Loader:
             core.close()
         if given is None:
             raise InvalidInputError("the loader has no batches", code="invalid-argument")
-        now, self._core = self._core, core
-        try:
-            return self._as_output(self._staged(*given))
-        finally:
-            self._core = now
+        return self._as_output(self._staged(core, *given))
 
     def _agree(self) -> None:
         """Compare what ranks are about to read, where torch.distributed connects them."""
@@ -425,37 +435,43 @@ class Loader:
     # Seeing
 
     def _counted(self) -> dict[str, int]:
-        totals: dict[str, int] = {}
-        for source in {source.view.uri: source for source in self._sources}.values():
-            for name, value in source.view.stats().items():
-                totals[name] = totals.get(name, 0) + value
-        return totals
+        return _sum(*(source.view.stats() for source in {source.view.uri: source for source in self._sources}.values()))
+
+    def _read(self) -> dict[str, int]:
+        """What was asked of storage since this loader was made, by workers too."""
+        here = {name: value - self._read_before.get(name, 0) for name, value in self._counted().items()}
+        pools = self._pool.read.values() if self._pool else ()
+        return {name: value for name, value in _sum(here, self._read_there, *pools).items() if value}
 
     def stats(self, step_seconds: float | None = None) -> dict[str, Any]:
-        """Tell how it went so far.
+        """Tell how it went so far, since this loader was made; of python workers, as of their last batches.
 
-        `samples_per_second` and `bytes_per_second` while the consumer waited or the threads worked ahead; `stall` the share of the consumer's
-        time that it waited for batches, `stages` seconds of threads by what they did, `function_seconds` of your callables, `kept_bytes`
-        of batches you still hold, `peak_bytes` of those made ahead, `read` what was asked of storage, `refused` damaged samples. With
-        `step_seconds`, `accelerator_utilisation` is what an accelerator of that step time would reach.
+        `seconds` from batch to batch, your own work between them included, but not the time that threads and workers take to start;
+        `samples_per_second` and `bytes_per_second` of these; `waiting_seconds` that you waited for batches, `stall` their share. `stages`
+        seconds of all threads by what they did, `occupancy` their share of the threads' time, `function_seconds` of your callables,
+        all processes together. `kept_bytes` of batches you still hold, `peak_bytes` of those made ahead and of windows, `read` what was asked of
+        storage, `refused` damaged samples. With `step_seconds`, `accelerator_utilisation` is what an accelerator of that step time would reach.
         """
-        counts = dict(self._core.stats())
+        pools = self._pool.spent.values() if self._pool else ()
+        counts = _sum(self._spent, self._core.stats(), *pools)
         elapsed = max(self._elapsed_seconds, 1e-9)
         batches, samples, size, refused = self._given.tolist()
-        waiting = self._inside_seconds
-        read = {name: value - self._read_before.get(name, 0) for name, value in self._counted().items()}
+        waiting, functions = self._inside_seconds, self._function_seconds + counts.get("function_ns", 0) / 1e9
+        processes = max(1, self.python_workers) if self._per_sample or self._per_batch else 1
+        threads = processes * max(1, self.threads // processes)
         answer: dict[str, Any] = {
             "batches": batches, "samples": samples, "bytes": size, "seconds": elapsed,
             "samples_per_second": samples / elapsed, "bytes_per_second": size / elapsed,
-            "waiting_seconds": waiting, "stall": min(1.0, waiting / elapsed), "function_seconds": self._function_seconds,
+            "waiting_seconds": waiting, "stall": min(1.0, waiting / elapsed), "function_seconds": functions,
             "stages": {stage: counts[f"{stage}_ns"] / 1e9 for stage in ("fetch", "gather", "transform")},
-            "occupancy": {stage: counts[f"{stage}_ns"] / 1e9 / elapsed / self.threads for stage in ("gather", "transform")},
-            "kept_bytes": counts["kept_bytes"], "peak_bytes": counts["peak_bytes"], "refused": refused,
-            "read": {name: value for name, value in read.items() if value},
+            "occupancy": {stage: counts[f"{stage}_ns"] / 1e9 / elapsed / threads for stage in ("gather", "transform")},
+            "kept_bytes": counts["kept_bytes"], "peak_bytes": max(self._peak_bytes, counts["peak_bytes"]), "refused": refused, "read": self._read(),
         }  # fmt: skip
         if step_seconds is not None and batches:
-            busy = sum(counts[f"{stage}_ns"] for stage in ("gather", "transform")) / 1e9 / self.threads + self._function_seconds
-            answer["accelerator_utilisation"] = step_seconds / max(step_seconds, busy / batches)
+            busy = sum(counts[f"{stage}_ns"] for stage in ("gather", "transform")) / 1e9 / threads + functions / processes
+            # Whoever waits for batches has them as fast as they are made.
+            made = elapsed if waiting > STALLED * elapsed else max(busy, waiting)
+            answer["accelerator_utilisation"] = step_seconds / max(step_seconds, made / batches)
         return answer
 
     def explain(self) -> str:
@@ -463,7 +479,10 @@ class Loader:
         return "\n".join(f"{what:<16}{text}" for what, text in explained(self).items())
 
     def ceiling(self) -> Iterator[Batch]:
-        """Give the first batch of the epoch again and again, as often as an epoch has batches: the speed of training without loading."""
+        """Give the first batch of the epoch again and again, as often as an epoch has batches: the speed of training without loading.
+
+        It is one and the same object: what you change in it stays changed.
+        """
         batch = self.batch_at(0)
         for _ in range(len(self)):
             yield batch
@@ -481,6 +500,30 @@ class Loader:
 
     def __repr__(self) -> str:
         return f"<penstock.Loader of {', '.join(source.view.uri for source in self._sources)}: {len(self)} batches of {self.global_batch_size}>"
+
+
+class _Noted:
+    """Says where an exception of a user's function comes from."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, StopIteration):  # Would end a generator that it passes through.
+            raise RuntimeError(f"StopIteration {self.text}") from error
+        if error is not None:
+            error.add_note(self.text)
+
+
+def _sum(*counts: Mapping[str, int]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for count in counts:
+        for name, value in count.items():
+            totals[name] = totals.get(name, 0) + value
+    return totals
 
 
 @dataclasses.dataclass

@@ -170,7 +170,7 @@ class Source:
             if state[what] != own[what]:
                 raise InvalidInputError(
                     f"cannot load the state: it is of {what} {state[what]}, this loader reads {own[what]}", code="invalid-argument",
-                    hint=f"open the same {what} that the state was taken of",
+                    hint=self.view._other(what, int(state["samples"])),
                 )  # fmt: skip
         if state["order"].get("weights") != self.order.get("weights"):
             raise InvalidInputError(

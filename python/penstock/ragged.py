@@ -51,8 +51,10 @@ class Ragged(Sequence[Any]):
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> Ragged:
-        """Copy arrays of equal rank and dtype into one buffer."""
-        flat = np.concatenate([np.ravel(array) for array in arrays]) if arrays else np.empty(0)
+        """Copy arrays of equal rank and dtype, at least one, into one buffer."""
+        if not len(arrays):
+            raise InvalidInputError("no arrays: their rank and dtype are not known", code="invalid-argument")
+        flat = np.concatenate([np.ravel(array) for array in arrays])
         offsets = np.cumsum([0] + [array.size for array in arrays]).astype(np.int64)
         shapes = np.array([array.shape for array in arrays], dtype=np.int64).reshape(len(arrays), -1)
         inner = shapes[:, 1:]
@@ -100,6 +102,7 @@ class Ragged(Sequence[Any]):
         """
         if not isinstance(multiple_of, int) or multiple_of < 1:
             raise InvalidInputError(f"multiple_of={multiple_of!r}, expected a whole number above 0", code="invalid-argument")
+        _check_fill(value, self.values.dtype)
         most = self.shapes.max(axis=0, initial=0)
         free = [axis for axis, size in enumerate(self.form) if size is None]
         sizes = [-(-int(most[axis]) // multiple_of) * multiple_of if size is None else size for axis, size in enumerate(self.form)]
@@ -122,10 +125,10 @@ class Ragged(Sequence[Any]):
         from penstock.torch import tensor_of
 
         values = self.values if isinstance(self.values, torch.Tensor) else tensor_of(self.values)
-        if self.form[1:] == tuple(values.shape[1:]):
-            return torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(self.offsets))
         if self.nulls is not None and self.nulls.any():
             raise InvalidInputError("a nested tensor has no nulls", code="invalid-value", hint="leave the null samples out")
+        if self.form[1:] == tuple(values.shape[1:]):
+            return torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(self.offsets))
         items = [
             values[self.offsets[index] : self.offsets[index + 1]].reshape(tuple(shape)) for index, shape in enumerate(self.shapes.tolist())
         ]
@@ -141,6 +144,19 @@ class Ragged(Sequence[Any]):
 
     def __repr__(self) -> str:
         return f"Ragged({len(self)} arrays, {self.values.dtype}, {self.values.nbytes} bytes)"
+
+
+def _check_fill(value: Any, dtype: Any) -> None:
+    """Refuse what elements of the dtype, NumPy's or torch's, cannot be."""
+    try:
+        whole = getattr(dtype, "kind", None) in ("i", "u", "b") or str(dtype).startswith(("torch.int", "torch.uint", "torch.bool"))
+        fits = not isinstance(value, str) and (not whole or float(value).is_integer())
+        if fits and isinstance(dtype, np.dtype) and whole:
+            fits = int(np.asarray(int(value)).astype(dtype)) == int(value)
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise InvalidInputError(f"value={value!r}, which {dtype} cannot be", code="invalid-argument")
 
 
 def from_core(parts: tuple[Any, Any, Any, Any], form: tuple[int | None, ...]) -> Ragged:

@@ -37,13 +37,18 @@ def explained(loader: Loader) -> dict[str, str]:
     quality = sum(distinct) / sum(full) if sum(full) else 1.0
     ordered = next((source for source in loader._sources if source.order["kind"] == "window"), None)
     windowed = ordered and ordered.order
-    # Runs of a window are read whole, each once, by one rank.
-    asked = draws / windowed["run_samples"] / loader.world_size if windowed else sum(requests) / max(1, len(looked)) * steps
+    # Runs of a window are read whole, each once; by one rank, but of a mixture by every rank that draws from it.
+    readers = 1 if windowed and loader._mix else loader.world_size
+    asked = draws / windowed["run_samples"] / readers if windowed else sum(requests) / max(1, len(looked)) * steps
     answer = {
         "epoch": f"{draws} samples in {steps} steps of {loader.global_batch_size} ({loader.global_batch_size // loader.world_size} a rank)",
         "order": ", ".join(json.dumps(source.order) for source in loader._sources),
-        "bytes": f"about {size_text(total)} an epoch, {size_text(total / max(1, loader.world_size))} a rank",
-        "requests": f"about {asked:,.0f} an epoch and rank" if requests else "none: files are mapped",
+        "bytes": f"about {size_text(total)} an epoch, up to {size_text(total / readers)} a rank",
+        "requests": f"about {asked:,.0f} an epoch and rank"
+        if requests
+        else "none"
+        if all(source.view._snapshot.mapped and source.view._files is None for source in loader._sources)
+        else "one a file",
         "memory": f"batches ahead, and windows that are held, take up to {size_text(loader.memory_bytes)}; a batch of fixed shapes {size_text(loader._core.least_bytes)}",
         "shuffle": f"a batch comes from {min(1.0, quality):.0%} as many places as in a full permutation",
     }

@@ -91,10 +91,20 @@ def collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64]
 
             batch[name] = torch.stack(_alike(name, values, positions, torch.Tensor))
         elif isinstance(first, np.generic | int | float | bool):
-            batch[name] = np.asarray(values)
+            batch[name] = np.asarray(_numbers(name, values, positions))
         else:
             batch[name] = values
     return batch
+
+
+def _numbers(name: str, values: list[Any], positions: npt.NDArray[np.int64]) -> list[Any]:
+    for position, value in zip(positions, values, strict=True):
+        if not isinstance(value, np.generic | int | float | bool) or isinstance(value, str) != isinstance(values[0], str):
+            raise InvalidInputError(
+                f"`{name}` of sample {position} is {type(value).__name__} after your functions, that of sample {positions[0]} is "
+                f"{type(values[0]).__name__}", code="invalid-value", hint="give one kind of value for all samples",
+            )  # fmt: skip
+    return values
 
 
 def _alike(name: str, values: list[Any], positions: npt.NDArray[np.int64], kind: Any) -> list[Any]:

@@ -107,6 +107,10 @@ class View:
         """What states know the dataset by."""
         return self._snapshot.dataset_id
 
+    def _other(self, what: str, samples: int) -> str:
+        """What to do with a state of so many samples that is of another `what`."""
+        return f"open the same {what} that the state was taken of"
+
     def _stored_bytes(self, columns: Sequence[str]) -> int:
         """Bytes of the data files of these columns, of the whole snapshot."""
         return self._snapshot.stored_bytes(list(columns))

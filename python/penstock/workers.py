@@ -14,10 +14,11 @@ import os
 import pickle
 import signal
 import traceback
+from collections.abc import Iterator
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import InternalError, InvalidInputError
+from penstock.errors import ClosedError, InternalError, InvalidInputError
 from penstock.view import Batch
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class Pool:
         self.processes: list[Any] = []
         self.pipes: list[Any] = []
         self.begin = self.step = begin
+        # What each worker spent and read so far.
+        self.spent: dict[int, dict[str, int]] = {}
+        self.read: dict[int, dict[str, int]] = {}
         self.owner = os.getpid()
         try:
             packed = pickle.dumps(loader.parcel(workers))
@@ -66,6 +70,11 @@ class Pool:
 
     def next(self) -> tuple[Batch, dict[str, Any]] | None:
         """Give the next batch, finished but for its output type, and what is known of it."""
+        if os.getpid() != self.owner:
+            raise ClosedError(
+                "cannot go on with this loader: its workers belong to the process that began to iterate, and this is a fork of that",
+                code="transaction-closed", hint="iterate anew here",
+            )  # fmt: skip
         if not self.processes:
             return None
         number = (self.step - self.begin) % len(self.processes)
@@ -85,13 +94,16 @@ class Pool:
         if kind == "error":
             self.close()
             raise _raised(body, places)
-        if kind == "plain":
-            return pickle.loads(body, buffers=places)  # type: ignore[no-any-return]
-        try:
-            memory = memoryview(mmap.mmap(handle, places[-1][1], access=mmap.ACCESS_COPY))
-        finally:
-            os.close(handle)
-        return pickle.loads(body, buffers=[memory[begin:end] for begin, end in places])  # type: ignore[no-any-return]
+        buffers = places
+        if kind == "mapped":
+            try:
+                memory = memoryview(mmap.mmap(handle, places[-1][1], access=mmap.ACCESS_COPY))
+            finally:
+                os.close(handle)
+            buffers = [memory[begin:end] for begin, end in places]
+        batch, about = pickle.loads(body, buffers=buffers)
+        self.spent[number], self.read[number] = about.pop("spent"), about.pop("read")
+        return batch, about
 
     def close(self) -> None:
         """End all workers; one that does not end by itself within two seconds is killed."""
@@ -119,34 +131,46 @@ def _raised(body: bytes, text: str) -> BaseException:
 def work(pipe: multiprocessing.connection.Connection, packed: bytes, begin: int, end: int, stride: int) -> None:
     """Run a worker until its pipe is closed, or its steps are over."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the consumer's, who ends its workers.
+    steps = range(begin, end, stride)
+    made = _made(packed, begin, end, stride)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         credits = WAITING
-        try:
-            loader = pickle.loads(packed).unpacked()
-            loader._core.start(begin, end, stride)
-            for step in range(begin, end, stride):
-                given = loader._core.next()
-                batch, about = given
-                loader._step = step + 1
-                before = loader._function_seconds
-                finished = loader._staged(batch, about), {name: about[name] for name in ("valid", "bytes", "refused")}
-                finished[1]["function_seconds"] = loader._function_seconds - before
-                while credits == 0 or pipe.poll():
-                    pipe.recv()
-                    credits += 1
-                send(pipe, finished)
-                credits -= 1
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            raise
-        except BaseException as error:
-            text = traceback.format_exc()
+        for _ in steps:
             try:
-                body = pickle.dumps(error)
-            except Exception:
-                body = b""
-            pipe.send(("error", body, text))
+                finished = next(made)
+            except BaseException as error:
+                pipe.send(("error", *_packed(error)))
+                break
+            while credits == 0 or pipe.poll():
+                pipe.recv()
+                credits += 1
+            send(pipe, finished)
+            credits -= 1
         while True:  # Until the consumer has taken what waits.
             pipe.recv()
+
+
+def _made(packed: bytes, begin: int, end: int, stride: int) -> Iterator[tuple[Batch, dict[str, Any]]]:
+    """Make batches, finished but for their output type. What is known of each: what the consumer counts, and all this worker spent so far."""
+    loader: Loader = pickle.loads(packed).unpacked()
+    loader._core.start(begin, end, stride)
+    for step in range(begin, end, stride):
+        given = loader._core.next()
+        if given is None:
+            raise InternalError(f"the core of a python worker ended before step {step}")
+        batch, about = given
+        loader._step = step + 1
+        finished = loader._staged(loader._core, batch, about)
+        spent = {**loader._core.stats(), "function_ns": int(loader._function_seconds * 1e9)}
+        yield finished, {**{name: about[name] for name in ("valid", "bytes", "refused")}, "spent": spent, "read": loader._read()}
+
+
+def _packed(error: BaseException) -> tuple[bytes, str]:
+    text = traceback.format_exc()
+    try:
+        return pickle.dumps(error), text
+    except Exception:
+        return b"", text
 
 
 def send(pipe: Any, value: Any) -> None:

@@ -36,8 +36,8 @@ impl Files {
         let step = self.storage.stream_bytes() as usize;
         if step == 0 {
             return positions.iter().zip(out.chunks_exact_mut(cell)).try_for_each(|(position, out)| {
-                let entry = self.entry(*position);
-                out.copy_from_slice(&self.mapped(entry)?[entry.begin as usize..]);
+                let body = self.body(*position).map_err(|error| self.wrong(*position, error))?;
+                out.copy_from_slice(&body[self.entry(*position).begin as usize..]);
                 Ok(())
             });
         }
@@ -50,37 +50,58 @@ impl Files {
                 targets.push(target);
             }
         }
-        self.storage.stream(&ranges, Some(&mut targets), &mut |_, _| {}).into_iter().collect()
+        let pieces = self.storage.stream(&ranges, Some(&mut targets), &mut |_, _| {});
+        let each = cell.div_ceil(step);
+        pieces.into_iter().enumerate().try_for_each(|(number, piece)| piece.map_err(|error| self.wrong(positions[number / each], error)))
     }
 
     /// Values of any length.
     pub fn raw(&self, positions: &[u64]) -> Result<RaggedValues> {
-        let value = |position: &u64| {
+        let bodies = if self.storage.mapped() { positions.iter().map(|at| self.body(*at)).collect() } else { self.fetched(positions) };
+        let value = |(position, body): (&u64, Result<Bytes>)| {
             let entry = self.entry(*position);
-            Ok(self.mapped(entry)?.slice(entry.begin as usize..))
+            body.map(|body| body.slice(entry.begin as usize..)).map_err(|error| self.wrong(*position, error))
         };
-        let values = positions.iter().map(value).collect::<Result<Vec<Bytes>>>()?;
+        let values = positions.iter().zip(bodies).map(value).collect::<Result<Vec<Bytes>>>()?;
         let free = positions.iter().flat_map(|position| self.entry(*position).free.clone()).collect();
         Ok(RaggedValues::of(values, free, self.entries.first().map_or(0, |entry| entry.free.len())))
     }
 
+    /// Whole files, read side by side.
+    fn fetched(&self, positions: &[u64]) -> Vec<Result<Bytes>> {
+        let range = |position: &u64| {
+            let entry = self.entry(*position);
+            RangeRequest::plain(&entry.name, 0, entry.file_bytes, Some(entry.file_bytes))
+        };
+        let bodies = self.storage.fetch(positions.iter().map(range).collect());
+        bodies.into_iter().map(|pieces| pieces.map(|pieces| pieces.into_iter().next().unwrap_or_default())).collect()
+    }
+
     /// The whole file: small ones read, large ones mapped.
-    fn mapped(&self, entry: &Entry) -> Result<Bytes> {
+    fn body(&self, position: u64) -> Result<Bytes> {
         const MAPPED_FROM_BYTES: u64 = 1 << 20;
+        let entry = self.entry(position);
         let body = match entry.file_bytes < MAPPED_FROM_BYTES {
             true => self.storage.read(&entry.name)?,
             false => self.storage.map(&entry.name, entry.file_bytes)?,
         };
         if body.len() as u64 != entry.file_bytes {
-            let text = format!(
-                "cannot read `{}/{}`: it has {} bytes, {} when it was listed",
-                self.storage.uri(),
-                entry.name,
-                body.len(),
-                entry.file_bytes
-            );
-            return Err(Error::new("object-truncated", text).hint("list the files anew"));
+            let text = format!("it has {} bytes, {} when it was listed", body.len(), entry.file_bytes);
+            return Err(Error::new("object-truncated", text));
         }
         Ok(body)
+    }
+
+    /// The path of a file.
+    pub fn path(&self, position: u64) -> String {
+        format!("{}/{}", self.storage.uri(), self.entry(position).name)
+    }
+
+    fn wrong(&self, position: u64, error: Error) -> Error {
+        let path = self.path(position);
+        error
+            .context(format!("cannot load `{path}` (sample {position})"))
+            .rows(vec![position])
+            .hint("files must not change; list them anew")
     }
 }

@@ -281,7 +281,12 @@ impl Recipe {
         let place = started.places[at];
         let row_id = started.reads.row_ids()[at];
         let position = self.sources[place.source].absolute(place.position);
-        let of = if self.sources.len() > 1 { format!(" of `{}`", self.sources[place.source].name) } else { String::new() };
+        let source = &self.sources[place.source];
+        let of = match source.files.as_ref() {
+            Some(files) => format!(", file `{}`", files.path(position)),
+            None if self.sources.len() > 1 => format!(" of `{}`", source.name),
+            None => String::new(),
+        };
         error.context(format!("cannot load `{}` of sample {position} (row id {row_id}){of}", output.name)).rows(vec![position])
     }
 }

@@ -218,6 +218,12 @@ impl Output {
                 let known = if let [height, width] = size[..] { [Some(height), Some(width)] } else { [None, None] };
                 self.shape[..2].copy_from_slice(&known);
             }
+            Operation::RandomCrop { size, padding, pad_if_needed: false, .. }
+                if spatial && self.lacks(size, padding.as_deref()).is_some() =>
+            {
+                let dimension = self.lacks(size, padding.as_deref()).unwrap_or_default();
+                return misfit(&format!("it has less than {} in dimension {dimension}, see pad_if_needed", size[dimension]));
+            }
             Operation::CenterCrop { size } | Operation::RandomCrop { size, .. } if spatial => {
                 size.iter().enumerate().for_each(|(dimension, size)| self.shape[dimension] = Some(*size));
             }
@@ -232,6 +238,14 @@ impl Output {
             _ => {}
         }
         Ok(())
+    }
+
+    /// A dimension that is known to be too small for a crop.
+    fn lacks(&self, size: &[usize], padding: Option<&[i64]>) -> Option<usize> {
+        size.iter().enumerate().position(|(dimension, wanted)| {
+            let (before, after) = padding.map_or((0, 0), |padding| padding_of(padding, dimension));
+            self.shape[dimension].is_some_and(|size| size as i64 + before + after < *wanted as i64)
+        })
     }
 
     fn item<'a>(&self, input: &Input<'a>) -> Result<Item<'a>> {

@@ -92,7 +92,8 @@ impl Program {
         self.len == 0
     }
 
-    /// How many of these samples of the only source are drawn by draws that `mine` says; all of them once, in a mixture.
+    /// How many of these samples of the only source are drawn by draws that `mine` says. In a mixture it is not known; at most all of them
+    /// in a pass.
     pub fn drawn(&self, epoch: u64, positions: std::ops::Range<u64>, mine: impl Fn(u64) -> bool) -> u64 {
         match &self.mix {
             Some(_) => positions.end - positions.start,

@@ -1,5 +1,6 @@
 //! A loader: JSON and views in, batches out. What is decided is decided in the loader crate; what is friendly, in Python.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -126,7 +127,7 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
                 let hint = if same_words {
                     "give columns= that are the same in all"
                 } else {
-                    "codes of a category differ from dataset to dataset; use ps.Label"
+                    "codes of a category differ from dataset to dataset: leave it out of columns=, or use ps.Label"
                 };
                 return Err(invalid(text).hint(hint));
             }
@@ -264,7 +265,7 @@ impl Loader {
     }
 
     /// Counts and nanoseconds so far.
-    fn stats(&self) -> Vec<(&'static str, u64)> {
+    fn stats(&self) -> BTreeMap<&'static str, u64> {
         let Stats { fetch_ns, gather_ns, transform_ns, kept_bytes, peak_bytes } = &*self.stats;
         [
             ("fetch_ns", fetch_ns),
@@ -274,7 +275,7 @@ impl Loader {
             ("peak_bytes", peak_bytes),
         ]
         .map(|(name, value)| (name, value.load(Relaxed)))
-        .to_vec()
+        .into()
     }
 }
 

@@ -1,0 +1,272 @@
+"""What a second reviewer with fresh eyes found: files in place, workers, windows, numbers; each was wrong once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import time
+
+import numpy as np
+import penstock as ps
+import pytest
+from penstock import transforms as T
+from PIL import Image
+
+pytestmark = pytest.mark.local
+PLACES = itertools.count()
+
+
+@pytest.fixture
+def ds(tmp_path):
+    made = ps.create(tmp_path / "dataset", {"n": "int64", "x": ps.Tensor((8,), "float32")})
+    made.append({"n": range(100), "x": np.ones((100, 8), np.float32)})
+    return made
+
+
+def arrays(folder, *values):
+    folder.mkdir(exist_ok=True)
+    for number, value in enumerate(values):
+        np.save(folder / f"{number}.npy", value)
+    return folder / "*.npy"
+
+
+# Functions for workers stand at the top of a module.
+def same(sample, rng):
+    return sample
+
+
+def slow(sample, rng):
+    time.sleep(0.002)
+    return sample
+
+
+def raises_end_of_file(sample, rng):
+    raise EOFError("of the user")
+
+
+def raises_reset(sample, rng):
+    raise ConnectionResetError("of the user")
+
+
+def stops(sample, rng):
+    raise StopIteration("of the user")
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"), [(raises_end_of_file, EOFError), (raises_reset, ConnectionResetError), (stops, RuntimeError)]
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_exceptions_of_functions_come_through_whatever_they_are(ds, function, kind, workers):
+    with pytest.raises(kind) as caught:
+        list(ds.loader(batch_size=5, transform=[function], python_workers=workers).stream(1))
+    assert "for sample 0 in step 0" in str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+
+
+def test_functions_of_batches_say_which_step(ds):
+    def late(batch):
+        if batch["n"][0] == 15:
+            raise ValueError("fifteen")
+        return batch
+
+    with pytest.raises(ValueError, match="fifteen") as caught:
+        list(ds.loader(batch_size=5, transform=[T.PerBatch(late)]))
+    assert "for step 3" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_fork_does_not_take_its_parents_batches(ds, workers):
+    loader = ds.loader(batch_size=5, columns=["n", "_step"], python_workers=workers, transform=[same])
+    batches = iter(loader)
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(batches)
+        except ps.ClosedError as error:
+            os._exit(7 if "fork" in str(error) else 8)
+        finally:
+            os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert [int(next(batches)["_step"][0]) for _ in range(3)] == [1, 2, 3]
+    loader.close()
+
+
+def test_stats_tell_of_workers_too(tmp_path, ds):
+    there = ps.open(ds.uri, io="buffered")
+    loader = there.loader(batch_size=5, python_workers=2, transform=[slow])
+    list(loader.stream(1))
+    stats = loader.stats(step_seconds=0.001)
+    assert stats["function_seconds"] > 0.2 and stats["stages"]["gather"] > 0 and stats["peak_bytes"] > 0
+    assert stats["read"]["range_bytes"] >= 100 * 40
+    assert stats["accelerator_utilisation"] < 0.5  # Two workers make a batch in 5 ms at best.
+    again = loader.stats()
+    loader.set_epoch(0)
+    assert loader.stats()["stages"] == again["stages"], "counts of what is gone are kept"
+
+
+def test_utilisation_counts_what_was_waited_for(proxy, bucket, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    made = ps.create(bucket, {"body": ps.Bytes()})
+    made.append({"body": [bytes(100_000)] * 200})
+    proxy.faults("delay_ms=50")
+    try:
+        loader = ps.open(bucket).loader(batch_size=2, columns=["body"], memory_bytes=1 << 20)
+        for _ in loader.stream(1):
+            pass
+        stats = loader.stats(step_seconds=0.001)
+    finally:
+        proxy.faults("")
+    assert stats["stall"] > 0.5 and stats["accelerator_utilisation"] < 0.5
+
+
+def test_columns_may_be_an_iterator(ds):
+    assert list(next(iter(ds.loader(batch_size=4, columns=(name for name in ["n"]))))) == ["n"]
+
+
+def test_windows_in_mixtures_are_explained_as_they_are(ds):
+    there = ps.open(ds.uri, io="buffered")
+    alone = there.loader(global_batch_size=4, shuffle=ps.Window(bytes=4000), rank=0, world_size=2).explain()
+    mixed = ps.mix({"a": there.select(range(50)), "b": there.select(range(50, 100))})
+    both = mixed.loader(global_batch_size=4, shuffle=ps.Window(bytes=4000), rank=0, world_size=2).explain()
+    whole, half = (next(line for line in text.splitlines() if line.startswith("bytes")) for text in (both, alone))
+    assert whole.split("about ")[1].split(" an epoch")[0] == whole.split("up to ")[1].split(" a rank")[0]
+    assert half.split("about ")[1].split(" an epoch")[0] != half.split("up to ")[1].split(" a rank")[0]
+
+
+def test_a_crop_that_cannot_fit_is_refused_at_once():
+    made = ps.create(f"memory://review-2-{next(PLACES)}", {"x": ps.Tensor((4, 4, 3), "uint8")})
+    made.append({"x": np.zeros((2, 4, 4, 3), np.uint8)})
+    with pytest.raises(ps.InvalidInputError, match="less than 9 in dimension 0, see pad_if_needed"):
+        made.loader(batch_size=2, transform=[T.RandomCrop((9, 9), on="x")])
+    for crop in (T.RandomCrop((9, 9), pad_if_needed=True, on="x"), T.RandomCrop((6, 6), padding=1, on="x"), T.CenterCrop((9, 9), on="x")):
+        assert next(iter(made.loader(batch_size=2, transform=[crop])))["x"].shape[0] == 2
+
+
+def test_values_of_several_kinds_are_refused(ds):
+    for function in (lambda s, r: {"a": int(s["n"]) if s["n"] < 3 else "x"}, lambda s, r: {"a": s["n"] if s["n"] < 3 else None}):
+        with pytest.raises(ps.InvalidInputError, match=r"`a` of sample 3 is \w+ after your functions"):
+            next(iter(ds.loader(batch_size=5, columns=["n"], transform=[function])))
+    mixed = next(iter(ds.loader(batch_size=5, columns=["n"], transform=[lambda s, r: {"a": 1 if s["n"] < 3 else 2.5}])))
+    assert mixed["a"].tolist() == [1, 1, 1, 2.5, 2.5]
+
+
+def test_ragged_values_refuse_what_they_cannot_hold():
+    with pytest.raises(ps.InvalidInputError, match="no arrays"):
+        ps.Ragged.from_arrays([])
+    whole = ps.Ragged.from_arrays([np.array([1, 2], np.uint8), np.array([3], np.uint8)])
+    for value in (float("nan"), -1.5, -1, 256, "x", None, float("inf")):
+        with pytest.raises(ps.InvalidInputError, match="cannot be"):
+            whole.to_padded(value)
+    assert whole.to_padded(255.0).values.tolist() == [[1, 2], [3, 255]]
+    floats = ps.Ragged.from_arrays([np.array([1.0]), np.array([])])
+    assert np.isnan(floats.to_padded(float("nan")).values[1, 0])
+    made = ps.create(f"memory://review-2-{next(PLACES)}", {"x": ps.Tensor((None,), "int32")})
+    made.append({"x": [[1, 2], None]})
+    for output in ("numpy", "torch"):
+        batch = next(iter(made.loader(batch_size=2, output=output)))
+        with pytest.raises(ps.InvalidInputError, match="no nulls"):
+            batch["x"].to_nested()
+        with pytest.raises(ps.InvalidInputError, match="cannot be"):
+            batch["x"].to_padded(0.5)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.array(["2024-05-06"], "datetime64[ns]"), "does not count microseconds"),
+        (np.array(["2024-05-06"], "datetime64[s]"), "does not count microseconds"),
+        (np.ones(3, ">f4"), "another byte order"),
+        (np.array(["abc"]), "unknown dtype"),
+        (np.array([1], "timedelta64[s]"), "unknown dtype"),
+        (np.array([{}], object), "Python objects"),
+        (np.ones(2, [("a", "f4")]), "unknown dtype"),
+        (np.asfortranarray(np.ones((3, 2))), "Fortran order"),
+    ],
+)
+def test_arrays_that_cannot_be_loaded_say_why(tmp_path, value, text):
+    with pytest.raises(ps.UnsupportedError, match=text) as caught:
+        ps.files(arrays(tmp_path / "given", value))
+    assert "0.npy" in str(caught.value)
+
+
+def test_timestamps_of_files_are_what_they_are(tmp_path):
+    moment = np.array(["2024-05-06T07:08:09"], "datetime64[us]")
+    assert (next(iter(ps.files(arrays(tmp_path / "given", moment)).loader(batch_size=1)))["array"] == moment).all()
+
+
+def test_names_and_patterns_that_cannot_be(tmp_path):
+    place = arrays(tmp_path / "[br]", np.ones(2))
+    with pytest.raises(ps.NotFoundError, match=r"glob\.escape"):
+        ps.files(place.parent / "0.npy")
+    with pytest.raises(ps.NotFoundError, match=r"not their folder"):
+        ps.files(tmp_path / "[br]")
+    for given in (5, ["a"], None):
+        with pytest.raises(ps.InvalidInputError, match="expected a glob"):
+            ps.files(given)
+    with open(os.fsencode(tmp_path) + b"/\xff.npy", "wb") as file:
+        np.save(file, np.ones(2))
+    with pytest.raises(ps.InvalidInputError, match="not UTF-8"):
+        ps.files(tmp_path / "*.npy")
+
+
+def test_errors_of_files_name_them(tmp_path):
+    pattern = arrays(tmp_path / "plain", *[np.arange(50.0)] * 5)
+    shape = arrays(tmp_path / "free", *[np.arange(50.0 + number) for number in range(5)])
+    for io, given in itertools.product(("auto", "buffered", "direct"), (pattern, shape)):
+        files = ps.files(given, io=io)
+        broken = given.parent / "3.npy"
+        body = broken.read_bytes()
+        for changed in (body[:-8], None, body + bytes(8)):
+            broken.unlink() if changed is None else broken.write_bytes(changed)
+            with pytest.raises(ps.Error, match=r"3\.npy.*\(sample 3\)") as caught:
+                next(iter(files.loader(batch_size=5)))
+            assert caught.value.rows == [3] and "list them anew" in str(caught.value)
+            broken.write_bytes(body)
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(4):
+        Image.new("RGB", (20, 20)).save(folder / f"{number}.jpg")
+    (folder / "2.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(200))
+    with pytest.raises(ps.CorruptError, match=r"2\.jpg"):
+        next(iter(ps.files(folder / "*.jpg").loader(batch_size=4)))
+
+
+def test_direct_files_of_any_length_pass_by_the_page_cache(tmp_path):
+    values = [np.random.default_rng(number).random(20_000 + number) for number in range(8)]
+    files = ps.files(arrays(tmp_path / "given", *values), io="direct")
+    loader = files.loader(batch_size=4, shuffle=True, columns=["array", "_position"])
+    for batch in loader:
+        for position, array in zip(batch["_position"], batch["array"], strict=True):
+            assert (array == values[position]).all()
+    read = loader.stats()["read"]
+    assert read["direct_bytes"] >= sum(value.nbytes for value in values) and "read_bytes" not in read
+
+
+def test_states_of_files_go_with_names_and_sizes(tmp_path):
+    first = arrays(tmp_path / "first", *[np.full(3, number) for number in range(10)])
+    loader = ps.files(first).loader(batch_size=2, shuffle=True)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    os.utime(tmp_path / "first" / "3.npy", (1, 1))
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    for place in ("first", "second"):
+        again = ps.files(tmp_path / place / "*.npy").loader(batch_size=2, shuffle=True)
+        again.load_state_dict(state)
+        assert (next(iter(again))["array"] == next(batches)["array"]).all()
+        again.close()
+        batches = iter(ps.files(first).loader(batch_size=2, shuffle=True))
+        next(batches)
+    np.save(tmp_path / "second" / "10.npy", np.ones(3, int))
+    grown = ps.files(tmp_path / "second" / "*.npy").loader(batch_size=2, shuffle=True)
+    with pytest.raises(ps.InvalidInputError, match="it has 10, here are 11 below"):
+        grown.load_state_dict(state)
+
+
+def test_two_folders_can_be_mixed_without_their_labels(tmp_path):
+    one, two = (ps.files(arrays(tmp_path / name, *[np.ones(3)] * 4)) for name in ("one", "two"))
+    mixed = ps.mix({"one": one, "two": two})
+    with pytest.raises(ps.InvalidInputError, match="leave it out of columns="):
+        mixed.loader(batch_size=2)
+    assert len(list(mixed.loader(batch_size=2, columns=["array", "path"]))) == 4
