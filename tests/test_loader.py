@@ -341,10 +341,10 @@ def test_an_empty_dataset_and_an_empty_selection_have_no_batches(ds):
 
 
 def test_a_crop_that_does_not_fit_its_sample_says_which(root):
-    ds = ps.create(root, {"x": ps.Tensor((None,), "float32")})
-    ds.append({"x": [np.ones(12), np.ones(4), np.ones(9)]})
+    ds = ps.create(root, {"x": ps.Tensor((None, None), "float32")})
+    ds.append({"x": [np.ones((12, 9)), np.ones((4, 12)), np.ones((9, 9))]})
     with pytest.raises(ps.InvalidInputError, match=r"cannot load `x` of sample 1 .*RandomCrop of 9"):
-        list(ds.loader(batch_size=3, transform=[T.RandomCrop((9,), on="x")]))
+        list(ds.loader(batch_size=3, transform=[T.RandomCrop(9, on="x")]))
 
 
 def test_kept_batches_stay_right(ds):
