@@ -270,3 +270,20 @@ def test_two_folders_can_be_mixed_without_their_labels(tmp_path):
     with pytest.raises(ps.InvalidInputError, match="leave it out of columns="):
         mixed.loader(batch_size=2)
     assert len(list(mixed.loader(batch_size=2, columns=["array", "path"]))) == 4
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_loader_stays_at_its_snapshot_while_its_dataset_moves_on(ds, mixed):
+    def made(view):
+        return (ps.mix({"all": view}) if mixed else view).loader(batch_size=7, shuffle=True, columns=["n"])
+
+    loader, still = made(ds), made(ps.open(ds.uri))
+    first = ds.snapshot
+    ds.append({"n": range(100, 150), "x": np.ones((50, 8), np.float32)})
+    for each in (loader, still):
+        each.set_epoch(2)
+    assert [batch["n"].tolist() for batch in loader] == [batch["n"].tolist() for batch in still]
+    assert loader.batch_at(3)["n"].tolist() == still.batch_at(3)["n"].tolist()
+    assert loader.state_dict() == still.state_dict() and loader.state_dict()["sources"][0]["snapshot"] == first
+    assert loader.explain() == still.explain()
+    assert sum(len(batch["n"]) for batch in made(ds)) == 150

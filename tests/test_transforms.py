@@ -259,6 +259,9 @@ def test_text_is_tokenized_a_batch_at_a_time():
     made.append({"text": ["one two", "three", None]})
     batch = next(iter(made.loader(batch_size=3, transform=[T.Tokenize(tokenizer, on="text", length=3)])))
     assert batch["input_ids"].tolist() == [[1, 2, 0], [3, 0, 0], [0, 0, 0]] and batch["attention_mask"].sum(1).tolist() == [2, 1, 0]
+    with pytest.raises(ps.InvalidInputError, match="Tokenize is on `words`") as caught:
+        next(iter(made.loader(batch_size=3, transform=[T.Tokenize(tokenizer, on="words")])))
+    assert "in Tokenize(on='words', length=None, pad=0), for step 0" in "".join(caught.value.__notes__)
 
 
 def test_every_kind_of_image_becomes_rgb(ds):

@@ -162,6 +162,9 @@ class Dataset(View):
         if snapshot.number >= self._snapshot.number:
             self._snapshot, self._view = snapshot, view
 
+    def _as_it_is(self) -> View:
+        return View(self._snapshot, self._view)
+
     def refresh(self) -> Dataset:
         """Move to the newest snapshot, and give self. Cost: as `open`."""
         self._move(self._snapshot.refresh())
@@ -201,6 +204,26 @@ class Dataset(View):
         is called as it goes. Cost: every data file once.
         """
         return self._snapshot.verify(progress)
+
+    def pins(self) -> dict[str, str]:
+        """List the snapshots that are kept from being collected, by name; `loader(pin=True)` sets such pins.
+
+        Cost: finding the newest names record, and one request for each.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://pins", {"number": "int32"})
+        >>> receipt = ds.append({"number": [1, 2]})
+        >>> loader = ds.loader(batch_size=2, pin=True)
+        >>> [name] = ds.pins()
+        >>> ds.pins()[name] == ds.snapshot, ds.unpin(name), ds.pins()
+        (True, None, {})
+        """
+        return self._snapshot.pins()
+
+    def unpin(self, name: str) -> None:
+        """Remove a pin. Raises: NotFoundError where there is none of that name. Cost: that of `pins`, and one put."""
+        if not isinstance(name, str) or not self._snapshot.unpin(name):
+            raise NotFoundError(f"`{self.uri}` has no pin {name!r}", code="object-not-found", hint="see ds.pins()")
 
     def vocabulary(self, column: str) -> list[str]:
         """List the words of a label or category column, by code."""

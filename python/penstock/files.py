@@ -63,6 +63,9 @@ class Files(View):
     def _identity(self) -> str:
         return self._hash
 
+    def _pin(self, name: str) -> None:
+        raise UnsupportedError("files in place have no snapshots to pin", code="unsupported-format", hint="leave pin= out")
+
     def _other(self, what: str, samples: int) -> str:
         return f"a state is of the names and sizes of its files: it has {samples}, here are {len(self)} below {self.root}"
 

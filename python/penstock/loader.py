@@ -70,6 +70,7 @@ class Loader:
         threads: int | None = None,
         python_workers: int = 0,
         progress: bool = False,
+        pin: bool = False,
     ) -> None:
         self.rank, self.world_size = _ranks(rank, world_size)
         if (batch_size is None) == (global_batch_size is None):
@@ -83,7 +84,12 @@ class Loader:
             raise InvalidInputError(f"last_batch={last_batch!r}", code="invalid-argument", hint="one of short, drop, pad")
         self.output, self.last_batch, self.decode, self.on_corrupt = output, last_batch, decode, on_corrupt
         self.seed = whole(seed, "seed", 0)
-        for what, given, kinds in (("decode", decode, bool), ("outputs", outputs, Mapping | None), ("nulls", nulls, Mapping | None)):
+        for what, given, kinds in (
+            ("decode", decode, bool),
+            ("pin", pin, bool),
+            ("outputs", outputs, Mapping | None),
+            ("nulls", nulls, Mapping | None),
+        ):
             if not isinstance(given, kinds):
                 raise InvalidInputError(f"{what}={given!r}", code="invalid-argument", hint="see help(ps.View.loader)")
         self.order_block_samples = (
@@ -94,7 +100,8 @@ class Loader:
             if isinstance(columns, str) or not all(isinstance(name, str) for name in listed):
                 raise InvalidInputError(f"columns={columns!r}, expected a list of names", hint=f"write columns=[{columns!r}]")
             columns = listed
-        views = {"": (source, 1.0)} if isinstance(source, View) else dict(source.sources)
+        given = {"": (source, 1.0)} if isinstance(source, View) else source.sources
+        views = {name: (view._as_it_is(), weight) for name, (view, weight) in given.items()}  # A dataset moves on when it is appended to.
         first = next(iter(views.values()))[0]
         names = list(first.schema) if columns is None else list(dict.fromkeys(columns))
         self._columns = [name for name in names if name not in EXTRAS]
@@ -108,7 +115,7 @@ class Loader:
         self.memory_bytes = defaults[0] if memory_bytes is None else whole(memory_bytes, "memory_bytes", 1)
         self.threads = defaults[1] if threads is None else whole(threads, "threads", 1)
         self.python_workers = whole(python_workers, "python_workers", 0)
-        self.progress = progress
+        self.progress, self.pin = progress, pin
         self._mix: dict[str, Any] | None = None
         if isinstance(source, Mix):
             total = sum(weight for _, weight in views.values())
@@ -134,6 +141,7 @@ class Loader:
         self._read_there: dict[str, int] = {}
         self._read_before = self._counted()
         self._pool: Pool | None = None
+        self._keep()
 
     def _open(self, base: tuple[int, int]) -> _core.Loader:
         columns = list(dict.fromkeys(self._outputs.values()))
@@ -170,6 +178,11 @@ class Loader:
                 hint=f"memory_bytes={int(1.5 * need)}, or a smaller window",
             )  # fmt: skip
         return core
+
+    def _keep(self) -> None:
+        """Pin what is read, if that is wanted; one rank does."""
+        for source in self._sources if self.pin and self.rank == 0 else ():
+            source.view._pin(f"loader-{source.view.snapshot}")
 
     # Iterating
 
@@ -299,7 +312,7 @@ class Loader:
         if self._per_sample:
             batch = self._mapped(batch, about, number)
         for fn in self._per_batch:
-            with _Noted(f"in {fn!r}, for step {number} of the loader"):
+            with _Noted(fn, f"step {number}"):
                 batch = fn(batch)
             if not isinstance(batch, dict):
                 raise InvalidInputError(
@@ -315,7 +328,7 @@ class Loader:
             sample = {name: values[index] for name, values in batch.items()}
             rng = np.random.Generator(np.random.Philox(key=[self.seed, 0], counter=[0, 0, about["epoch"], int(about["draw"][index])]))
             for fn in self._per_sample:
-                with _Noted(f"in {fn!r}, for sample {int(about['position'][index])} in step {number} of the loader"):
+                with _Noted(fn, f"sample {int(about['position'][index])} in step {number}"):
                     sample = fn(sample, rng)
                 if not isinstance(sample, dict):
                     raise InvalidInputError(
@@ -389,6 +402,7 @@ class Loader:
         self._sources, self._mix, self.seed, self.order_block_samples = found, mix, seed, block
         try:
             self._rebase((epoch, draw))
+            self._keep()
             if draw > self._core.epoch_samples:
                 raise InvalidInputError(f"this is no state of a loader: draw {draw} of {self._core.epoch_samples}", code="invalid-argument")
         except Exception:
@@ -505,17 +519,19 @@ class Loader:
 class _Noted:
     """Says where an exception of a user's function comes from."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, fn: Callable[..., Any], place: str) -> None:
+        self.fn, self.place = fn, place
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None:
+            return
+        text = f"in {self.fn!r}, for {self.place} of the loader"
         if isinstance(error, StopIteration):  # Would end a generator that it passes through.
-            raise RuntimeError(f"StopIteration {self.text}") from error
-        if error is not None:
-            error.add_note(self.text)
+            raise RuntimeError(f"StopIteration {text}") from error
+        error.add_note(text)
 
 
 def _sum(*counts: Mapping[str, int]) -> dict[str, int]:

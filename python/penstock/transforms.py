@@ -259,9 +259,11 @@ class Tokenize(PerBatch):
 
     def __init__(self, tokenizer: Any, on: str, length: int | None = None, pad: int = 0) -> None:
         self.tokenizer, self.on, self.length, self.pad = tokenizer, on, length, pad
-        super().__init__(self._tokenized)
 
-    def _tokenized(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def __repr__(self) -> str:
+        return f"Tokenize(on={self.on!r}, length={self.length}, pad={self.pad})"
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         if self.on not in batch:
             raise InvalidInputError(f"Tokenize is on `{self.on}`, the batch has {', '.join(batch)}", code="invalid-argument")
         found = [encoding.ids for encoding in self.tokenizer.encode_batch([text or "" for text in batch[self.on]])]

@@ -107,6 +107,13 @@ class View:
         """What states know the dataset by."""
         return self._snapshot.dataset_id
 
+    def _as_it_is(self) -> View:
+        """Give a view that stays at its snapshot."""
+        return self
+
+    def _pin(self, name: str) -> None:
+        self._snapshot.pin(name)
+
     def _other(self, what: str, samples: int) -> str:
         """What to do with a state of so many samples that is of another `what`."""
         return f"open the same {what} that the state was taken of"
@@ -217,6 +224,7 @@ class View:
         `on_corrupt` "raise", "substitute" (another sample stands in) or "mask" (that, and `_valid` is False). `nulls` {column: value or "mask"}.
         `order_block_samples`: draws that lanes and mixtures share out at a time, by default a global batch. `memory_bytes` and `threads`: budgets, by
         default those of `ps.configure`. `python_workers`: processes for your functions. `progress`: a live line.
+        `pin=True` keeps the snapshot, and that of a state that is loaded, from being collected until `ds.unpin`: a record in the dataset, so it must be writable.
 
         Shapes: images (B, H, W, 3) uint8 where a transform makes them equal, else a list; torch (B, 3, H, W) in channels_last memory; fixed columns
         (B, …), ragged ones `Ragged`, text and bytes lists. Batches are yours: owned and writable.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::SnapshotId;
-use penstock_format::ids::{hint_name, log_folder, read_hint, record_name, record_number, sealed_crc};
+use penstock_format::ids::{hint_name, log_folder, numbered, read_hint, record_name, record_number, sealed_crc};
 use penstock_format::record::Record;
 use penstock_storage::Storage;
 
@@ -26,15 +26,19 @@ pub fn read(storage: &dyn Storage, branch: u64, number: u64) -> Result<LogEntry>
     LogEntry::parse(&storage.read(&record_name(branch, number))?, branch, number)
 }
 
-/// The newest record, or nothing where there is no log. Cost: a listing of one name and the record where the store lists in
-/// order; else hint, about two look-ups, record.
+/// The newest record, or nothing where there is no log. Cost: that of `newest_number`, and the record.
 pub fn newest(storage: &dyn Storage, branch: u64) -> Result<Option<LogEntry>> {
-    let first = storage.newest(&log_folder(branch))?.unwrap_or_default();
+    newest_number(storage, &log_folder(branch))?.map(|number| read(storage, branch, number)).transpose()
+}
+
+/// The number of the newest record of a log. Cost: a listing of one name where the store lists in order; else hint, about two look-ups.
+pub fn newest_number(storage: &dyn Storage, folder: &str) -> Result<Option<u64>> {
+    let first = storage.newest(folder)?.unwrap_or_default();
     if let Some(number) = first.iter().find_map(|name| record_number(name)) {
-        return read(storage, branch, number).map(Some);
+        return Ok(Some(number));
     }
-    let exists = |number: u64| storage.exists(&record_name(branch, number));
-    let hinted = match storage.read(&hint_name(branch)) {
+    let exists = |number: u64| storage.exists(&numbered(folder, number));
+    let hinted = match storage.read(&hint_name(folder)) {
         Ok(body) => read_hint(&body),
         Err(error) if error.kind() == Kind::NotFound => None,
         Err(error) => return Err(error),
@@ -57,7 +61,7 @@ pub fn newest(storage: &dyn Storage, branch: u64) -> Result<Option<LogEntry>> {
         let middle = known + (absent - known) / 2;
         if exists(middle)? { known = middle } else { absent = middle }
     }
-    read(storage, branch, known).map(Some)
+    Ok(Some(known))
 }
 
 /// The record that a snapshot id names.

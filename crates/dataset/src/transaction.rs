@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use penstock_error::{Context as _, Error, Result};
-use penstock_format::ids::{ObjectRef, PROVISIONAL, data_name, hint_name, page_name, record_name, root_name, words_name, write_hint};
+use penstock_format::ids::{
+    ObjectRef, PROVISIONAL, data_name, hint_name, log_folder, page_name, record_name, root_name, words_name, write_hint,
+};
 use penstock_format::manifest::{Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, Root, WordsSegment, encode_pages, encode_words};
 use penstock_format::record::{Change, ChangeKind, Delta, Record, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec, Schema};
@@ -92,7 +94,7 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
             Err(_) => {} // A lost answer, or one that cannot be believed: the same body again.
         }
     };
-    let _ = store.overwrite(&hint_name(0), &write_hint(0)); // A missing hint costs a few look-ups.
+    let _ = store.overwrite(&hint_name(&log_folder(0)), &write_hint(0)); // A missing hint costs a few look-ups.
     Snapshot::at(context, entry)
 }
 
@@ -101,7 +103,7 @@ fn exists(store: &dyn Storage) -> Error {
         .hint("open it with ps.open, or choose another place")
 }
 
-fn now_us() -> i64 {
+pub fn now_us() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as i64)
 }
 
@@ -344,7 +346,7 @@ impl Transaction {
             other => other?,
         };
         self.state = State::Closed;
-        let _ = context.storage.overwrite(&hint_name(record.branch), &write_hint(record.number)); // A stale hint costs a few look-ups.
+        let _ = context.storage.overwrite(&hint_name(&log_folder(record.branch)), &write_hint(record.number)); // A stale hint costs a few look-ups.
         let first_row_id = penstock_format::ids::row_id(record.lineage, record.next_counter - self.samples) as i64;
         let crc = penstock_format::ids::sealed_crc(&record.encode());
         let receipt = Receipt { snapshot: record.snapshot(), first_row_id, samples: self.samples };

@@ -180,6 +180,7 @@ pub enum Magic {
     Root,
     Page,
     Words,
+    Names,
 }
 
 impl Magic {
@@ -189,6 +190,7 @@ impl Magic {
             Magic::Root => b"PNSR",
             Magic::Page => b"PNSP",
             Magic::Words => b"PNSW",
+            Magic::Names => b"PNSN",
         }
     }
 
@@ -198,6 +200,7 @@ impl Magic {
             Magic::Root => "manifest root",
             Magic::Page => "manifest page",
             Magic::Words => "words object",
+            Magic::Names => "names record",
         }
     }
 }

@@ -133,6 +133,9 @@ pub fn row_id(lineage: u64, counter: u64) -> u64 {
     lineage << COUNTER_BITS | counter
 }
 
+/// Folder of the records that name branches, tags and pins.
+pub const NAMES_FOLDER: &str = "refs";
+
 /// Folder of the commit records of a branch: in ascending order of names the newest comes first, and the hint last.
 pub fn log_folder(branch: u64) -> String {
     format!("log/{branch:016x}")
@@ -140,7 +143,12 @@ pub fn log_folder(branch: u64) -> String {
 
 /// Name of commit record `number` of a branch.
 pub fn record_name(branch: u64, number: u64) -> String {
-    format!("{}/{:020}", log_folder(branch), u64::MAX - number)
+    numbered(&log_folder(branch), number)
+}
+
+/// Name of record `number` of a log.
+pub fn numbered(folder: &str, number: u64) -> String {
+    format!("{folder}/{:020}", u64::MAX - number)
 }
 
 /// The number of the record with this name in its folder, or nothing if it is no record.
@@ -149,9 +157,9 @@ pub fn record_number(name: &str) -> Option<u64> {
     digits.then(|| name.parse::<u64>().ok()).flatten().map(|rest| u64::MAX - rest)
 }
 
-/// Name of the hint of a branch.
-pub fn hint_name(branch: u64) -> String {
-    format!("{}/hint", log_folder(branch))
+/// Name of the hint of a log.
+pub fn hint_name(folder: &str) -> String {
+    format!("{folder}/hint")
 }
 
 pub fn data_name(id: Id) -> String {

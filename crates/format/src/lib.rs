@@ -8,6 +8,7 @@ pub mod datafile;
 pub mod ids;
 pub mod ints;
 pub mod manifest;
+pub mod names;
 pub mod record;
 pub mod schema;
 

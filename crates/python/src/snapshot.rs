@@ -1,5 +1,6 @@
 //! A snapshot of a dataset: open, create, log, verify, counts.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use penstock_dataset::{Context, Report};
@@ -139,6 +140,22 @@ impl Snapshot {
     /// Words of a category, by code.
     fn vocabulary(&self, py: Python<'_>, column: &str) -> PyResult<Vec<String>> {
         self.inner.column(column).and_then(|spec| self.inner.vocabulary(spec.id)).or_raise(py)
+    }
+
+    /// Keep this snapshot under a name, until it is removed.
+    fn pin(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        py.detach(|| penstock_dataset::pin(self.inner.context.storage.as_ref(), name, self.inner.id())).or_raise(py)
+    }
+
+    /// Names and snapshots that are kept.
+    fn pins(&self, py: Python<'_>) -> PyResult<BTreeMap<String, String>> {
+        let pins = py.detach(|| penstock_dataset::pins(self.inner.context.storage.as_ref())).or_raise(py)?;
+        Ok(pins.into_iter().map(|(name, target)| (name, target.to_string())).collect())
+    }
+
+    /// Remove a pin; whether it was there.
+    fn unpin(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        py.detach(|| penstock_dataset::unpin(self.inner.context.storage.as_ref(), name)).or_raise(py)
     }
 
     /// Commits, newest first, as dicts.
