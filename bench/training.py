@@ -139,7 +139,9 @@ def photos(folder: pathlib.Path, given: pathlib.Path | None) -> Result:
         rows = race(systems)
         if (place / "photos.beton").exists():
             sizes = [sum(path.stat().st_size for path in files), (place / "photos.beton").stat().st_size]
-            lines.append(f"{source.name}: {sizes[0] / len(files):,.0f} bytes an image; FFCV's own encoding takes {sizes[1] / len(files):,.0f}")
+            lines.append(
+                f"{source.name}: {sizes[0] / len(files):,.0f} bytes an image; FFCV's own encoding takes {sizes[1] / len(files):,.0f}"
+            )
         decoded += [decoding() for _ in range(2)]
         alone = statistics.median(decoded)
         ours = rows["penstock"]["per_second"]
