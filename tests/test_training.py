@@ -78,8 +78,10 @@ def test_errors_of_processes_come_through(ds):
 
 
 def test_a_worker_killed_with_unread_messages_is_named(ds):
-    batches = iter(ds.loader(batch_size=10, columns=["x", "number"], transform=[scaled], python_workers=1))
+    loader = ds.loader(batch_size=10, columns=["x", "number"], transform=[scaled], python_workers=1)
+    batches = iter(loader)
     next(batches)
+    assert loader._pool.pipes[0].poll(60), "the second batch waits"
     [worker] = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
     worker.suspend()
     next(batches)  # Its message that there is room stays unread: the kernel resets the connection instead of ending it.

@@ -144,8 +144,7 @@ class Loader:
         self._keep()
 
     def _open(self, base: tuple[int, int]) -> _core.Loader:
-        columns = list(dict.fromkeys(self._outputs.values()))
-        held = int(sum(source.held_bytes(columns) for source in self._sources) / self.world_size)
+        columns, held = list(dict.fromkeys(self._outputs.values())), self._window_bytes()
         workers = self.python_workers if self._per_sample or self._per_batch else 1  # Each holds windows of its own.
         declared = {
             "names": [source.name for source in self._sources],
@@ -178,6 +177,11 @@ class Loader:
                 hint=f"memory_bytes={int(1.5 * need)}, or a smaller window",
             )  # fmt: skip
         return core
+
+    def _window_bytes(self) -> int:
+        """What this rank holds of windows, at most: its lanes; in a mixture, whose draws are dealt out otherwise, any."""
+        columns = list(dict.fromkeys(self._outputs.values()))
+        return int(sum(source.held_bytes(columns) for source in self._sources) / (1 if self._mix else self.world_size))
 
     def _keep(self) -> None:
         """Pin what is read, if that is wanted; one rank does."""
@@ -402,9 +406,9 @@ class Loader:
         self._sources, self._mix, self.seed, self.order_block_samples = found, mix, seed, block
         try:
             self._rebase((epoch, draw))
-            self._keep()
             if draw > self._core.epoch_samples:
                 raise InvalidInputError(f"this is no state of a loader: draw {draw} of {self._core.epoch_samples}", code="invalid-argument")
+            self._keep()
         except Exception:
             self._sources, self._mix, self.seed, self.order_block_samples = before
             self._rebase(was)

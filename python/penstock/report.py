@@ -37,25 +37,21 @@ def explained(loader: Loader) -> dict[str, str]:
     quality = sum(distinct) / sum(full) if sum(full) else 1.0
     ordered = next((source for source in loader._sources if source.order["kind"] == "window"), None)
     windowed = ordered and ordered.order
-    # Runs of a window are read whole, each once; by one rank, but of a mixture by every rank that draws from it.
-    readers = 1 if windowed and loader._mix else loader.world_size
-    asked = draws / windowed["run_samples"] / readers if windowed else sum(requests) / max(1, len(looked)) * steps
+    # Runs of a window are read whole, each once: by one rank, or in a mixture by all that draw from them.
+    parts = 1 if windowed and loader._mix else loader.world_size
+    asked = draws / windowed["run_samples"] / parts if windowed else sum(requests) / max(1, len(looked)) * steps
+    mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader._sources)
     answer = {
         "epoch": f"{draws} samples in {steps} steps of {loader.global_batch_size} ({loader.global_batch_size // loader.world_size} a rank)",
         "order": ", ".join(json.dumps(source.order) for source in loader._sources),
-        "bytes": f"about {size_text(total)} an epoch, up to {size_text(total / readers)} a rank",
-        "requests": f"about {asked:,.0f} an epoch and rank"
-        if requests
-        else "none"
-        if all(source.view._snapshot.mapped and source.view._files is None for source in loader._sources)
-        else "one a file",
+        "bytes": f"about {size_text(total)} an epoch, up to {size_text(total / parts)} a rank",
+        "requests": f"about {asked:,.0f} an epoch and rank" if requests else "none: files are mapped" if mapped else "one a file",
         "memory": f"batches ahead, and windows that are held, take up to {size_text(loader.memory_bytes)}; a batch of fixed shapes {size_text(loader._core.least_bytes)}",
         "shuffle": f"a batch comes from {min(1.0, quality):.0%} as many places as in a full permutation",
     }
     if ordered and windowed:
-        held = sum(source.held_bytes(columns) for source in loader._sources) / loader.world_size
         answer["window"] = (
-            f"{windowed['window_samples']} samples, {size_text(ordered.window_bytes(columns))} over {windowed['lanes']} lanes, in runs of {windowed['run_samples']}; a rank holds up to {size_text(held)}"
+            f"{windowed['window_samples']} samples, {size_text(ordered.window_bytes(columns))} over {windowed['lanes']} lanes, in runs of {windowed['run_samples']}; a rank holds up to {size_text(loader._window_bytes())}"
         )
     return answer
 

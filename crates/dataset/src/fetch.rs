@@ -118,7 +118,7 @@ impl Fetched {
         Ok(())
     }
 
-    /// Give samples places in one memory, those of a column as an array wants them if they were asked for in their order.
+    /// Give samples that stand in the order asked places in one memory, so that those of a column lie there as an array wants them.
     /// What is here already goes there at once. Nothing where there is too little memory.
     fn place(&mut self, mut samples: Vec<&Wanted>) {
         let most = samples.iter().map(|sample| sample.bytes as usize + COLUMN_ALIGN).sum();

@@ -32,10 +32,9 @@ impl Log {
             let names = Names::parse(&storage.read(&name)?, number).context(|| format!("cannot read `{name}`"))?;
             for Operation { removes, name, target, .. } in names.operations.into_iter().filter(|operation| operation.kind == NameKind::Pin)
             {
-                if removes {
-                    self.pins.remove(&name)
-                } else {
-                    self.pins.insert(name, target)
+                match removes {
+                    true => self.pins.remove(&name),
+                    false => self.pins.insert(name, target),
                 };
             }
             self.time_us = names.time_us;
@@ -58,30 +57,28 @@ pub fn pin(storage: &dyn Storage, name: &str, target: SnapshotId) -> Result<()> 
         let operation = Operation { removes: false, kind: NameKind::Pin, name: name.into(), target };
         (pins.get(name) != Some(&target)).then_some(operation)
     };
-    append(storage, set).context(|| format!("cannot pin snapshot `{target}` of `{}`", storage.uri()))
+    append(storage, set).context(|| format!("cannot pin snapshot `{target}` of `{}`", storage.uri())).map(drop)
 }
 
 /// Remove a pin; whether it was there.
 pub fn unpin(storage: &dyn Storage, name: &str) -> Result<bool> {
-    let there = pins(storage)?.contains_key(name);
     let remove = |pins: &BTreeMap<String, SnapshotId>| {
         pins.get(name).map(|target| Operation { removes: true, kind: NameKind::Pin, name: name.into(), target: *target })
     };
-    append(storage, remove).context(|| format!("cannot remove pin `{name}` of `{}`", storage.uri()))?;
-    Ok(there)
+    append(storage, remove).context(|| format!("cannot remove pin `{name}` of `{}`", storage.uri()))
 }
 
-/// Append what is still to be done; an operation done twice does no harm.
-fn append(storage: &dyn Storage, left: impl Fn(&BTreeMap<String, SnapshotId>) -> Option<Operation>) -> Result<()> {
+/// Append what is still to be done, which is harmless to do twice; whether there was anything.
+fn append(storage: &dyn Storage, left: impl Fn(&BTreeMap<String, SnapshotId>) -> Option<Operation>) -> Result<bool> {
     let mut log = Log::default();
-    for _ in 0..RACES {
+    for race in 0..RACES {
         log.catch_up(storage)?;
-        let Some(operation) = left(&log.pins) else { return Ok(()) };
+        let Some(operation) = left(&log.pins) else { return Ok(race > 0) };
         let number = log.next;
         let names = Names { number, time_us: now_us().max(log.time_us + 1), operations: vec![operation] };
         if create_certainly(storage, &numbered(NAMES_FOLDER, number), &names.encode())? == Created::Created {
             let _ = storage.overwrite(&hint_name(NAMES_FOLDER), &write_hint(number)); // A stale hint costs a few look-ups.
-            return Ok(());
+            return Ok(true);
         }
         // Another's record, or an own earlier try: what is left tells.
     }

@@ -108,7 +108,7 @@ impl Engine {
             end,
             stride,
             entries: BTreeMap::new(),
-            estimate_bytes: recipe.least_bytes() + recipe.fetched_bytes,
+            estimate_bytes: recipe.least_bytes().max(recipe.fetched_bytes),
         };
         let inner = Arc::new(Inner {
             recipe,

@@ -10,6 +10,7 @@ use penstock_dataset::Held;
 use penstock_error::Result;
 use penstock_format::schema::ColumnSpec;
 
+use crate::engine::caught;
 use crate::order::Order;
 use crate::source::Source;
 
@@ -28,6 +29,12 @@ pub struct Steps {
     pub stride: u64,
 }
 
+impl Default for Steps {
+    fn default() -> Steps {
+        Steps { begin: 0, stride: 1 }
+    }
+}
+
 impl Steps {
     pub fn has(&self, step: u64) -> bool {
         step.checked_sub(self.begin).is_some_and(|behind| behind.is_multiple_of(self.stride))
@@ -36,7 +43,7 @@ impl Steps {
 
 #[derive(Default)]
 struct State {
-    steps: Option<Steps>,
+    steps: Steps,
     /// By epoch and number.
     runs: HashMap<(u64, u64), Run>,
     /// Of all blocks that are held.
@@ -78,7 +85,7 @@ impl Window {
 
     /// Let go of everything: the draws begin anew, for these steps.
     pub fn begin(&self, steps: Steps) {
-        *self.lock() = State { steps: Some(steps), ..State::default() };
+        *self.lock() = State { steps, ..State::default() };
     }
 
     /// What is held now, or will be when it is fetched.
@@ -105,7 +112,8 @@ impl Window {
         positions.iter().for_each(|position| *uses.entry((epoch, position / self.run_samples)).or_default() += 1);
         let missing = self.missing(source, uses.keys().copied(), drawn);
         let groups = missing.iter().map(|(_, run)| self.range(source, *run).map(|position| source.absolute(position)).collect()).collect();
-        let fetched = if missing.is_empty() { Ok(Vec::new()) } else { source.snapshot.hold(groups, columns) };
+        // Others wait for these runs, whatever happens.
+        let fetched = if missing.is_empty() { Ok(Vec::new()) } else { caught(|| source.snapshot.hold(groups, columns)) };
         let mut state = self.lock();
         state.fetching -= missing.len() as u64;
         self.fetched.notify_all(); // They look when this lock is free.
@@ -148,12 +156,12 @@ impl Window {
         drawn: impl Fn(Range<u64>, Steps) -> u64,
     ) -> Vec<(u64, u64)> {
         let mut state = self.lock();
-        let steps = state.steps.unwrap_or(Steps { begin: 0, stride: 1 });
         let mut missing: Vec<(u64, u64)> = wanted.filter(|run| !state.runs.contains_key(run)).collect();
         missing.sort_unstable();
         state.fetching += missing.len() as u64;
         for run in &missing {
-            state.runs.insert(*run, Run { held: None, left: drawn(self.range(source, run.1), steps), used: 0 });
+            let left = drawn(self.range(source, run.1), state.steps);
+            state.runs.insert(*run, Run { held: None, left, used: 0 });
         }
         missing
     }
