@@ -19,8 +19,6 @@ from penstock import transforms as T
 from PIL import Image
 
 pytestmark = pytest.mark.local
-# A batch of `MEMORY`, in whole huge pages: idle memory is one more of these where one more batch happened to be in work at a time.
-BATCH_BYTES = 8 << 20
 SAMPLES, SAMPLE_BYTES = 2003, 70_000
 
 
@@ -126,7 +124,7 @@ def photographs(folder, count):
 
 
 MEMORY = """
-import json, os, sys
+import json, os, sys, time
 import penstock as ps
 from penstock import transforms as T
 
@@ -144,7 +142,8 @@ before = pss()
 after = []
 peak = 0
 for _ in range(epochs):
-    for batch in loader.stream(1):  # Ends its threads: what is made ahead would count by chance.
+    for number, batch in enumerate(loader.stream(1)):  # Ends its threads: what is made ahead would count by chance.
+        time.sleep(0.5 if number == 0 else 0)  # As many batches as may be are made ahead in every epoch.
         peak = max(peak, pss()) if len(after) < 3 else peak
     del batch
     after.append(pss())
@@ -163,8 +162,9 @@ def test_memory_stays_within_the_budget_and_does_not_grow(tmp_path):
     before, peak, after, held, _ = memory(ds, budget, 6)
     assert held <= budget
     stored = ds.layout()["image"]["stored_bytes"]  # Mapped files are part of PSS, and the kernel's to take back.
-    assert peak <= before + 1.1 * budget + stored, (peak - before) / budget
-    assert after[-1] <= 1.02 * after[1] + BATCH_BYTES, after
+    kept = 8 << 20  # The batch that the consumer has, in whole huge pages.
+    assert peak <= before + 1.1 * budget + stored + kept, (peak - before) / budget
+    assert after[-1] <= 1.02 * after[1], after
 
 
 def test_threads_are_those_asked_for(large):
@@ -197,7 +197,7 @@ def test_ten_thousand_starts_and_stops_leak_nothing(large):
 @pytest.mark.soak
 def test_twenty_epochs_grow_by_two_percent_at_most(tmp_path):
     *_, after, _, _ = memory(photographs(tmp_path, 600), 64 << 20, 20)
-    assert after[-1] <= 1.02 * after[1] + BATCH_BYTES and after[-1] <= 1.02 * after[9], after
+    assert after[-1] <= 1.02 * after[1], after
 
 
 STEPS = """
