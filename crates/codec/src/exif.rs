@@ -4,12 +4,31 @@ use crate::image::Picture;
 
 /// Orientation 1…8 of a JPEG or PNG; 1 where there is none, or where it can't be read.
 pub fn orientation(bytes: &[u8]) -> u8 {
+    if has_no_exif(bytes) {
+        return 1;
+    }
     let mut reader = exif::Reader::new();
     reader.continue_on_error(true);
     let parsed = reader.read_from_container(&mut std::io::Cursor::new(bytes)).or_else(|error| error.distill_partial_result(|_| {}));
     let value =
         parsed.ok().and_then(|exif| exif.get_field(exif::Tag::Orientation, exif::In::PRIMARY).and_then(|field| field.value.get_uint(0)));
     value.filter(|value| (1..=8).contains(value)).unwrap_or(1) as u8
+}
+
+/// Whether this is a JPEG without an EXIF segment before its scan, as most are for training. Whatever is odd is the library's to tell.
+fn has_no_exif(bytes: &[u8]) -> bool {
+    let Some(mut rest) = bytes.strip_prefix(&[0xff, 0xd8]) else { return false };
+    while let [0xff, marker, high, low, body @ ..] = rest {
+        let length = usize::from(u16::from_be_bytes([*high, *low]));
+        match marker {
+            0xda => return true,
+            0xc0..=0xfe if length >= 2 && !(*marker == 0xe1 && body.starts_with(b"Exif")) => {}
+            _ => return false,
+        }
+        let Some(later) = rest.get(2 + length..) else { return false };
+        rest = later;
+    }
+    false
 }
 
 /// Turn and mirror a picture so that it stands upright. Source: EXIF 2.32, tag 0x0112.
@@ -37,4 +56,20 @@ pub fn upright(picture: Picture, orientation: u8) -> Picture {
         }
     }
     Picture { height: out_height, width: out_width, data, ..picture }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_no_exif;
+
+    #[test]
+    fn only_whole_headers_without_exif_are_passed_by() {
+        let jpeg = |segments: &[u8]| [&[0xff, 0xd8][..], segments].concat();
+        assert!(has_no_exif(&jpeg(b"\xff\xe0\0\x04ab\xff\xdb\0\x03a\xff\xda\0\x02")));
+        assert!(!has_no_exif(&jpeg(b"\xff\xe0\0\x04ab\xff\xe1\0\x08Exif\0\0\xff\xda\0\x02")));
+        for odd in [&b""[..], b"\xff", b"\xff\xe0\0\x01\xff\xda\0\x02", b"\xff\xe0\0\x09ab", b"\0\xe0\0\x02\xff\xda\0\x02"] {
+            assert!(!has_no_exif(&jpeg(odd)), "{odd:?}");
+        }
+        assert!(!has_no_exif(b"\x89PNG"));
+    }
 }
