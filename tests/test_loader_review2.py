@@ -287,3 +287,18 @@ def test_a_loader_stays_at_its_snapshot_while_its_dataset_moves_on(ds, mixed):
     assert loader.state_dict() == still.state_dict() and loader.state_dict()["sources"][0]["snapshot"] == first
     assert loader.explain() == still.explain()
     assert sum(len(batch["n"]) for batch in made(ds)) == 150
+
+
+def test_the_manifest_is_walked_once_at_most_and_not_where_files_are_mapped(ds, monkeypatch):
+    walks = []
+    plain = ps.View._stored_bytes
+    monkeypatch.setattr(ps.View, "_stored_bytes", lambda view, columns: walks.append(columns) or plain(view, columns))
+    for io, expected in (("auto", 0), ("buffered", 1)):
+        loader = ps.open(ds.uri, io=io).loader(batch_size=5, shuffle=True, columns=["n"])
+        loader.set_epoch(2)
+        loader.batch_at(1)
+        loader.load_state_dict(loader.state_dict(step=3))
+        next(iter(loader))
+        loader.close()
+        assert len(walks) == expected
+        walks.clear()

@@ -144,8 +144,7 @@ class Loader:
         self._keep()
 
     def _open(self, base: tuple[int, int]) -> _core.Loader:
-        columns, held = list(dict.fromkeys(self._outputs.values())), self._window_bytes()
-        workers = self.python_workers if self._per_sample or self._per_batch else 1  # Each holds windows of its own.
+        held = self._window_bytes()
         declared = {
             "names": [source.name for source in self._sources],
             "outputs": list(self._outputs.items()),
@@ -164,12 +163,13 @@ class Loader:
             "on_corrupt": self.on_corrupt,
             "threads": self.threads,
             "memory_bytes": self.memory_bytes,
-            "sample_bytes": int(max(source.sample_bytes(columns) for source in self._sources)),
+            "sample_bytes": int(max(source.fetched_bytes for source in self._sources)),
             "window_bytes": held,
         }
         views, files = [source.view._view for source in self._sources], [source.view._files for source in self._sources]
         core = _core.Loader(views, files, [source.weights for source in self._sources], _json(declared))
-        need = max(1, workers) * (held + core.least_bytes)
+        workers = max(1, self._processes)  # Each holds windows of its own.
+        need = workers * (held + core.least_bytes)
         if held and need > self.memory_bytes:
             raise InvalidInputError(
                 f"the window takes up to {size_text(held)} on each rank{' and in each worker' if workers > 1 else ''}, a batch "
@@ -180,8 +180,12 @@ class Loader:
 
     def _window_bytes(self) -> int:
         """What this rank holds of windows, at most: its lanes; in a mixture, whose draws are dealt out otherwise, any."""
-        columns = list(dict.fromkeys(self._outputs.values()))
-        return int(sum(source.held_bytes(columns) for source in self._sources) / (1 if self._mix else self.world_size))
+        return int(sum(source.held_bytes for source in self._sources) / (1 if self._mix else self.world_size))
+
+    @property
+    def _processes(self) -> int:
+        """Python workers that are wanted: none without functions for them to run."""
+        return self.python_workers if self._per_sample or self._per_batch else 0
 
     def _keep(self) -> None:
         """Pin what is read, if that is wanted; one rank does."""
@@ -262,13 +266,13 @@ class Loader:
                 self._end()
 
     def _start(self, end: int) -> None:
-        if not self.python_workers or not (self._per_sample or self._per_batch):
+        if not self._processes:
             self._core.start(self._step, end)
         elif self._pool is None or not self._pool.goes_on(self._step):
             from penstock.workers import Pool
 
             self._end()
-            self._pool = Pool(self, self.python_workers, self._step, end)
+            self._pool = Pool(self, self._processes, self._step, end)
 
     def _end(self) -> None:
         self._core.close()
@@ -294,7 +298,7 @@ class Loader:
             "on_corrupt": self.on_corrupt, "nulls": self._nulls, "order_block_samples": self.order_block_samples,
             "memory_bytes": max(1, self.memory_bytes // workers), "threads": max(1, self.threads // workers),
         }  # fmt: skip
-        sources = [(source.name, source.view, source.order, source.given) for source in self._sources]
+        sources = [(source.name, source.view, source.columns, source.order, source.given) for source in self._sources]
         return Parcel(sources, self._mix, self._core.begin_of(0), options, (self._declared, self._per_sample, self._per_batch))
 
     def _staged(self, core: _core.Loader, batch: Batch, about: dict[str, Any]) -> Batch:
@@ -475,7 +479,7 @@ class Loader:
         elapsed = max(self._elapsed_seconds, 1e-9)
         batches, samples, size, refused = self._given.tolist()
         waiting, functions = self._inside_seconds, self._function_seconds + counts.get("function_ns", 0) / 1e9
-        processes = max(1, self.python_workers) if self._per_sample or self._per_batch else 1
+        processes = max(1, self._processes)
         threads = processes * max(1, self.threads // processes)
         answer: dict[str, Any] = {
             "batches": batches, "samples": samples, "bytes": size, "seconds": elapsed,
@@ -550,7 +554,7 @@ def _sum(*counts: Mapping[str, int]) -> dict[str, int]:
 class Parcel:
     """A loader on its way to a python worker."""
 
-    sources: list[tuple[str, View, dict[str, Any], npt.NDArray[np.float64] | None]]
+    sources: list[tuple[str, View, Sequence[str], dict[str, Any], npt.NDArray[np.float64] | None]]
     mix: dict[str, Any] | None
     base: tuple[int, int]
     options: dict[str, Any]
@@ -562,7 +566,8 @@ class Parcel:
         loader._declared, loader._per_sample, loader._per_batch = self.stages
         weights = [None if given is None else _core.Weights(given) for *_, given in self.sources]
         loader._sources = [
-            Source(name, view, order, table, given) for (name, view, order, given), table in zip(self.sources, weights, strict=True)
+            Source(name, view, columns, order, table, given)
+            for (name, view, columns, order, given), table in zip(self.sources, weights, strict=True)
         ]
         loader._mix = self.mix
         loader._core = loader._open(self.base)

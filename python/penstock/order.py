@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -107,6 +108,8 @@ class Source:
 
     name: str
     view: View
+    # Those that are read of it.
+    columns: Sequence[str]
     order: dict[str, Any]
     weights: _core.Weights | None = None
     # The weights as they were given.
@@ -116,11 +119,11 @@ class Source:
     def ordered(cls, name: str, view: View, shuffle: bool | Window | Replacement, columns: Sequence[str], block: int) -> Source:
         """Order a view as `shuffle` says. A window's bytes become samples here, by the mean of these columns; `block` is shared out to lanes."""
         if shuffle is True or shuffle is False:
-            return Source(name, view, {"kind": "full" if shuffle else "sequential"})
+            return Source(name, view, columns, {"kind": "full" if shuffle else "sequential"})
         if isinstance(shuffle, Replacement):
             samples = len(view) if shuffle.samples is None else whole(shuffle.samples, "samples", 0)
             if shuffle.weights is None:
-                return Source(name, view, {"kind": "replacement", "samples": samples, "weights": None})
+                return Source(name, view, columns, {"kind": "replacement", "samples": samples, "weights": None})
             try:
                 weights = np.ascontiguousarray(shuffle.weights, dtype=np.float64)
             except (TypeError, ValueError) as error:
@@ -128,11 +131,13 @@ class Source:
             if weights.ndim != 1:
                 raise InvalidInputError(f"weights of shape {weights.shape}, expected ({len(view)},)", code="invalid-argument")
             digest = hashlib.sha256(weights.tobytes()).hexdigest()[:32]
-            return Source(name, view, {"kind": "replacement", "samples": samples, "weights": digest}, _core.Weights(weights), weights)
+            return Source(
+                name, view, columns, {"kind": "replacement", "samples": samples, "weights": digest}, _core.Weights(weights), weights
+            )
         if not isinstance(shuffle, Window):
             raise InvalidInputError(f"shuffle={shuffle!r}, expected True, False, ps.Window or ps.Replacement", code="invalid-argument")
         window_bytes = whole(shuffle.bytes, "Window bytes", 1)
-        mean = max(1.0, view._stored_bytes(columns) / max(1, len(view._snapshot)))
+        mean = max(1.0, _mean_bytes(view, columns))
         window = max(1, int(window_bytes / mean))
         run_bytes = min(max(window_bytes / 64, 64 << 10), 16 << 20)
         run = 1 << max(0, int(math.log2(max(1.0, run_bytes / mean))))
@@ -143,20 +148,27 @@ class Source:
             lanes = max(lanes for lanes in range(1, common + 1) if common % lanes == 0 and lanes <= most)
         else:
             lanes = whole(shuffle.lanes, "lanes", 1)
-        return Source(name, view, {"kind": "window", "run_samples": run, "window_samples": window, "lanes": lanes})
+        return Source(name, view, columns, {"kind": "window", "run_samples": run, "window_samples": window, "lanes": lanes})
 
-    def window_bytes(self, columns: Sequence[str]) -> float:
-        """What a window of these columns takes, by their mean; 0 without windows."""
-        samples = min(self.order["window_samples"], len(self.view)) if self.order["kind"] == "window" else 0
-        return samples * self.sample_bytes(columns)
+    @functools.cached_property
+    def sample_bytes(self) -> float:
+        """What is stored of a sample's columns, by the mean of the whole snapshot. Cost: the whole manifest, once."""
+        return _mean_bytes(self.view, self.columns)
 
-    def held_bytes(self, columns: Sequence[str]) -> float:
+    @property
+    def fetched_bytes(self) -> float:
+        """The same, of what is not mapped; costs nothing where all is."""
+        return 0.0 if self.view._snapshot.mapped and self.view._files is None else self.sample_bytes
+
+    @property
+    def window_bytes(self) -> float:
+        """What a window takes; 0 without windows."""
+        return self.sample_bytes * min(self.order["window_samples"], len(self.view)) if self.order["kind"] == "window" else 0.0
+
+    @property
+    def held_bytes(self) -> float:
         """What all ranks hold of windows at most: the next one begins while one ends. What is mapped is the kernel's."""
-        return 0.0 if self.view._snapshot.mapped else 2 * self.window_bytes(columns)
-
-    def sample_bytes(self, columns: Sequence[str]) -> float:
-        """What is stored of a sample's columns, by the mean of the whole snapshot."""
-        return self.view._stored_bytes(columns) / max(1, len(self.view._snapshot))
+        return 0.0 if self.view._snapshot.mapped else 2 * self.window_bytes
 
     def selection(self) -> str:
         """Tell the selection's samples apart from others: "all", or a hash."""
@@ -176,18 +188,24 @@ class Source:
             raise InvalidInputError(
                 "cannot load the state: it draws by other weights", code="invalid-argument", hint="give the weights it was taken with"
             )
+        if state["snapshot"] == own["snapshot"] and state["order"] == self.order:
+            return self
         view = self.view
         if state["snapshot"] != own["snapshot"]:
             snapshot = _reopened(view, str(state["snapshot"]))
             positions = view._view.positions()
             view = View(snapshot, snapshot.view(None if positions is None else positions.tolist()))
-        return Source(str(state["name"]), view, dict(state["order"]), self.weights, self.given)
+        return Source(str(state["name"]), view, self.columns, dict(state["order"]), self.weights, self.given)
 
     def state(self) -> dict[str, Any]:
         return {
             "name": self.name, "dataset": self.view._identity, "snapshot": self.view.snapshot, "selection": self.selection(),
             "samples": len(self.view), "order": self.order,
         }  # fmt: skip
+
+
+def _mean_bytes(view: View, columns: Sequence[str]) -> float:
+    return view._stored_bytes(columns) / max(1, len(view._snapshot))
 
 
 def _reopened(view: View, snapshot: str) -> _core.Snapshot:

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 def explained(loader: Loader) -> dict[str, str]:
     """What an epoch costs and how well it is shuffled; nothing is read but the manifest."""
     steps, draws = len(loader), loader._core.epoch_samples
-    columns = list(dict.fromkeys(loader._outputs.values()))
-    mean = [source.sample_bytes(columns) for source in loader._sources]
+    mean = [source.sample_bytes for source in loader._sources]
     total = (
         mean[0] * draws
         if loader._mix is None
@@ -29,17 +28,16 @@ def explained(loader: Loader) -> dict[str, str]:
         for number, source in enumerate(loader._sources):
             mine = positions[sources == number]
             if len(mine) and not source.view._snapshot.mapped:
-                requests.append(len(source.view._view.ranges(np.sort(mine), columns)))
+                requests.append(len(source.view._view.ranges(np.sort(mine), list(source.columns))))
             # Of as many equal parts of the source as there are samples, how many are met: 63 % of them by a full permutation.
             count = len(mine)
             distinct.append(len(np.unique(mine * count // max(1, len(source.view)))))
             full.append(count * (1 - (1 - 1 / count) ** count) if count else 0)
     quality = sum(distinct) / sum(full) if sum(full) else 1.0
-    ordered = next((source for source in loader._sources if source.order["kind"] == "window"), None)
-    windowed = ordered and ordered.order
+    windowed = next((source for source in loader._sources if source.order["kind"] == "window"), None)
     # Runs of a window are read whole, each once: by one rank, or in a mixture by all that draw from them.
     parts = 1 if windowed and loader._mix else loader.world_size
-    asked = draws / windowed["run_samples"] / parts if windowed else sum(requests) / max(1, len(looked)) * steps
+    asked = draws / windowed.order["run_samples"] / parts if windowed else sum(requests) / max(1, len(looked)) * steps
     mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader._sources)
     answer = {
         "epoch": f"{draws} samples in {steps} steps of {loader.global_batch_size} ({loader.global_batch_size // loader.world_size} a rank)",
@@ -49,9 +47,11 @@ def explained(loader: Loader) -> dict[str, str]:
         "memory": f"batches ahead, and windows that are held, take up to {size_text(loader.memory_bytes)}; a batch of fixed shapes {size_text(loader._core.least_bytes)}",
         "shuffle": f"a batch comes from {min(1.0, quality):.0%} as many places as in a full permutation",
     }
-    if ordered and windowed:
+    if windowed:
+        order = windowed.order
         answer["window"] = (
-            f"{windowed['window_samples']} samples, {size_text(ordered.window_bytes(columns))} over {windowed['lanes']} lanes, in runs of {windowed['run_samples']}; a rank holds up to {size_text(loader._window_bytes())}"
+            f"{order['window_samples']} samples, {size_text(windowed.window_bytes)} over {order['lanes']} lanes, in runs of {order['run_samples']}; "
+            f"a rank holds up to {size_text(loader._window_bytes())}"
         )
     return answer
 

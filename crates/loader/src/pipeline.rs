@@ -218,13 +218,12 @@ impl Output {
                 let known = if let [height, width] = size[..] { [Some(height), Some(width)] } else { [None, None] };
                 self.shape[..2].copy_from_slice(&known);
             }
-            Operation::RandomCrop { size, padding, pad_if_needed: false, .. }
-                if spatial && self.lacks(size, padding.as_deref()).is_some() =>
-            {
-                let dimension = self.lacks(size, padding.as_deref()).unwrap_or_default();
-                return misfit(&format!("it has less than {} in dimension {dimension}, see pad_if_needed", size[dimension]));
-            }
             Operation::CenterCrop { size } | Operation::RandomCrop { size, .. } if spatial => {
+                if let Operation::RandomCrop { padding, pad_if_needed: false, .. } = operation
+                    && let Some(dimension) = self.lacks(size, padding.as_deref())
+                {
+                    return misfit(&format!("it has less than {} in dimension {dimension}, see pad_if_needed", size[dimension]));
+                }
                 size.iter().enumerate().for_each(|(dimension, size)| self.shape[dimension] = Some(*size));
             }
             Operation::RandomResizedCrop { size, .. } if spatial => (self.shape[0], self.shape[1]) = (Some(size[0]), Some(size[1])),

@@ -52,7 +52,7 @@ struct Declared {
     on_corrupt: String,
     threads: usize,
     memory_bytes: u64,
-    /// Stored bytes of a sample, by the mean.
+    /// Stored bytes of a sample, by the mean, where it is not mapped.
     sample_bytes: u64,
     /// What windows hold, at most.
     window_bytes: u64,
@@ -150,7 +150,7 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
     };
     let windows = sources.iter().zip(&declared.orders).map(|(source, order)| Window::of(order, source)).collect();
     let base = declared.base;
-    let fetched_bytes = if sources.iter().all(Source::mapped) { 0 } else { declared.sample_bytes * cut.batch() };
+    let fetched_bytes = declared.sample_bytes * cut.batch();
     let (row_ids, window_bytes) = (declared.row_ids, declared.window_bytes);
     Ok(Recipe { sources, specs, program, windows, cut, base, pipeline, row_ids, on_corrupt, fetched_bytes, window_bytes })
 }
