@@ -12,9 +12,35 @@ typedef struct {
   char *message;
 } failure;
 
+/* The library's own, of the version that is pinned: there is no public way to decode entropy by other means. */
+struct jpeg_entropy_decoder {
+  void (*start_pass)(j_decompress_ptr);
+  boolean (*decode_mcu)(j_decompress_ptr, JBLOCKROW *);
+  boolean insufficient_data;
+};
+
+/* As entropy.rs has it. */
+typedef struct {
+  const unsigned char *bytes;
+  size_t count;
+  int blocks;
+  int component[D_MAX_BLOCKS_IN_MCU];
+  const JHUFF_TBL *tables[D_MAX_BLOCKS_IN_MCU][2];
+} scan;
+
+typedef struct {
+  void *state;
+  int (*begin)(void *state, const scan *scan);
+  int (*mcu)(void *state, const unsigned char *bytes, size_t count, JCOEF *blocks);
+} entropy;
+
 typedef struct {
   struct jpeg_decompress_struct decoder;
   failure failure;
+  entropy entropy;
+  const unsigned char *bytes;
+  size_t count;
+  JDIMENSION column, first, last; /* Of MCUs: the next, those that are wanted. */
 } session;
 
 static void give_up(j_common_ptr decoder) {
@@ -26,6 +52,32 @@ static void give_up(j_common_ptr decoder) {
 /* Warnings are counted by the library; traces are nobody's business. */
 static void note(j_common_ptr decoder, int level) {
   if (level < 0) decoder->err->num_warnings++;
+}
+
+static boolean decode_mcu(j_decompress_ptr d, JBLOCKROW *blocks) {
+  session *s = (session *)d;
+  int wanted = blocks && s->column >= s->first && s->column <= s->last;
+  s->column = s->column + 1 == d->MCUs_per_row ? 0 : s->column + 1;
+  /* Blocks of an MCU lie one behind the other. */
+  if (s->entropy.mcu(s->entropy.state, s->bytes, s->count, wanted ? blocks[0][0] : NULL)) ERREXIT(d, JERR_BAD_HUFF_TABLE);
+  return TRUE;
+}
+
+/* Decode entropy by entropy.rs, where the scan is a plain one. */
+static void take_over(session *s) {
+  struct jpeg_decompress_struct *d = &s->decoder;
+  if (d->restart_interval || d->comps_in_scan != d->num_components) return;
+  s->bytes = d->src->next_input_byte;
+  s->count = d->src->bytes_in_buffer;
+  s->column = 0;
+  scan scan = {s->bytes, s->count, d->blocks_in_MCU, {0}, {{0}}};
+  for (int i = 0; i < d->blocks_in_MCU; i++) {
+    const jpeg_component_info *c = d->cur_comp_info[d->MCU_membership[i]];
+    scan.component[i] = d->MCU_membership[i];
+    scan.tables[i][0] = d->dc_huff_tbl_ptrs[c->dc_tbl_no];
+    scan.tables[i][1] = d->ac_huff_tbl_ptrs[c->ac_tbl_no];
+  }
+  if (s->entropy.begin(s->entropy.state, &scan) == 0) d->entropy->decode_mcu = decode_mcu;
 }
 
 size_t penstock_jpeg_session_bytes(void) { return sizeof(session); }
@@ -73,7 +125,7 @@ int penstock_jpeg_header(void *memory, const unsigned char *bytes, size_t count,
 
 /* After the header: decode rows top..top + height and columns left..left + width of the picture at 1 / denominator as RGB rows of `pitch` bytes.
  * `left` is on an iMCU boundary. 0: done; -1: failed; -2: the library chose other columns; > 0: warnings. */
-int penstock_jpeg_region(void *memory, int denominator, int left, int top, int width, int height, unsigned char *out, size_t pitch) {
+int penstock_jpeg_region(void *memory, entropy entropy, int denominator, int left, int top, int width, int height, unsigned char *out, size_t pitch) {
   session *s = memory;
   struct jpeg_decompress_struct *d = &s->decoder;
   if (setjmp(s->failure.escape)) {
@@ -85,12 +137,17 @@ int penstock_jpeg_region(void *memory, int denominator, int left, int top, int w
   d->out_color_space = JCS_RGB;
   d->dct_method = JDCT_ISLOW;
   jpeg_start_decompress(d);
+  s->entropy = entropy;
   JDIMENSION x = (JDIMENSION)left, w = (JDIMENSION)width;
   if (left != 0 || (JDIMENSION)width != d->output_width) jpeg_crop_scanline(d, &x, &w);
   if ((int)x != left || (int)w != width) {
     jpeg_abort_decompress(d);
     return -2;
   }
+  int column = d->max_h_samp_factor * DCTSIZE / denominator;
+  s->first = (JDIMENSION)(left / column);
+  s->last = (JDIMENSION)((left + width - 1) / column);
+  take_over(s);
   if (top > 0) jpeg_skip_scanlines(d, (JDIMENSION)top);
   for (int row = 0; row < height;) {
     JSAMPROW rows[8];

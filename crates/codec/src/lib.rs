@@ -5,6 +5,7 @@
 
 pub mod block;
 pub mod cut;
+mod entropy;
 pub mod exif;
 pub mod image;
 mod jpeg;

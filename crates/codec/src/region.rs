@@ -10,6 +10,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use penstock_error::Result;
 
+use crate::entropy::{self, Entropy};
 use crate::image::{Header, Limits, Picture, decode, probe};
 use crate::{exif, image};
 
@@ -42,6 +43,14 @@ pub struct Decoded {
     pub region_height: f64,
 }
 
+/// Who decodes entropy: the C side's `entropy`.
+#[repr(C)]
+struct Taken {
+    state: *mut Entropy,
+    begin: unsafe extern "C" fn(*mut Entropy, *const entropy::Scan) -> c_int,
+    mcu: unsafe extern "C" fn(*mut Entropy, *const u8, usize, *mut [i16; 64]) -> c_int,
+}
+
 unsafe extern "C" {
     fn penstock_jpeg_session_bytes() -> usize;
     fn penstock_jpeg_message_bytes() -> usize;
@@ -51,6 +60,7 @@ unsafe extern "C" {
     #[allow(clippy::too_many_arguments)]
     fn penstock_jpeg_region(
         memory: *mut c_void,
+        entropy: Taken,
         denominator: c_int,
         left: c_int,
         top: c_int,
@@ -65,13 +75,14 @@ unsafe extern "C" {
 struct Session {
     memory: Vec<u64>,
     message: Vec<u8>,
+    entropy: Entropy,
 }
 
 impl Session {
     fn open() -> Option<Session> {
         // SAFETY: no preconditions.
         let (bytes, message) = unsafe { (penstock_jpeg_session_bytes(), penstock_jpeg_message_bytes()) };
-        let mut session = Session { memory: vec![0; bytes.div_ceil(8) + 1], message: vec![0; message] };
+        let mut session = Session { memory: vec![0; bytes.div_ceil(8) + 1], message: vec![0; message], entropy: Entropy::default() };
         // SAFETY: zeroed memory of the size asked for, aligned for anything in it; neither buffer moves while the session lives.
         let opened = unsafe { penstock_jpeg_open(session.memory.as_mut_ptr().cast(), session.message.as_mut_ptr().cast()) };
         (opened == 0).then_some(session)
@@ -191,6 +202,7 @@ impl<'a> Encoded<'a> {
             let code = unsafe {
                 penstock_jpeg_region(
                     session.memory.as_mut_ptr().cast(),
+                    Taken { state: &raw mut session.entropy, begin: entropy::begin, mcu: entropy::mcu },
                     denominator as c_int,
                     left as c_int,
                     top as c_int,
