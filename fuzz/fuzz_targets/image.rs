@@ -1,11 +1,22 @@
-//! Images: what the header lets through must decode or be refused, within limits.
+//! Images: what the header lets through must decode or be refused, within limits; so must regions of it, at every scale.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
+use penstock_codec::region::{Encoded, Region, recycle};
 use penstock_codec::{Limits, decode, decode_mask, probe};
 
 fuzz_target!(|data: &[u8]| {
     let limits = Limits { pixels: 1 << 20 };
     if probe(data, limits).is_ok() {
         let _ = (decode(data, limits, true), decode_mask(data, limits));
+    }
+    if let Ok(encoded) = Encoded::open(data, limits, false) {
+        let (width, height) = encoded.size();
+        let part = Region { left: width / 3, top: height / 3, width: width.div_ceil(3), height: height.div_ceil(3) };
+        // Tables of a small file are made when they come for the second time.
+        for (region, denominator) in [(Region::whole(width, height), 1), (part, 1), (part, 2), (part, 8)] {
+            if let Ok(decoded) = encoded.region(region, denominator) {
+                recycle(decoded.data);
+            }
+        }
     }
 });

@@ -3,18 +3,24 @@
 //! Two thirds and more of the time of a large photograph are its Huffman codes, and on average half of them lie above or beside a region.
 //! A skipped block needs no coefficients, only where it ends and what it adds to DC. So one table tells, for the next [`SKIP_BITS`] bits,
 //! how long all codes and numbers in them are together and how many coefficients they stand for; another, for blocks that are wanted,
-//! the value and the run of the next coefficient. What this does not know is left to libjpeg-turbo: restart intervals, several scans,
+//! the run and the value of the next coefficient. What this does not know is left to libjpeg-turbo: restart intervals, several scans,
 //! codes that are no good, files that end early. Called by `jpeg_region.c`, MCU by MCU; no input makes it panic.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::slice;
 
 /// Bits that one look into a table sees: for a coefficient, and for as many as there are in them.
-const VALUE_BITS: u32 = 11;
-const SKIP_BITS: u32 = 13;
+const VALUE_BITS: u32 = 10;
+const SKIP_BITS: u32 = 12;
 /// Coefficients to go on by, where the block ends.
 const END: u32 = 128;
 /// Nothing can be told from these bits.
 const UNKNOWN: u32 = 512;
+/// Tables are made for files from so many bytes on, or where the image before had them as well: they take 0.1 ms.
+const LARGE: usize = 16 << 10;
+/// Tables that are kept: those of the standard, and some more.
+const KEPT: usize = 16;
+const BLOCKS_IN_MCU: usize = 10;
 
 const NATURAL: [u8; 64] = [
     0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, 21, 28, 35, 42, 49, 56,
@@ -32,27 +38,23 @@ pub struct Codes {
 /// What the C side says of a scan. Pointers are good for the call.
 #[repr(C)]
 pub struct Scan {
-    bytes: *const u8,
     count: usize,
     blocks: c_int,
-    component: [c_int; 10],
-    /// Of each block of an MCU: DC and AC.
-    tables: [[*const Codes; 2]; 10],
+    /// Of each block of an MCU.
+    members: [Member; BLOCKS_IN_MCU],
 }
 
-/// Codes as tables. An entry of `values`: length of code and number in bits 0–7, coefficients to go on by in 8–15, value in 16–31.
-/// An entry of `skips`: length in bits 0–3, coefficients in 4–15.
-struct Table {
-    codes: Codes,
-    ac: bool,
-    /// Of each length: its last code, or -1, and what to add to a code for the place of its symbol.
-    last: [i32; 17],
-    place: [i32; 17],
-    values: Box<[u32; 1 << VALUE_BITS]>,
-    skips: Box<[u16; 1 << SKIP_BITS]>,
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Member {
+    component: c_int,
+    /// Only DC is wanted.
+    flat: c_int,
+    dc: *const Codes,
+    ac: *const Codes,
 }
 
-/// A symbol of the code at the top of some bits.
+/// A code, and with it the number that follows: the zeros before it and its bits.
 #[derive(Clone, Copy)]
 struct Code {
     length: u32,
@@ -60,99 +62,120 @@ struct Code {
 }
 
 impl Code {
-    /// Bits of the number that follows.
     fn size(self) -> u32 {
         u32::from(self.symbol & 15)
     }
 
-    /// Zeros before that number; END where the block has no more.
+    /// Of code and number.
+    fn both(self) -> u32 {
+        self.length + self.size()
+    }
+
     fn run(self) -> u32 {
         if self.size() == 0 && self.symbol != 0xf0 { END } else { u32::from(self.symbol >> 4) }
     }
 }
 
+struct Table {
+    codes: Codes,
+    ac: bool,
+    /// Of each length: its last code, or -1, and what to add to a code for the place of its symbol.
+    last: [i32; 17],
+    place: [i32; 17],
+    /// Length in bits 0–7, symbol in 8–15; 0 where the code is longer.
+    short: Box<[u16; 1 << VALUE_BITS]>,
+    /// Length of code and number in bits 0–7, zeros before it in 8–15, the number in 16–31; 0 where it is longer.
+    values: Box<[u32; 1 << VALUE_BITS]>,
+    /// Length in bits 0–3, coefficients in 4–15.
+    skips: Box<[u16; 1 << SKIP_BITS]>,
+}
+
 impl Table {
-    fn new(codes: Codes) -> Option<Table> {
-        let (mut last, mut place) = ([-1; 17], [0; 17]);
-        let (mut code, mut at) = (0i32, 0i32);
-        for length in 1..=16 {
-            place[length] = at - code;
-            code += i32::from(codes.lengths[length]);
-            at += i32::from(codes.lengths[length]);
-            if at > 256 || code > 1 << length {
+    fn new(codes: &Codes, ac: bool) -> Option<Table> {
+        let mut table = Table {
+            codes: *codes,
+            ac,
+            last: [-1; 17],
+            place: [0; 17],
+            short: Box::new([0; 1 << VALUE_BITS]),
+            values: Box::new([0; 1 << VALUE_BITS]),
+            skips: Box::new([0; 1 << SKIP_BITS]),
+        };
+        let (mut code, mut at) = (0usize, 0usize);
+        for length in 1..=16u32 {
+            let used = usize::from(codes.lengths[length as usize]);
+            let symbols = codes.symbols.get(at..at + used)?;
+            if code + used > 1 << length || (!ac && symbols.iter().any(|symbol| *symbol > 11)) {
                 return None;
             }
-            if codes.lengths[length] > 0 {
-                last[length] = code - 1;
+            if length <= VALUE_BITS {
+                let wide = 1 << (VALUE_BITS - length);
+                for (number, symbol) in symbols.iter().enumerate() {
+                    table.short[(code + number) * wide..][..wide].fill(length as u16 | u16::from(*symbol) << 8);
+                }
+            }
+            table.place[length as usize] = at as i32 - code as i32;
+            (code, at) = (code + used, at + used);
+            if used > 0 {
+                table.last[length as usize] = code as i32 - 1;
             }
             code <<= 1;
         }
-        Some(Table { codes, ac: false, last, place, values: Box::new([0; 1 << VALUE_BITS]), skips: Box::new([0; 1 << SKIP_BITS]) })
-    }
-
-    fn dc(codes: Codes) -> Option<Table> {
-        let mut table = Table::new(codes)?;
-        let used = codes.lengths[1..].iter().map(|n| usize::from(*n)).sum::<usize>();
-        if codes.symbols[..used].iter().any(|symbol| *symbol > 11) {
-            return None;
+        table.values = Box::new(std::array::from_fn(|bits| table.value((bits as u64) << (64 - VALUE_BITS))));
+        if ac {
+            table.skips = Box::new(std::array::from_fn(|bits| table.skipped((bits as u64) << (64 - SKIP_BITS))));
         }
-        table.values = table.look(VALUE_BITS, |table, bits| {
-            let Some(code) = table.code(bits) else { return 0 };
-            let length = code.length + code.size();
-            if length > VALUE_BITS { 0 } else { length | number(bits << code.length, code.size()) << 16 }
-        });
         Some(table)
-    }
-
-    fn ac(codes: Codes) -> Option<Table> {
-        let mut table = Table::new(codes)?;
-        table.values = table.look(VALUE_BITS, |table, bits| {
-            let Some(code) = table.code(bits) else { return 0 };
-            let length = code.length + code.size();
-            if length > VALUE_BITS { 0 } else { length | code.run() << 8 | number(bits << code.length, code.size()) << 16 }
-        });
-        table.ac = true;
-        table.skips = table.look(SKIP_BITS, |table, mut bits| {
-            let (mut length, mut coefficients) = (0, 0);
-            while let Some(code) = table.code(bits) {
-                let more = code.length + code.size();
-                if length + more > SKIP_BITS || coefficients >= 64 {
-                    break;
-                }
-                length += more;
-                coefficients += code.run() + u32::from(code.run() != END);
-                bits <<= more;
-            }
-            let entry = length | if length == 0 { UNKNOWN } else { coefficients } << 4;
-            entry as u16
-        });
-        Some(table)
-    }
-
-    /// What is told of each value of the next `bits` bits.
-    fn look<T: Copy + Default, const N: usize>(&self, bits: u32, tell: impl Fn(&Table, u64) -> T) -> Box<[T; N]> {
-        let mut told = Box::new([T::default(); N]);
-        for (value, told) in told.iter_mut().enumerate() {
-            *told = tell(self, (value as u64) << (64 - bits));
-        }
-        told
     }
 
     /// The code at the top of `bits`.
+    #[inline(always)]
     fn code(&self, bits: u64) -> Option<Code> {
-        let length = (1..=16).find(|length| (bits >> (64 - length)) as i32 <= self.last[*length as usize])?;
+        match self.short[(bits >> (64 - VALUE_BITS)) as usize] {
+            0 => self.long_code(bits),
+            known => Some(Code { length: u32::from(known & 0xff), symbol: (known >> 8) as u8 }),
+        }
+    }
+
+    fn long_code(&self, bits: u64) -> Option<Code> {
+        let length = (VALUE_BITS + 1..=16).find(|length| (bits >> (64 - length)) as i32 <= self.last[*length as usize])?;
         let at = (bits >> (64 - length)) as i32 + self.place[length as usize];
         Some(Code { length, symbol: *self.codes.symbols.get(at as usize)? })
+    }
+
+    /// An entry of `values`.
+    fn value(&self, bits: u64) -> u32 {
+        match self.code(bits) {
+            Some(code) if code.both() <= VALUE_BITS => code.both() | code.run() << 8 | number(bits << code.length, code.size()) << 16,
+            _ => 0,
+        }
+    }
+
+    /// An entry of `skips`.
+    fn skipped(&self, mut bits: u64) -> u16 {
+        let (mut length, mut coefficients) = (0, 0);
+        // More than a block has need not be told, and END stays apart.
+        while let Some(code) = self.code(bits)
+            && coefficients < 64
+            && length + code.both() <= SKIP_BITS
+        {
+            length += code.both();
+            if code.run() == END {
+                coefficients += END;
+                break;
+            }
+            coefficients += code.run() + 1;
+            bits <<= code.both();
+        }
+        (length | if length == 0 { UNKNOWN } else { coefficients } << 4) as u16
     }
 }
 
 /// The number of `size` bits at the top of `bits`, as JPEG writes them: those that begin with 0 are negative.
+#[inline(always)]
 fn number(bits: u64, size: u32) -> u32 {
-    if size == 0 {
-        return 0;
-    }
-    let value = (bits >> (64 - size)) as i32;
-    (if value < 1 << (size - 1) { value - (1 << size) + 1 } else { value }) as u32
+    let value = (bits >> 1 >> (63 - size)) as u32;
+    if bits >> 63 == 0 { value.wrapping_sub((1 << size) - 1) } else { value }
 }
 
 /// The bits of a scan.
@@ -182,11 +205,11 @@ impl Bits {
                 return;
             }
         }
-        self.refill_slowly(bytes);
+        *self = self.refilled_slowly(bytes);
     }
 
     #[inline(never)]
-    fn refill_slowly(&mut self, bytes: &[u8]) {
+    fn refilled_slowly(mut self, bytes: &[u8]) -> Bits {
         self.bits &= !(u64::MAX >> self.count);
         while self.count < 56 {
             let (byte, width) = match bytes.get(self.next..) {
@@ -199,6 +222,7 @@ impl Bits {
             self.bits |= u64::from(byte) << (56 - self.count);
             self.count += 8;
         }
+        self
     }
 
     #[inline(always)]
@@ -207,28 +231,28 @@ impl Bits {
         self.count -= bits;
     }
 
-    /// The next code and its number, one by one.
+    /// The next code and its number, of any length.
     #[inline(never)]
-    fn one(&mut self, bytes: &[u8], table: &Table) -> Option<(Code, u32)> {
+    fn one(mut self, bytes: &[u8], table: &Table) -> Option<(Bits, Code, u32)> {
         self.refill(bytes);
         let code = table.code(self.bits)?;
         self.take(code.length);
         let value = number(self.bits, code.size());
         self.take(code.size());
-        Some((code, value))
+        Some((self, code, value))
     }
 
     /// The difference of DC.
     #[inline(always)]
     fn dc(&mut self, bytes: &[u8], table: &Table) -> Option<i32> {
-        self.refill(bytes);
-        match table.values[(self.bits >> (64 - VALUE_BITS)) as usize] {
-            0 => Some(self.one(bytes, table)?.1 as i32),
-            entry => {
-                self.take(entry & 0xff);
-                Some(entry as i32 >> 16)
-            }
+        if self.count < 32 {
+            self.refill(bytes);
         }
+        let code = table.code(self.bits)?;
+        self.take(code.length);
+        let value = number(self.bits, code.size());
+        self.take(code.size());
+        Some(value as i32)
     }
 
     /// The coefficients of a block behind the first.
@@ -236,12 +260,13 @@ impl Bits {
     fn coefficients(&mut self, bytes: &[u8], table: &Table, block: &mut [i16; 64]) -> Option<()> {
         let mut k = 1;
         while k < 64 {
-            if self.count < 16 {
+            if self.count < VALUE_BITS {
                 self.refill(bytes);
             }
             let entry = table.values[(self.bits >> (64 - VALUE_BITS)) as usize];
             let (run, value) = if entry == 0 {
-                let (code, value) = self.one(bytes, table)?;
+                let (bits, code, value) = self.one(bytes, table)?;
+                *self = bits;
                 (code.run(), value)
             } else {
                 self.take(entry & 0xff);
@@ -261,73 +286,83 @@ impl Bits {
     #[inline(always)]
     fn skip(&mut self, bytes: &[u8], table: &Table) -> Option<()> {
         let mut k = 1;
-        loop {
-            if self.count < 16 {
+        while k < 64 {
+            if self.count < SKIP_BITS {
                 self.refill(bytes);
             }
             let entry = u32::from(table.skips[(self.bits >> (64 - SKIP_BITS)) as usize]);
             let more = entry >> 4;
-            if k + more < 64 {
+            if k + more <= 64 {
                 self.take(entry & 15);
                 k += more;
-                continue;
-            }
-            if k + more == 64 || (END..64 + END - k).contains(&more) {
+            } else if (END..64 + END - k).contains(&more) {
                 self.take(entry & 15);
                 return Some(());
-            }
-            // More than the block has, or nothing: one by one.
-            let run = self.one(bytes, table)?.0.run();
-            k += run;
-            if k >= 64 {
-                return (run == END).then_some(());
-            }
-            k += 1;
-            if k == 64 {
-                return Some(());
+            } else {
+                // Nothing is told, or more than the block has.
+                let (bits, code, _) = self.one(bytes, table)?;
+                *self = bits;
+                k += code.run() + 1;
+                if k > 64 {
+                    return (code.run() == END).then_some(());
+                }
             }
         }
+        Some(())
     }
 }
 
-/// Where the decoder is in a scan.
+/// Where the decoder is in a scan. Tables are numbers of those that are kept.
 struct Place {
     bits: Bits,
     dc: [i32; 4],
     blocks: usize,
-    component: [usize; 10],
-    /// Of each block: which tables, DC and AC.
-    tables: [[usize; 2]; 10],
+    component: [usize; BLOCKS_IN_MCU],
+    flat: [bool; BLOCKS_IN_MCU],
+    tables: [[usize; 2]; BLOCKS_IN_MCU],
 }
 
 /// Tables of the images before, and the scan at hand.
 #[derive(Default)]
 pub struct Entropy {
     tables: Vec<Table>,
+    /// Tables that the image before had and for which it did not pay to make one.
+    before: Vec<(Codes, bool)>,
     place: Option<Place>,
 }
 
 impl Entropy {
+    /// Nothing where the library does better.
     fn begin(&mut self, scan: &Scan) -> Option<()> {
         self.place = None;
-        let blocks = usize::try_from(scan.blocks).ok().filter(|blocks| *blocks <= 10)?;
-        let mut place = Place { bits: Bits::default(), dc: [0; 4], blocks, component: [0; 10], tables: [[0; 2]; 10] };
-        for block in 0..blocks {
-            place.component[block] = usize::try_from(scan.component[block]).ok().filter(|component| *component < 4)?;
-            for (ac, codes) in scan.tables[block].into_iter().enumerate() {
+        if self.tables.len() > KEPT {
+            self.tables.clear();
+        }
+        let blocks = usize::try_from(scan.blocks).ok()?;
+        let members = scan.members.get(..blocks)?;
+        let mut place = Place { bits: Bits::default(), dc: [0; 4], blocks, component: [0; 10], flat: [false; 10], tables: [[0; 2]; 10] };
+        let before = std::mem::take(&mut self.before);
+        for (number, member) in members.iter().enumerate() {
+            place.component[number] = usize::try_from(member.component).ok().filter(|component| *component < 4)?;
+            place.flat[number] = member.flat != 0;
+            for (ac, codes) in [(false, member.dc), (true, member.ac)] {
                 // SAFETY: a table of the library, or nothing.
                 let codes = unsafe { codes.as_ref() }?;
-                place.tables[block][ac] = match self.tables.iter().position(|table| table.codes == *codes && table.ac == (ac == 1)) {
-                    Some(known) => known,
-                    None => {
-                        self.tables.push(if ac == 1 { Table::ac(*codes)? } else { Table::dc(*codes)? });
-                        self.tables.len() - 1
+                let known = self.tables.iter().position(|table| table.ac == ac && table.codes == *codes);
+                if known.is_none() {
+                    if scan.count < LARGE && !before.contains(&(*codes, ac)) {
+                        self.before.push((*codes, ac));
+                        continue;
                     }
-                };
+                    self.tables.push(Table::new(codes, ac)?);
+                }
+                place.tables[number][usize::from(ac)] = known.unwrap_or(self.tables.len() - 1);
             }
         }
-        self.place = Some(place);
-        Some(())
+        if self.before.is_empty() {
+            self.place = Some(place);
+        }
+        self.place.is_some().then_some(())
     }
 
     /// Decode an MCU into zeroed blocks, or skip it.
@@ -335,14 +370,13 @@ impl Entropy {
         let place = self.place.as_mut()?;
         let mut bits = place.bits;
         for number in 0..place.blocks {
-            let [dc, ac] = place.tables[number];
-            let (dc, ac) = (&self.tables[dc], &self.tables[ac]);
+            let [dc, ac] = place.tables[number].map(|table| &self.tables[table]);
             let sum = &mut place.dc[place.component[number]];
             *sum = sum.wrapping_add(bits.dc(bytes, dc)?);
             match &mut wanted {
                 Some(blocks) => {
                     blocks[number][0] = *sum as i16;
-                    bits.coefficients(bytes, ac, &mut blocks[number])?;
+                    if place.flat[number] { bits.skip(bytes, ac)? } else { bits.coefficients(bytes, ac, &mut blocks[number])? }
                 }
                 None => bits.skip(bytes, ac)?,
             }
@@ -355,22 +389,106 @@ impl Entropy {
 /// Begin a scan. 0: done; otherwise the library has to decode it.
 ///
 /// # Safety
-/// `entropy` is an [`Entropy`]; the pointers in `scan` are good.
-pub unsafe extern "C" fn begin(entropy: *mut Entropy, scan: *const Scan) -> c_int {
+/// `entropy` is an [`Entropy`] that nobody else looks at; the pointers in `scan` are good.
+pub unsafe extern "C" fn begin(entropy: *mut c_void, scan: *const Scan) -> c_int {
     // SAFETY: as promised.
-    unsafe { if (*entropy).begin(&*scan).is_some() { 0 } else { -1 } }
+    let (entropy, scan) = unsafe { (&mut *entropy.cast::<Entropy>(), &*scan) };
+    if entropy.begin(scan).is_some() { 0 } else { -1 }
 }
 
 /// Decode the next MCU into its zeroed blocks, or skip it where `blocks` is null. 0: done; otherwise the data are no good.
 ///
 /// # Safety
-/// `entropy` was given the scan of these bytes; `blocks` has as many blocks as its MCUs.
-pub unsafe extern "C" fn mcu(entropy: *mut Entropy, bytes: *const u8, count: usize, blocks: *mut [i16; 64]) -> c_int {
+/// `entropy` is an [`Entropy`] that nobody else looks at and began a scan of these bytes; `blocks` has as many blocks as its MCUs.
+pub unsafe extern "C" fn mcu(entropy: *mut c_void, bytes: *const u8, count: usize, blocks: *mut [i16; 64]) -> c_int {
     // SAFETY: as promised.
-    let done = unsafe {
-        let number = (*entropy).place.as_ref().map_or(0, |place| place.blocks);
-        let blocks = (!blocks.is_null()).then(|| std::slice::from_raw_parts_mut(blocks, number));
-        (*entropy).mcu(std::slice::from_raw_parts(bytes, count), blocks)
-    };
-    if done.is_some() { 0 } else { -1 }
+    let (entropy, bytes) = unsafe { (&mut *entropy.cast::<Entropy>(), slice::from_raw_parts(bytes, count)) };
+    let number = entropy.place.as_ref().map_or(0, |place| place.blocks);
+    // SAFETY: as promised.
+    let blocks = (!blocks.is_null()).then(|| unsafe { slice::from_raw_parts_mut(blocks, number) });
+    if entropy.mcu(bytes, blocks).is_some() { 0 } else { -1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Codes of lengths 2 to 16 for all symbols that AC has, and some more; no code is all ones.
+    fn codes() -> Codes {
+        let mut codes = Codes { lengths: [0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6, 7, 10, 14, 18, 24, 80], symbols: [0; 256] };
+        let symbols = [0x01, 0x00, 0x02, 0x11, 0x03, 0xf0].into_iter().chain((0..=255u8).rev().filter(|symbol| symbol & 15 <= 10));
+        for (place, symbol) in codes.symbols.iter_mut().zip(symbols) {
+            *place = symbol;
+        }
+        codes.lengths[16] = 60;
+        codes
+    }
+
+    /// Whatever the bits are: skipping a block ends where decoding it ends, or both refuse it.
+    #[test]
+    fn skipping_ends_where_decoding_ends() {
+        check(&codes(), 1_000);
+        // Sixteen zeros in a bit: many times what a block has in one look.
+        let mut zeros = Codes { lengths: [0; 17], symbols: [0; 256] };
+        zeros.lengths[1..4].copy_from_slice(&[1, 1, 1]);
+        zeros.symbols[..3].copy_from_slice(&[0xf0, 0x00, 0x21]);
+        check(&zeros, 100);
+    }
+
+    fn check(codes: &Codes, least: usize) {
+        let table = Table::new(codes, true).unwrap();
+        let mut state = 88172645463325252u64;
+        let (mut whole, mut refused) = (0, 0);
+        for length in (0..400).flat_map(|length| [length; 100]) {
+            let bytes: Vec<u8> = (0..length)
+                .map(|_| {
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    state as u8
+                })
+                .collect();
+            let (mut decoded, mut skipped) = (Bits::default(), Bits::default());
+            loop {
+                let (one, other) = (decoded.coefficients(&bytes, &table, &mut [0; 64]), skipped.skip(&bytes, &table));
+                assert_eq!(one, other);
+                // Both have used up as many bits, of which some may wait in a buffer.
+                let used = |bits: &Bits| (bits.next as i64, bits.padding, bits.count);
+                let (mut a, mut b) = (decoded, skipped);
+                (a.refill(&bytes), b.refill(&bytes));
+                if one.is_none() {
+                    refused += 1;
+                    break;
+                }
+                assert_eq!(a.bits >> 8, b.bits >> 8, "{:?} {:?}", used(&a), used(&b));
+                if decoded.count < decoded.padding {
+                    assert!(skipped.count < skipped.padding);
+                    break;
+                }
+                whole += 1;
+            }
+        }
+        assert!(whole > 10 * least && refused > least, "{whole} blocks, {refused} refused");
+    }
+
+    #[test]
+    fn codes_that_cannot_be_are_refused() {
+        let good = codes();
+        assert!(Table::new(&good, true).is_some());
+        assert!(Table::new(&good, false).is_none(), "symbols of DC end at 11");
+        let mut many = good;
+        many.lengths[2] = 5;
+        assert!(Table::new(&many, true).is_none(), "five codes of two bits");
+        let mut long = good;
+        long.lengths[1..].fill(255);
+        assert!(Table::new(&long, true).is_none(), "more symbols than there are");
+    }
+
+    #[test]
+    fn numbers_are_as_jpeg_writes_them() {
+        let read = |bits: u64, size: u32| number(bits << (64 - size.max(1)), size) as i32;
+        assert_eq!([read(0, 1), read(1, 1), read(0, 3), read(3, 3), read(4, 3), read(7, 3)], [-1, 1, -7, -4, 4, 7]);
+        assert_eq!([number(u64::MAX, 0), number(0, 0)], [0, 0]);
+        assert_eq!(read(0x7fff, 15), 0x7fff);
+    }
 }

@@ -1,6 +1,7 @@
 /* Decode a region of a JPEG, at 1/1, 1/2, 1/4 or 1/8, by libjpeg-turbo's own API: its TurboJPEG API entropy-decodes whatever
- * lies below the region as well. Errors come back by longjmp inside this file, never through Rust. Called by jpeg.rs alone. */
+ * lies below the region as well. Errors come back by longjmp inside this file, never through Rust. Called by region.rs alone. */
 #include <setjmp.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <jpeglib.h>
@@ -21,12 +22,16 @@ struct jpeg_entropy_decoder {
 
 /* As entropy.rs has it. */
 typedef struct {
-  const unsigned char *bytes;
   size_t count;
   int blocks;
-  int component[D_MAX_BLOCKS_IN_MCU];
-  const JHUFF_TBL *tables[D_MAX_BLOCKS_IN_MCU][2];
+  struct {
+    int component, flat;
+    const JHUFF_TBL *dc, *ac;
+  } members[D_MAX_BLOCKS_IN_MCU];
 } scan;
+
+_Static_assert(D_MAX_BLOCKS_IN_MCU == 10 && sizeof(JBLOCK) == 128, "as entropy.rs has it");
+_Static_assert(offsetof(JHUFF_TBL, bits) == 0 && offsetof(JHUFF_TBL, huffval) == 17, "as entropy.rs has it");
 
 typedef struct {
   void *state;
@@ -70,12 +75,13 @@ static void take_over(session *s) {
   s->bytes = d->src->next_input_byte;
   s->count = d->src->bytes_in_buffer;
   s->column = 0;
-  scan scan = {s->bytes, s->count, d->blocks_in_MCU, {0}, {{0}}};
+  scan scan = {.count = s->count, .blocks = d->blocks_in_MCU};
   for (int i = 0; i < d->blocks_in_MCU; i++) {
     const jpeg_component_info *c = d->cur_comp_info[d->MCU_membership[i]];
-    scan.component[i] = d->MCU_membership[i];
-    scan.tables[i][0] = d->dc_huff_tbl_ptrs[c->dc_tbl_no];
-    scan.tables[i][1] = d->ac_huff_tbl_ptrs[c->ac_tbl_no];
+    scan.members[i].component = d->MCU_membership[i];
+    scan.members[i].flat = c->DCT_scaled_size == 1;
+    scan.members[i].dc = d->dc_huff_tbl_ptrs[c->dc_tbl_no];
+    scan.members[i].ac = d->ac_huff_tbl_ptrs[c->ac_tbl_no];
   }
   if (s->entropy.begin(s->entropy.state, &scan) == 0) d->entropy->decode_mcu = decode_mcu;
 }
@@ -144,7 +150,7 @@ int penstock_jpeg_region(void *memory, entropy entropy, int denominator, int lef
     jpeg_abort_decompress(d);
     return -2;
   }
-  int column = d->max_h_samp_factor * DCTSIZE / denominator;
+  int column = (d->num_components == 1 ? 1 : d->max_h_samp_factor) * DCTSIZE / denominator; /* An MCU of one component is a block. */
   s->first = (JDIMENSION)(left / column);
   s->last = (JDIMENSION)((left + width - 1) / column);
   take_over(s);

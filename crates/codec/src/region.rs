@@ -1,7 +1,6 @@
 //! Decode only the part of an image that is wanted, and no finer than it is wanted.
 //!
-//! JPEG: rows above a region are entropy-decoded but not transformed, those below are not looked at, columns outside are not
-//! transformed. What a region gives equals the crop of a full decode, exactly: the decoder gets a margin, because chroma is interpolated
+//! JPEG: blocks above and beside a region are passed by (`entropy`), those below are not looked at. What a region gives equals the crop of a full decode, exactly: the decoder gets a margin, because chroma is interpolated
 //! across the edge. At 1/2, 1/4 and 1/8 (the sizes that libjpeg-turbo has SIMD for, or skips most work at) it gives what a full decode at
 //! that size would. Everything else is decoded in full and cut.
 
@@ -46,9 +45,9 @@ pub struct Decoded {
 /// Who decodes entropy: the C side's `entropy`.
 #[repr(C)]
 struct Taken {
-    state: *mut Entropy,
-    begin: unsafe extern "C" fn(*mut Entropy, *const entropy::Scan) -> c_int,
-    mcu: unsafe extern "C" fn(*mut Entropy, *const u8, usize, *mut [i16; 64]) -> c_int,
+    state: *mut c_void,
+    begin: unsafe extern "C" fn(*mut c_void, *const entropy::Scan) -> c_int,
+    mcu: unsafe extern "C" fn(*mut c_void, *const u8, usize, *mut [i16; 64]) -> c_int,
 }
 
 unsafe extern "C" {
@@ -202,7 +201,7 @@ impl<'a> Encoded<'a> {
             let code = unsafe {
                 penstock_jpeg_region(
                     session.memory.as_mut_ptr().cast(),
-                    Taken { state: &raw mut session.entropy, begin: entropy::begin, mcu: entropy::mcu },
+                    Taken { state: (&raw mut session.entropy).cast(), begin: entropy::begin, mcu: entropy::mcu },
                     denominator as c_int,
                     left as c_int,
                     top as c_int,

@@ -3,10 +3,15 @@
 
 use penstock_codec::region::{Encoded, Region, to_rgb};
 use penstock_codec::{Limits, decode};
+use turbojpeg_sys as tj;
 
 /// A JPEG of noise and slopes, by the library's own encoder.
 fn jpeg(width: usize, height: usize, subsampling: i32, grey: bool, seed: u32) -> Vec<u8> {
-    use turbojpeg_sys as tj;
+    jpeg_with(width, height, subsampling, grey, seed, &[])
+}
+
+/// The same, with parameters of the library.
+fn jpeg_with(width: usize, height: usize, subsampling: i32, grey: bool, seed: u32, parameters: &[(tj::TJPARAM, i32)]) -> Vec<u8> {
     let mut state = seed | 1;
     let mut noise = || {
         state ^= state << 13;
@@ -20,6 +25,9 @@ fn jpeg(width: usize, height: usize, subsampling: i32, grey: bool, seed: u32) ->
         let handle = tj::tj3Init(tj::TJINIT_TJINIT_COMPRESS as i32);
         tj::tj3Set(handle, tj::TJPARAM_TJPARAM_QUALITY as i32, 90);
         tj::tj3Set(handle, tj::TJPARAM_TJPARAM_SUBSAMP as i32, if grey { tj::TJSAMP_TJSAMP_GRAY as i32 } else { subsampling });
+        for (parameter, value) in parameters {
+            assert_eq!(tj::tj3Set(handle, *parameter as i32, *value), 0);
+        }
         let (mut out, mut size) = (std::ptr::null_mut(), 0);
         let code = tj::tj3Compress8(handle, pixels.as_ptr(), width as i32, 0, height as i32, tj::TJPF_TJPF_RGB, &mut out, &mut size);
         assert_eq!(code, 0);
@@ -63,6 +71,111 @@ fn regions_equal_crops_of_full_decodes() {
         }
         check(&jpeg(width, height, 0, true, 9), 20);
     }
+}
+
+/// Tables of the file's own, restart intervals, progressive and arithmetic coding, and numbers as long as they get.
+#[test]
+fn regions_of_all_ways_to_code_equal_crops() {
+    let restarts = (tj::TJPARAM_TJPARAM_RESTARTBLOCKS, 3);
+    let ways = [
+        vec![(tj::TJPARAM_TJPARAM_OPTIMIZE, 1)],
+        vec![restarts],
+        vec![(tj::TJPARAM_TJPARAM_OPTIMIZE, 1), restarts],
+        vec![(tj::TJPARAM_TJPARAM_PROGRESSIVE, 1)],
+        vec![(tj::TJPARAM_TJPARAM_ARITHMETIC, 1)],
+        vec![(tj::TJPARAM_TJPARAM_QUALITY, 100)],
+        vec![(tj::TJPARAM_TJPARAM_QUALITY, 100), (tj::TJPARAM_TJPARAM_OPTIMIZE, 1)],
+        vec![(tj::TJPARAM_TJPARAM_QUALITY, 1)],
+    ];
+    for (number, way) in ways.iter().enumerate() {
+        for subsampling in 0..3 {
+            check(&jpeg_with(301, 203, subsampling, false, number as u32, way), 30);
+        }
+        check(&jpeg_with(97, 80, 0, true, number as u32, way), 30);
+    }
+}
+
+/// One component with sampling factors: they mean nothing, an MCU is one block.
+#[test]
+fn regions_of_grey_files_with_sampling_factors_equal_crops() {
+    let mut bytes = jpeg(200, 150, 0, true, 4);
+    let frame = bytes.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap();
+    assert_eq!(bytes[frame + 11], 0x11);
+    for factors in [0x12, 0x21, 0x22, 0x44] {
+        bytes[frame + 11] = factors;
+        check(&bytes, 40);
+    }
+}
+
+/// A region at 1/2, 1/4 or 1/8 is that part of what the library gives for the whole at that scale.
+#[test]
+fn scaled_regions_equal_parts_of_scaled_decodes() {
+    let (width, height) = (501, 377);
+    for (subsampling, denominator) in (0..3).flat_map(|subsampling| [2, 4, 8].map(|denominator| (subsampling, denominator))) {
+        let bytes = jpeg(width, height, subsampling, false, 5);
+        let (w, h) = (width.div_ceil(denominator), height.div_ceil(denominator));
+        let mut full = vec![0; w * h * 3];
+        // SAFETY: a live handle, and an output of w x h RGB pixels.
+        unsafe {
+            let handle = tj::tj3Init(tj::TJINIT_TJINIT_DECOMPRESS as i32);
+            assert_eq!(tj::tj3DecompressHeader(handle, bytes.as_ptr(), bytes.len() as _), 0);
+            assert_eq!(tj::tj3SetScalingFactor(handle, tj::tjscalingfactor { num: 1, denom: denominator as i32 }), 0);
+            assert_eq!(tj::tj3Decompress8(handle, bytes.as_ptr(), bytes.len() as _, full.as_mut_ptr(), 0, tj::TJPF_TJPF_RGB), 0);
+            tj::tj3Destroy(handle);
+        }
+        let encoded = Encoded::open(&bytes, Limits::default(), false).unwrap();
+        for region in [
+            Region::whole(width, height),
+            Region { left: 160, top: 144, width: 200, height: 100 },
+            Region { left: 33, top: 300, width: 400, height: 77 },
+        ] {
+            let part = encoded.region(region, denominator).unwrap();
+            let (left, top) = (region.left / denominator, region.top / denominator);
+            let (x, y) = (part.left.floor() as usize, part.top.floor() as usize);
+            for row in 0..part.region_height.floor() as usize {
+                let wide = part.region_width.floor() as usize * 3;
+                let found = &part.data[((y + row) * part.width + x) * 3..][..wide];
+                assert!(found == &full[((top + row) * w + left) * 3..][..wide], "row {row} of {region:?} at 1/{denominator}");
+            }
+        }
+    }
+}
+
+/// Damage is refused or gives what a full decode gives, and never anything else; one decoder sees all of it.
+#[test]
+fn damaged_files_give_what_a_full_decode_gives_or_are_refused() {
+    let (mut refused, mut equal) = (0, 0);
+    for (number, way) in [vec![], vec![(tj::TJPARAM_TJPARAM_OPTIMIZE, 1)]].iter().enumerate() {
+        let good = jpeg_with(120, 90, number as i32 * 2, false, 7, way);
+        let mut state = 1u32;
+        for _ in 0..1500 {
+            let mut bytes = good.clone();
+            for _ in 0..2 {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let at = (state >> 8) as usize % bytes.len();
+                bytes[at] ^= 1 << (state & 7);
+            }
+            if state & 0x300 == 0 {
+                bytes.truncate(good.len() - (state >> 16) as usize % 1000);
+            }
+            let Ok(encoded) = Encoded::open(&bytes, Limits { pixels: 1 << 20 }, false) else { continue };
+            let (width, height) = encoded.size();
+            match encoded.region(Region::whole(width, height), 1) {
+                Err(_) => {
+                    assert!(decode(&bytes, Limits::default(), false).is_err());
+                    refused += 1;
+                }
+                // What lies behind the last row is not looked at by a region.
+                Ok(part) => {
+                    if let Ok(full) = decode(&bytes, Limits::default(), false) {
+                        assert!(part.data[..width * height * 3] == to_rgb(full).data);
+                        equal += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(refused > 100 && equal > 1000, "{refused} refused, {equal} equal");
 }
 
 #[test]
