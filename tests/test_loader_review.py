@@ -89,6 +89,11 @@ def test_masks_of_nulls_are_there_in_every_batch_and_lists_are_filled():
     for value in (-1, 300, 1.5):
         with pytest.raises(ps.InvalidInputError, match="cannot become"):
             small.loader(batch_size=1, nulls={"u": value})
+    # What a float column keeps fewer digits of is still what was asked for; what it cannot hold at all is not.
+    assert next(iter(ds.loader(batch_size=1, nulls={"f": 0.1, "t": ""})))["f"].tolist() == [np.float32(0.1)]
+    with pytest.raises(ps.InvalidInputError, match="cannot become"):
+        ds.loader(batch_size=1, nulls={"f": 1e300})
+    assert next(iter(ds.loader(batch_size=1, nulls={"f": float("nan"), "t": ""})))["f"].tolist() != [0]
 
 
 def test_ragged_values_have_the_form_of_the_schema():

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import penstock as ps
 import pytest
+import torch
 from penstock import transforms as T
 from PIL import Image
 
@@ -159,6 +160,10 @@ def test_ragged_values_refuse_what_they_cannot_hold():
         with pytest.raises(ps.InvalidInputError, match="cannot be"):
             whole.to_padded(value)
     assert whole.to_padded(255.0).values.tolist() == [[1, 2], [3, 255]]
+    tensors = ps.Ragged(torch.tensor([1, 2, 3], dtype=torch.uint8), whole.offsets, whole.shapes, None, whole.form)
+    for value in (300, -1, 0.5):
+        with pytest.raises(ps.InvalidInputError, match="cannot be"):
+            tensors.to_padded(value)
     floats = ps.Ragged.from_arrays([np.array([1.0]), np.array([])])
     assert np.isnan(floats.to_padded(float("nan")).values[1, 0])
     made = ps.create(f"memory://review-2-{next(PLACES)}", {"x": ps.Tensor((None,), "int32")})

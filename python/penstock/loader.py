@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -12,14 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock import _core
 from penstock.errors import ClosedError, InvalidInputError, NotFoundError
 from penstock.order import Mix, Replacement, Source, Window, whole
 from penstock.report import Line, explained, size_text
 from penstock.stages import check_nulls, collated, fill, stages_of
-from penstock.transforms import PerBatch, Transform
+from penstock.transforms import Transform
 from penstock.view import Batch, View
 
 if TYPE_CHECKING:
@@ -290,17 +288,6 @@ class Loader:
         self._given += np.array([1, len(given[1]["valid"]), given[1]["bytes"], len(given[1]["refused"])])
         return self._as_output(given[0] if self._pool is not None else self._staged(self._core, *given))
 
-    def parcel(self, workers: int) -> Parcel:
-        """Pack what a python worker needs to make this loader's batches."""
-        options = {
-            "global_batch_size": self.global_batch_size, "shuffle": False, "seed": self.seed, "columns": [*self._columns, *self._extras],
-            "outputs": self._outputs, "last_batch": self.last_batch, "decode": self.decode, "rank": self.rank, "world_size": self.world_size,
-            "on_corrupt": self.on_corrupt, "nulls": self._nulls, "order_block_samples": self.order_block_samples,
-            "memory_bytes": max(1, self.memory_bytes // workers), "threads": max(1, self.threads // workers),
-        }  # fmt: skip
-        sources = [(source.name, source.view, source.columns, source.order, source.given) for source in self._sources]
-        return Parcel(sources, self._mix, self._core.begin_of(0), options, (self._declared, self._per_sample, self._per_batch))
-
     def _staged(self, core: _core.Loader, batch: Batch, about: dict[str, Any]) -> Batch:
         """Apply all that is Python's but the output type, to a batch of `core`."""
         epoch, draw = core.begin_of(about["step"])
@@ -548,30 +535,6 @@ def _sum(*counts: Mapping[str, int]) -> dict[str, int]:
         for name, value in count.items():
             totals[name] = totals.get(name, 0) + value
     return totals
-
-
-@dataclasses.dataclass
-class Parcel:
-    """A loader on its way to a python worker."""
-
-    sources: list[tuple[str, View, Sequence[str], dict[str, Any], npt.NDArray[np.float64] | None]]
-    mix: dict[str, Any] | None
-    base: tuple[int, int]
-    options: dict[str, Any]
-    stages: tuple[list[dict[str, Any]], list[Callable[..., Any]], list[PerBatch]]
-
-    def unpacked(self) -> Loader:
-        """Make the loader, in the order it had."""
-        loader = Loader(self.sources[0][1], **self.options)
-        loader._declared, loader._per_sample, loader._per_batch = self.stages
-        weights = [None if given is None else _core.Weights(given) for *_, given in self.sources]
-        loader._sources = [
-            Source(name, view, columns, order, table, given)
-            for (name, view, columns, order, given), table in zip(self.sources, weights, strict=True)
-        ]
-        loader._mix = self.mix
-        loader._core = loader._open(self.base)
-        return loader
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

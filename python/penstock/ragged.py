@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InvalidInputError
+from penstock.values import filler
 
 
 class Padded(NamedTuple):
@@ -102,7 +103,11 @@ class Ragged(Sequence[Any]):
         """
         if not isinstance(multiple_of, int) or multiple_of < 1:
             raise InvalidInputError(f"multiple_of={multiple_of!r}, expected a whole number above 0", code="invalid-argument")
-        _check_fill(value, self.values.dtype)
+        dtype = str(self.values.dtype).removeprefix("torch.")
+        try:
+            filler(value, dtype)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"value={value!r}, which {dtype} cannot be", code="invalid-argument") from error
         most = self.shapes.max(axis=0, initial=0)
         free = [axis for axis, size in enumerate(self.form) if size is None]
         sizes = [-(-int(most[axis]) // multiple_of) * multiple_of if size is None else size for axis, size in enumerate(self.form)]
@@ -144,19 +149,6 @@ class Ragged(Sequence[Any]):
 
     def __repr__(self) -> str:
         return f"Ragged({len(self)} arrays, {self.values.dtype}, {self.values.nbytes} bytes)"
-
-
-def _check_fill(value: Any, dtype: Any) -> None:
-    """Refuse what elements of the dtype, NumPy's or torch's, cannot be."""
-    try:
-        whole = getattr(dtype, "kind", None) in ("i", "u", "b") or str(dtype).startswith(("torch.int", "torch.uint", "torch.bool"))
-        fits = not isinstance(value, str) and (not whole or float(value).is_integer())
-        if fits and isinstance(dtype, np.dtype) and whole:
-            fits = int(np.asarray(int(value)).astype(dtype)) == int(value)
-    except (TypeError, ValueError, OverflowError):
-        fits = False
-    if not fits:
-        raise InvalidInputError(f"value={value!r}, which {dtype} cannot be", code="invalid-argument")
 
 
 def from_core(parts: tuple[Any, Any, Any, Any], form: tuple[int | None, ...]) -> Ragged:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from penstock.errors import InvalidInputError
 from penstock.ragged import Ragged
-from penstock.schema import numpy_dtype
 from penstock.transforms import PerBatch, Transform
+from penstock.values import filler
 from penstock.view import Batch, View
 
 
@@ -153,12 +153,8 @@ def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, lis
         if None in shape or dtype == "bytes":
             continue
         try:
-            filled = np.empty([size or 0 for size in shape], numpy_dtype(dtype))
-            filled[...] = value
-            fits = value is not None and bool(np.all((filled == np.asarray(value)) | (filled != filled)))
-        except (TypeError, ValueError, OverflowError):
-            fits = False
-        if not fits:
+            filler(value, dtype, tuple(size or 0 for size in shape))
+        except InvalidInputError as error:
             raise InvalidInputError(
                 f"nulls of `{name}` cannot become {value!r}: it is {dtype} of shape {tuple(shape)}", code="invalid-argument"
-            )
+            ) from error

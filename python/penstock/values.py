@@ -207,6 +207,23 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
     raise fail(f"values are {array.dtype}, which does not fit {dtype}", row, hint=f"cast them first, or make the column {array.dtype}")
 
 
+def filler(value: Any, dtype: str, shape: tuple[int, ...] = ()) -> Array:
+    """Make one value an array of a dtype, by the rules that hold for what is appended; whole floats pass for integers.
+
+    >>> filler(255.0, "uint8"), filler(0.1, "float32", (2,)).tolist() == [np.float32(0.1)] * 2
+    (array(255, dtype=uint8), True)
+    """
+    try:
+        array = np.broadcast_to(np.asarray(value), shape)
+    except ValueError as error:
+        raise fail(str(error)) from error
+    if array.dtype.kind == "f" and numpy_dtype(dtype).kind in "iu":
+        with np.errstate(invalid="ignore"):
+            whole = array.astype(np.int64)
+        array = whole if bool((whole == array).all()) else array
+    return cast(array, dtype, 0)
+
+
 def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
     """Prepare samples of one shape, given as an array or as a list with nulls."""
     validity: npt.NDArray[np.bool_] | None = None

@@ -7,6 +7,7 @@ on its side, nothing is left behind when any process dies. Which samples make a 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import mmap
 import multiprocessing
 import multiprocessing.connection
@@ -14,15 +15,19 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from penstock import _core
 from penstock.errors import ClosedError, InternalError, InvalidInputError
-from penstock.view import Batch
-
-if TYPE_CHECKING:
-    from penstock.loader import Loader
+from penstock.loader import Loader
+from penstock.order import Source
+from penstock.transforms import PerBatch
+from penstock.view import Batch, View
 
 # Finished batches that wait at a worker, beside the one it makes.
 WAITING = 2
@@ -48,7 +53,7 @@ class Pool:
         self.read: dict[int, dict[str, int]] = {}
         self.owner = os.getpid()
         try:
-            packed = pickle.dumps(loader.parcel(workers))
+            packed = pickle.dumps(Parcel.of(loader, workers))
         except Exception as error:
             raise InvalidInputError(
                 f"cannot send this loader to python_workers: {error}", code="invalid-argument",
@@ -126,6 +131,43 @@ def _raised(body: bytes, text: str) -> BaseException:
         return InternalError(f"a python worker failed:\n{text}")
     error.add_note(f"in a python worker:\n{text}")
     return error
+
+
+@dataclasses.dataclass
+class Parcel:
+    """A loader on its way to a python worker: all that makes the same batches there."""
+
+    sources: list[tuple[str, View, Sequence[str], dict[str, Any], npt.NDArray[np.float64] | None]]
+    mix: dict[str, Any] | None
+    base: tuple[int, int]
+    options: dict[str, Any]
+    stages: tuple[list[dict[str, Any]], list[Callable[..., Any]], list[PerBatch]]
+
+    @classmethod
+    def of(cls, loader: Loader, workers: int) -> Parcel:
+        """Pack a loader for one of so many workers, which share its memory and threads."""
+        options = {
+            "global_batch_size": loader.global_batch_size, "shuffle": False, "seed": loader.seed, "columns": [*loader._columns, *loader._extras],
+            "outputs": loader._outputs, "last_batch": loader.last_batch, "decode": loader.decode, "rank": loader.rank,
+            "world_size": loader.world_size, "on_corrupt": loader.on_corrupt, "nulls": loader._nulls,
+            "order_block_samples": loader.order_block_samples, "memory_bytes": max(1, loader.memory_bytes // workers),
+            "threads": max(1, loader.threads // workers),
+        }  # fmt: skip
+        sources = [(source.name, source.view, source.columns, source.order, source.given) for source in loader._sources]
+        return cls(sources, loader._mix, loader._core.begin_of(0), options, (loader._declared, loader._per_sample, loader._per_batch))
+
+    def unpacked(self) -> Loader:
+        """Make the loader, in the order it had."""
+        loader = Loader(self.sources[0][1], **self.options)
+        loader._declared, loader._per_sample, loader._per_batch = self.stages
+        weights = [None if given is None else _core.Weights(given) for *_, given in self.sources]
+        loader._sources = [
+            Source(name, view, columns, order, table, given)
+            for (name, view, columns, order, given), table in zip(self.sources, weights, strict=True)
+        ]
+        loader._mix = self.mix
+        loader._core = loader._open(self.base)
+        return loader
 
 
 def work(pipe: multiprocessing.connection.Connection, packed: bytes, begin: int, end: int, stride: int) -> None:
