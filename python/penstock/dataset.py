@@ -19,7 +19,7 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
 from penstock.schema import Schema, from_json, to_json
-from penstock.values import rows_of
+from penstock.values import is_utf8, rows_of
 from penstock.view import View
 
 
@@ -51,10 +51,8 @@ def _uri(uri: str | os.PathLike[str]) -> str:
     text = os.fspath(uri)
     if not isinstance(text, str):
         raise InvalidInputError(f"cannot open {uri!r}: a URI is a str or a Path", code="invalid-uri")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidInputError(f"cannot open {text!r}: the path is not UTF-8", code="invalid-uri") from None
+    if not is_utf8(text):
+        raise InvalidInputError(f"cannot open {text!r}: the path is not UTF-8", code="invalid-uri")
     return text
 
 
@@ -300,10 +298,8 @@ def slices(columns: Iterable[Any], rows: int) -> Iterator[tuple[int, int]]:
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise InvalidInputError(f"cannot begin a transaction: the {what} is a {type(value).__name__}, expected str")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise InvalidInputError(f"cannot begin a transaction: the {what} is not UTF-8 (a lone surrogate)") from None
+    if not is_utf8(value):
+        raise InvalidInputError(f"cannot begin a transaction: the {what} is not UTF-8 (a lone surrogate)")
     return value
 
 

@@ -17,6 +17,7 @@ from penstock import _core
 from penstock.dataset import create
 from penstock.errors import InvalidInputError, NotFoundError, UnsupportedError
 from penstock.schema import Category, ColumnType, Image, Schema, Tensor, Text, dtype_name
+from penstock.values import is_utf8
 from penstock.view import View
 
 IMAGES = (".jpg", ".jpeg", ".png")
@@ -125,18 +126,10 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
     absolute = [os.path.abspath(path) for path in found]
     root = pathlib.Path(os.path.commonpath([os.path.dirname(path) for path in absolute]))
     names = [os.path.relpath(path, root) for path in absolute]
-    odd = [name for name in names if not _is_text(name)]
+    odd = [name for name in names if not is_utf8(name)]
     if odd:
         raise InvalidInputError(f"cannot load {os.fsencode(odd[0])!r}: its name is not UTF-8", code="invalid-argument", hint="rename it")
     return Files(root, names, [os.stat(path).st_size for path in absolute], io)
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _refused(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> tuple[str, str] | None:

@@ -20,6 +20,7 @@ from penstock.values import (
     flat_from_arrow,
     is_null,
     is_null_word,
+    is_utf8,
     items_of,
     numpy_dtype,
     pictures,
@@ -298,10 +299,8 @@ def to_json(schema: Mapping[str, Any]) -> str:
             kind = Scalar(kind)
         columns.append({"name": name, **kind.spec()})
     text = json.dumps(columns, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidInputError("a name in the schema is not UTF-8 (a lone surrogate)", code="invalid-schema") from None
+    if not is_utf8(text):
+        raise InvalidInputError("a name in the schema is not UTF-8 (a lone surrogate)", code="invalid-schema")
     return text
 
 

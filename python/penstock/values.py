@@ -39,6 +39,19 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return found
 
 
+def is_utf8(text: str) -> bool:
+    """Tell whether a text can be stored: one with a lone surrogate, as names of files may have, cannot.
+
+    >>> is_utf8("é"), is_utf8("\\udce9")
+    (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def fail(text: str, row: int | None = None, hint: str | None = None) -> InvalidInputError:
     """Build the error for a value that does not fit its column."""
     return InvalidInputError(text, code="invalid-value", hint=hint, rows=[] if row is None else [row])

@@ -14,6 +14,7 @@ from typing import Any
 from penstock.errors import InvalidInputError
 from penstock.importers.source import Chunk, Options, Refusal, Source
 from penstock.schema import ColumnType, Image, Label, Text
+from penstock.values import is_utf8
 
 # A chunk of files is held whole: at most so many, and no more bytes than this unless one file has more.
 FILES_AT_ONCE = 256
@@ -89,9 +90,7 @@ def _shown(text: str) -> str:
 
 def _problem(folder: pathlib.Path, file: pathlib.Path) -> Refusal | None:
     name = str(file.relative_to(folder))
-    try:
-        name.encode()
-    except UnicodeEncodeError:
+    if not is_utf8(name):
         return Refusal(_shown(name), "invalid-value", "the name of the file is not UTF-8")
     try:
         status = file.stat()
