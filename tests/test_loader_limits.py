@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import io
 import json
 import os
@@ -232,26 +233,24 @@ def test_kill_9_at_twenty_random_steps_changes_neither_samples_nor_pixels(tmp_pa
         assert [line[1:] for line in seen + rest] == whole
 
 
-def test_a_transform_draws_the_same_whatever_the_world(large, tmp_path):
-    ds = photographs(tmp_path, 120)
+def test_pixels_of_photographs_are_the_same_for_any_world_threads_and_budget(tmp_path):
+    ds = photographs(tmp_path, 480)
 
-    def pixels(world):
-        parts = [
-            list(
-                ds.loader(
-                    global_batch_size=24,
-                    shuffle=True,
-                    seed=1,
-                    rank=rank,
-                    world_size=world,
-                    transform=[T.RandomResizedCrop(16)],
-                    columns=["image"],
-                ).stream(1)
-            )
-            for rank in range(world)
-        ]
-        return np.concatenate([np.concatenate([part[step]["image"] for part in parts]) for step in range(5)])
+    def pixels(world, **options):
+        """Hash both steps, ranks side by side."""
+        options = {
+            "global_batch_size": 240,
+            "shuffle": True,
+            "seed": 1,
+            "transform": [T.RandomResizedCrop(16)],
+            "columns": ["image"],
+            **options,
+        }
+        parts = [list(ds.loader(rank=rank, world_size=world, **options)) for rank in range(world)]
+        return [hashlib.sha256(np.concatenate([part[step]["image"] for part in parts]).tobytes()).hexdigest() for step in range(2)]
 
-    expected = pixels(1)
-    for world in (2, 3, 8):
-        assert (pixels(world) == expected).all()
+    expected = pixels(1, threads=1)
+    assert expected[0] != expected[1]
+    assert pixels(1, threads=2) == pixels(1, threads=4) == expected
+    assert pixels(1, memory_bytes=64 << 20) == pixels(1, memory_bytes=1 << 30) == expected
+    assert pixels(2) == pixels(3) == pixels(8, threads=1) == expected
