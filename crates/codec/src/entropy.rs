@@ -20,6 +20,8 @@ const UNKNOWN: u32 = 512;
 const LARGE: usize = 16 << 10;
 /// Tables that are kept: those of the standard, and some more.
 const KEPT: usize = 16;
+/// Bytes that the library does not read ahead.
+const FAR: usize = 64;
 const BLOCKS_IN_MCU: usize = 10;
 
 const NATURAL: [u8; 64] = [
@@ -225,6 +227,14 @@ impl Bits {
         self
     }
 
+    /// Whether no bit was taken from behind the end, and the end is a marker or far. Without a marker the library may refuse what it
+    /// reads ahead.
+    #[inline(always)]
+    fn is_sound(&self, bytes: &[u8]) -> bool {
+        let rest = bytes.get(self.next..).unwrap_or_default();
+        self.count >= self.padding && (rest.len() >= FAR || rest.windows(2).any(|pair| pair[0] == 0xff && !matches!(pair[1], 0 | 0xff)))
+    }
+
     #[inline(always)]
     fn take(&mut self, bits: u32) {
         self.bits <<= bits;
@@ -332,6 +342,11 @@ pub struct Entropy {
 }
 
 impl Entropy {
+    /// Be done with a scan; tell whether there was one.
+    pub fn end(&mut self) -> bool {
+        self.place.take().is_some()
+    }
+
     /// Nothing where the library does better.
     fn begin(&mut self, scan: &Scan) -> Option<()> {
         self.place = None;
@@ -382,7 +397,7 @@ impl Entropy {
             }
         }
         place.bits = bits;
-        (bits.count >= bits.padding).then_some(())
+        bits.is_sound(bytes).then_some(())
     }
 }
 

@@ -13,11 +13,10 @@ typedef struct {
   char *message;
 } failure;
 
-/* The library's own, of the version that is pinned: there is no public way to decode entropy by other means. */
+/* How the library's own begins, which is made by the library: there is no public way to decode entropy by other means. */
 struct jpeg_entropy_decoder {
   void (*start_pass)(j_decompress_ptr);
   boolean (*decode_mcu)(j_decompress_ptr, JBLOCKROW *);
-  boolean insufficient_data;
 };
 
 /* As entropy.rs has it. */
@@ -68,10 +67,10 @@ static boolean decode_mcu(j_decompress_ptr d, JBLOCKROW *blocks) {
   return TRUE;
 }
 
-/* Decode entropy by entropy.rs, where the scan is a plain one. */
+/* Decode entropy by entropy.rs, where it can. */
 static void take_over(session *s) {
   struct jpeg_decompress_struct *d = &s->decoder;
-  if (d->restart_interval || d->comps_in_scan != d->num_components) return;
+  if (d->restart_interval) return;
   s->bytes = d->src->next_input_byte;
   s->count = d->src->bytes_in_buffer;
   s->column = 0;
@@ -89,16 +88,13 @@ static void take_over(session *s) {
 size_t penstock_jpeg_session_bytes(void) { return sizeof(session); }
 size_t penstock_jpeg_message_bytes(void) { return JMSG_LENGTH_MAX; }
 
-/* Make a decoder in zeroed memory of that size; `message` takes error texts. 0: done. */
-int penstock_jpeg_open(void *memory, char *message) {
+/* Make a session in zeroed memory of that size; `message` takes error texts. */
+void penstock_jpeg_open(void *memory, char *message) {
   session *s = memory;
   s->decoder.err = jpeg_std_error(&s->failure.base);
   s->failure.base.error_exit = give_up;
   s->failure.base.emit_message = note;
   s->failure.message = message;
-  if (setjmp(s->failure.escape)) return -1;
-  jpeg_create_decompress(&s->decoder);
-  return 0;
 }
 
 void penstock_jpeg_close(void *memory) {
@@ -107,14 +103,14 @@ void penstock_jpeg_close(void *memory) {
   jpeg_destroy_decompress(&s->decoder);
 }
 
-/* Read the header: width, height, width and height of an iMCU, and whether a region can be decoded by itself. 0: done. */
+/* Read the header: width, height, width and height of an iMCU, and whether a region can be decoded by itself. 0: done.
+ * The decoder is a new one, for the library keeps tables, which files may lack, from image to image. */
 int penstock_jpeg_header(void *memory, const unsigned char *bytes, size_t count, int out[5]) {
   session *s = memory;
   struct jpeg_decompress_struct *d = &s->decoder;
-  if (setjmp(s->failure.escape)) {
-    jpeg_abort_decompress(d);
-    return -1;
-  }
+  if (setjmp(s->failure.escape)) return -1;
+  jpeg_destroy_decompress(d);
+  jpeg_create_decompress(d);
   d->err->num_warnings = 0;
   jpeg_mem_src(d, bytes, (unsigned long)count);
   jpeg_read_header(d, TRUE);
@@ -122,8 +118,9 @@ int penstock_jpeg_header(void *memory, const unsigned char *bytes, size_t count,
   out[1] = (int)d->image_height;
   out[2] = d->max_h_samp_factor * DCTSIZE;
   out[3] = d->max_v_samp_factor * DCTSIZE;
-  /* Progressive files are kept whole in memory by the library anyway; others are rare. */
+  /* Files of several scans are kept whole in memory by the library anyway; others, like lossless ones (Se is 0), are rare. */
   out[4] = !d->progressive_mode && !d->arith_code && d->data_precision == 8 && !d->err->num_warnings &&
+           d->comps_in_scan == d->num_components && d->Se == DCTSIZE2 - 1 &&
            ((d->jpeg_color_space == JCS_YCbCr && d->num_components == 3) || (d->jpeg_color_space == JCS_GRAYSCALE && d->num_components == 1)) &&
            d->comp_info[0].h_samp_factor == d->max_h_samp_factor && d->comp_info[0].v_samp_factor == d->max_v_samp_factor;
   return 0;
@@ -134,10 +131,7 @@ int penstock_jpeg_header(void *memory, const unsigned char *bytes, size_t count,
 int penstock_jpeg_region(void *memory, entropy entropy, int denominator, int left, int top, int width, int height, unsigned char *out, size_t pitch) {
   session *s = memory;
   struct jpeg_decompress_struct *d = &s->decoder;
-  if (setjmp(s->failure.escape)) {
-    jpeg_abort_decompress(d);
-    return -1;
-  }
+  if (setjmp(s->failure.escape)) return -1;
   d->scale_num = 1;
   d->scale_denom = (unsigned)denominator;
   d->out_color_space = JCS_RGB;
@@ -146,14 +140,11 @@ int penstock_jpeg_region(void *memory, entropy entropy, int denominator, int lef
   s->entropy = entropy;
   JDIMENSION x = (JDIMENSION)left, w = (JDIMENSION)width;
   if (left != 0 || (JDIMENSION)width != d->output_width) jpeg_crop_scanline(d, &x, &w);
-  if ((int)x != left || (int)w != width) {
-    jpeg_abort_decompress(d);
-    return -2;
-  }
+  if ((int)x != left || (int)w != width) return -2;
   int column = (d->num_components == 1 ? 1 : d->max_h_samp_factor) * DCTSIZE / denominator; /* An MCU of one component is a block. */
   s->first = (JDIMENSION)(left / column);
   s->last = (JDIMENSION)((left + width - 1) / column);
-  take_over(s);
+  if (entropy.state) take_over(s);
   if (top > 0) jpeg_skip_scanlines(d, (JDIMENSION)top);
   for (int row = 0; row < height;) {
     JSAMPROW rows[8];
@@ -163,7 +154,5 @@ int penstock_jpeg_region(void *memory, entropy entropy, int denominator, int lef
     if (got == 0) break;
     row += got;
   }
-  int warnings = (int)d->err->num_warnings;
-  jpeg_abort_decompress(d); /* What lies below is left alone. */
-  return warnings;
+  return (int)d->err->num_warnings; /* What lies below is left alone. */
 }

@@ -42,7 +42,7 @@ pub struct Decoded {
     pub region_height: f64,
 }
 
-/// Who decodes entropy: the C side's `entropy`.
+/// Who decodes entropy, or, where `state` is null, that the library does: the C side's `entropy`.
 #[repr(C)]
 struct Taken {
     state: *mut c_void,
@@ -53,7 +53,7 @@ struct Taken {
 unsafe extern "C" {
     fn penstock_jpeg_session_bytes() -> usize;
     fn penstock_jpeg_message_bytes() -> usize;
-    fn penstock_jpeg_open(memory: *mut c_void, message: *mut c_char) -> c_int;
+    fn penstock_jpeg_open(memory: *mut c_void, message: *mut c_char);
     fn penstock_jpeg_close(memory: *mut c_void);
     fn penstock_jpeg_header(memory: *mut c_void, bytes: *const u8, count: usize, out: *mut c_int) -> c_int;
     #[allow(clippy::too_many_arguments)]
@@ -78,13 +78,13 @@ struct Session {
 }
 
 impl Session {
-    fn open() -> Option<Session> {
+    fn open() -> Session {
         // SAFETY: no preconditions.
         let (bytes, message) = unsafe { (penstock_jpeg_session_bytes(), penstock_jpeg_message_bytes()) };
         let mut session = Session { memory: vec![0; bytes.div_ceil(8) + 1], message: vec![0; message], entropy: Entropy::default() };
         // SAFETY: zeroed memory of the size asked for, aligned for anything in it; neither buffer moves while the session lives.
-        let opened = unsafe { penstock_jpeg_open(session.memory.as_mut_ptr().cast(), session.message.as_mut_ptr().cast()) };
-        (opened == 0).then_some(session)
+        unsafe { penstock_jpeg_open(session.memory.as_mut_ptr().cast(), session.message.as_mut_ptr().cast()) };
+        session
     }
 
     /// Width, height, iMCU width, iMCU height, whether regions can be decoded; nothing where the header is no good.
@@ -104,7 +104,7 @@ impl Drop for Session {
 }
 
 thread_local! {
-    static SESSION: RefCell<Option<Session>> = const { RefCell::new(None) };
+    static SESSION: RefCell<Session> = RefCell::new(Session::open());
     /// Pixels of the image before, to be used again.
     static PIXELS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
@@ -176,55 +176,61 @@ impl<'a> Encoded<'a> {
 
     /// Nothing where only the full decoder knows what to do, or what to say.
     fn jpeg_region(&self, region: Region, denominator: usize) -> Option<Decoded> {
-        SESSION.with_borrow_mut(|slot| {
-            if slot.is_none() {
-                *slot = Session::open();
-            }
-            let session = slot.as_mut()?;
-            let [width, height, mcu_width, mcu_height, able] = session.header(self.bytes)?;
-            if able == 0 {
-                return None;
-            }
-            // In pixels of the scaled image: those that the region touches, one iMCU more on each side, cut on iMCU boundaries.
-            let (width, height) = ((width as usize).div_ceil(denominator), (height as usize).div_ceil(denominator));
-            let (mcu_width, mcu_height) = (mcu_width as usize / denominator, mcu_height as usize / denominator);
-            let along = |begin: usize, length: usize, mcu: usize, size: usize| {
-                let (low, high) = (begin / denominator, (begin + length).div_ceil(denominator));
-                ((low / mcu * mcu).saturating_sub(mcu), ((high.div_ceil(mcu) + 1) * mcu).min(size))
-            };
-            let (left, right) = along(region.left, region.width, mcu_width.max(1), width);
-            let (top, _) = along(region.top, region.height, mcu_height.max(1), height);
-            let bottom = (region.top + region.height).div_ceil(denominator).min(height);
-            let (out_width, out_height) = (right - left, bottom - top);
-            let mut data = pixels(out_width * out_height * 3);
-            // SAFETY: the header of these bytes was read just now; `data` has out_height rows of out_width RGB pixels.
-            let code = unsafe {
-                penstock_jpeg_region(
-                    session.memory.as_mut_ptr().cast(),
-                    Taken { state: (&raw mut session.entropy).cast(), begin: entropy::begin, mcu: entropy::mcu },
-                    denominator as c_int,
-                    left as c_int,
-                    top as c_int,
-                    out_width as c_int,
-                    out_height as c_int,
-                    data.as_mut_ptr(),
-                    out_width * 3,
-                )
-            };
-            if code != 0 {
-                recycle(data);
-                return None;
-            }
-            let scale = denominator as f64;
-            Some(Decoded {
-                width: out_width,
-                height: out_height,
-                data,
-                left: region.left as f64 / scale - left as f64,
-                top: region.top as f64 / scale - top as f64,
-                region_width: region.width as f64 / scale,
-                region_height: region.height as f64 / scale,
-            })
+        SESSION.with_borrow_mut(|session| {
+            let decoded = self.jpeg_region_by(session, region, denominator, true);
+            // Where our entropy decoder gives up, the library's decides: so it makes no difference for which files ours was tried.
+            if session.entropy.end() && decoded.is_none() { self.jpeg_region_by(session, region, denominator, false) } else { decoded }
+        })
+    }
+
+    fn jpeg_region_by(&self, session: &mut Session, region: Region, denominator: usize, own: bool) -> Option<Decoded> {
+        let [width, height, mcu_width, mcu_height, able] = session.header(self.bytes)?;
+        if able == 0 {
+            return None;
+        }
+        // In pixels of the scaled image: those that the region touches, one iMCU more on each side, cut on iMCU boundaries.
+        let (width, height) = ((width as usize).div_ceil(denominator), (height as usize).div_ceil(denominator));
+        let (mcu_width, mcu_height) = (mcu_width as usize / denominator, mcu_height as usize / denominator);
+        let along = |begin: usize, length: usize, mcu: usize, size: usize| {
+            let (low, high) = (begin / denominator, (begin + length).div_ceil(denominator));
+            ((low / mcu * mcu).saturating_sub(mcu), ((high.div_ceil(mcu) + 1) * mcu).min(size))
+        };
+        let (left, right) = along(region.left, region.width, mcu_width.max(1), width);
+        let (top, _) = along(region.top, region.height, mcu_height.max(1), height);
+        let bottom = (region.top + region.height).div_ceil(denominator).min(height);
+        let (out_width, out_height) = (right - left, bottom - top);
+        let mut data = pixels(out_width * out_height * 3);
+        // SAFETY: the header of these bytes was read just now; `data` has out_height rows of out_width RGB pixels.
+        let code = unsafe {
+            penstock_jpeg_region(
+                session.memory.as_mut_ptr().cast(),
+                Taken {
+                    state: if own { (&raw mut session.entropy).cast() } else { std::ptr::null_mut() },
+                    begin: entropy::begin,
+                    mcu: entropy::mcu,
+                },
+                denominator as c_int,
+                left as c_int,
+                top as c_int,
+                out_width as c_int,
+                out_height as c_int,
+                data.as_mut_ptr(),
+                out_width * 3,
+            )
+        };
+        if code != 0 {
+            recycle(data);
+            return None;
+        }
+        let scale = denominator as f64;
+        Some(Decoded {
+            width: out_width,
+            height: out_height,
+            data,
+            left: region.left as f64 / scale - left as f64,
+            top: region.top as f64 / scale - top as f64,
+            region_width: region.width as f64 / scale,
+            region_height: region.height as f64 / scale,
         })
     }
 }

@@ -178,6 +178,71 @@ fn damaged_files_give_what_a_full_decode_gives_or_are_refused() {
     assert!(refused > 100 && equal > 1000, "{refused} refused, {equal} equal");
 }
 
+/// Without its segments of that marker.
+fn without(bytes: &[u8], marker: u8) -> Vec<u8> {
+    let (mut kept, mut at) = (bytes[..2].to_vec(), 2);
+    while bytes[at + 1] != 0xda {
+        let length = 2 + usize::from(u16::from_be_bytes([bytes[at + 2], bytes[at + 3]]));
+        if bytes[at + 1] != marker {
+            kept.extend(&bytes[at..at + length]);
+        }
+        at += length;
+    }
+    kept.extend(&bytes[at..]);
+    kept
+}
+
+/// What comes of a file, whole or refused, is the same whatever the thread decoded before: nothing, other tables, a progressive file, itself.
+#[test]
+fn files_do_not_depend_on_those_before() {
+    let way = |parameter, value| jpeg_with(150, 130, 2, false, 11, &[(parameter, value)]);
+    let (plain, own) = (jpeg(150, 130, 2, false, 11), way(tj::TJPARAM_TJPARAM_OPTIMIZE, 1));
+    // Two symbols of AC swapped: with this table, files without one would come out wrong, and nobody would notice.
+    let mut swapped = plain.clone();
+    let table = swapped.windows(5).position(|part| part[..2] == [0xff, 0xc4] && part[4] == 0x10).unwrap() + 21;
+    swapped.swap(table + 2, table + 3);
+    let scan = plain.windows(2).position(|pair| pair == [0xff, 0xda]).unwrap() + 14;
+    let mut filled = plain.clone();
+    filled.splice(scan + 500..scan + 500, [0xff, 0xff, 0x00]);
+    let mut files = vec![
+        without(&plain, 0xc4),
+        without(&plain, 0xdb),
+        filled,
+        plain[..plain.len() - 2].to_vec(),
+        plain[..plain.len() - 20].to_vec(),
+        way(tj::TJPARAM_TJPARAM_PROGRESSIVE, 1),
+        plain.clone(),
+        own.clone(),
+    ];
+    let mut state = 3u32;
+    for _ in 0..60 {
+        let mut bytes = plain.clone();
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        bytes[scan + (state >> 8) as usize % (plain.len() - scan)] ^= 1 << (state & 7);
+        files.push(bytes);
+    }
+    let decoded = |bytes: &[u8], region, denominator| {
+        let encoded = Encoded::open(bytes, Limits::default(), false).unwrap();
+        encoded.region(region, denominator).ok().map(|part| (part.width, part.data))
+    };
+    let regions = [Region::whole(150, 130), Region { left: 40, top: 30, width: 60, height: 50 }];
+    let before = [plain.clone(), own, swapped, way(tj::TJPARAM_TJPARAM_PROGRESSIVE, 1), b"\xff\xd8".to_vec()];
+    let mut refused = 0;
+    for bytes in &files {
+        for (region, denominator) in regions.into_iter().flat_map(|region| [1, 2, 8].map(|denominator| (region, denominator))) {
+            let alone = std::thread::scope(|scope| scope.spawn(|| decoded(bytes, region, denominator)).join().unwrap());
+            refused += usize::from(alone.is_none());
+            for before in before.iter().chain([bytes]) {
+                for _ in 0..2 {
+                    let _ = Encoded::open(before, Limits::default(), false).map(|before| before.region(Region::whole(150, 130), 1).is_ok());
+                }
+                assert!(decoded(bytes, region, denominator) == alone);
+            }
+        }
+    }
+    assert!((1..files.len() * 3).contains(&refused), "{refused} refused");
+}
+
 #[test]
 fn regions_of_real_photographs_equal_crops() {
     let Some(data) = std::env::var_os("PENSTOCK_TEST_DATA") else { return };
