@@ -1,10 +1,11 @@
 //! The entropy decoder of baseline JPEG, for regions: blocks that nobody wants are skipped several Huffman codes at a time.
 //!
-//! Two thirds and more of the time of a large photograph are its Huffman codes, and on average half of them lie above or beside a region.
+//! Three quarters of the time of a large photograph were its Huffman codes, and some 40 % of those lie above or beside a random crop.
 //! A skipped block needs no coefficients, only where it ends and what it adds to DC. So one table tells, for the next [`SKIP_BITS`] bits,
 //! how long all codes and numbers in them are together and how many coefficients they stand for; another, for blocks that are wanted,
 //! the run and the value of the next coefficient. What this does not know is left to libjpeg-turbo: restart intervals, several scans,
-//! codes that are no good, files that end early. Called by `jpeg_region.c`, MCU by MCU; no input makes it panic.
+//! codes that are no good, files that end early. Where it gives up, the library decides what becomes of the file (`region`). Called by
+//! `jpeg_region.c`, MCU by MCU; no input makes it panic.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
