@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
     pub threads: usize,
-    /// Of batches that are not given yet, and of windows.
+    /// Of batches that are not given yet and the one given last, and of windows.
     pub memory_bytes: u64,
 }
 
@@ -72,6 +72,8 @@ struct State {
     entries: BTreeMap<u64, Entry>,
     /// What a batch takes, by what others took.
     estimate_bytes: u64,
+    /// What the batch given last took: the consumer has it until the next one comes.
+    given_bytes: u64,
 }
 
 /// A batch in work, and what it takes, as far as that is known.
@@ -109,6 +111,7 @@ impl Engine {
             stride,
             entries: BTreeMap::new(),
             estimate_bytes: recipe.least_bytes().max(recipe.fetched_bytes),
+            given_bytes: 0,
         };
         let inner = Arc::new(Inner {
             recipe,
@@ -150,9 +153,10 @@ impl Engine {
             }
             let step = state.give;
             if matches!(state.entries.get(&step), Some(Entry { slot: Slot::Done(_), .. }))
-                && let Some(Entry { slot: Slot::Done(batch), .. }) = state.entries.remove(&step)
+                && let Some(Entry { slot: Slot::Done(batch), bytes }) = state.entries.remove(&step)
             {
                 state.give += state.stride;
+                state.given_bytes = bytes;
                 drop(state);
                 inner.work.notify_all();
                 let mut batch = batch?;
@@ -208,7 +212,7 @@ impl State {
 
     /// Whether another batch may be begun within so many bytes.
     fn admits(&self, memory_bytes: u64) -> bool {
-        let room = self.in_flight_bytes() + self.estimate_bytes <= memory_bytes;
+        let room = self.in_flight_bytes() + self.given_bytes + self.estimate_bytes <= memory_bytes;
         self.begin < self.end && self.entries.len() < AHEAD && (room || self.entries.is_empty())
     }
 
