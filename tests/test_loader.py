@@ -523,6 +523,8 @@ def test_order_and_plan_of_a_thousand_million_take_less_than_a_megabyte(kind):
         loader.load_state_dict(made(samples).state_dict(step=step))
         assert loader.state_dict()["draw"] == 256 * step
         assert loader.batch_at(step + 1)["number"].tolist() == [1] * 256
+        assert next(iter(loader))["number"].tolist() == [1] * 256
+        loader.close()
         return loader
 
     few = [resumed(10**5, 100) for _ in range(5)]
