@@ -87,9 +87,9 @@ struct Table {
     place: [i32; 17],
     /// Length in bits 0–7, symbol in 8–15; 0 where the code is longer.
     short: Box<[u16; 1 << VALUE_BITS]>,
-    /// Length of code and number in bits 0–7, zeros before it in 8–15, the number in 16–31; 0 where it is longer.
+    /// Of AC: length of code and number in bits 0–7, zeros before it in 8–15, the number in 16–31; 0 where it is longer.
     values: Box<[u32; 1 << VALUE_BITS]>,
-    /// Length in bits 0–3, coefficients in 4–15.
+    /// Of AC: length in bits 0–3, coefficients in 4–15.
     skips: Box<[u16; 1 << SKIP_BITS]>,
 }
 
@@ -124,8 +124,8 @@ impl Table {
             }
             code <<= 1;
         }
-        table.values = Box::new(std::array::from_fn(|bits| table.value((bits as u64) << (64 - VALUE_BITS))));
         if ac {
+            table.values = Box::new(std::array::from_fn(|bits| table.value((bits as u64) << (64 - VALUE_BITS))));
             table.skips = Box::new(std::array::from_fn(|bits| table.skipped((bits as u64) << (64 - SKIP_BITS))));
         }
         Some(table)
@@ -243,19 +243,8 @@ impl Bits {
     }
 
     /// The next code and its number, of any length.
-    #[inline(never)]
-    fn one(mut self, bytes: &[u8], table: &Table) -> Option<(Bits, Code, u32)> {
-        self.refill(bytes);
-        let code = table.code(self.bits)?;
-        self.take(code.length);
-        let value = number(self.bits, code.size());
-        self.take(code.size());
-        Some((self, code, value))
-    }
-
-    /// The difference of DC.
     #[inline(always)]
-    fn dc(&mut self, bytes: &[u8], table: &Table) -> Option<i32> {
+    fn coded(&mut self, bytes: &[u8], table: &Table) -> Option<(Code, u32)> {
         if self.count < 32 {
             self.refill(bytes);
         }
@@ -263,7 +252,14 @@ impl Bits {
         self.take(code.length);
         let value = number(self.bits, code.size());
         self.take(code.size());
-        Some(value as i32)
+        Some((code, value))
+    }
+
+    /// The same, out of the way of those that are told by a table; by value, so that the caller's bits stay in registers.
+    #[inline(never)]
+    fn one(mut self, bytes: &[u8], table: &Table) -> Option<(Bits, Code, u32)> {
+        let (code, value) = self.coded(bytes, table)?;
+        Some((self, code, value))
     }
 
     /// The coefficients of a block behind the first.
@@ -375,10 +371,8 @@ impl Entropy {
                 place.tables[number][usize::from(ac)] = known.unwrap_or(self.tables.len() - 1);
             }
         }
-        if self.before.is_empty() {
-            self.place = Some(place);
-        }
-        self.place.is_some().then_some(())
+        self.place = self.before.is_empty().then_some(place);
+        self.place.as_ref().map(|_| ())
     }
 
     /// Decode an MCU into zeroed blocks, or skip it.
@@ -388,7 +382,7 @@ impl Entropy {
         for number in 0..place.blocks {
             let [dc, ac] = place.tables[number].map(|table| &self.tables[table]);
             let sum = &mut place.dc[place.component[number]];
-            *sum = sum.wrapping_add(bits.dc(bytes, dc)?);
+            *sum = sum.wrapping_add(bits.coded(bytes, dc)?.1 as i32);
             match &mut wanted {
                 Some(blocks) => {
                     blocks[number][0] = *sum as i16;

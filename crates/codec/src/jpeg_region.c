@@ -67,10 +67,13 @@ static boolean decode_mcu(j_decompress_ptr d, JBLOCKROW *blocks) {
   return TRUE;
 }
 
-/* Decode entropy by entropy.rs, where it can. */
-static void take_over(session *s) {
+/* Decode entropy by entropy.rs, where it can; columns left..left + width of the output are wanted. */
+static void take_over(session *s, int denominator, int left, int width) {
   struct jpeg_decompress_struct *d = &s->decoder;
   if (d->restart_interval) return;
+  int column = (d->num_components == 1 ? 1 : d->max_h_samp_factor) * DCTSIZE / denominator; /* An MCU of one component is a block. */
+  s->first = (JDIMENSION)(left / column);
+  s->last = (JDIMENSION)((left + width - 1) / column);
   s->bytes = d->src->next_input_byte;
   s->count = d->src->bytes_in_buffer;
   s->column = 0;
@@ -137,14 +140,11 @@ int penstock_jpeg_region(void *memory, entropy entropy, int denominator, int lef
   d->out_color_space = JCS_RGB;
   d->dct_method = JDCT_ISLOW;
   jpeg_start_decompress(d);
-  s->entropy = entropy;
   JDIMENSION x = (JDIMENSION)left, w = (JDIMENSION)width;
   if (left != 0 || (JDIMENSION)width != d->output_width) jpeg_crop_scanline(d, &x, &w);
   if ((int)x != left || (int)w != width) return -2;
-  int column = (d->num_components == 1 ? 1 : d->max_h_samp_factor) * DCTSIZE / denominator; /* An MCU of one component is a block. */
-  s->first = (JDIMENSION)(left / column);
-  s->last = (JDIMENSION)((left + width - 1) / column);
-  if (entropy.state) take_over(s);
+  s->entropy = entropy;
+  if (entropy.state) take_over(s, denominator, left, width);
   if (top > 0) jpeg_skip_scanlines(d, (JDIMENSION)top);
   for (int row = 0; row < height;) {
     JSAMPROW rows[8];

@@ -1,5 +1,5 @@
-//! One file per codec: block codecs (`block`), media codecs (`jpeg`, `png`, parts of them `region` with `entropy`), what they share (`image`, `exif`), and
-//! operations on pixels (`resize`, `cut`).
+//! One file per codec: block codecs (`block`), media codecs (`jpeg`, `png`, parts of them `region` with `entropy`), what they share
+//! (`image`, `exif`), and operations on pixels (`resize`, `cut`).
 //!
 //! Knows nothing of storage. `dataset` calls `block`; `python` calls `image`, `loader` the rest.
 

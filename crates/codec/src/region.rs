@@ -1,8 +1,9 @@
 //! Decode only the part of an image that is wanted, and no finer than it is wanted.
 //!
-//! JPEG: blocks above and beside a region are passed by (`entropy`), those below are not looked at. What a region gives equals the crop of a full decode, exactly: the decoder gets a margin, because chroma is interpolated
-//! across the edge. At 1/2, 1/4 and 1/8 (the sizes that libjpeg-turbo has SIMD for, or skips most work at) it gives what a full decode at
-//! that size would. Everything else is decoded in full and cut.
+//! JPEG: blocks above and beside a region are passed by (`entropy`), those below are not looked at. What a region gives equals the crop of
+//! a full decode, exactly: the decoder gets a margin, because chroma is interpolated across the edge. At 1/2, 1/4 and 1/8 (the sizes that
+//! libjpeg-turbo has SIMD for, or skips most work at) it gives what a full decode at that size would. Everything else is decoded in full
+//! and cut.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
