@@ -204,12 +204,12 @@ def _stored(path: str) -> dict[str, Any]:
 
 
 def processor_seconds() -> float:
-    """Of this process and its workers, those that still run included."""
+    """Of this process and its workers, those that ended and those that still run."""
     import psutil
 
-    spent = resource.getrusage(resource.RUSAGE_SELF)
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     children = psutil.Process().children(recursive=True)
-    return spent.ru_utime + spent.ru_stime + sum(sum(child.cpu_times()[:2]) for child in children)
+    return sum(spent.ru_utime + spent.ru_stime for spent in own) + sum(sum(child.cpu_times()[:2]) for child in children)
 
 
 def main() -> None:
