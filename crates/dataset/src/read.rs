@@ -1,5 +1,5 @@
-//! Gather the rows of a plan, one column at a time: fixed samples straight into the caller's buffer, ragged ones as
-//! slices of verified memory, so that the caller makes the only copy.
+//! Gather the rows of a plan, one column at a time: where they lie (`source`), and samples of fixed shape straight into the
+//! caller's buffer. Those of any shape are in `ragged`, parts of large ones in `tiles`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -7,12 +7,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
-use penstock_format::datafile::{Chunk, Codec, Layout, Packed, UNIT_BYTES};
+use penstock_format::datafile::{Chunk, Codec, Layout, UNIT_BYTES};
 use penstock_format::ids::data_name;
 use penstock_format::ints::unpack;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
-use penstock_storage::{Frozen, Slot};
-use penstock_tensor::window::elements;
+use penstock_storage::Frozen;
 
 use crate::context::BlockKey;
 use crate::datafile::{DataFile, Decoded};
@@ -23,81 +22,6 @@ use crate::tiles::{Targets, Tiles};
 
 /// Which values are null, in the order asked; none at all where the list is absent.
 pub type Nulls = Option<Vec<bool>>;
-
-/// Ragged values in the order asked.
-pub struct RaggedValues {
-    keep: Vec<Bytes>,
-    slices: Vec<Slice>,
-    /// Free dimensions, `free_count` a sample.
-    pub free: Vec<u64>,
-    pub free_count: usize,
-}
-
-#[derive(Clone, Copy)]
-struct Slice {
-    keep: u32,
-    begin: usize,
-    bytes: usize,
-}
-
-/// Marks a null.
-const NULL: u32 = u32::MAX;
-
-impl RaggedValues {
-    /// Values that lie elsewhere, none of them null; `free` has `free_count` sizes each.
-    pub fn of(values: Vec<Bytes>, free: Vec<u64>, free_count: usize) -> RaggedValues {
-        let slices = values.iter().enumerate().map(|(index, value)| Slice { keep: index as u32, begin: 0, bytes: value.len() }).collect();
-        RaggedValues { keep: values, slices, free, free_count }
-    }
-
-    /// Move the values to `slot`, which has room for just them: where they lie now may hold much else.
-    pub fn move_to(&mut self, mut slot: Slot) {
-        for slice in self.slices.iter_mut().filter(|slice| slice.keep != NULL) {
-            let begin = slot.filled();
-            slot.push(&self.keep[slice.keep as usize][slice.begin..slice.begin + slice.bytes]);
-            *slice = Slice { keep: 0, begin, bytes: slice.bytes };
-        }
-        self.keep = vec![slot.freeze()];
-    }
-
-    pub fn len(&self) -> usize {
-        self.slices.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.slices.is_empty()
-    }
-
-    /// Value `index`, or nothing where it is null.
-    #[inline]
-    pub fn get(&self, index: usize) -> Option<&[u8]> {
-        let slice = self.slices[index];
-        (slice.keep != NULL).then(|| &self.keep[slice.keep as usize][slice.begin..slice.begin + slice.bytes])
-    }
-
-    pub fn free(&self, index: usize) -> &[u64] {
-        &self.free[index * self.free_count..(index + 1) * self.free_count]
-    }
-
-    /// Bytes of the blocks that values lie in.
-    pub fn held_bytes(&self) -> usize {
-        self.keep.iter().map(Bytes::len).sum()
-    }
-
-    /// Bytes of all values.
-    pub fn value_bytes(&self) -> usize {
-        self.slices.iter().map(|slice| slice.bytes).sum()
-    }
-
-    pub fn has_nulls(&self) -> bool {
-        self.slices.iter().any(|slice| slice.keep == NULL)
-    }
-
-    /// All values as one stretch of memory, where the store has put them there in order.
-    pub fn joined(&self, plan: &Plan) -> Option<Frozen> {
-        Frozen::joined(plan.fetched.memory.as_ref()?, (0..self.len()).filter_map(|index| self.get(index)))
-    }
-}
 
 /// A group with its column's chunk.
 pub struct Source<'a> {
@@ -398,119 +322,6 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Find ragged samples; nothing is copied unless a block was compressed.
-    pub fn read_ragged(&self, plan: &Plan, column: &ColumnSpec, on_corrupt: OnCorrupt) -> Result<RaggedValues> {
-        let (_, shape) = column.kind.stored()?;
-        let free_count = if matches!(column.kind, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }) {
-            shape.free_count()
-        } else {
-            0
-        };
-        let mut values = RaggedValues {
-            keep: Vec::new(),
-            slices: vec![Slice { keep: NULL, begin: 0, bytes: 0 }; plan.len()],
-            free: vec![0; plan.len() * free_count],
-            free_count,
-        };
-        let lenient = on_corrupt == OnCorrupt::Null;
-        let (mut tiles, mut buffers) = (Tiles::default(), Vec::<Vec<u8>>::new());
-        self.each_source(plan, column, lenient, |source, _| {
-            let Some(source) = source else { return Ok(()) };
-            if source.entry().layout == Layout::Tiled {
-                buffers.resize_with(plan.len(), Vec::new);
-                for (row, place) in source.rows.iter().filter(|(row, _)| source.entry().is_valid(*row)) {
-                    let window = tiles.add(source, (*row, *place), None);
-                    buffers[*place as usize] = vec![0; elements(window).unwrap_or(0) as usize * source.entry().dtype.size()];
-                    let sizes = source.entry().free.iter().map(|sizes| sizes.get(*row as usize));
-                    values.free[*place as usize * free_count..].iter_mut().zip(sizes).for_each(|(free, size)| *free = size);
-                }
-                return Ok(());
-            }
-            let map = values.keep.len() as u32;
-            values.keep.push(source.file.map.clone());
-            let mut open = None;
-            for (row, place) in source.rows.iter() {
-                if !source.entry().is_valid(*row) {
-                    continue;
-                }
-                match self.read_ragged_row(plan, source, (*row, *place), map, &mut open, &mut values) {
-                    Err(error) if lenient && error.kind() == Kind::Corrupt => {}
-                    other => other.map_err(|error| (error, *place))?,
-                }
-            }
-            Ok(())
-        })?;
-        if !tiles.is_empty() {
-            let (mut nulls, places) = (None, tiles.places());
-            let outs = buffers.iter_mut().map(Vec::as_mut_slice).collect();
-            self.read_tiles(plan, column, tiles, &mut Targets::Each(outs), on_corrupt, &mut nulls)?;
-            for place in places.into_iter().filter(|place| nulls.as_ref().is_none_or(|nulls| !nulls[*place as usize])) {
-                let value = std::mem::take(&mut buffers[place as usize]);
-                values.slices[place as usize] = Slice { keep: values.keep.len() as u32, begin: 0, bytes: value.len() };
-                values.keep.push(value.into());
-            }
-        }
-        Ok(values)
-    }
-
-    /// One sample; `open` remembers the block of the row before.
-    #[inline]
-    fn read_ragged_row(
-        &self,
-        plan: &Plan,
-        source: &Source<'_>,
-        (row, place): (u64, u32),
-        map: u32,
-        open: &mut Option<OpenBlock>,
-        values: &mut RaggedValues,
-    ) -> Result<()> {
-        let (entry, file) = (source.entry(), &source.file);
-        let (block, inner) = entry.locate(row);
-        if !matches!(open, Some(open) if open.block == block) {
-            *open = Some(self.open_block(plan, source, block, map, values)?);
-        }
-        let Some(opened) = open else { return Ok(()) };
-        let body = match &opened.owned {
-            Some(bytes) => &bytes[..],
-            None => &file.map[opened.begin..opened.begin + opened.bytes],
-        };
-        let (range, inner) = match &opened.head {
-            Some(head) => (head.range(body, inner as usize)?, inner as usize),
-            None => (0..body.len(), 0),
-        };
-        let slice = Slice { keep: opened.keep, begin: opened.begin + range.start, bytes: range.len() };
-        if values.free_count > 0 {
-            let at = place as usize * values.free_count;
-            match &opened.head {
-                Some(head) => {
-                    let cell = entry.shape.fixed_bytes(entry.dtype)?;
-                    let mut free = Vec::with_capacity(values.free_count);
-                    head.free(body, inner, range.len(), cell, &mut free, values.free_count)?;
-                    values.free[at..at + values.free_count].copy_from_slice(&free);
-                }
-                None => entry.free.iter().enumerate().for_each(|(dimension, sizes)| values.free[at + dimension] = sizes.get(block)),
-            }
-        }
-        values.slices[place as usize] = slice;
-        Ok(())
-    }
-
-    fn open_block(&self, plan: &Plan, source: &Source<'_>, block: usize, map: u32, values: &mut RaggedValues) -> Result<OpenBlock> {
-        let (entry, file) = (source.entry(), &source.file);
-        let decoded = file.block(&self.context, &plan.fetched, source.chunk, block)?;
-        let head = match entry.layout {
-            Layout::Packed => Some(file.packed(source.chunk, block, decoded.bytes(file))?),
-            _ => None,
-        };
-        Ok(match decoded {
-            Decoded::Mapped(range) => OpenBlock { block, keep: map, begin: range.start, bytes: range.len(), owned: None, head },
-            Decoded::Owned(bytes) => {
-                values.keep.push(bytes.clone());
-                OpenBlock { block, keep: values.keep.len() as u32 - 1, begin: 0, bytes: bytes.len(), owned: Some(bytes), head }
-            }
-        })
-    }
-
     /// Codes of a label or category column, as int64; category codes are those of this snapshot's vocabulary.
     pub fn read_codes(&self, plan: &Plan, column: &ColumnSpec, out: &mut [i64], on_corrupt: OnCorrupt) -> Result<Nulls> {
         let (dtype, _) = column.kind.stored()?;
@@ -560,16 +371,6 @@ struct Straight {
     chunk: usize,
     block: usize,
     place: u32,
-}
-
-/// A packed or single block that is being read.
-struct OpenBlock {
-    block: usize,
-    keep: u32,
-    begin: usize,
-    bytes: usize,
-    owned: Option<Bytes>,
-    head: Option<Packed>,
 }
 
 /// Copy rows that lie back to back and are verified: the inner loop of an epoch.
