@@ -14,9 +14,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use io_uring::{IoUring, opcode, types};
 
+use crate::RangeRequest;
 use crate::buffer::{ALIGN, Buffer};
 use crate::disk::check_length;
-use crate::{RangeRequest, process};
+use crate::process::{self, PerProcess};
 
 /// Devices give their full rate from here on, and smaller requests finish sooner.
 const REQUEST_BYTES: u64 = 1 << 20;
@@ -94,8 +95,8 @@ fn with_ring<T>(work: impl FnOnce(&mut Ring) -> io::Result<T>) -> io::Result<T> 
 
 /// Whether this kernel lets us have a ring at all.
 pub fn is_there() -> bool {
-    static THERE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *THERE.get_or_init(|| IoUring::new(2).is_ok())
+    static THERE: PerProcess<bool> = PerProcess::new(|| IoUring::new(2).is_ok());
+    *THERE.get()
 }
 
 /// Read ranges of files. `Unsupported` where the file system refuses O_DIRECT: the caller reads those another way.

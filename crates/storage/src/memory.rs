@@ -1,12 +1,14 @@
 //! A store in the memory of one process, for tests and scratch work: `memory://name`.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLockReadGuard};
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 use crate::counters::{Counters, add};
+use crate::process::no_fork;
 use crate::{Created, ObjectWriter, Piece, RangeRequest, Storage, Then};
 
 type Objects = Arc<Mutex<BTreeMap<String, Bytes>>>;
@@ -18,16 +20,36 @@ pub struct Memory {
     counters: Counters,
 }
 
-fn lock(objects: &Objects) -> MutexGuard<'_, BTreeMap<String, Bytes>> {
-    objects.lock().unwrap_or_else(PoisonError::into_inner)
+/// Something locked that forked children go on with.
+struct Locked<'a, T> {
+    held: MutexGuard<'a, T>,
+    _no_fork: RwLockReadGuard<'static, ()>,
+}
+
+fn lock<T>(lock: &Mutex<T>) -> Locked<'_, T> {
+    let _no_fork = no_fork();
+    Locked { held: lock.lock().unwrap_or_else(PoisonError::into_inner), _no_fork }
+}
+
+impl<T> Deref for Locked<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.held
+    }
+}
+
+impl<T> DerefMut for Locked<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.held
+    }
 }
 
 impl Memory {
     /// The store that this process knows under `name`; the same objects for the same name.
     pub fn named(name: &str) -> Memory {
-        static STORES: OnceLock<Mutex<HashMap<String, Objects>>> = OnceLock::new();
-        let mut stores = STORES.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-        let objects = stores.entry(name.to_owned()).or_default().clone();
+        static STORES: Mutex<BTreeMap<String, Objects>> = Mutex::new(BTreeMap::new());
+        let objects = lock(&STORES).entry(name.to_owned()).or_default().clone();
         Memory { uri: format!("memory://{name}"), objects, counters: Counters::default() }
     }
 
@@ -162,5 +184,42 @@ impl Storage for Memory {
 
     fn counters(&self) -> &Counters {
         &self.counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_fork_waits_for_whoever_is_inside() -> Result<()> {
+        let store = Memory::named("forked");
+        store.put("one", b"1")?;
+        let (inside, entered) = channel();
+        let objects = store.objects.clone();
+        let holder = std::thread::spawn(move || {
+            let _held = lock(&objects);
+            let _ = inside.send(());
+            std::thread::sleep(Duration::from_millis(300));
+        });
+        assert!(entered.recv().is_ok());
+        // SAFETY: the child reads memory, which is what is tested, and ends; no other thread of it is asked for.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends a child that waits for ever, which its parent sees; `_exit` runs nothing.
+            unsafe {
+                libc::alarm(10);
+                libc::_exit(i32::from(store.read("one").is_err()));
+            }
+        }
+        let mut status = 0;
+        // SAFETY: a child of ours, and a place for its status.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert!(holder.join().is_ok());
+        Ok(())
     }
 }

@@ -2,21 +2,44 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::{Arc, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Counts the forks between this process and the first one.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-extern "C" fn child_after_fork() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
+/// Read by threads that hold a lock which a child has use for; a fork waits until there are none.
+static GATE: RwLock<()> = RwLock::new(());
+
+thread_local! {
+    static CLOSED: RefCell<Option<RwLockWriteGuard<'static, ()>>> = const { RefCell::new(None) };
 }
 
-fn watch_forks() {
+extern "C" fn before_fork() {
+    CLOSED.set(Some(GATE.write().unwrap_or_else(PoisonError::into_inner)));
+}
+
+extern "C" fn parent_after_fork() {
+    CLOSED.take();
+}
+
+extern "C" fn child_after_fork() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    CLOSED.take();
+}
+
+/// Done early, by whoever loads the library: a child that is forked in the middle of it would wait for ever.
+pub fn watch_forks() {
     static WATCH: Once = Once::new();
-    // SAFETY: the handler only adds to an atomic, which is allowed between fork and exec.
+    // SAFETY: the handlers take and release a lock that is held for moments, and add to an atomic.
     WATCH.call_once(|| unsafe {
-        libc::pthread_atfork(None, None, Some(child_after_fork));
+        libc::pthread_atfork(Some(before_fork), Some(parent_after_fork), Some(child_after_fork));
     });
+}
+
+/// To be held around a lock that lives on in a child, and nowhere twice in a thread.
+pub fn no_fork() -> RwLockReadGuard<'static, ()> {
+    watch_forks();
+    GATE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A number that a forked child does not share with its parent.
