@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -13,6 +15,8 @@ import torch
 from torch.utils.data import DataLoader
 
 COUNT = 2000
+# Looked up here: NumPy imports it when it is first asked for, and a child forked meanwhile would wait for that import for ever.
+random = np.random.default_rng
 
 
 @pytest.fixture
@@ -25,7 +29,7 @@ def ds(root):
 
 
 def check(ds, seed):
-    positions = np.random.default_rng(seed).integers(0, len(ds), 64)
+    positions = random(seed).integers(0, len(ds), 64)
     batch = ds.take(positions)
     assert (
         np.array_equal(batch["n"], positions) and batch["t"] == [f"t{i}" for i in positions] and np.array_equal(batch["v"][:, 7], positions)
@@ -65,22 +69,55 @@ def in_child(work):
 
 def test_fork_while_other_threads_are_inside_take(ds):
     stop = threading.Event()
+    shared = [ds]
 
     def reader(seed):
         while not stop.is_set():
             ps.open(ds.uri) if seed % 2 else None
-            check(ds, seed)
+            check(shared[0], seed)
 
     threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(3)]
     for thread in threads:
         thread.start()
     try:
         for seed in range(40):
-            in_child(lambda seed=seed: check(ds, seed))
+            shared[0] = ps.open(ds.uri)  # What a handle makes at its first take is made by threads and child at once.
+            in_child(lambda seed=seed: check(shared[0], seed))
     finally:
         stop.set()
         for thread in threads:
             thread.join()
+
+
+FORK_IN_FIRST_TAKE = """
+import os, signal, sys, threading, time
+import penstock as ps
+from penstock import schema
+
+ds, entered, plain = ps.open(sys.argv[1]), threading.Event(), schema.numpy_dtype
+
+def slow(name):
+    if threading.current_thread() is not threading.main_thread():
+        entered.set()
+        time.sleep(1)
+    return plain(name)
+
+schema.numpy_dtype = slow
+thread = threading.Thread(target=ds.take, args=([1],))
+thread.start()
+assert entered.wait(30)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(30)
+    os._exit(0 if ds.take([1, 2])["n"].tolist() == [1, 2] else 1)
+assert os.waitpid(pid, 0)[1] == 0
+thread.join()
+"""
+
+
+@pytest.mark.local
+def test_fork_while_the_first_take_of_the_process_is_under_way(ds, root):
+    subprocess.run([sys.executable, "-c", FORK_IN_FIRST_TAKE, str(root)], check=True, timeout=60)
 
 
 def test_fork_before_and_after_the_first_read_and_write_in_the_child(ds, root):
@@ -90,6 +127,35 @@ def test_fork_before_and_after_the_first_read_and_write_in_the_child(ds, root):
     in_child(lambda: check(fresh, 2))
     in_child(lambda: ps.open(root).append({"n": [1]}))
     assert len(fresh.refresh()) == COUNT + 1
+
+
+@pytest.mark.local
+def test_datasets_in_memory_and_files_in_place_live_on_in_a_forked_child(tmp_path):
+    for n in range(4):
+        np.save(tmp_path / f"{n}.npy", np.full(5, n))
+    memory = ps.create("memory://forked", {"n": "int64"})
+    memory.append({"n": np.arange(100)})
+    files, stop = ps.files(tmp_path / "*.npy"), threading.Event()
+
+    def work():
+        while not stop.is_set():
+            ps.open("memory://forked").take([3])
+            memory.append({"n": [1]})
+
+    def child():
+        assert ps.open("memory://forked").take([99])["n"] == [99]
+        with files.loader(batch_size=4, shuffle=False) as loader:
+            (batch,) = loader
+        assert sorted(batch["array"][:, 0].tolist()) == [0, 1, 2, 3]
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(20):
+            in_child(child)
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_threads_share_a_handle_and_release_the_gil(ds):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -114,6 +113,8 @@ class Source:
     weights: _core.Weights | None = None
     # The weights as they were given.
     given: npt.NDArray[np.float64] | None = None
+    # What `sample_bytes` found. No cached_property: Python 3.11's has a lock, which a forked child may inherit.
+    measured: float | None = None
 
     @classmethod
     def ordered(cls, name: str, view: View, shuffle: bool | Window | Replacement, columns: Sequence[str], block: int) -> Source:
@@ -150,10 +151,12 @@ class Source:
             lanes = whole(shuffle.lanes, "lanes", 1)
         return Source(name, view, columns, {"kind": "window", "run_samples": run, "window_samples": window, "lanes": lanes})
 
-    @functools.cached_property
+    @property
     def sample_bytes(self) -> float:
         """What is stored of a sample's columns, by the mean of the whole snapshot. Cost: the whole manifest, once."""
-        return _mean_bytes(self.view, self.columns)
+        if self.measured is None:
+            self.measured = _mean_bytes(self.view, self.columns)
+        return self.measured
 
     @property
     def fetched_bytes(self) -> float:

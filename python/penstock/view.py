@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.ma import MaskedArray
 
 from penstock import _core
 from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError, UnsupportedError
@@ -25,7 +26,7 @@ def positions_of(key: Any, length: int) -> npt.NDArray[np.int64]:
     """Turn a list, tuple, range or array of whole numbers, or a mask of `length` bools, into int64 positions."""
     if type(key) is np.ndarray and key.dtype is _INT64 and key.ndim == 1:
         return key
-    if isinstance(key, np.ma.MaskedArray):
+    if isinstance(key, MaskedArray):
         raise InvalidInputError("positions are a masked array", hint="leave the masked ones out first")
     try:
         array = np.asarray(key)
@@ -196,7 +197,8 @@ class View:
         Cost: one copy; holds one batch, or where files are not mapped three groups of 8 MiB and more (at most 1/32 of the memory
         budget each), two of them read ahead. Labels and categories come as dictionary<string>, images as binary, ragged tensors
         as struct{data, shape}. The view is an Arrow C stream as well: `duckdb.from_arrow`, `polars.from_arrow`,
-        `pyarrow.table(ds)` take it as it is.
+        `pyarrow.table(ds)` take it as it is. In a child that was forked while another thread was inside pyarrow, pyarrow's allocator
+        may wait for ever: start children by spawn, or set ARROW_DEFAULT_MEMORY_POOL=system; `take` has no such limit.
         """
         from penstock import arrow
 
@@ -277,7 +279,7 @@ def _names(columns: Sequence[str] | None) -> list[str] | None:
 def unwrap(values: Any, index: int = 0) -> Any:
     """Give one value of a batch's column; a null is None."""
     value = values[index]
-    if isinstance(values, np.ma.MaskedArray):
+    if isinstance(values, MaskedArray):
         masked = np.ma.getmaskarray(values)[index]
         if np.all(masked) and np.size(masked):
             return None

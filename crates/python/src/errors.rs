@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 
-static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+use crate::made::Made;
+
+static MAKE: Made = Made::new();
 
 thread_local! {
     /// What a signal's handler raised while this thread waited.
@@ -48,11 +49,11 @@ pub fn interrupted() -> bool {
 /// Turn an error into an exception; the import of `penstock.errors` cannot fail in a whole package.
 pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
     let code = error.code();
-    let made = MAKE.get_or_try_init(py, || Ok::<_, PyErr>(py.import("penstock.errors")?.getattr("make")?.unbind())).and_then(|make| {
-        make.call1(py, (error.kind().name(), error.code(), error.message(), error.hint_text(), error.row_list().to_vec()))
-    });
+    let made = MAKE
+        .import(py, "penstock.errors", "make")
+        .and_then(|make| make.call1((error.kind().name(), error.code(), error.message(), error.hint_text(), error.row_list().to_vec())));
     let made = match made {
-        Ok(exception) => PyErr::from_value(exception.into_bound(py)),
+        Ok(exception) => PyErr::from_value(exception),
         Err(error) => error,
     };
     // An interrupt is raised as the signal's handler did; what it left unknown is its cause.

@@ -4,6 +4,7 @@ mod config;
 mod errors;
 mod input;
 mod loader;
+mod made;
 mod media;
 mod output;
 mod recycle;
@@ -11,11 +12,18 @@ mod snapshot;
 mod transaction;
 mod view;
 
+use numpy::{PyArray1, PyArrayMethods as _};
 use pyo3::prelude::*;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    penstock_storage::process::watch_forks();
     penstock_storage::process::watch_interrupts(errors::interrupted);
+    // What bindings look up once is looked up here, not first in a thread while another one forks (see `made`).
+    let array = PyArray1::from_vec(py, vec![0i64]);
+    array.try_readonly()?;
+    py.get_type::<recycle::Memory>();
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add("CODES", penstock_error::CODES.iter().map(|(code, kind)| (*code, kind.name())).collect::<Vec<_>>())?;
     module.add_class::<snapshot::Snapshot>()?;

@@ -11,10 +11,10 @@ use penstock_storage::Frozen;
 use penstock_tensor::window::{Window, elements, whole};
 use penstock_tensor::{Dtype, Shape};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::errors::{OrRaise, raise};
+use crate::made::Made;
 use crate::recycle;
 
 /// What the caller wants of media and ragged columns.
@@ -38,28 +38,23 @@ pub struct Request<'a> {
 }
 
 /// NumPy dtype objects by column, so that a take of one sample does not look them up by name.
-pub struct NumpyTypes(Vec<PyOnceLock<Py<PyAny>>>);
+pub struct NumpyTypes(Vec<Made>);
 
 impl NumpyTypes {
     pub fn new(snapshot: &Snapshot) -> NumpyTypes {
-        NumpyTypes(snapshot.schema.columns.iter().map(|_| PyOnceLock::new()).collect())
+        NumpyTypes(snapshot.schema.columns.iter().map(|_| Made::new()).collect())
     }
 }
 
-static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-static MASKED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-static DTYPE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-static RAGGED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-
-fn imported<'py>(py: Python<'py>, cell: &'static PyOnceLock<Py<PyAny>>, module: &str, name: &str) -> PyResult<Bound<'py, PyAny>> {
-    let object = cell.get_or_try_init(py, || Ok::<_, PyErr>(py.import(module)?.getattr(name)?.unbind()))?;
-    Ok(object.bind(py).clone())
-}
+static EMPTY: Made = Made::new();
+static MASKED: Made = Made::new();
+static DTYPE: Made = Made::new();
+static LOADS: Made = Made::new();
+static RAGGED: Made = Made::new();
 
 /// `penstock.schema.numpy_dtype(name)`: knows bfloat16 and timestamps.
 pub fn numpy_dtype<'py>(py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyAny>> {
-    imported(py, &DTYPE, "penstock.schema", "numpy_dtype")?.call1((dtype.name(),))
+    DTYPE.import(py, "penstock.schema", "numpy_dtype")?.call1((dtype.name(),))
 }
 
 fn empty<'py>(py: Python<'py>, shape: &[u64], dtype: &Bound<'py, PyAny>, size: usize) -> PyResult<Bound<'py, PyUntypedArray>> {
@@ -70,7 +65,7 @@ fn empty<'py>(py: Python<'py>, shape: &[u64], dtype: &Bound<'py, PyAny>, size: u
     {
         return Ok(array);
     }
-    Ok(imported(py, &EMPTY, "numpy", "empty")?.call1((shape, dtype))?.cast_into::<PyUntypedArray>()?)
+    Ok(EMPTY.import(py, "numpy", "empty")?.call1((shape, dtype))?.cast_into::<PyUntypedArray>()?)
 }
 
 /// The memory of an array that this call has just made and nobody else holds.
@@ -118,7 +113,7 @@ fn masked<'py>(py: Python<'py>, array: Bound<'py, PyAny>, nulls: Nulls) -> PyRes
             py.import("numpy")?.call_method1("broadcast_to", (mask, PyTuple::new(py, shape)?))?.call_method0("copy")?
         }
     };
-    imported(py, &MASKED, "numpy.ma", "MaskedArray")?.call1((array, mask))
+    MASKED.import(py, "numpy.ma", "MaskedArray")?.call1((array, mask))
 }
 
 impl Request<'_> {
@@ -225,15 +220,15 @@ impl Request<'_> {
     }
 
     fn fixed<'py>(&self, py: Python<'py>, index: usize, spec: &ColumnSpec, dtype: Dtype, shape: &Shape) -> PyResult<Bound<'py, PyAny>> {
-        let numpy = self.numpy.0[index].get_or_try_init(py, || Ok::<_, PyErr>(numpy_dtype(py, dtype)?.unbind()))?;
+        let numpy = self.numpy.0[index].get(py, || numpy_dtype(py, dtype))?;
         let mut sizes = vec![self.plan.len() as u64];
         sizes.extend(shape.0.iter().flatten());
         let bytes = self.plan.len() * shape.fixed_bytes(dtype).or_raise(py)? as usize;
         if let Some(joined) = self.large(py, dtype, bytes, || self.snapshot.joined(self.plan, spec)) {
-            let array = recycle::filled(py, joined, &PyTuple::new(py, sizes)?, numpy.bind(py))?;
+            let array = recycle::filled(py, joined, &PyTuple::new(py, sizes)?, numpy)?;
             return self.finish(py, array.into_any(), None);
         }
-        let mut array = empty(py, &sizes, numpy.bind(py), dtype.size())?;
+        let mut array = empty(py, &sizes, numpy, dtype.size())?;
         let out = memory(&mut array, bytes);
         let nulls = py.detach(|| self.snapshot.read_fixed(self.plan, spec, out, self.on_corrupt)).or_raise(py)?;
         self.finish(py, array.into_any(), nulls)
@@ -351,7 +346,7 @@ fn pixels<'py>(py: Python<'py>, picture: Picture, mask: bool) -> PyResult<Bound<
 
 /// `penstock.ragged.from_core`.
 pub fn imported_ragged<'py>(py: Python<'py>, parts: Bound<'py, PyAny>, shape: &Shape) -> PyResult<Bound<'py, PyAny>> {
-    imported(py, &RAGGED, "penstock.ragged", "from_core")?.call1((parts, PyTuple::new(py, &shape.0)?))
+    RAGGED.import(py, "penstock.ragged", "from_core")?.call1((parts, PyTuple::new(py, &shape.0)?))
 }
 
 pub fn texts<'py, 'a>(py: Python<'py>, count: usize, get: impl Fn(usize) -> Option<&'a [u8]>) -> PyResult<Bound<'py, PyAny>> {
@@ -365,7 +360,7 @@ pub fn texts<'py, 'a>(py: Python<'py>, count: usize, get: impl Fn(usize) -> Opti
 }
 
 pub fn jsons<'py, 'a>(py: Python<'py>, count: usize, get: impl Fn(usize) -> Option<&'a [u8]>) -> PyResult<Bound<'py, PyAny>> {
-    let loads = imported(py, &LOADS, "json", "loads")?;
+    let loads = LOADS.import(py, "json", "loads")?;
     let list = PyList::empty(py);
     for index in 0..count {
         match get(index) {

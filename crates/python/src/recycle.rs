@@ -12,7 +12,7 @@ pub const LEAST_BYTES: u64 = 1 << 20;
 
 /// What an array lies in. Goes back when the last array that refers to it is gone.
 #[pyclass(frozen, module = "penstock._core")]
-struct Memory {
+pub struct Memory {
     _held: Box<dyn Send + Sync>,
 }
 
