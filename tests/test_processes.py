@@ -12,11 +12,10 @@ import numpy as np
 import penstock as ps
 import pytest
 import torch
+from numpy.random import default_rng  # By name, as in `penstock.view`.
 from torch.utils.data import DataLoader
 
 COUNT = 2000
-# Looked up here: NumPy imports it when it is first asked for, and a child forked meanwhile would wait for that import for ever.
-random = np.random.default_rng
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def ds(root):
 
 
 def check(ds, seed):
-    positions = random(seed).integers(0, len(ds), 64)
+    positions = default_rng(seed).integers(0, len(ds), 64)
     batch = ds.take(positions)
     assert (
         np.array_equal(batch["n"], positions) and batch["t"] == [f"t{i}" for i in positions] and np.array_equal(batch["v"][:, 7], positions)
@@ -90,16 +89,17 @@ def test_fork_while_other_threads_are_inside_take(ds):
 
 
 FORK_IN_FIRST_TAKE = """
-import os, signal, sys, threading, time
+import os, signal, sys, threading
 import penstock as ps
 from penstock import schema
 
-ds, entered, plain = ps.open(sys.argv[1]), threading.Event(), schema.numpy_dtype
+ds, plain = ps.open(sys.argv[1]), schema.numpy_dtype
+entered, forked = threading.Event(), threading.Event()
 
 def slow(name):
     if threading.current_thread() is not threading.main_thread():
         entered.set()
-        time.sleep(1)
+        forked.wait(30)
     return plain(name)
 
 schema.numpy_dtype = slow
@@ -110,6 +110,7 @@ pid = os.fork()
 if pid == 0:
     signal.alarm(30)
     os._exit(0 if ds.take([1, 2])["n"].tolist() == [1, 2] else 1)
+forked.set()
 assert os.waitpid(pid, 0)[1] == 0
 thread.join()
 """

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.random import Generator, Philox  # By name, as in `view`.
 
 from penstock import _core
 from penstock.errors import ClosedError, InvalidInputError, NotFoundError
@@ -321,7 +322,7 @@ class Loader:
         samples = []
         for index in range(len(about["valid"])):
             sample = {name: values[index] for name, values in batch.items()}
-            rng = np.random.Generator(np.random.Philox(key=[self.seed, 0], counter=[0, 0, about["epoch"], int(about["draw"][index])]))
+            rng = Generator(Philox(key=[self.seed, 0], counter=[0, 0, about["epoch"], int(about["draw"][index])]))
             for fn in self._per_sample:
                 with _Noted(fn, f"sample {int(about['position'][index])} in step {number}"):
                     sample = fn(sample, rng)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+# By name: NumPy imports `np.ma` and `np.random` when they are first asked for, and a child forked meanwhile would wait for ever.
 from numpy.ma import MaskedArray
 
 from penstock import _core

@@ -203,6 +203,7 @@ mod tests {
         let holder = std::thread::spawn(move || {
             let _held = lock(&objects);
             let _ = inside.send(());
+            // Long enough for the fork below to begin; it ends when this does, so nothing could tell this thread to go on.
             std::thread::sleep(Duration::from_millis(300));
         });
         assert!(entered.recv().is_ok());

@@ -1,4 +1,5 @@
-//! State that belongs to one process: after a fork the child sees none of it, so no lock it may inherit can hold it up.
+//! State that belongs to one process: after a fork the child sees none of it, so no lock it may inherit can hold it up. A lock
+//! that must live on is held under `no_fork`.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
