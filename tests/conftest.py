@@ -10,14 +10,14 @@ import pytest
 import servers
 
 ROOT = pathlib.Path(__file__).parent.parent
-BUCKET = "penstock"
+BUCKET = servers.BUCKET
 
 # Every fault now and then: about one request in seven meets one.
 FAULTS = "seed=1&lose=20&reset=20&throttle=20&toomany=10&fail=20&truncate=20&late=20&late_ms=30&stale=20"
 
 
 def pytest_addoption(parser):
-    parser.addoption("--store", choices=["local", "buffered", "direct", "s3", "proxy"], default="local", help="what datasets lie on")
+    parser.addoption("--store", choices=["local", "buffered", "direct", "s3", "proxy", "versity", "azure"], default="local", help="what datasets lie on")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -32,13 +32,21 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(scope="session")
 def minio(tmp_path_factory):
     """A real MinIO, with a bucket, and the standard variables set to it."""
-    server = servers.Minio(tmp_path_factory.mktemp("minio"))
-    server.client().create_bucket(Bucket=BUCKET)
-    with environment(
-        AWS_ACCESS_KEY_ID=servers.KEY, AWS_SECRET_ACCESS_KEY=servers.SECRET, AWS_ENDPOINT_URL=server.endpoint, AWS_REGION="us-east-1"
-    ):
+    yield from running(servers.Minio(tmp_path_factory.mktemp("minio")))
+
+
+def running(server):
+    """A server, with the environment set to it, until the session ends."""
+    with environment(**server.environment):
         yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def other_store(request, tmp_path_factory):
+    """The server that --store names, beside MinIO."""
+    kind = {"versity": servers.VersityGateway, "azure": servers.Azurite}[request.config.getoption("--store")]
+    yield from running(kind(tmp_path_factory.mktemp("store")))
 
 
 @pytest.fixture(scope="session")
@@ -78,13 +86,15 @@ def newest(ds, samples):
 @pytest.fixture
 def bucket(minio):
     """A prefix of its own on MinIO, for a dataset that does not exist yet."""
-    return servers.BucketPath.of(minio, f"s3://{BUCKET}/{uuid.uuid4().hex}/dataset")
+    return minio.place(f"{uuid.uuid4().hex}/dataset")
 
 
 @pytest.fixture
 def root(tmp_path, request, monkeypatch):
     """A place for a dataset that does not exist yet: a local path, or with --store another one."""
     store = request.config.getoption("--store")
+    if store in ("versity", "azure"):
+        return request.getfixturevalue("other_store").place(f"{uuid.uuid4().hex}/dataset")
     if store in ("s3", "proxy"):
         place = request.getfixturevalue("bucket")
         if store == "proxy":

@@ -1,4 +1,4 @@
-"""Servers that tests start themselves: MinIO, and the testkit's faulty proxy before it. Loopback only; ended by process id."""
+"""Servers that tests start themselves: MinIO and the testkit's faulty proxy before it, Azurite, Versity's gateway. Loopback only; ended by process id."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import subprocess
 import time
 import types
 import urllib.request
+from typing import Any
 
 import boto3
 import botocore.exceptions
 
 ROOT = pathlib.Path(__file__).parent.parent
 KEY, SECRET = "penstock-test", "penstock-test-secret"
+BUCKET = "penstock"
 
 
 def free_port() -> int:
@@ -34,35 +36,36 @@ def cargo_binary(name: str) -> pathlib.Path:
     return ROOT / "target" / "release" / name
 
 
-class Minio:
-    """A MinIO server on a folder of its own."""
+class Server:
+    """A server that is started on a folder of its own, and ended by its process id."""
+
+    # What opens datasets there without options, and the place that they go below.
+    environment: dict[str, str]
+    root: str
 
     def __init__(self, folder: pathlib.Path) -> None:
-        binary = ROOT / ".tools" / "bin" / "minio"
-        if not binary.exists():
-            raise RuntimeError(f"{binary} is missing: run tools/minio.sh")
         self.folder, self.port = folder, free_port()
         self.endpoint = f"http://127.0.0.1:{self.port}"
-        environment = {**os.environ, "MINIO_ROOT_USER": KEY, "MINIO_ROOT_PASSWORD": SECRET, "HOME": str(folder)}
-        environment |= {"MINIO_BROWSER": "off", "MINIO_UPDATE": "off", "MINIO_CI_CD": "1"}
-        command = [str(binary), "server", "--quiet", "--address", f"127.0.0.1:{self.port}", str(folder / "data")]
         self.log = (folder / "log").open("wb")
-        self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log)
+        command, environment = self.command()
+        self.process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=self.log, stderr=self.log)
         self._wait()
+        self.make_bucket()
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        raise NotImplementedError
+
+    def make_bucket(self) -> None:
+        raise NotImplementedError
 
     def _wait(self) -> None:
         for _ in range(600):
             if self.process.poll() is not None:
-                raise RuntimeError(f"MinIO ended: {(self.folder / 'log').read_text()}")
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.endpoint}/minio/health/live", timeout=1):
+                raise RuntimeError(f"{type(self).__name__} ended: {(self.folder / 'log').read_text()}")
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
                 return
             time.sleep(0.05)
-        raise RuntimeError("MinIO does not answer")
-
-    def client(self, endpoint: str | None = None, key: str = KEY, secret: str = SECRET):
-        return boto3.client(
-            "s3", endpoint_url=endpoint or self.endpoint, aws_access_key_id=key, aws_secret_access_key=secret, region_name="us-east-1"
-        )
+        raise RuntimeError(f"{type(self).__name__} does not answer")
 
     def stop(self) -> None:
         self.process.terminate()
@@ -74,21 +77,138 @@ class Minio:
         self.log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def place(self, name: str) -> BucketPath:
+        return BucketPath.of(self, f"{self.root}/{name}")
+
+
+def tool(name: str) -> str:
+    path = ROOT / ".tools" / name
+    if not path.exists():
+        raise RuntimeError(f"{path} is missing: run tools/servers.sh")
+    return str(path)
+
+
+class S3Server(Server):
+    """One that speaks S3: objects are reached by boto3."""
+
+    root = f"s3://{BUCKET}"
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__(folder)
+        self.environment = {
+            "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": self.endpoint, "AWS_REGION": "us-east-1"
+        }  # fmt: skip
+
+    def client(self, endpoint: str | None = None, key: str = KEY, secret: str = SECRET):
+        return boto3.client(
+            "s3", endpoint_url=endpoint or self.endpoint, aws_access_key_id=key, aws_secret_access_key=secret, region_name="us-east-1"
+        )
+
+    def make_bucket(self) -> None:
+        self.client().create_bucket(Bucket=BUCKET)
+
+    def names(self, bucket: str, prefix: str) -> list[str]:
+        pages = self.client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+
+    def has(self, bucket: str, key: str) -> bool:
+        try:
+            self.client().head_object(Bucket=bucket, Key=key)
+        except botocore.exceptions.ClientError:
+            return False
+        return True
+
+    def get(self, bucket: str, key: str) -> bytes:
+        return self.client().get_object(Bucket=bucket, Key=key)["Body"].read()
+
+    def put(self, bucket: str, key: str, body: bytes) -> None:
+        self.client().put_object(Bucket=bucket, Key=key, Body=body)
+
+    def remove(self, bucket: str, key: str) -> None:
+        self.client().delete_object(Bucket=bucket, Key=key)
+
+
+class Minio(S3Server):
+    """MinIO."""
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        environment = {"MINIO_ROOT_USER": KEY, "MINIO_ROOT_PASSWORD": SECRET, "HOME": str(self.folder)}
+        environment |= {"MINIO_BROWSER": "off", "MINIO_UPDATE": "off", "MINIO_CI_CD": "1"}
+        return [tool("bin/minio"), "server", "--quiet", "--address", f"127.0.0.1:{self.port}", str(self.folder / "data")], environment
+
+    def _wait(self) -> None:
+        super()._wait()
+        for _ in range(600):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.endpoint}/minio/health/live", timeout=1):
+                return
+            time.sleep(0.05)
+        raise RuntimeError("MinIO does not answer")
+
+
+class VersityGateway(S3Server):
+    """Versity's S3 gateway over a folder."""
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        (self.folder / "data").mkdir()
+        command = [tool("bin/versitygw"), "--quiet", "--port", f"127.0.0.1:{self.port}", "posix", str(self.folder / "data")]
+        return command, {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
+
+
+class Azurite(Server):
+    """Microsoft's emulator of Azure's blob storage; objects are reached by Microsoft's client."""
+
+    root = f"az://{BUCKET}"
+    # Known to everybody: https://learn.microsoft.com/azure/storage/common/storage-use-azurite
+    ACCOUNT = "devstoreaccount1"
+    ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__(folder)
+        self.environment = {"AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": self.endpoint}
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        command = [tool("azurite/node_modules/.bin/azurite-blob"), "--blobHost", "127.0.0.1", "--blobPort", str(self.port)]
+        return [*command, "--location", str(self.folder), "--silent", "--skipApiVersionCheck", "--disableTelemetry"], {}
+
+    def client(self):
+        from azure.storage.blob import BlobServiceClient
+
+        return BlobServiceClient(f"{self.endpoint}/{self.ACCOUNT}", credential=self.ACCOUNT_KEY)
+
+    def make_bucket(self) -> None:
+        self.client().create_container(BUCKET)
+
+    def names(self, bucket: str, prefix: str) -> list[str]:
+        return list(self.client().get_container_client(bucket).list_blob_names(name_starts_with=prefix))
+
+    def has(self, bucket: str, key: str) -> bool:
+        return self.client().get_blob_client(bucket, key).exists()
+
+    def get(self, bucket: str, key: str) -> bytes:
+        return self.client().get_blob_client(bucket, key).download_blob().readall()
+
+    def put(self, bucket: str, key: str, body: bytes) -> None:
+        self.client().get_blob_client(bucket, key).upload_blob(body, overwrite=True)
+
+    def remove(self, bucket: str, key: str) -> None:
+        if self.has(bucket, key):
+            self.client().get_blob_client(bucket, key).delete_blob()
+
 
 class BucketPath(str):
     """A place in a bucket with the few methods of a Path that tests use on datasets."""
 
-    server: Minio
+    server: Any
 
     @classmethod
-    def of(cls, server: Minio, uri: str) -> BucketPath:
+    def of(cls, server: Any, uri: str) -> BucketPath:
         path = cls(uri)
         path.server = server
         return path
 
     @property
     def _bucket_and_key(self) -> tuple[str, str]:
-        bucket, _, key = self.removeprefix("s3://").partition("/")
+        bucket, _, key = self.partition("://")[2].partition("/")
         return bucket, key
 
     def __truediv__(self, name: str) -> BucketPath:
@@ -107,8 +227,8 @@ class BucketPath(str):
 
     def rglob(self, pattern: str) -> list[BucketPath]:
         bucket, key = self._bucket_and_key
-        pages = self.server.client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{key}/")
-        paths = [self.of(self.server, f"s3://{bucket}/{entry['Key']}") for page in pages for entry in page.get("Contents", ())]
+        scheme = self.partition("://")[0]
+        paths = [self.of(self.server, f"{scheme}://{bucket}/{name}") for name in self.server.names(bucket, f"{key}/")]
         return [path for path in paths if fnmatch.fnmatch(path.name, pattern)]
 
     def glob(self, pattern: str) -> list[BucketPath]:
@@ -118,24 +238,16 @@ class BucketPath(str):
         return self.is_file() or bool(self.rglob("*"))
 
     def is_file(self) -> bool:
-        bucket, key = self._bucket_and_key
-        try:
-            self.server.client().head_object(Bucket=bucket, Key=key)
-        except botocore.exceptions.ClientError:
-            return False
-        return True
+        return self.server.has(*self._bucket_and_key)
 
     def read_bytes(self) -> bytes:
-        bucket, key = self._bucket_and_key
-        return self.server.client().get_object(Bucket=bucket, Key=key)["Body"].read()
+        return self.server.get(*self._bucket_and_key)
 
     def write_bytes(self, body: bytes) -> None:
-        bucket, key = self._bucket_and_key
-        self.server.client().put_object(Bucket=bucket, Key=key, Body=bytes(body))
+        self.server.put(*self._bucket_and_key, bytes(body))
 
     def unlink(self) -> None:
-        bucket, key = self._bucket_and_key
-        self.server.client().delete_object(Bucket=bucket, Key=key)
+        self.server.remove(*self._bucket_and_key)
 
     def stat(self) -> types.SimpleNamespace:
         return types.SimpleNamespace(st_size=len(self.read_bytes()))

@@ -14,7 +14,7 @@ step() { # step NAME COMMAND…: counts as one test
 }
 
 step "layer table" .venv/bin/python tools/check_layers.py
-tools/minio.sh || { failed=$((failed + 1)); echo "FAILED: no MinIO"; }
+tools/servers.sh || { failed=$((failed + 1)); echo "FAILED: no servers"; }
 echo "== rust"
 cargo test --release --workspace --exclude penstock-python --locked 2>&1 | tee "$log/rust" | grep -E "^(test result|error|failures|---- )|FAILED|panicked" || true
 while read -r p f i; do passed=$((passed + p)); failed=$((failed + f)); skipped=$((skipped + i)); done \
@@ -36,8 +36,8 @@ pytest() { # pytest NAME ARGUMENT…: adds its counts
   [ "${p:-0}" -gt 0 ] || { failed=$((failed + 1)); echo "FAILED: no test of $name passed"; }
 }
 pytest local tests python/penstock --doctest-modules -m "$select" --durations=5
-# The same suite with its datasets elsewhere: on MinIO, through the faulty proxy, and on disk without maps, through the page cache and past it.
-for store in s3 proxy buffered direct; do
+# The same suite with its datasets elsewhere: on MinIO, through the faulty proxy, on two other servers, and on disk without maps, through the page cache and past it.
+for store in s3 proxy versity azure buffered direct; do
   pytest "$store" tests --store "$store" -m "not soak and not data and not local"
 done
 

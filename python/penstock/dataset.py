@@ -8,7 +8,6 @@ import datetime
 import getpass
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -353,9 +352,6 @@ class Transaction:
             except BaseException as error:
                 if start > 0:  # A part of this call is in: the transaction can't be committed any more.
                     self._failed = error
-                if isinstance(error, Error):
-                    error.rows = [row + start for row in error.rows]
-                    error.message = _shifted(error.message, start)
                 raise
 
     def _ready(self, name: str, values: Any) -> Any:
@@ -365,16 +361,21 @@ class Transaction:
                 code="column-not-found",
                 hint=f"columns: {', '.join(self._schema)}",
             )
-        with _naming(name):
+        with _naming(name, 0):
+            self._schema[name].check_whole(values)
             return rows_of(values)
 
     def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> None:
         """Append rows start…end of columns that `rows_of` has made, in one call of the core: all of them, or none."""
         prepared = {}
         for name, values in ready.items():
-            with _naming(name):
+            with _naming(name, start):
                 prepared[name] = self._schema[name].prepare(values if start == 0 and end == len(values) else values[start:end])
-        self._core.append(prepared, validate)
+        try:
+            self._core.append(prepared, validate, start)
+        except Error as error:
+            error._place(start)  # One that values raised when they were pulled.
+            raise
 
     def commit(self) -> Receipt:
         """Commit now; the dataset handle moves to the new snapshot. Cost: three syncs for a small one."""
@@ -402,18 +403,17 @@ class Transaction:
             self.commit()
 
 
-def _shifted(message: str, start: int) -> str:
-    """Count the rows that a message names from the beginning of the call."""
-    return re.sub(r"\brow (\d+)", lambda found: f"row {int(found[1]) + start}", message)
-
-
 @contextlib.contextmanager
-def _naming(column: str) -> Iterator[None]:
-    """Let every error of preparing values name their column; what Python raises for odd values becomes ours."""
+def _naming(column: str, first_row: int) -> Iterator[None]:
+    """Let every error of preparing values name their column and row; what Python raises for odd values becomes ours."""
+    what = f"cannot append to column `{column}`"
     try:
         yield
     except Error as error:
-        error.message = f"cannot append to column `{column}`: {error.message}"
+        error._place(first_row, column)
+        error._within(what)
         raise
     except (TypeError, ValueError, OverflowError, AttributeError, RecursionError, KeyError) as error:
-        raise InvalidInputError(f"cannot append to column `{column}`: {type(error).__name__}: {error}", code="invalid-value") from error
+        ours = InvalidInputError(f"{what}: {type(error).__name__}: {error}", code="invalid-value")
+        ours._place(first_row, column)
+        raise ours from error

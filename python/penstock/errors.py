@@ -5,9 +5,14 @@ Source: crates/error/src/lib.rs, which holds the table of codes; tests keep the 
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class Error(Exception):
     """Base of all errors of Penstock. `code` is stable; `rows` are positions in the caller's request, if any.
+
+    `row_ids` are those of the samples that cannot be read; `column` and `object` name what of the dataset the error is about, if it is
+    known. Nothing needs to be read out of the message.
 
     >>> import penstock as ps
     >>> try:
@@ -21,26 +26,55 @@ class Error(Exception):
     hint: str | None = None
     rows: list[int]
     row_ids: list[int]
+    column: str | None = None
+    object: str | None = None
+    # What the message is made of: `prefix: row n reason`.
+    _prefix: str = ""
+    _row: int | None = None
+    _placed: bool = False
 
-    def __init__(self, message: str = "", *, code: str | None = None, hint: str | None = None, rows: list[int] | None = None) -> None:
+    def __init__(
+        self, message: str = "", *, code: str | None = None, hint: str | None = None, rows: list[int] | None = None, row: int | None = None
+    ) -> None:
+        self._reason, self._row = message, row
         super().__init__(message)
-        self.message = message
         self.code = code or type(self).code
         self.hint = hint
-        self.rows = rows or []
+        self.rows = [row] if rows is None and row is not None else rows or []
         self.row_ids = []
+
+    @property
+    def message(self) -> str:
+        """What was asked, what was found, without the hint."""
+        row = "" if self._row is None else f"row {self._row} "
+        return f"{self._prefix}{': ' if self._prefix else ''}{row}{self._reason}"
+
+    @property
+    def reason(self) -> str:
+        """The message without the row, for those who name it otherwise."""
+        return f"{self._prefix}{': ' if self._prefix else ''}{self._reason}"
+
+    def _within(self, prefix: str) -> None:
+        """Put what was being done before the message."""
+        self._prefix = f"{prefix}{': ' if self._prefix else ''}{self._prefix}"
+
+    def _place(self, first_row: int, column: str | None = None) -> None:
+        """Count rows from the beginning of the user's call and name the column, once."""
+        if not self._placed:
+            self.column = self.column or column
+            self._row = None if self._row is None else self._row + first_row
+            self.rows = [row + first_row for row in self.rows]
+            self._placed = True
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.code, self.hint, self.rows, self.row_ids))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self),), {**self.__dict__, "args": self.args})
 
 
-def _rebuild(kind: type[Error], message: str, code: str, hint: str | None, rows: list[int], row_ids: list[int]) -> Error:
-    error = kind(message, code=code, hint=hint, rows=rows)
-    error.row_ids = row_ids
-    return error
+def _rebuild(kind: type[Error]) -> Error:
+    return kind()
 
 
 class NotFoundError(Error, KeyError):
@@ -124,6 +158,12 @@ _CLASSES: dict[str, type[Error]] = {
 }
 
 
-def make(kind: str, code: str, message: str, hint: str | None, rows: list[int]) -> Error:
-    """Build the exception for an error of the core; called by `_core` only."""
-    return _CLASSES.get(kind, InternalError)(message, code=code, hint=hint, rows=list(rows))
+def make(
+    kind: str, code: str, said: tuple[str, int | None, str], hint: str | None, rows: list[int], column: str | None, object: str | None
+) -> Error:
+    """Build the exception for an error of the core; called by `_core` only. `said` is prefix, row and reason."""
+    prefix, row, reason = said
+    error = _CLASSES.get(kind, InternalError)(reason, code=code, hint=hint, rows=list(rows), row=row)
+    error._prefix, error._placed, error.column, error.object = prefix, True, column, object
+    error.args = (error.message,)
+    return error

@@ -26,6 +26,7 @@ from penstock.values import (
     pictures,
     pulled,
     ragged,
+    refuse_one_image,
 )  # fmt: skip
 
 __all__ = ["DTYPES", "ColumnType", "Schema", "from_json", "numpy_dtype", "to_json"]
@@ -60,6 +61,9 @@ class ColumnType:
             raise InvalidInputError(f"unknown codec {self.codec!r}", code="invalid-schema", hint="one of none, lz4, zstd")
         return {"type": self.type, "codec": self.codec}
 
+    def check_whole(self, values: Any) -> None:
+        """Refuse what cannot be one value a sample, before samples are counted."""
+
     def prepare(self, values: Any) -> Prepared:
         """Turn one value a sample into a form for the core."""
         raise NotImplementedError
@@ -78,7 +82,7 @@ class Text(ColumnType):
         items = [None if is_null_word(value) else value for value in items_of(values)]
         for row, value in enumerate(items):
             if value is not None and not isinstance(value, str):
-                raise fail(f"row {row} is a {type(value).__name__}, expected str", row)
+                raise fail(f"is a {type(value).__name__}, expected str", row)
         return ("items", items)
 
 
@@ -104,7 +108,7 @@ class Json(ColumnType):
             try:
                 text = None if is_null(value) else json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
             except (TypeError, ValueError, RecursionError) as error:
-                raise fail(f"row {row} is no JSON: {error}", row) from error
+                raise fail(f"is no JSON: {error}", row) from error
             items.append(text)
         return ("items", items)
 
@@ -221,6 +225,9 @@ class Image(ColumnType):
 
     def spec(self) -> dict[str, Any]:
         return {**super().spec(), "exif_orientation": self.exif_orientation}
+
+    def check_whole(self, values: Any) -> None:
+        refuse_one_image(values)
 
     def prepare(self, values: Any) -> Prepared:
         return pictures(values, mask=False)

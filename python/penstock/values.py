@@ -53,8 +53,8 @@ def is_utf8(text: str) -> bool:
 
 
 def fail(text: str, row: int | None = None, hint: str | None = None) -> InvalidInputError:
-    """Build the error for a value that does not fit its column."""
-    return InvalidInputError(text, code="invalid-value", hint=hint, rows=[] if row is None else [row])
+    """Build the error for a value that does not fit its column. With a row the text reads on after `row n`."""
+    return InvalidInputError(text, code="invalid-value", hint=hint, row=row)
 
 
 def is_null(value: Any) -> bool:
@@ -183,7 +183,7 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
 
     def refuse(bad: Array, why: str) -> InvalidInputError:
         place = row if row is not None else first_row(bad)
-        return fail(f"row {place} has {array[bad].flat[0]}, which {why}", place)
+        return fail(f"has {array[bad].flat[0]}, which {why}", place)
 
     kind = array.dtype.kind
     if dtype == "timestamp":
@@ -247,7 +247,7 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
         mask: Array = np.ma.getmaskarray(values).reshape(len(values), -1) if len(values) else np.zeros((0, 1), bool)
         partly = np.asarray(mask.any(axis=1) & ~mask.all(axis=1))
         if partly.any():
-            raise fail(f"row {first_row(partly)} is masked in part", first_row(partly), hint="a sample is null as a whole, or not at all")
+            raise fail("is masked in part", first_row(partly), hint="a sample is null as a whole, or not at all")
         validity = np.asarray(~mask.any(axis=1))
         values = np.asarray(values.data)
     if isinstance(values, list):
@@ -266,7 +266,7 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
         raise fail(f"values have the shape {values.shape}, expected {wanted}")
     if values.dtype.kind == "M" and (missing := np.isnat(values).reshape(len(values), -1).any(axis=1)).any():
         if shape:
-            raise fail(f"row {first_row(missing)} holds NaT, which only a scalar can be", first_row(missing))
+            raise fail("holds NaT, which only a scalar can be", first_row(missing))
         validity = ~missing if validity is None else validity & ~missing
     return fixed(cast(values, dtype), validity)
 
@@ -300,19 +300,19 @@ def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[i
     for row, (item, sizes) in enumerate(zip(items, shapes, strict=True)):
         if item is not None:
             if len(sizes) != len(shape) or any(size is not None and size != found for size, found in zip(shape, sizes, strict=True)):
-                raise fail(f"row {row} has the shape {sizes}, expected {shape}", row)
+                raise fail(f"has the shape {sizes}, expected {shape}", row)
             cast(np.zeros(1, numpy_dtype_of(item)), dtype, row)  # Raises for a kind that does not fit.
 
     def pull(row: int, window: list[tuple[int, int]]) -> Array:
         item, part = items[row], tuple(slice(low, high) for low, high in window)
         found = item.part(row, part) if isinstance(item, Rows) else item[(row, *part)] if item is values else item[part]
         if isinstance(found, np.ma.MaskedArray) and np.ma.is_masked(found):
-            raise fail(f"row {row} is masked in part", row, hint="a sample is null as a whole, or not at all")
+            raise fail("is masked in part", row, hint="a sample is null as a whole, or not at all")
         array = cast(np.asarray(found), dtype, row)
         if array.shape != tuple(high - low for low, high in window):
-            raise fail(f"row {row} gave an array of the shape {array.shape} for {window}", row)
+            raise fail(f"gave an array of the shape {array.shape} for {window}", row)
         if array.dtype.kind == "M" and np.isnat(array).any():
-            raise fail(f"row {row} holds NaT, which only a scalar can be", row)
+            raise fail("holds NaT, which only a scalar can be", row)
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     return ("pulled", pull, [list(sizes) for sizes in shapes], validity)
@@ -345,7 +345,7 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
     """Make one array of Python values, none of them null."""
     for row, item in enumerate(items if shape else ()):
         if np.shape(item) != shape:
-            raise fail(f"row {row} has the shape {np.shape(item)}, expected {shape}", row)
+            raise fail(f"has the shape {np.shape(item)}, expected {shape}", row)
     if dtype == "timestamp" and not shape:
         return np.array([timestamp(item, row) for row, item in enumerate(items)], dtype="datetime64[us]")
     wanted = numpy_dtype(dtype)
@@ -361,7 +361,7 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
         )
         for row, item in enumerate(items):
             if (not isinstance(item, kinds) and not isinstance(item, ml_dtypes.bfloat16)) or (isinstance(item, np.ndarray) and item.ndim):
-                raise fail(f"row {row} is {str(item)[:80]!r}, expected {dtype}", row)
+                raise fail(f"is {str(item)[:80]!r}, expected {dtype}", row)
     try:
         # float64 holds what Python calls a float; arrays keep their own dtype.
         return (
@@ -376,10 +376,10 @@ def whole_number(item: Any, row: int, dtype: str) -> int:
     if isinstance(item, np.ndarray) and item.ndim == 0:
         item = item[()]
     if not isinstance(item, int | np.integer | np.bool_):
-        raise fail(f"row {row} is {str(item)[:80]!r}, expected {dtype}", row)
+        raise fail(f"is {str(item)[:80]!r}, expected {dtype}", row)
     info = np.iinfo(numpy_dtype(dtype))
     if not info.min <= int(item) <= info.max:
-        raise fail(f"row {row} is {str(item)[:80]}, out of the range of {dtype}, {info.min} to {info.max}", row)
+        raise fail(f"is {str(item)[:80]}, out of the range of {dtype}, {info.min} to {info.max}", row)
     return int(item)
 
 
@@ -398,7 +398,7 @@ def timestamp(item: Any, row: int) -> np.datetime64:
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, InvalidInputError):
             raise
-        raise fail(f"row {row} is {str(item)[:80]!r}, which is no timestamp: {error}", row) from error
+        raise fail(f"is {str(item)[:80]!r}, which is no timestamp: {error}", row) from error
 
 
 def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
@@ -423,17 +423,17 @@ def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -
         if mask.any():
             if mask.all():
                 return None
-            raise fail(f"row {row} is masked in part", row, hint="a sample is null as a whole, or not at all")
+            raise fail("is masked in part", row, hint="a sample is null as a whole, or not at all")
         value = value.data
     try:
         array = from_torch(value) if hasattr(value, "detach") else np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise fail(f"row {row} makes no array: {error}", row) from error
+        raise fail(f"makes no array: {error}", row) from error
     if array.size == 0 and array.ndim != len(shape):
         array = np.empty([size or 0 for size in shape], numpy_dtype(dtype))
     wrong = array.ndim != len(shape) or any(size is not None and size != array.shape[axis] for axis, size in enumerate(shape))
     if array.dtype.kind == "O" or wrong:
-        raise fail(f"row {row} has the shape {array.shape}, expected {shape}", row)
+        raise fail(f"has the shape {array.shape}, expected {shape}", row)
     return np.ascontiguousarray(cast(array, dtype, row))
 
 
@@ -478,11 +478,11 @@ def codes_or_words(values: Any) -> Prepared:
     if any(isinstance(value, str) for value in items):
         for row, value in enumerate(items):
             if value is not None and not isinstance(value, str):
-                raise fail(f"row {row} is a {type(value).__name__} among words", row)
+                raise fail(f"is a {type(value).__name__} among words", row)
         return ("items", items)
     for row, value in enumerate(items):
         if value is not None and (isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer)):
-            raise fail(f"row {row} is {str(value)[:80]!r}, expected a word or a whole number", row)
+            raise fail(f"is {str(value)[:80]!r}, expected a word or a whole number", row)
     validity = np.array([value is not None for value in items], dtype=bool)
     codes = [0 if value is None else whole_number(value, row, "int64") for row, value in enumerate(items)]
     return fixed(np.array(codes, dtype=np.int64), validity)
@@ -496,7 +496,7 @@ def blob(value: Any, row: int) -> Any:
         return value
     if isinstance(value, memoryview | np.void):
         return value.tobytes()
-    raise fail(f"row {row} is a {type(value).__name__}, expected bytes, Path or None", row)
+    raise fail(f"is a {type(value).__name__}, expected bytes, Path or None", row)
 
 
 # Pillow's modes: stored as they are, or converted without loss of what one sees.
@@ -514,7 +514,7 @@ def from_pillow(image: Any, row: int, mask: bool) -> Array:
     elif mode in _CONVERTED and not mask:
         image = image.convert(_CONVERTED[mode])
     elif mode not in _AS_THEY_ARE and not (mask and mode == "P"):
-        raise fail(f"row {row} is a Pillow image of mode {mode}", row, hint="convert it to L, RGB, RGBA or I;16 first")
+        raise fail(f"is a Pillow image of mode {mode}", row, hint="convert it to L, RGB, RGBA or I;16 first")
     return np.asarray(image)
 
 
@@ -527,16 +527,26 @@ def picture(value: Any, row: int, mask: bool) -> Any:
     if not isinstance(value, np.ndarray):
         return blob(value, row)
     if isinstance(value, np.ma.MaskedArray):
-        raise fail(f"row {row} is a masked array", row, hint="fill it first")
+        raise fail("is a masked array", row, hint="fill it first")
     if value.dtype == bool and mask:
         value = value.astype(np.uint8)
     value = value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
     good = value.dtype in (np.uint8, np.uint16) and value.ndim in ((2,) if mask else (2, 3)) and value.size
     if not good or (value.ndim == 3 and value.shape[2] not in (1, 3, 4)):
         wanted = "(H, W)" if mask else "(H, W) or (H, W, C) with C 1, 3 or 4"
-        raise fail(f"row {row} is an array {value.shape} of {value.dtype}, expected {wanted} of uint8 or uint16", row)
+        raise fail(f"is an array {value.shape} of {value.dtype}, expected {wanted} of uint8 or uint16", row)
     height, width, channels = value.shape if value.ndim == 3 else (*value.shape, 1)
     return (height, width, channels, value.dtype.itemsize * 8, np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+
+
+def refuse_one_image(values: Any) -> None:
+    """Refuse an array that is as likely one image as it is many grey ones."""
+    shape = tuple(getattr(values, "shape", ()))
+    if len(shape) == 3 and shape[2] in (1, 3, 4):
+        raise fail(
+            f"an array of the shape {shape}: is it one image, or {shape[0]} grey ones?",
+            hint="write [array] for one image; give grey images as (N, H, W, 1), or as a list",
+        )
 
 
 def pictures(values: Any, mask: bool) -> Prepared:

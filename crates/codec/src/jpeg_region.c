@@ -13,7 +13,9 @@ typedef struct {
   char *message;
 } failure;
 
-/* How the library's own begins, which is made by the library: there is no public way to decode entropy by other means. */
+/* How the library's own begins, which is made by the library: there is no public way to decode entropy by other means. With another
+ * release, compare jpegint.h before raising the numbers. */
+_Static_assert(LIBJPEG_TURBO_VERSION_NUMBER >= 3000000 && LIBJPEG_TURBO_VERSION_NUMBER < 3002000, "jpegint.h was read up to 3.1");
 struct jpeg_entropy_decoder {
   void (*start_pass)(j_decompress_ptr);
   boolean (*decode_mcu)(j_decompress_ptr, JBLOCKROW *);

@@ -1,10 +1,10 @@
 //! What all snapshots of one open dataset share: the store, and this process's caches of what it read and verified.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use penstock_error::{Context as _, Result};
+use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::ids::{ObjectRef, page_name, words_name};
 use penstock_format::manifest::{FileRef, Fragment, PageRef, WordsSegment, parse_page, parse_words};
 use penstock_format::{Id, ids};
@@ -13,7 +13,7 @@ use quick_cache::sync::{Cache, GuardResult, PlaceholderGuard};
 
 use crate::config::Config;
 use crate::datafile::DataFile;
-use crate::fetch;
+use crate::{fetch, log};
 use penstock_storage::process::PerProcess;
 
 /// Data files mapped at once; Linux allows 65,530 maps a process.
@@ -81,18 +81,44 @@ type MakeCaches = Box<dyn Fn() -> Caches + Send + Sync>;
 /// An open store with its caches.
 pub struct Context {
     pub storage: Box<dyn Storage>,
+    /// The dataset that was found here first: the only one that this handle ever reads or writes.
+    dataset: OnceLock<Id>,
     caches: PerProcess<Caches, MakeCaches>,
 }
 
 impl Context {
     pub fn new(storage: Box<dyn Storage>) -> Arc<Context> {
         let mapped = storage.mapped();
-        Arc::new(Context { storage, caches: PerProcess::new(Box::new(move || caches(mapped))) })
+        Arc::new(Context { storage, dataset: OnceLock::new(), caches: PerProcess::new(Box::new(move || caches(mapped))) })
+    }
+
+    /// Hold a dataset that was found here to the one that was here before.
+    pub fn hold_to(&self, found: Id) -> Result<()> {
+        let known = *self.dataset.get_or_init(|| found);
+        if known == found {
+            return Ok(());
+        }
+        let text = format!("cannot go on with dataset {known}: at `{}` is now dataset {found}", self.storage.uri());
+        Err(Error::new("dataset-replaced", text).hint("open the path anew, or this dataset where it is now; nothing was committed"))
+    }
+
+    /// Look whether the dataset is still the one that was opened, before something of it is changed that does not name it. Cost: a read.
+    pub fn check_dataset(&self) -> Result<()> {
+        let first = log::read(self.storage.as_ref(), 0, 0)?;
+        self.hold_to(first.record.dataset)
+    }
+
+    /// What a failure to find something really is: where the path leads to another dataset by now, that is what to say.
+    pub fn or_replaced(&self, error: Error) -> Error {
+        match error.kind() {
+            Kind::NotFound => self.check_dataset().err().filter(|found| found.code() == "dataset-replaced").unwrap_or(error),
+            _ => error,
+        }
     }
 
     /// Read an object and hold it to its parent's word.
     pub fn object(&self, name: &str, object: &ObjectRef) -> Result<Bytes> {
-        let body = self.storage.read(name)?;
+        let body = self.storage.read(name).map_err(|error| self.or_replaced(error))?;
         object.check(name, &body)?;
         Ok(body)
     }
@@ -118,6 +144,10 @@ impl Context {
 
     /// The same, read anew.
     pub fn open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {
+        self.try_open_file(file, samples).map_err(|error| self.or_replaced(error))
+    }
+
+    fn try_open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {
         let storage = self.storage.as_ref();
         if storage.mapped() {
             return DataFile::open(storage, file, samples);

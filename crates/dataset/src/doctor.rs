@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use penstock_error::{Error, Result};
 use penstock_format::ids::data_name;
-use penstock_storage::{Created, RangeRequest, Storage, create_certainly};
+use penstock_storage::{RangeRequest, Storage};
 
 use crate::context::Context;
 use crate::snapshot::Snapshot;
@@ -43,7 +43,7 @@ pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
     let mut random = [0u8; 8];
     getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("no random numbers: {error}")))?;
     let probe = format!("probe-{:016x}", u64::from_le_bytes(random));
-    doctor.create_only(&format!("{probe}-create"));
+    doctor.create_only();
     let written = doctor.write(&probe);
     let readable = match written {
         true => Some((probe.clone(), PROBE_BYTES as u64)),
@@ -146,24 +146,10 @@ impl Doctor<'_> {
         }
     }
 
-    fn create_only(&mut self, name: &str) {
-        let first = create_certainly(self.store, name, b"one");
-        let second = create_certainly(self.store, name, b"two");
-        let kept = self.store.read(name);
-        let _ = self.store.delete(name); // Nothing rests on it.
-        match (first, second, kept) {
-            // After a lost answer the first may find itself there already.
-            (Ok(Created::Created | Created::Exists), Ok(Created::Exists), Ok(body)) if body[..] == b"one"[..] => {
-                self.note("create-only put", true, None, "a second one is refused", "");
-            }
-            (Err(error), ..) | (_, Err(error), _) | (_, _, Err(error)) => self.failed("create-only put", &error),
-            _ => self.note(
-                "create-only put",
-                false,
-                None,
-                "a second one was not refused",
-                "two writers could overwrite each other's commits here: choose a store with conditional puts (If-None-Match)",
-            ),
+    fn create_only(&mut self) {
+        match self.store.prove() {
+            Ok(()) => self.note("create-only put", true, None, "of several at once one wins, and a later one is refused", ""),
+            Err(error) => self.failed("create-only put", &error),
         }
     }
 

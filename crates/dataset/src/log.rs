@@ -26,42 +26,61 @@ pub fn read(storage: &dyn Storage, branch: u64, number: u64) -> Result<LogEntry>
     LogEntry::parse(&storage.read(&record_name(branch, number))?, branch, number)
 }
 
-/// The newest record, or nothing where there is no log. Cost: that of `newest_number`, and the record.
-pub fn newest(storage: &dyn Storage, branch: u64) -> Result<Option<LogEntry>> {
-    newest_number(storage, &log_folder(branch))?.map(|number| read(storage, branch, number)).transpose()
+/// The newest record, which is `known` or later, or nothing where there is no log. Cost: that of `newest_number`, and the record.
+pub fn newest(storage: &dyn Storage, branch: u64, known: Option<u64>) -> Result<Option<LogEntry>> {
+    newest_number(storage, &log_folder(branch), known)?.map(|number| read(storage, branch, number)).transpose()
 }
 
-/// The number of the newest record of a log. Cost: a listing of one name where the store lists in order; else hint, about two look-ups.
-pub fn newest_number(storage: &dyn Storage, folder: &str) -> Result<Option<u64>> {
-    let first = storage.newest(folder)?.unwrap_or_default();
-    if let Some(number) = first.iter().find_map(|name| record_number(name)) {
+/// The number of the newest record of a log, of which record `known` was seen before. Cost: a listing of a few names where the store lists
+/// in order; else hint, and about three look-ups.
+pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) -> Result<Option<u64>> {
+    if let Some(number) = storage.newest(folder)?.and_then(|names| first_listed(&names)).filter(|number| Some(*number) >= known) {
         return Ok(Some(number));
     }
     let exists = |number: u64| storage.exists(&numbered(folder, number));
-    let hinted = match storage.read(&hint_name(folder)) {
-        Ok(body) => read_hint(&body),
-        Err(error) if error.kind() == Kind::NotFound => None,
-        Err(error) => return Err(error),
-    };
-    let mut known = match hinted {
-        Some(number) if exists(number)? => number,
+    // Without a hint the search is longer, and that is all.
+    let hinted = storage.read(&hint_name(folder)).ok().and_then(|body| read_hint(&body));
+    let mut newest = match hinted.max(known) {
+        Some(number) if Some(number) == known || exists(number)? => number,
+        _ if known.is_some() => known.unwrap_or_default(),
         _ if exists(0)? => 0,
         _ => return Ok(None),
     };
     let mut step = 1u64;
     let mut absent = loop {
-        let Some(next) = known.checked_add(step) else { break u64::MAX };
+        let Some(next) = newest.checked_add(step) else { break u64::MAX };
         if !exists(next)? {
             break next;
         }
-        known = next;
+        newest = next;
         step = step.saturating_mul(2);
     };
-    while absent - known > 1 {
-        let middle = known + (absent - known) / 2;
-        if exists(middle)? { known = middle } else { absent = middle }
+    while absent - newest > 1 {
+        let middle = newest + (absent - newest) / 2;
+        if exists(middle)? { newest = middle } else { absent = middle }
     }
-    Ok(Some(known))
+    let beyond = match hinted {
+        Some(hinted) if hinted > newest => Some(hinted),
+        _ => newest.checked_add(2).map(|next| Ok(exists(next)?.then_some(next))).transpose()?.flatten(),
+    };
+    match beyond {
+        None => Ok(Some(newest)),
+        Some(beyond) => Err(incomplete(storage, folder, newest + 1, beyond)),
+    }
+}
+
+/// A record that must have been there once is not: to append after the hole would take the number of a commit that exists.
+pub fn incomplete(storage: &dyn Storage, folder: &str, missing: u64, beyond: u64) -> Error {
+    let text = format!("cannot use the log `{}/{folder}`: record {missing} is missing, though there was a record {beyond}", storage.uri());
+    Error::new("log-incomplete", text)
+        .hint("an incomplete copy? copy it again, `log` and `refs` first and the rest after; `penstock verify` names all that is missing")
+}
+
+/// The newest of the first names of a log, if they come in order: numbers then go down one by one. In another order the first says nothing.
+fn first_listed(names: &[String]) -> Option<u64> {
+    let numbers: Vec<u64> = names.iter().filter_map(|name| record_number(name)).collect();
+    let dense = numbers.windows(2).all(|two| two[0].checked_sub(1) == Some(two[1]));
+    numbers.first().copied().filter(|_| dense)
 }
 
 /// The record that a snapshot id names.

@@ -8,6 +8,7 @@ use penstock_format::ids::{NAMES_FOLDER, hint_name, numbered, write_hint};
 use penstock_format::names::{NameKind, Names, Operation};
 use penstock_storage::{Created, Storage, create_certainly};
 
+use crate::context::Context;
 use crate::log::newest_number;
 use crate::transaction::now_us;
 
@@ -24,9 +25,9 @@ struct Log {
 }
 
 impl Log {
-    /// Read what came since. Cost: `newest_number`, and one request a record.
-    fn catch_up(&mut self, storage: &dyn Storage) -> Result<()> {
-        let end = newest_number(storage, NAMES_FOLDER)?.map_or(0, |number| number + 1);
+    /// Read what came since, up to `known` at least. Cost: `newest_number`, and one request a record.
+    fn catch_up(&mut self, storage: &dyn Storage, known: Option<u64>) -> Result<()> {
+        let end = newest_number(storage, NAMES_FOLDER, known)?.map_or(0, |number| number + 1);
         for number in self.next..end {
             let name = numbered(NAMES_FOLDER, number);
             let names = Names::parse(&storage.read(&name)?, number).context(|| format!("cannot read `{name}`"))?;
@@ -45,42 +46,50 @@ impl Log {
 }
 
 /// All pins, by name.
-pub fn pins(storage: &dyn Storage) -> Result<BTreeMap<String, SnapshotId>> {
+pub fn pins(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
+    context.check_dataset()?;
     let mut log = Log::default();
-    log.catch_up(storage)?;
+    log.catch_up(context.storage.as_ref(), None)?;
     Ok(log.pins)
 }
 
 /// Keep a snapshot under this name, until it is removed. Cost: that of `pins`; one put unless it is kept so already.
-pub fn pin(storage: &dyn Storage, name: &str, target: SnapshotId) -> Result<()> {
+pub fn pin(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
     let set = |pins: &BTreeMap<String, SnapshotId>| {
         let operation = Operation { removes: false, kind: NameKind::Pin, name: name.into(), target };
         (pins.get(name) != Some(&target)).then_some(operation)
     };
-    append(storage, set).context(|| format!("cannot pin snapshot `{target}` of `{}`", storage.uri())).map(drop)
+    append(context, set).context(|| format!("cannot pin snapshot `{target}` of `{}`", context.storage.uri())).map(drop)
 }
 
 /// Remove a pin; whether it was there.
-pub fn unpin(storage: &dyn Storage, name: &str) -> Result<bool> {
+pub fn unpin(context: &Context, name: &str) -> Result<bool> {
     let remove = |pins: &BTreeMap<String, SnapshotId>| {
         pins.get(name).map(|target| Operation { removes: true, kind: NameKind::Pin, name: name.into(), target: *target })
     };
-    append(storage, remove).context(|| format!("cannot remove pin `{name}` of `{}`", storage.uri()))
+    append(context, remove).context(|| format!("cannot remove pin `{name}` of `{}`", context.storage.uri()))
 }
 
 /// Append what is still to be done, which is harmless to do twice; whether there was anything.
-fn append(storage: &dyn Storage, left: impl Fn(&BTreeMap<String, SnapshotId>) -> Option<Operation>) -> Result<bool> {
+fn append(context: &Context, left: impl Fn(&BTreeMap<String, SnapshotId>) -> Option<Operation>) -> Result<bool> {
+    let storage = context.storage.as_ref();
+    context.check_dataset()?;
     let mut log = Log::default();
+    let mut known = None;
     for race in 0..RACES {
-        log.catch_up(storage)?;
+        log.catch_up(storage, known)?;
         let Some(operation) = left(&log.pins) else { return Ok(race > 0) };
         let number = log.next;
         let names = Names { number, time_us: now_us().max(log.time_us + 1), operations: vec![operation] };
+        if race == 0 {
+            storage.prove()?;
+        }
         if create_certainly(storage, &numbered(NAMES_FOLDER, number), &names.encode())? == Created::Created {
             let _ = storage.overwrite(&hint_name(NAMES_FOLDER), &write_hint(number)); // A stale hint costs a few look-ups.
             return Ok(true);
         }
         // Another's record, or an own earlier try: what is left tells.
+        known = Some(number);
     }
     Err(Error::new("conflict", format!("lost {RACES} races in a row")))
 }

@@ -12,6 +12,7 @@ use penstock_format::ids::data_name;
 use penstock_format::ints::unpack;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::Frozen;
+use penstock_tensor::Dtype;
 
 use crate::context::BlockKey;
 use crate::datafile::{DataFile, Decoded};
@@ -57,19 +58,8 @@ impl Snapshot {
                 column.id
             ))
         })?;
-        let (dtype, shape) = column.kind.stored()?;
         let entry = &file.tail.chunks[chunk];
-        if entry.dtype != dtype || entry.shape != shape {
-            return Err(penstock_format::cursor::malformed(format!(
-                "data file `{}` stores `{}` as {} {:?}, the schema wants {} {:?}",
-                data_name(file.id),
-                column.name,
-                entry.dtype.name(),
-                entry.shape.0,
-                dtype.name(),
-                shape.0
-            )));
-        }
+        check_stored_as(&file, entry, column)?;
         let any_order = entry.layout == Layout::Fixed && entry.raw_bytes.is_none();
         let rows = if any_order { Cow::Borrowed(&group.rows[..]) } else { group.ascending() };
         let source = Source { file, chunk, rows };
@@ -192,6 +182,14 @@ impl Snapshot {
         }
         if !tiles.is_empty() {
             self.read_tiles(plan, column, tiles, &mut Targets::Even { out, bytes: cell }, on_corrupt, &mut nulls)?;
+        }
+        if column.kind.stored()?.0 == Dtype::Bool {
+            for (place, sample) in out.chunks_mut(cell.max(1)).enumerate() {
+                match check_bools(sample) {
+                    Err(_) if lenient => set_null(&mut nulls, plan.len(), place as u32, sample),
+                    other => other.map_err(|error| self.locate_error(error, plan, column, place as u32))?,
+                }
+            }
         }
         Ok(nulls)
     }
@@ -326,12 +324,24 @@ impl Snapshot {
     pub fn read_codes(&self, plan: &Plan, column: &ColumnSpec, out: &mut [i64], on_corrupt: OnCorrupt) -> Result<Nulls> {
         let (dtype, _) = column.kind.stored()?;
         let mut stored = vec![0u8; plan.len() * dtype.size()];
-        let nulls = self.read_fixed(plan, column, &mut stored, on_corrupt)?;
+        let mut nulls = self.read_fixed(plan, column, &mut stored, on_corrupt)?;
         for (place, code) in out.iter_mut().enumerate() {
             *code = unpack(&stored, dtype.size() as u8, place) as i64;
         }
-        if matches!(column.kind, ColumnKind::Category) {
-            self.globalise(plan, column, out, &nulls, on_corrupt)?;
+        match &column.kind {
+            ColumnKind::Label { names } => {
+                // A null is code 0, also where there are no names.
+                let limit = names.len().max(1) as i64;
+                for (place, code) in out.iter_mut().enumerate().filter(|(_, code)| **code >= limit) {
+                    if on_corrupt == OnCorrupt::Raise {
+                        let error = penstock_format::cursor::malformed(format!("it has code {code} of {} names", names.len()));
+                        return Err(self.locate_error(error, plan, column, place as u32));
+                    }
+                    set_null(&mut nulls, plan.len(), place as u32, &mut []);
+                    *code = 0;
+                }
+            }
+            _ => self.globalise(plan, column, out, &nulls, on_corrupt)?,
         }
         Ok(nulls)
     }
@@ -362,6 +372,31 @@ impl Snapshot {
             }
         }
         Ok(())
+    }
+}
+
+/// A chunk holds what the schema says.
+pub fn check_stored_as(file: &DataFile, chunk: &Chunk, column: &ColumnSpec) -> Result<()> {
+    let (dtype, shape) = column.kind.stored()?;
+    if chunk.dtype == dtype && chunk.shape == shape {
+        return Ok(());
+    }
+    Err(penstock_format::cursor::malformed(format!(
+        "data file `{}` stores `{}` as {} {:?}, the schema wants {} {:?}",
+        data_name(file.id),
+        column.name,
+        chunk.dtype.name(),
+        chunk.shape.0,
+        dtype.name(),
+        shape.0
+    )))
+}
+
+/// Bools are 0 or 1: anything else would be a value that NumPy and Arrow read differently.
+pub fn check_bools(bytes: &[u8]) -> Result<()> {
+    match bytes.iter().find(|byte| **byte > 1) {
+        None => Ok(()),
+        Some(byte) => Err(penstock_format::cursor::malformed(format!("a bool of {byte}"))),
     }
 }
 

@@ -1,6 +1,6 @@
 //! A snapshot: the immutable state at one commit. Turns positions and row ids into fragments and rows.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use penstock_error::{Context as _, Error, Result};
@@ -31,7 +31,7 @@ struct CodeTables {
 pub struct Snapshot {
     pub context: Arc<Context>,
     pub entry: LogEntry,
-    pub root: Root,
+    pub root: Arc<Root>,
     pub schema: Arc<Schema>,
     pub parts: Vec<Part>,
     /// Position of the first sample of each part, and the count of all at the end.
@@ -46,8 +46,16 @@ pub struct Snapshot {
 impl Snapshot {
     /// Open the newest snapshot of a branch. Cost on local disk: hint, record, root.
     pub fn open(context: Arc<Context>, branch: u64) -> Result<Snapshot> {
-        let entry = log::newest(context.storage.as_ref(), branch)?.ok_or_else(|| not_found(context.storage.as_ref()))?;
+        let entry = log::newest(context.storage.as_ref(), branch, None)?.ok_or_else(|| not_found(context.storage.as_ref()))?;
         Snapshot::at(context, entry)
+    }
+
+    /// The newest snapshot of this branch. Cost: as `open`, without the root where that is still the same.
+    pub fn refreshed(&self) -> Result<Snapshot> {
+        let SnapshotId { branch, number, .. } = self.id();
+        let store = self.context.storage.as_ref();
+        let entry = log::newest(store, branch, Some(number)).and_then(|entry| entry.ok_or_else(|| not_found(store)));
+        self.near(entry.map_err(|error| self.context.or_replaced(error))?)
     }
 
     pub fn open_at(context: Arc<Context>, snapshot: &SnapshotId) -> Result<Snapshot> {
@@ -58,12 +66,28 @@ impl Snapshot {
         Snapshot::at(context, entry)
     }
 
-    /// The snapshot of a record that is at hand.
+    /// The snapshot of a record that was read. Cost: its root.
     pub fn at(context: Arc<Context>, entry: LogEntry) -> Result<Snapshot> {
+        context.hold_to(entry.record.dataset)?;
+        let name = root_name(entry.record.root.id);
+        let root = Root::parse(&context.object(&name, &entry.record.root)?).context(|| format!("cannot read `{name}`"))?;
+        Snapshot::with_root(context, entry, Arc::new(root))
+    }
+
+    /// The snapshot of another record of this dataset. Cost: its root, unless that is the same.
+    pub fn near(&self, entry: LogEntry) -> Result<Snapshot> {
+        self.context.hold_to(entry.record.dataset)?;
+        match entry.record.root == self.record().root {
+            true => Snapshot::with_root(self.context.clone(), entry, self.root.clone()),
+            false => Snapshot::at(self.context.clone(), entry),
+        }
+    }
+
+    /// The snapshot of a record whose root is known. Nothing is read.
+    pub fn with_root(context: Arc<Context>, entry: LogEntry, root: Arc<Root>) -> Result<Snapshot> {
         let record = &entry.record;
-        let name = root_name(record.root.id);
-        let root = Root::parse(&context.object(&name, &record.root)?).context(|| format!("cannot read `{name}`"))?;
         if root.dataset != record.dataset || root.branch != record.branch || root.number > record.number {
+            let name = root_name(record.root.id);
             return Err(penstock_format::cursor::malformed(format!("cannot read `{name}`: it is the root of another commit")));
         }
         let schema = Arc::new(Schema::parse(&root.schema)?);
@@ -204,18 +228,19 @@ impl Snapshot {
             .collect()
     }
 
-    /// The words of a category column; the place of a word's first occurrence is its code.
+    /// The words of a category column, by code. A word that two writers added at once counts where it is first.
     pub fn vocabulary(&self, column: u64) -> Result<Vec<String>> {
-        let mut words = Vec::new();
+        let (mut words, mut known, mut listed) = (Vec::new(), HashSet::new(), 0);
         for segment in self.words.get(&column).into_iter().flatten() {
-            if segment.first_code != words.len() as u64 {
+            if segment.first_code != listed {
                 return Err(penstock_format::cursor::malformed(format!(
-                    "the words of column {column} go on at {}, expected {}",
+                    "the words of column {column} continue at {}, expected {listed}",
                     segment.first_code,
-                    words.len()
                 )));
             }
-            words.extend(self.context.words(segment)?.iter().cloned());
+            let more = self.context.words(segment)?;
+            listed += more.len() as u64;
+            words.extend(more.iter().filter(|word| known.insert((*word).clone())).cloned());
         }
         Ok(words)
     }
@@ -230,11 +255,8 @@ impl Snapshot {
         let vocabulary = match known {
             Some(vocabulary) => vocabulary,
             None => {
-                let mut places: HashMap<String, i64> = HashMap::new();
-                for (code, word) in self.vocabulary(column)?.into_iter().enumerate() {
-                    places.entry(word).or_insert(code as i64);
-                }
-                Arc::new(places)
+                let words = self.vocabulary(column)?.into_iter().enumerate();
+                Arc::new(words.map(|(code, word)| (word, code as i64)).collect())
             }
         };
         let table: Arc<Vec<i64>> = Arc::new(dictionary.iter().map(|word| vocabulary.get(word).copied().unwrap_or(-1)).collect());
@@ -248,7 +270,7 @@ impl Snapshot {
         self.words.values().flatten()
     }
 
-    /// How many words a category column has.
+    /// How many words are listed for a category column, those that are listed twice included.
     pub fn word_count(&self, column: u64) -> u64 {
         self.words.get(&column).into_iter().flatten().map(|segment| segment.words).sum()
     }

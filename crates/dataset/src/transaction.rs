@@ -1,18 +1,20 @@
 //! A transaction: check and write samples, then make them one commit, or nothing.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use penstock_error::{Context as _, Error, Result};
+use bytes::Bytes;
+use penstock_error::{Error, Result};
 use penstock_format::ids::{
-    ObjectRef, PROVISIONAL, data_name, hint_name, log_folder, page_name, record_name, root_name, words_name, write_hint,
+    ObjectRef, PROVISIONAL, Place, data_name, hint_name, log_folder, page_name, place_of, record_name, root_name, words_name, write_hint,
 };
 use penstock_format::manifest::{Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, Root, WordsSegment, encode_pages, encode_words};
 use penstock_format::record::{Change, ChangeKind, Delta, Record, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec, Schema};
 use penstock_format::{Id, SnapshotId};
-use penstock_storage::{Created, Storage, process};
+use penstock_storage::{CERTAIN_TRIES, Created, Storage, create_certainly, process};
 use penstock_tensor::Column;
 
 use crate::commit::{self, Event, Machine, Request};
@@ -41,22 +43,18 @@ pub struct Receipt {
 /// whatever stands in it already, and a retry stays one small put.
 const INLINE_BYTES: usize = 1024;
 
-/// Make a dataset: its root and commit 0.
+/// Make a dataset: its root and commit 0. What an unfinished create left at the place is ours, and is no hindrance.
 pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str, author: &str) -> Result<Snapshot> {
     let schema = Schema::create(columns)?;
     let context = Context::new(storage);
     let store = context.storage.as_ref();
     store.writable()?;
-    if store.exists(&record_name(0, 0))? {
-        return Err(exists(store));
-    }
+    check_free(store)?;
     store.initialise()?;
     let dataset = context.new_id()?;
     let root = Root { dataset, branch: 0, number: 0, schema: schema.to_json()?, pages: Vec::new(), words: Vec::new() };
     let root_id = context.new_id()?;
-    let body = root.encode();
-    store.put(&root_name(root_id), &body)?;
-    store.sync(&["r"])?;
+    let root_body = root.encode();
     let record = Record {
         kind: RecordKind::Create,
         dataset,
@@ -73,29 +71,62 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
         next_counter: 0,
         samples: 0,
         live: 0,
-        root: ObjectRef::of(root_id, &body),
+        root: ObjectRef::of(root_id, &root_body),
         deltas: Vec::new(),
         changes: vec![Change { kind: ChangeKind::Schema, columns: Vec::new(), rows: Vec::new() }],
         attachments: Vec::new(),
     };
     let body = record.encode();
-    let began = Instant::now();
-    let entry = loop {
-        let answer = store.create(&record_name(0, 0), &body)?;
-        // Whatever the answer was, what stands there says whose commit it is.
-        match log::read(store, 0, 0) {
-            Ok(entry) if entry.record.uuid() == record.uuid() => break entry,
-            Ok(_) => return Err(exists(store)),
-            Err(error) if answer == Created::Created => return Err(error),
-            Err(error) if began.elapsed() > store.deadline() || process::interrupted() => {
-                let text = format!("cannot tell whether dataset `{}` was created: {}", store.uri(), error.message());
-                return Err(Error::new("commit-state-unknown", text).hint("open it, or create it again elsewhere"));
-            }
-            Err(_) => {} // A lost answer, or one that cannot be believed: the same body again.
+    let entry = log::LogEntry::parse(&body.clone().into(), 0, 0)?;
+    let snapshot = Snapshot::with_root(context.clone(), entry, Arc::new(root))?;
+    context.hold_to(dataset)?;
+    let root_name = root_name(root_id);
+    let created = store.put(&root_name, &root_body).and_then(|()| store.sync(&["r"])).and_then(|()| create_first(store, &body, &record));
+    if let Err(error) = created {
+        if error.code() != "commit-state-unknown" {
+            let _ = store.delete(&root_name); // An orphan is harmless.
         }
-    };
+        return Err(error);
+    }
     let _ = store.overwrite(&hint_name(&log_folder(0)), &write_hint(0)); // A missing hint costs a few look-ups.
-    Snapshot::at(context, entry)
+    Ok(snapshot)
+}
+
+/// Put commit 0; after this nothing may fail. Once an answer was lost, only a certain one ends it well.
+fn create_first(store: &dyn Storage, body: &[u8], record: &Record) -> Result<()> {
+    let name = record_name(0, 0);
+    for _ in 0..CERTAIN_TRIES {
+        match create_certainly(store, &name, body)? {
+            Created::Exists => match log::read(store, 0, 0) {
+                Ok(entry) if entry.record.uuid() == record.uuid() => return Ok(()),
+                Ok(_) => return Err(exists(store)),
+                Err(_) => std::thread::sleep(Duration::from_millis(10)), // Let a passing fault pass; then the same body again.
+            },
+            _ => return Ok(()),
+        }
+    }
+    let text = format!("cannot tell whether dataset `{}` was created: `{name}` is there and cannot be read", store.uri());
+    Err(Error::new("commit-state-unknown", text).hint("open it, or create it again elsewhere"))
+}
+
+/// Refuse a place where a dataset is, or anything that is not ours.
+fn check_free(store: &dyn Storage) -> Result<()> {
+    if store.exists(&record_name(0, 0))? {
+        return Err(exists(store));
+    }
+    let mut taken = None;
+    store.survey(&mut |name| {
+        taken = match place_of(name) {
+            Place::Ours => return ControlFlow::Continue(()),
+            Place::Commit => Some(exists(store)),
+            Place::Foreign => {
+                let text = format!("cannot create dataset `{}`: it holds `{name}`, which is not of a dataset", store.uri());
+                Some(Error::new("folder-not-empty", text).hint("choose a new folder or prefix"))
+            }
+        };
+        ControlFlow::Break(())
+    })?;
+    taken.map_or(Ok(()), Err)
 }
 
 fn exists(store: &dyn Storage) -> Error {
@@ -181,8 +212,10 @@ impl Transaction {
             if columns[index].is_some() {
                 return Err(Error::new("invalid-argument", format!("cannot append column `{}`: it is given twice", spec.name)));
             }
-            columns[index] =
-                Some(self.stored(spec, input.column, validate).context(|| format!("cannot append to column `{}`", spec.name))?);
+            columns[index] = Some(
+                self.stored(spec, input.column, validate)
+                    .map_err(|error| error.column(&spec.name).context(format!("cannot append to column `{}`", spec.name)))?,
+            );
         }
         if samples == 0 {
             return Ok(());
@@ -294,8 +327,8 @@ impl Transaction {
                         _ if null => 0,
                         Some(word) => code_of(word),
                         None => {
-                            let text = format!("code {code} at row {row}, the vocabulary has {} words", base.len());
-                            return Err(Error::new("invalid-value", text).hint("append the words themselves").rows(vec![row as u64]));
+                            let text = format!("holds code {code}, the vocabulary has {} words", base.len());
+                            return Err(Error::new("invalid-value", text).hint("append the words themselves").at_row(row as u64));
                         }
                     };
                     data.extend_from_slice(&code.to_le_bytes());
@@ -337,21 +370,23 @@ impl Transaction {
             columns.clear(); // All columns: the summary must fit the record.
         }
         let machine = Machine::new(entry, own, columns, self.features, self.base.record().gc_epoch);
-        let context = self.base.context.clone();
-        let record = match drive(&context, self.base.id().branch, machine, &mut self.puts) {
+        self.base.context.storage.prove()?;
+        let mut driver = Driver { base: self.base.clone(), parent: None, root: None, next: None, puts: &mut self.puts, uncertain: false };
+        let snapshot = match driver.drive(machine) {
             Err(error) if error.code() == "commit-state-unknown" => {
-                self.state = State::Closed; // It may stand: nothing may be deleted.
+                self.state = State::Closed; // It may be committed: nothing may be deleted.
                 return Err(error);
             }
             other => other?,
         };
+        // From here on nothing may fail: an error would make the caller commit the same again.
         self.state = State::Closed;
-        let _ = context.storage.overwrite(&hint_name(&log_folder(record.branch)), &write_hint(record.number)); // A stale hint costs a few look-ups.
+        let record = snapshot.record();
+        let store = self.base.context.storage.as_ref();
+        let _ = store.overwrite(&hint_name(&log_folder(record.branch)), &write_hint(record.number)); // A stale hint costs a few look-ups.
         let first_row_id = penstock_format::ids::row_id(record.lineage, record.next_counter - self.samples) as i64;
-        let crc = penstock_format::ids::sealed_crc(&record.encode());
         let receipt = Receipt { snapshot: record.snapshot(), first_row_id, samples: self.samples };
-        let told = format!("commit {} stands, but it cannot be read back", receipt.snapshot);
-        Ok((receipt, Snapshot::at(context, log::LogEntry { record, crc }).context(|| told)?))
+        Ok((receipt, snapshot))
     }
 
     /// Write words and pages, make all names durable; gives the deltas of the record.
@@ -416,7 +451,7 @@ fn write_pages(context: &Context, fragments: &[Fragment], base: u64, puts: &mut 
 }
 
 /// Write a root for the state of a snapshot; a last page with room is merged with what came since, so pages stay few.
-fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<ObjectRef> {
+fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(ObjectRef, Arc<Root>)> {
     let context = &snapshot.context;
     let (mut pages, mut loose): (Vec<PageRef>, Vec<Fragment>) = (Vec::new(), Vec::new());
     let flush = |pages: &mut Vec<PageRef>, loose: &mut Vec<Fragment>, puts: &mut Vec<String>| -> Result<()> {
@@ -451,81 +486,120 @@ fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<ObjectRef> 
     puts.push(root_name(id));
     context.storage.put(&root_name(id), &body)?;
     context.storage.sync(if root.pages.is_empty() { &["r"] } else { &["p", "r"] })?;
-    Ok(ObjectRef::of(id, &body))
+    Ok((ObjectRef::of(id, &body), Arc::new(root)))
 }
 
-/// Carry out what the commit machine asks for. Once an answer was lost, every failure leaves the commit's state unknown.
-fn drive(context: &Arc<Context>, branch: u64, machine: Machine, puts: &mut Vec<String>) -> Result<Record> {
-    let uuid = machine.uuid();
-    let mut uncertain = false;
-    answer_all(context, branch, machine, &mut uncertain, puts).map_err(|error| match uncertain && error.code() != "commit-state-unknown" {
-        false => error,
-        true => {
-            Error::new("commit-state-unknown", format!("cannot tell whether the commit succeeded: transaction {uuid}: {}", error.message()))
-                .hint("nothing was deleted; look for the transaction in `penstock log` when the storage answers again")
-        }
-    })
+/// Carries out what the commit machine asks for.
+struct Driver<'a> {
+    /// The snapshot that the transaction began at.
+    base: Arc<Snapshot>,
+    /// The newest one, after which the commit is to come.
+    parent: Option<Snapshot>,
+    /// The root that was written for the parent's state.
+    root: Option<(ObjectRef, Arc<Root>)>,
+    /// What the commit will be: whole before it is put, so that nothing is left to fail afterwards.
+    next: Option<Snapshot>,
+    puts: &'a mut Vec<String>,
+    /// Once an answer was lost, every failure leaves the commit's state unknown.
+    uncertain: bool,
 }
 
-fn answer_all(context: &Arc<Context>, branch: u64, mut machine: Machine, uncertain: &mut bool, puts: &mut Vec<String>) -> Result<Record> {
-    let store = context.storage.as_ref();
-    let mut parent: Option<log::LogEntry> = None;
-    let mut event = Event::Begin;
-    let mut lost: Option<Instant> = None;
-    let mut asked = Instant::now();
-    loop {
-        match &event {
-            Event::Unknown | Event::Unreadable => {
-                let since = lost.get_or_insert(asked).elapsed();
-                if since > store.deadline() {
-                    return Err(Error::new("storage-failed", format!("no certain answer for {:.1} s", since.as_secs_f64())));
-                }
-                if process::interrupted() {
-                    return Err(Error::new("interrupted", "interrupted before there was a certain answer"));
-                }
-                std::thread::sleep(Duration::from_millis(10)); // Let a passing fault pass.
+impl Driver<'_> {
+    fn drive(&mut self, machine: Machine) -> Result<Snapshot> {
+        let uuid = machine.uuid();
+        self.answer_all(machine).map_err(|error| match self.uncertain && error.code() != "commit-state-unknown" {
+            false => error,
+            true => {
+                let text = format!("cannot tell whether the commit succeeded: transaction {uuid}: {}", error.message());
+                Error::new("commit-state-unknown", text)
+                    .hint("nothing was deleted; look for the transaction in `penstock log` when the storage answers again")
             }
-            Event::Exists => {} // Not certain before its body is read.
-            _ => lost = None,
+        })
+    }
+
+    fn answer_all(&mut self, mut machine: Machine) -> Result<Snapshot> {
+        let base = self.base.clone();
+        let store = base.context.storage.as_ref();
+        let branch = base.id().branch;
+        let mut event = Event::Begin;
+        let mut lost: Option<Instant> = None;
+        let mut asked = Instant::now();
+        let mut known = base.id().number;
+        loop {
+            match &event {
+                Event::Unknown | Event::Unreadable => {
+                    let since = lost.get_or_insert(asked).elapsed();
+                    if since > store.deadline() {
+                        return Err(Error::new("storage-failed", format!("no certain answer for {:.1} s", since.as_secs_f64())));
+                    }
+                    if process::interrupted() {
+                        return Err(Error::new("interrupted", "interrupted before there was a certain answer"));
+                    }
+                    std::thread::sleep(Duration::from_millis(10)); // Let a passing fault pass.
+                }
+                Event::Exists => {} // Not certain before its body is read.
+                _ => lost = None,
+            }
+            let request = machine.step(event)?;
+            asked = Instant::now();
+            event = match request {
+                Request::ReadNewest => self.read_newest(known).map_err(|error| base.context.or_replaced(error))?,
+                Request::WriteRoot => {
+                    let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root is wanted before any parent"))?;
+                    let (object, root) = write_root(parent, self.puts)?;
+                    self.root = Some((object, root));
+                    Event::RootWritten(object)
+                }
+                Request::Create { number, body } => {
+                    self.next = Some(self.snapshot_of(branch, number, &body)?);
+                    match store.create(&record_name(branch, number), &body)? {
+                        Created::Created => Event::Created,
+                        Created::Exists => Event::Exists,
+                        Created::Unknown => {
+                            self.uncertain = true;
+                            Event::Unknown
+                        }
+                    }
+                }
+                Request::Read { number } => match log::read(store, branch, number) {
+                    Ok(entry) => {
+                        base.context.hold_to(entry.record.dataset)?;
+                        known = known.max(number);
+                        Event::Found(Box::new(entry))
+                    }
+                    Err(_) => {
+                        self.uncertain = true;
+                        Event::Unreadable
+                    }
+                },
+                Request::Done(record) => {
+                    let next = self.next.take().filter(|next| next.id() == record.snapshot());
+                    return next.ok_or_else(|| Error::new("internal", "a commit that was never put is done"));
+                }
+            };
         }
-        let request = machine.step(event)?;
-        asked = Instant::now();
-        event = match request {
-            Request::ReadNewest => {
-                let entry = log::newest(store, branch)?.ok_or_else(|| {
-                    Error::new("dataset-not-found", format!("cannot commit to `{}`: it is no dataset any more", store.uri()))
-                })?;
-                parent = Some(entry.clone());
-                let snapshot = Snapshot::at(context.clone(), entry.clone())?;
-                let words = snapshot
-                    .schema
-                    .columns
-                    .iter()
-                    .map(|column| (column.id, snapshot.word_count(column.id)))
-                    .filter(|(_, count)| *count > 0)
-                    .collect();
-                Event::Newest { parent: Box::new(entry), words, now_us: now_us() }
-            }
-            Request::WriteRoot => {
-                let entry = parent.clone().ok_or_else(|| Error::new("internal", "a root is wanted before any parent"))?;
-                Event::RootWritten(write_root(&Snapshot::at(context.clone(), entry)?, puts)?)
-            }
-            Request::Create { number, body } => match store.create(&record_name(branch, number), &body)? {
-                Created::Created => Event::Created,
-                Created::Exists => Event::Exists,
-                Created::Unknown => {
-                    *uncertain = true;
-                    Event::Unknown
-                }
-            },
-            Request::Read { number } => match log::read(store, branch, number) {
-                Ok(entry) => Event::Found(Box::new(entry)),
-                Err(_) => {
-                    *uncertain = true;
-                    Event::Unreadable
-                }
-            },
-            Request::Done(record) => return Ok(*record),
-        };
+    }
+
+    /// Make the newest snapshot the parent; its number is `known` at least.
+    fn read_newest(&mut self, known: u64) -> Result<Event> {
+        let store = self.base.context.storage.as_ref();
+        let entry = log::newest(store, self.base.id().branch, Some(known))?
+            .ok_or_else(|| Error::new("dataset-not-found", format!("cannot commit to `{}`: it is no dataset any more", store.uri())))?;
+        let snapshot = self.parent.as_ref().unwrap_or(&self.base).near(entry)?;
+        let count = |column: &ColumnSpec| (column.id, snapshot.word_count(column.id));
+        let words = snapshot.schema.columns.iter().map(count).filter(|(_, count)| *count > 0).collect();
+        let parent = Box::new(snapshot.entry.clone());
+        self.parent = Some(snapshot);
+        Ok(Event::Newest { parent, words, now_us: now_us() })
+    }
+
+    /// Read a record as any reader will, before it is put.
+    fn snapshot_of(&self, branch: u64, number: u64, body: &[u8]) -> Result<Snapshot> {
+        let entry = log::LogEntry::parse(&Bytes::copy_from_slice(body), branch, number)?;
+        let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a record is put before any parent was read"))?;
+        match &self.root {
+            Some((object, root)) if entry.record.root == *object => Snapshot::with_root(self.base.context.clone(), entry, root.clone()),
+            _ => parent.near(entry),
+        }
     }
 }

@@ -43,9 +43,9 @@ pub fn label_codes(names: &[String], column: Column) -> Result<Column> {
     let (dtype, _) = ColumnKind::Label { names: names.to_vec() }.stored()?;
     let unknown = |what: String, row: usize| {
         let known: Vec<&str> = names.iter().take(20).map(String::as_str).collect();
-        Error::new("invalid-value", format!("{what} at row {row} is no label"))
+        Error::new("invalid-value", format!("holds {what}, which is no label"))
             .hint(format!("labels: {}; for an open vocabulary use ps.Category()", known.join(", ")))
-            .rows(vec![row as u64])
+            .at_row(row as u64)
     };
     let (codes, validity): (Vec<i64>, _) = match column {
         Column::Fixed { data, validity, samples } => (codes_of(&data, samples)?.collect(), validity),
@@ -83,9 +83,7 @@ pub fn check_text(column: Column) -> Result<Column> {
     }
     let row = (0..ragged.len()).find(|row| std::str::from_utf8(ragged.value(*row)).is_err()).unwrap_or(0);
     let error = std::str::from_utf8(ragged.value(row)).err().map_or(String::new(), |error| format!(": {error}"));
-    Err(Error::new("invalid-value", format!("row {row} is not UTF-8{error}"))
-        .hint("decode it first, or use ps.Bytes()")
-        .rows(vec![row as u64]))
+    Err(Error::new("invalid-value", format!("is not UTF-8{error}")).hint("decode it first, or use ps.Bytes()").at_row(row as u64))
 }
 
 /// Media are what their headers, or all their pixels, say.
@@ -98,7 +96,12 @@ pub fn check_media(column: Column, mask: bool, validate: Validate) -> Result<Col
         None => Ok(column),
         Some((row, error)) => {
             let rows = refused.iter().map(|(row, _)| *row as u64).collect();
-            Err(error.clone().context(format!("row {row} ({} of {} are refused)", refused.len(), ragged.len())).rows(rows))
+            let text = format!("({} of {} are refused): {}", refused.len(), ragged.len(), error.message());
+            let told = Error::new(error.code(), text).at_row(*row as u64).rows(rows);
+            Err(match error.hint_text() {
+                Some(hint) => told.hint(hint),
+                None => told,
+            })
         }
     }
 }
@@ -150,15 +153,13 @@ fn check_pulled(pulled: &Pulled, dtype: Dtype, shape: &Shape, tile: Option<&[u64
             found.len() == shape.0.len() && shape.0.iter().zip(found).all(|(wanted, size)| wanted.is_none_or(|wanted| wanted == *size));
         let bytes = elements(&whole(found)).and_then(|elements| elements.checked_mul(dtype.size() as u64));
         if !fits || bytes.is_none_or(|bytes| bytes >= 1 << 48) {
-            let text = format!("row {row} has the shape {found:?}, expected {:?} and less than 2^48 bytes", shape.0);
-            return Err(Error::new("invalid-value", text).rows(vec![row as u64]));
+            let text = format!("has the shape {found:?}, expected {:?} and less than 2^48 bytes", shape.0);
+            return Err(Error::new("invalid-value", text).at_row(row as u64));
         }
         if let Some(tiles) = tile.and_then(|tile| Grid::new(found, tile).tiles()).filter(|tiles| *tiles > TILES_A_SAMPLE) {
-            let text = format!(
-                "row {row} of shape {found:?} has {tiles} tiles of {:?}, at most {TILES_A_SAMPLE} are supported",
-                tile.unwrap_or_default()
-            );
-            return Err(Error::new("invalid-value", text).hint("make the dataset with larger tiles").rows(vec![row as u64]));
+            let text =
+                format!("of shape {found:?} has {tiles} tiles of {:?}, at most {TILES_A_SAMPLE} are supported", tile.unwrap_or_default());
+            return Err(Error::new("invalid-value", text).hint("make the dataset with larger tiles").at_row(row as u64));
         }
     }
     Ok(())

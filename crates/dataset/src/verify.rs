@@ -3,15 +3,17 @@
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::cursor::malformed;
-use penstock_format::datafile::{Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_header};
-use penstock_format::ids::data_name;
+use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_header};
+use penstock_format::ids::{data_name, log_folder, record_number};
 use penstock_format::manifest::{FileRef, Fragment};
-
+use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::RangeRequest;
+use penstock_tensor::Dtype;
 
 use crate::config::Config;
 use crate::datafile::DataFile;
 use crate::log;
+use crate::read::{check_bools, check_stored_as};
 use crate::snapshot::Snapshot;
 
 /// What `verify` found.
@@ -40,6 +42,9 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
         Ok(())
     });
     note(&mut report, "log".into(), walked)?;
+    for error in check_log(snapshot)? {
+        note(&mut report, "log".into(), Err(error))?;
+    }
     for column in &snapshot.schema.columns {
         note(&mut report, format!("words of `{}`", column.name), snapshot.vocabulary(column.id).map(|_| ()))?;
     }
@@ -57,6 +62,27 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
         }
     }
     Ok(report)
+}
+
+/// Numbers of the log are dense: gives an error for each gap. Nothing where the store does not list.
+fn check_log(snapshot: &Snapshot) -> Result<Vec<Error>> {
+    let store = snapshot.context.storage.as_ref();
+    if !store.lists() {
+        return Ok(Vec::new());
+    }
+    let folder = log_folder(snapshot.id().branch);
+    let mut numbers: Vec<u64> = store.list(&folder)?.iter().filter_map(|(name, _)| record_number(name)).collect();
+    numbers.push(snapshot.id().number); // A store may list what it had a while ago.
+    numbers.sort_unstable();
+    let mut expected = 0;
+    let mut gaps = Vec::new();
+    for number in numbers {
+        if number > expected {
+            gaps.push(log::incomplete(store, &folder, expected, number));
+        }
+        expected = expected.max(number.saturating_add(1));
+    }
+    Ok(gaps)
 }
 
 /// Keep damage; pass on what is none.
@@ -103,7 +129,19 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
     if columns != reference.columns {
         return Err(malformed(format!("it has the columns {columns:?}, the manifest says {:?}", reference.columns)));
     }
-    let mut rest = &stretches(&file)[..];
+    let specs: Vec<Option<&ColumnSpec>> =
+        columns.iter().map(|column| snapshot.schema.columns.iter().find(|spec| spec.id == *column)).collect();
+    for (chunk, spec) in file.tail.chunks.iter().zip(&specs) {
+        let Some(spec) = spec else { continue };
+        check_stored_as(&file, chunk, spec)?;
+        if matches!(spec.kind, ColumnKind::Category) {
+            let words = chunk.dictionary.as_deref().unwrap_or_default();
+            if let Some(place) = snapshot.codes_of_file(file.id, chunk.column, words)?.iter().position(|code| *code < 0) {
+                return Err(malformed(format!("column `{}` has the word `{}`, which no commit added", spec.name, words[place])));
+            }
+        }
+    }
+    let mut rest = &stretches(&file, &specs)[..];
     let mut at = HEADER_BYTES;
     while let Some(first) = rest.first() {
         let (from, mut to) = (at.min(first.begin), first.end);
@@ -115,7 +153,8 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
         for stretch in group {
             check_pad(at, stretch.begin, &bytes, from)?;
             at = at.max(stretch.end);
-            check_stretch(&file, stretch, bytes.slice((stretch.begin - from) as usize..(stretch.end - from) as usize))?;
+            let stored = bytes.slice((stretch.begin - from) as usize..(stretch.end - from) as usize);
+            check_stretch(&file, stretch, specs[stretch.chunk], stored)?;
         }
     }
     check_pad(at, file.data_end, &read(at.min(file.data_end), file.data_end)?, at)
@@ -138,14 +177,14 @@ fn read(snapshot: &Snapshot, file: &DataFile, begin: u64, end: u64) -> Result<By
 }
 
 /// All that blocks take of a file, in order.
-fn stretches(file: &DataFile) -> Vec<Stretch> {
+fn stretches(file: &DataFile, specs: &[Option<&ColumnSpec>]) -> Vec<Stretch> {
     let mut found = Vec::new();
     for (chunk, entry) in file.tail.chunks.iter().enumerate() {
         debug_assert!(entry.blocks() as u64 <= MAX_BLOCKS);
         for block in 0..entry.blocks() {
             let (begin, bytes, count) = (entry.offset.get(block), entry.stored_bytes.get(block), entry.units_of(block).1);
-            // What must be decoded is needed whole.
-            let whole = entry.codec != Codec::None || entry.layout == Layout::Packed;
+            // What must be decoded is needed whole, and so is text, of which a character may lie in two units.
+            let whole = entry.codec != Codec::None || entry.layout == Layout::Packed || specs[chunk].is_some_and(is_text);
             let step = if whole { count.max(1) } else { UNITS_A_STRETCH };
             for first in (0..count).step_by(step) {
                 let units = first..(first + step).min(count);
@@ -184,24 +223,62 @@ fn check_footer(file: &DataFile, reference: &FileRef, footer: &[u8]) -> Result<(
     }
 }
 
-/// Hold bytes to their checksums; decode a whole block and look at every row in it.
-fn check_stretch(file: &DataFile, stretch: &Stretch, stored: Bytes) -> Result<()> {
+/// Hold bytes to their checksums; decode a whole block and look at every row in it, as a reader would.
+fn check_stretch(file: &DataFile, stretch: &Stretch, spec: Option<&ColumnSpec>, stored: Bytes) -> Result<()> {
     let Stretch { chunk: index, block, units, .. } = stretch;
     for (unit, bytes) in units.clone().zip(stored.chunks(UNIT_BYTES as usize)) {
         file.verify_stored(*index, *block, Some(unit), bytes)?;
     }
     let chunk = &file.tail.chunks[*index];
-    if chunk.layout == Layout::Packed || chunk.codec != Codec::None {
-        let bytes = file.decoded(*index, *block, stored)?;
-        if chunk.layout == Layout::Packed {
-            let head = file.packed(*index, *block, &bytes)?;
-            let (cell, free_count) = (chunk.shape.fixed_bytes(chunk.dtype)?, chunk.shape.free_count());
-            let mut free = Vec::new();
-            for row in 0..chunk.rows_of(*block) as usize {
-                let range = head.range(&bytes, row)?;
-                free.clear();
-                head.free(&bytes, row, range.len(), cell, &mut free, free_count)?;
+    let bytes = file.decoded(*index, *block, stored)?;
+    let within = |error: Error| match spec {
+        Some(spec) => error.context(format!("block {block} of column `{}`", spec.name)).column(&spec.name),
+        None => error,
+    };
+    if chunk.layout == Layout::Packed {
+        let head = file.packed(*index, *block, &bytes)?;
+        let (cell, free_count) = (chunk.shape.fixed_bytes(chunk.dtype)?, chunk.shape.free_count());
+        let mut free = Vec::new();
+        for row in 0..chunk.rows_of(*block) as usize {
+            let range = head.range(&bytes, row)?;
+            free.clear();
+            head.free(&bytes, row, range.len(), cell, &mut free, free_count)?;
+            check_value(spec, chunk, &bytes[range], |_| true).map_err(within)?;
+        }
+        return Ok(());
+    }
+    let first_row = if chunk.layout == Layout::Fixed { chunk.first_row_of(*block) } else { 0 };
+    check_value(spec, chunk, &bytes, |place| chunk.layout != Layout::Fixed || chunk.is_valid(first_row + place)).map_err(within)
+}
+
+fn is_text(spec: &ColumnSpec) -> bool {
+    matches!(spec.kind, ColumnKind::Text | ColumnKind::Json)
+}
+
+/// Look at a value, or a run of values of fixed shape: whether they are what the column's type says. Nulls are passed by `valid`.
+fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: impl Fn(u64) -> bool) -> Result<()> {
+    let Some(spec) = spec else { return Ok(()) };
+    match &spec.kind {
+        ColumnKind::Text | ColumnKind::Json => {
+            let text = std::str::from_utf8(bytes).map_err(|error| malformed(format!("a text that is not UTF-8: {error}")))?;
+            if matches!(spec.kind, ColumnKind::Json) && !text.is_empty() {
+                serde_json::from_str::<serde::de::IgnoredAny>(text)
+                    .map_err(|error| malformed(format!("a value that is not JSON: {error}")))?;
             }
+            Ok(())
+        }
+        ColumnKind::Label { names } => check_codes(chunk, bytes, names.len(), valid),
+        ColumnKind::Category => check_codes(chunk, bytes, chunk.dictionary.as_ref().map_or(0, Vec::len), valid),
+        _ if chunk.dtype == Dtype::Bool => check_bools(bytes),
+        _ => Ok(()),
+    }
+}
+
+fn check_codes(chunk: &Chunk, bytes: &[u8], words: usize, valid: impl Fn(u64) -> bool) -> Result<()> {
+    for (place, code) in bytes.chunks_exact(chunk.dtype.size()).enumerate() {
+        let code = code.iter().rev().fold(0u64, |code, byte| code << 8 | u64::from(*byte));
+        if code >= words as u64 && valid(place as u64) {
+            return Err(malformed(format!("the code {code}, of {words} names")));
         }
     }
     Ok(())

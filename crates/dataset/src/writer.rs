@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::datafile::{
-    ChunkBuilder, Codec, FILE_BYTES, Layout, OWN_FILE_BYTES, SINGLE_BYTES, TAIL_BYTES, write_header, write_tail,
+    ChunkBuilder, Codec, FILE_BYTES, Layout, MAX_BLOCKS, OWN_FILE_BYTES, SINGLE_BYTES, TAIL_BYTES, Tail, write_header, write_tail,
 };
 use penstock_format::ids::{PROVISIONAL, Run, data_name};
 use penstock_format::manifest::{FileRef, Fragment};
@@ -96,6 +97,9 @@ impl OpenFile {
     /// Write tail and footer, and make the content durable.
     fn finish(mut self, samples: u64, chunks: &[ChunkBuilder]) -> Result<FileRef> {
         let (tail, tail_bytes, tail_crc) = write_tail(samples, chunks, self.offset);
+        // What no reader accepts is not committed, whatever led to it.
+        Tail::parse(Bytes::copy_from_slice(&tail[..tail_bytes as usize]), self.offset)
+            .map_err(|error| Error::new("internal", format!("a data file that cannot be read back: {}", error.message())))?;
         self.buffer.extend_from_slice(&tail);
         self.flush()?;
         self.writer.finish()?;
@@ -160,7 +164,9 @@ impl FragmentWriter {
                 return Ok(());
             };
             let bytes = bytes(&largest).saturating_mul(column.dtype.size() as u64);
-            self.open_chunk(index, Style::tiled(self.columns[index].codec), &pulled.shapes[largest], bytes)?;
+            let shapes: Vec<&[u64]> = (0..pulled.shapes.len()).filter(|row| valid(*row)).map(|row| &pulled.shapes[row][..]).collect();
+            let tile = column.tile_for(&shapes, &pulled.shapes[largest]);
+            self.open_chunk(index, Style::tiled(self.columns[index].codec), tile, bytes)?;
         }
         let column = &mut self.columns[index];
         let nulls = std::mem::take(&mut column.leading_nulls);
@@ -209,8 +215,8 @@ impl FragmentWriter {
                 true => Style::tiled(column.codec),
                 false => Style::choose(column.dtype, &column.shape, column.codec, mean)?,
             };
-            let shape = column.largest_shape(&waiting);
-            self.open_chunk(index, style, &shape, mean)?;
+            let tile = if style.layout == Layout::Tiled { column.tile_of_waiting(&waiting) } else { Vec::new() };
+            self.open_chunk(index, style, tile, mean)?;
         }
         let column = &mut self.columns[index];
         if matches!(&column.chunk, Some((_, style, _)) if style.layout == Layout::Tiled) {
@@ -243,13 +249,13 @@ impl FragmentWriter {
         Ok(())
     }
 
-    /// Begin the chunk of a column whose samples have about this shape and size.
-    fn open_chunk(&mut self, index: usize, style: Style, shape: &[u64], mean_bytes: u64) -> Result<()> {
+    /// Begin the chunk of a column whose samples have about this size; `tile` is empty unless they are tiled.
+    fn open_chunk(&mut self, index: usize, style: Style, tile: Vec<u64>, mean_bytes: u64) -> Result<()> {
         let file = self.file_for(mean_bytes)?;
         let column = &mut self.columns[index];
         let mut chunk = column.chunk_builder(&style);
         if style.layout == Layout::Tiled {
-            chunk.tile = column.tile.clone().unwrap_or_else(|| default_tile(shape, column.dtype.size() as u64));
+            chunk.tile = tile;
             chunk.first_tile.push(0);
         }
         column.chunk = Some((file, style, chunk));
@@ -271,6 +277,12 @@ impl FragmentWriter {
             let sample_bytes = elements(&whole(&shape)).and_then(|elements| elements.checked_mul(size as u64)).unwrap_or(u64::MAX);
             let grid = Grid::new(&shape, &chunk.tile); // Of a null without a shape: no axes, not used.
             let before = chunk.offset.len();
+            let tiles = if valid { grid.tiles() } else { Some(0) };
+            if tiles.is_none_or(|tiles| before as u64 + tiles > MAX_BLOCKS) {
+                let text = format!("of shape {shape:?} has {tiles:?} tiles of {:?}, a data file at most {MAX_BLOCKS}", chunk.tile);
+                let hint = "append fewer samples at once, or make the dataset with larger tiles";
+                return Err(Error::new("invalid-value", text).hint(hint).at_row(row as u64).column(&column.spec.name));
+            }
             let mut write = |slab: &[Range<u64>], bytes: &[u8]| -> Result<()> {
                 for block in encode::encode_tiles(&grid, slab, bytes, style.codec, size)? {
                     let raw_bytes = if chunk.offset.len() == before { sample_bytes } else { block.raw_bytes };
@@ -404,15 +416,32 @@ impl ColumnWriter {
             || (self.shape.is_fixed() && Style::tiles(self.dtype, &self.shape, self.shape.fixed_bytes(self.dtype).unwrap_or(0)))
     }
 
-    /// Shape of the largest of these samples.
-    fn largest_shape(&self, column: &Column) -> Vec<u64> {
-        match column {
-            Column::Ragged(ragged) if self.dtype != Dtype::Bytes => {
-                let largest = (0..ragged.len()).max_by_key(|row| ragged.value(*row).len()).unwrap_or(0);
-                self.shape.fill(free_of(ragged, &self.shape, largest))
+    /// The tile for samples that wait.
+    fn tile_of_waiting(&self, column: &Column) -> Vec<u64> {
+        let shapes: Vec<Vec<u64>> = match column {
+            Column::Ragged(ragged) if self.dtype != Dtype::Bytes && !self.shape.is_fixed() => {
+                (0..ragged.len()).map(|row| self.shape.fill(free_of(ragged, &self.shape, row))).collect()
             }
-            _ => self.shape.fill(&[]),
+            _ => vec![self.shape.fill(&[])],
+        };
+        let size = |shape: &&Vec<u64>| elements(&whole(shape)).unwrap_or(u64::MAX);
+        let largest = shapes.iter().max_by_key(size).cloned().unwrap_or_default();
+        self.tile_for(&shapes.iter().map(Vec::as_slice).collect::<Vec<_>>(), &largest)
+    }
+
+    /// The tile for samples of these shapes: the schema's, else that of the largest; and where another one would fall into too many of
+    /// those, as a column beside a row does, one for the longest sides of all.
+    fn tile_for(&self, shapes: &[&[u64]], largest: &[u64]) -> Vec<u64> {
+        if let Some(tile) = &self.tile {
+            return tile.clone();
         }
+        let tile = default_tile(largest, self.dtype.size() as u64);
+        let many = |shape: &&[u64]| Grid::new(shape, &tile).tiles().is_none_or(|tiles| tiles > SAMPLE_TILES);
+        if tile.contains(&0) || !shapes.iter().any(many) {
+            return tile;
+        }
+        let longest = |axis: usize| shapes.iter().map(|shape| shape[axis]).max().unwrap_or(1);
+        default_tile(&(0..largest.len()).map(longest).collect::<Vec<_>>(), self.dtype.size() as u64)
     }
 
     /// Whether a sample of this fragment has a value.

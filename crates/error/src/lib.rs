@@ -52,6 +52,7 @@ pub const CODES: &[(&str, Kind)] = &[
     ("position-out-of-range", Kind::OutOfRange),
     ("dataset-exists", Kind::AlreadyExists),
     ("conflict", Kind::Conflict),
+    ("dataset-replaced", Kind::Conflict),
     ("transaction-expired", Kind::Conflict),
     ("commit-state-unknown", Kind::Unavailable),
     ("storage-failed", Kind::Unavailable),
@@ -69,6 +70,7 @@ pub const CODES: &[(&str, Kind)] = &[
     ("object-checksum", Kind::Corrupt),
     ("object-truncated", Kind::Corrupt),
     ("object-malformed", Kind::Corrupt),
+    ("log-incomplete", Kind::Corrupt),
     ("unknown-feature", Kind::Unsupported),
     ("unsupported-format", Kind::Unsupported),
     ("unsupported-storage", Kind::Unsupported),
@@ -90,9 +92,16 @@ pub struct Error(Box<Inner>);
 struct Inner {
     kind: Kind,
     code: &'static str,
+    /// What is said in all: `prefix: row n reason`.
     message: String,
+    prefix: String,
+    reason: String,
     hint: Option<String>,
+    /// The row that the reason begins with.
+    row: Option<u64>,
     rows: Vec<u64>,
+    column: Option<String>,
+    object: Option<String>,
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -103,7 +112,40 @@ impl Error {
         let known = CODES.iter().find(|(known, _)| *known == code);
         debug_assert!(known.is_some(), "error code {code} is not in the table");
         let kind = known.map_or(Kind::Internal, |(_, kind)| *kind);
-        Error(Box::new(Inner { kind, code, message: message.into(), hint: None, rows: Vec::new() }))
+        let message = message.into();
+        Error(Box::new(Inner {
+            kind,
+            code,
+            reason: message.clone(),
+            message,
+            prefix: String::new(),
+            hint: None,
+            row: None,
+            rows: Vec::new(),
+            column: None,
+            object: None,
+        }))
+    }
+
+    fn compose(mut self) -> Error {
+        let row = self.0.row.map_or(String::new(), |row| format!("row {row} "));
+        let colon = if self.0.prefix.is_empty() { "" } else { ": " };
+        self.0.message = format!("{}{colon}{row}{}", self.0.prefix, self.0.reason);
+        self
+    }
+
+    /// Say of which row of the caller's request the message is, which then reads on: `row 5 is not UTF-8`.
+    pub fn at_row(mut self, row: u64) -> Error {
+        self.0.row = Some(row);
+        self.0.rows = vec![row];
+        self.compose()
+    }
+
+    /// Count rows from `first`: the request was a part of a larger one.
+    pub fn shift_rows(mut self, first: u64) -> Error {
+        self.0.row = self.0.row.map(|row| row + first);
+        self.0.rows.iter_mut().for_each(|row| *row += first);
+        self.compose()
     }
 
     /// Add the remedy.
@@ -118,10 +160,23 @@ impl Error {
         self
     }
 
+    /// Name the column of the caller's request that the error is about. The innermost name stays.
+    pub fn column(mut self, column: impl Into<String>) -> Error {
+        self.0.column.get_or_insert_with(|| column.into());
+        self
+    }
+
+    /// Name the stored object that the error is about. The innermost name stays.
+    pub fn object(mut self, object: impl Into<String>) -> Error {
+        self.0.object.get_or_insert_with(|| object.into());
+        self
+    }
+
     /// Put where it happened before the message: `cannot …: <old message>`.
     pub fn context(mut self, what: impl fmt::Display) -> Error {
-        self.0.message = format!("{what}: {}", self.0.message);
-        self
+        let colon = if self.0.prefix.is_empty() { "" } else { ": " };
+        self.0.prefix = format!("{what}{colon}{}", self.0.prefix);
+        self.compose()
     }
 
     pub fn kind(&self) -> Kind {
@@ -136,12 +191,34 @@ impl Error {
         &self.0.message
     }
 
+    /// What comes before row and reason.
+    pub fn prefix(&self) -> &str {
+        &self.0.prefix
+    }
+
+    /// The message without its prefix and row.
+    pub fn reason(&self) -> &str {
+        &self.0.reason
+    }
+
+    pub fn row(&self) -> Option<u64> {
+        self.0.row
+    }
+
     pub fn hint_text(&self) -> Option<&str> {
         self.0.hint.as_deref()
     }
 
     pub fn row_list(&self) -> &[u64] {
         &self.0.rows
+    }
+
+    pub fn column_name(&self) -> Option<&str> {
+        self.0.column.as_deref()
+    }
+
+    pub fn object_name(&self) -> Option<&str> {
+        self.0.object.as_deref()
     }
 }
 
@@ -177,6 +254,16 @@ mod tests {
         let error = Error::new("block-checksum", "crc32c 0x1, expected 0x2").context("cannot decode block 3").hint("run penstock verify");
         assert_eq!(error.kind(), Kind::Corrupt);
         assert_eq!(error.to_string(), "cannot decode block 3: crc32c 0x1, expected 0x2\nhint: run penstock verify");
+    }
+
+    #[test]
+    fn rows_are_counted_from_the_beginning_of_the_request() {
+        let error =
+            Error::new("invalid-value", "holds `row 3`").at_row(3).context("column `row 3`").column("row 3").context("cannot append");
+        assert_eq!(error.to_string(), "cannot append: column `row 3`: row 3 holds `row 3`");
+        let error = error.shift_rows(65_536);
+        assert_eq!(error.to_string(), "cannot append: column `row 3`: row 65539 holds `row 3`");
+        assert_eq!((error.row_list(), error.reason(), error.column_name()), (&[65_539][..], "holds `row 3`", Some("row 3")));
     }
 
     #[test]

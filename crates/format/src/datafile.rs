@@ -107,6 +107,11 @@ impl Chunk {
         }
     }
 
+    /// The first row of a block of samples that are not tiled.
+    pub fn first_row_of(&self, block: usize) -> u64 {
+        self.first_row.as_ref().map_or(block as u64 * self.rows_per_block, |first| first.get(block))
+    }
+
     /// How many rows block `block` holds.
     pub fn rows_of(&self, block: usize) -> u64 {
         match &self.first_row {

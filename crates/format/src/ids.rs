@@ -157,6 +157,37 @@ pub fn record_number(name: &str) -> Option<u64> {
     digits.then(|| name.parse::<u64>().ok()).flatten().map(|rest| u64::MAX - rest)
 }
 
+/// What stands under a name below the root of a dataset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// A commit record: a dataset is here.
+    Commit,
+    /// A folder or an object of a dataset, a temporary file, or a probe.
+    Ours,
+    Foreign,
+}
+
+/// Read a name: what an unfinished create leaves is ours, what anybody else put there is not. Folders end in `/`.
+pub fn place_of(name: &str) -> Place {
+    let temporary = |last: &str| last.starts_with("tmp-") || last.starts_with("probe-");
+    let in_log = |last: &str| record_number(last).is_some() || last == "hint" || temporary(last);
+    let parts: Vec<&str> = name.split('/').collect();
+    let ours = match parts[..] {
+        [last] => temporary(last),
+        ["log" | "refs" | "d" | "p" | "r" | "w" | "c" | "x" | "o" | "s" | "a", ""] => true,
+        ["log", branch, last] if branch.len() == 16 && u64::from_str_radix(branch, 16).is_ok() => {
+            if record_number(last).is_some() {
+                return Place::Commit;
+            }
+            last.is_empty() || in_log(last)
+        }
+        ["refs", last] => in_log(last),
+        ["d" | "p" | "r" | "w" | "c" | "x" | "o" | "s" | "a", last] => Id::parse(last).is_some() || temporary(last),
+        _ => false,
+    };
+    if ours { Place::Ours } else { Place::Foreign }
+}
+
 /// Name of the hint of a log.
 pub fn hint_name(folder: &str) -> String {
     format!("{folder}/hint")

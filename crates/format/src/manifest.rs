@@ -1,5 +1,7 @@
 //! Manifest root, manifest page, fragment and words object (spec sections 4, 5 and 7).
 
+use std::collections::HashSet;
+
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
@@ -37,7 +39,7 @@ impl Fragment {
         let live = cursor.varint()?;
         let runs = cursor.list(9, Run::read)?;
         let counted = runs.iter().try_fold(0u64, |sum, run| sum.checked_add(run.count));
-        if runs.len() > FRAGMENT_RUNS || counted != Some(samples) || live > samples {
+        if runs.len() > FRAGMENT_RUNS || counted != Some(samples) || live != samples {
             return Err(malformed(format!("a fragment of {samples} samples ({live} live) has {} runs of {counted:?} row ids", runs.len())));
         }
         let files = cursor.list(22, |cursor| {
@@ -53,6 +55,14 @@ impl Fragment {
                 columns: cursor.list(1, Cursor::varint)?,
             })
         })?;
+        let mut named = HashSet::new();
+        if !files.iter().all(|file: &FileRef| file.columns.iter().all(|column| named.insert(*column))) {
+            return Err(malformed("a fragment names a column twice"));
+        }
+        let mut ids = HashSet::new();
+        if !files.iter().all(|file: &FileRef| ids.insert(file.id)) {
+            return Err(malformed("a fragment names a data file twice"));
+        }
         Ok(Fragment { samples, live, runs, files })
     }
 
@@ -100,13 +110,17 @@ pub struct PageRef {
 
 impl PageRef {
     pub fn read(cursor: &mut Cursor) -> Result<PageRef> {
-        Ok(PageRef {
+        let page = PageRef {
             object: ObjectRef::read(cursor)?,
             base: cursor.varint()?,
             fragments: cursor.varint()?,
             samples: cursor.varint()?,
             live: cursor.varint()?,
-        })
+        };
+        match page.live == page.samples {
+            true => Ok(page),
+            false => Err(malformed(format!("a page of {} samples, {} of them live", page.samples, page.live))),
+        }
     }
 
     pub fn write(&self, writer: &mut Writer) {

@@ -11,6 +11,8 @@ use crate::manifest::{Fragment, PageRef, WordsSegment};
 pub const RECORD_BYTES: usize = 4096;
 /// and at most this many deltas beside its root.
 pub const RECORD_DELTAS: usize = 64;
+/// Times of commits: from year 1 to year 9999, in microseconds since 1970 UTC.
+pub const TIMES_US: std::ops::Range<i64> = -62_135_596_800_000_000..253_402_300_800_000_000;
 /// Feature bit: a data file has tiled chunks.
 pub const FEATURE_TILED: u64 = 1;
 /// What this release understands, to read and to write.
@@ -271,8 +273,14 @@ impl Record {
             },
         };
         cursor.end()?;
-        if record.transactions.is_empty() || record.deltas.len() > RECORD_DELTAS || record.live > record.samples {
-            return Err(malformed(format!("the commit record at {branch:x}-{number} has no transaction, or counts that can't be")));
+        if record.transactions.is_empty() || record.deltas.len() > RECORD_DELTAS || record.live != record.samples {
+            return Err(malformed(format!("the commit record at {branch:x}-{number} has no transaction, or impossible counts")));
+        }
+        if !TIMES_US.contains(&record.time_us) {
+            return Err(malformed(format!(
+                "the commit record at {branch:x}-{number} is of no time that a calendar has: {} us",
+                record.time_us
+            )));
         }
         Ok(record)
     }
@@ -311,7 +319,7 @@ fn write_transaction(writer: &mut Writer, transaction: &Transaction) {
 }
 
 fn read_transaction(cursor: &mut Cursor) -> Result<Transaction> {
-    Ok(Transaction {
+    let transaction = Transaction {
         uuid: cursor.id()?,
         message: cursor.string()?,
         author: cursor.string()?,
@@ -319,5 +327,11 @@ fn read_transaction(cursor: &mut Cursor) -> Result<Transaction> {
         first_counter: cursor.varint()?,
         samples_added: cursor.varint()?,
         samples_deleted: cursor.varint()?,
-    })
+    };
+    match &transaction.properties {
+        Properties::Inline(json) if !matches!(serde_json::from_str(json), Ok(serde_json::Value::Object(_))) => {
+            Err(malformed("the properties of a transaction are not a JSON object"))
+        }
+        _ => Ok(transaction),
+    }
 }

@@ -32,7 +32,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Memory whose content is undefined.
+    /// Memory of any content.
     pub fn new(bytes: usize) -> Result<Memory> {
         Ok(Memory { recycled: recycled(bytes)?, bytes, kept: None })
     }
@@ -47,7 +47,7 @@ impl Memory {
 
     /// All of it, for its one owner.
     pub fn slice(&mut self) -> &mut [u8] {
-        // SAFETY: the memory has that many bytes (u8 has no invalid values) and `&mut self` is the only way to them.
+        // SAFETY: the memory has that many bytes, all of them written once, and `&mut self` is the only way to them.
         unsafe { std::slice::from_raw_parts_mut(self.recycled.memory(), self.bytes) }
     }
 

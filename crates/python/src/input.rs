@@ -45,7 +45,7 @@ impl Pull for Source {
             Ok(bytes) => take(&bytes),
             Err(error) => {
                 *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                Err(Error::new("invalid-value", format!("row {row} could not be read from its source")))
+                Err(Error::new("invalid-value", "could not be read from its source").at_row(row as u64))
             }
         }
     }
@@ -56,7 +56,9 @@ impl Pull for Source {
 /// `("items", list of bytes | bytearray | str | Path | (height, width, channels, bits, pixels (m,) uint8) | None)` ·
 /// `("flat", data (m,) uint8, ends (n,) int64, free (n, k) int64 | None, validity (n,) bool | None)` ·
 /// `("pulled", pull(row, [(low, high), …]) -> (m,) uint8, shapes: list of n lists, validity (n,) bool | None)`.
-pub fn column(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, raised: &Raised) -> PyResult<Column> {
+///
+/// Errors count rows from `first_row`.
+pub fn column(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row: u64, raised: &Raised) -> PyResult<Column> {
     let parts = prepared.cast::<PyTuple>()?;
     let form: String = parts.get_item(0)?.extract()?;
     match form.as_str() {
@@ -65,7 +67,7 @@ pub fn column(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, raised: &
             let validity = validity(&parts.get_item(2)?)?;
             Ok(Column::Fixed { data: data.as_slice()?.to_vec(), validity, samples: parts.get_item(3)?.extract()? })
         }
-        "items" => items(py, parts.get_item(1)?.cast::<PyList>()?, name),
+        "items" => items(py, parts.get_item(1)?.cast::<PyList>()?, name, first_row),
         "flat" => {
             let data: PyReadonlyArray1<'_, u8> = parts.get_item(1)?.extract()?;
             let ends: PyReadonlyArray1<'_, i64> = parts.get_item(2)?.extract()?;
@@ -117,7 +119,7 @@ impl Later {
 }
 
 /// Bytes-like values are copied under the GIL; files are read and arrays encoded as PNG outside it, on all threads.
-fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str) -> PyResult<Column> {
+fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str, first_row: u64) -> PyResult<Column> {
     let mut ragged = Ragged::default();
     let mut later: Vec<(usize, Later)> = Vec::new();
     for (index, item) in list.iter().enumerate() {
@@ -125,10 +127,8 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str) -> PyResult<Colum
             ragged.push(Some(bytes.as_bytes()), &[]);
         } else if let Ok(text) = item.cast::<PyString>() {
             let text = text.to_cow().map_err(|_| {
-                let error =
-                    Error::new("invalid-value", format!("cannot append to column `{name}`: row {index} is not UTF-8 (a lone surrogate)"))
-                        .rows(vec![index as u64]);
-                crate::errors::raise(py, error)
+                let error = Error::new("invalid-value", "is not UTF-8 (a lone surrogate)").at_row(index as u64);
+                crate::errors::raise(py, refused(error, name, first_row))
             })?;
             ragged.push(Some(text.as_bytes()), &[]);
         } else if item.is_none() {
@@ -144,22 +144,23 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str) -> PyResult<Colum
             ragged.push(Some(b""), &[]);
         } else {
             let kind = item.get_type().name()?.to_string();
-            let error = Error::new(
-                "invalid-value",
-                format!("cannot append to column `{name}`: row {index} is a `{kind}`, expected bytes, str, Path or None"),
-            )
-            .rows(vec![index as u64]);
-            return Err(error).or_raise(py);
+            let error = Error::new("invalid-value", format!("is a `{kind}`, expected bytes, str, Path or None")).at_row(index as u64);
+            return Err(refused(error, name, first_row)).or_raise(py);
         }
     }
     if later.is_empty() {
         return Ok(Column::Ragged(ragged));
     }
-    py.detach(|| fill(ragged, &later, name)).or_raise(py)
+    py.detach(|| fill(ragged, &later)).map_err(|error| refused(error, name, first_row)).or_raise(py)
+}
+
+/// An error of some rows of a column, of which the first is row `first_row` of what the user gave.
+fn refused(error: Error, name: &str, first_row: u64) -> Error {
+    error.column(name).context(format!("cannot append to column `{name}`")).shift_rows(first_row)
 }
 
 /// Make the values that wait, and put them in their places. Files are read straight into the buffer of the column.
-fn fill(small: Ragged, later: &[(usize, Later)], name: &str) -> penstock_error::Result<Column> {
+fn fill(small: Ragged, later: &[(usize, Later)]) -> penstock_error::Result<Column> {
     let sizes: Vec<usize> = later
         .iter()
         .map(|(_, later)| match later {
@@ -181,13 +182,12 @@ fn fill(small: Ragged, later: &[(usize, Later)], name: &str) -> penstock_error::
         (row, Later::File(path)) => {
             let mut slot = slots[index].lock().unwrap_or_else(PoisonError::into_inner);
             read_file(path, &mut slot).map_err(|error| {
-                let text = format!("cannot append to column `{name}`: cannot read `{}` of row {row}: {error}", path.display());
-                Error::new("source-not-found", text).rows(vec![*row as u64])
+                Error::new("source-not-found", format!("is `{}`, which cannot be read: {error}", path.display())).at_row(*row as u64)
             })
         }
         (row, Later::Pixels([height, width, channels, bits], pixels)) => {
             let encoded = penstock_codec::encode_png(*height, *width, *channels, *bits as u8, pixels);
-            encoded.map(Some).map_err(|error| error.context(format!("cannot append to column `{name}`: row {row}")).rows(vec![*row as u64]))
+            encoded.map(Some).map_err(|error| Error::new(error.code(), format!("is no image: {}", error.message())).at_row(*row as u64))
         }
     })?;
     let bodies = bodies.into_iter().collect::<penstock_error::Result<Vec<_>>>()?;

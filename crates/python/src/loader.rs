@@ -347,14 +347,19 @@ impl Loader {
 fn whole<'py>(py: Python<'py>, array: Array) -> PyResult<Bound<'py, PyAny>> {
     let Array { memory, dtype, shape, .. } = array;
     let (begin, bytes) = (memory.begin(), memory.bytes());
-    Ok(recycle::over(py, begin, bytes, memory, &PyTuple::new(py, shape)?, &numpy_dtype(py, dtype)?)?.into_any())
+    // SAFETY: the memory of a batch has that many bytes, was filled by the engine, and belongs to this batch alone.
+    Ok(unsafe { recycle::over(py, begin, bytes, memory, &PyTuple::new(py, shape)?, &numpy_dtype(py, dtype)?) }?.into_any())
 }
 
 fn strings<'py>(py: Python<'py>, spec: &ColumnSpec, raw: &Raw) -> PyResult<Bound<'py, PyAny>> {
     let get = |index: usize| raw.get(index);
+    let refuse = |index: usize, why: &str| {
+        let error = penstock_format::cursor::malformed(why).column(&spec.name).context(format!("cannot read column `{}`", spec.name));
+        Some(crate::errors::raise(py, error.rows(vec![index as u64])))
+    };
     match spec.kind {
-        ColumnKind::Text => texts(py, raw.len(), get),
-        ColumnKind::Json => jsons(py, raw.len(), get),
+        ColumnKind::Text => texts(py, raw.len(), get, &refuse),
+        ColumnKind::Json => jsons(py, raw.len(), get, &refuse),
         _ => byte_strings(py, raw.len(), raw.value_bytes(), get),
     }
 }

@@ -46,7 +46,7 @@ impl NumpyTypes {
     }
 }
 
-static EMPTY: Made = Made::new();
+static ZEROS: Made = Made::new();
 static MASKED: Made = Made::new();
 static DTYPE: Made = Made::new();
 static LOADS: Made = Made::new();
@@ -65,7 +65,8 @@ fn empty<'py>(py: Python<'py>, shape: &[u64], dtype: &Bound<'py, PyAny>, size: u
     {
         return Ok(array);
     }
-    Ok(EMPTY.import(py, "numpy", "empty")?.call1((shape, dtype))?.cast_into::<PyUntypedArray>()?)
+    // Zeros, not `empty`: a slice of bytes that nobody has written would be no slice.
+    Ok(ZEROS.import(py, "numpy", "zeros")?.call1((shape, dtype))?.cast_into::<PyUntypedArray>()?)
 }
 
 /// The memory of an array that this call has just made and nobody else holds.
@@ -168,13 +169,25 @@ impl Request<'_> {
         shape: &Shape,
         values: &RaggedValues,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let refuse = |index: usize, why: &str| {
+            let error = penstock_format::cursor::malformed(why).column(&spec.name);
+            let error = self.snapshot.locate_error(error, self.plan, spec, index as u32);
+            (self.on_corrupt == OnCorrupt::Raise).then(|| raise(py, error))
+        };
         if self.form == Form::Flat {
+            if matches!(spec.kind, ColumnKind::Text | ColumnKind::Json) {
+                let bad = |index: &usize| values.get(*index).is_some_and(|text| std::str::from_utf8(text).is_err());
+                if let Some(index) = py.detach(|| (0..values.len()).find(bad)) {
+                    let text = "it is not UTF-8";
+                    return Err(refuse(index, text).unwrap_or_else(|| raise(py, penstock_format::cursor::malformed(text))));
+                }
+            }
             return self.flat(py, dtype, shape, values);
         }
         match &spec.kind {
-            ColumnKind::Text => texts(py, values.len(), |index| values.get(index)),
-            ColumnKind::Json if self.form == Form::Stored => texts(py, values.len(), |index| values.get(index)),
-            ColumnKind::Json => jsons(py, values.len(), |index| values.get(index)),
+            ColumnKind::Text => texts(py, values.len(), |index| values.get(index), &refuse),
+            ColumnKind::Json if self.form == Form::Stored => texts(py, values.len(), |index| values.get(index), &refuse),
+            ColumnKind::Json => jsons(py, values.len(), |index| values.get(index), &refuse),
             ColumnKind::Image { .. } | ColumnKind::Mask { .. } if self.form == Form::Decoded => self.pictures(py, spec, values),
             ColumnKind::Bytes | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => {
                 byte_strings(py, values.len(), values.value_bytes(), |index| values.get(index))
@@ -193,8 +206,8 @@ impl Request<'_> {
     /// The same as `flat` for ragged samples that are all tiled: their sizes are known before they are read, so that they are
     /// read straight into the one array. Nothing where some are not.
     fn tiled<'py>(&self, py: Python<'py>, spec: &ColumnSpec, dtype: Dtype) -> PyResult<Option<Bound<'py, PyAny>>> {
-        if !self.snapshot.has_tiles() {
-            return Ok(None);
+        if dtype == Dtype::Bytes || !self.snapshot.has_tiles() {
+            return Ok(None); // Bytes are never tiled. All null, they would look as if they were.
         }
         let Some(shapes) = py.detach(|| self.snapshot.shapes(self.plan, spec, self.on_corrupt)).or_raise(py)? else { return Ok(None) };
         let rank = spec.kind.stored().or_raise(py)?.1.0.len();
@@ -349,23 +362,43 @@ pub fn imported_ragged<'py>(py: Python<'py>, parts: Bound<'py, PyAny>, shape: &S
     RAGGED.import(py, "penstock.ragged", "from_core")?.call1((parts, PyTuple::new(py, &shape.0)?))
 }
 
-pub fn texts<'py, 'a>(py: Python<'py>, count: usize, get: impl Fn(usize) -> Option<&'a [u8]>) -> PyResult<Bound<'py, PyAny>> {
+/// What to do about text or JSON that is none: the checksum was right, so its writer was wrong. Gives an exception, or none for a null.
+pub type Refuse<'a> = &'a dyn Fn(usize, &str) -> Option<PyErr>;
+
+pub fn texts<'py, 'a>(
+    py: Python<'py>,
+    count: usize,
+    get: impl Fn(usize) -> Option<&'a [u8]>,
+    refuse: Refuse<'_>,
+) -> PyResult<Bound<'py, PyAny>> {
     let list = PyList::new(py, (0..count).map(|_| py.None()))?;
     for index in 0..count {
-        if let Some(text) = get(index) {
-            list.set_item(index, PyString::from_bytes(py, text)?)?;
+        match get(index).map(|text| PyString::from_bytes(py, text)) {
+            None => {}
+            Some(Ok(text)) => list.set_item(index, text)?,
+            Some(Err(error)) => refuse(index, &format!("it is not UTF-8: {}", error.value(py))).map_or(Ok(()), Err)?,
         }
     }
     Ok(list.into_any())
 }
 
-pub fn jsons<'py, 'a>(py: Python<'py>, count: usize, get: impl Fn(usize) -> Option<&'a [u8]>) -> PyResult<Bound<'py, PyAny>> {
+pub fn jsons<'py, 'a>(
+    py: Python<'py>,
+    count: usize,
+    get: impl Fn(usize) -> Option<&'a [u8]>,
+    refuse: Refuse<'_>,
+) -> PyResult<Bound<'py, PyAny>> {
     let loads = LOADS.import(py, "json", "loads")?;
     let list = PyList::empty(py);
     for index in 0..count {
-        match get(index) {
+        let parsed = get(index).map(|text| PyString::from_bytes(py, text).and_then(|text| loads.call1((text,))));
+        match parsed {
             None => list.append(py.None())?,
-            Some(text) => list.append(loads.call1((PyString::from_bytes(py, text)?,))?)?,
+            Some(Ok(value)) => list.append(value)?,
+            Some(Err(error)) => {
+                refuse(index, &format!("it is not JSON: {}", error.value(py))).map_or(Ok(()), Err)?;
+                list.append(py.None())?;
+            }
         }
     }
     Ok(list.into_any())

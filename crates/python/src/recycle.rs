@@ -26,7 +26,8 @@ pub fn array<'py>(
     let Some(memory) = usize::try_from(bytes).ok().and_then(|bytes| Recycled::new(bytes, Config::memory_bytes()).ok()) else {
         return Ok(None);
     };
-    over(py, memory.memory(), bytes as usize, memory, shape, dtype).map(Some)
+    // SAFETY: recycled memory has that many bytes, and nobody else knows of it.
+    unsafe { over(py, memory.memory(), bytes as usize, memory, shape, dtype) }.map(Some)
 }
 
 /// An array that is what a take has joined. The caller is the only one who still reads it.
@@ -37,11 +38,15 @@ pub fn filled<'py>(
     dtype: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyUntypedArray>> {
     let (begin, bytes) = (joined.as_ref().as_ptr().cast_mut(), joined.as_ref().len());
-    over(py, begin, bytes, joined, shape, dtype)
+    // SAFETY: what was joined lives as long as `joined`; the take that put it together is over, so nobody else reads it.
+    unsafe { over(py, begin, bytes, joined, shape, dtype) }
 }
 
-/// An array over memory that somebody holds, of which nobody else knows.
-pub fn over<'py>(
+/// An array over memory that `held` keeps.
+///
+/// # Safety
+/// `begin` must have `bytes` initialised bytes for as long as `held` lives, to which nobody else refers.
+pub unsafe fn over<'py>(
     py: Python<'py>,
     begin: *mut u8,
     bytes: usize,
@@ -50,7 +55,7 @@ pub fn over<'py>(
     dtype: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyUntypedArray>> {
     let memory = Bound::new(py, Memory { _held: Box::new(held) })?.into_any();
-    // SAFETY: the memory has that many bytes, any of which are good ones, and lives as long as `memory`, which the array holds.
+    // SAFETY: as the caller promises; `memory`, which the array holds, keeps it.
     let flat = unsafe {
         let view = ArrayView1::from_shape_ptr(bytes, begin.cast_const());
         numpy::PyArray1::borrow_from_array(&view, memory)

@@ -119,7 +119,7 @@ impl Snapshot {
 
     /// The newest snapshot of this branch, sharing caches and counters with this one.
     fn refresh(&self, py: Python<'_>) -> PyResult<Snapshot> {
-        let newest = py.detach(|| penstock_dataset::Snapshot::open(self.inner.context.clone(), self.inner.id().branch)).or_raise(py)?;
+        let newest = py.detach(|| self.inner.refreshed()).or_raise(py)?;
         Ok(Snapshot { inner: Arc::new(newest), options: self.options.clone() })
     }
 
@@ -144,18 +144,18 @@ impl Snapshot {
 
     /// Keep this snapshot under a name, until it is removed.
     fn pin(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        py.detach(|| penstock_dataset::pin(self.inner.context.storage.as_ref(), name, self.inner.id())).or_raise(py)
+        py.detach(|| penstock_dataset::pin(&self.inner.context, name, self.inner.id())).or_raise(py)
     }
 
     /// Names and snapshots that are kept.
     fn pins(&self, py: Python<'_>) -> PyResult<BTreeMap<String, String>> {
-        let pins = py.detach(|| penstock_dataset::pins(self.inner.context.storage.as_ref())).or_raise(py)?;
+        let pins = py.detach(|| penstock_dataset::pins(&self.inner.context)).or_raise(py)?;
         Ok(pins.into_iter().map(|(name, target)| (name, target.to_string())).collect())
     }
 
     /// Remove a pin; whether it was there.
     fn unpin(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        py.detach(|| penstock_dataset::unpin(self.inner.context.storage.as_ref(), name)).or_raise(py)
+        py.detach(|| penstock_dataset::unpin(&self.inner.context, name)).or_raise(py)
     }
 
     /// Commits, newest first, as dicts.

@@ -42,15 +42,15 @@ fn closed() -> Error {
 
 #[pymethods]
 impl Transaction {
-    /// Add samples: name → prepared values (see `penstock.schema`).
-    fn append(&self, py: Python<'_>, columns: &Bound<'_, PyDict>, validate: &str) -> PyResult<()> {
+    /// Add samples: name → prepared values (see `penstock.schema`). They are row `first_row` and on of what the user gave, for errors.
+    fn append(&self, py: Python<'_>, columns: &Bound<'_, PyDict>, validate: &str, first_row: u64) -> PyResult<()> {
         self.check_process(py)?;
         let validate = media::validate(py, validate)?;
         let raised = input::Raised::default();
         let mut inputs = Vec::with_capacity(columns.len());
         for (name, values) in columns {
             let name: String = name.extract()?;
-            let column = input::column(py, &values, &name, &raised)?;
+            let column = input::column(py, &values, &name, first_row, &raised)?;
             inputs.push(Input { name, column });
         }
         let appended = py.detach(|| {
@@ -59,7 +59,7 @@ impl Transaction {
         });
         match raised.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(error) => Err(error),
-            None => appended.or_raise(py),
+            None => appended.map_err(|error| error.shift_rows(first_row)).or_raise(py),
         }
     }
 

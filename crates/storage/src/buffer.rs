@@ -54,6 +54,23 @@ impl Buffer {
         Ok(Buffer { memory: map.as_mut_ptr(), bytes, owner: Owner::Kernel { _map: map } })
     }
 
+    /// As `new`, of zeros: for memory that is handed out as a slice. Large memory is the kernel's, whose pages are zeros anyway.
+    pub fn zeroed(bytes: usize) -> io::Result<Buffer> {
+        if bytes < HUGE_PAGE_BYTES {
+            let buffer = Buffer::new(bytes)?;
+            // SAFETY: the memory has that many bytes, and is not shared yet.
+            unsafe { std::ptr::write_bytes(buffer.memory, 0, buffer.bytes) };
+            return Ok(buffer);
+        }
+        let room = bytes.checked_add(HUGE_PAGE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mut map = MmapMut::map_anon(room)?;
+        let skip = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
+        let memory = map[skip..][..bytes].as_mut_ptr();
+        // SAFETY: the range lies inside the map; the advice changes no content.
+        unsafe { libc::madvise(memory.cast(), bytes, libc::MADV_HUGEPAGE) };
+        Ok(Buffer { memory, bytes, owner: Owner::Kernel { _map: map } })
+    }
+
     /// Where it begins.
     pub fn memory(&self) -> *mut u8 {
         self.memory
@@ -77,7 +94,7 @@ impl Drop for Buffer {
 static IDLE: PerProcess<Mutex<Vec<Buffer>>> = PerProcess::new(|| Mutex::new(Vec::new()));
 
 /// Large memory that is used again when its last holder lets go: the kernel clears fresh pages, which costs as much as copying
-/// into them.
+/// into them. Its content is whatever was there before: defined bytes, of no meaning.
 #[derive(Debug)]
 pub struct Recycled {
     buffer: Option<Buffer>,
@@ -97,13 +114,13 @@ impl Recycled {
             let best = idle.iter().enumerate().filter(fits).min_by_key(|(_, buffer)| buffer.bytes()).map(|(at, _)| at);
             best.map(|at| idle.swap_remove(at))
         };
-        let buffer = idle.map_or_else(|| Buffer::new(least), Ok)?;
+        let buffer = idle.map_or_else(|| Buffer::zeroed(least), Ok)?;
         Ok(Recycled { buffer: Some(buffer), budget_bytes })
     }
 
     /// Memory of that size, for what is too small to be kept.
     pub fn fresh(bytes: usize) -> io::Result<Recycled> {
-        Ok(Recycled { buffer: Some(Buffer::new(bytes)?), budget_bytes: 0 })
+        Ok(Recycled { buffer: Some(Buffer::zeroed(bytes)?), budget_bytes: 0 })
     }
 
     /// Memory of that size, for what is held for long and by many threads.

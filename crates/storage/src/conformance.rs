@@ -1,5 +1,7 @@
 //! One suite that every `Storage` must pass: call [`check`] from a test with a fresh, empty store.
 
+use std::ops::ControlFlow;
+
 use penstock_error::{Error, Result};
 
 use crate::{Created, Storage};
@@ -19,7 +21,27 @@ pub fn check(store: &dyn Storage) -> Result<()> {
     creates_once(store)?;
     lists_one_folder(store)?;
     drops_what_was_not_finished(store)?;
-    fails_with(store.initialise(), "folder-not-empty", "initialise refuses a store that holds something")
+    shows_all_names(store)?;
+    store.prove()
+}
+
+/// Names that begin so are of files on their way.
+const TEMPORARY: &str = "tmp-";
+
+fn shows_all_names(store: &dyn Storage) -> Result<()> {
+    let mut names = Vec::new();
+    store.survey(&mut |name| {
+        names.extend((!name.ends_with('/') && !name.starts_with(TEMPORARY)).then(|| name.to_owned()));
+        ControlFlow::Continue(())
+    })?;
+    names.sort();
+    ensure(names == ["d/one", "log/0/1", "log/0/2", "log/hint"], "survey shows every object once")?;
+    let mut seen = 0;
+    store.survey(&mut |_| {
+        seen += 1;
+        ControlFlow::Break(())
+    })?;
+    ensure(seen == 1, "survey ends when it is told to")
 }
 
 fn reads_what_was_put(store: &dyn Storage) -> Result<()> {

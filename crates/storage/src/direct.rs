@@ -134,7 +134,8 @@ pub fn stream(
     let mut answers: Vec<io::Result<()>> = ranges.iter().map(|_| Ok(())).collect();
     let mut waiting = Vec::with_capacity(ranges.len());
     for (index, (path, range)) in ranges.iter().enumerate() {
-        match open(&mut files, path, range) {
+        let target = targets.as_ref().map(|targets| targets.get(index).map_or(0, |target| target.len()) as u64);
+        match fits(range, target).and_then(|()| open(&mut files, path, range)) {
             Ok(file) => waiting.push(Part { range: index, file, at: 0 }),
             Err(error) => answers[index] = Err(error),
         }
@@ -179,6 +180,16 @@ fn aligned(range: &RangeRequest) -> (u64, u64, u64) {
     let begin = range.begin / ALIGN * ALIGN;
     let needed = range.end() - begin;
     (begin, needed, needed.next_multiple_of(ALIGN))
+}
+
+/// A range fits the slot that it may be read into, and its target measures just as much: what the device writes stays inside.
+fn fits(range: &RangeRequest, target: Option<u64>) -> io::Result<()> {
+    let bytes = range.end() - range.begin;
+    if aligned(range).2 <= SLOT_BYTES && target.is_none_or(|target| target == bytes) {
+        return Ok(());
+    }
+    let text = format!("a range of {bytes} bytes for a slot of {SLOT_BYTES} and a target of {target:?}");
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
 /// Requests that the kernel has. Whatever happens, a panic too, it goes only when they have ended: until then they write into
@@ -234,7 +245,7 @@ fn drive_stream(
             let range = ranges[part.range].1;
             let (begin, _, length) = aligned(range);
             let in_place = targets.as_mut().and_then(|targets| in_place(range, targets[part.range]));
-            // SAFETY: no range is longer than a slot, or than its target, and `at` lies inside it.
+            // SAFETY: `fits` has seen that the range is no longer than a slot and its target, and `at` lies inside it.
             let target = unsafe { in_place.unwrap_or(pool.buffer.memory().add(slot * SLOT_BYTES as usize)).add(part.at as usize) };
             let (descriptor, bytes) = (types::Fd(part.file.as_raw_fd()), (length - part.at) as u32);
             let entry = match pool.registered && in_place.is_none() {
@@ -320,12 +331,14 @@ fn begin<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, ra
 /// Keep up to `DEPTH` requests in flight until all have ended, well or not: buffers must not go before that.
 fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Request>) -> io::Result<()> {
     let mut slots: Vec<Option<Request>> = vec![None; DEPTH as usize];
+    let mut idle: Vec<usize> = (0..DEPTH as usize).collect();
     let mut in_flight = 0;
     loop {
-        for (slot, held) in slots.iter_mut().enumerate().filter(|(_, held)| held.is_none()) {
+        while let Some(slot) = idle.last().copied() {
             let Some(request) = waiting.pop() else { break };
             let Ok(job) = &jobs[request.job] else { continue };
-            // SAFETY: request.at + request.bytes lies inside the buffer.
+            assert!(request.at + request.bytes <= job.length, "a request lies inside its buffer");
+            // SAFETY: just asserted.
             let target = unsafe { job.buffer.memory().add(request.at as usize) };
             let entry = opcode::Read::new(types::Fd(job.file.as_raw_fd()), target, request.bytes as u32)
                 .offset(job.begin + request.at)
@@ -337,11 +350,12 @@ fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Requ
                 waiting.push(request); // The queue is as deep as there are slots; a full one is emptied below.
                 break;
             }
-            *held = Some(request);
+            idle.pop();
+            slots[slot] = Some(request);
             in_flight += 1;
         }
         if in_flight == 0 {
-            return Ok(());
+            return if waiting.is_empty() { Ok(()) } else { Err(io::Error::other("the ring takes no request")) };
         }
         match ring.submit_and_wait(1) {
             Ok(_) => {}
@@ -360,6 +374,7 @@ fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Requ
         for (slot, result) in ended {
             in_flight -= 1;
             let Some(request) = slots[slot as usize].take() else { continue };
+            idle.push(slot as usize);
             let Ok(job) = &mut jobs[request.job] else { continue };
             waiting.extend(end(job, request, result));
         }
@@ -508,6 +523,25 @@ mod tests {
         let broken = std::panic::AssertUnwindSafe(|| stream(&jobs, None, &mut |_, _| std::panic::resume_unwind(Box::new(()))));
         assert!(std::panic::catch_unwind(broken).is_err());
         assert!(stream(&jobs, None, &mut |index, bytes| assert_eq!(bytes, whole(index))).iter().all(Result::is_ok));
+        Ok(())
+    }
+
+    #[test]
+    fn a_range_that_does_not_fit_is_refused_before_the_device_writes() -> io::Result<()> {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR"))?;
+        let path = folder.path().join("file");
+        std::fs::write(&path, vec![7; 1 << 20])?;
+        let long = RangeRequest::plain("x", 0, SLOT_BYTES + 1, None);
+        let good = RangeRequest::plain("x", 4096, 8192, None);
+        let mut seen = Vec::new();
+        let answers = stream(&[(path.clone(), &long), (path.clone(), &good)], None, &mut |index, _| seen.push(index));
+        assert!(answers[0].as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput));
+        if answers[1].is_ok() {
+            assert_eq!(seen, [1]);
+        }
+        let mut target = vec![0; 4096];
+        let answers = stream(&[(path, &good)], Some(&mut [&mut target]), &mut |_, _| {});
+        assert!(answers[0].as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput) && target.iter().all(|byte| *byte == 0));
         Ok(())
     }
 

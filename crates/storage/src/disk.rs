@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
 use bytes::Bytes;
@@ -37,8 +37,10 @@ pub trait FileSystem: Send + Sync + Debug {
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
     /// Names and sizes of the files in a folder.
     fn list(&self, path: &Path) -> io::Result<Vec<(String, u64)>>;
-    /// Whether a folder holds nothing at all, not even folders.
-    fn is_empty(&self, path: &Path) -> io::Result<bool>;
+    /// Everything directly in a folder: names, and whether each is a folder.
+    fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>>;
+    /// How many names a file has.
+    fn links(&self, path: &Path) -> io::Result<u64>;
 }
 
 /// An open file.
@@ -179,8 +181,17 @@ impl FileSystem for Disk {
         Ok(found)
     }
 
-    fn is_empty(&self, path: &Path) -> io::Result<bool> {
-        Ok(fs::read_dir(path)?.next().is_none())
+    fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>> {
+        let entry = |entry: io::Result<fs::DirEntry>| {
+            let entry = entry?;
+            // A name that is not UTF-8 is not one of ours, and stays different from all of ours this way.
+            Ok((entry.file_name().to_string_lossy().into_owned(), entry.file_type()?.is_dir()))
+        };
+        fs::read_dir(path)?.map(entry).collect()
+    }
+
+    fn links(&self, path: &Path) -> io::Result<u64> {
+        Ok(fs::symlink_metadata(path)?.nlink())
     }
 }
 

@@ -15,6 +15,7 @@ pub mod process;
 mod remote;
 
 use std::fmt::Debug;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -182,8 +183,15 @@ pub trait Storage: Send + Sync + Debug {
     /// Remove an object; one that is not there is no error.
     fn delete(&self, name: &str) -> Result<()>;
 
-    /// Make the root, and check that create-only puts work there. `InvalidInput` if the place is taken by something else.
+    /// Show the names of all objects, in no order, until `see` has enough; of folders, where there are such, with `/` at the end.
+    fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()>;
+
+    /// Make the root, and prove the store. What is there stays.
     fn initialise(&self) -> Result<()>;
+
+    /// Hold the store to create-only puts, once a process: `unsupported-storage` where one of several creates of a name does not win, or
+    /// a later one does. A dataset may have been copied to a store that could not have held it from the beginning.
+    fn prove(&self) -> Result<()>;
 
     /// `read-only` where nothing can be written, whoever asks. Costs no request.
     fn writable(&self) -> Result<()> {
@@ -194,19 +202,31 @@ pub trait Storage: Send + Sync + Debug {
     fn counters(&self) -> &Counters;
 }
 
-/// A create whose answer is certain: the same body again after each lost answer, until the store's deadline. Under a name
-/// that nobody else uses, `Exists` is then an own earlier try.
+/// Answers without certainty before a create is given up.
+pub const CERTAIN_TRIES: u32 = 20;
+
+/// A create whose answer is certain: the same body again after each lost answer; `commit-state-unknown` if none comes, or if a later try
+/// fails, as an earlier one may have been carried out. Under a name that nobody else uses, `Exists` is then an own earlier try.
 pub fn create_certainly(store: &dyn Storage, name: &str, body: &[u8]) -> Result<Created> {
     let began = std::time::Instant::now();
-    loop {
-        match store.create(name, body)? {
-            Created::Unknown if began.elapsed() < store.deadline() => {}
-            Created::Unknown => {
-                return Err(Error::new("storage-failed", format!("cannot create `{}/{name}`: no certain answer", store.uri())));
+    let mut why = String::new();
+    for tries in 0..CERTAIN_TRIES {
+        match store.create(name, body) {
+            Ok(Created::Unknown) => {}
+            Ok(certain) => return Ok(certain),
+            Err(error) if tries == 0 => return Err(error),
+            Err(error) => {
+                why = format!(": {}", error.message());
+                break;
             }
-            certain => return Ok(certain),
         }
+        if began.elapsed() > store.deadline() || process::interrupted() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10)); // Let a passing fault pass.
     }
+    let text = format!("cannot tell whether `{}/{name}` was created, after {:.1?}{why}", store.uri(), began.elapsed());
+    Err(Error::new("commit-state-unknown", text).hint("look whether it is there when the storage answers again"))
 }
 
 /// An object being written.

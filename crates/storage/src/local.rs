@@ -1,8 +1,10 @@
 //! A folder on a local disk. Create-only is: temporary file, fsync, link to the name, fsync of the folder.
 
+use std::collections::HashSet;
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
@@ -10,6 +12,7 @@ use penstock_error::{Error, Result};
 use crate::counters::{Counters, add};
 use crate::direct;
 use crate::disk::{File, FileSystem};
+use crate::process::PerProcess;
 use crate::{Created, Io, ObjectWriter, RangeRequest, Storage, Then};
 
 /// Temporary files begin so; readers ignore every name that is not the spec's.
@@ -22,6 +25,16 @@ pub struct Local {
     files: Arc<dyn FileSystem>,
     io: Io,
     counters: Counters,
+    kept: PerProcess<Kept>,
+}
+
+/// What this process has found out about a folder.
+#[derive(Debug, Default)]
+struct Kept {
+    /// Folders whose names it has made durable itself: another process may have made them, and not synced them yet.
+    named: Mutex<HashSet<PathBuf>>,
+    /// Whether create-only puts were tried.
+    proven: Mutex<bool>,
 }
 
 impl Local {
@@ -32,7 +45,7 @@ impl Local {
             .to_str()
             .ok_or_else(|| Error::new("invalid-uri", format!("cannot open `{}`: the path is not UTF-8", root.display())))?
             .to_owned();
-        Ok(Local { root, uri, files, io, counters: Counters::default() })
+        Ok(Local { root, uri, files, io, counters: Counters::default(), kept: PerProcess::new(Kept::default) })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -46,36 +59,65 @@ impl Local {
         Ok(folder.join(format!("{TEMPORARY}{:016x}", u64::from_le_bytes(random))))
     }
 
-    /// Create a file; the first one in a folder makes the folder, durably.
+    /// Create a file; the first one in a folder makes the folder, whose name `sync_folder` makes durable.
     fn create_file(&self, path: &Path) -> Result<Box<dyn File>> {
         match self.files.create(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let folder = path.parent().unwrap_or(&self.root);
-                self.make_folders(folder)?;
+                self.make_folders(path.parent().unwrap_or(&self.root), &self.root)?;
                 self.files.create(path).map_err(|error| failure("write", path, &error))
             }
             other => other.map_err(|error| failure("write", path, &error)),
         }
     }
 
-    /// Make a folder and those above it, each made durable in its parent.
-    fn make_folders(&self, folder: &Path) -> Result<()> {
+    /// Make a folder and those above it, up to `end`, which must be there: a dataset that was moved away is not begun anew.
+    fn make_folders(&self, folder: &Path, end: &Path) -> Result<()> {
         let fail = |error: io::Error| failure("create folder", folder, &error);
-        match self.files.create_folder(folder) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let Some(above) = folder.parent() else { return Err(fail(error)) };
-                self.make_folders(above)?;
-                match self.files.create_folder(folder) {
-                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(fail(error)),
-                    _ => {}
-                }
-            }
-            Err(error) => return Err(fail(error)),
+        let make = || match self.files.create_folder(folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        };
+        if folder == end {
+            let hint = "the folder of the dataset was moved or removed: open it where it is now";
+            return Err(fail(io::ErrorKind::NotFound.into()).hint(hint));
         }
+        match (make(), folder.parent()) {
+            (Err(error), Some(above)) if error.kind() == io::ErrorKind::NotFound => {
+                self.make_folders(above, end)?;
+                make().map_err(fail)
+            }
+            (made, _) => made.map_err(fail),
+        }
+    }
+
+    /// Make the names in a folder durable; the first time in this process its own name and those above it, too.
+    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+        let named = || self.kept.get().named.lock().unwrap_or_else(PoisonError::into_inner);
         add(&self.counters.syncs, 1);
-        folder.parent().map_or(Ok(()), |above| self.files.sync_folder(above)).map_err(fail)
+        self.files.sync_folder(folder)?;
+        let mut at = folder;
+        let mut synced = Vec::new();
+        while let Some(above) = at.parent().filter(|_| !named().contains(at)) {
+            add(&self.counters.syncs, 1);
+            match self.files.sync_folder(above) {
+                // Above the dataset there may be folders that are not ours to open. Who could make one there could also sync it.
+                Err(error) if !above.starts_with(&self.root) && refused(&error) => {}
+                other => other?,
+            }
+            synced.push(at.to_owned());
+            at = above;
+        }
+        named().extend(synced);
+        Ok(())
+    }
+
+    /// Whether a name was made by a `link` that failed: its errno is a message that can be wrong, the link count is a fact.
+    fn was_linked(&self, temporary: &Path) -> Option<bool> {
+        match self.files.links(temporary) {
+            Ok(links) => Some(links > 1),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Some(true), // Renamed, where there are no links.
+            Err(_) => None,
+        }
     }
 
     /// Write a temporary file beside `name`.
@@ -267,32 +309,32 @@ impl Storage for Local {
     }
 
     fn sync(&self, folders: &[&str]) -> Result<()> {
-        for folder in folders {
+        folders.iter().try_for_each(|folder| {
             let path = self.path(folder);
-            add(&self.counters.syncs, 1);
-            self.files.sync_folder(&path).map_err(|error| failure("sync", &path, &error))?;
-        }
-        Ok(())
+            self.sync_folder(&path).map_err(|error| failure("sync", &path, &error))
+        })
     }
 
     fn create(&self, name: &str, body: &[u8]) -> Result<Created> {
         add(&self.counters.creates, 1);
         let path = self.path(name);
         let temporary = self.write_temporary(name, body, true)?;
-        let linked = self.files.link(&temporary, &path);
+        let linked = self.files.link(&temporary, &path).or_else(|error| match self.was_linked(&temporary) {
+            Some(true) => Ok(()),
+            Some(false) => Err(Some(error)),
+            None => Err(None),
+        });
         let _ = self.files.remove(&temporary); // After a rename it is gone; after a link it is a spare name.
-        match linked {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Created::Exists),
-            Err(error) if refused(&error) => return Err(failure("create", &path, &error)),
-            // An I/O error does not tell whether the name was made.
+        let answer = match linked {
+            Ok(()) => Created::Created,
+            Err(Some(error)) if error.kind() == io::ErrorKind::AlreadyExists => Created::Exists,
+            Err(Some(error)) if refused(&error) => return Err(failure("create", &path, &error)),
+            // Anything else does not say whether the name was made.
             Err(_) => return Ok(Created::Unknown),
-        }
-        add(&self.counters.syncs, 1);
-        let folder = path.parent().unwrap_or(&self.root);
-        match self.files.sync_folder(folder) {
-            Ok(()) => Ok(Created::Created),
-            // The name is there for every reader, but a power loss may take it: the caller must not take it for granted.
+        };
+        // A name that exists is there for every reader, but a power loss may take it: whoever made it may not have come to sync it.
+        match self.sync_folder(path.parent().unwrap_or(&self.root)) {
+            Ok(()) => Ok(answer),
             Err(_) => Ok(Created::Unknown),
         }
     }
@@ -315,41 +357,72 @@ impl Storage for Local {
         }
     }
 
-    fn initialise(&self) -> Result<()> {
-        let found = self.files.is_empty(&self.root);
-        let made = self.files.is_real() && found.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-        match found {
-            Ok(true) => {}
-            Ok(false) => {
-                return Err(Error::new("folder-not-empty", format!("cannot create dataset `{}`: the folder is not empty", self.uri))
-                    .hint("choose a new folder"));
+    fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
+        let mut waiting = vec![String::new()];
+        while let Some(folder) = waiting.pop() {
+            let path = self.path(&folder);
+            let entries = match self.files.entries(&path) {
+                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound) => continue, // Somebody removed it just now.
+                other => other.map_err(|error| failure("list", &path, &error))?,
+            };
+            for (name, is_folder) in entries {
+                let name = format!("{folder}{name}{}", if is_folder { "/" } else { "" });
+                if see(&name).is_break() {
+                    return Ok(());
+                }
+                waiting.extend(is_folder.then_some(name));
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.make_folders(&self.root)?,
+        }
+        Ok(())
+    }
+
+    fn initialise(&self) -> Result<()> {
+        let made = match self.files.entries(&self.root) {
+            Ok(_) => false,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.make_folders(&self.root, Path::new("/"))?;
+                true
+            }
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
                 return Err(Error::new("folder-not-empty", format!("cannot create dataset `{}`: it is a file", self.uri))
                     .hint("choose a new folder"));
             }
             Err(error) => return Err(failure("create dataset", &self.root, &error)),
-        }
-        // A disk that cannot create without overwriting cannot hold a dataset.
-        let refused = |why: String| {
-            if made {
-                let _ = std::fs::remove_dir(&self.root); // The error is what there is to report.
+        };
+        self.prove().inspect_err(|_| {
+            if made && self.files.is_real() {
+                let _ = std::fs::remove_dir(&self.root); // The error is what there is to report; another's files keep the folder.
             }
-            Error::new("unsupported-storage", format!("cannot create dataset `{}`: {why}", self.uri))
+        })
+    }
+
+    /// One after the other: the kernel holds the folder locked for each link, so a race of our own threads would prove no more.
+    fn prove(&self) -> Result<()> {
+        let mut proven = self.kept.get().proven.lock().unwrap_or_else(PoisonError::into_inner);
+        if *proven {
+            return Ok(());
+        }
+        let refused = |why: String| {
+            Error::new("unsupported-storage", format!("cannot write to dataset `{}`: {why}", self.uri))
                 .hint("choose a file system with hard links or renameat2")
         };
-        let probe = "probe";
-        let first = self.create(probe, b"").map_err(|error| match error.code() {
-            "storage-failed" => refused(error.message().to_owned()),
-            _ => error,
-        })?;
-        let second = self.create(probe, b"")?;
-        self.delete(probe)?;
-        if (first, second) != (Created::Created, Created::Exists) {
-            return Err(refused("a create-only put did not refuse to overwrite".into()));
+        let probe = self.temporary("probe")?;
+        let (first, second) = (self.write_temporary("probe", b"1", false)?, self.write_temporary("probe", b"2", false)?);
+        let tried = self.files.link(&first, &probe).and_then(|()| Ok((self.files.link(&second, &probe), self.files.read(&probe)?)));
+        for path in [&first, &second, &probe] {
+            let _ = self.files.remove(path); // A probe that stays does no harm.
         }
-        Ok(())
+        match tried {
+            Ok((Err(error), kept)) if error.kind() == io::ErrorKind::AlreadyExists && kept[..] == b"1"[..] => {
+                *proven = true;
+                Ok(())
+            }
+            Ok(_) => Err(refused("a create-only put did not refuse to overwrite".into())),
+            Err(error) => match failure("create", &probe, &error) {
+                error if error.code() == "storage-failed" => Err(refused(error.message().to_owned())),
+                error => Err(error),
+            },
+        }
     }
 
     fn counters(&self) -> &Counters {

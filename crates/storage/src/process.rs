@@ -2,6 +2,7 @@
 //! that must live on is held under `no_fork`.
 
 use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -83,11 +84,20 @@ struct Entry<T> {
 pub struct PerProcess<T, F = fn() -> T> {
     current: AtomicPtr<Entry<T>>,
     make: F,
+    /// Shared between threads only where its value may be.
+    value: PhantomData<T>,
 }
 
-impl<T, F: Fn() -> T> PerProcess<T, F> {
+impl<T, F> std::fmt::Debug for PerProcess<T, F> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("PerProcess")
+    }
+}
+
+/// Made by whichever thread comes first, dropped by whichever comes last: the value must be both `Send` and `Sync`.
+impl<T: Send + Sync, F: Fn() -> T> PerProcess<T, F> {
     pub const fn new(make: F) -> PerProcess<T, F> {
-        PerProcess { current: AtomicPtr::new(std::ptr::null_mut()), make }
+        PerProcess { current: AtomicPtr::new(std::ptr::null_mut()), make, value: PhantomData }
     }
 
     pub fn get(&self) -> &T {

@@ -286,9 +286,16 @@ impl FileSystem for CrashDisk {
         Ok(found)
     }
 
-    fn is_empty(&self, path: &Path) -> io::Result<bool> {
+    fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>> {
         let state = self.operate()?;
         state.folder(path)?;
-        Ok(!state.names.keys().any(|name| name.parent() == Some(path)))
+        let inside = state.names.iter().filter(|(name, _)| name.parent() == Some(path));
+        Ok(inside.filter_map(|(name, entry)| Some((name.file_name()?.to_str()?.to_owned(), *entry == Entry::Folder))).collect())
+    }
+
+    fn links(&self, path: &Path) -> io::Result<u64> {
+        let state = self.operate()?;
+        let inode = state.inode(path)?;
+        Ok(state.names.values().filter(|entry| **entry == Entry::File(inode)).count() as u64)
     }
 }

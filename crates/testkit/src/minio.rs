@@ -1,4 +1,4 @@
-//! A real MinIO for tests: started on a folder and port of its own, ended with the value. `tools/minio.sh` installs it.
+//! A real MinIO for tests: started on a folder and port of its own, ended with the value. `tools/servers.sh` installs it.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -23,7 +23,7 @@ impl Minio {
     pub fn start() -> io::Result<Minio> {
         let binary = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/bin/minio");
         if !binary.exists() {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is missing: run tools/minio.sh", binary.display())));
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is missing: run tools/servers.sh", binary.display())));
         }
         let folder = tempfile::tempdir()?;
         let data = folder.path().join("data");

@@ -1,5 +1,6 @@
 //! What arrives is what is verified: of two answers to one request, as hedging gets, the one that is used is the one that is checked.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -63,6 +64,12 @@ impl Storage for Racing {
     }
     fn initialise(&self) -> Result<()> {
         self.0.initialise()
+    }
+    fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
+        self.0.survey(see)
+    }
+    fn prove(&self) -> Result<()> {
+        self.0.prove()
     }
     fn counters(&self) -> &Counters {
         self.0.counters()

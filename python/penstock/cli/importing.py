@@ -24,9 +24,11 @@ def import_(
     delimiter: Annotated[str, typer.Option(help="Delimiter of CSV files.")] = "",
     quote: Annotated[str, typer.Option(help="Quote character of CSV files; empty for none.")] = '"',
     header: Annotated[bool, typer.Option(help="Whether the first line of a CSV file names the columns.")] = True,
+    include: Annotated[list[str], typer.Option(help="Import only files of a folder like this: --include '*.jpg'.")] = [],  # noqa: B006
+    exclude: Annotated[list[str], typer.Option(help="Leave out files of a folder like this: --exclude 'thumbnails/*'.")] = [],  # noqa: B006
     message: Annotated[str, typer.Option("--message", "-m", help="The commit's message.")] = "",
     memory_bytes: Annotated[int, typer.Option(help="Memory budget; 0 is the default of 512 MiB.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}]}.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}], left_out}.")] = False,
 ) -> None:
     """Import files as one commit; every item that is refused is reported."""
     from penstock.importers import import_data  # Here, because pyarrow takes a third of a second that other verbs need not wait.
@@ -51,15 +53,20 @@ def import_(
         report = import_data(
             source, destination, format=format, types=show.parse_types(types), validate=validate, on_error=on_error, message=message or None,
             progress=show_progress, encoding=encoding, delimiter=delimiter or None, quote=quote, header=header,
+            include=include, exclude=exclude,
         )  # fmt: skip
     if as_json:
-        show.print_json({"samples": report.samples, "refused": [vars(refusal) for refusal in report.refused], "snapshot": report.snapshot})
+        refused = [vars(refusal) for refusal in report.refused]
+        show.print_json({"samples": report.samples, "refused": refused, "left_out": report.left_out, "snapshot": report.snapshot})
         return
     print(f"imported {report.samples} samples into {destination}, snapshot {report.snapshot}")
+    if report.left_out:
+        some = ", ".join(map(show.plain, report.left_out[:3])) + (", …" if len(report.left_out) > 3 else "")
+        print(f"left out {len(report.left_out)} files that are not images or were not chosen: {some}")
     if report.refused:
-        refused = show.table(f"{len(report.refused)} items were refused", "item", "code", "message")
+        refused_table = show.table(f"{len(report.refused)} items were refused", "item", "code", "message")
         for refusal in report.refused[:50]:
-            refused.add_row(show.plain(refusal.path), refusal.code, show.plain(refusal.message))
-        Console(stderr=True).print(refused)
+            refused_table.add_row(show.plain(refusal.path), refusal.code, show.plain(refusal.message))
+        Console(stderr=True).print(refused_table)
         if len(report.refused) > 50:
             print(f"… and {len(report.refused) - 50} more; --json lists them all", file=sys.stderr)

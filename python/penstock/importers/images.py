@@ -1,16 +1,19 @@
-"""A folder of images: every file is a sample, its parent folder its class.
+"""A folder of images: every image is a sample, its parent folder its class.
 
-Whether a file is an image is told by its content, never by its name: what can't be read is refused and reported.
+A file is an image if it begins as one or is named as one; files of other kinds (README.md, a manifest) are left out and counted. An
+image that is damaged, or of a format that is not read, is refused and reported: it may be what the user counts on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from penstock import _core
 from penstock.errors import InvalidInputError
 from penstock.importers.source import Chunk, Options, Refusal, Source
 from penstock.schema import ColumnType, Image, Label, Text
@@ -27,10 +30,16 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
     """List the folder. Columns: image, path (relative), and label where there are sub-folders."""
     if not folder.is_dir():
         raise InvalidInputError(f"cannot import `{folder}` as images: it is no folder")
-    files = sorted(_walk(folder))
+    files, left_out = [], []
+    for file in sorted(_walk(folder)):
+        chosen = _chosen(file.relative_to(folder).as_posix(), options)
+        # With `include` the user says that these are images: what is none of them is refused.
+        offered = chosen and (bool(options.include) or file.suffix.lower() in SUFFIXES or not file.is_file() or begins_as_image(_head(file)))
+        (files if offered else left_out).append(file)
     if not files:
-        raise InvalidInputError(f"cannot import `{folder}`: it holds no files")
-    classes = sorted({name for file in files if (name := _class_of(folder, file)) is not None})
+        some = f": {len(left_out)} files of other kinds" if left_out else ""
+        raise InvalidInputError(f"cannot import `{folder}`: it holds no images{some}", hint="see --format, --include and --exclude")
+    classes = _classes(folder, files, accepted=options.on_error == "skip")
     schema: dict[str, ColumnType] = {"image": options.types.get("image", Image()), "path": Text()}
     if classes:
         schema["label"] = options.types.get("label", Label(classes))
@@ -52,7 +61,64 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
             progress["done"] += len(group)
             yield Chunk(columns, len(good), names.__getitem__, refused)
 
-    return Source(schema, chunks(), len(files), "files", lambda: progress["done"])
+    shown = [_shown(file.relative_to(folder).as_posix()) for file in left_out]
+    return Source(schema, chunks(), len(files), "files", lambda: progress["done"], shown)
+
+
+# Names of images, also of formats that are not read.
+SUFFIXES = {
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl",
+    ".ppm", ".pgm", ".tga", ".ico", ".psd",
+}  # fmt: skip
+# How files of these formats begin. Source: each format's specification; `file(1)` knows them by the same bytes.
+_BEGINNINGS = (
+    b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"\0\0\0\x0cjP  ",
+    b"\0\0\0\x0cJXL ", b"8BPS\0",
+)  # fmt: skip
+
+
+def begins_as_image(head: bytes) -> bool:
+    """Tell whether these are the first bytes of an image, of a format that is read or not.
+
+    >>> begins_as_image(b"\x89PNG\\r\\n\x1a\\n"), begins_as_image(b"# Read me")
+    (True, False)
+    """
+    boxed = head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis")
+    return head.startswith(_BEGINNINGS) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP") or boxed
+
+
+def _head(file: pathlib.Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(16)
+    except OSError:
+        return b""  # Left out by its name; one that is named as an image is refused later.
+
+
+def _chosen(name: str, options: Options) -> bool:
+    def matches(patterns: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name.rpartition("/")[2], pattern) for pattern in patterns)
+
+    return (not options.include or matches(options.include)) and not matches(options.exclude)
+
+
+def _classes(folder: pathlib.Path, files: list[pathlib.Path], accepted: bool) -> list[str]:
+    """List the classes: folders with an image, or, where others are skipped, with one that will be accepted."""
+    found: set[str] = set()
+    for file in files:
+        name = _class_of(folder, file)
+        if name is not None and name not in found and (not accepted or _accepted(folder, file)):
+            found.add(name)
+    return sorted(found)
+
+
+def _accepted(folder: pathlib.Path, file: pathlib.Path) -> bool:
+    if _problem(folder, file) is not None:
+        return False
+    try:
+        return _core.check_media([file.read_bytes()], False, "header") == [None]
+    except OSError:
+        return False
 
 
 def _groups(files: list[pathlib.Path]) -> Iterator[list[pathlib.Path]]:

@@ -25,7 +25,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     if not files:
         raise InvalidInputError(f"cannot import `{path}`: it holds no files")
     schema = _guard(files[0], lambda: _schema(files[0]))
-    kinds = {name: options.types.get(name) or tables.infer(schema.field(name).type, name) for name in schema.names}
+    kinds = {name: options.types.get(name) or _guard(files[0], partial(_infer, files[0], schema, name)) for name in schema.names}
     if len(kinds) != len(schema.names):
         raise InvalidInputError(f"cannot import `{files[0]}`: two columns have the same name", code="invalid-schema")
     progress = {"done": 0}
@@ -45,6 +45,17 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
             progress["done"] += file.stat().st_size
 
     return Source(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"])
+
+
+def _infer(file: pathlib.Path, schema: pa.Schema, name: str) -> ColumnType:
+    kind = schema.field(name).type
+    if not tables.is_media(kind):
+        return tables.infer(kind, name)
+    for batch in _batches(file):
+        bodies = batch.column(name).field("bytes").drop_null()
+        if len(bodies):
+            return tables.media_type(bodies[0].as_py())
+    return tables.media_type(None)
 
 
 def _chunk(file: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnType], first: int) -> Chunk:

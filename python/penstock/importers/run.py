@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -39,12 +38,14 @@ SUFFIXES = {
 class Report:
     """What an import did: samples in the commit, and every item refused; samples + refused = items offered.
 
-    With `on_error="null"` an item whose value was refused is a sample all the same, with a null in that column.
+    With `on_error="null"` an item whose value was refused is a sample all the same, with a null in that column. `left_out` are files of a
+    folder that no one offered: of other kinds, such as README.md, or not chosen by include and exclude.
     """
 
     samples: int
     refused: list[Refusal]
     snapshot: str | None
+    left_out: list[str] = dataclasses.field(default_factory=list)
 
 
 def detect(source: pathlib.Path) -> str:
@@ -74,17 +75,18 @@ def import_data(
 
     The destination is created, or appended to if it is a dataset with these columns. `types` gives column types by name; the
     rest are inferred. `on_error`: "raise" (nothing is committed), "skip" the item, or "null" the value. Memory is bounded by
-    the budget. `progress(done, total, unit)` is called as it goes.
+    the budget. `progress(done, total, unit)` is called as it goes. `options`: encoding, delimiter, quote and header of CSV; include and
+    exclude, lists of patterns such as "*.jpg" or "train/*", choose among the files of a folder of images.
     Raises: InvalidInputError, NotFoundError (source-not-found), CorruptError (media-undecodable).
     """
     if on_error not in ("raise", "skip", "null"):
         raise InvalidInputError(f"on_error={on_error!r}, expected raise, skip or null")
     if validate not in ("header", "decode"):
         raise InvalidInputError(f"validate={validate!r}, expected header or decode")
-    settings = Options(types={name: _type(name, kind) for name, kind in (types or {}).items()}, **options)
+    settings = Options(types={name: _type(name, kind) for name, kind in (types or {}).items()}, on_error=on_error, **options)
     opened, name = _open_source(source, format, settings)
     dataset, created = _destination(destination, opened.schema, f"create for import of {name}")
-    report = Report(0, [], None)
+    report = Report(0, [], None, opened.left_out)
     with _undo(dataset, created), dataset.transaction(message or f"import {name}") as transaction:
         kinds = dataset.schema
         appender = _Appender(transaction, kinds, validate, on_error, report.refused)
@@ -240,9 +242,10 @@ class _Appender:
             if len(rows) > 1:
                 middle = len(rows) // 2
                 return self._part(columns, rows[:middle], chunk) + self._part(columns, rows[middle:], chunk)
-            self.refused.append(Refusal(chunk.name(rows[0]), error.code, re.sub(r"( at)?\brow 0\b ?", "", error.message)))
-            column = _column_of(error, columns)
-            if self.on_error == "null" and column is not None:
+            self.refused.append(Refusal(chunk.name(rows[0]), error.code, error.reason))
+            column = error.column if error.column in columns else None
+            # A column that is all nulls and still refused would be refused for ever.
+            if self.on_error == "null" and column is not None and not _is_null(columns[column], rows[0]):
                 return self._part({**columns, column: [None] * chunk.rows}, rows, chunk)
             return 0
 
@@ -264,12 +267,12 @@ def _picked(values: Any, rows: list[int]) -> Any:
     return values.take(rows) if is_arrow(values) else values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
 
 
-def _column_of(error: Error, columns: Mapping[str, Any]) -> str | None:
-    return next((name for name in columns if f"column `{name}`" in error.message), None)
+def _is_null(values: Any, row: int) -> bool:
+    return isinstance(values, list) and values[row] is None
 
 
 def _name(error: Error, chunk: Chunk, rows: list[int]) -> None:
     """Put the item's own name into the error."""
     if error.rows and 0 <= error.rows[0] < len(rows):
-        error.message = f"cannot import `{chunk.name(rows[error.rows[0]])}`: {error.message}"
+        error._within(f"cannot import `{chunk.name(rows[error.rows[0]])}`")
         error.hint = error.hint or "pass --on-error skip to leave such items out"

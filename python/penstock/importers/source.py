@@ -11,9 +11,12 @@ from penstock.schema import ColumnType
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a user may set. `types` gives columns a type by name; the rest are of CSV."""
+    """What a user may set. `types` gives columns a type by name; `include` and `exclude` are of folders of images; the rest are of CSV."""
 
     types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    on_error: str = "raise"
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
     encoding: str = "utf-8"
     delimiter: str | None = None
     quote: str = '"'
@@ -45,10 +48,14 @@ class Chunk:
 
 @dataclasses.dataclass
 class Source:
-    """An opened source. `total` is in `unit` (files, bytes, rows), for the progress bar; `done()` tells how far it is."""
+    """An opened source. `total` is in `unit` (files, bytes, rows), for the progress bar; `done()` tells how far it is.
+
+    `left_out` are files of other kinds, or that were not chosen.
+    """
 
     schema: dict[str, ColumnType]
     chunks: Iterator[Chunk]
     total: int | None
     unit: str
     done: Callable[[], int]
+    left_out: list[str] = dataclasses.field(default_factory=list)

@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import UnsupportedError
-from penstock.schema import Bytes, Category, ColumnType, Json, Scalar, Tensor, Text
+from penstock.importers.images import begins_as_image
+from penstock.schema import Bytes, Category, ColumnType, Image, Json, Scalar, Tensor, Text
+from penstock.values import fail
 
 _PLAIN = {pa.bool_(): "bool", pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"} | {
     getattr(pa, name)(): name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -42,6 +44,14 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
         return Tensor((kind.list_size,), _PLAIN[kind.value_type])
     if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and kind.value_type in _PLAIN:
         return Tensor((None,), _PLAIN[kind.value_type])
+    if is_media(kind):
+        return Bytes()  # Of what kind, their first bytes say: `media_type`.
+    if _holds_binary(kind):
+        raise UnsupportedError(
+            f"cannot import column `{name}`: it holds binary values inside {kind}, which JSON cannot",
+            code="unsupported-format",
+            hint="flatten it first to a column of binary values, or leave it out",
+        )
     if pa.types.is_nested(kind) or pa.types.is_run_end_encoded(kind):
         return Json()
     raise UnsupportedError(
@@ -49,6 +59,30 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
         code="unsupported-format",
         hint="cast it first, or leave it out",
     )
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return any(test(kind) for test in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view))
+
+
+def _holds_binary(kind: pa.DataType) -> bool:
+    if _is_binary(kind):
+        return True
+    if isinstance(kind, pa.BaseExtensionType):
+        return _holds_binary(kind.storage_type)
+    return any(_holds_binary(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def is_media(kind: pa.DataType) -> bool:
+    """Tell whether this is how Hugging Face stores media: struct<bytes: binary, path: string>."""
+    if not pa.types.is_struct(kind) or {field.name for field in kind} != {"bytes", "path"}:
+        return False
+    return _is_binary(kind.field("bytes").type)
+
+
+def media_type(first: bytes | None) -> ColumnType:
+    """Choose the type of a column of media by the first value of it."""
+    return Image() if first is not None and begins_as_image(first[:16]) else Bytes()
 
 
 def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
@@ -59,6 +93,8 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         return array.to_pylist()
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
+    if is_media(array.type):
+        return _media(array)
     if pa.types.is_dictionary(array.type) and not isinstance(kind, Category):
         array = array.dictionary_decode()
     if isinstance(kind, Scalar) and kind.dtype == "timestamp":
@@ -84,7 +120,19 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         )
     if isinstance(kind, Json):
         return [_plain(value) for value in array.to_pylist()]
-    return array if isinstance(kind, Text | Bytes | Category | Scalar) else array.to_pylist()
+    return array if isinstance(kind, Text | Bytes | Category | Scalar | Image) else array.to_pylist()
+
+
+def _media(array: pa.StructArray) -> pa.Array:
+    """Give the bytes of media; a value that is only a path is refused: the file it means may be on another machine."""
+    import pyarrow.compute as compute
+
+    bodies, paths = compute.struct_field(array, "bytes"), compute.struct_field(array, "path")
+    only_path = np.asarray(compute.and_(compute.is_null(bodies), compute.is_valid(paths)))
+    if only_path.any():
+        row = int(np.argmax(only_path))
+        raise fail(f"is the path {str(paths[row])[:80]!r} without bytes", row, hint="embed the files (datasets: `embed_external_files`)")
+    return bodies
 
 
 def _plain(value: Any) -> Any:
@@ -97,4 +145,4 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if np.isfinite(value) else str(value)
-    return value.hex() if isinstance(value, bytes) else str(value)
+    return str(value)

@@ -65,6 +65,10 @@ impl Place {
         })
     }
 
+    pub fn bucket(&self) -> String {
+        format!("{}://{}", self.scheme, self.host)
+    }
+
     pub fn connect(&self, options: &Options, told: Arc<Told>) -> Result<Client> {
         let invalid = |error: object_store::Error| {
             Error::new("invalid-argument", format!("cannot open `{}`: {}", self.uri, chain(&error)))

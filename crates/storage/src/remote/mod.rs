@@ -7,7 +7,8 @@ mod ranges;
 mod service;
 mod upload;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,7 +26,7 @@ use tokio::time::Instant;
 use crate::counters::{Counters, add};
 use crate::options::Options;
 use crate::process::{self, PerProcess};
-use crate::{Created, ObjectWriter, RangeRequest, Storage, Then, create_certainly};
+use crate::{Created, ObjectWriter, RangeRequest, Storage, Then};
 use connect::{Client, Place};
 use level::Level;
 use patience::{Patience, Tries, Verdict, attempt, verdict};
@@ -39,6 +40,14 @@ const RANGE_BYTES: u64 = 8 << 20;
 const READ_BYTES: usize = 256 << 20;
 /// Names that a listing for the newest commit asks for: foreign ones may come before it.
 const FIRST_NAMES: usize = 10;
+
+/// Creates of one name at once, and how often, that prove a store. The first time connections are opened, and creates come one by one;
+/// later ones come together: a server that looks and then writes lets two of them pass.
+const RACERS: usize = 8;
+const RACES: usize = 3;
+
+/// Services whose create-only puts this process has tried.
+static PROVEN: PerProcess<Mutex<HashSet<String>>> = PerProcess::new(Mutex::default);
 
 /// All requests of this process run here.
 static RUNTIME: PerProcess<std::result::Result<Runtime, String>> = PerProcess::new(|| {
@@ -82,6 +91,8 @@ type Connect = Box<dyn Fn() -> Result<Arc<Live>> + Send + Sync>;
 /// A prefix of a bucket.
 pub struct Remote {
     place: Place,
+    /// Scheme, endpoint and bucket.
+    service: String,
     told: Arc<Told>,
     live: PerProcess<Result<Arc<Live>>, Connect>,
     hedge: bool,
@@ -109,8 +120,16 @@ impl Remote {
                 Ok(Arc::new(Live { client, patience: Patience { deadline, level: Level::new() }, recent: Mutex::default() }))
             })
         };
-        let remote =
-            Remote { place, told, live: PerProcess::new(connect), hedge: options.flag("hedge")?, deadline, lost: AtomicU32::new(0) };
+        let service = format!("{} {:?} {:?}", place.bucket(), options.get("endpoint_url"), options.get("profile"));
+        let remote = Remote {
+            place,
+            service,
+            told,
+            live: PerProcess::new(connect),
+            hedge: options.flag("hedge")?,
+            deadline,
+            lost: AtomicU32::new(0),
+        };
         remote.live()?;
         Ok(remote)
     }
@@ -136,58 +155,85 @@ impl Remote {
         wait(live.patience.ask(&self.told.counters, &what, || work(live.client.clone(), path.clone())))
     }
 
-    /// One put that must not overwrite. Never repeated here: only the caller knows what a second answer means. Nor is it
-    /// interrupted: whether the name is there would not be known.
-    fn create_once(&self, name: &str, body: &[u8]) -> Result<Created> {
-        let (live, path, what) = (self.live()?, self.path(name), self.what("create", name));
-        let body = Bytes::copy_from_slice(body);
-        runtime()?.block_on(async {
+    /// One put that must not overwrite. Never repeated here: only the caller knows what a second answer means.
+    async fn create_once(&self, live: &Live, name: &str, body: Bytes) -> Result<Created> {
+        let (path, what) = (self.path(name), self.what("create", name));
+        let until = Instant::now() + live.patience.deadline;
+        let mut permit = live.patience.level.permit().await;
+        let mut tries = Tries::default();
+        loop {
+            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+            let payload = PutPayload::from_bytes(body.clone());
+            // Not all of the patience for one try: the next may be answered.
+            let patience = (live.patience.deadline / 4).clamp(Duration::from_secs(3), Duration::from_secs(15));
+            let within = until.min(Instant::now() + patience);
+            let (result, ending) = attempt(within, live.client.store.put_opts(&path, payload, options)).await;
+            let error = match result {
+                Ok(_) => return Ok(Created::Created),
+                Err(object_store::Error::AlreadyExists { .. }) if ending.says_taken() => return Ok(Created::Exists),
+                Err(error) => error,
+            };
+            permit = match verdict(&what, &error, &ending) {
+                Verdict::Final(error) => return Err(error),
+                Verdict::Again { sent: true, throttled, .. } => {
+                    permit.throttled = throttled;
+                    return Ok(Created::Unknown);
+                }
+                unsent => live.patience.again(&self.told.counters, unsent, &mut tries, until, permit).await?,
+            };
+        }
+    }
+
+    /// Several creates of one name at once, each repeated until its answer is certain. Gives why the store cannot be trusted with them.
+    fn race(&self, name: &str) -> Result<Option<&'static str>> {
+        let live = self.live()?;
+        let bodies: Vec<Bytes> = (0..RACERS).map(|racer| Bytes::from(format!("penstock {racer}"))).collect();
+        let racer = |body: Bytes| async move {
             let until = Instant::now() + live.patience.deadline;
-            let mut permit = live.patience.level.permit().await;
-            let mut tries = Tries::default();
+            let mut lost = 0;
             loop {
-                let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-                let payload = PutPayload::from_bytes(body.clone());
-                // Not all of the patience for one try: the next may be answered.
-                let patience = (live.patience.deadline / 4).clamp(Duration::from_secs(3), Duration::from_secs(15));
-                let within = until.min(Instant::now() + patience);
-                let (result, ending) = attempt(within, live.client.store.put_opts(&path, payload, options)).await;
-                let error = match result {
-                    Ok(_) => return Ok(Created::Created),
-                    Err(object_store::Error::AlreadyExists { .. })
-                        if matches!(ending, service::Ending::Refused { status: 412 | 304, .. }) =>
-                    {
-                        return Ok(Created::Exists);
+                match self.create_once(live, name, body.clone()).await? {
+                    Created::Unknown if Instant::now() < until => {
+                        lost += 1;
+                        tokio::time::sleep(patience::wait(lost.min(8), false)).await;
                     }
-                    Err(error) => error,
-                };
-                permit = match verdict(&what, &error, &ending) {
-                    Verdict::Final(error) => return Err(error),
-                    Verdict::Again { sent: true, throttled, .. } => {
-                        permit.throttled = throttled;
-                        return Ok(Created::Unknown);
+                    Created::Unknown => {
+                        let text = format!("cannot {}: no certain answer", self.what("create", name));
+                        return Err(Error::new("storage-failed", text));
                     }
-                    unsent => live.patience.again(&self.told.counters, unsent, &mut tries, until, permit).await?,
-                };
+                    certain => return Ok(certain),
+                }
             }
+        };
+        let answers = wait(async { futures::future::try_join_all(bodies.iter().cloned().map(racer)).await })?;
+        let late = wait(racer(Bytes::from_static(b"penstock late")))?;
+        let kept = self.read(name)?;
+        let winners: Vec<usize> = (0..RACERS).filter(|racer| answers[*racer] == Created::Created).collect();
+        Ok(match winners[..] {
+            _ if late == Created::Created => Some("a create-only put did not refuse to overwrite"),
+            [] if bodies.contains(&kept) => None, // The answer to the one who won was lost.
+            [winner] if bodies[winner] == kept => None,
+            [_] | [] => Some("a create-only put was acknowledged, and another body is there"),
+            _ => Some("of several create-only puts of one name more than one was acknowledged"),
         })
     }
 
-    /// The first objects below a prefix, in order; none where the store does not list so.
-    fn first_objects(&self, folder: &str, prefix: Option<&str>) -> Result<Vec<ObjectMeta>> {
-        self.ask("list", folder, |client, _| async move {
-            let options = PaginatedListOptions { max_keys: Some(FIRST_NAMES), ..PaginatedListOptions::default() };
-            match &client.pages {
-                Some(pages) => Ok(pages.list_paginated(prefix, options).await?.result.objects),
-                None => Ok(Vec::new()),
+    /// A page of the objects below a prefix, and where the next begins; empty where the store has no pages.
+    fn page(
+        &self,
+        folder: &str,
+        prefix: Option<&str>,
+        most: Option<usize>,
+        token: Option<String>,
+    ) -> Result<(Vec<ObjectMeta>, Option<String>)> {
+        self.ask("list", folder, |client, _| {
+            let options = PaginatedListOptions { max_keys: most, page_token: token.clone(), ..PaginatedListOptions::default() };
+            async move {
+                let Some(pages) = &client.pages else { return Ok((Vec::new(), None)) };
+                let page = pages.list_paginated(prefix, options).await?;
+                Ok((page.result.objects, page.page_token))
             }
         })
-    }
-
-    /// Whether some object lies below the root. Consoles make an empty one to stand for a folder: that is none.
-    fn is_empty(&self) -> Result<bool> {
-        let prefix = Some(format!("{}/", self.place.prefix)).filter(|prefix| prefix != "/");
-        Ok(self.first_objects("", prefix.as_deref())?.iter().all(|object| object.size == 0))
     }
 }
 
@@ -321,8 +367,11 @@ impl Storage for Remote {
             return Ok(None);
         }
         add(&self.told.counters.lists, 1);
-        let names = self.first_objects(folder, Some(&format!("{}/", self.path(folder))))?;
-        Ok(Some(names.iter().filter_map(|object| object.location.filename().map(str::to_owned)).collect()))
+        let (objects, _) = self.page(folder, Some(&format!("{}/", self.path(folder))), Some(FIRST_NAMES), None)?;
+        // A store that lists in another order (S3 directory buckets do) says nothing about the first.
+        let in_order = objects.is_sorted_by(|one, next| one.location.as_ref() < next.location.as_ref());
+        let names = objects.iter().filter_map(|object| object.location.filename().map(str::to_owned));
+        Ok(in_order.then(|| names.collect()))
     }
 
     fn exists(&self, name: &str) -> Result<bool> {
@@ -358,7 +407,9 @@ impl Storage for Remote {
     fn create(&self, name: &str, body: &[u8]) -> Result<Created> {
         self.writable()?;
         add(&self.told.counters.creates, 1);
-        let answer = self.create_once(name, body)?;
+        let live = self.live()?;
+        // Not interrupted: whether the name is there would not be known.
+        let answer = runtime()?.block_on(self.create_once(live, name, Bytes::copy_from_slice(body)))?;
         if answer == Created::Unknown {
             let lost = self.lost.fetch_add(1, Relaxed) + 1;
             std::thread::sleep(patience::wait(lost.min(8), false));
@@ -386,26 +437,54 @@ impl Storage for Remote {
         }
     }
 
+    fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
+        let prefix = Some(format!("{}/", self.place.prefix)).filter(|prefix| prefix != "/");
+        let mut token = None;
+        loop {
+            let (objects, next) = self.page("", prefix.as_deref(), None, token)?;
+            for object in objects {
+                let name = object.location.as_ref();
+                let name = name.strip_prefix(prefix.as_deref().unwrap_or("")).unwrap_or(name);
+                // Consoles make an empty object to stand for a folder: that is none.
+                if object.size > 0 && see(name).is_break() {
+                    return Ok(());
+                }
+            }
+            token = next;
+            if token.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
     fn initialise(&self) -> Result<()> {
         self.writable()?;
-        if !self.is_empty()? {
-            return Err(Error::new("folder-not-empty", format!("cannot create dataset `{}`: it holds objects", self.place.uri))
-                .hint("choose a new prefix"));
+        self.prove()
+    }
+
+    fn prove(&self) -> Result<()> {
+        let proven = || PROVEN.get().lock().unwrap_or_else(PoisonError::into_inner);
+        if proven().contains(&self.service) {
+            return Ok(());
         }
-        // A store that cannot create without overwriting cannot hold a dataset.
-        let mut random = [0u8; 8];
-        getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("no random numbers: {error}")))?;
-        let probe = format!("probe-{:016x}", u64::from_le_bytes(random));
-        let answer = create_certainly(self, &probe, b"penstock").and_then(|_| create_certainly(self, &probe, b"penstock"));
-        let _ = self.delete(&probe); // What was found out stands; a probe that stays does no harm.
-        let why = match answer {
-            Ok(Created::Exists) => return Ok(()),
-            Ok(_) => "a create-only put did not refuse to overwrite".to_owned(),
-            Err(error) if error.kind() == Kind::Unsupported => error.message().to_owned(),
-            Err(error) => return Err(error),
-        };
-        Err(Error::new("unsupported-storage", format!("cannot create dataset `{}`: {why}", self.place.uri))
-            .hint("two writers could overwrite each other's commits there; choose a store with conditional puts (If-None-Match)"))
+        for _ in 0..RACES {
+            let mut random = [0u8; 8];
+            getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("no random numbers: {error}")))?;
+            let name = format!("probe-{:016x}", u64::from_le_bytes(random));
+            let raced = self.race(&name);
+            let _ = self.delete(&name); // What was found out is known; a probe that stays does no harm.
+            let why = match raced {
+                Ok(None) => continue,
+                Ok(Some(why)) => why.to_owned(),
+                Err(error) if error.kind() == Kind::Unsupported => error.message().to_owned(),
+                Err(error) => return Err(error),
+            };
+            let text = format!("cannot write to dataset `{}`: {why}", self.place.uri);
+            let hint = "two writers could overwrite each other's commits there; choose a store with conditional puts (If-None-Match)";
+            return Err(Error::new("unsupported-storage", text).hint(hint));
+        }
+        proven().insert(self.service.clone());
+        Ok(())
     }
 
     fn writable(&self) -> Result<()> {

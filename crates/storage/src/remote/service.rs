@@ -31,6 +31,18 @@ pub enum Ending {
     Lost(String),
 }
 
+impl Ending {
+    /// Whether the server refused a create because the name is taken: S3 and Google say 412, others 304, Azure 409 with a code of its own
+    /// (409 of S3 is two creates at once, of which nothing is known).
+    pub fn says_taken(&self) -> bool {
+        match self {
+            Ending::Refused { status: 412 | 304, .. } => true,
+            Ending::Refused { status: 409, code } => code == "BlobAlreadyExists",
+            _ => false,
+        }
+    }
+}
+
 tokio::task_local! {
     /// Set by `patience` around each attempt.
     pub static ENDING: RefCell<Ending>;

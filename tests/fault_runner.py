@@ -1,0 +1,205 @@
+"""Try every file call of one job of a dataset: kill -9 before it, or let it fail, and look at what is left. Run by test_faults.py with the shim preloaded.
+
+Each try is a forked child, on a copy of the same beginning; the outcome is its exit status. Prints one JSON object: calls, tries, and what
+must not be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import pathlib
+import shutil
+import signal
+import sys
+
+import numpy as np
+import penstock as ps
+from penstock.importers import import_data
+
+SHIM = ctypes.CDLL(os.environ.get("LD_PRELOAD"))
+DONE, REFUSED, UNKNOWN, FOREIGN = 0, 1, 2, 3
+ROWS = 5
+
+
+def wide(columns: int) -> dict[str, str]:
+    return {f"column_{index}": "int32" for index in range(columns)}
+
+
+def values(schema) -> dict[str, object]:
+    made = {"n": np.arange(ROWS), "word": [f"w{index}" for index in range(ROWS)], "text": ["x" * 10] * ROWS}
+    return {name: made.get(name, np.arange(ROWS)) for name in schema}
+
+
+class Job:
+    """What is tried: `prepare` makes the beginning, `run` is the job, `held` counts what it left (rows or pins)."""
+
+    def __init__(self, columns: int = 0, commits: int = 1) -> None:
+        self.schema = {"n": "int64", "word": ps.Category(), "text": ps.Text(), **wide(columns)}
+        self.commits = commits
+
+    def prepare(self, place: pathlib.Path) -> None:
+        ds = ps.create(place, self.schema)
+        for _ in range(self.commits):
+            ds.append({"n": np.arange(ROWS), "word": ["old"] * ROWS})
+
+    def begin(self, place: pathlib.Path):
+        return ps.open(place)
+
+    def run(self, place: pathlib.Path, ds) -> None:
+        ds.append(values(self.schema))
+
+    def held(self, place: pathlib.Path) -> int:
+        ds = ps.open(place)
+        problems = ds.verify()["problems"]
+        assert not problems, problems
+        read = ds.take(range(len(ds)))
+        assert read["n"].tolist() == list(range(ROWS)) * (len(ds) // ROWS)
+        return len(ds)
+
+    step = ROWS
+
+
+class Create(Job):
+    def prepare(self, place: pathlib.Path) -> None:
+        pass
+
+    def begin(self, place: pathlib.Path):
+        return None
+
+    def run(self, place: pathlib.Path, ds) -> None:
+        ps.create(place / "deeper", self.schema)
+
+    def held(self, place: pathlib.Path) -> int:
+        try:
+            ds = ps.open(place / "deeper")
+        except ps.NotFoundError as error:
+            assert error.code == "dataset-not-found", error
+            return 0
+        assert list(ds.schema) == list(self.schema) and not ds.verify()["problems"]
+        return 1
+
+    step = 1
+
+
+class Import(Create):
+    """Into a new place: it may be there, empty, when the import was killed; another import then goes into it."""
+
+    def run(self, place: pathlib.Path, ds) -> None:
+        import_data([{"n": index, "text": "x"} for index in range(ROWS)], place / "deeper")
+
+    def held(self, place: pathlib.Path) -> int:
+        try:
+            ds = ps.open(place / "deeper")
+        except ps.NotFoundError as error:
+            assert error.code == "dataset-not-found", error
+            return 0
+        assert not ds.verify()["problems"]
+        return len(ds)
+
+    step = ROWS
+
+
+class Pin(Job):
+    def run(self, place: pathlib.Path, ds) -> None:
+        ds._snapshot.pin("kept")
+
+    def held(self, place: pathlib.Path) -> int:
+        return len(ps.open(place).pins())
+
+    step = 1
+
+
+JOBS = {
+    "create": Create(),
+    "append": Job(),
+    "append-pages": Job(columns=200),
+    "append-root": Job(commits=64),
+    "import": Import(),
+    "pin": Pin(),
+}
+
+
+def attempt(job: Job, place: pathlib.Path, first: int, error: int, last: int) -> int:
+    """Run the job in a child with calls first…last failing; its exit status, negative for a signal."""
+    child = os.fork()
+    if child == 0:
+        status = FOREIGN
+        try:
+            ds = job.begin(place)
+            SHIM.faults_arm(first, error, last)
+            job.run(place, ds)
+            status = DONE
+        except ps.Error as raised:
+            status = UNKNOWN if raised.code == "commit-state-unknown" else REFUSED if raised.code != "internal" else FOREIGN
+        except BaseException as raised:
+            os.write(2, f"{type(raised).__name__}: {raised}\n".encode())
+        finally:
+            SHIM.faults_disarm()
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def count_calls(job: Job, place: pathlib.Path) -> int:
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        with contextlib.suppress(BaseException):
+            ds = job.begin(place)
+            SHIM.faults_arm(1 << 40, 0, 1 << 40)
+            job.run(place, ds)
+            os.write(writer, str(SHIM.faults_disarm()).encode())
+        os._exit(0)
+    os.close(writer)
+    os.wait()
+    return int(os.read(reader, 100))
+
+
+def main() -> None:
+    SHIM.faults_arm.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_long]
+    name, kinds, stride, folder = sys.argv[1], sys.argv[2].split(","), int(sys.argv[3]), pathlib.Path(sys.argv[4])
+    job, beginning = JOBS[name], folder / "beginning"
+    beginning.mkdir(parents=True)
+    job.prepare(beginning / "dataset")
+    wrong: list[str] = []
+
+    def copied(label: str) -> pathlib.Path:
+        place = folder / label
+        shutil.copytree(beginning, place)
+        return place / "dataset"
+
+    place = copied("warm")
+    before = job.held(place)
+    job.run(place, job.begin(place))  # What is imported or looked up once is not counted.
+    calls = count_calls(job, copied("count"))
+    tries = 0
+    for kind in kinds:
+        code, _, length = kind.partition(":")
+        error = 0 if code == "kill" else getattr(errno, code)
+        for number in range(1 + tries % stride, calls + 1, stride):
+            label = f"{code}-{length}-{number}"
+            place = copied(label)
+            status = attempt(job, place, number, error, number + int(length or 1) - 1)
+            tries += 1
+            try:
+                added = job.held(place) - before
+                allowed = {DONE: (job.step,), REFUSED: (0,), UNKNOWN: (0, job.step), -signal.SIGKILL: (0, job.step)}.get(status, ())
+                if added not in allowed:
+                    wrong.append(f"{label}: status {status}, {added} added")
+                    continue
+                if added == 0 or name in ("append", "append-pages", "append-root"):
+                    job.run(place, job.begin(place))
+                    again = job.held(place) - before - added
+                    if again != job.step:
+                        wrong.append(f"{label}: the same call again gave {again}")
+            except Exception as raised:
+                wrong.append(f"{label}: status {status}, {type(raised).__name__}: {raised}")
+            shutil.rmtree(folder / label)
+    print(json.dumps({"calls": calls, "tries": tries, "wrong": wrong}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Every file call of create, append, import and pin: killed before it, or failing, once and for good. Uses a preloaded shim (faults.c)."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+FOLDER = pathlib.Path(__file__).parent
+JOBS = ["create", "append", "append-pages", "append-root", "import", "pin"]
+# For good: as long as the job runs. EINTR comes once: the standard library asks again at once, for ever.
+ERRORS = ["EIO", "ENOSPC", "EACCES", "EINTR", "EIO:2", "EIO:1000000", "ENOSPC:1000000", "EACCES:1000000"]
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory):
+    library = tmp_path_factory.mktemp("shim") / "faults.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(FOLDER / "faults.c"), "-ldl"], check=True)
+    return library
+
+
+def run(shim, tmp_path, job, kinds, stride):
+    command = [sys.executable, str(FOLDER / "fault_runner.py"), job, ",".join(kinds), str(stride), str(tmp_path / "tries")]
+    environment = {**os.environ, "LD_PRELOAD": str(shim), "PENSTOCK_AUTHOR": "test"}
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found = json.loads(answer.stdout)
+    assert found["calls"] > 10 and found["tries"] >= len(kinds) * (found["calls"] // stride), found
+    assert not found["wrong"], "\n".join(found["wrong"])
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("job", JOBS)
+def test_kill_at_every_file_call_leaves_a_place_that_works(shim, tmp_path, job):
+    run(shim, tmp_path, job, ["kill"], 1)
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("job", JOBS)
+def test_a_failing_file_call_is_an_error_or_no_matter(shim, tmp_path, job):
+    run(shim, tmp_path, job, ERRORS, 9)
+
+
+@pytest.mark.soak
+@pytest.mark.local
+@pytest.mark.parametrize("job", JOBS)
+def test_every_failing_file_call_is_an_error_or_no_matter(shim, tmp_path, job):
+    run(shim, tmp_path, job, ERRORS, 1)

@@ -1,0 +1,288 @@
+"""Places: one dataset for the life of a handle, one winner of a race to create, leftovers that are taken over, logs with holes."""
+
+import multiprocessing
+import os
+import pathlib
+import shutil
+import threading
+
+import numpy as np
+import penstock as ps
+import pytest
+
+
+def files_below(folder):
+    return sorted(str(path.relative_to(folder)) for path in pathlib.Path(folder).rglob("*") if path.is_file())
+
+
+def replaced(change, one, two):
+    """Hold an error to its promise: code, and both datasets by name."""
+    with pytest.raises(ps.ConflictError) as caught:
+        change()
+    assert caught.value.code == "dataset-replaced", caught.value
+    assert one._snapshot.dataset_id in str(caught.value) and two._snapshot.dataset_id in str(caught.value)
+
+
+@pytest.fixture(params=["link", "anew"])
+def moved(tmp_path, request):
+    """A handle whose path leads to another dataset since: through a symlink that was turned, or because the folder was made anew."""
+    first = ps.create(tmp_path / "one", {"n": "int32", "word": ps.Category()})
+    first.append({"n": [1, 2, 3], "word": ["a", "b", "c"]})
+    place = tmp_path / "latest"
+    if request.param == "link":
+        place.symlink_to("one")
+    else:
+        shutil.move(tmp_path / "one", place)
+    handle = ps.open(place)
+    if request.param == "link":
+        place.unlink()
+        place.symlink_to("two")
+    else:
+        shutil.rmtree(place)
+    target = tmp_path / "two" if request.param == "link" else place
+    other = ps.create(target, {"text": ps.Text()})
+    other.append({"text": ["x"]})
+    return handle, other, target
+
+
+def test_a_handle_never_writes_to_another_dataset(moved):
+    handle, other, place = moved
+    before, snapshot = files_below(place), other.snapshot
+    replaced(lambda: handle.append({"n": [4]}), handle, other)
+    replaced(lambda: handle.append({"n": range(100_000), "word": [f"w{i}" for i in range(100_000)]}), handle, other)
+    replaced(lambda: handle._snapshot.pin("kept"), handle, other)
+    replaced(lambda: handle.loader(batch_size=1, pin=True), handle, other)
+    replaced(lambda: handle.unpin("kept"), handle, other)
+    assert files_below(place) == before and ps.open(place).snapshot == snapshot and not ps.open(place).verify()["problems"]
+
+
+def test_a_handle_never_moves_to_another_dataset(moved):
+    handle, other, _ = moved
+    replaced(handle.refresh, handle, other)
+    replaced(handle.pins, handle, other)
+    replaced(lambda: handle[0], handle, other)
+    assert len(handle) == 3, "the handle stays what it was"
+
+
+def test_a_transaction_that_began_before_is_not_committed_elsewhere(tmp_path):
+    for name in ("one", "two"):
+        ps.create(tmp_path / name, {"n": "int32"})
+    (tmp_path / "latest").symlink_to("one")
+    handle = ps.open(tmp_path / "latest")
+    other = ps.open(tmp_path / "two")
+
+    def commit():
+        with handle.transaction() as tx:
+            tx.append({"n": [1]})
+            (tmp_path / "latest").unlink()
+            (tmp_path / "latest").symlink_to("two")
+
+    replaced(commit, handle, other)
+    assert len(ps.open(tmp_path / "one")) == len(ps.open(tmp_path / "two")) == 0
+
+
+def test_a_longer_log_elsewhere_is_not_gone_on_with(tmp_path):
+    """The other dataset has a record at the very number that comes next."""
+    one, two = (ps.create(tmp_path / name, {"n": "int32"}) for name in ("one", "two"))
+    for _ in range(5):
+        two.append({"n": [1]})
+    (tmp_path / "latest").symlink_to("one")
+    handle = ps.open(tmp_path / "latest")
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").symlink_to("two")
+    replaced(lambda: handle.append({"n": [1]}), one, two)
+
+
+def test_a_handle_of_a_folder_that_was_renamed_leaves_nothing_behind(tmp_path):
+    ds = ps.create(tmp_path / "old", {"n": "int64"})
+    (tmp_path / "old").rename(tmp_path / "new")
+    for rows in (1, 3_000_000):
+        with pytest.raises(ps.NotFoundError, match="moved or removed"):
+            ds.append({"n": np.arange(rows)})
+    assert not (tmp_path / "old").exists() and len(ps.open(tmp_path / "new")) == 0
+
+
+def create_together(place, barrier, answers):
+    barrier.wait()
+    try:
+        ps.create(place, {"n": "int32"}).append({"n": [os.getpid()]})
+        answers.put("made")
+    except ps.Error as error:
+        answers.put(f"{error.code}" if error.code == "dataset-exists" else str(error))
+
+
+def race_to_create(places, racers=2):
+    """All of them go for each place at the same moment, each a process of its own; who says what."""
+    context = multiprocessing.get_context("fork")
+    for place in places:
+        barrier, answers = context.Barrier(racers), context.SimpleQueue()
+        processes = [context.Process(target=create_together, args=(place, barrier, answers)) for _ in range(racers)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        told = sorted(answers.get() for _ in range(racers))
+        assert told == ["dataset-exists"] * (racers - 1) + ["made"], (place, told)
+        ds = ps.open(place)
+        assert len(ds) == 1 and not ds.verify()["problems"]
+
+
+def test_one_of_two_creators_wins(tmp_path):
+    race_to_create([tmp_path / f"place{number}" / "dataset" for number in range(60)])
+
+
+def test_one_of_eight_creators_wins(tmp_path):
+    race_to_create([tmp_path / f"place{number}" / "dataset" for number in range(10)], racers=8)
+
+
+def test_one_of_two_creators_wins_in_a_bucket(bucket):
+    race_to_create([bucket / f"place{number}" for number in range(15)])
+
+
+@pytest.mark.soak
+def test_one_of_two_creators_wins_a_thousand_times(tmp_path, bucket):
+    race_to_create([tmp_path / f"place{number}" / "dataset" for number in range(1000)])
+    race_to_create([bucket / f"place{number}" for number in range(1000)])
+
+
+def test_one_of_eight_threads_wins(tmp_path):
+    for number in range(20):
+        told = []
+
+        def make(place=tmp_path / f"place{number}", told=told):
+            try:
+                ps.create(place, {"n": "int32"})
+                told.append("made")
+            except ps.AlreadyExistsError:
+                told.append("exists")
+
+        threads = [threading.Thread(target=make) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(told) == ["exists"] * 7 + ["made"]
+
+
+def test_leftovers_of_an_unfinished_create_are_taken_over(root):
+    ds = ps.create(root, {"n": "int32"})
+    ds.append({"n": [1]})
+    for path in root.rglob("*"):  # As it is before commit 0: all objects but no record.
+        if path.is_file() and len(path.name) == 20 and path.name.isdigit():
+            path.unlink()
+    with pytest.raises(ps.NotFoundError) as caught:
+        ps.open(root)
+    assert caught.value.code == "dataset-not-found"
+    again = ps.create(root, {"n": "int64"})
+    again.append({"n": [7]})
+    assert ps.open(root)["n"][:].tolist() == [7] and not ps.open(root).verify()["problems"]
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", "d/photo.jpg", "log/0000000000000000/notes", "refs/x/y", "probe/x", "data/x"])
+def test_what_is_not_ours_is_left_alone(root, name):
+    path = root / name
+    if isinstance(path, pathlib.Path):
+        path.parent.mkdir(parents=True)
+    path.write_bytes(b"mine")
+    with pytest.raises(ps.InvalidInputError) as caught:
+        ps.create(root, {"n": "int32"})
+    assert caught.value.code == "folder-not-empty" and name.split("/")[0] in str(caught.value) and path.read_bytes() == b"mine"
+
+
+def test_empty_folders_that_are_not_ours_are_left_alone(tmp_path):
+    (tmp_path / "place" / "mine").mkdir(parents=True)
+    with pytest.raises(ps.InvalidInputError, match="mine"):
+        ps.create(tmp_path / "place", {"n": "int32"})
+
+
+def record(place, number):
+    return place / "log" / "0000000000000000" / f"{2**64 - 1 - number:020}"
+
+
+@pytest.fixture
+def ten(tmp_path):
+    ds = ps.create(tmp_path / "ten", {"n": "int32"})
+    for number in range(9):
+        ds.append({"n": [number]})
+    return tmp_path / "ten"
+
+
+@pytest.mark.parametrize("missing", [(9,), (8,), (7, 8), (5, 6, 7), (1,)])
+def test_a_log_with_a_hole_is_refused_or_named(ten, missing):
+    """A copy that lacks records: what the hint says is missing, or what lies beyond the next number, stops it; verify names it always."""
+    for number in missing:
+        record(ten, number).unlink()
+    try:
+        ds = ps.open(ten)
+    except ps.CorruptError as error:
+        assert error.code == "log-incomplete" and str(missing[0]) in str(error)
+    else:
+        problems = [str(problem) for _, problem in ds.verify()["problems"]]
+        assert any(f"record {missing[0]} is missing" in problem for problem in problems), problems
+        assert len(ds) == 9, "its newest record is there: what is missing is older"
+    assert (9 in missing) == (not can_open(ten))
+
+
+def can_open(place):
+    try:
+        ps.open(place)
+    except ps.CorruptError:
+        return False
+    return True
+
+
+def test_an_append_never_takes_the_number_of_a_record_that_exists(ten):
+    """The hint is of before the hole, as in a copy of `hint` first."""
+    hint = ten / "log" / "0000000000000000" / "hint"
+    early = pathlib.Path(str(ten) + "-early")
+    ds = ps.create(early, {"n": "int32"})
+    for number in range(6):
+        ds.append({"n": [number]})
+    handle = ps.open(ten)
+    hint.write_bytes((early / "log" / "0000000000000000" / "hint").read_bytes())  # Says 6.
+    record(ten, 7).unlink()
+    before = files_below(ten)
+    with pytest.raises(ps.CorruptError) as caught:
+        ps.open(ten)
+    assert caught.value.code == "log-incomplete"
+    handle.append({"n": [99]})  # It knows of record 9, so it goes on after that.
+    assert not record(ten, 7).exists() and record(ten, 10).exists() and len(files_below(ten)) == len(before) + 2
+
+
+@pytest.mark.parametrize("kind", ["folder", "secret", "garbage", "missing"])
+def test_a_hint_that_cannot_be_read_is_no_matter(ten, kind):
+    hint = ten / "log" / "0000000000000000" / "hint"
+    hint.unlink()
+    if kind == "folder":
+        hint.mkdir()
+    elif kind == "secret":
+        hint.symlink_to("/proc/self/mem")  # Opens, and fails when read.
+    elif kind == "garbage":
+        hint.write_bytes(b"\0" * 16)
+    ds = ps.open(ten)
+    assert len(ds) == 9
+    ds.append({"n": [9]})
+    assert len(ps.open(ten)) == 10
+
+
+def test_two_writers_that_add_one_word_show_it_once(root):
+    ds = ps.create(root, {"word": ps.Category()})
+    ds.append({"word": ["a"]})
+    one, two = ps.open(root), ps.open(root)
+    with one.transaction() as first, two.transaction() as second:
+        first.append({"word": ["b", "c", "a"]})
+        second.append({"word": ["d", "c", "b"]})
+    ds.refresh()
+    while len(ds) < 7:
+        ds.refresh()
+    words = ds.vocabulary("word")
+    assert sorted(words) == ["a", "b", "c", "d"] and len(words) == 4
+    codes = ds["word"][:]
+    assert sorted(words[code] for code in codes) == ["a", "a", "b", "b", "c", "c", "d"]
+    table = next(ds.scan(batch_size=100))
+    frame = table.to_pandas()
+    assert sorted(frame["word"]) == sorted(words[code] for code in codes) and list(frame["word"].cat.categories) == words
+    ds.append({"word": codes[:3]})
+    assert ds["word"][7:].tolist() == codes[:3].tolist(), "codes that were read may be appended"
+    ds.append({"word": ["e"]})
+    assert ds.vocabulary("word") == [*words, "e"] and ds["word"][10:].tolist() == [4] and not ds.verify()["problems"]

@@ -1,0 +1,126 @@
+"""An S3 server of a hundred lines that is wrong on purpose: it ignores `If-None-Match`, or looks and then writes, or lists in no order.
+
+Objects lie in memory. What it knows of S3 is what datasets ask for: put, get by range, head, delete, list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import random
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator
+from xml.sax.saxutils import escape
+
+# How a create-only put is answered, and how names are listed.
+SAFE, IGNORED, UNSAFE = "safe", "ignored", "unsafe"
+ORDERED, SHUFFLED, REVERSED = "ordered", "shuffled", "reversed"
+
+
+class State:
+    def __init__(self, creates: str, listing: str) -> None:
+        self.creates, self.listing = creates, listing
+        self.objects: dict[str, bytes] = {}
+        self.lock = threading.Lock()
+        self.overwritten: list[str] = []
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    state: State
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    @property
+    def name(self) -> str:
+        return urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).lstrip("/")
+
+    def reply(self, status: int, body: bytes = b"", head: bool = False, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if not head:
+            self.wfile.write(body)
+
+    def refuse(self, status: int, code: str) -> None:
+        self.reply(status, f"<Error><Code>{code}</Code></Error>".encode())
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        state, create = self.state, self.headers.get("If-None-Match") == "*"
+        if create and state.creates == UNSAFE:
+            if self.name in state.objects:
+                return self.refuse(412, "PreconditionFailed")
+            time.sleep(0.01)  # Ten milliseconds between the look and the write: what is wrong with it.
+        with state.lock:
+            if create and state.creates == SAFE and self.name in state.objects:
+                return self.refuse(412, "PreconditionFailed")
+            if create and self.name in state.objects:
+                state.overwritten.append(self.name)
+            state.objects[self.name] = body
+        self.reply(200, ETag=f'"{hash(body):x}"')
+
+    def do_GET(self, head: bool = False) -> None:
+        query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query, keep_blank_values=True)
+        if "list-type" in query:
+            return self.list({name: values[0] for name, values in query.items()})
+        body = self.state.objects.get(self.name)
+        if body is None:
+            return self.reply(404, head=True) if head else self.refuse(404, "NoSuchKey")
+        common = {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "ETag": f'"{hash(body):x}"'}
+        wanted = self.headers.get("Range")
+        if wanted is None:
+            return self.reply(200, body, head, **common)
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        begin, end = int(first), min(int(last or len(body) - 1), len(body) - 1)
+        return self.reply(206, body[begin : end + 1], head, Content_Range=f"bytes {begin}-{end}/{len(body)}", **common)
+
+    def do_HEAD(self) -> None:
+        self.do_GET(head=True)
+
+    def do_DELETE(self) -> None:
+        self.state.objects.pop(self.name, None)
+        self.reply(204)
+
+    def list(self, query: dict[str, str]) -> None:
+        bucket = f"{self.name.rstrip('/')}/"
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
+        with self.state.lock:
+            keys = sorted(name.removeprefix(bucket) for name in self.state.objects if name.startswith(bucket + prefix))
+        if delimiter:
+            keys = [key for key in keys if delimiter not in key[len(prefix) :]]
+        if self.state.listing == SHUFFLED:
+            random.shuffle(keys)
+        elif self.state.listing == REVERSED:
+            keys.reverse()
+        begin, most = int(query.get("continuation-token", 0)), int(query.get("max-keys", 1000))
+        page, more = keys[begin : begin + most], begin + most < len(keys)
+        entries = "".join(
+            f"<Contents><Key>{escape(key)}</Key><Size>{len(self.state.objects.get(bucket + key, b''))}</Size>"
+            "<LastModified>2024-01-01T00:00:00.000Z</LastModified><ETag>x</ETag></Contents>"
+            for key in page
+        )
+        token = f"<NextContinuationToken>{begin + most}</NextContinuationToken>" if more else ""
+        body = f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}</ListBucketResult>"
+        self.reply(200, body.encode())
+
+
+@contextlib.contextmanager
+def serving(creates: str = SAFE, listing: str = ORDERED) -> Iterator[tuple[State, dict[str, str]]]:
+    """Run the server; gives its state and the storage options to reach it."""
+    state = State(creates, listing)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"state": state}))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield state, {"endpoint_url": f"http://127.0.0.1:{server.server_port}", "access_key_id": "x", "secret_access_key": "y", "region": "r"}
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

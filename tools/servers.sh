@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Install the servers that tests and benches start themselves into .tools: MinIO, Versity's S3 gateway, Azurite. Quick when they are there.
+set -euo pipefail
+source "$(dirname "$0")/env.sh"
+[ -x /usr/local/go/bin/go ] && export PATH="$PATH:/usr/local/go/bin"
+mkdir -p .tools/bin
+
+need() { # need COMMAND PACKAGE
+  command -v "$1" >/dev/null && return
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "installing $2"
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$2"; } >/dev/null
+  else
+    echo "error: missing $1: install it (Debian and Ubuntu: sudo apt-get install $2)" >&2
+    exit 1
+  fi
+}
+
+go_tool() { # go_tool NAME PACKAGE VERSION
+  [ -x ".tools/bin/$1" ] && [ "$(cat ".tools/bin/$1.version" 2>/dev/null)" = "$3" ] && return
+  need go golang-go
+  echo "building $1"
+  # Modules ask for a newer Go than distributions have; the go command fetches that by itself.
+  GOTOOLCHAIN=auto GOBIN="$PWD/.tools/bin" go install "$2@$3"
+  echo "$3" > ".tools/bin/$1.version"
+}
+
+go_tool minio github.com/minio/minio v0.0.0-20260212201848-7aac2a2c5b7c
+[ "${1:-}" = minio ] && exit 0
+go_tool versitygw github.com/versity/versitygw/cmd/versitygw v1.8.0
+azurite=3.35.0
+if [ "$(cat .tools/azurite/version 2>/dev/null)" != "$azurite" ]; then
+  need npm npm
+  echo "installing azurite"
+  rm -rf .tools/azurite && mkdir -p .tools/azurite
+  echo '{"private": true}' > .tools/azurite/package.json
+  (cd .tools/azurite && npm install --silent --no-audit --no-fund "azurite@$azurite" >/dev/null)
+  echo "$azurite" > .tools/azurite/version
+fi
