@@ -23,8 +23,8 @@ def small(root):
 
 def test_requests_of_open_and_take(small, root):
     ds = ps.open(root)
-    assert ds.stats()["reads"] == 3 and ds.stats()["lookups"] == 2 and ds.stats()["maps"] == 0, (
-        "hint, record, root; is hinted there, is the next not"
+    assert ds.stats()["reads"] == 3 and ds.stats()["lookups"] == 3 and ds.stats()["maps"] == 0, (
+        "hint, record, root; is hinted there, is the next not, nor the one after that"
     )
     size = sum(file.stat().st_size for file in root.rglob("d/*"))
     assert spent(ds, lambda: ds.take([5])) == {"maps": 1, "mapped_bytes": size}
@@ -39,7 +39,7 @@ def test_open_does_not_grow_with_commits(root):
     for number in range(300):
         ds.append({"n": [number]})
     fresh = ps.open(root)
-    assert fresh.stats()["reads"] == 3 and fresh.stats()["lookups"] == 2
+    assert fresh.stats()["reads"] == 3 and fresh.stats()["lookups"] == 3
     root_bytes = max(file.stat().st_size for file in root.rglob("r/*"))
     assert fresh.stats()["read_bytes"] <= 16 + 4096 + root_bytes and root_bytes < 2000
     pages = [file.stat().st_size for file in root.rglob("p/*")]

@@ -541,7 +541,9 @@ mod tests {
         }
         let mut target = vec![0; 4096];
         let answers = stream(&[(path, &good)], Some(&mut [&mut target]), &mut |_, _| {});
-        assert!(answers[0].as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput) && target.iter().all(|byte| *byte == 0));
+        assert!(
+            answers[0].as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput) && target.iter().all(|byte| *byte == 0)
+        );
         Ok(())
     }
 

@@ -362,7 +362,8 @@ impl Storage for Local {
         while let Some(folder) = waiting.pop() {
             let path = self.path(&folder);
             let entries = match self.files.entries(&path) {
-                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound) => continue, // Somebody removed it just now.
+                // Nothing is there, or somebody removed it just now.
+                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => continue,
                 other => other.map_err(|error| failure("list", &path, &error))?,
             };
             for (name, is_folder) in entries {

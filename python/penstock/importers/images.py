@@ -37,8 +37,8 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
         offered = chosen and (bool(options.include) or file.suffix.lower() in SUFFIXES or not file.is_file() or begins_as_image(_head(file)))
         (files if offered else left_out).append(file)
     if not files:
-        some = f": {len(left_out)} files of other kinds" if left_out else ""
-        raise InvalidInputError(f"cannot import `{folder}`: it holds no images{some}", hint="see --format, --include and --exclude")
+        found = f"no images, but {len(left_out)} files of other kinds" if left_out else "no files"
+        raise InvalidInputError(f"cannot import `{folder}`: it holds {found}", hint="see --format, --include and --exclude")
     classes = _classes(folder, files, accepted=options.on_error == "skip")
     schema: dict[str, ColumnType] = {"image": options.types.get("image", Image()), "path": Text()}
     if classes:
@@ -68,7 +68,7 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
 # Names of images, also of formats that are not read.
 SUFFIXES = {
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl",
-    ".ppm", ".pgm", ".tga", ".ico", ".psd",
+    ".j2k", ".jpx", ".jpc", ".pbm", ".pgm", ".ppm", ".pnm", ".pam", ".tga", ".ico", ".psd", ".dib", ".exr", ".hdr", ".qoi",
 }  # fmt: skip
 # How files of these formats begin. Source: each format's specification; `file(1)` knows them by the same bytes.
 _BEGINNINGS = (
@@ -80,7 +80,7 @@ _BEGINNINGS = (
 def begins_as_image(head: bytes) -> bool:
     """Tell whether these are the first bytes of an image, of a format that is read or not.
 
-    >>> begins_as_image(b"\x89PNG\\r\\n\x1a\\n"), begins_as_image(b"# Read me")
+    >>> begins_as_image(b"GIF89a"), begins_as_image(b"# Read me")
     (True, False)
     """
     boxed = head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis")

@@ -1,0 +1,206 @@
+"""What importers refuse, and how they say it: the right item, the right column, nothing read out of a message."""
+
+import io
+import json
+import shutil
+
+import numpy as np
+import penstock as ps
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from penstock.importers import import_data
+from PIL import Image as Pillow
+
+
+def encoded(kind="PNG", size=(4, 3), colour=(9, 8, 7)):
+    body = io.BytesIO()
+    Pillow.new("RGB", size, colour).save(body, kind)
+    return body.getvalue()
+
+
+def test_a_value_that_names_another_column_nulls_its_own(root):
+    """`see column `a`` is a value, not a message."""
+    rows = [{"a": index, "b": index} for index in range(10)]
+    rows[3]["b"] = "see column `a`, row 0 at row 7"
+    report = import_data(rows, root, types={"a": "int64", "b": "int64"}, on_error="null")
+    ds = ps.open(root)
+    assert ds["a"][:].tolist() == list(range(10)) and ds["b"][3:4].mask.all() and ds["b"][:].count() == 9
+    [refusal] = report.refused
+    assert refusal.path == "row 3" and "see column `a`, row 0 at row 7" in refusal.message and "column `b`" in refusal.message
+
+
+def test_columns_named_like_messages(root):
+    names = ["row 0", "column `x`", "a`b", "at row 1"]
+    rows = [{name: index for name in names} for index in range(5)]
+    rows[2]["a`b"] = "row 0"
+    report = import_data(rows, root, types=dict.fromkeys(names, "int64"), on_error="null")
+    assert [refusal.path for refusal in report.refused] == ["row 2"]
+    ds = ps.open(root)
+    assert [ds[name][:].count() if np.ma.isMaskedArray(ds[name][:]) else 5 for name in names] == [5, 5, 4, 5]
+
+
+def test_rows_in_values_are_never_renumbered(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int32", "t": ps.Text()})
+    texts = ["x"] * 70_000
+    with pytest.raises(ps.InvalidInputError) as caught:
+        ds.append({"n": [1] * 69_000 + ["row 5"] + [1] * 999, "t": texts})
+    error = caught.value
+    assert error.rows == [69_000] and error.column == "n" and "row 69000 is 'row 5'" in str(error), error
+    ds = ps.create(tmp_path / "words", {"label": ps.Label(["row 1", "row 2"])})
+    with pytest.raises(ps.InvalidInputError) as caught:
+        ds.append({"label": ["row 1"] * 66_000 + ["row 9"]})
+    assert caught.value.rows == [66_000] and caught.value.column == "label" and "row 66000 holds `row 9`" in str(caught.value)
+    assert "labels: row 1, row 2" in str(caught.value)
+
+
+def test_rows_of_values_that_are_pulled_are_counted_from_the_beginning(tmp_path):
+    ds = ps.create(tmp_path / "set", {"v": ps.Tensor((None, None), "float64", tile=(2, 2))})
+    values = [np.zeros((2, 2))] * 65_540
+    values[65_537] = np.zeros((2, 2, 2))
+    with pytest.raises(ps.InvalidInputError) as caught:
+        ds.append({"v": values})
+    assert caught.value.rows == [65_537] and "row 65537" in str(caught.value) and caught.value.column == "v"
+
+
+@pytest.mark.parametrize("bad", [[0], [4], [0, 1, 4], [2, 3], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("mode", ["skip", "null"])
+def test_every_refusal_names_its_own_row(root, bad, mode):
+    """Several bad values, of both columns: one refusal a value with null, one a row with skip."""
+    rows = [{"a": index, "b": index * 10} for index in range(5)]
+    for row in bad:
+        rows[row] = {"a": f"bad a{row}", "b": f"bad b{row}" if row % 2 else row * 10}
+    report = import_data(rows, root, types={"a": "int64", "b": "int64"}, on_error=mode)
+    ds = ps.open(root)
+    if mode == "skip":
+        assert [refusal.path for refusal in report.refused] == [f"row {row}" for row in bad]
+        assert ds["a"][:].tolist() == [row for row in range(5) if row not in bad] and report.samples == 5 - len(bad)
+    else:
+        wanted = [(row, column) for row in bad for column in ("a", "b") if column == "a" or row % 2]
+        assert sorted((refusal.path, f"bad {column}{row}" in refusal.message) for refusal, (row, column) in zip(report.refused, wanted, strict=True)) == [
+            (f"row {row}", True) for row, _ in wanted
+        ]
+        assert report.samples == 5 and ds["b"][:].tolist() == [None if row in bad and row % 2 else row * 10 for row in range(5)]
+
+
+@pytest.mark.parametrize("mode", ["skip", "null"])
+def test_columns_that_come_late_are_refused_and_never_dropped(root, tmp_path, mode):
+    rows = [{"a": index} for index in range(1500)]
+    rows[1200] = {"a": 1, "late": 5}
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = import_data(path, root, on_error=mode)
+    [refusal] = report.refused
+    assert "late" in refusal.message and "1201" in refusal.path and report.samples == 1499
+    with pytest.raises(ps.InvalidInputError, match="late"):
+        import_data(path, root.with_name("again"), on_error="raise")
+
+
+def test_an_image_alone_is_not_taken_for_many(root):
+    ds = ps.create(root, {"image": ps.Image(), "label": "int32"})
+    pixels = np.zeros((5, 6, 3), np.uint8)
+    for one in (pixels, pixels[:, :, :1], np.zeros((5, 6, 4), np.uint16)):
+        with pytest.raises(ps.InvalidInputError, match="one image") as caught:
+            ds.append({"image": one, "label": [1]})
+        assert "write [array]" in str(caught.value)
+    ds.append({"image": [pixels], "label": [1]})
+    ds.append({"image": np.zeros((2, 5, 6, 3), np.uint8), "label": [1, 2]})
+    ds.append({"image": np.zeros((2, 5, 6), np.uint8), "label": [3, 4]})
+    assert [image.shape for image in ds["image"][:]] == [(5, 6, 3)] * 3 + [(5, 6, 1)] * 2
+
+
+def hugging(bodies, paths):
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    values = [None if body is None and path is None else {"bytes": body, "path": path} for body, path in zip(bodies, paths, strict=True)]
+    return pa.table({"image": pa.array(values, kind), "n": pa.array(range(len(values)))})
+
+
+def test_images_as_hugging_face_stores_them(root, tmp_path):
+    bodies = [None, encoded(), encoded("JPEG", (8, 8))]
+    pq.write_table(hugging(bodies, [None, "a.png", None]), tmp_path / "images.parquet")
+    assert import_data(tmp_path / "images.parquet", root).samples == 3
+    ds = ps.open(root)
+    assert isinstance(ds.schema["image"], ps.Image) and ds.take([0, 1, 2], decode=False)["image"] == bodies
+    assert ds["image"][1].shape == (3, 4, 3) and ds["image"][0] is None
+
+
+def test_other_media_as_hugging_face_stores_them_stay_bytes(root, tmp_path):
+    pq.write_table(hugging([b"RIFF....WAVE", b"x"], ["a.wav", "b.wav"]), tmp_path / "audio.parquet")
+    import_data(tmp_path / "audio.parquet", root)
+    assert isinstance(ps.open(root).schema["image"], ps.Bytes) and list(ps.open(root)["image"][:]) == [b"RIFF....WAVE", b"x"]
+
+
+def test_media_that_are_only_a_path_are_refused(root, tmp_path):
+    pq.write_table(hugging([encoded(), None], ["a.png", "/elsewhere/b.png"]), tmp_path / "images.parquet")
+    with pytest.raises(ps.InvalidInputError, match="/elsewhere/b.png"):
+        import_data(tmp_path / "images.parquet", root)
+
+
+@pytest.mark.parametrize(
+    "values", [[[b"a", b"b"]], [{"x": b"a", "y": 1}], [{"bytes": b"a", "path": "p", "more": 1}], [[{"deep": [b"x"]}]]]
+)
+def test_binary_inside_other_values_is_refused_and_never_text(root, tmp_path, values):
+    pq.write_table(pa.table({"nested": pa.array(values), "n": pa.array(range(len(values)))}), tmp_path / "nested.parquet")
+    with pytest.raises(ps.UnsupportedError, match="binary"):
+        import_data(tmp_path / "nested.parquet", root)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What people have: two classes, and everything that lies about beside them."""
+    folder = tmp_path / "photos"
+    for name in ("cat/1.png", "cat/2.jpg", "dog/1.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(encoded("PNG" if name.endswith("png") else "JPEG"))
+    for name in ("README.md", "LICENSE", ".DS_Store", "labels.json", "cat/Thumbs.db", "scripts/make.py", "docs/index.html"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("not an image")
+    return folder
+
+
+def test_other_files_are_left_out_and_counted(folder, root):
+    report = import_data(folder, root)
+    assert report.samples == 3 and not report.refused
+    assert sorted(report.left_out) == ["LICENSE", "README.md", "cat/Thumbs.db", "docs/index.html", "labels.json", "scripts/make.py"]
+    ds = ps.open(root)
+    assert ds.schema["label"].names == ("cat", "dog") and ds["path"][:] == ["cat/1.png", "cat/2.jpg", "dog/1.png"]
+
+
+def test_an_image_without_a_name_of_one_is_one(folder, root):
+    (folder / "dog" / "download").write_bytes(encoded("JPEG"))
+    assert import_data(folder, root).samples == 4
+
+
+@pytest.mark.parametrize("name,body", [("cat/broken.jpg", b"\xff\xd8\xff broken"), ("cat/empty.png", b""), ("dog/anim.gif", b"GIF89a..."), ("dog/x", b"RIFF....WEBP")])
+def test_a_broken_image_or_one_of_another_format_stops_it(folder, root, name, body):
+    (folder / name).write_bytes(body)
+    with pytest.raises(ps.Error, match=name.partition("/")[2]):
+        import_data(folder, root)
+    report = import_data(folder, root.with_name("skipped"), on_error="skip")
+    assert report.samples == 3 and [refusal.path for refusal in report.refused] == [name]
+
+
+def test_classes_come_from_images_that_are_accepted(folder, root):
+    (folder / "ghost").mkdir()
+    (folder / "ghost" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    shutil.rmtree(folder / "docs")
+    import_data(folder, root, on_error="skip")
+    assert ps.open(root).schema["label"].names == ("cat", "dog")
+
+
+def test_include_and_exclude_choose(folder, root):
+    report = import_data(folder, root, include=["*.png", "*.jpg"], exclude=["dog/*"])
+    assert report.samples == 2 and "dog/1.png" in report.left_out and ps.open(root).schema["label"].names == ("cat",)
+    with pytest.raises(ps.Error, match=r"README\.md"):
+        import_data(folder, root.with_name("wrong"), include=["*.md", "*.png"])
+
+
+def test_the_command_says_what_it_left_out(folder, tmp_path):
+    from typer.testing import CliRunner
+
+    from penstock.cli import app
+
+    done = CliRunner().invoke(app, ["import", str(folder), str(tmp_path / "set"), "--exclude", "dog/*"])
+    assert done.exit_code == 0 and "left out 7 files" in done.output and "imported 2 samples" in done.output
+    done = CliRunner().invoke(app, ["import", str(folder), str(tmp_path / "json"), "--json"])
+    assert len(json.loads(done.output)["left_out"]) == 6
