@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
 from penstock.schema import Schema, from_json, to_json
-from penstock.values import is_utf8, rows_of
+from penstock.values import is_utf8, offsets_of, rows_of
 from penstock.view import View
 
 
@@ -280,18 +280,47 @@ def _size(value: Any) -> int:
 
 
 def slices(columns: Iterable[Any], rows: int) -> Iterator[tuple[int, int]]:
-    """Cut rows into slices of bounded bytes. Cost: a look at every value of list columns."""
+    """Cut rows into slices of bounded bytes. Cost: arrays are not looked at, of text from Arrow the offsets, of lists every value."""
     columns = list(columns)
-    even = sum(values.nbytes / max(1, len(values)) for values in columns if not isinstance(values, list))
-    lists = [values for values in columns if isinstance(values, list)]
-    start, size = 0, 0.0
-    for row in range(rows):
-        size += even + sum(_size(values[row]) for values in lists)
-        if size >= SLICE_BYTES or row + 1 - start >= SLICE_ROWS:
-            yield start, row + 1
-            start, size = row + 1, 0.0
-    if start < rows or rows == 0:
-        yield start, rows
+    even, uneven = 0.0, []
+    for values in columns:
+        sizes = _sizes(values)
+        if isinstance(sizes, float):
+            even += sizes
+        else:
+            uneven.append(sizes)
+    most = SLICE_ROWS if any(isinstance(values, list) for values in columns) else max(1, rows)
+    if not uneven:
+        step = max(1, min(most, int(SLICE_BYTES / even) if even else most))
+        yield from ((start, min(start + step, rows)) for start in range(0, max(rows, 1), step))
+        return
+    ends = np.cumsum(np.sum(uneven, axis=0) + even)  # Bytes of all rows up to each, itself included.
+    start, before = 0, 0.0
+    while start < rows:
+        end = min(int(np.searchsorted(ends, before + SLICE_BYTES)) + 1, start + most, rows)
+        yield start, end
+        start, before = end, float(ends[end - 1])
+    if rows == 0:
+        yield 0, 0
+
+
+# What a Python number takes, about.
+_PLAIN_BYTES = 32.0
+_PLAIN = {int, float, bool, complex, type(None)}
+
+
+def _sizes(values: Any) -> float | npt.NDArray[np.float64]:
+    """About how many bytes each value takes on its way: one number for all where they are alike."""
+    if isinstance(values, list):
+        kinds = set(map(type, values))
+        if kinds <= _PLAIN:
+            return _PLAIN_BYTES
+        if kinds <= {str, bytes}:
+            return np.fromiter(map(len, values), np.float64, len(values)) + _PLAIN_BYTES
+        return np.fromiter(map(_size, values), np.float64, len(values))
+    mean = float(values.nbytes) / max(1, len(values))
+    ends = offsets_of(values)
+    return mean if ends is None else np.diff(ends).astype(np.float64) + 8.0
 
 
 def _text(value: Any, what: str) -> str:

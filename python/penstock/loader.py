@@ -15,7 +15,7 @@ from numpy.random import Generator, Philox  # By name, as in `view`.
 
 from penstock import _core
 from penstock.errors import ClosedError, InvalidInputError, NotFoundError
-from penstock.order import Mix, Replacement, Source, Window, whole
+from penstock.order import Mix, Replacement, Source, Window, checked_mix, shares_of, whole, whole_seed
 from penstock.report import Line, explained, size_text
 from penstock.stages import check_nulls, collated, fill, stages_of
 from penstock.transforms import Transform
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 EXTRAS = ("_row_id", "_position", "_step", "_valid", "_source")
 STATE_FORMAT = 1
+# Which permutations, window orders and mixtures give what they give: crates/loader/tests/golden.
+PERMUTATION = 2
 # A consumer who waits for more than this share of the time waits for the loader, not for a first batch.
 STALLED = 0.1
 
@@ -82,7 +84,7 @@ class Loader:
         if last_batch not in ("short", "drop", "pad"):
             raise InvalidInputError(f"last_batch={last_batch!r}", code="invalid-argument", hint="one of short, drop, pad")
         self.output, self.last_batch, self.decode, self.on_corrupt = output, last_batch, decode, on_corrupt
-        self.seed = whole(seed, "seed", 0)
+        self.seed = whole_seed(seed)
         for what, given, kinds in (
             ("decode", decode, bool),
             ("pin", pin, bool),
@@ -117,8 +119,7 @@ class Loader:
         self.progress, self.pin = progress, pin
         self._mix: dict[str, Any] | None = None
         if isinstance(source, Mix):
-            total = sum(weight for _, weight in views.values())
-            shares = [round(weight / total * 2**32) for _, weight in views.values()]
+            shares = shares_of({name: weight for name, (_, weight) in views.items()})
             self._mix = {"shares": shares, "epoch_samples": source.epoch_samples, "exhausted": source.exhausted}
         self._shuffle = shuffle
         columns_read = list(dict.fromkeys(self._outputs.values()))
@@ -364,7 +365,7 @@ class Loader:
 
     def _order_state(self) -> dict[str, Any]:
         return {
-            "format": STATE_FORMAT, "permutation": 1, "sources": [source.state() for source in self._sources], "mix": self._mix, "seed": self.seed,
+            "format": STATE_FORMAT, "permutation": PERMUTATION, "sources": [source.state() for source in self._sources], "mix": self._mix, "seed": self.seed,
             "order_block_samples": self.order_block_samples, "global_batch_size": self.global_batch_size, "last_batch": self.last_batch,
         }  # fmt: skip
 
@@ -375,12 +376,15 @@ class Loader:
         if it is another one. Raises: InvalidInputError for another dataset or selection, NotFoundError for a snapshot that is gone.
         """
         try:
-            if state["format"] != STATE_FORMAT or state["permutation"] != 1:
+            if (state["format"], state["permutation"]) != (STATE_FORMAT, PERMUTATION):
+                found, known = f"{state['format']}.{state['permutation']}", f"{STATE_FORMAT}.{PERMUTATION}"
                 raise InvalidInputError(
-                    f"cannot load a state of format {state['format']}: this release reads format {STATE_FORMAT}", code="invalid-argument"
-                )
-            sources, mix = list(state["sources"]), state["mix"]
-            epoch, draw, seed = (whole(state[what], what, 0) for what in ("epoch", "draw", "seed"))
+                    f"cannot load a state of format {found}: this release reads {known}", code="invalid-argument",
+                    hint="its order would be another one; train on with the release that took it",
+                )  # fmt: skip
+            sources = list(state["sources"])
+            mix = checked_mix(state["mix"], len(sources))
+            epoch, draw, seed = whole(state["epoch"], "epoch", 0), whole(state["draw"], "draw", 0), whole_seed(state["seed"])
             block = whole(state["order_block_samples"], "order_block_samples", 1)
             if len(sources) != len(self._sources):
                 raise InvalidInputError(

@@ -18,15 +18,68 @@ from penstock.view import View
 if TYPE_CHECKING:
     from penstock.loader import Loader
 
+# What happens when a source of a mixture has given all its samples.
+EXHAUSTED = ("repeat", "stop", "raise")
+
 # Ranks that evenly share the lanes of a window order.
 LANES = 48
 
 
-def whole(value: Any, what: str, least: int) -> int:
+def whole(value: Any, what: str, least: int, below: int = 2**62) -> int:
     """Give a whole number of at least `least`, or say that it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value < 2**62:
-        raise InvalidInputError(f"{what}={value!r}, expected a whole number of at least {least}", code="invalid-argument")
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value < below:
+        power = below.bit_length() - 1
+        raise InvalidInputError(
+            f"{what}={value!r}, expected a whole number of at least {least} and less than 2^{power}", code="invalid-argument"
+        )
     return int(value)
+
+
+def whole_seed(value: Any) -> int:
+    """Give a seed: any number of 64 bits, as torch takes them."""
+    return whole(value, "seed", 0, 2**64)
+
+
+def shares_of(weights: Mapping[str, float]) -> list[int]:
+    """Give weights as whole numbers: themselves where they are that, else parts of 2^52.
+
+    >>> shares_of({"a": 3.0, "b": 1.0}), sum(shares_of({"a": 0.1, "b": 0.7}))
+    ([3, 1], 4503599627370496)
+    """
+    total = math.fsum(weights.values())
+    if not total < math.inf:
+        raise InvalidInputError(f"cannot mix: the weights sum to {total}", code="invalid-argument")
+    if total < 2**53 and all(weight.is_integer() for weight in weights.values()):
+        return [int(weight) for weight in weights.values()]
+    shares = {name: round(weight / total * 2**52) for name, weight in weights.items()}
+    for name, weight in weights.items():
+        if weight > 0 and not shares[name]:
+            raise InvalidInputError(f"cannot mix `{name}`: its weight {weight} is too small beside {total}", code="invalid-argument")
+    return list(shares.values())
+
+
+def checked_mix(state: Any, sources: int) -> dict[str, Any] | None:
+    """Give the mixture of a state, all of whose numbers are in range."""
+    if state is None:
+        return None
+    if set(state) != {"shares", "epoch_samples", "exhausted"} or state["exhausted"] not in EXHAUSTED or len(state["shares"]) != sources:
+        raise InvalidInputError(f"this is no state of a loader: its mixture is {state!r}", code="invalid-argument")
+    shares = [whole(share, "a share of the mixture", 0) for share in state["shares"]]
+    return {"shares": shares, "epoch_samples": whole(state["epoch_samples"], "epoch_samples", 1), "exhausted": state["exhausted"]}
+
+
+# Kinds of orders, and their numbers.
+_ORDERS = {"sequential": (), "full": (), "window": ("run_samples", "window_samples", "lanes"), "replacement": ("samples",)}
+
+
+def checked_order(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the order of a state, all of whose numbers are in range."""
+    kind = state["kind"]
+    if kind not in _ORDERS or set(state) - {"kind", "weights", *_ORDERS[kind]}:
+        raise InvalidInputError(f"this is no state of a loader: its order is {dict(state)!r}", code="invalid-argument")
+    for what in _ORDERS[kind]:
+        whole(state[what], what, 0 if kind == "replacement" else 1)
+    return dict(state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +123,8 @@ class Mix:
 def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhausted: str = "repeat") -> Mix:
     """Mix views in exact proportions: name → view, or (view, weight); without weights, by their sizes.
 
-    Inside every `order_block_samples` draws (by default a global batch) each source has its share, in shuffled places. `epoch_samples`:
+    Inside every `order_block_samples` draws (by default a global batch) each source has its share, in shuffled places: before any block it was
+    drawn no whole draw more or less often than exactly. `epoch_samples`:
     by default all sources together. `exhausted`: "repeat" begins a source again, and goes on with it in the next epoch; "stop" ends the epoch
     before one would repeat; "raise" refuses an epoch that needs more than there is.
 
@@ -95,8 +149,8 @@ def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhaust
         pairs[name] = (view, float(weight))
     if not sum(weight for _, weight in pairs.values()):
         raise InvalidInputError("cannot mix: all weights are 0", code="invalid-argument")
-    if exhausted not in ("repeat", "stop", "raise"):
-        raise InvalidInputError(f"exhausted={exhausted!r}", code="invalid-argument", hint="one of repeat, stop, raise")
+    if exhausted not in EXHAUSTED:
+        raise InvalidInputError(f"exhausted={exhausted!r}", code="invalid-argument", hint=f"one of {', '.join(EXHAUSTED)}")
     samples = sum(len(view) for view, _ in pairs.values()) if epoch_samples is None else epoch_samples
     return Mix(pairs, whole(samples, "epoch_samples", 1), exhausted)
 
@@ -197,8 +251,8 @@ class Source:
         if state["snapshot"] != own["snapshot"]:
             snapshot = _reopened(view, str(state["snapshot"]))
             positions = view._view.positions()
-            view = View(snapshot, snapshot.view(None if positions is None else positions.tolist()))
-        return Source(str(state["name"]), view, self.columns, dict(state["order"]), self.weights, self.given)
+            view = View(snapshot, snapshot.view(positions))
+        return Source(str(state["name"]), view, self.columns, checked_order(state["order"]), self.weights, self.given)
 
     def state(self) -> dict[str, Any]:
         return {

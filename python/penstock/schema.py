@@ -79,10 +79,12 @@ class Text(ColumnType):
         flat = flat_from_arrow(values)
         if flat is not None:
             return flat
-        items = [None if is_null_word(value) else value for value in items_of(values)]
-        for row, value in enumerate(items):
-            if value is not None and not isinstance(value, str):
-                raise fail(f"is a {type(value).__name__}, expected str", row)
+        items = items_of(values)
+        if not set(map(type, items)) <= {str, type(None)}:
+            items = [None if is_null_word(value) else value for value in items]
+            for row, value in enumerate(items):
+                if value is not None and not isinstance(value, str):
+                    raise fail(f"is a {type(value).__name__}, expected str", row)
         return ("items", items)
 
 

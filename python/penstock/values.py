@@ -250,6 +250,10 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
             raise fail("is masked in part", first_row(partly), hint="a sample is null as a whole, or not at all")
         validity = np.asarray(~mask.any(axis=1))
         values = np.asarray(values.data)
+    if isinstance(values, list) and not shape:
+        quick = plain_numbers(values, dtype)
+        if quick is not None:
+            return fixed(*quick)
     if isinstance(values, list):
         nulls = [row for row, value in enumerate(values) if is_null(value)]
         if len(nulls) == len(values):
@@ -371,6 +375,39 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
         raise fail(f"values do not make an array of {dtype}: {error}") from error
 
 
+def plain_numbers(items: list[Any], dtype: str) -> tuple[Array, npt.NDArray[np.bool_] | None] | None:
+    """Convert a list of Python's own numbers and None at once; None where that does not go, for the row to be found one by one."""
+    kinds = set(map(type, items))
+    validity = None
+    if type(None) in kinds:
+        validity = np.fromiter((item is not None for item in items), bool, len(items))
+        kinds.discard(type(None))
+        items = [0 if item is None else item for item in items]
+    wanted = numpy_dtype(dtype)
+    if kinds == {int} and wanted.kind in "iu":
+        array = whole_numbers(items, dtype)
+    elif kinds and kinds <= {int, float} and wanted.kind == "f":
+        array = np.array(items, np.float64)
+        array = array if wanted.itemsize == 8 else cast(array, dtype)
+    elif kinds == {bool} and wanted.kind == "b" and validity is None:
+        array = np.array(items, np.bool_)
+    else:
+        return None
+    return None if array is None else (array, validity)
+
+
+def whole_numbers(items: list[int], dtype: str) -> Array | None:
+    """Convert Python integers at once; None where one of them is out of range."""
+    wanted = numpy_dtype(dtype)
+    try:
+        array = np.array(items, np.uint64 if dtype == "uint64" else np.int64)
+    except OverflowError:
+        return None
+    if array.size and not np.iinfo(wanted).min <= int(array.min()) <= int(array.max()) <= np.iinfo(wanted).max:
+        return None
+    return array.astype(wanted, copy=False)
+
+
 def whole_number(item: Any, row: int, dtype: str) -> int:
     """Give an integer that fits the dtype."""
     if isinstance(item, np.ndarray) and item.ndim == 0:
@@ -460,6 +497,39 @@ def flat_from_arrow(values: Any) -> Prepared | None:
     return ("flat", data[offsets[0] : offsets[-1]], offsets[1:] - offsets[0], None, validity)
 
 
+def offsets_of(values: Any) -> npt.NDArray[np.int64] | None:
+    """Give where text or binary values of an Arrow array begin, and the end of the last; None for all else. Nothing is copied."""
+    if not is_arrow(values) or not hasattr(values, "buffers") or not hasattr(values, "offset"):
+        return None  # A chunked array: its mean is good enough.
+    import pyarrow as pa
+
+    wide = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
+    if not (wide or pa.types.is_string(values.type) or pa.types.is_binary(values.type)) or not len(values):
+        return None
+    offsets = np.frombuffer(values.buffers()[1], np.int64 if wide else np.int32)
+    return offsets[values.offset : values.offset + len(values) + 1].astype(np.int64, copy=False)
+
+
+def coded_from_arrow(values: Any) -> Prepared | None:
+    """Take dictionary-encoded words from Arrow as they are: its words, and a place among them for each sample. Nothing for other types."""
+    if not is_arrow(values):
+        return None
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(values.type):
+        return None
+    if isinstance(values, pa.ChunkedArray):
+        values = values.unify_dictionaries().combine_chunks()
+        values = values.chunk(0) if isinstance(values, pa.ChunkedArray) and values.num_chunks == 1 else values
+    words = flat_from_arrow(values.dictionary) if isinstance(values, pa.DictionaryArray) else None
+    if words is None or words[4] is not None:
+        return None  # Numbers as words, or a null among the words: decoded, and looked at one by one.
+    indices = values.indices
+    validity = None if indices.null_count == 0 else np.asarray(indices.is_valid())
+    filled = indices if validity is None else indices.fill_null(0)
+    return ("coded", words[1], words[2], np.asarray(filled).astype(np.int64), validity)
+
+
 def items_of(values: Any) -> list[Any]:
     """Make a list of a container."""
     return list(values.to_pylist()) if is_arrow(values) else list(container(values))
@@ -467,6 +537,9 @@ def items_of(values: Any) -> list[Any]:
 
 def codes_or_words(values: Any) -> Prepared:
     """Prepare the values of a label or category column: words, or whole numbers."""
+    coded = coded_from_arrow(values)
+    if coded is not None:
+        return coded
     if hasattr(values, "dictionary_decode"):
         values = values.dictionary_decode()
     flat = flat_from_arrow(values)
@@ -474,7 +547,15 @@ def codes_or_words(values: Any) -> Prepared:
         return flat
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and values.ndim == 1 and not isinstance(values, np.ma.MaskedArray):
         return fixed(cast(values, "int64"), None)
-    items = [None if is_null_word(value) else value for value in items_of(values)]
+    items = items_of(values)
+    kinds = set(map(type, items))
+    if kinds <= {str, type(None)}:
+        return ("items", items)
+    if kinds == {int}:
+        whole = whole_numbers(items, "int64")
+        if whole is not None:
+            return fixed(whole, None)
+    items = [None if is_null_word(value) else value for value in items]
     if any(isinstance(value, str) for value in items):
         for row, value in enumerate(items):
             if value is not None and not isinstance(value, str):

@@ -191,7 +191,7 @@ class View:
 
     def select(self, positions: npt.ArrayLike) -> View:
         """Narrow to positions of this view, in that order; doubles are allowed. Cost: 8 bytes a position, nothing read."""
-        return View(self._snapshot, self._view.select(positions_of(positions, len(self)).tolist()))
+        return View(self._snapshot, self._view.select(positions_of(positions, len(self))))
 
     def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> Iterator[Any]:
         """Read all samples in order as pyarrow.RecordBatch of `batch_size` rows.
@@ -269,7 +269,7 @@ class View:
 
 def _reopen(uri: str, snapshot: str, options: tuple[list[tuple[str, str]], str], positions: npt.NDArray[np.int64] | None) -> View:
     core = _core.open(uri, snapshot, *options)
-    return View(core, core.view(None if positions is None else positions.tolist()))
+    return View(core, core.view(positions))
 
 
 def _names(columns: Sequence[str] | None) -> list[str] | None:
@@ -392,7 +392,7 @@ class Column:
         else:
             positions = positions_of(which if position is None else [position], len(self))
         kind = self._view.schema.get(self.name)
-        shapes = self._view._view.shapes(positions.tolist(), self.name) if isinstance(kind, Tensor) else None
+        shapes = self._view._view.shapes(positions, self.name) if isinstance(kind, Tensor) else None
         if shapes is None:
             values = self[positions]
             each = [unwrap(values, index) for index in range(len(values))]
@@ -400,7 +400,7 @@ class Column:
         else:
             windows = [([], ()) if shape is None else window_of(key, shape) for shape in shapes]
             there = [index for index, shape in enumerate(shapes) if shape is not None]
-            read = self._view._view.windows(positions[there].tolist(), self.name, [windows[index][0] for index in there])
+            read = self._view._view.windows(positions[there], self.name, [windows[index][0] for index in there])
             parts = [None] * len(shapes)
             for index, array in zip(there, read, strict=True):
                 part = array[windows[index][1]]

@@ -15,7 +15,7 @@ use penstock_format::record::{Change, ChangeKind, Delta, Record, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec, Schema};
 use penstock_format::{Id, SnapshotId};
 use penstock_storage::{CERTAIN_TRIES, Created, Storage, create_certainly, process};
-use penstock_tensor::Column;
+use penstock_tensor::{Column, Ragged};
 
 use crate::commit::{self, Event, Machine, Request};
 use crate::context::Context;
@@ -25,10 +25,11 @@ use crate::snapshot::{Part, Snapshot};
 use crate::values::{check_lengths, check_media, check_text, check_values, codes_of, label_codes};
 use crate::writer::{FragmentWriter, Stored};
 
-/// Values of a named column. Labels and categories come as int64 codes (`Fixed`) or as words (`Ragged`).
+/// Values of a named column. Labels and categories come as int64 codes (`Fixed`) or as words (`Ragged`); with `words`, as places among those.
 pub struct Input {
     pub name: String,
     pub column: Column,
+    pub words: Option<Ragged>,
 }
 
 /// What a commit gave.
@@ -166,6 +167,22 @@ enum State {
     Closed,
 }
 
+/// How rows of a category name their words.
+enum Places {
+    /// Each has its own.
+    Own,
+    Given(Vec<i64>),
+}
+
+impl Places {
+    fn count(&self, words: &Ragged) -> usize {
+        match self {
+            Places::Own => words.len(),
+            Places::Given(places) => places.len(),
+        }
+    }
+}
+
 #[derive(Default)]
 struct Vocabulary {
     known: HashSet<String>,
@@ -213,7 +230,7 @@ impl Transaction {
                 return Err(Error::new("invalid-argument", format!("cannot append column `{}`: it is given twice", spec.name)));
             }
             columns[index] = Some(
-                self.stored(spec, input.column, validate)
+                self.stored(spec, input.column, input.words, validate)
                     .map_err(|error| error.column(&spec.name).context(format!("cannot append to column `{}`", spec.name)))?,
             );
         }
@@ -266,11 +283,11 @@ impl Transaction {
     }
 
     /// Check values and give them the form in which they are stored.
-    fn stored(&mut self, spec: &ColumnSpec, column: Column, validate: Validate) -> Result<Stored> {
+    fn stored(&mut self, spec: &ColumnSpec, column: Column, words: Option<Ragged>, validate: Validate) -> Result<Stored> {
         let plain = |column| Ok(Stored { column, words: Vec::new() });
         match &spec.kind {
-            ColumnKind::Label { names } => plain(label_codes(names, column)?),
-            ColumnKind::Category => self.category(spec, column),
+            ColumnKind::Label { names } => plain(label_codes(names, column, words)?),
+            ColumnKind::Category => self.category(spec, column, words),
             ColumnKind::Text | ColumnKind::Json => plain(check_text(column)?),
             ColumnKind::Image { .. } | ColumnKind::Mask { .. } => {
                 let mask = matches!(spec.kind, ColumnKind::Mask { .. });
@@ -295,49 +312,52 @@ impl Transaction {
         self.vocabularies.get_mut(&column).ok_or_else(|| Error::new("internal", "a vocabulary vanished"))
     }
 
-    /// Words become places in a list of this call's distinct words; the writer maps them to its dictionary.
-    fn category(&mut self, spec: &ColumnSpec, column: Column) -> Result<Stored> {
-        let mut codes: HashMap<String, u32> = HashMap::new();
-        let mut words: Vec<String> = Vec::new();
-        let mut data = Vec::with_capacity(column.len() * 4);
-        let mut code_of = |word: &str| match codes.get(word) {
-            Some(code) => *code,
-            None => {
-                let code = words.len() as u32;
-                codes.insert(word.to_owned(), code);
-                words.push(word.to_owned());
-                code
+    /// Words become places in a list of this call's distinct words, in order of first use; the writer maps them to its dictionary.
+    fn category(&mut self, spec: &ColumnSpec, column: Column, words: Option<Ragged>) -> Result<Stored> {
+        let (places, validity, known) = match (column, words) {
+            (Column::Fixed { data, validity, samples }, Some(words)) => {
+                let Column::Ragged(words) = check_text(Column::Ragged(words))? else {
+                    return Err(Error::new("internal", "text changed its form"));
+                };
+                (Places::Given(codes_of(&data, samples)?.collect()), validity, words)
+            }
+            (Column::Ragged(_), Some(_)) | (Column::Pulled(_), _) => return Err(Error::new("invalid-value", "a tensor, expected words")),
+            (column @ Column::Ragged(_), None) => {
+                let Column::Ragged(mut words) = check_text(column)? else { return Err(Error::new("internal", "text changed its form")) };
+                (Places::Own, words.validity.take(), words)
+            }
+            (Column::Fixed { data, validity, samples }, None) => {
+                let mut words = Ragged::default();
+                self.vocabulary(spec.id)?.base.iter().for_each(|word| words.push(Some(word.as_bytes()), &[]));
+                (Places::Given(codes_of(&data, samples)?.collect()), validity, words)
             }
         };
-        let (samples, validity) = match column {
-            Column::Ragged(_) => {
-                let Column::Ragged(ragged) = check_text(column)? else { return Err(Error::new("internal", "text changed its form")) };
-                for row in 0..ragged.len() {
-                    let code = if ragged.is_null(row) { 0 } else { code_of(&String::from_utf8_lossy(ragged.value(row))) };
-                    data.extend_from_slice(&code.to_le_bytes());
-                }
-                (ragged.len(), ragged.validity)
-            }
-            Column::Fixed { data: given, validity, samples } => {
-                let base = &self.vocabulary(spec.id)?.base;
-                for (row, code) in codes_of(&given, samples)?.enumerate() {
-                    let null = validity.as_ref().is_some_and(|validity| !validity[row]);
-                    let word = usize::try_from(code).ok().and_then(|code| base.get(code));
-                    let code = match word {
-                        _ if null => 0,
-                        Some(word) => code_of(word),
-                        None => {
-                            let text = format!("holds code {code}, the vocabulary has {} words", base.len());
-                            return Err(Error::new("invalid-value", text).hint("append the words themselves").at_row(row as u64));
-                        }
-                    };
-                    data.extend_from_slice(&code.to_le_bytes());
-                }
-                (samples, validity)
-            }
-            Column::Pulled(_) => return Err(Error::new("invalid-value", "a tensor, expected words")),
+        let (mut used, mut distinct): (HashMap<&[u8], u32>, Vec<String>) = (HashMap::new(), Vec::new());
+        let mut code_of = |word| {
+            *used.entry(word).or_insert_with(|| {
+                distinct.push(String::from_utf8_lossy(word).into_owned());
+                distinct.len() as u32 - 1
+            })
         };
-        Ok(Stored { column: Column::Fixed { data, validity, samples }, words })
+        let samples = places.count(&known);
+        // Of words that are given once and named often, each is looked up once.
+        let mut seen: Vec<Option<u32>> = if matches!(places, Places::Given(_)) { vec![None; known.len()] } else { Vec::new() };
+        let mut data = Vec::with_capacity(samples * 4);
+        for row in 0..samples {
+            let code = match &places {
+                _ if validity.as_ref().is_some_and(|validity| !validity[row]) => 0,
+                Places::Own => code_of(known.value(row)),
+                Places::Given(places) => match usize::try_from(places[row]).ok().filter(|place| *place < known.len()) {
+                    Some(place) => *seen[place].get_or_insert_with(|| code_of(known.value(place))),
+                    None => {
+                        let text = format!("holds code {}, the vocabulary has {} words", places[row], known.len());
+                        return Err(Error::new("invalid-value", text).hint("append the words themselves").at_row(row as u64));
+                    }
+                },
+            };
+            data.extend_from_slice(&code.to_le_bytes());
+        }
+        Ok(Stored { column: Column::Fixed { data, validity, samples }, words: distinct })
     }
 
     fn learn_words(&mut self, schema: &Schema, columns: &[Option<Stored>]) -> Result<()> {

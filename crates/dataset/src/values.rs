@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use penstock_error::{Error, Result};
 use penstock_format::schema::ColumnKind;
 use penstock_tensor::window::{Grid, elements, whole};
-use penstock_tensor::{Column, Dtype, Pulled, Shape};
+use penstock_tensor::{Column, Dtype, Pulled, Ragged, Shape};
 
 use crate::media::{self, Validate};
 use crate::transaction::Input;
@@ -38,8 +38,8 @@ pub fn codes_of(data: &[u8], samples: usize) -> Result<impl Iterator<Item = i64>
     Ok(data.chunks_exact(8).map(|code| i64::from_le_bytes([code[0], code[1], code[2], code[3], code[4], code[5], code[6], code[7]])))
 }
 
-/// Labels come as codes or names; they are stored as codes of the smallest width.
-pub fn label_codes(names: &[String], column: Column) -> Result<Column> {
+/// Labels come as codes or names, or as places among `words`; they are stored as codes of the smallest width.
+pub fn label_codes(names: &[String], column: Column, words: Option<Ragged>) -> Result<Column> {
     let (dtype, _) = ColumnKind::Label { names: names.to_vec() }.stored()?;
     let unknown = |what: String, row: usize| {
         let known: Vec<&str> = names.iter().take(20).map(String::as_str).collect();
@@ -48,6 +48,21 @@ pub fn label_codes(names: &[String], column: Column) -> Result<Column> {
             .at_row(row as u64)
     };
     let (codes, validity): (Vec<i64>, _) = match column {
+        Column::Fixed { data, validity, samples } if let Some(words) = words => {
+            let places: HashMap<&[u8], i64> = names.iter().enumerate().map(|(code, name)| (name.as_bytes(), code as i64)).collect();
+            let known: Vec<Option<i64>> = (0..words.len()).map(|word| places.get(words.value(word)).copied()).collect();
+            let code_of = |(row, place): (usize, i64)| {
+                let null = validity.as_ref().is_some_and(|validity| !validity[row]);
+                let word = usize::try_from(place).ok().filter(|place| *place < known.len());
+                match word.map(|word| (word, known[word])) {
+                    _ if null => Ok(0),
+                    Some((_, Some(code))) => Ok(code),
+                    Some((word, None)) => Err(unknown(format!("`{}`", String::from_utf8_lossy(words.value(word))), row)),
+                    None => Err(unknown(format!("place {place} of {} words", known.len()), row)),
+                }
+            };
+            (codes_of(&data, samples)?.enumerate().map(code_of).collect::<Result<_>>()?, validity)
+        }
         Column::Fixed { data, validity, samples } => (codes_of(&data, samples)?.collect(), validity),
         Column::Ragged(ragged) => {
             let places: HashMap<&[u8], i64> = names.iter().enumerate().map(|(code, name)| (name.as_bytes(), code as i64)).collect();

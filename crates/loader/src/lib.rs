@@ -14,6 +14,7 @@ pub mod permutation;
 pub mod pipeline;
 pub mod plan;
 pub mod program;
+pub mod quota;
 pub mod random;
 pub mod source;
 pub mod transform;

@@ -1,5 +1,6 @@
 //! The order of one source: which of its samples a draw of an epoch is. Pure; nothing is stored but the weights a user gave.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
@@ -76,9 +77,15 @@ impl Sequence {
 
     pub fn epoch(&self, epoch: u64) -> Epoch<'_> {
         let of = |purpose: Purpose| key(&[self.seed, purpose as u64, epoch]);
-        let permutation = matches!(self.order, Order::Full).then(|| Permutation::new(self.count, of(Purpose::Order)));
+        // A window that holds all, of one stream, is a full permutation.
+        let full = match self.order {
+            Order::Full => true,
+            Order::Window { window_samples, lanes, .. } => window_samples >= self.count && (lanes == 1 || self.count < self.block),
+            _ => false,
+        };
+        let permutation = full.then(|| Permutation::new(self.count, of(Purpose::Order)));
         let lanes = match self.order {
-            Order::Window { run_samples, window_samples, lanes } => {
+            Order::Window { run_samples, window_samples, lanes } if !full => {
                 Some(Lanes::new(self.count, self.block, [run_samples, window_samples, lanes], self.seed, epoch))
             }
             _ => None,
@@ -118,13 +125,17 @@ impl Epoch<'_> {
 
 /// The geometry of a window order in one epoch.
 ///
-/// The *line* is the samples with their runs permuted, the last, shorter run at its end. Each block of `block` draws takes
-/// `block / lanes` draws from each lane, one lane after the other; lane l is the stretch [l · lane_samples, (l + 1) · lane_samples) of the line. What is left
-/// over behind the last lane is less than a block, and comes last as it stands on the line, so that ranks read runs of their own there too.
+/// The *line* is the samples with their runs permuted, the last, shorter run among them, and turned by any number of samples, so that what
+/// comes where is even. Each block of `block` draws takes `block / lanes` draws from each lane, one lane after the other; lane l is the stretch
+/// [l · lane_samples, (l + 1) · lane_samples) of the line. What is left over behind the last lane is less than a block, and is permuted as one window.
 struct Lanes {
     count: u64,
     run: u64,
     runs: Permutation,
+    /// Where on the line, before it is turned, the last, shorter run begins; `count` where there is none.
+    short_at: u64,
+    short: u64,
+    turn: u64,
     block: u64,
     /// Draws of one lane in a block.
     share: u64,
@@ -134,60 +145,99 @@ struct Lanes {
     window: u64,
     seed: u64,
     epoch: u64,
+    /// The window of each lane that was asked for last, and that of what is left over: (number, begin, permutation).
+    open: RefCell<Vec<Option<(u64, u64, Permutation)>>>,
 }
 
 impl Lanes {
     fn new(count: u64, block: u64, [run, window, lanes]: [u64; 3], seed: u64, epoch: u64) -> Lanes {
-        let runs = Permutation::new((count / run).max(1), key(&[seed, Purpose::Blocks as u64, epoch]));
+        let number = count.div_ceil(run).max(1);
+        let runs = Permutation::new(number, key(&[seed, Purpose::Blocks as u64, epoch]));
+        let short = count % run;
+        let short_at = if short == 0 { count } else { runs.place_of(number - 1) * run };
+        let turn = Draws::new(key(&[seed, Purpose::Blocks as u64, epoch, number]), epoch, 0).below(count.max(1));
         let share = block / lanes;
         let lane_samples = count / block * share;
-        Lanes { count, run, runs, block, share, lane_samples, lanes, window: (window / lanes).max(1), seed, epoch }
+        let open = RefCell::new(vec![None; lanes as usize + 1]);
+        Lanes {
+            count,
+            run,
+            runs,
+            short_at,
+            short,
+            turn,
+            block,
+            share,
+            lane_samples,
+            lanes,
+            window: (window / lanes).max(1),
+            seed,
+            epoch,
+            open,
+        }
     }
 
     /// Place on the line → sample.
     fn on_line(&self, place: u64) -> u64 {
-        match place / self.run {
-            run if run < self.count / self.run => self.runs.at(run) * self.run + place % self.run,
-            _ => place,
-        }
+        let place = (place + self.turn) % self.count;
+        let run_and_inner = if place < self.short_at {
+            (place / self.run, place % self.run)
+        } else if place < self.short_at + self.short {
+            (self.short_at / self.run, place - self.short_at)
+        } else {
+            // Behind the short run every run begins earlier by what that lacks.
+            let place = place + self.run - self.short;
+            (place / self.run, place % self.run)
+        };
+        self.runs.at(run_and_inner.0) * self.run + run_and_inner.1
     }
 
     fn place_of(&self, position: u64) -> u64 {
-        match position / self.run {
-            run if run < self.count / self.run => self.runs.place_of(run) * self.run + position % self.run,
-            _ => position,
-        }
+        let begin = self.runs.place_of(position / self.run) * self.run;
+        let begin = if begin > self.short_at { begin - (self.run - self.short) } else { begin };
+        (begin + position % self.run + self.count - self.turn) % self.count
     }
 
-    /// The window that place `inner` of a lane is in: its begin, and the permutation inside. Lanes begin their windows at different times,
-    /// so that they do not all want new blocks at once.
-    fn window(&self, lane: u64, inner: u64) -> (u64, Permutation) {
-        let shift = (u128::from(lane) * u128::from(self.window) / u128::from(self.lanes)) as u64;
-        let number = (inner + shift) / self.window;
-        let begin = (number * self.window).saturating_sub(shift);
-        let end = ((number + 1) * self.window - shift).min(self.lane_samples);
-        (begin, Permutation::new(end - begin, key(&[self.seed, Purpose::Window as u64, self.epoch, lane, number])))
+    /// Apply `work` to the window that place `inner` of a lane is in: its begin, and the permutation inside. Lanes begin their windows at
+    /// different times, so that they do not all want new blocks at once.
+    fn in_window<T>(&self, lane: u64, inner: u64, work: impl FnOnce(u64, &Permutation) -> T) -> T {
+        let rest = lane == self.lanes;
+        let shift = (u128::from(lane % self.lanes) * u128::from(self.window) / u128::from(self.lanes)) as u64;
+        let number = if rest { 0 } else { (inner + shift) / self.window };
+        let mut open = self.open.borrow_mut();
+        let (_, begin, permutation) = match &mut open[lane as usize] {
+            Some(open) if open.0 == number => open,
+            stale => {
+                let (begin, end) = match rest {
+                    true => (0, self.count - self.lane_samples * self.lanes),
+                    false => ((number * self.window).saturating_sub(shift), ((number + 1) * self.window - shift).min(self.lane_samples)),
+                };
+                let permutation = Permutation::new(end - begin, key(&[self.seed, Purpose::Window as u64, self.epoch, lane, number]));
+                stale.insert((number, begin, permutation))
+            }
+        };
+        work(*begin, permutation)
     }
 
     fn position(&self, draw: u64) -> u64 {
         let (block, inner) = (draw / self.block, draw % self.block);
-        if draw >= self.lane_samples * self.lanes {
-            return self.on_line(draw);
-        }
-        let (lane, inner) = (inner / self.share, block * self.share + inner % self.share);
-        let (begin, permutation) = self.window(lane, inner);
-        self.on_line(lane * self.lane_samples + begin + permutation.at(inner - begin))
+        let end = self.lane_samples * self.lanes;
+        let (lane, begin, inner) = match draw < end {
+            true => (inner / self.share, inner / self.share * self.lane_samples, block * self.share + inner % self.share),
+            false => (self.lanes, end, draw - end),
+        };
+        self.on_line(begin + self.in_window(lane, inner, |first, permutation| first + permutation.at(inner - first)))
     }
 
     fn draw_of(&self, position: u64) -> u64 {
         let place = self.place_of(position);
-        if place >= self.lane_samples * self.lanes {
-            return place;
+        let end = self.lane_samples * self.lanes;
+        let (lane, inner) = if place < end { (place / self.lane_samples, place % self.lane_samples) } else { (self.lanes, place - end) };
+        let inner = self.in_window(lane, inner, |first, permutation| first + permutation.place_of(inner - first));
+        match place < end {
+            true => inner / self.share * self.block + lane * self.share + inner % self.share,
+            false => end + inner,
         }
-        let (lane, inner) = (place / self.lane_samples, place % self.lane_samples);
-        let (begin, permutation) = self.window(lane, inner);
-        let inner = begin + permutation.place_of(inner - begin);
-        inner / self.share * self.block + lane * self.share + inner % self.share
     }
 }
 
@@ -261,6 +311,44 @@ mod tests {
                 prop_assert!(position < count && !std::mem::replace(&mut seen[position as usize], true));
                 prop_assert_eq!(epoch.draw_of(position), Some(draw));
             }
+        }
+    }
+
+    /// Over seeds, every sample comes at every draw equally often; and what is left over behind whole runs and blocks changes by epoch.
+    #[test]
+    fn tails_of_window_orders_are_even() {
+        for (count, run, size, lanes, block) in [
+            (7u64, 2, 4, 1, 4),
+            (11, 4, 4, 2, 4),
+            (13, 5, 100, 1, 6),
+            (10, 3, 6, 2, 4),
+            (23, 8, 8, 2, 12),
+            (5, 8, 8, 1, 8),
+            (3, 1, 1, 1, 8),
+        ] {
+            let mut counts = vec![0f64; (count * count) as usize];
+            let seeds = 20_000;
+            for seed in 0..seeds {
+                let sequence = Sequence::new(window(run, size, lanes), seed, count, block, None).unwrap();
+                let epoch = sequence.epoch(seed % 3);
+                (0..count).for_each(|draw| counts[(draw * count + epoch.position(draw)) as usize] += 1.0);
+            }
+            let (expected, freedom) = (seeds as f64 / count as f64, ((count - 1) * (count - 1)) as f64);
+            let sum: f64 = counts.iter().map(|found| (found - expected).powi(2) / expected).sum();
+            // Draws of one epoch are not independent of each other: neighbours come together, which widens the sum.
+            let wide = (2.0 * freedom).sqrt() * run as f64;
+            assert!(
+                (sum - freedom) / wide < 5.0,
+                "{sum} of {freedom} for {count} samples, runs of {run}, windows of {size}, {lanes} lanes"
+            );
+            let sequence = Sequence::new(window(run, size, lanes), 1, count, block, None).unwrap();
+            let tails: std::collections::HashSet<Vec<u64>> = (0..20)
+                .map(|epoch| {
+                    let epoch = sequence.epoch(epoch);
+                    (count - (count % block).max(2)..count).map(|draw| epoch.position(draw)).collect()
+                })
+                .collect();
+            assert!(tails.len() > 3, "{count} samples end in {tails:?}");
         }
     }
 

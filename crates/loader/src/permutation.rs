@@ -1,10 +1,17 @@
-//! A permutation of 0..n that is computed, not stored: a keyed xor-Feistel network with cycle walking.
+//! A permutation of 0..n that is a function of its seed: of few elements a shuffled table, of many a keyed xor-Feistel network with
+//! cycle walking, computed and not stored.
 //!
-//! Bijective for every n, the inverse exact, O(1) for any place. What it gives is frozen: states of loaders rely on it
-//! (`permutation: 1` there, golden vectors in `tests/golden`). Source: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
+//! Bijective for every n, the inverse exact, O(1) for any place. What it gives is frozen: states of loaders rely on it (`permutation: 2`
+//! there, golden vectors in `tests/golden`). A network of few bits cannot reach most orders, and some of them many times as often as others; a
+//! table reaches each of them equally often. Sources: Fisher and Yates as in Durstenfeld 1964; Black and Rogaway, "Ciphers with arbitrary finite
+//! domains", 2002.
 
-use crate::random::key;
+use std::sync::Arc;
 
+use crate::random::{Draws, key};
+
+/// So many elements are shuffled in a table: 4 KiB, made in about 20 µs.
+const TABLE: u64 = 2048;
 /// Half-rounds: each changes one half of the bits. Fewer show in the differences of neighbours.
 const ROUNDS: usize = 8;
 /// Halves of few bits mix slowly.
@@ -12,7 +19,50 @@ const ROUNDS_SMALL: usize = 12;
 const SMALL_BITS: u32 = 16;
 
 #[derive(Debug, Clone)]
-pub struct Permutation {
+pub struct Permutation(Kind);
+
+#[derive(Debug, Clone)]
+enum Kind {
+    Table(Arc<[u16]>),
+    Network(Network),
+}
+
+impl Permutation {
+    pub fn new(n: u64, seed: u64) -> Permutation {
+        Permutation(if n <= TABLE { Kind::Table(table(n, seed)) } else { Kind::Network(Network::new(n, seed)) })
+    }
+
+    /// Where place `place` < n goes.
+    #[inline]
+    pub fn at(&self, place: u64) -> u64 {
+        match &self.0 {
+            Kind::Table(table) => table[place as usize].into(),
+            Kind::Network(network) => network.at(place),
+        }
+    }
+
+    /// The place that goes to `value` < n. Of a table it is looked for.
+    #[inline]
+    pub fn place_of(&self, value: u64) -> u64 {
+        match &self.0 {
+            Kind::Table(table) => table.iter().position(|found| u64::from(*found) == value).unwrap_or(0) as u64,
+            Kind::Network(network) => network.place_of(value),
+        }
+    }
+}
+
+/// 0..n in an order of which each is as likely as any other.
+fn table(n: u64, seed: u64) -> Arc<[u16]> {
+    let mut draws = Draws::new(key(&[seed, n, u64::MAX]), 0, 0);
+    let mut table: Vec<u16> = (0..n as u16).collect();
+    for last in (1..table.len()).rev() {
+        table.swap(last, draws.below(last as u64 + 1) as usize);
+    }
+    table.into()
+}
+
+#[derive(Debug, Clone)]
+struct Network {
     n: u64,
     /// Bits of the low half; the high half has as many, or one less.
     low_bits: u32,
@@ -21,17 +71,17 @@ pub struct Permutation {
     keys: [u64; ROUNDS_SMALL],
 }
 
-impl Permutation {
-    pub fn new(n: u64, seed: u64) -> Permutation {
+impl Network {
+    fn new(n: u64, seed: u64) -> Network {
         let bits = (u64::BITS - n.saturating_sub(1).leading_zeros()).max(2);
         let rounds = if bits <= SMALL_BITS { ROUNDS_SMALL } else { ROUNDS };
         let keys = std::array::from_fn(|round| key(&[seed, n, round as u64]));
-        Permutation { n, low_bits: bits - bits / 2, high_bits: bits / 2, rounds, keys }
+        Network { n, low_bits: bits - bits / 2, high_bits: bits / 2, rounds, keys }
     }
 
     /// Where place `place` < n goes.
     #[inline]
-    pub fn at(&self, place: u64) -> u64 {
+    fn at(&self, place: u64) -> u64 {
         debug_assert!(place < self.n);
         let mut value = place;
         loop {
@@ -44,7 +94,7 @@ impl Permutation {
 
     /// The place that goes to `value` < n.
     #[inline]
-    pub fn place_of(&self, value: u64) -> u64 {
+    fn place_of(&self, value: u64) -> u64 {
         debug_assert!(value < self.n);
         let mut place = value;
         loop {
@@ -123,18 +173,83 @@ mod tests {
         }
     }
 
-    /// Over many keys, every element of a small set comes to every place about equally often.
+    /// Chi squared, as standard deviations from what it is by chance.
+    fn surprise(counts: impl IntoIterator<Item = f64>, expected: f64, freedom: f64) -> f64 {
+        let sum: f64 = counts.into_iter().map(|count| (count - expected).powi(2) / expected).sum();
+        (sum - freedom) / (2.0 * freedom).sqrt()
+    }
+
+    const SEEDS: u64 = 100_000;
+
+    /// Each of the n! orders of few elements comes equally often.
     #[test]
-    fn small_sets_are_shuffled_evenly() {
-        for n in [2u64, 3, 5, 10, 64] {
-            let (mut counts, keys) = (vec![0f64; (n * n) as usize], 20_000);
-            for seed in 0..keys {
+    fn every_order_of_few_elements_is_as_likely_as_any_other() {
+        for n in 2..=8u64 {
+            let orders: u64 = (1..=n).product();
+            let seeds = SEEDS.max(orders * 12);
+            let mut counts = vec![0f64; orders as usize];
+            for seed in 0..seeds {
                 let permutation = Permutation::new(n, seed);
-                (0..n).for_each(|place| counts[(place * n + permutation.at(place)) as usize] += 1.0);
+                let order: Vec<u64> = (0..n).map(|place| permutation.at(place)).collect();
+                let number = (0..n as usize).fold(0, |number, place| {
+                    number * (n - place as u64) + order[place + 1..].iter().filter(|later| **later < order[place]).count() as u64
+                });
+                counts[number as usize] += 1.0;
             }
-            let (expected, freedom) = (keys as f64 / n as f64, ((n - 1) * (n - 1)) as f64);
-            let surprise: f64 = counts.iter().map(|count| (count - expected).powi(2) / expected).sum();
-            assert!(surprise < freedom + 5.0 * (2.0 * freedom).sqrt() + 8.0, "{surprise} of {freedom} for n = {n}");
+            let found = surprise(counts, seeds as f64 / orders as f64, orders as f64 - 1.0);
+            assert!(found < 4.5, "{found} deviations for n = {n}");
+        }
+    }
+
+    /// Over many keys, every element comes to every place, every pair to two neighbouring places, and every step between neighbours,
+    /// equally often: also where tables end and networks begin.
+    #[test]
+    fn places_pairs_and_steps_are_even() {
+        for n in [9u64, 16, 31, 64, 100, 255, 2047, 2048, 2049, 3000, 4096, 4097, 10_007, 65_536, 65_537, 1_000_003] {
+            let bins = n.min(64);
+            let bin = |value: u64| (u128::from(value) * u128::from(bins) / u128::from(n)) as usize;
+            // Several elements share a bin, if there are many: how many each has.
+            let mut sizes = vec![0f64; bins as usize];
+            if n <= 100_000 {
+                (0..n).for_each(|value| sizes[bin(value)] += 1.0);
+            } else {
+                sizes.fill(n as f64 / bins as f64);
+            }
+            for place in [0, n / 3, n - 2] {
+                let (mut places, mut steps, mut pairs) =
+                    (vec![0f64; bins as usize], vec![0f64; bins as usize], vec![0f64; (bins * bins) as usize]);
+                for seed in 0..SEEDS {
+                    let permutation = Permutation::new(n, key(&[seed, n]));
+                    let (one, next) = (permutation.at(place), permutation.at(place + 1));
+                    places[bin(one)] += 1.0;
+                    steps[bin((next + n - one) % n)] += 1.0;
+                    pairs[bin(one) * bins as usize + bin(next)] += 1.0;
+                    if n > 64 && seed * n > 2_000_000_000 {
+                        break;
+                    }
+                }
+                let count: f64 = places.iter().sum();
+                let even = |counts: &[f64], expected: &dyn Fn(usize) -> f64| {
+                    let sum: f64 = counts
+                        .iter()
+                        .enumerate()
+                        .filter(|(at, _)| expected(*at) > 0.0)
+                        .map(|(at, found)| (found - expected(at)).powi(2) / expected(at))
+                        .sum();
+                    let freedom = counts.iter().enumerate().filter(|(at, _)| expected(*at) > 0.0).count() as f64 - 1.0;
+                    (sum - freedom) / (2.0 * freedom).sqrt()
+                };
+                let total = n as f64;
+                assert!(even(&places, &|at| count * sizes[at] / total) < 5.0, "places of n = {n} at {place}");
+                // A step is never 0.
+                let step = |at: usize| count * (sizes[at] - f64::from(u8::from(at == 0))) / (total - 1.0);
+                assert!(even(&steps, &step) < 5.0, "steps of n = {n} at {place}");
+                let pair = |at: usize| {
+                    let (one, next) = (at / bins as usize, at % bins as usize);
+                    count * sizes[one] * (sizes[next] - f64::from(u8::from(one == next))) / (total * (total - 1.0))
+                };
+                assert!(even(&pairs, &pair) < 5.0, "pairs of n = {n} at {place}");
+            }
         }
     }
 }

@@ -1,10 +1,13 @@
 //! What an epoch visits, over one source or a mixture of several: draw → (source, sample of it). Pure.
 
+use std::sync::{Mutex, PoisonError};
+
 use penstock_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::order::Sequence;
 use crate::permutation::Permutation;
+use crate::quota::{Cursor, Quota};
 use crate::random::{Purpose, key};
 
 /// What happens when a source of a mixture has given all its samples.
@@ -23,7 +26,7 @@ pub enum Exhausted {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mix {
-    /// Shares of the sources: of 2^32 together.
+    /// Shares of the sources, as whole numbers of any sum.
     pub shares: Vec<u64>,
     pub epoch_samples: u64,
     pub exhausted: Exhausted,
@@ -32,9 +35,11 @@ pub struct Mix {
 pub struct Program {
     seed: u64,
     sources: Vec<Sequence>,
-    mix: Option<Mix>,
+    mix: Option<(Mix, Quota)>,
     block: u64,
     len: u64,
+    /// How far the shares of a mixture have been counted: the next batch goes on there.
+    counted: Mutex<Option<Cursor>>,
 }
 
 /// Where a draw leads.
@@ -45,42 +50,46 @@ pub struct Place {
 }
 
 impl Program {
-    /// `block`: draws inside which sources are shuffled.
-    pub fn new(seed: u64, sources: Vec<Sequence>, mix: Option<Mix>, block: u64) -> Result<Program> {
+    /// `block`: draws inside which sources are shuffled; `names` of the sources are for errors.
+    pub fn new(seed: u64, sources: Vec<Sequence>, names: &[String], mix: Option<Mix>, block: u64) -> Result<Program> {
         let wrong = |text: String| Err(Error::new("invalid-argument", text));
+        let counted = Mutex::new(None);
         let Some(mix) = mix else {
             let [source] = &sources[..] else { return wrong("several sources need a mixture".into()) };
             let len = source.len();
-            return Ok(Program { seed, sources, mix: None, block, len });
+            return Ok(Program { seed, sources, mix: None, block, len, counted });
         };
-        if mix.shares.len() != sources.len() || mix.shares.iter().sum::<u64>() == 0 {
+        let name = |source: usize| names.get(source).map_or_else(|| format!("source {source}"), |name| format!("source `{name}`"));
+        if mix.shares.len() != sources.len() {
             return wrong(format!("{} shares for {} sources", mix.shares.len(), sources.len()));
         }
         if let Some(empty) = sources.iter().zip(&mix.shares).position(|(source, share)| source.is_empty() && *share > 0) {
-            return wrong(format!("source {empty} of the mixture has no samples"));
+            return wrong(format!("cannot mix: {} has no samples", name(empty)));
         }
-        let over = |total: u64| {
-            let counts = counts_of(&mix.shares, total);
-            sources.iter().zip(counts).position(|(source, count)| count > source.len())
-        };
-        let mut len = mix.epoch_samples;
-        if let (Exhausted::Raise, Some(source)) = (mix.exhausted, over(len)) {
-            let (count, has) = (counts_of(&mix.shares, len)[source], sources[source].len());
-            return Err(Error::new(
-                "invalid-argument",
-                format!("cannot mix: {len} samples an epoch need {count} of source {source}, which has {has}"),
-            )
-            .hint("take fewer, or exhausted=\"repeat\""));
-        }
-        if mix.exhausted == Exhausted::Stop && over(len).is_some() {
-            let (mut low, mut high) = (0, len); // The most that fits lies in low..high.
-            while high - low > 1 {
-                let middle = low + (high - low) / 2;
-                if over(middle).is_some() { high = middle } else { low = middle }
+        let quota = Quota::new(&mix.shares).map_err(|error| {
+            match mix.shares.iter().enumerate().filter(|(_, share)| **share > 0).min_by_key(|(_, share)| **share) {
+                Some((rarest, _)) => error.context(format!("cannot mix, see the weight of {}", name(rarest))),
+                None => error.context("cannot mix"),
             }
-            len = low;
+        })?;
+        let mut len = mix.epoch_samples;
+        let short = match mix.exhausted {
+            Exhausted::Repeat => None,
+            Exhausted::Stop | Exhausted::Raise => first_short(&quota, &mix.shares, &sources, len),
+        };
+        match (mix.exhausted, short) {
+            (Exhausted::Raise, Some((_, source))) => {
+                let (count, has) = (quota.counts(len)[source], sources[source].len());
+                return Err(Error::new(
+                    "invalid-argument",
+                    format!("cannot mix: {len} samples an epoch need {count} of {}, which has {has}", name(source)),
+                )
+                .hint("take fewer, or exhausted=\"repeat\""));
+            }
+            (_, Some((draw, _))) => len = draw,
+            _ => {}
         }
-        Ok(Program { seed, sources, mix: Some(mix), block, len })
+        Ok(Program { seed, sources, mix: Some((mix, quota)), block, len, counted })
     }
 
     /// Draws of an epoch.
@@ -106,32 +115,36 @@ impl Program {
 
     /// Where draws of an epoch lead.
     pub fn places(&self, epoch: u64, draws: impl IntoIterator<Item = u64>) -> Vec<Place> {
-        let Some(mix) = &self.mix else {
+        let Some((mix, quota)) = &self.mix else {
             let epoch = self.sources[0].epoch(epoch);
             return draws.into_iter().map(|draw| Place { source: 0, position: epoch.position(draw) }).collect();
         };
-        let mut mixing = Mixing { program: self, mix, epoch, block: None, passes: Vec::new() };
+        let mut mixing = Mixing { program: self, mix, quota, epoch, block: None, passes: Vec::new() };
         draws.into_iter().map(|draw| mixing.place(draw)).collect()
     }
 }
 
-/// How many of the first `total` draws come from each source: exact shares of them, nested floors, so that no count ever falls as
-/// `total` grows and all of them sum to it. Source: the idea of Grain's `mix`, with a chain instead of a tree.
-pub fn counts_of(shares: &[u64], total: u64) -> Vec<u64> {
-    let (mut left, mut weight) = (total, shares.iter().sum::<u64>());
-    let mut counts = Vec::with_capacity(shares.len());
-    for share in shares {
-        let count = if weight == 0 { 0 } else { (u128::from(left) * u128::from(*share) / u128::from(weight)) as u64 };
-        counts.push(count);
-        left -= count;
-        weight -= share;
+/// The first draw that asks a source for more than it has, and the source; nothing where none does before `len`.
+fn first_short(quota: &Quota, shares: &[u64], sources: &[Sequence], len: u64) -> Option<(u64, usize)> {
+    let total: u128 = shares.iter().map(|share| u128::from(*share)).sum();
+    // Before this draw no exact count has reached a source's samples, so no count is beyond them.
+    let safe = |(source, share): (&Sequence, &u64)| (*share > 0).then(|| u128::from(source.len()) * total / u128::from(*share));
+    let safe = sources.iter().zip(shares).filter_map(safe).min().unwrap_or(0).min(u128::from(len)) as u64;
+    let mut cursor = quota.cursor(safe);
+    while cursor.at < len {
+        let (at, mut drawn) = (cursor.at, 0);
+        quota.advance_with(&mut cursor, at + 1, |_, source| drawn = source);
+        if cursor.counts[drawn] > sources[drawn].len() {
+            return Some((at, drawn));
+        }
     }
-    counts
+    None
 }
 
 struct Mixing<'a> {
     program: &'a Program,
     mix: &'a Mix,
+    quota: &'a Quota,
     epoch: u64,
     block: Option<Block>,
     /// Open passes of the sources: (source, pass) with the epoch of its sequence.
@@ -178,16 +191,25 @@ impl Mixing<'_> {
     /// Blocks begin with their epoch, whose last one may be short: so every epoch has its exact shares. Repeating sources go on where
     /// the last epoch left them; else every epoch begins anew.
     fn block(&self, number: u64) -> Block {
-        let (shares, len) = (&self.mix.shares, self.program.len);
+        let len = self.program.len;
         let base = if self.mix.exhausted == Exhausted::Repeat { self.epoch * len } else { 0 };
         let (begin, end) = (number * self.program.block, ((number + 1) * self.program.block).min(len));
-        let before = counts_of(shares, base + begin);
+        let mut counted = self.program.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cursor = match counted.take() {
+            Some(cursor) if self.quota.is_near(&cursor, base + begin) => cursor,
+            _ => self.quota.cursor(base + begin),
+        };
+        self.quota.advance(&mut cursor, base + begin);
+        let before = cursor.counts.clone();
+        self.quota.advance(&mut cursor, base + end);
         let mut sum = 0;
-        let ends = counts_of(shares, base + end).into_iter().zip(&before).map(|(after, before)| {
+        let ends = cursor.counts.iter().zip(&before).map(|(after, before)| {
             sum += after - before;
             sum
         });
         let ends = ends.collect();
+        *counted = Some(cursor);
+        drop(counted);
         let permutation = Permutation::new(end - begin, key(&[self.program.seed, Purpose::Mix as u64, self.epoch, number]));
         Block { number, permutation, before, ends }
     }
@@ -204,18 +226,10 @@ mod tests {
     }
 
     fn mixed(sizes: &[u64], shares: &[u64], epoch_samples: u64, exhausted: Exhausted) -> Result<Program> {
-        Program::new(5, sources(sizes), Some(Mix { shares: shares.to_vec(), epoch_samples, exhausted }), 12)
+        Program::new(5, sources(sizes), &["one".into()], Some(Mix { shares: shares.to_vec(), epoch_samples, exhausted }), 12)
     }
 
     proptest! {
-        #[test]
-        fn counts_never_fall_and_sum_to_the_total(shares in prop::collection::vec(0u64..1000, 1..6), total in 0u64..10_000) {
-            prop_assume!(shares.iter().sum::<u64>() > 0);
-            let (now, next) = (counts_of(&shares, total), counts_of(&shares, total + 1));
-            prop_assert_eq!(now.iter().sum::<u64>(), total);
-            prop_assert!(now.iter().zip(&next).all(|(now, next)| now <= next));
-        }
-
         #[test]
         fn each_source_is_visited_in_its_own_order(sizes in prop::collection::vec(1u64..50, 1..4), epoch_samples in 1u64..200) {
             let shares: Vec<u64> = (1..=sizes.len() as u64).collect();
@@ -224,10 +238,10 @@ mod tests {
             for epoch in 0..3 {
                 let places = program.places(epoch, 0..program.len());
                 places.into_iter().for_each(|place| visited[place.source].push(place.position));
-                let counts = counts_of(&shares, (epoch + 1) * epoch_samples);
+                let counts = Quota::new(&shares).unwrap().counts((epoch + 1) * epoch_samples);
                 prop_assert!(visited.iter().zip(counts).all(|(visited, count)| visited.len() as u64 == count));
             }
-            let counts = counts_of(&shares, epoch_samples * 3);
+            let counts = Quota::new(&shares).unwrap().counts(epoch_samples * 3);
             for (source, visited) in visited.iter_mut().enumerate() {
                 prop_assert_eq!(visited.len() as u64, counts[source]);
                 // Whole passes see every sample as often as every other, up to one.
@@ -253,12 +267,12 @@ mod tests {
     #[test]
     fn exhausted_sources_stop_or_raise() {
         let stopped = mixed(&[10, 100], &[1, 1], 100, Exhausted::Stop).unwrap();
-        assert_eq!(stopped.len(), 21);
+        assert_eq!(stopped.len(), 20);
         let mut of_first: Vec<u64> =
-            stopped.places(1, 0..21).into_iter().filter(|place| place.source == 0).map(|place| place.position).collect();
+            stopped.places(1, 0..20).into_iter().filter(|place| place.source == 0).map(|place| place.position).collect();
         of_first.sort();
         assert_eq!(of_first, (0..10).collect::<Vec<_>>());
         let error = mixed(&[10, 100], &[1, 1], 100, Exhausted::Raise).err().unwrap();
-        assert!(error.message().contains("50 of source 0, which has 10"), "{error}");
+        assert!(error.message().contains("50 of source `one`, which has 10"), "{error}");
     }
 }

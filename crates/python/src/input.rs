@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use numpy::{PyArray1, PyArrayMethods as _, PyReadonlyArray1, PyReadonlyArray2};
-use penstock_dataset::parallel_map;
+use penstock_dataset::{Input, parallel_map};
 use penstock_error::Error;
 use penstock_tensor::{Column, Pull, Pulled, Ragged};
 use pyo3::prelude::*;
@@ -55,19 +55,20 @@ impl Pull for Source {
 /// `("fixed", bytes (n·cell,) uint8, validity (n,) bool | None, n)` ·
 /// `("items", list of bytes | bytearray | str | Path | (height, width, channels, bits, pixels (m,) uint8) | None)` ·
 /// `("flat", data (m,) uint8, ends (n,) int64, free (n, k) int64 | None, validity (n,) bool | None)` ·
+/// `("coded", words (m,) uint8, their ends (k,) int64, places among the words (n,) int64, validity (n,) bool | None)` ·
 /// `("pulled", pull(row, [(low, high), …]) -> (m,) uint8, shapes: list of n lists, validity (n,) bool | None)`.
 ///
 /// Errors count rows from `first_row`.
-pub fn column(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row: u64, raised: &Raised) -> PyResult<Column> {
+pub fn input(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row: u64, raised: &Raised) -> PyResult<Input> {
     let parts = prepared.cast::<PyTuple>()?;
     let form: String = parts.get_item(0)?.extract()?;
-    match form.as_str() {
+    let column = match form.as_str() {
         "fixed" => {
             let data: PyReadonlyArray1<'_, u8> = parts.get_item(1)?.extract()?;
             let validity = validity(&parts.get_item(2)?)?;
-            Ok(Column::Fixed { data: data.as_slice()?.to_vec(), validity, samples: parts.get_item(3)?.extract()? })
+            Column::Fixed { data: data.as_slice()?.to_vec(), validity, samples: parts.get_item(3)?.extract()? }
         }
-        "items" => items(py, parts.get_item(1)?.cast::<PyList>()?, name, first_row),
+        "items" => items(py, parts.get_item(1)?.cast::<PyList>()?, name, first_row)?,
         "flat" => {
             let data: PyReadonlyArray1<'_, u8> = parts.get_item(1)?.extract()?;
             let ends: PyReadonlyArray1<'_, i64> = parts.get_item(2)?.extract()?;
@@ -86,14 +87,26 @@ pub fn column(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row
                 Some(free) => free.as_slice()?.iter().map(|size| *size as u64).collect(),
                 None => Vec::new(),
             };
-            Ok(Column::Ragged(Ragged { data: data.to_vec(), ends, free, validity: validity(&parts.get_item(4)?)? }))
+            Column::Ragged(Ragged { data: data.to_vec(), ends, free, validity: validity(&parts.get_item(4)?)? })
+        }
+        "coded" => {
+            let (data, ends): (PyReadonlyArray1<'_, u8>, PyReadonlyArray1<'_, i64>) =
+                (parts.get_item(1)?.extract()?, parts.get_item(2)?.extract()?);
+            let places: PyReadonlyArray1<'_, i64> = parts.get_item(3)?.extract()?;
+            let ends = ends.as_slice()?.iter().map(|end| *end as u64).collect();
+            let words = Ragged { data: data.as_slice()?.to_vec(), ends, ..Ragged::default() };
+            let places = places.as_slice()?;
+            let data = places.iter().flat_map(|place| place.to_le_bytes()).collect();
+            let column = Column::Fixed { data, validity: validity(&parts.get_item(4)?)?, samples: places.len() };
+            return Ok(Input { name: name.into(), column, words: Some(words) });
         }
         "pulled" => {
             let source = Arc::new(Source { pull: parts.get_item(1)?.unbind(), raised: raised.clone() });
-            Ok(Column::Pulled(Pulled { shapes: parts.get_item(2)?.extract()?, validity: validity(&parts.get_item(3)?)?, source }))
+            Column::Pulled(Pulled { shapes: parts.get_item(2)?.extract()?, validity: validity(&parts.get_item(3)?)?, source })
         }
-        other => Err(Error::new("internal", format!("unknown form `{other}`"))).or_raise(py),
-    }
+        other => return Err(Error::new("internal", format!("unknown form `{other}`"))).or_raise(py),
+    };
+    Ok(Input { name: name.into(), column, words: None })
 }
 
 fn validity(value: &Bound<'_, PyAny>) -> PyResult<Option<Vec<bool>>> {

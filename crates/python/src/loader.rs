@@ -139,7 +139,7 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
         Sequence::new(order.clone(), seed, source.len(), declared.order_block_samples, weights)
     });
     let sequences = sequences.collect::<penstock_error::Result<_>>()?;
-    let program = Program::new(declared.seed, sequences, declared.mix.clone(), declared.order_block_samples)?;
+    let program = Program::new(declared.seed, sequences, &declared.names, declared.mix.clone(), declared.order_block_samples)?;
     let cut = Cut::new(program.len(), declared.global_batch_size, declared.last_batch, declared.rank, declared.world_size)?;
     let pipeline = Pipeline::new(outputs, &specs[0], &declared.transform, declared.decode, declared.seed)?;
     let on_corrupt = match declared.on_corrupt.as_str() {

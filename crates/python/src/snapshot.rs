@@ -14,7 +14,7 @@ use pyo3::types::PyDict;
 
 use crate::errors::{OrRaise, exception};
 use crate::transaction::Transaction;
-use crate::view::View;
+use crate::view::{Positions, View};
 
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Snapshot {
@@ -133,7 +133,7 @@ impl Snapshot {
     }
 
     #[pyo3(signature = (positions=None))]
-    fn view(&self, py: Python<'_>, positions: Option<Vec<i64>>) -> PyResult<View> {
+    fn view(&self, py: Python<'_>, positions: Option<Positions<'_>>) -> PyResult<View> {
         View::new(py, self.inner.clone(), positions)
     }
 

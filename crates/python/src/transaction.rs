@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_dataset::{Input, generation};
+use penstock_dataset::generation;
 use penstock_error::Error;
 use penstock_storage::Options;
 use pyo3::prelude::*;
@@ -50,8 +50,7 @@ impl Transaction {
         let mut inputs = Vec::with_capacity(columns.len());
         for (name, values) in columns {
             let name: String = name.extract()?;
-            let column = input::column(py, &values, &name, first_row, &raised)?;
-            inputs.push(Input { name, column });
+            inputs.push(input::input(py, &values, &name, first_row, &raised)?);
         }
         let appended = py.detach(|| {
             let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);

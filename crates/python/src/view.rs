@@ -1,8 +1,9 @@
 //! A snapshot, whole or narrowed to chosen positions, and `take` on it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use numpy::{PyArray1, PyReadonlyArray1, PyUntypedArrayMethods as _};
+use numpy::{PyArray1, PyReadonlyArray1};
 use penstock_dataset::{OnCorrupt, Plan, Purpose, Snapshot, out_of_range};
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
@@ -23,9 +24,9 @@ pub struct View {
 }
 
 impl View {
-    pub fn new(py: Python<'_>, snapshot: Arc<Snapshot>, positions: Option<Vec<i64>>) -> PyResult<View> {
+    pub fn new(py: Python<'_>, snapshot: Arc<Snapshot>, positions: Option<Positions<'_>>) -> PyResult<View> {
         let len = snapshot.len();
-        let positions = positions.map(|positions| resolve(&positions, len, |position| position)).transpose().or_raise(py)?;
+        let positions = positions.map(|positions| resolve(&in_line(&positions), len, |position| position)).transpose().or_raise(py)?;
         Ok(View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: positions.map(Arc::new) })
     }
 
@@ -67,18 +68,18 @@ impl View {
                 Some(chosen) => chosen[start as usize..end as usize].to_vec(),
             });
         }
-        let array: PyReadonlyArray1<'_, i64> = which.extract()?;
-        debug_assert_eq!(array.ndim(), 1);
-        let owned: Vec<i64>;
-        let list = match array.as_slice() {
-            Ok(list) => list,
-            Err(_) => {
-                owned = array.as_array().to_vec();
-                &owned
-            }
-        };
-        if absolute { resolve(list, self.snapshot.len(), |position| position) } else { self.resolve(list) }.or_raise(py)
+        let array: Positions<'_> = which.extract()?;
+        let list = in_line(&array);
+        if absolute { resolve(&list, self.snapshot.len(), |position| position) } else { self.resolve(&list) }.or_raise(py)
     }
+}
+
+/// Positions come as arrays: a list of Python's would be made and read number by number.
+pub type Positions<'py> = PyReadonlyArray1<'py, i64>;
+
+/// The numbers one after the other; a copy where the array has gaps.
+fn in_line<'a>(array: &'a Positions<'_>) -> Cow<'a, [i64]> {
+    array.as_slice().map_or_else(|_| Cow::Owned(array.as_array().to_vec()), Cow::Borrowed)
 }
 
 /// Negative positions count from the end, as in NumPy.
@@ -102,8 +103,8 @@ impl View {
     }
 
     /// Narrow further.
-    fn select(&self, py: Python<'_>, positions: Vec<i64>) -> PyResult<View> {
-        let positions = self.resolve(&positions).or_raise(py)?;
+    fn select(&self, py: Python<'_>, positions: Positions<'_>) -> PyResult<View> {
+        let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
         Ok(View { numpy: output::NumpyTypes::new(&self.snapshot), snapshot: self.snapshot.clone(), positions: Some(Arc::new(positions)) })
     }
 
@@ -117,8 +118,8 @@ impl View {
     }
 
     /// Shapes of tiled samples, None for a null; None for all where some sample of these is not tiled.
-    fn shapes(&self, py: Python<'_>, positions: Vec<i64>, column: &str) -> PyResult<Option<Vec<Option<Vec<u64>>>>> {
-        let positions = self.resolve(&positions).or_raise(py)?;
+    fn shapes(&self, py: Python<'_>, positions: Positions<'_>, column: &str) -> PyResult<Option<Vec<Option<Vec<u64>>>>> {
+        let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
         let spec = self.snapshot.column(column).or_raise(py)?;
         py.detach(|| self.snapshot.shapes(&Plan::new(&self.snapshot, positions)?, spec, OnCorrupt::Raise)).or_raise(py)
     }
@@ -127,11 +128,11 @@ impl View {
     fn windows<'py>(
         &self,
         py: Python<'py>,
-        positions: Vec<i64>,
+        positions: Positions<'_>,
         column: &str,
         windows: Vec<Vec<(u64, u64)>>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let positions = self.resolve(&positions).or_raise(py)?;
+        let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
         let spec = self.snapshot.column(column).or_raise(py)?;
         let windows: Vec<Window> =
             windows.into_iter().map(|window| window.into_iter().map(|(low, high)| low..high.max(low)).collect()).collect();
@@ -142,9 +143,10 @@ impl View {
     }
 
     /// Positions of row ids in the snapshot.
-    fn positions_of(&self, py: Python<'_>, row_ids: PyReadonlyArray1<'_, i64>) -> PyResult<Vec<u64>> {
-        let row_ids = row_ids.as_slice()?;
-        py.detach(|| self.snapshot.positions_of(row_ids)).or_raise(py)
+    fn positions_of<'py>(&self, py: Python<'py>, row_ids: Positions<'_>) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let row_ids = in_line(&row_ids);
+        let found = py.detach(|| self.snapshot.positions_of(&row_ids)).or_raise(py)?;
+        Ok(PyArray1::from_iter(py, found.into_iter().map(|position| position as i64)))
     }
 
     /// Read samples. `which` is an int64 array of positions of this view, or a (start, end) pair of them, or with

@@ -37,6 +37,27 @@ pub fn schema() -> Vec<ColumnSpec> {
     ]
 }
 
+/// So many columns that a commit's fragment does not fit its record and goes into a page; and a category, for words.
+pub fn wide_schema() -> Vec<ColumnSpec> {
+    let scalar = |index: usize| column(&format!("n{index}"), ColumnKind::Scalar { dtype: "int16".into() }, CodecName::None);
+    (0..WIDE_COLUMNS).map(scalar).chain([column("breed", ColumnKind::Category, CodecName::None)]).collect()
+}
+
+const WIDE_COLUMNS: usize = 700;
+
+/// Append to a wide dataset as one commit: all columns, or, where `narrow`, the first and the words only.
+pub fn append_wide(base: &Arc<Snapshot>, seed: u64, samples: usize, narrow: bool) -> Result<(Receipt, Snapshot)> {
+    let values = |index: usize| (0..samples).flat_map(|row| (seed as i16 * 100 + row as i16 + index as i16).to_le_bytes()).collect();
+    let count = if narrow { 1 } else { WIDE_COLUMNS };
+    let scalar = |index: usize| Input { name: format!("n{index}"), column: fixed(values(index), samples, None), words: None };
+    let mut words = Ragged::default();
+    (0..samples).for_each(|row| words.push(Some(format!("word{seed}-{row}").as_bytes()), &[]));
+    let breed = Input { name: "breed".into(), column: Column::Ragged(words), words: None };
+    let mut transaction = Transaction::begin(base.clone())?;
+    transaction.append((0..count).map(scalar).chain([breed]).collect(), Validate::Header)?;
+    transaction.commit(&format!("seed {seed}"), "testkit", "{}")
+}
+
 fn fixed(data: Vec<u8>, samples: usize, null_at: Option<usize>) -> Column {
     let validity = null_at.map(|null| (0..samples).map(|index| index != null).collect());
     Column::Fixed { data, validity, samples }
@@ -90,7 +111,7 @@ pub fn batch(seed: u64, samples: usize) -> Result<Vec<Input>> {
         ("tiled", Column::Ragged(tiled)),
         ("tiled_lz4", tiled_lz4),
     ];
-    Ok(columns.into_iter().map(|(name, column)| Input { name: name.into(), column }).collect())
+    Ok(columns.into_iter().map(|(name, column)| Input { name: name.into(), column, words: None }).collect())
 }
 
 /// Append `samples` samples as one commit.

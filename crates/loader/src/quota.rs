@@ -1,0 +1,203 @@
+//! How many of the first draws of a mixture each source has: never a whole draw more or less than its exact part, for any number of
+//! sources and at any draw. Pure; O(1) to seek, in the number of draws before.
+//!
+//! The j-th draw of a source of share s may come when the exact count has passed j - 1, and must have come when it reaches j. Of the draws
+//! that may come, the one with the earliest end comes next: that never fails. Source: Tijdeman 1980, "The chairman assignment problem"; Baruah
+//! and others 1996, "Proportionate progress", for the windows. To seek, the schedule is begun one `horizon` before with the most urgent
+//! draws done: schedules of different beginnings are one and the same after the longest window, which a test holds.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use penstock_error::{Error, Result};
+
+/// A source that is drawn more rarely than this would make a seek slow.
+const RAREST: u64 = 1 << 20;
+
+/// Shares of the sources, as whole numbers.
+#[derive(Debug, Clone)]
+pub struct Quota {
+    shares: Vec<u64>,
+    total: u64,
+    /// Draws in which every source is drawn at least once.
+    horizon: u64,
+}
+
+/// The schedule at one draw, from which it goes on.
+#[derive(Debug, Clone)]
+pub struct Cursor {
+    pub at: u64,
+    /// Draws of each source before it.
+    pub counts: Vec<u64>,
+    /// Those that may come: (must have come by, source).
+    ready: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Those that may come later: (from, source).
+    waiting: BinaryHeap<Reverse<(u64, usize)>>,
+}
+
+impl Quota {
+    pub fn new(shares: &[u64]) -> Result<Quota> {
+        let wrong = |text: String| Err(Error::new("invalid-argument", text));
+        let total = shares.iter().try_fold(0u64, |sum, share| sum.checked_add(*share)).filter(|total| *total < 1 << 62);
+        let Some(total) = total.filter(|total| *total > 0) else {
+            return wrong(format!("the shares of {} sources sum to 0, or to 2^62 and more", shares.len()));
+        };
+        let least = shares.iter().copied().filter(|share| *share > 0).min().unwrap_or(total);
+        let horizon = total.div_ceil(least);
+        if horizon > RAREST {
+            let source = shares.iter().position(|share| *share == least).unwrap_or(0);
+            return wrong(format!("source {source} has one in {horizon} draws, at least one in {RAREST} is needed"));
+        }
+        Ok(Quota { shares: shares.to_vec(), total, horizon })
+    }
+
+    /// Draws of each source before draw `at`. Cost: about two horizons.
+    pub fn counts(&self, at: u64) -> Vec<u64> {
+        self.cursor(at).counts
+    }
+
+    /// The schedule at draw `at`.
+    pub fn cursor(&self, at: u64) -> Cursor {
+        let mut cursor = self.begin(at.saturating_sub(self.horizon));
+        self.advance(&mut cursor, at);
+        cursor
+    }
+
+    /// Whether going on from a cursor is cheaper than to seek.
+    pub fn is_near(&self, cursor: &Cursor, at: u64) -> bool {
+        (cursor.at..=cursor.at.saturating_add(self.horizon)).contains(&at)
+    }
+
+    /// A schedule that begins at `at`, whose most urgent draws are done.
+    fn begin(&self, at: u64) -> Cursor {
+        let part = |share: u64| u128::from(at) * u128::from(share);
+        let whole = |share: &u64| (part(*share) / u128::from(self.total)) as u64;
+        let mut counts: Vec<u64> = self.shares.iter().map(whole).collect();
+        let ahead = (at - counts.iter().sum::<u64>()) as usize;
+        let mut begun: Vec<(u64, usize)> = (0..counts.len())
+            .filter(|source| part(self.shares[*source]) % u128::from(self.total) != 0)
+            .map(|source| (self.end_of(source, counts[source] + 1), source))
+            .collect();
+        begun.sort_unstable();
+        begun.iter().take(ahead).for_each(|(_, source)| counts[*source] += 1);
+        let mut cursor = Cursor { at, counts, ready: BinaryHeap::new(), waiting: BinaryHeap::new() };
+        (0..self.shares.len()).filter(|source| self.shares[*source] > 0).for_each(|source| self.offer(&mut cursor, source));
+        cursor
+    }
+
+    /// Go on to draw `to`; `each` is told the source of every draw.
+    pub fn advance_with(&self, cursor: &mut Cursor, to: u64, mut each: impl FnMut(u64, usize)) {
+        while cursor.at < to {
+            while let Some(Reverse((_, source))) = cursor.waiting.peek().copied().filter(|Reverse((from, _))| *from <= cursor.at) {
+                cursor.waiting.pop();
+                cursor.ready.push(Reverse((self.end_of(source, cursor.counts[source] + 1), source)));
+            }
+            // Exact counts sum to the draws, so one of them is always begun.
+            let Some(Reverse((_, source))) = cursor.ready.pop() else { return };
+            each(cursor.at, source);
+            cursor.counts[source] += 1;
+            cursor.at += 1;
+            self.offer(cursor, source);
+        }
+    }
+
+    pub fn advance(&self, cursor: &mut Cursor, to: u64) {
+        self.advance_with(cursor, to, |_, _| {});
+    }
+
+    /// The next draw of a source may come now, or from some draw on.
+    fn offer(&self, cursor: &mut Cursor, source: usize) {
+        let done = cursor.counts[source];
+        // The first draw at which the exact count has passed what is done.
+        let from = (u128::from(done) * u128::from(self.total) / u128::from(self.shares[source])) as u64;
+        match from <= cursor.at {
+            true => cursor.ready.push(Reverse((self.end_of(source, done + 1), source))),
+            false => cursor.waiting.push(Reverse((from, source))),
+        }
+    }
+
+    /// The draw before which draw number `number` (from 1) of a source must have come.
+    fn end_of(&self, source: usize, number: u64) -> u64 {
+        (u128::from(number) * u128::from(self.total)).div_ceil(u128::from(self.shares[source])) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Shares of all kinds: equal, even, of a few sizes, one against many.
+    fn shares() -> impl Strategy<Value = Vec<u64>> {
+        prop_oneof![
+            (1usize..200).prop_map(|count| vec![1; count]),
+            prop::collection::vec(1u64..1000, 1..200),
+            prop::collection::vec(20_000u64..2_000_000, 1..60),
+            prop::collection::vec((0u32..9).prop_map(|power| 1u64 << power), 1..200),
+            (1u64..200, any::<bool>()).prop_map(|(count, first)| {
+                let mut shares = vec![1; count as usize];
+                shares.insert(if first { 0 } else { count as usize }, count);
+                shares
+            }),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+        #[test]
+        fn counts_stay_within_a_draw_of_exact(shares in shares(), begin in prop_oneof![0u64..10, 0u64..1 << 40]) {
+            let quota = Quota::new(&shares).unwrap();
+            let total = shares.iter().sum::<u64>();
+            let mut cursor = quota.cursor(begin);
+            prop_assert_eq!(cursor.counts.iter().sum::<u64>(), begin);
+            for at in begin..begin + (3 * quota.horizon).min(5_000) {
+                for (count, share) in cursor.counts.iter().zip(&shares) {
+                    let error = (u128::from(*count) * u128::from(total)).abs_diff(u128::from(at) * u128::from(*share));
+                    prop_assert!(error < u128::from(total), "{} of share {} of {} at {}", count, share, total, at);
+                }
+                quota.advance(&mut cursor, at + 1);
+                prop_assert_eq!(cursor.at, at + 1, "no draw may come");
+            }
+        }
+
+        #[test]
+        fn a_seek_gives_what_going_there_gives(shares in shares(), begin in 0u64..1 << 40) {
+            let quota = Quota::new(&shares).unwrap();
+            let mut walked = quota.begin(begin);
+            quota.advance(&mut walked, begin + quota.horizon);
+            for _ in 0..4 {
+                let next = walked.at + quota.horizon / 3 + 1;
+                quota.advance(&mut walked, next);
+                prop_assert_eq!(&quota.counts(walked.at), &walked.counts, "at {}", walked.at);
+            }
+        }
+
+        #[test]
+        fn a_schedule_does_not_depend_on_its_beginning(shares in shares(), begin in 1u64..1 << 40, seed in 0u64..100) {
+            let quota = Quota::new(&shares).unwrap();
+            let mut one = quota.begin(begin);
+            // Any other draws done ahead than the most urgent ones.
+            let mut counts: Vec<u64> = shares.iter().map(|share| (u128::from(begin) * u128::from(*share) / u128::from(quota.total)) as u64).collect();
+            let ahead = (begin - counts.iter().sum::<u64>()) as usize;
+            let mut begun: Vec<usize> = (0..shares.len()).filter(|s| u128::from(begin) * u128::from(shares[*s]) % u128::from(quota.total) != 0).collect();
+            begun.sort_by_key(|source| crate::random::key(&[seed, *source as u64]));
+            begun[..ahead].iter().for_each(|source| counts[*source] += 1);
+            let mut other = Cursor { at: begin, counts, ready: BinaryHeap::new(), waiting: BinaryHeap::new() };
+            (0..shares.len()).for_each(|source| quota.offer(&mut other, source));
+            for cursor in [&mut one, &mut other] {
+                quota.advance(cursor, begin + quota.horizon);
+            }
+            prop_assert_eq!(one.counts, other.counts);
+        }
+    }
+
+    #[test]
+    fn shares_beyond_range_are_refused() {
+        for (shares, text) in
+            [(vec![0, 0], "sum to 0"), (vec![u64::MAX, 1], "2^62"), (vec![1 << 61, 1 << 61], "2^62"), (vec![1 << 30, 1], "source 1")]
+        {
+            assert!(Quota::new(&shares).unwrap_err().message().contains(text), "{shares:?}");
+        }
+        assert_eq!(Quota::new(&[3, 0, 1]).unwrap().counts(8), [6, 0, 2]);
+    }
+}
