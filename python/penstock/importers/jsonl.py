@@ -1,18 +1,26 @@
-"""JSON lines: one object a line; types inferred over the first thousand lines, or given."""
+"""JSON lines: one object a line; types inferred over the first thousand lines, or given.
+
+Blocks of lines are read by pyarrow where all columns are plain values; a block that it does not take, for whatever reason, is read line by
+line, so that what is refused is known by its line.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.json as pj
 
+from penstock.arrow import element_type
 from penstock.errors import InvalidInputError
-from penstock.importers import rows
+from penstock.importers import rows, tables
 from penstock.importers.encoding import recoded
-from penstock.importers.source import Options, Source
+from penstock.importers.source import Chunk, Options, Source
+from penstock.schema import Category, ColumnType, Label, Scalar, Text
 
 # A longer line is no sample but a file of another format.
 LONGEST_LINE_BYTES = 256 << 20
@@ -29,23 +37,75 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     """Open the file; `.gz`, `.bz2` and `.zst` are unpacked on the way."""
     if path.stat().st_size == 0:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")
-    stream = recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path)
-    source = rows.open_source(_objects(stream), options, lambda row: f"{path}: line {row + 1}")
-    source.total, source.unit = None, "rows"
-    return source
+    blocks = _blocks(recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path))
+    begun: list[bytes] = []
+    head: list[Any] = []
+    while len(head) < rows.ROWS_TO_INFER and (block := next(blocks, None)) is not None:
+        begun.append(block)
+        head.extend(map(_object, _lines(block)[: rows.ROWS_TO_INFER - len(head)]))
+    kinds = rows.kinds_of(head, options)
+    progress = {"done": 0}
+
+    def name(row: int) -> str:
+        return f"{path}: line {row + 1}"
+
+    def chunks() -> Iterator[Chunk]:
+        for block in itertools.chain(begun, blocks):
+            first = progress["done"]
+            lines = _lines(block)
+            table = _table(block, kinds)
+            if table is not None and table.num_rows == len(lines):
+                columns = {key: tables.values(table.column(key), kind) for key, kind in kinds.items()}
+                yield Chunk(columns, len(lines), lambda row, first=first: name(first + row))
+            else:
+                yield from (chunk for chunk, _ in rows.chunks_of(map(_object, lines), kinds, first, name))
+            progress["done"] = first + len(lines)
+
+    return Source(kinds, chunks(), None, "rows", lambda: progress["done"])
 
 
-def _objects(stream: Any) -> Iterator[Mapping[str, Any] | BadLine]:
+BLOCK_BYTES = 4 << 20
+
+
+def _blocks(stream: Any) -> Iterator[bytes]:
+    """Cut a file into blocks of whole lines."""
     rest, first = b"", True
-    while piece := stream.read(1 << 20):
+    while piece := stream.read(BLOCK_BYTES):
         if first:
             piece, first = piece.removeprefix(b"\xef\xbb\xbf"), False
-        *lines, rest = (rest + piece).split(b"\n")
+        end = piece.rfind(b"\n") + 1
+        if end:
+            yield rest + piece[:end]
+            rest = piece[end:]
+        else:
+            rest += piece
         if len(rest) > LONGEST_LINE_BYTES:
             raise InvalidInputError(f"a line is longer than {LONGEST_LINE_BYTES} bytes: this is no file of JSON lines")
-        yield from map(_object, lines)
     if rest.strip():
-        yield _object(rest)
+        yield rest
+
+
+def _lines(block: bytes) -> list[bytes]:
+    return block.removesuffix(b"\n").split(b"\n")
+
+
+def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
+    """Read a block by pyarrow; None where a column is not plain, or a line is not as the columns want."""
+    fields = []
+    for name, kind in kinds.items():
+        if isinstance(kind, Text | Category | Label):
+            fields.append(pa.field(name, pa.string()))
+        elif isinstance(kind, Scalar) and kind.dtype in ("bool", "int8", "int16", "int32", "int64", "float32", "float64"):
+            fields.append(pa.field(name, element_type(kind.dtype)))
+        else:
+            return None
+    try:
+        return pj.read_json(
+            pa.BufferReader(block), read_options=pj.ReadOptions(use_threads=False, block_size=max(len(block), 1)),
+            parse_options=pj.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="error"),
+        )  # fmt: skip
+    except (pa.ArrowException, UnicodeDecodeError):
+        return None
 
 
 def _object(line: bytes) -> Mapping[str, Any] | BadLine:

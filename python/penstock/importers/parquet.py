@@ -15,8 +15,8 @@ from penstock.importers import tables
 from penstock.importers.source import Chunk, Options, Source
 from penstock.schema import ColumnType
 
-ROWS_AT_ONCE = 8192
-CHUNK_BYTES = 8 << 20
+ROWS_AT_ONCE = 65_536
+CHUNK_BYTES = 16 << 20
 
 
 def open_source(path: pathlib.Path, options: Options) -> Source:

@@ -20,10 +20,23 @@ ROWS_AT_ONCE = 1024
 CHUNK_BYTES = 16 << 20
 
 
-def open_source(iterable: Iterable[Any], options: Options, name: Callable[[int], str] = lambda row: f"row {row}") -> Source:
+def open_source(iterable: Iterable[Any], options: Options) -> Source:
     """Look at the first rows, then go through all."""
     iterator = iter(iterable)
     head = list(itertools.islice(iterator, ROWS_TO_INFER))
+    kinds = kinds_of(head, options)
+    progress = {"done": 0}
+
+    def chunks() -> Iterator[Chunk]:
+        for chunk, done in chunks_of(itertools.chain(head, iterator), kinds, 0, lambda row: f"row {row}"):
+            progress["done"] = done
+            yield chunk
+
+    return Source(kinds, chunks(), len(iterable) if isinstance(iterable, Sized) else None, "rows", lambda: progress["done"])
+
+
+def kinds_of(head: list[Any], options: Options) -> dict[str, ColumnType]:
+    """Choose the columns' types by the first rows, where they are not given."""
     good = [row for row in head if isinstance(row, Mapping)]
     if not good:
         raise InvalidInputError("cannot import: no row is an object with named values" if head else "cannot import: there are no rows")
@@ -32,22 +45,23 @@ def open_source(iterable: Iterable[Any], options: Options, name: Callable[[int],
         for key, value in row.items():
             columns.setdefault(str(key), []).append(value)
     kinds = {key: options.types.get(key) or infer(values, key) for key, values in columns.items()}
-    kinds |= {key: kind for key, kind in options.types.items() if key not in kinds}
-    progress = {"done": 0}
+    return kinds | {key: kind for key, kind in options.types.items() if key not in kinds}
 
-    def chunks() -> Iterator[Chunk]:
-        first, group, size = 0, [], 0
-        for row in itertools.chain(head, iterator):
-            group.append(row)
-            size += sum(map(_size, row.values())) if isinstance(row, Mapping) else 0
-            if len(group) >= ROWS_AT_ONCE or size >= CHUNK_BYTES:
-                yield _chunk(group, kinds, first, name)
-                first, group, size = first + len(group), [], 0
-                progress["done"] = first
-        if group:
-            yield _chunk(group, kinds, first, name)
 
-    return Source(kinds, chunks(), len(iterable) if isinstance(iterable, Sized) else None, "rows", lambda: progress["done"])
+def chunks_of(
+    rows: Iterable[Any], kinds: Mapping[str, ColumnType], first: int, name: Callable[[int], str]
+) -> Iterator[tuple[Chunk, int]]:
+    """Group rows, of which the first is number `first`; gives chunks and how many rows there are with each."""
+    group: list[Any] = []
+    size = 0
+    for row in rows:
+        group.append(row)
+        size += sum(map(_size, row.values())) if isinstance(row, Mapping) else 0
+        if len(group) >= ROWS_AT_ONCE or size >= CHUNK_BYTES:
+            yield _chunk(group, kinds, first, name), first + len(group)
+            first, group, size = first + len(group), [], 0
+    if group:
+        yield _chunk(group, kinds, first, name), first + len(group)
 
 
 def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: Callable[[int], str]) -> Chunk:

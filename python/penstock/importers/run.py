@@ -7,7 +7,7 @@ import dataclasses
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -203,7 +203,7 @@ class _Appender:
                 columns[column] = [None if index == row else value for index, value in enumerate(items_of(columns[column]))]
             else:
                 bad.add(row)
-        return self._part(columns, [row for row in range(chunk.rows) if row not in bad], chunk)
+        return self._part(columns, [row for row in range(chunk.rows) if row not in bad] if bad else range(chunk.rows), chunk)
 
     def _problems(self, columns: dict[str, Any], chunk: Chunk) -> list[tuple[int, str, Refusal]]:
         """What the source found already, and media that do not decode: each with its own reason, one a row.
@@ -226,7 +226,7 @@ class _Appender:
             return [*chunk.problems, *(entry for entry in found.values() if entry not in chunk.problems)]
         return sorted(found.values(), key=lambda entry: entry[0])
 
-    def _part(self, columns: Mapping[str, Any], rows: list[int], chunk: Chunk) -> int:
+    def _part(self, columns: Mapping[str, Any], rows: Sequence[int], chunk: Chunk) -> int:
         if not rows:
             return 0
         part = columns if len(rows) == chunk.rows else {name: _picked(values, rows) for name, values in columns.items()}
@@ -263,15 +263,15 @@ def _body(value: Any) -> bytes | None:
     return bytes(value) if isinstance(value, bytes | bytearray) else None
 
 
-def _picked(values: Any, rows: list[int]) -> Any:
-    return values.take(rows) if is_arrow(values) else values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
+def _picked(values: Any, rows: Sequence[int]) -> Any:
+    return values.take(list(rows)) if is_arrow(values) else values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
 
 
 def _is_null(values: Any, row: int) -> bool:
     return isinstance(values, list) and values[row] is None
 
 
-def _name(error: Error, chunk: Chunk, rows: list[int]) -> None:
+def _name(error: Error, chunk: Chunk, rows: Sequence[int]) -> None:
     """Put the item's own name into the error."""
     if error.rows and 0 <= error.rows[0] < len(rows):
         error._within(f"cannot import `{chunk.name(rows[error.rows[0]])}`")
