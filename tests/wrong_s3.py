@@ -1,4 +1,5 @@
-"""An S3 server of a hundred lines that is wrong on purpose: it ignores `If-None-Match`, or looks and then writes, or lists in no order.
+"""An S3 server of a hundred lines that is wrong on purpose: it ignores `If-None-Match`, or looks and then writes, or lists in no order, or
+answers with bytes that are spoilt or too few.
 
 Objects lie in memory. What it knows of S3 is what datasets ask for: put, get by range, head, delete, list.
 """
@@ -17,6 +18,8 @@ from xml.sax.saxutils import escape
 # How a create-only put is answered, and how names are listed.
 SAFE, IGNORED, UNSAFE = "safe", "ignored", "unsafe"
 ORDERED, SHUFFLED, REVERSED = "ordered", "shuffled", "reversed"
+# How too little is answered: as half of the range, as all of it on a connection that breaks, in chunks that end well.
+HALF, BROKEN, CHUNKED = "half", "broken", "chunked"
 
 
 class State:
@@ -25,6 +28,9 @@ class State:
         self.objects: dict[str, bytes] = {}
         self.lock = threading.Lock()
         self.overwritten: list[str] = []
+        # So many ranges of data files are answered with a bit flipped, or too short.
+        self.spoil = self.shorten = 0
+        self.how = HALF
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -78,7 +84,34 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.reply(200, body, head, **common)
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         begin, end = int(first), min(int(last or len(body) - 1), len(body) - 1)
-        return self.reply(206, body[begin : end + 1], head, Content_Range=f"bytes {begin}-{end}/{len(body)}", **common)
+        common["Content_Range"] = f"bytes {begin}-{end}/{len(body)}"
+        part = body[begin : end + 1]
+        if "/d/" in self.name and self.state.shorten > 0 and len(part) > 10:
+            self.state.shorten -= 1
+            half = part[: len(part) // 2]
+            if self.state.how == CHUNKED:
+                return self.in_chunks(half, common)
+            if self.state.how == HALF:
+                return self.reply(206, half, head, **{**common, "Content_Range": f"bytes {begin}-{begin + len(half) - 1}/{len(body)}"})
+            self.send_response(206)
+            for name, value in {**common, "Content-Length": str(len(part))}.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.end_headers()
+            self.wfile.write(half)
+            self.close_connection = True
+            return None
+        if "/d/" in self.name and self.state.spoil > 0:
+            self.state.spoil -= 1
+            part = bytes([part[0] ^ 1]) + part[1:]
+        return self.reply(206, part, head, **common)
+
+    def in_chunks(self, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(206)
+        self.send_header("Transfer-Encoding", "chunked")
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n")
 
     def do_HEAD(self) -> None:
         self.do_GET(head=True)

@@ -88,6 +88,8 @@ def scan(view: View, columns: Sequence[str] | None, batch_size: int) -> Iterator
 GROUP_BYTES = 8 << 20
 GROUP_ROWS = 1 << 17
 GROUPS = 2
+# A batch takes no more than one of so many parts of the budget: one is the consumer's, one is made, some are on their way.
+BATCHES = 8
 
 
 def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:
@@ -103,22 +105,34 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
         for start in range(0, len(view), batch_size):
             yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(batch_size, len(view) - start), pa.struct([])))
         return
-    if view._snapshot.mapped:
-        for start in range(0, len(view), batch_size):
-            yield read(start, min(start + batch_size, len(view)), True)
-        return
     if not len(view):
         return
     memory_bytes, _, _ = _core.configure()
+    mean_bytes = view._snapshot.stored_bytes([name for name in names if name in kinds]) / len(view._snapshot)
+
+    def rows_of_batch(row_bytes: float) -> int:
+        """As many as were asked for, if they take no more than their part of the budget."""
+        return max(1, min(batch_size, int(memory_bytes / BATCHES / max(1.0, row_bytes, mean_bytes))))
+
+    if view._snapshot.mapped:
+        start, row_bytes = 0, 0.0
+        while start < len(view):
+            end = min(start + rows_of_batch(row_bytes), len(view))
+            batch = read(start, end, True)
+            start, row_bytes = end, batch.nbytes / len(batch)
+            yield batch
+            del batch  # Not held while the next is read.
+        return
     most = max(GROUP_BYTES, memory_bytes // 32)
-    group_bytes, row_bytes, start = GROUP_BYTES, _asked(view, names, 0, batch_size), 0
+    group_bytes, row_bytes, start = GROUP_BYTES, _asked(view, names, 0, rows_of_batch(0.0)), 0
     groups: collections.deque[_Ahead] = collections.deque()
 
     def read_ahead() -> None:
         nonlocal start, group_bytes
+        rows = rows_of_batch(row_bytes)
         # Batches larger than a group are memory enough one at a time.
-        while start < len(view) and len(groups) < (GROUPS if row_bytes * batch_size <= group_bytes else 1):
-            end = _group_end(view, names, start, batch_size, row_bytes, group_bytes)
+        while start < len(view) and len(groups) < (GROUPS if row_bytes * rows <= group_bytes else 1):
+            end = _group_end(view, names, start, rows, row_bytes, group_bytes)
             # What would fill half of the block cache is not kept in it.
             groups.append(_Ahead(read, start, end, row_bytes * len(view) <= memory_bytes // 4))
             start, group_bytes = end, min(2 * group_bytes, most)
@@ -126,12 +140,13 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
     try:
         read_ahead()
         while groups:
-            group = groups[0].result()
-            groups.popleft()
+            group = groups.popleft().result()
             row_bytes = group.nbytes / len(group)
             read_ahead()
-            for row in range(0, len(group), batch_size):
-                yield group.slice(row, batch_size)
+            rows = rows_of_batch(row_bytes)
+            for row in range(0, len(group), rows):
+                yield group.slice(row, rows)
+            del group
     finally:
         for ahead in groups:
             ahead.stop()

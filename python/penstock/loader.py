@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +125,9 @@ class Loader:
         self._shuffle = shuffle
         columns_read = list(dict.fromkeys(self._outputs.values()))
         self._sources = [Source.ordered(name, view, shuffle, columns_read, self.order_block_samples) for name, (view, _) in views.items()]
-        self._core = self._open((0, 0))
+        # Epoch and draw that step 0 begins with.
+        self._base = (0, 0)
+        self._core = self._open(self._base)
         schema, results = first.schema, self._core.results()
         self._images = frozenset(name for name, _, _, image in results if image)
         check_nulls(self._nulls, results, {name: schema[column].type for name, column in self._outputs.items()})
@@ -218,7 +221,7 @@ class Loader:
         self.close()
         core = self._open(base)
         self._note_spent([self._core.stats()])
-        self._core = core
+        self._core, self._base = core, base
         self._step, self._go_on = 0, True
 
     def _note_spent(self, counts: Sequence[Mapping[str, int]]) -> None:
@@ -234,6 +237,10 @@ class Loader:
     def _iterate(self, epochs: int | None, beyond: bool) -> Iterator[Batch]:
         if not len(self) or epochs == 0:
             return
+        if self._passes_what_is_left() and epochs is not None:
+            epochs -= 1
+            if not epochs:
+                return
         first, steps = self._core.first_steps, len(self)
         within = self._step % first if self._step < first else (self._step - first) % steps
         if not self._go_on and within:
@@ -264,6 +271,20 @@ class Loader:
                 line.close()
             if turn == self._turn and not beyond:
                 self._end()
+
+    def _passes_what_is_left(self) -> bool:
+        """Whether a state was loaded in the middle of an epoch of which no batch is left: that is an epoch all the same, without batches."""
+        epoch, draw = self._base
+        if self._step or not draw or self._core.first_steps:
+            return False
+        left = self._core.epoch_samples - draw
+        warnings.warn(
+            f"epoch {epoch} has {left} samples left where the state was taken, less than a batch of {self.global_batch_size}: "
+            'last_batch="drop" leaves them out, and this iteration gives nothing',
+            stacklevel=4,
+        )
+        self._rebase((epoch + 1, 0))
+        return True
 
     def _start(self, end: int) -> None:
         if not self._processes:

@@ -526,6 +526,25 @@ mod tests {
         Ok(())
     }
 
+    /// A device may give less than was asked for, at any multiple of its blocks; only the end of a file is less than that.
+    #[test]
+    fn a_short_read_is_not_taken_for_all() {
+        let told = |result: i32, at: u64, bytes: u64, needed: u64| match outcome(result, at, bytes, needed) {
+            Outcome::Whole => "whole".to_owned(),
+            Outcome::Short(got) => format!("short {got}"),
+            Outcome::Failed(error) => format!("{:?}", error.kind()),
+        };
+        assert_eq!(told(65_536, 0, 65_536, 65_536), "whole");
+        assert_eq!(told(61_440, 0, 65_536, 65_536), "short 61440");
+        assert_eq!(told(4_096, 0, 65_536, 65_000), "short 4096");
+        assert_eq!(told(65_000, 0, 65_536, 65_000), "whole", "the last page of a file");
+        assert_eq!(told(464, 4_096, 8_192, 4_560), "whole", "the rest of one that came short before");
+        assert_eq!(told(0, 0, 65_536, 65_000), "UnexpectedEof");
+        assert_eq!(told(64_999, 0, 65_536, 65_000), "UnexpectedEof");
+        assert_eq!((told(-libc::EINTR, 0, 4_096, 1), told(-libc::EAGAIN, 0, 4_096, 1)), ("short 0".into(), "short 0".into()));
+        assert_eq!(told(-libc::EIO, 0, 4_096, 1), format!("{:?}", io::Error::from_raw_os_error(libc::EIO).kind()));
+    }
+
     #[test]
     fn a_range_that_does_not_fit_is_refused_before_the_device_writes() -> io::Result<()> {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR"))?;

@@ -1,0 +1,283 @@
+"""Errors that a tired expert might make, one test each: every one of them was planted once, and passed all other tests.
+
+They live between two features, at sizes that no generator makes, and where one epoch or one fault is tried.
+"""
+
+import itertools
+import os
+import signal
+
+import numpy as np
+import penstock as ps
+import pytest
+import wrong_s3
+from conftest import spent
+from penstock import transforms as T
+
+UNIT = 64 << 10
+LOCAL = ["mapped", "buffered", "direct"]
+
+
+def damage(root, body, at):
+    """Flip a bit of byte `at` of a value that lies whole in some data file."""
+    needle = bytes(body[at - 32 : at] + body[at : at + 8])
+    [(path, content)] = [(path, path.read_bytes()) for path in root.rglob("d/*") if needle in path.read_bytes()]
+    place = content.index(needle) + 32
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", LOCAL)
+@pytest.mark.parametrize("kind", ["bytes", "fixed", "ragged", "tiled"])
+@pytest.mark.parametrize("unit", ["first", "middle", "last, partial"])
+def test_every_unit_of_a_value_of_several_is_checked(tmp_path, io, kind, unit):
+    rng = np.random.default_rng(3)
+    count = 3 * UNIT + 1000
+    body = rng.integers(0, 256, count, dtype=np.uint8)
+    column = {
+        "bytes": ps.Bytes(), "fixed": ps.Tensor((count,), "uint8"), "ragged": ps.Tensor((None,), "uint8"),
+        "tiled": ps.Tensor((None,), "uint8", tile=(2 * UNIT,)),
+    }[kind]  # fmt: skip
+    root = tmp_path / "set"
+    other = rng.integers(0, 256, count, dtype=np.uint8)
+    values = [other, body, other]
+    ps.create(root, {"v": column}).append({"v": [value.tobytes() for value in values] if kind == "bytes" else values})
+    damage(root, body.tobytes(), {"first": 100, "middle": UNIT + 100, "last, partial": count - 50}[unit])
+    ds = ps.open(root, io=io)
+    assert len(ds.take([0, 2])["v"]) == 2, "its neighbours are whole"
+    for read in (lambda: ds.take([1]), lambda: ds[0:3], lambda: list(ds.scan(batch_size=2)), lambda: list(ds.loader(batch_size=3))):
+        with pytest.raises(ps.CorruptError) as caught:
+            read()
+        assert caught.value.code == "block-checksum"
+    assert len(ds.verify()["problems"]) == 1
+    taken = ds.take([0, 1, 2], on_corrupt="null")["v"]
+    missing = taken.mask.reshape(3, -1).all(axis=1).tolist() if isinstance(taken, np.ma.MaskedArray) else [value is None for value in taken]
+    assert missing == [False, True, False]
+
+
+@pytest.mark.local
+def test_a_range_that_was_spoilt_on_its_way_is_asked_for_again():
+    """Once spoilt: the second answer is good, and that is what is given. Always spoilt: an error."""
+    with wrong_s3.serving() as (state, options):
+        ds = ps.create("s3://bucket/set", {"v": ps.Tensor((50_000,), "uint8"), "t": ps.Text()}, storage_options=options)
+        values = np.random.default_rng(0).integers(0, 256, (20, 50_000), dtype=np.uint8)
+        ds.append({"v": values, "t": [f"text {i}" for i in range(20)]})
+        for columns, positions in itertools.product((["v"], ["t"], ["v", "t"]), ([3], [1, 9, 17], range(20))):
+            fresh = ps.open("s3://bucket/set", storage_options=options)
+            state.spoil = 1
+            batch = fresh.take(positions, columns=columns)
+            assert state.spoil == 0, "the fault struck"
+            if "v" in columns:
+                assert np.array_equal(batch["v"], values[list(positions)])
+        fresh = ps.open("s3://bucket/set", storage_options=options)
+        state.spoil = 1_000
+        with pytest.raises(ps.CorruptError):
+            fresh.take([3])
+        state.spoil = 0
+        assert np.array_equal(fresh.take([3])["v"], values[3:4]), "what was spoilt is not kept"
+
+
+@pytest.mark.local
+def test_an_answer_that_is_too_short_is_not_taken_for_all():
+    """After a connection that breaks the rest is asked for; a server that answers with another range, or in chunks, is refused."""
+    values = [bytes([i]) * 150_000 for i in range(5)]
+    with wrong_s3.serving() as (state, options):
+        ps.create("s3://bucket/set", {"v": ps.Bytes()}, storage_options=options).append({"v": values})
+        state.shorten, state.how = 3, wrong_s3.BROKEN
+        fresh = ps.open("s3://bucket/set", storage_options={**options, "timeout_seconds": 5})
+        assert fresh.take([1, 3])["v"] == [values[1], values[3]] and state.shorten == 0
+        for how in (wrong_s3.HALF, wrong_s3.CHUNKED):
+            state.shorten, state.how = 1, how
+            fresh = ps.open("s3://bucket/set", storage_options={**options, "timeout_seconds": 5})
+            with pytest.raises(ps.UnsupportedError, match="does not keep to HTTP"):
+                fresh.take([1])
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("apart_bytes,ranges", [(1_000, 1), (10_000, 1), (100_000, 1), (500_000, 2)])
+def test_blocks_that_lie_near_are_one_range(bucket, apart_bytes, ranges):
+    """Bytes between two values are read along where that costs less than another request."""
+    ds = ps.create(bucket, {"v": ps.Bytes()})
+    ds.append({"v": [b"a" * 40_000, b"b" * apart_bytes, b"c" * 40_000, b"d" * 600_000]})
+    fresh = ps.open(bucket)
+    fresh.take([3])  # Its tail is known then.
+    assert spent(fresh, lambda: fresh.take([0, 2]))["ranges"] == ranges
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", LOCAL)
+@pytest.mark.parametrize("tile", [None, (2, 3, 5), (4, 8, 8)])
+def test_windows_flat_in_some_dimensions(tmp_path, io, tile):
+    """Whole in the last, in the middle, in none: each is what NumPy gives."""
+    shape = (9, 10, 11)
+    values = np.random.default_rng(1).integers(0, 1 << 15, (4, *shape)).astype(np.int16)
+    free = ps.Tensor((None, None, None), "int16") if tile is None else ps.Tensor((None, None, None), "int16", tile=tile)
+    ps.create(tmp_path / "set", {"v": free}).append({"v": list(values)})
+    parts = [slice(None), slice(2, 3), slice(3, 9), slice(0, 0), 4, slice(None, None, 2)]
+    for key in itertools.product(parts, parts, parts):
+        ds = ps.open(tmp_path / "set", io=io)  # Nothing is cached.
+        assert np.array_equal(ds["v"][(2, *key)], values[2][key]), key
+
+
+def test_two_categories_in_one_file_keep_their_words(root):
+    schema = {"one": ps.Category(), "two": ps.Category(), "three": ps.Category()}
+    ds = ps.create(root, schema)
+    words = {"one": ["a", "b", "c"], "two": ["c", "a", "d"], "three": ["x", "c", "x"]}
+    ds.append(words)
+    ds.append({name: list(reversed(values)) for name, values in words.items()})
+    ds = ps.open(root)
+    batch = ds.take([5, 0, 2, 4])
+    for name, values in words.items():
+        both, names = values + values[::-1], ds.vocabulary(name)
+        assert [names[code] for code in batch[name]] == [both[place] for place in (5, 0, 2, 4)]
+        assert [names[code] for code in ds[name][:]] == both
+    assert next(ds.scan(batch_size=6)).to_pydict() == {name: values + values[::-1] for name, values in words.items()}
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit, GeneratorExit, RuntimeError])
+def test_whatever_ends_a_transaction_in_the_middle_commits_nothing(root, raised):
+    ds = ps.create(root, {"n": "int32"})
+    with pytest.raises(raised), ds.transaction("half") as tx:
+        tx.append({"n": [1, 2]})
+        if raised is KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1_000_000):
+                pass
+        raise raised
+    assert len(ps.open(root)) == 0 and [commit.message for commit in ds.log()] == ["create"]
+
+
+# The loader
+
+
+@pytest.fixture
+def thousand(tmp_path):
+    ds = ps.create(tmp_path / "thousand", {"n": "int64"})
+    ds.append({"n": np.arange(1000)})
+    return ds
+
+
+def numbers(loader):
+    return [number for batch in loader for number in batch["n"].tolist()]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("last_batch", ["drop", "short", "pad"])
+@pytest.mark.parametrize("first,second", [(64, 48), (48, 64), (10, 1000), (7, 13)])
+def test_a_resume_with_another_batch_size_goes_on_at_the_very_draw(thousand, last_batch, first, second):
+    """Three epochs: what was given before and after is the sequence that one loader gives, but for what `drop` leaves out."""
+    options = {"shuffle": True, "seed": 5, "last_batch": last_batch, "columns": ["n"]}
+    whole = thousand.loader(batch_size=1, **options)
+    sequence = [number for _ in range(3) for number in numbers(whole)]
+    one = thousand.loader(batch_size=first, **options)
+    given = [number for batch in itertools.islice(iter(one), 3) for number in batch["n"].tolist()]
+    two = thousand.loader(batch_size=second, **options)
+    two.load_state_dict(one.state_dict())
+    at = len(given)
+    if last_batch == "drop" and 1000 - at < second:
+        with pytest.warns(UserWarning, match=f"{1000 - at} samples left"):
+            rest = numbers(two)
+    else:
+        rest = numbers(two)
+    assert given == sequence[:at]
+    if last_batch == "drop":
+        assert rest == sequence[at : at + (1000 - at) // second * second]
+    else:
+        assert rest[: 1000 - at] == sequence[at:1000]
+    following = numbers(two)
+    assert following[:500] == sequence[1000 : 1000 + len(following[:500])], "the next epoch is the next, from its beginning"
+
+
+@pytest.mark.local
+def test_augmentation_differs_from_epoch_to_epoch_and_sample_to_sample(tmp_path):
+    ds = ps.create(tmp_path / "set", {"image": ps.Image(), "v": ps.Tensor((40, 40), "uint16")})
+    picture = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    ds.append({"image": [picture] * 6, "v": np.arange(9600).reshape(6, 40, 40).astype(np.uint16) % 1600})
+    for transform in (T.RandomResizedCrop(16, on="image"), T.RandomCrop(16, on="image"), T.RandomCrop(16, on="v")):
+        column = transform.on[0] if isinstance(transform.on, tuple | list) else transform.on
+        loader = ds.loader(batch_size=6, seed=1, columns=[column], transform=[transform])
+        epochs = [np.stack(list(batch[column])) for _ in range(4) for batch in loader]
+        for one, two in itertools.combinations(range(4), 2):
+            assert not np.array_equal(epochs[one], epochs[two]), f"epochs {one} and {two}"
+        assert len({part.tobytes() for part in epochs[0]}) > 3, "samples of one epoch"
+        again = ds.loader(batch_size=6, seed=1, columns=[column], transform=[transform])
+        assert all(np.array_equal(np.stack(list(batch[column])), epoch) for epoch, batch in zip(epochs[:1], again, strict=True))
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("workers", [0, 2])
+def test_functions_get_other_numbers_in_every_epoch(thousand, workers):
+    loader = thousand.loader(batch_size=100, seed=2, columns=["n"], transform=[noise], python_workers=workers)
+    epochs = [np.concatenate([batch["n"] for batch in loader]) for _ in range(3)]
+    for one, two in itertools.combinations(epochs, 2):
+        assert not np.array_equal(one, two)
+    assert len(np.unique(epochs[0])) > 900
+    again = thousand.loader(batch_size=50, seed=2, columns=["n"], transform=[noise])
+    assert np.array_equal(np.concatenate([batch["n"] for batch in again]), epochs[0])
+
+
+def noise(sample, rng):
+    return {"n": sample["n"] * 0 + rng.integers(1 << 40)}
+
+
+@pytest.mark.local
+def test_the_block_of_a_state_decides_how_sources_mix(thousand):
+    """A mixture shuffles inside blocks of its first loader's batch; one of another batch size goes on in those."""
+    mixed = ps.mix({"low": (thousand.select(range(300)), 2), "high": (thousand.select(range(300, 1000)), 5)}, epoch_samples=700)
+    one = mixed.loader(batch_size=35, shuffle=True, seed=3, columns=["n"])
+    sequence = numbers(one)
+    state = mixed.loader(batch_size=35, shuffle=True, seed=3, columns=["n"]).state_dict()
+    for batch_size in (20, 70, 175):
+        other = mixed.loader(batch_size=batch_size, shuffle=True, seed=3, columns=["n"])
+        assert numbers(other) != sequence, "without the state its blocks are its own"
+        other = mixed.loader(batch_size=batch_size, shuffle=True, seed=3, columns=["n"])
+        other.load_state_dict(state)
+        assert numbers(other) == sequence
+    windowed = thousand.loader(batch_size=40, shuffle=ps.Window(bytes=1600, lanes=4), seed=3, columns=["n"])
+    state, sequence = windowed.state_dict(), numbers(windowed)
+    other = thousand.loader(batch_size=60, shuffle=ps.Window(bytes=1600, lanes=4), seed=3, columns=["n"])
+    other.load_state_dict(state)
+    assert numbers(other) == sequence
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("flip", [T.RandomHorizontalFlip, T.RandomVerticalFlip])
+def test_boxes_masks_and_points_follow_flips_in_both_directions(tmp_path, flip):
+    """Of 40 x 30 pixels: the white rectangle of the image lies where box, mask and points say, flipped or not."""
+    ds = ps.create(
+        tmp_path / "set",
+        {"image": ps.Image(), "boxes": ps.Boxes(of="image"), "mask": ps.Mask(of="image"), "points": ps.Keypoints(points=1, of="image")},
+    )
+    image, mask = np.zeros((40, 30, 3), np.uint8), np.zeros((40, 30), np.uint8)
+    image[5:12, 3:8], mask[5:12, 3:8] = 255, 1
+    rows = 40
+    ds.append({"image": [image] * rows, "boxes": [np.array([[3, 5, 8, 12]], "float32")] * rows, "mask": [mask] * rows,
+               "points": [np.array([[[3, 5]]], "float32")] * rows})  # fmt: skip
+    on = ("image", "boxes", "mask", "points")
+    places = set()
+    for batch in ds.loader(batch_size=rows, seed=0, columns=list(on), transform=[flip(0.5, on=on)]):
+        for index in range(rows):
+            (x1, y1, x2, y2), (x, y) = batch["boxes"][index][0], batch["points"][index][0][0]
+            ys, xs = np.nonzero(np.asarray(batch["image"][index])[:, :, 0])
+            assert (xs.min(), ys.min(), xs.max() + 1, ys.max() + 1) == (x1, y1, x2, y2)
+            assert np.array_equal(np.asarray(batch["mask"][index]) > 0, np.asarray(batch["image"][index])[:, :, 0] > 0)
+            assert (x in (x1, x2 - 1)) and (y in (y1, y2 - 1)) and (x == x1) == (x1 == 3) and (y == y1) == (y1 == 5)
+            places.add((x1, y1))
+    assert places == ({(3, 5), (22, 5)} if flip is T.RandomHorizontalFlip else {(3, 5), (3, 28)})
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+def test_a_window_of_an_enlarged_image_is_that_part_of_it_whole(tmp_path, interpolation):
+    """The filter looks beyond the window, also where it enlarges: 3 pixels of the source on each side for Lanczos."""
+    rng = np.random.default_rng(0)
+    picture = rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)
+    ds = ps.create(tmp_path / "set", {"image": ps.Image()})
+    ds.append({"image": [picture]})
+    resize = T.Resize((96, 96), interpolation=interpolation, on="image")
+    [whole] = ds.loader(batch_size=1, transform=[resize])
+    for size in (10, 30, 64):
+        [part] = ds.loader(batch_size=1, transform=[resize, T.CenterCrop(size, on="image")])
+        begin = (96 - size) // 2
+        expected = np.asarray(whole["image"][0])[begin : begin + size, begin : begin + size].astype(int)
+        assert np.abs(np.asarray(part["image"][0]).astype(int) - expected).max() <= 1, size
