@@ -501,6 +501,18 @@ def slices(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     return slices.slices(folder)
 
 
+def _rows(name: str) -> Callable[[pathlib.Path, pathlib.Path | None], Result]:
+    """Rows by the million; see bench/rows.py."""
+
+    def run(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
+        import rows
+
+        found: Result = getattr(rows, name)(folder, photos)
+        return found
+
+    return run
+
+
 def _training(name: str) -> Callable[[pathlib.Path, pathlib.Path | None], Result]:
     """A benchmark of the loader; see bench/training.py."""
 
@@ -517,5 +529,6 @@ TRAINING = ("photos", "augment", "rows", "functions", "starting", "whole_direct"
 ALL: dict[str, Callable[[pathlib.Path, pathlib.Path | None], Result]] = {
     "cifar": cifar, "jpeg": jpeg, "ingest": ingest, "text": text, "calls": calls, "opening": opening, "memory": memory,
     "larger_than_memory": larger_than_memory, "codecs": codecs, "commits": commits, "minio": minio, "direct": direct, "slices": slices,
+    "rows": _rows("rows"), "import_rows": _rows("import_rows"),
     **{f"loader_{name}": _training(name) for name in TRAINING},
 }  # fmt: skip

@@ -17,7 +17,9 @@ FAULTS = "seed=1&lose=20&reset=20&throttle=20&toomany=10&fail=20&truncate=20&lat
 
 
 def pytest_addoption(parser):
-    parser.addoption("--store", choices=["local", "buffered", "direct", "s3", "proxy", "versity", "azure"], default="local", help="what datasets lie on")
+    parser.addoption(
+        "--store", choices=["local", "buffered", "direct", "s3", "proxy", "versity", "azure"], default="local", help="what datasets lie on"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

@@ -77,9 +77,9 @@ def test_every_refusal_names_its_own_row(root, bad, mode):
         assert ds["a"][:].tolist() == [row for row in range(5) if row not in bad] and report.samples == 5 - len(bad)
     else:
         wanted = [(row, column) for row in bad for column in ("a", "b") if column == "a" or row % 2]
-        assert sorted((refusal.path, f"bad {column}{row}" in refusal.message) for refusal, (row, column) in zip(report.refused, wanted, strict=True)) == [
-            (f"row {row}", True) for row, _ in wanted
-        ]
+        assert sorted(
+            (refusal.path, f"bad {column}{row}" in refusal.message) for refusal, (row, column) in zip(report.refused, wanted, strict=True)
+        ) == [(f"row {row}", True) for row, _ in wanted]
         assert report.samples == 5 and ds["b"][:].tolist() == [None if row in bad and row % 2 else row * 10 for row in range(5)]
 
 
@@ -132,13 +132,11 @@ def test_other_media_as_hugging_face_stores_them_stay_bytes(root, tmp_path):
 
 def test_media_that_are_only_a_path_are_refused(root, tmp_path):
     pq.write_table(hugging([encoded(), None], ["a.png", "/elsewhere/b.png"]), tmp_path / "images.parquet")
-    with pytest.raises(ps.InvalidInputError, match="/elsewhere/b.png"):
+    with pytest.raises(ps.InvalidInputError, match=r"/elsewhere/b\.png"):
         import_data(tmp_path / "images.parquet", root)
 
 
-@pytest.mark.parametrize(
-    "values", [[[b"a", b"b"]], [{"x": b"a", "y": 1}], [{"bytes": b"a", "path": "p", "more": 1}], [[{"deep": [b"x"]}]]]
-)
+@pytest.mark.parametrize("values", [[[b"a", b"b"]], [{"x": b"a", "y": 1}], [{"bytes": b"a", "path": "p", "more": 1}], [[{"deep": [b"x"]}]]])
 def test_binary_inside_other_values_is_refused_and_never_text(root, tmp_path, values):
     pq.write_table(pa.table({"nested": pa.array(values), "n": pa.array(range(len(values)))}), tmp_path / "nested.parquet")
     with pytest.raises(ps.UnsupportedError, match="binary"):
@@ -171,7 +169,10 @@ def test_an_image_without_a_name_of_one_is_one(folder, root):
     assert import_data(folder, root).samples == 4
 
 
-@pytest.mark.parametrize("name,body", [("cat/broken.jpg", b"\xff\xd8\xff broken"), ("cat/empty.png", b""), ("dog/anim.gif", b"GIF89a..."), ("dog/x", b"RIFF....WEBP")])
+@pytest.mark.parametrize(
+    "name,body",
+    [("cat/broken.jpg", b"\xff\xd8\xff broken"), ("cat/empty.png", b""), ("dog/anim.gif", b"GIF89a..."), ("dog/x", b"RIFF....WEBP")],
+)
 def test_a_broken_image_or_one_of_another_format_stops_it(folder, root, name, body):
     (folder / name).write_bytes(body)
     with pytest.raises(ps.Error, match=name.partition("/")[2]):
@@ -196,9 +197,8 @@ def test_include_and_exclude_choose(folder, root):
 
 
 def test_the_command_says_what_it_left_out(folder, tmp_path):
-    from typer.testing import CliRunner
-
     from penstock.cli import app
+    from typer.testing import CliRunner
 
     done = CliRunner().invoke(app, ["import", str(folder), str(tmp_path / "set"), "--exclude", "dog/*"])
     assert done.exit_code == 0 and "left out 7 files" in done.output and "imported 2 samples" in done.output

@@ -152,7 +152,10 @@ def serving(creates: str = SAFE, listing: str = ORDERED) -> Iterator[tuple[State
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield state, {"endpoint_url": f"http://127.0.0.1:{server.server_port}", "access_key_id": "x", "secret_access_key": "y", "region": "r"}
+        yield (
+            state,
+            {"endpoint_url": f"http://127.0.0.1:{server.server_port}", "access_key_id": "x", "secret_access_key": "y", "region": "r"},
+        )
     finally:
         server.shutdown()
         server.server_close()

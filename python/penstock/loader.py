@@ -398,9 +398,9 @@ class Loader:
         """
         try:
             if (state["format"], state["permutation"]) != (STATE_FORMAT, PERMUTATION):
-                found, known = f"{state['format']}.{state['permutation']}", f"{STATE_FORMAT}.{PERMUTATION}"
+                theirs, ours = f"{state['format']}.{state['permutation']}", f"{STATE_FORMAT}.{PERMUTATION}"
                 raise InvalidInputError(
-                    f"cannot load a state of format {found}: this release reads {known}", code="invalid-argument",
+                    f"cannot load a state of format {theirs}: this release reads {ours}", code="invalid-argument",
                     hint="its order would be another one; train on with the release that took it",
                 )  # fmt: skip
             sources = list(state["sources"])
@@ -411,7 +411,7 @@ class Loader:
                 raise InvalidInputError(
                     f"cannot load the state: it is of {len(sources)} sources, this loader has {len(self._sources)}", code="invalid-argument"
                 )
-            found = [own.loaded(theirs) for own, theirs in zip(self._sources, sources, strict=True)]
+            found = [own.loaded(state_of) for own, state_of in zip(self._sources, sources, strict=True)]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, InvalidInputError | NotFoundError):
                 raise

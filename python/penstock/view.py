@@ -194,7 +194,8 @@ class View:
         return View(self._snapshot, self._view.select(positions_of(positions, len(self))))
 
     def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> Iterator[Any]:
-        """Read all samples in order as pyarrow.RecordBatch of `batch_size` rows.
+        """Read all samples in order as pyarrow.RecordBatch of `batch_size` rows, or of fewer where those would take more than an eighth of the
+        memory budget.
 
         Cost: one copy; holds one batch, or where files are not mapped three groups of 8 MiB and more (at most 1/32 of the memory
         budget each), two of them read ahead. Labels and categories come as dictionary<string>, images as binary, ragged tensors

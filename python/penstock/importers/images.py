@@ -30,11 +30,14 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
     """List the folder. Columns: image, path (relative), and label where there are sub-folders."""
     if not folder.is_dir():
         raise InvalidInputError(f"cannot import `{folder}` as images: it is no folder")
-    files, left_out = [], []
+    files: list[pathlib.Path] = []
+    left_out: list[pathlib.Path] = []
     for file in sorted(_walk(folder)):
         chosen = _chosen(file.relative_to(folder).as_posix(), options)
         # With `include` the user says that these are images: what is none of them is refused.
-        offered = chosen and (bool(options.include) or file.suffix.lower() in SUFFIXES or not file.is_file() or begins_as_image(_head(file)))
+        offered = chosen and (
+            bool(options.include) or file.suffix.lower() in SUFFIXES or not file.is_file() or begins_as_image(_head(file))
+        )
         (files if offered else left_out).append(file)
     if not files:
         found = f"no images, but {len(left_out)} files of other kinds" if left_out else "no files"

@@ -6,6 +6,7 @@ line, so that what is refused is known by its line.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import pathlib
@@ -46,9 +47,6 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     kinds = rows.kinds_of(head, options)
     progress = {"done": 0}
 
-    def name(row: int) -> str:
-        return f"{path}: line {row + 1}"
-
     def chunks() -> Iterator[Chunk]:
         for block in itertools.chain(begun, blocks):
             first = progress["done"]
@@ -56,12 +54,16 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
             table = _table(block, kinds)
             if table is not None and table.num_rows == len(lines):
                 columns = {key: tables.values(table.column(key), kind) for key, kind in kinds.items()}
-                yield Chunk(columns, len(lines), lambda row, first=first: name(first + row))
+                yield Chunk(columns, len(lines), functools.partial(_name, path, first))
             else:
-                yield from (chunk for chunk, _ in rows.chunks_of(map(_object, lines), kinds, first, name))
+                yield from (chunk for chunk, _ in rows.chunks_of(map(_object, lines), kinds, first, functools.partial(_name, path, 0)))
             progress["done"] = first + len(lines)
 
     return Source(kinds, chunks(), None, "rows", lambda: progress["done"])
+
+
+def _name(path: pathlib.Path, first: int, row: int) -> str:
+    return f"{path}: line {first + row + 1}"
 
 
 BLOCK_BYTES = 4 << 20

@@ -48,9 +48,7 @@ def kinds_of(head: list[Any], options: Options) -> dict[str, ColumnType]:
     return kinds | {key: kind for key, kind in options.types.items() if key not in kinds}
 
 
-def chunks_of(
-    rows: Iterable[Any], kinds: Mapping[str, ColumnType], first: int, name: Callable[[int], str]
-) -> Iterator[tuple[Chunk, int]]:
+def chunks_of(rows: Iterable[Any], kinds: Mapping[str, ColumnType], first: int, name: Callable[[int], str]) -> Iterator[tuple[Chunk, int]]:
     """Group rows, of which the first is number `first`; gives chunks and how many rows there are with each."""
     group: list[Any] = []
     size = 0

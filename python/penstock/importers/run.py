@@ -264,7 +264,9 @@ def _body(value: Any) -> bytes | None:
 
 
 def _picked(values: Any, rows: Sequence[int]) -> Any:
-    return values.take(list(rows)) if is_arrow(values) else values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
+    return (
+        values.take(list(rows)) if is_arrow(values) else values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
+    )
 
 
 def _is_null(values: Any, row: int) -> bool:

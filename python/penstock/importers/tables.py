@@ -62,7 +62,9 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    return any(test(kind) for test in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view))
+    return any(
+        test(kind) for test in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    )
 
 
 def _holds_binary(kind: pa.DataType) -> bool:
