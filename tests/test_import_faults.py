@@ -204,3 +204,22 @@ def test_the_command_says_what_it_left_out(folder, tmp_path):
     assert done.exit_code == 0 and "left out 7 files" in done.output and "imported 2 samples" in done.output
     done = CliRunner().invoke(app, ["import", str(folder), str(tmp_path / "json"), "--json"])
     assert len(json.loads(done.output)["left_out"]) == 6
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_two_bad_values_of_a_row_are_two_refusals_with_null(root, tmp_path, kind):
+    rows = [{"a": index, "b": index} for index in range(8)]
+    rows[2], rows[5] = {"a": "bad a2", "b": "bad b2"}, {"a": 5, "b": "bad b5"}
+    path = tmp_path / f"rows.{kind}"
+    if kind == "csv":
+        path.write_text("a,b\n" + "".join(f"{row['a']},{row['b']}\n" for row in rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = import_data(path, root, types={"a": "int64", "b": "int64"}, on_error="null")
+    assert report.samples == 8 and len(report.refused) == 3
+    for refusal, (row, value) in zip(
+        sorted(report.refused, key=lambda refusal: refusal.message), [(2, "bad a2"), (2, "bad b2"), (5, "bad b5")], strict=True
+    ):
+        assert value in refusal.message and refusal.path.endswith(f"{'row' if kind == 'csv' else 'line'} {row + 1}")
+    ds = ps.open(root)
+    assert ds["a"][:].tolist() == [0, 1, None, 3, 4, 5, 6, 7] and ds["b"][:].tolist() == [0, 1, None, 3, 4, None, 6, 7]

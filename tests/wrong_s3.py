@@ -29,7 +29,7 @@ class State:
         self.lock = threading.Lock()
         self.overwritten: list[str] = []
         # So many ranges of data files are answered with a bit flipped, or too short.
-        self.spoil = self.shorten = 0
+        self.spoil = self.shorten = self.good_before_spoil = 0
         self.how = HALF
 
 
@@ -101,8 +101,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return None
         if "/d/" in self.name and self.state.spoil > 0:
-            self.state.spoil -= 1
-            part = bytes([part[0] ^ 1]) + part[1:]
+            self.state.good_before_spoil -= 1
+            if self.state.good_before_spoil < 0:
+                self.state.spoil -= 1
+                part = bytes([part[0] ^ 1]) + part[1:]
         return self.reply(206, part, head, **common)
 
     def in_chunks(self, body: bytes, headers: dict[str, str]) -> None:

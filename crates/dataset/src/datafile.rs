@@ -68,6 +68,11 @@ impl DataFile {
         if tail.samples != samples {
             return Err(malformed(format!("cannot read `{name}`: {} samples, expected {samples}", tail.samples)));
         }
+        // Also for those who want one column of it: another one's name changed would make that null without a word.
+        if !tail.chunks.iter().map(|chunk| chunk.column).eq(file.columns.iter().copied()) {
+            let found: Vec<u64> = tail.chunks.iter().map(|chunk| chunk.column).collect();
+            return Err(malformed(format!("cannot read `{name}`: it has the columns {found:?}, the manifest says {:?}", file.columns)));
+        }
         let bits = |chunk: &Chunk| if ranged { 0 } else { chunk.crcs.len().div_ceil(64) };
         let verified = tail.chunks.iter().map(|chunk| (0..bits(chunk)).map(|_| AtomicU64::new(0)).collect()).collect();
         let unverified = tail.chunks.iter().map(|chunk| AtomicU64::new(chunk.crcs.len() as u64)).collect();

@@ -1,0 +1,402 @@
+"""An independent reader of Penstock datasets, written from spec/format-v1.md alone: strict and plain, not fast."""
+
+import itertools
+import json
+import math
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+from google_crc32c import value as crc32c
+
+UNIT, PROVISIONAL, TILED_FEATURE, FIXED, PACKED, SINGLE, TILED = 65_536, 1 << 63, 1, 0, 1, 2, 3
+DTYPES = ["bytes", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"]
+DTYPES += ["float32", "float64", "complex64", "complex128", "timestamp"]
+NUMPY = {"bytes": "u1", "bfloat16": "u2", "timestamp": "M8[us]"}  # where the name is another
+CHOICES = {"zero": 1, "flag": 2, "delta_kind": 3, "change_kind": 5, "record_kind": 7, "dtype": 17, "layout": 4, "codec": 3}
+FORMS = {  # what the spec lays out, field by field; `*` is a list; `zero` a byte for which only 0 is known here
+    "object": "id:id length:varint crc:u32",
+    "run": "first:u64 count:varint",
+    "file": "kind:zero id:id length:varint tail_length:varint tail_crc:u32 columns:varint*",
+    "fragment": "samples:varint live:varint runs:run* files:file*",
+    "page": "object:object base:varint fragments:varint samples:varint live:varint",
+    "segment": "column:varint first_code:varint count:varint object:object",
+    "parent": "branch:u64 number:u64 uuid:id crc:u32",
+    "transaction": "uuid:id message:string author:string form:zero properties:string first_counter:varint added:varint deleted:varint",
+    "change": "kind:change_kind columns:varint* runs:run*",
+    "attachment": "kind:string object:object runs:run*",
+    "record": "kind:record_kind dataset:id branch:u64 number:u64 read:u64 write:u64 ignorable:u64 time:i64 gc_epoch:varint"
+    " parents:parent* transactions:transaction* lineage:varint next_counter:varint physical:varint live:varint schema:zero"
+    " root:object deltas:delta* changes:change* change_set:optional attachments:attachment*",
+    "root": "dataset:id branch:u64 number:u64 schema:string pages:page* segments:segment* overlays:object* statistics:object*",
+    "words": "column:varint words:string*",
+    "names": "number:u64 time:i64 operations:operation*",
+    "operation": "remove:flag kind:u8 name:string branch:u64 number:u64 uuid:id",
+}
+
+
+def need(condition, what):
+    """Raise ValueError unless the condition holds."""
+    if not condition:
+        raise ValueError(what)
+
+
+class Cursor:
+    """Reads values one after another, never past the end."""
+
+    def __init__(self, data, name):
+        self.data, self.at, self.name = data, 0, name
+
+    def take(self, count):
+        """The next bytes."""
+        need(count <= len(self.data) - self.at, f"{self.name}: ends early")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def read(self, form):
+        """A value, a list of them, or a form of the table above."""
+        if form[1:].isdigit():
+            return int.from_bytes(self.take(int(form[1:]) // 8), "little", signed=form[0] == "i")
+        if form in CHOICES:
+            value = self.read("u8")
+            need(value < CHOICES[form], f"{self.name}: {form} {value} is not known here")
+            return value
+        simple = {"varint": self.varint, "id": lambda: self.take(16).hex(), "string": lambda: self.take(self.varint()).decode("utf-8")}
+        if form in simple:
+            return simple[form]()
+        if form == "optional":
+            return self.read("object") if self.read("flag") else None
+        if form == "delta":
+            return self.read(("fragment", "page", "segment")[self.read("delta_kind")])
+        if form.endswith("*"):
+            count = self.varint()
+            need(count <= len(self.data) - self.at, f"{self.name}: a list of {count} in {len(self.data) - self.at} bytes")
+            return [self.read(form[:-1]) for _ in range(count)]
+        return SimpleNamespace(**{name: self.read(kind) for name, kind in (field.split(":") for field in FORMS[form].split())})
+
+    def varint(self):
+        """Unsigned LEB128 of at most 10 bytes and 64 bits."""
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.read("u8")
+            value |= (byte & 127) << shift
+            if byte < 128 and value < 1 << 64:
+                return value
+        raise ValueError(f"{self.name}: a varint does not fit 64 bits")
+
+    def integers(self, width, count):
+        """Plain integers of one width, as uint64."""
+        need(width in (1, 2, 4, 8), f"{self.name}: integers of {width} bytes")
+        return np.frombuffer(self.take(width * count), f"<u{width}").astype(np.uint64)
+
+    def int_array(self, count):
+        """An int array, as a list."""
+        width, base = self.read("u8"), np.uint64(self.varint())
+        rest = self.integers(width, count) if width else np.arange(count, dtype=np.uint64) * np.uint64(self.varint())
+        return (base + rest).tolist()
+
+
+def envelope(data, magic, form, name, word=None):
+    """Check magic, version, zeros, crc, and the parent's word if there is one; give the body, which must be of the form."""
+    crc, cursor = int.from_bytes(data[-4:], "little"), Cursor(data[8:-4], name)
+    need(data[:8] == magic + b"\1\0\0\0" and crc == crc32c(data[:-4]), f"{name}: header or checksum")
+    need(word is None or (word.length, word.crc) == (len(data), crc), f"{name}: not of the length and crc that its parent says")
+    result = cursor.read(form)
+    need(cursor.at == len(cursor.data), f"{name}: {len(cursor.data) - cursor.at} bytes left over")
+    return result
+
+
+def record(data, branch, number):
+    """Section 3."""
+    name = f"record {number}"
+    r = envelope(data, b"PNSL", "record", name)
+    need((r.branch, r.number) == (branch, number), f"{name}: says that it is {r.number} of branch {r.branch}")
+    need(not r.read & ~TILED_FEATURE, f"{name}: features {r.read:#x} are not all known here")
+    need([(parent.branch, parent.number) for parent in r.parents] == [(branch, number - 1)][: number > 0], f"{name}: parents")
+    good = r.transactions and len(r.deltas) <= 64 and len(data) <= 4096
+    need(good, f"{name}: {len(r.transactions)} transactions, {len(r.deltas)} deltas, {len(data)} bytes")
+    for transaction in r.transactions:
+        need(len(transaction.properties.encode()) <= 1024, f"{name}: properties of more than 1 KiB")
+        transaction.properties = json.loads(transaction.properties)
+    r.crc = int.from_bytes(data[-4:], "little")
+    return r
+
+
+def root(r, now):
+    """Section 4: check the root of a record."""
+    same = (r.dataset, r.branch) == (now.dataset, now.branch)
+    need(same and r.number <= now.number and not r.overlays, "a root of another dataset or branch, or newer, or with overlays")
+    r.schema = schema(json.loads(r.schema))
+    return r
+
+
+def page(fragments, word):
+    """Section 4: check the fragments of a page, and make their row ids final."""
+    counts = len(fragments), sum(f.samples for f in fragments), sum(f.live for f in fragments)
+    good = counts == (word.fragments, word.samples, word.live) and len(fragments) <= 512 and word.object.length <= 65_536
+    need(good, f"p/{word.object.id}: {counts} is too much or not what its parent says")
+    for run in (run for f in fragments for run in f.runs):
+        run.first = word.base + (run.first & ~PROVISIONAL) if run.first & PROVISIONAL else run.first
+    return fragments
+
+
+def fragment(f):
+    """Section 5: check a fragment."""
+    need(1 <= len(f.runs) <= 16, f"a fragment of {len(f.runs)} runs of row ids (id blocks are not known here)")
+    need(sum(run.count for run in f.runs) == f.samples == f.live, "a fragment whose runs, samples and live samples differ")
+    columns = {column for file in f.files for column in file.columns}
+    need(len(columns) == sum(len(file.columns) for file in f.files), "a fragment with a column twice")
+    return f
+
+
+def schema(value):
+    """Check section 8, and add to every column the dtype and the shape of its chunks, as `stored`."""
+    columns = value["columns"]
+    need(len({c["id"] for c in columns}) == len({c["name"] for c in columns}) == len(columns), "schema: a column twice")
+    need(all(1 <= column["id"] < value["next_column"] for column in columns), "schema: a column id out of range")
+    need(sum(column["type"] == "category" for column in columns) <= 32, "schema: more than 32 categories")
+    for column in columns:
+        codes = next(dtype for dtype in ("uint8", "uint16", "uint32") if len(column.get("names", ())) <= np.iinfo(dtype).max + 1)
+        forms = {
+            "scalar": [column.get("dtype"), []], "tensor": [column.get("dtype"), column.get("shape")], "label": [codes, []],
+            "category": ["uint32", []], "boxes": ["float32", [None, 4]],
+            "keypoints": ["float32", [None, column.get("points"), column.get("dimensions")]],
+        } | {key: ["bytes", [None]] for key in ("text", "bytes", "json", "image", "mask")}  # fmt: skip
+        column["stored"] = forms.get(column["type"], [None, []])
+        need(column["stored"][0] in DTYPES and 0 not in column["stored"][1], f"schema: type, dtype or shape of {column['name']}")
+    return value
+
+
+class Chunk:
+    """One column in one data file (section 6), by its entry in the tail."""
+
+    def __init__(self, c, samples):
+        self.column, self.dtype, self.samples = c.varint(), DTYPES[c.read("dtype")], samples
+        self.name, self.item = f"{c.name}, column {self.column}", np.dtype(NUMPY.get(self.dtype, self.dtype)).newbyteorder("<")
+        self.layout, self.codec = c.read("layout"), (None, "lz4_raw", "zstd")[c.read("codec")]
+        self.shape = [size - 1 if size else None for size in c.read("varint*")]
+        free, rows, self.blocks = self.shape.count(None), c.varint(), c.varint()
+        good = free if self.layout == PACKED or self.dtype == "bytes" else not free or self.layout >= SINGLE
+        need(good and (self.dtype, self.layout) != ("bytes", TILED), f"{self.name}: shape {self.shape} in layout {self.layout}")
+        need(max(self.blocks, samples * (self.layout >= SINGLE)) <= 1 << 22, f"{self.name}: too many blocks or samples")
+        starts = list(range(0, self.blocks * rows, rows)) if rows else c.int_array(self.blocks)
+        ordinal, self.offset, self.stored = (c.int_array(self.blocks) for _ in range(3))
+        need(not any(ordinal), f"{self.name}: blocks in other files are not known here")
+        self.raw = c.int_array(self.blocks) if self.codec else self.stored
+        self.first_unit = [0, *itertools.accumulate(-(-size // UNIT) for size in self.stored)]
+        self.crc = c.int_array(self.first_unit[-1])
+        if self.layout >= SINGLE:
+            given = self.shape if self.dtype != "bytes" else []
+            sizes = [c.int_array(samples) if size is None else [size] * samples for size in given]
+            self.shapes = list(zip(*sizes, strict=True)) or [()] * samples
+        if self.layout == TILED:
+            self.tile, self.first_tile = c.read("varint*"), c.int_array(samples + 1)
+            need(rows == 1 and len(self.tile) == len(self.shape) and 0 not in self.tile, f"{self.name}: rows_per_block or tile")
+            ends = self.first_tile[0], self.first_tile[-1]
+            need(self.first_tile == sorted(self.first_tile) and ends == (0, self.blocks), f"{self.name}: first_tile")
+        else:
+            self.rows = [range(*pair) for pair in itertools.pairwise([*starts, samples])]
+            need(starts[:1] == [0] * (samples > 0) and all(self.rows), f"{self.name}: the blocks do not hold the samples")
+            count = samples if self.layout == SINGLE else -(-samples // rows) if rows else self.blocks
+            need(self.blocks == count, f"{self.name}: {self.blocks} blocks, not {count}")
+        packed = np.frombuffer(c.take(-(-samples // 8)), "u1") if c.read("flag") else np.packbits(np.ones(samples, bool), bitorder="little")
+        bits = np.unpackbits(packed, bitorder="little").astype(bool)
+        need(not bits[samples:].any(), f"{self.name}: validity bits past the last sample")
+        self.valid, self.dictionary = bits[:samples], c.read("string*") if c.read("flag") else []
+
+    def block(self, data, index):
+        """Check the units of a block, and decode it."""
+        stored = data[self.offset[index] : self.offset[index] + self.stored[index]]
+        for unit, crc in enumerate(self.crc[self.first_unit[index] : self.first_unit[index + 1]]):
+            need(crc32c(stored[unit * UNIT :][:UNIT]) == crc, f"{self.name}, block {index}: checksum of unit {unit}")
+        if self.codec is None or (not stored and not self.raw[index]):
+            return stored
+        try:
+            raw = pa.Codec(self.codec).decompress(stored, self.raw[index], asbytes=True)
+        except OSError as error:
+            raise ValueError(f"{self.name}, block {index}: {error}") from error
+        need(len(raw) == self.raw[index], f"{self.name}, block {index}: {len(raw)} bytes, not {self.raw[index]}")
+        return raw
+
+    def value(self, raw, shape):
+        """Bytes, or an array of the shape."""
+        if self.dtype == "bytes":
+            return raw
+        need(len(raw) == math.prod(shape) * self.item.itemsize, f"{self.name}: {len(raw)} bytes for the shape {shape}")
+        need(self.dtype != "bool" or not raw.strip(b"\0\1"), f"{self.name}: a bool that is neither 0 nor 1")
+        return np.frombuffer(raw, self.item).reshape(shape)
+
+    def values(self, data):
+        """All samples, None for null, out of the bytes of the data file."""
+        blocks = [self.block(data, index) for index in range(self.blocks)]
+        if self.layout == TILED:
+            return [self.tiled(blocks, row) for row in range(self.samples)]
+        decode = (self.fixed, self.packed, self.single)[self.layout]
+        return [value for raw, rows in zip(blocks, self.rows, strict=True) for value in decode(raw, rows)]
+
+    def fixed(self, raw, rows):
+        """Layout 0."""
+        values, valid = self.value(raw, [len(rows), *self.shape]), self.valid[rows.start : rows.stop]
+        need(not values[~valid].tobytes().strip(b"\0"), f"{self.name}: a null that is not zero bytes")
+        return [values[place, ...] if valid[place] else None for place in range(len(rows))]
+
+    def packed(self, raw, rows):
+        """Layout 1."""
+        c, result = Cursor(raw, f"{self.name}, block of sample {rows[0]}"), []
+        width, all_sizes, zero = c.read("u8"), c.read("flag"), c.read("u16")
+        sizes = [c.integers(c.read("u8"), len(rows)).tolist() for _ in range(self.shape.count(None) - 1 + all_sizes)]
+        ends = [0, *c.integers(width, len(rows)).tolist()]
+        good = not zero and not any(c.take(-c.at % self.item.itemsize)) and ends == sorted(ends) and ends[-1] == len(raw) - c.at
+        need(good, f"{c.name}: zeros or ends")
+        for place, row in enumerate(rows):
+            part, known = c.take(ends[place + 1] - ends[place]), iter([size[place] for size in sizes])
+            shape = [next(known, None) if size is None else size for size in self.shape]
+            if None in shape:
+                others = self.item.itemsize * math.prod(size for size in shape if size is not None)
+                need(self.dtype == "bytes" or not self.valid[row] or others, f"{c.name}: a zero among the sizes without flag 0")
+                shape[shape.index(None)] = len(part) // max(others, 1)
+            need(self.valid[row] or not part, f"{c.name}: a null that is not empty")
+            result.append(self.value(part, shape) if self.valid[row] else None)
+        return result
+
+    def single(self, raw, rows):
+        """Layout 2."""
+        need(self.valid[rows[0]] or not raw, f"{self.name}: a null that is not empty")
+        return [self.value(raw, self.shapes[rows[0]]) if self.valid[rows[0]] else None]
+
+    def tiled(self, blocks, row):
+        """Layout 3."""
+        blocks = blocks[self.first_tile[row] : self.first_tile[row + 1]]
+        shape = self.shapes[row] if self.valid[row] else [0] * len(self.tile)
+        grid = [range(0, size, side) for size, side in zip(shape, self.tile, strict=True)]
+        count, result = math.prod(map(len, grid)), np.empty(shape, self.item)
+        need(len(blocks) == count * self.valid[row], f"{self.name}: sample {row} has {len(blocks)} tiles, not {count}")
+        for raw, corner in zip(blocks, itertools.product(*grid), strict=True):
+            part = tuple(slice(at, at + side) for at, side in zip(corner, self.tile, strict=True))
+            result[part] = self.value(raw, result[part].shape)
+        return result if self.valid[row] else None
+
+
+def tail(c, samples):
+    """Section 6: the chunks of a data file, by column."""
+    need(c.varint() == samples and c.varint() == 0, f"{c.name}: not {samples} samples, or foreign objects, which are not known here")
+    count = c.varint()
+    chunks = {chunk.column: chunk for chunk in (Chunk(c, samples) for _ in range(count))}
+    need(c.at == len(c.data) and len(chunks) == count, f"{c.name}: bytes left over in the tail, or two chunks of a column")
+    return chunks
+
+
+def data_file(data, file, samples):
+    """Section 6: check all of a data file but its blocks; give its chunks, by column."""
+    name, end, at = f"data file {file.id}", len(data) - 32 - file.tail_length, 24
+    need(len(data) == file.length and end >= at, f"{name}: {len(data)} bytes, not {file.length}")
+    footer = struct.pack("<QIIQHH4s", end, file.tail_length, file.tail_crc, len(data), 1, 0, b"PNSD")
+    need(data[:at] == b"PNSTKD1\n" + bytes.fromhex(file.id) and data[-32:] == footer, f"{name}: header or footer")
+    need(crc32c(data[end:-32]) == file.tail_crc, f"{name}: checksum of the tail")
+    chunks = tail(Cursor(data[end:-32], name), samples)
+    need(set(file.columns) <= set(chunks), f"{name}: not all columns that its fragment says")
+    spans = ((*span, chunk.layout) for chunk in chunks.values() for span in zip(chunk.offset, chunk.stored, strict=True))
+    for offset, stored, layout in [*sorted(spans), (end, 0, None)]:
+        good = at <= offset <= offset + stored <= end and offset % {TILED: 64, None: 1}.get(layout, 8) == 0
+        need(good, f"{name}: a block of {stored} bytes at {offset}")
+        need(not data[at:offset].strip(b"\0"), f"{name}: the pad before {offset} is not zero")
+        at = offset + stored
+    return chunks
+
+
+class Dataset:
+    """A dataset in a local folder, at its newest snapshot or the one given; all that is read is checked."""
+
+    def __init__(self, path, snapshot=None):
+        self.path, (branch, number, _) = Path(path), (snapshot or "0--").split("-")
+        self.branch, self.log = int(branch, 16), f"log/{int(branch, 16):016x}"
+        self.record = now = self._record(int(number) if snapshot else self._newest(self.log))
+        self.snapshot = f"{now.branch:x}-{now.number}-{now.transactions[0].uuid}"
+        need(snapshot in (None, self.snapshot), f"there is {self.snapshot}, not {snapshot}")
+        self.root = root(self._object("r", now.root, b"PNSR", "root"), now)
+        self.schema, self.fragments, self.words = self.root.schema, [], {}
+        for part in [*self.root.pages, *self.root.segments, *now.deltas]:
+            if hasattr(part, "base"):
+                self.fragments += map(fragment, page(self._object("p", part.object, b"PNSP", "fragment*"), part))
+            elif hasattr(part, "first_code"):
+                words, known = self._object("w", part.object, b"PNSW", "words"), self.words.setdefault(part.column, [])
+                need((words.column, len(words.words)) == (part.column, part.count), f"w/{part.object.id}: not what its parent says")
+                need(part.first_code == len(known), f"words of column {part.column} from {part.first_code}, after {len(known)}")
+                known += words.words
+            else:
+                self.fragments.append(fragment(part))
+        ids = self.row_ids()
+        need(len(set(ids)) == len(ids) == now.physical == now.live, f"{len(ids)} samples, or fewer row ids, not {now.live}")
+        need(max(ids, default=0) < PROVISIONAL, "a provisional row id outside of a page")
+
+    def __len__(self):
+        return self.record.live
+
+    def row_ids(self):
+        """Row ids of all samples."""
+        return [id for part in self.fragments for run in part.runs for id in range(run.first, run.first + run.count)]
+
+    def commits(self):
+        """Commits up to this snapshot, newest first; each must be the one that its child names."""
+        records = [self.record]
+        for child in records:
+            for word in child.parents:
+                parent = self._record(word.number)
+                same = (parent.transactions[0].uuid, parent.crc, parent.dataset) == (word.uuid, word.crc, child.dataset)
+                need(same and parent.time < child.time, f"record {word.number}: not what its child says")
+                records.append(parent)
+        return [{"number": r.number, "time": r.time} | vars(t) for r in records for t in reversed(r.transactions)]
+
+    def column(self, name):
+        """All samples of a column: None, bytes, the word of a category, or an array of the sample's shape."""
+        column = {column["name"]: column for column in self.schema["columns"]}[name]
+        result, known = [], set(self.words.get(column["id"], ()))
+        for part in self.fragments:
+            files = [file for file in part.files if column["id"] in file.columns]
+            result += [] if files else [None] * part.samples
+            for file in files:
+                data = self._get(f"d/{file.id}")
+                chunk = data_file(data, file, part.samples)[column["id"]]
+                need([chunk.dtype, chunk.shape] == column["stored"], f"{chunk.name}: {chunk.dtype} {chunk.shape}, not {column['stored']}")
+                need(chunk.layout != TILED or self.record.read & TILED_FEATURE, f"{chunk.name}: tiled without feature 0")
+                values = chunk.values(data)
+                words = chunk.dictionary if column["type"] == "category" else column.get("names")
+                if words is not None:
+                    good = max((int(code) for code in values if code is not None), default=-1) < len(words)
+                    need(good and known.issuperset(chunk.dictionary), f"{chunk.name}: an unknown code or word")
+                result += [code if code is None else words[code] for code in values] if column["type"] == "category" else values
+        return result
+
+    def names(self):
+        """Section 9: (kind, name) → branch, number and uuid of a snapshot."""
+        result = {}
+        for number in range(self._newest("refs") + 1 if self._get(self._place("refs", 0), must=False) else 0):
+            names = envelope(self._get(self._place("refs", number)), b"PNSN", "names", f"names {number}")
+            need(names.number == number, f"names {number}: says that it is {names.number}")
+            result |= {(o.kind, o.name): None if o.remove else (o.branch, o.number, o.uuid) for o in names.operations}
+        return {key: target for key, target in result.items() if target}
+
+    def _newest(self, folder):
+        """Section 2, but plainly counting upward from the hint."""
+        hint, number = self._get(f"{folder}/hint", must=False) or b"", 0
+        if len(hint) == 16 and hint[:4] == b"PNSH" and crc32c(hint[:12]) == int.from_bytes(hint[12:], "little"):
+            number = int.from_bytes(hint[4:12], "little")
+        number = number if self._get(self._place(folder, number), must=False) else 0
+        while self._get(self._place(folder, number + 1), must=False):
+            number += 1
+        return number
+
+    def _place(self, folder, number):
+        return f"{folder}/{(1 << 64) - 1 - number:020d}"
+
+    def _record(self, number):
+        return record(self._get(self._place(self.log, number)), self.branch, number)
+
+    def _object(self, folder, word, magic, form):
+        return envelope(self._get(f"{folder}/{word.id}"), magic, form, f"{folder}/{word.id}", word)
+
+    def _get(self, name, must=True):
+        need(not must or (self.path / name).exists(), f"{name}: missing")
+        return (self.path / name).read_bytes() if (self.path / name).exists() else None

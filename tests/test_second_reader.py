@@ -1,0 +1,166 @@
+"""A second reader, written by a stranger from the specification alone (spec_reader.py): what it reads is what Penstock reads."""
+
+import pathlib
+
+import numpy as np
+import penstock as ps
+import pytest
+import spec_reader
+
+GOLDEN = pathlib.Path(__file__).parent.parent / "spec" / "golden" / "v1"
+
+
+def same(ours, theirs):
+    if ours is None or theirs is None:
+        return ours is theirs
+    if isinstance(theirs, bytes):
+        return (ours.encode() if isinstance(ours, str) else bytes(ours)) == theirs
+    if isinstance(theirs, str):
+        return ours == theirs
+    ours = np.asarray(ours)
+    return ours.shape == theirs.shape and ours.tobytes() == np.ascontiguousarray(theirs).tobytes()
+
+
+def compare(place):
+    ds, other = ps.open(place), spec_reader.Dataset(place)
+    assert (len(ds), ds.snapshot) == (len(other), other.snapshot)
+    assert ds.take(range(len(ds)), columns=["_row_id"])["_row_id"].tolist() == other.row_ids()
+    assert [commit.message for commit in ds.log()] == [commit["message"] for commit in other.commits()]
+    stored = ds.take(range(len(ds)), decode=False)
+    for name, kind in ds.schema.items():
+        ours, theirs = stored[name], other.column(name)
+        if isinstance(kind, ps.Label | ps.Category):
+            words = ds.vocabulary(name)
+            missing = np.ma.getmaskarray(ours)
+            ours = [None if missing[row] else words[int(code)] for row, code in enumerate(np.ma.getdata(ours))]
+            theirs = [None if code is None else code if isinstance(code, str) else words[int(code)] for code in theirs]
+        elif isinstance(ours, np.ma.MaskedArray):
+            missing = np.ma.getmaskarray(ours).reshape(len(ours), -1).any(axis=1)
+            ours = [None if missing[row] else np.ma.getdata(ours)[row] for row in range(len(ours))]
+        for row, (one, two) in enumerate(zip(ours, theirs, strict=True)):
+            assert same(one, two), f"`{name}`, sample {row}: {one!r}, the second reader has {two!r}"
+    assert not ds.verify()["problems"]
+
+
+@pytest.mark.local
+def test_golden_files_read_the_same():
+    compare(GOLDEN)
+
+
+SCHEMA = {
+    "number": "int32", "flag": "bool", "time": "timestamp", "half": "float16", "fixed": ps.Tensor((3, 5), "float32"),
+    "page": ps.Tensor((70, 1024), "uint8"), "packed": ps.Tensor((4,), "int64", codec="zstd"), "text": ps.Text(), "lz4": ps.Text(codec="lz4"),
+    "meta": ps.Json(), "blob": ps.Bytes(), "label": ps.Label(["a", "b", "c"]), "word": ps.Category(), "other": ps.Category(codec="lz4"),
+    "cloud": ps.Tensor((None, 3), "float32"), "twice": ps.Tensor((None, 2, None), "int16"), "tiled": ps.Tensor((None, None), "int16", tile=(5, 7)),
+    "even": ps.Tensor((9, 9), "uint8", tile=(4, 4)), "boxes": ps.Boxes(), "mask": ps.Mask(), "image": ps.Image(), "points": ps.Keypoints(points=2),
+}  # fmt: skip
+
+
+def values(rng, name, kind, count):
+    """Values of all sizes: none, a few bytes, several checksum units."""
+    size = lambda most: int(rng.choice([0, 1, 7, most]))  # noqa: E731
+    made = {
+        "number": lambda: int(rng.integers(-9, 9)), "flag": lambda: bool(rng.integers(2)), "time": lambda: int(rng.integers(1 << 50)),
+        "half": lambda: float(rng.integers(100)) / 4, "fixed": lambda: rng.random((3, 5), dtype=np.float32),
+        "page": lambda: rng.integers(0, 256, (70, 1024), dtype=np.uint8), "packed": lambda: rng.integers(0, 3, 4),
+        "text": lambda: "ü" * size(40_000), "lz4": lambda: "xy" * size(200), "meta": lambda: {"deep": [size(9), None, "é"]},
+        "blob": lambda: rng.bytes(size(200_000)), "label": lambda: str(rng.choice(["a", "b", "c"])), "word": lambda: f"w{rng.integers(30)}",
+        "other": lambda: f"w{rng.integers(5)}", "cloud": lambda: rng.random((size(9000), 3), dtype=np.float32),
+        "twice": lambda: rng.integers(0, 9, (size(3), 2, size(40))).astype(np.int16),
+        "tiled": lambda: rng.integers(0, 9, (size(30), size(50))).astype(np.int16), "even": lambda: rng.integers(0, 9, (9, 9)).astype(np.uint8),
+        "boxes": lambda: rng.random((size(3), 4), dtype=np.float32), "mask": lambda: np.full((3, 4), size(7), np.uint8),
+        "image": lambda: np.full((2, 5, 3), size(7), np.uint8), "points": lambda: rng.random((size(2), 2, 2), dtype=np.float32),
+    }[name]  # fmt: skip
+    return [None if rng.random() < 0.2 else made() for _ in range(count)]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("seed", range(4))
+def test_random_datasets_read_the_same(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    names = list(SCHEMA) if seed % 2 else [str(name) for name in rng.choice(list(SCHEMA), 6, replace=False)]
+    ds = ps.create(tmp_path / "set", {name: SCHEMA[name] for name in names})
+    for _ in range(3 if seed % 2 else 80):  # Enough for roots and pages.
+        count = int(rng.integers(0, 40 if seed % 2 else 4))
+        chosen = [name for name in names if rng.random() < 0.8]
+        ds.append({name: values(rng, name, SCHEMA[name], count) for name in chosen})
+    compare(tmp_path / "set")
+
+
+# What is refused must be refused before it is committed: extremes together in one append.
+
+EXTREMES = [
+    (0, 0),
+    (1, 1),
+    (1, 200_001),
+    (200_001, 1),
+    (3, 0),
+    (0, 1 << 20),
+    (300, 700),
+    (1, 9_000_001),
+    (9_000_001, 1),
+    (2, 2),
+    (2900, 3000),
+]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("seed", range(12))
+def test_what_an_append_takes_a_fresh_reader_reads(tmp_path, seed):
+    """Random mixtures of extremes: one append either says no and leaves nothing, or all of it is there for anybody."""
+    rng = np.random.default_rng(seed)
+    kinds = {
+        "v": ps.Tensor((None, None), "uint8"),
+        "w": ps.Tensor((None, None), "uint8", tile=(int(rng.choice([1, 64, 4096])), 64)),
+        "t": ps.Text(),
+    }
+    ds = ps.create(tmp_path / "set", kinds)
+    shapes = [EXTREMES[int(index)] for index in rng.integers(0, len(EXTREMES), 5)]
+    if seed == 0:
+        shapes = [(1, 9_000_001), (9_000_001, 1)]
+    rows = {
+        "v": [None if rng.random() < 0.2 else np.full(shape, index + 1, np.uint8) for index, shape in enumerate(shapes)],
+        "w": [None if rng.random() < 0.2 else np.full(shape, 7, np.uint8) for shape in reversed(shapes)],
+        "t": [None] * len(shapes) if seed % 3 == 0 else [str(rng.choice(["", "x", "y" * 100_000])) for _ in shapes],
+    }  # fmt: skip
+    try:
+        ds.append(rows)
+    except ps.InvalidInputError:
+        assert len(ps.open(tmp_path / "set")) == 0 and not list((tmp_path / "set").rglob("d/*"))
+        return
+    fresh = ps.open(tmp_path / "set")
+    for row in range(len(shapes)):
+        sample = fresh[row]
+        assert sample["t"] == rows["t"][row]
+        for name in ("v", "w"):
+            wanted = rows[name][row]
+            assert (sample[name] is None) == (wanted is None)
+            assert wanted is None or (sample[name].shape == wanted.shape and np.array_equal(sample[name], wanted))
+    assert sum(len(batch) for batch in fresh.scan(batch_size=2)) == len(shapes) and not fresh.verify()["problems"]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("kind", ["text", "bytes", "json", "image", "mask", "tensor"])
+def test_nulls_beside_tiles_keep_their_form(tmp_path, kind):
+    """A column that is null throughout a batch is what it is elsewhere, also where another column is tiled."""
+    column = {
+        "text": ps.Text(),
+        "bytes": ps.Bytes(),
+        "json": ps.Json(),
+        "image": ps.Image(),
+        "mask": ps.Mask(),
+        "tensor": ps.Tensor((None, 2), "int8"),
+    }
+    ds = ps.create(tmp_path / "set", {"tiled": ps.Tensor((None, None), "int16", tile=(4, 4)), "other": column[kind]})
+    ds.append({"tiled": [np.ones((9, 9), np.int16)] * 4, "other": [None] * 4})
+    batch = ds.take([0, 1])
+    assert isinstance(batch["other"], ps.Ragged if kind == "tensor" else list) and [value is None for value in batch["other"]] == [
+        True,
+        True,
+    ]
+    assert ds[0]["other"] is None and all(value is None for value in ds["other"][:])
+    [table] = ds.scan(batch_size=10)
+    assert table.column("other").null_count == 4
+    with_values = ps.create(tmp_path / "more", {"tiled": ps.Tensor((None, None), "int16", tile=(4, 4)), "other": column[kind]})
+    with_values.append({"tiled": [None] * 3, "other": [None] * 3})
+    assert all(value is None for value in with_values.take([0, 1, 2])["other"])
