@@ -131,7 +131,7 @@ def volume(tmp_path_factory):
 def cost_of(place, key):
     """Ranges and bytes that a part takes in a process that has read nothing but the tail; run in a child of its own."""
     ds = ps.open(place, io="buffered")
-    ds._view.shapes([0], "volume")
+    ds._view.shapes(np.array([0]), "volume")
     found = []
     cost = spent(ds, lambda: found.append(ds["volume"][key]))
     assert spent(ds, lambda: ds["volume"][key]) == {}, "its tiles are in the cache"
