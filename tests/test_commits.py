@@ -28,7 +28,7 @@ def test_time_travel_and_log(root):
         assert len(then) == count and then.snapshot == receipt.snapshot
     old = ps.open(root, snapshot=receipts[0].snapshot)
     assert old.append({"n": [9]}).row_ids.tolist() == [8], "a stale handle rebases"
-    assert len(ps.open(root)) == 9
+    assert len(newest(ps.open(root), 9)) == 9
     for wrong in ("nonsense", "0-1", "0-1-" + "0" * 32, "0-99-" + "0" * 32, "7-0-" + "0" * 32):
         with pytest.raises((ps.NotFoundError, ps.InvalidInputError)):
             ps.open(root, snapshot=wrong)
