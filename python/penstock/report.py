@@ -22,13 +22,15 @@ def explained(loader: Loader) -> dict[str, str]:
     )
     looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []
     probe = loader._open((0, 0))
-    requests, distinct, full = [], [], []
+    requests, asked_bytes, distinct, full = 0, 0, [], []
     for step in looked:
         _, sources, positions, _ = probe.places(step)
         for number, source in enumerate(loader._sources):
             mine = positions[sources == number]
             if len(mine) and not source.view._snapshot.mapped:
-                requests.append(len(source.view._view.ranges(np.sort(mine), list(source.columns))))
+                ranges = source.view._view.ranges(np.sort(mine), list(source.columns))
+                requests += len(ranges)
+                asked_bytes += sum(end - begin for _, begin, end in ranges)
             # Of as many equal parts of the source as there are samples, how many are met: 63 % of them by a full permutation.
             count = len(mine)
             distinct.append(len(np.unique(mine * count // max(1, len(source.view)))))
@@ -37,13 +39,25 @@ def explained(loader: Loader) -> dict[str, str]:
     windowed = next((source for source in loader._sources if source.order["kind"] == "window"), None)
     # Runs of a window are read whole, each once: by one rank, or in a mixture by all that draw from them.
     parts = 1 if windowed and loader._mix else loader.world_size
-    asked = draws / windowed.order["run_samples"] / parts if windowed else sum(requests) / max(1, len(looked)) * steps
+    asked, moved = requests / max(1, len(looked)) * steps, asked_bytes / max(1, len(looked)) * steps
+    ranged = [source for source in loader._sources if not source.view._snapshot.mapped]
+    if windowed:
+        asked, moved = draws / windowed.order["run_samples"] / parts, total / parts
+    elif ranged:
+        # Where the cache holds what a source reads, its blocks are read once, with their neighbours.
+        costs = [(source.sample_bytes * len(source.view._snapshot), *source.view._snapshot.request_cost()) for source in ranged]
+        if all(stored <= kept for stored, _, kept in costs):
+            asked, moved = min(asked, sum(stored / gap + 1 for stored, gap, _ in costs)), min(moved, sum(stored for stored, _, _ in costs))
     mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader._sources)
     answer = {
         "epoch": f"{draws} samples in {steps} steps of {loader.global_batch_size} ({loader.global_batch_size // loader.world_size} a rank)",
         "order": ", ".join(json.dumps(source.order) for source in loader._sources),
         "bytes": f"about {size_text(total)} an epoch, up to {size_text(total / parts)} a rank",
-        "requests": f"about {asked:,.0f} an epoch and rank" if requests else "none: files are mapped" if mapped else "one a file",
+        "requests": f"about {asked:,.0f} an epoch and rank, that move {size_text(moved)} while nothing is cached"
+        if requests
+        else "none: files are mapped"
+        if mapped
+        else "one a file",
         "memory": f"batches ahead, and windows that are held, take up to {size_text(loader.memory_bytes)}; a batch of fixed shapes {size_text(loader._core.least_bytes)}",
         "shuffle": f"a batch comes from {min(1.0, quality):.0%} as many places as in a full permutation",
     }

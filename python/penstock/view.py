@@ -122,7 +122,7 @@ class View:
         return f"open the same {what} that the state was taken of"
 
     def _stored_bytes(self, columns: Sequence[str]) -> int:
-        """Bytes of the data files of these columns, of the whole snapshot."""
+        """Stored bytes of these columns, of the whole snapshot."""
         return self._snapshot.stored_bytes(list(columns))
 
     def __len__(self) -> int:

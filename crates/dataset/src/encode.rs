@@ -6,7 +6,10 @@ use std::ops::Range;
 use penstock_codec::block::{lz4_encode, zstd_encode};
 use penstock_error::Result;
 use penstock_format::crc;
-use penstock_format::datafile::{BLOCK_BYTES, Codec, Layout, PAGE_ALIGNED_BYTES, SINGLE_BYTES, TILED_BYTES, UNIT_BYTES, write_packed};
+use penstock_format::datafile::{
+    COMPRESSED_BLOCK_BYTES, Codec, FIXED_BLOCK_BYTES, Layout, PACKED_BLOCK_BYTES, PAGE_ALIGNED_BYTES, SINGLE_BYTES, TILED_BYTES, UNIT_BYTES,
+    write_packed,
+};
 use penstock_tensor::window::{Grid, elements, runs};
 use penstock_tensor::{Column, Dtype, Ragged, Shape};
 
@@ -40,8 +43,9 @@ impl Style {
         }
         if shape.is_fixed() {
             let cell = shape.fixed_bytes(dtype)?;
-            let packed = cell < SINGLE_BYTES || (codec != Codec::None && cell < BLOCK_BYTES as u64);
-            let rows_per_block = if packed { (BLOCK_BYTES as u64 / cell.max(1)).max(1) } else { 1 };
+            let block_bytes = if codec == Codec::None { FIXED_BLOCK_BYTES } else { COMPRESSED_BLOCK_BYTES } as u64;
+            let packed = cell < SINGLE_BYTES || (codec != Codec::None && cell < block_bytes);
+            let rows_per_block = if packed { (block_bytes / cell.max(1)).max(1) } else { 1 };
             let align = if packed {
                 8
             } else if cell >= PAGE_ALIGNED_BYTES || (cell >= UNIT_BYTES && cell.is_multiple_of(4096)) {
@@ -77,10 +81,11 @@ fn cut(column: &Column, style: &Style, shape: &Shape, dtype: Dtype) -> Vec<usize
     match (style.layout, column) {
         (Layout::Packed, Column::Ragged(ragged)) => {
             let head = 2 + 2 * shape.free_count().saturating_sub(1) + dtype.size() / 8;
+            let most = if style.codec == Codec::None { PACKED_BLOCK_BYTES } else { COMPRESSED_BLOCK_BYTES };
             let (mut cuts, mut bytes) = (vec![0], 0);
             for row in 0..count {
                 let size = ragged.value(row).len() + head;
-                if bytes + size > BLOCK_BYTES && bytes > 0 {
+                if bytes + size > most && bytes > 0 {
                     cuts.push(row);
                     bytes = 0;
                 }

@@ -11,7 +11,7 @@ use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, Layout, UNIT_BYTES};
 use penstock_format::ids::data_name;
 use penstock_format::manifest::FileRef;
 use penstock_format::schema::ColumnSpec;
-use penstock_storage::{Frozen, Piece, RangeRequest, Recycled, Slot};
+use penstock_storage::{Frozen, Piece, RangeRequest, Recycled, RequestCost, Slot, Storage};
 
 use crate::config::Config;
 use crate::context::{BlockKey, Context, Duty};
@@ -20,9 +20,7 @@ use crate::parallel;
 use crate::plan::Plan;
 use crate::snapshot::Snapshot;
 
-/// Blocks closer than this are asked for together: a request costs more than the bytes between them.
-const GAP_BYTES: u64 = 128 << 10;
-/// The same for streams, which a device at hand answers.
+/// Gaps up to this long are read along by streams, which a device at hand answers.
 const STREAM_GAP_BYTES: u64 = 16 << 10;
 /// Blocks are joined up to this length.
 const JOINED_BYTES: u64 = 8 << 20;
@@ -33,6 +31,8 @@ pub const WHOLE_FILE_BYTES: u64 = 256 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Take,
+    /// A part of an epoch, whose other parts will want the neighbours: they are read along, if the cache can hold all.
+    Epoch,
     /// Whether the cache keeps what is read.
     Scan {
         keep: bool,
@@ -157,8 +157,10 @@ pub struct Wanted {
     bytes: u64,
     /// Not all of its rows are asked for.
     partial: bool,
-    /// Other groups of a scan may be waiting for it.
+    /// Others may be waiting for it, or for being told that it is in the cache.
     awaited: bool,
+    /// Nobody here wants it yet.
+    beside: bool,
 }
 
 /// Checksum units of uncompressed blocks, which lie one after the other in their file: (block, unit) each.
@@ -203,6 +205,7 @@ impl Wanted {
             bytes: end - offset,
             partial: false,
             awaited: false,
+            beside: false,
         }
     }
 
@@ -234,8 +237,12 @@ impl Snapshot {
         let blocks = self.blocks(plan, columns);
         let mut wanted: Vec<Wanted> = blocks.iter().filter(|block| !fetched.found(&self.context, block.key)).cloned().collect();
         let (mut duties, mut others) = (Vec::new(), Vec::new());
-        if let Purpose::Scan { .. } = purpose {
-            (wanted, others) = self.share_out(wanted, &mut duties, &mut fetched);
+        let around = purpose == Purpose::Epoch && span_bytes(&wanted) <= Context::block_cache_bytes() / 2;
+        if around {
+            wanted = self.with_neighbours(wanted);
+        }
+        if around || matches!(purpose, Purpose::Scan { .. }) {
+            (wanted, others) = self.share_out(wanted, around, &mut duties, &mut fetched);
         }
         // A take that would fill half of the cache is not kept in it.
         let keep = !matches!(purpose, Purpose::Scan { keep: false });
@@ -245,10 +252,13 @@ impl Snapshot {
             fetched.place(blocks.iter().filter(|block| block.is_sample()).collect());
         }
         self.fetch_wanted(wanted, cached, &mut fetched)?;
-        for (key, duty) in duties {
-            if let Some(Ok(block)) = fetched.blocks.get(&key) {
-                // A copy: it may lie in memory that holds much else. Whoever waits has it, even if the cache does not keep it.
-                let _ = duty.insert(Bytes::copy_from_slice(block));
+        for (wanted, duty) in duties {
+            if let Some(Ok(block)) = fetched.blocks.get(&wanted.key) {
+                // What the cache is not to keep may lie in memory that holds much else. Whoever waits has it all the same.
+                let _ = duty.insert(if cached { block.clone() } else { Bytes::copy_from_slice(block) });
+            }
+            if wanted.beside {
+                fetched.blocks.remove(&wanted.key);
             }
         }
         let missing = others.into_iter().filter(|wanted| match self.context.block_or_duty(wanted.key, self.context.storage.deadline()) {
@@ -277,25 +287,53 @@ impl Snapshot {
         blocks.into_iter().map(|blocks| Held::new(&plan.fetched, &blocks)).collect()
     }
 
-    /// Groups of a scan that are read side by side share the blocks between them: each is read by one. Gives what is to be read here,
-    /// and what others read.
-    fn share_out(&self, wanted: Vec<Wanted>, duties: &mut Vec<(BlockKey, Duty)>, fetched: &mut Fetched) -> (Vec<Wanted>, Vec<Wanted>) {
+    /// Groups of a scan, and batches of an epoch, that are read side by side share the blocks between them (`all`, or those that one group
+    /// wants a part of): each is read by one. Gives what is to be read here, and what others read.
+    fn share_out(
+        &self,
+        wanted: Vec<Wanted>,
+        all: bool,
+        duties: &mut Vec<(Wanted, Duty)>,
+        fetched: &mut Fetched,
+    ) -> (Vec<Wanted>, Vec<Wanted>) {
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         for block in wanted {
-            if !block.partial {
+            if !all && !block.partial {
                 ours.push(block);
                 continue;
             }
             match self.context.block_or_duty(block.key, Duration::ZERO) {
+                Some(Ok(_)) | None if block.beside => {}
                 Some(Ok(bytes)) => drop(fetched.blocks.insert(block.key, Ok(bytes))),
                 Some(Err(duty)) => {
-                    duties.push((block.key, duty));
-                    ours.push(Wanted { awaited: true, ..block });
+                    let block = Wanted { awaited: true, ..block };
+                    duties.push((block.clone(), duty));
+                    ours.push(block);
                 }
                 None => others.push(block),
             }
         }
         (ours, others)
+    }
+
+    /// These blocks and those that lie with them in stretches that cost about as much as a request does.
+    fn with_neighbours(&self, mut wanted: Vec<Wanted>) -> Vec<Wanted> {
+        let stretch = self.context.storage.request_cost().gap_bytes;
+        wanted.sort_by_key(|wanted| (wanted.key.0, wanted.chunk, wanted.block));
+        let mut all: Vec<Wanted> = Vec::with_capacity(wanted.len());
+        for (index, block) in wanted.iter().enumerate() {
+            let entry = &block.file.tail.chunks[block.chunk];
+            let in_stretch = |other: usize| entry.offset.get(other) / stretch == block.offset / stretch && entry.stored_bytes.get(other) > 0;
+            let same = |other: &&Wanted| other.key.0 == block.key.0 && other.chunk == block.chunk;
+            let first = all.last().filter(same).map_or(0, |last| last.block + 1);
+            let end = wanted.get(index + 1).filter(same).map_or(entry.blocks(), |next| next.block);
+            let beside = |other: usize| Wanted { beside: true, ..Wanted::new(&block.file, block.chunk, other, None) };
+            let before = (first..block.block).rev().take_while(|other| in_stretch(*other)).count();
+            all.extend((block.block - before..block.block).map(beside));
+            all.push(block.clone());
+            all.extend((block.block + 1..end).take_while(|other| in_stretch(*other)).map(beside));
+        }
+        all
     }
 
     /// Fetch, verify and decode what is wanted; its readers find in `fetched` what could not be had.
@@ -304,7 +342,7 @@ impl Snapshot {
         let wanted = Arc::new(wanted);
         let failed = self.fetch_blocks(&wanted, cached, fetched)?;
         // A byte may have been spoilt on its way: whoever does not match is asked for once more.
-        let again = wanted.iter().filter(|wanted| failed.contains(&wanted.key)).cloned().collect();
+        let again = wanted.iter().filter(|wanted| failed.contains(&wanted.key) && !wanted.beside).cloned().collect();
         self.fetch_blocks(&Arc::new(again), cached, fetched)?;
         Ok(())
     }
@@ -324,7 +362,7 @@ impl Snapshot {
         let mut wanted = self.blocks(plan, columns);
         wanted.retain(|block| self.context.cached_block(block.key).is_none());
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
-        Ok(plan_ranges(&wanted, self.context.storage.range_bytes()).1)
+        Ok(plan_ranges(&wanted, self.context.storage.as_ref()).1)
     }
 
     /// Open the data files of a plan side by side. One that is damaged is left to the column that reads it.
@@ -463,7 +501,7 @@ impl Snapshot {
         if wanted.is_empty() {
             return Ok(HashSet::new());
         }
-        let (segments, mut ranges) = plan_ranges(wanted, self.context.storage.range_bytes());
+        let (segments, mut ranges) = plan_ranges(wanted, self.context.storage.as_ref());
         if !cached {
             // What is not kept may hold on to more than it needs.
             ranges.iter_mut().for_each(|range| range.shared = true);
@@ -525,7 +563,8 @@ impl Snapshot {
 
 /// Join what lies close together, cut what is long. Gives for each range the blocks that its pieces belong to: a
 /// block longer than a request has several.
-fn plan_ranges(wanted: &[Wanted], range_bytes: u64) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
+fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
+    let (gap_bytes, range_bytes) = (widest_gap(wanted, storage.request_cost()), storage.range_bytes());
     let mut segments: Vec<Vec<usize>> = Vec::new();
     let mut ranges: Vec<RangeRequest> = Vec::new();
     let mut open: Option<(penstock_format::Id, u64)> = None;
@@ -538,7 +577,7 @@ fn plan_ranges(wanted: &[Wanted], range_bytes: u64) -> (Arc<Vec<Vec<usize>>>, Ve
                 (Some(range), Some(segments), Some((file, end)))
                     if file == block.key.0
                         && offset >= end
-                        && offset - end <= GAP_BYTES
+                        && offset - end <= gap_bytes
                         && offset + bytes - range.begin <= JOINED_BYTES =>
                 {
                     range.pieces.push(Piece { skip: offset - end, bytes: bytes as usize });
@@ -554,6 +593,32 @@ fn plan_ranges(wanted: &[Wanted], range_bytes: u64) -> (Arc<Vec<Vec<usize>>>, Ve
         }
     }
     (Arc::new(segments), ranges)
+}
+
+/// The widest gap between two of these blocks, in file order, that is worth reading along: as what a request costs, unless all such
+/// gaps together would be more than may be wasted; then the narrowest of them.
+fn widest_gap(wanted: &[Wanted], cost: RequestCost) -> u64 {
+    let gap = |pair: &[Wanted]| {
+        let gap = pair[1].offset.saturating_sub(pair[0].offset + pair[0].bytes);
+        (pair[0].key.0 == pair[1].key.0 && gap <= cost.gap_bytes).then_some(gap)
+    };
+    let mut gaps: Vec<u64> = wanted.windows(2).filter_map(gap).collect();
+    let mut left = wanted.iter().map(|wanted| wanted.bytes).sum::<u64>().saturating_mul(cost.waste);
+    if gaps.iter().sum::<u64>() <= left {
+        return cost.gap_bytes;
+    }
+    gaps.sort_unstable();
+    let affordable = gaps.iter().take_while(|gap| left.checked_sub(**gap).map(|rest| left = rest).is_some());
+    // Many gaps are alike: those that can't all be afforded are left out together.
+    let (fit, next) = (affordable.count(), |fit: usize| gaps.get(fit).copied().unwrap_or(0));
+    gaps[..fit].iter().rev().find(|gap| **gap < next(fit)).copied().unwrap_or(0)
+}
+
+/// Bytes from the first to the last block of all columns of all files that some of these lie in.
+fn span_bytes(wanted: &[Wanted]) -> u64 {
+    let mut seen = HashSet::new();
+    let chunks = wanted.iter().filter(|wanted| seen.insert((wanted.key.0, wanted.chunk)));
+    chunks.map(|wanted| wanted.file.tail.chunks[wanted.chunk].span_bytes()).sum()
 }
 
 /// The tail of a data file, or all of a small one.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use penstock_error::{Context as _, Error, Result};
 use penstock_format::ids::root_name;
-use penstock_format::manifest::{Fragment, PageRef, Root, WordsSegment};
+use penstock_format::manifest::{FileRef, Fragment, PageRef, Root, WordsSegment};
 use penstock_format::record::{Delta, Record};
 use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_format::{Id, SnapshotId};
@@ -14,6 +14,9 @@ use penstock_storage::Storage;
 use crate::context::Context;
 use crate::log::{self, LogEntry};
 use penstock_storage::process::PerProcess;
+
+/// Tails that say how large columns are.
+const TAILS_READ: usize = 16;
 
 /// A stretch of samples in manifest order.
 #[derive(Debug, Clone)]
@@ -195,6 +198,32 @@ impl Snapshot {
             }
         }
         Ok(())
+    }
+
+    /// Stored bytes of these columns, all samples together; estimated where more than `TAILS_READ` data files hold others beside them.
+    /// Cost: the manifest, and so many tails at most. The same whenever it is asked: window orders depend on it.
+    pub fn column_bytes(&self, columns: &[u64]) -> Result<u64> {
+        let (mut own, mut shared): (u64, Vec<(FileRef, u64)>) = (0, Vec::new());
+        self.each_fragment(|_, fragment| {
+            for file in &fragment.files {
+                match file.columns.iter().filter(|column| columns.contains(column)).count() {
+                    0 => {}
+                    all if all == file.columns.len() => own += file.file_bytes,
+                    _ => shared.push((file.clone(), fragment.samples)),
+                }
+            }
+            Ok(())
+        })?;
+        let (mut read, mut of_those) = (0u128, 0u128);
+        for looked in 0..shared.len().min(TAILS_READ) {
+            let (file, samples) = &shared[looked * shared.len() / shared.len().min(TAILS_READ)];
+            let tail = &self.context.file(file, *samples)?.tail;
+            let chunks = tail.chunks.iter().filter(|chunk| columns.contains(&chunk.column));
+            read += chunks.flat_map(|chunk| chunk.stored_bytes.iter()).map(u128::from).sum::<u128>();
+            of_those += u128::from(file.file_bytes);
+        }
+        let total: u128 = shared.iter().map(|(file, _)| u128::from(file.file_bytes)).sum();
+        Ok(own + (total * read / of_those.max(1)) as u64)
     }
 
     /// Positions of row ids. Cost: all manifest pages the first time, then a binary search each.

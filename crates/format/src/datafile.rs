@@ -14,8 +14,12 @@ pub const HEADER_BYTES: u64 = 24;
 pub const FOOTER_BYTES: u64 = 32;
 /// Stored bytes that one checksum covers.
 pub const UNIT_BYTES: u64 = 64 << 10;
-/// Encoded bytes that a block of small values aims at.
-pub const BLOCK_BYTES: usize = 64 << 10;
+/// Bytes that a block of small values aims at, as one cold sample costs a block. Of fixed shape: four bytes of the tail a block.
+pub const FIXED_BLOCK_BYTES: usize = 4 << 10;
+/// Ragged values: sixteen bytes of the tail a block.
+pub const PACKED_BLOCK_BYTES: usize = 8 << 10;
+/// With a codec, before it is applied: one that finds less to repeat makes more bytes.
+pub const COMPRESSED_BLOCK_BYTES: usize = 16 << 10;
 /// A data file closes here,
 pub const FILE_BYTES: u64 = 256 << 20;
 /// or when its tail index would be longer than this.
@@ -81,6 +85,12 @@ pub struct Chunk {
 impl Chunk {
     pub fn blocks(&self) -> usize {
         self.offset.len()
+    }
+
+    /// Bytes from the first block to the end of the last one.
+    pub fn span_bytes(&self) -> u64 {
+        let Some(last) = self.blocks().checked_sub(1) else { return 0 };
+        (self.offset.get(last) + self.stored_bytes.get(last)).saturating_sub(self.offset.get(0))
     }
 
     /// The shape of a sample whose free dimensions are in the tail (layouts 0, 2 and 3).

@@ -99,7 +99,10 @@ impl Reads {
             let lent = lend(share.source, &columns, &share.positions)?;
             share.lent = !lent.is_empty();
             lent.iter().for_each(|held| share.plan.fetched.lend(held));
-            sources[share.source].snapshot.fetch(&mut share.plan, &columns, Purpose::Take)?;
+            let source = &sources[share.source];
+            // Who visits most of a snapshot comes by the neighbours too.
+            let purpose = if !share.lent && 2 * source.len() >= source.snapshot.len() { Purpose::Epoch } else { Purpose::Take };
+            source.snapshot.fetch(&mut share.plan, &columns, purpose)?;
         }
         Ok(())
     }

@@ -220,19 +220,18 @@ impl Snapshot {
         self.inner.context.storage.counters().read().entries()
     }
 
-    /// Bytes of the data files that hold these columns. Cost: the manifest, no data file.
+    /// Stored bytes of these columns, about. Cost: the manifest, and a few tails.
     fn stored_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<u64> {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
-            let mut bytes = 0;
-            self.inner.each_fragment(|_, fragment| {
-                let read = fragment.files.iter().filter(|file| file.columns.iter().any(|column| ids.contains(column)));
-                bytes += read.map(|file| file.file_bytes).sum::<u64>();
-                Ok(())
-            })?;
-            Ok(bytes)
+            self.inner.column_bytes(&ids)
         })
         .or_raise(py)
+    }
+
+    /// What a request costs here, in bytes, and up to how many bytes of columns an epoch reads each block of once, neighbours along with it.
+    fn request_cost(&self) -> (u64, u64) {
+        (self.inner.context.storage.request_cost().gap_bytes, Context::block_cache_bytes() / 2)
     }
 
     /// Per column: stored bytes, blocks, data files. Reads all tails.

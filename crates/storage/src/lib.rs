@@ -80,6 +80,15 @@ impl RangeRequest {
     }
 }
 
+/// What one more request costs, said in bytes: those that come in the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestCost {
+    /// A gap up to this long is read along.
+    pub gap_bytes: u64,
+    /// Bytes of gaps to bytes wanted, at most.
+    pub waste: u64,
+}
+
 /// Called with the number of a range, the number of a piece in it, and the piece, on whatever thread it arrived.
 pub type Then = Arc<dyn Fn(usize, usize, &Bytes) + Send + Sync>;
 
@@ -99,6 +108,11 @@ pub trait Storage: Send + Sync + Debug {
     /// The longest range that is worth asking for at once: longer reads run side by side.
     fn range_bytes(&self) -> u64 {
         u64::MAX
+    }
+
+    /// What a request costs here. A local disk has many in flight and little to do for each.
+    fn request_cost(&self) -> RequestCost {
+        RequestCost { gap_bytes: 8 << 10, waste: 1 }
     }
 
     /// Whether pieces are put into slots where a range has them.

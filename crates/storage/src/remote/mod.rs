@@ -1,6 +1,7 @@
 //! Object storage: S3, Google Cloud Storage, Azure, and plain HTTP(S) for reading. See docs/design/0004-stores.md.
 
 mod connect;
+mod cost;
 mod level;
 mod patience;
 mod ranges;
@@ -26,8 +27,9 @@ use tokio::time::Instant;
 use crate::counters::{Counters, add};
 use crate::options::Options;
 use crate::process::{self, PerProcess};
-use crate::{Created, ObjectWriter, RangeRequest, Storage, Then};
+use crate::{Created, ObjectWriter, RangeRequest, RequestCost, Storage, Then};
 use connect::{Client, Place};
+use cost::Cost;
 use level::Level;
 use patience::{Patience, Tries, Verdict, attempt, verdict};
 use ranges::Asked;
@@ -84,6 +86,7 @@ struct Live {
     patience: Patience,
     /// Seconds that the last ranges took, for hedging.
     recent: Mutex<VecDeque<f64>>,
+    cost: Cost,
 }
 
 type Connect = Box<dyn Fn() -> Result<Arc<Live>> + Send + Sync>;
@@ -117,7 +120,7 @@ impl Remote {
             let (place, options, told) = (place.clone(), options.clone(), told.clone());
             Box::new(move || {
                 let client = place.connect(&options, told.clone())?;
-                Ok(Arc::new(Live { client, patience: Patience { deadline, level: Level::new() }, recent: Mutex::default() }))
+                Ok(Arc::new(Live { client, patience: Patience { deadline, level: Level::new() }, recent: Mutex::default(), cost: Cost::default() }))
             })
         };
         let service = format!("{} {:?} {:?}", place.bucket(), options.get("endpoint_url"), options.get("profile"));
@@ -250,6 +253,10 @@ impl Storage for Remote {
         RANGE_BYTES
     }
 
+    fn request_cost(&self) -> RequestCost {
+        self.live().map_or_else(|_| Cost::default().of_request(), |live| live.cost.of_request())
+    }
+
     fn fills_slots(&self) -> bool {
         true
     }
@@ -293,7 +300,9 @@ impl Storage for Remote {
             (Err(error), _) | (_, Err(error)) => return (0..count).map(|_| Err(error.clone())).collect(),
         };
         add(&self.told.counters.ranges, count as u64);
-        add(&self.told.counters.range_bytes, ranges.iter().map(|range| range.end() - range.begin).sum());
+        let bytes = ranges.iter().map(|range| range.end() - range.begin).sum();
+        add(&self.told.counters.range_bytes, bytes);
+        let began = Instant::now();
         let stop: Arc<Mutex<Option<Error>>> = Arc::default();
         let mut tasks = JoinSet::new();
         for (index, range) in ranges.into_iter().enumerate() {
@@ -332,7 +341,10 @@ impl Storage for Remote {
         };
         all.spawn_on(join, runtime.handle());
         match wait(async { all.join_next().await.and_then(|joined| joined.ok()).ok_or_else(broken) }) {
-            Ok(answers) => answers,
+            Ok(answers) => {
+                live.cost.note(count, bytes, began.elapsed());
+                answers
+            }
             Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
         }
     }

@@ -1,0 +1,103 @@
+//! What a request costs on this network, said in bytes, measured from what is read anyway.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::RequestCost;
+
+/// Until something was measured: as on a network of a gigabyte a second that takes 8,000 requests a second.
+const FIRST_GAP_BYTES: f64 = (128 << 10) as f64;
+const LEAST_GAP_BYTES: f64 = (16 << 10) as f64;
+const MOST_GAP_BYTES: f64 = (512 << 10) as f64;
+/// Of the bytes that are wanted. That is much, as a request of a kilobyte takes as long as half a megabyte; it bounds what a wrong guess costs.
+const WASTE: u64 = 64;
+/// Fewer requests than that wait for one answer, however many bytes it has.
+const LEAST_REQUESTS: usize = 16;
+/// What an older observation counts, after each new one.
+const FADING: f64 = 0.95;
+
+/// Least squares of `seconds = requests · a + bytes · b` over the reads so far, the latest counting most. Only `a / b` is used, which
+/// does not change when several threads read at once and each takes longer.
+#[derive(Debug, Default)]
+pub struct Cost(Mutex<Sums>);
+
+#[derive(Debug, Default)]
+struct Sums {
+    requests_squared: f64,
+    bytes_squared: f64,
+    both: f64,
+    requests_seconds: f64,
+    bytes_seconds: f64,
+}
+
+impl Cost {
+    /// Take note of a read of so many requests.
+    pub fn note(&self, requests: usize, bytes: u64, took: Duration) {
+        if requests < LEAST_REQUESTS {
+            return;
+        }
+        // Reads of any size count alike: what matters is the proportion.
+        let seconds = took.as_secs_f64().max(1e-9);
+        let (requests, bytes) = (requests as f64 / seconds, bytes as f64 / FIRST_GAP_BYTES / seconds);
+        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Sums { requests_squared, bytes_squared, both, requests_seconds, bytes_seconds } = &mut *sums;
+        for (sum, more) in [
+            (requests_squared, requests * requests),
+            (bytes_squared, bytes * bytes),
+            (both, requests * bytes),
+            (requests_seconds, requests),
+            (bytes_seconds, bytes),
+        ] {
+            *sum = *sum * FADING + more;
+        }
+    }
+
+    pub fn of_request(&self) -> RequestCost {
+        let sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Reads that are all of one kind say nothing of the other: a weak belief that the first guess was right.
+        let belief = 0.003 * (sums.requests_squared + sums.bytes_squared);
+        let (requests, bytes) = (sums.requests_squared + belief, sums.bytes_squared + belief);
+        let both = sums.both - belief;
+        let a = sums.requests_seconds * bytes - sums.bytes_seconds * both;
+        let b = sums.bytes_seconds * requests - sums.requests_seconds * both;
+        let ratio = if a + b > 0.0 { a.max(0.0) / b.max(1e-3 * (a + b).abs()) } else { 1.0 };
+        RequestCost { gap_bytes: (FIRST_GAP_BYTES * ratio).clamp(LEAST_GAP_BYTES, MOST_GAP_BYTES) as u64, waste: WASTE }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn learnt(requests_per_second: f64, bytes_per_second: f64, reads: &[(usize, u64)]) -> f64 {
+        let cost = Cost::default();
+        for _ in 0..20 {
+            for (requests, bytes) in reads {
+                let seconds = *requests as f64 / requests_per_second + *bytes as f64 / bytes_per_second;
+                cost.note(*requests, *bytes, Duration::from_secs_f64(seconds));
+            }
+        }
+        cost.of_request().gap_bytes as f64
+    }
+
+    #[test]
+    fn a_request_costs_what_it_was_measured_to_cost() {
+        let reads = [(100, 400 << 10), (20, 100 << 20), (70, 90 << 20), (1000, 4 << 20)];
+        assert_eq!(Cost::default().of_request().gap_bytes, 128 << 10);
+        for (requests, bytes) in [(3_000.0, 1e9), (10_000.0, 1e9), (2_000.0, 1e8), (10_000.0, 3e8)] {
+            let expected: f64 = bytes / requests;
+            let found = learnt(requests, bytes, &reads);
+            assert!((0.5..2.0).contains(&(found / expected)), "{found} for {expected}");
+        }
+        assert_eq!(learnt(1e6, 1e8, &reads), LEAST_GAP_BYTES);
+        assert_eq!(learnt(100.0, 1e9, &reads), MOST_GAP_BYTES);
+    }
+
+    #[test]
+    fn few_requests_and_reads_of_one_kind_move_it_little() {
+        assert_eq!(learnt(3_000.0, 1e9, &[(4, 1 << 20)]), FIRST_GAP_BYTES);
+        for one in [(64, 4 << 10), (64, 8 << 20)] {
+            assert!((FIRST_GAP_BYTES / 3.0..FIRST_GAP_BYTES * 3.0).contains(&learnt(8_000.0, 1e9, &[one])));
+        }
+    }
+}

@@ -1,0 +1,169 @@
+"""What small samples cost where files are not mapped: bytes and requests by the store's and the kernel's own counts."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import penstock as ps
+import pytest
+from conftest import spent
+
+pytestmark = pytest.mark.local
+ROWS = 400_000
+KIB_SAMPLES = 12_000
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Rows of 8, 64 and about 40 bytes, plain and compressed."""
+    rng = np.random.default_rng(0)
+    words = np.array([f"w{number}" for number in range(1000)])
+    texts = [" ".join(part) for part in words[rng.integers(0, 1000, (ROWS // 4, 8))]] * 4
+    schema = {"number": "int64", "vector": ps.Tensor((16,), "float32"), "text": ps.Text(), "packed": ps.Text(codec="zstd")}
+    ds = ps.create(tmp_path_factory.mktemp("rows") / "dataset", schema)
+    ds.append({"number": np.arange(ROWS), "vector": rng.random((ROWS, 16), np.float32), "text": texts, "packed": texts})
+    return ds
+
+
+@pytest.mark.parametrize(("column", "most"), [("number", 4 << 10), ("vector", 4 << 10), ("text", 8 << 10), ("packed", 8 << 10)])
+@pytest.mark.parametrize("access", ["buffered", "direct"])
+def test_a_cold_row_costs_one_small_block(rows, access, column, most):
+    ds, cold = ps.open(rows.uri, io=access), ROWS // 2 if access == "direct" else ROWS // 3  # Handles share what they cached.
+    ds.take([0], columns=[column])  # Opens the tail.
+    counts = spent(ds, lambda: ds.take([cold], columns=[column]))
+    assert counts["ranges"] == 1
+    assert 0 < counts["range_bytes"] <= most
+
+
+@pytest.mark.parametrize("access", ["buffered", "direct"])
+def test_random_rows_move_a_quarter_of_what_whole_units_would(rows, access):
+    chosen = np.random.default_rng(["buffered", "direct"].index(access)).choice(ROWS, 100, replace=False)
+    ds = ps.open(rows.uri, io=access)
+    columns = ["number", "vector", "text"]
+    ds.take([0], columns=columns)
+    moved = spent(ds, lambda: ds.take(chosen, columns=columns))["range_bytes"]
+    stored = {name: column["stored_bytes"] for name, column in rows.layout().items()}
+    in_units = sum(len(np.unique(chosen * stored[name] // ROWS // (64 << 10))) for name in columns) * (64 << 10)
+    assert moved <= in_units / 4, (moved, in_units)
+
+
+def test_tails_stay_below_a_mebibyte(rows):
+    def tail_bytes(path):
+        return int.from_bytes(path.read_bytes()[-24:-20], "little")
+
+    paths = list(pathlib.Path(rows.uri).glob("d/*"))
+    assert paths
+    assert all(tail_bytes(path) <= 1 << 20 for path in paths)
+
+
+READ = """
+import json, sys
+import numpy as np
+import penstock as ps
+
+uri, access, cache = sys.argv[1], sys.argv[2], int(sys.argv[3])
+ps.configure(memory_bytes=cache)
+ds = ps.open(uri, io=access)
+loader = ds.loader(batch_size=256, shuffle=True, seed=1, columns=["body", "_position"])
+
+def kernel():
+    return int(next(line for line in open("/proc/self/io") if line.startswith("read_bytes")).split()[1])
+
+told, answer = loader.explain(), []
+for epoch in range(3):
+    before, began = ds.stats(), kernel()
+    positions, good = [], True
+    for batch in loader.stream(1):
+        positions += batch["_position"].tolist()
+        good &= all((body[:8].view(np.int64)[0] == position) for body, position in zip(batch["body"], batch["_position"]))
+    after = ds.stats()
+    whole = sorted(positions) == list(range(len(ds))) and bool(good)
+    answer.append((after["ranges"] - before["ranges"], after["range_bytes"] - before["range_bytes"], kernel() - began, whole))
+print(json.dumps([told, answer]))
+"""
+
+
+def epochs(uri, access, cache):
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(READ), str(uri), access, str(cache)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told, answer = json.loads(done.stdout)
+    assert all(whole for *_, whole in answer)
+    return told, answer
+
+
+def of_kibibytes(uri):
+    """Samples of 1 KiB that begin with their position."""
+    body = np.random.default_rng(0).integers(0, 256, (KIB_SAMPLES, 1024), dtype=np.uint8)
+    body[:, :8] = np.arange(KIB_SAMPLES, dtype=np.int64)[:, None].view(np.uint8)
+    ds = ps.create(uri, {"body": ps.Tensor((1024,), "uint8"), "other": ps.Tensor((700,), "uint8")})
+    ds.append({"body": body, "other": np.zeros((KIB_SAMPLES, 700), np.uint8)})
+    return KIB_SAMPLES << 10
+
+
+def told_bytes(told):
+    count, unit = re.search(r"that move ([\d.e+]+) (\w+)", told).groups()
+    return float(count) * {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
+
+
+@pytest.mark.parametrize("access", ["buffered", "direct"])
+def test_a_full_order_reads_what_the_cache_holds_about_once(tmp_path, access):
+    stored = of_kibibytes(tmp_path / "dataset")
+    told, ((requests, first, kernel, _), *later) = epochs(tmp_path / "dataset", access, 256 << 20)
+    assert stored <= first <= 1.25 * stored
+    assert requests <= 2 * stored / (8 << 10)
+    assert kernel <= 2 * stored
+    assert all((requests, moved) == (0, 0) for requests, moved, *_ in later)
+    assert 0.99 * stored <= told_bytes(told) <= 1.25 * stored
+
+
+@pytest.mark.parametrize("access", ["buffered", "direct"])
+def test_a_full_order_wastes_little_where_the_cache_is_too_small(tmp_path, access):
+    stored = of_kibibytes(tmp_path / "dataset")
+    told, answer = epochs(tmp_path / "dataset", access, 8 << 20)
+    assert all(0.4 * stored <= moved <= 2 * stored for _, moved, *_ in answer)
+    assert answer[0][1] / 1.3 <= told_bytes(told) <= 1.3 * answer[0][1]
+
+
+def test_a_full_order_on_a_store_far_away_reads_what_the_cache_holds_about_once(bucket, proxy, monkeypatch):
+    stored = of_kibibytes(bucket)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    proxy.faults("delay_ms=20")
+    try:
+        told, ((requests, first, _, _), *later) = epochs(bucket, "auto", 256 << 20)
+    finally:
+        proxy.faults("")
+    assert stored <= first <= 1.5 * stored
+    assert requests <= 2 * stored / (128 << 10)
+    assert all((requests, moved) == (0, 0) for requests, moved, *_ in later)
+    assert 0.99 * stored <= told_bytes(told) <= 1.25 * stored
+
+
+def test_neighbours_that_are_damaged_hurt_only_who_wants_them(tmp_path):
+    of_kibibytes(tmp_path / "dataset")
+    (path,) = (tmp_path / "dataset" / "d").iterdir()
+    sample = ps.open(tmp_path / "dataset").take([77], columns=["body"])["body"].tobytes()
+    body = bytearray(path.read_bytes())
+    body[body.index(sample) + 100] ^= 1
+    path.write_bytes(body)
+    ds = ps.open(tmp_path / "dataset", io="buffered")
+    loader = ds.loader(batch_size=64, shuffle=True, seed=3, columns=["body", "_position"], on_corrupt="substitute")
+    positions = np.concatenate([batch["_position"] for batch in loader.stream(1)])
+    assert len(positions) == KIB_SAMPLES
+    assert sorted(set(range(KIB_SAMPLES)) - set(positions.tolist())) == [77]
+
+
+def test_a_window_is_sized_by_the_columns_that_are_read(rows):
+    window = ps.Window(bytes=1 << 20)
+    for columns, most in ((["number"], 8.2), (["vector"], 64.5), (["text"], 43), (["number", "vector"], 72.5)):
+        order = rows.loader(batch_size=64, shuffle=window, columns=columns).state_dict()["sources"][0]["order"]
+        assert (1 << 20) / most <= order["window_samples"] <= (1 << 20) / (most - 4), (columns, order)
+    told = ps.open(rows.uri, io="buffered").loader(batch_size=64, shuffle=True, columns=["number"]).explain()
+    stored = re.search(r"bytes +about ([\d.]+) MiB", told)
+    assert stored, told
+    assert float(stored.group(1)) == pytest.approx(ROWS * 8 / 2**20, rel=0.01)
