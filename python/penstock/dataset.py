@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
 from penstock.schema import Schema, from_json, to_json
-from penstock.values import is_utf8, offsets_of, rows_of
+from penstock.values import is_utf8, offsets_of
 from penstock.view import View
 
 
@@ -315,8 +315,11 @@ def _sizes(values: Any) -> float | npt.NDArray[np.float64]:
         kinds = set(map(type, values))
         if kinds <= _PLAIN:
             return _PLAIN_BYTES
-        if kinds <= {str, bytes}:
-            return np.fromiter(map(len, values), np.float64, len(values)) + _PLAIN_BYTES
+        if kinds <= {str, bytes, type(None)}:
+            longest = max(map(len, filter(None, values) if type(None) in kinds else values), default=0)
+            if longest <= SLICE_BYTES // SLICE_ROWS:  # Slices of so many rows are small whatever they hold.
+                return float(longest)
+            return np.fromiter((len(value or "") for value in values), np.float64, len(values)) + _PLAIN_BYTES
         return np.fromiter(map(_size, values), np.float64, len(values))
     mean = float(values.nbytes) / max(1, len(values))
     ends = offsets_of(values)
@@ -392,10 +395,10 @@ class Transaction:
             )
         with _naming(name, 0):
             self._schema[name].check_whole(values)
-            return rows_of(values)
+            return self._schema[name].rows(values)
 
     def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> None:
-        """Append rows start…end of columns that `rows_of` has made, in one call of the core: all of them, or none."""
+        """Append rows start…end of columns that `_ready` has made, in one call of the core: all of them, or none."""
         prepared = {}
         for name, values in ready.items():
             with _naming(name, start):

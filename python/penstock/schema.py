@@ -14,10 +14,12 @@ from penstock.values import (
     DTYPES,
     Prepared,
     blob,
+    coded_from_arrow,
     codes_or_words,
     dense,
     fail,
     flat_from_arrow,
+    flat_from_strings,
     is_null,
     is_null_word,
     is_utf8,
@@ -27,8 +29,10 @@ from penstock.values import (
     pulled,
     ragged,
     refuse_one_image,
+    rows_of,
 )  # fmt: skip
 
+MODES = ("RGB", "L", "RGBA", "I;16", "stored")
 __all__ = ["DTYPES", "ColumnType", "Schema", "from_json", "numpy_dtype", "to_json"]
 
 
@@ -64,8 +68,12 @@ class ColumnType:
     def check_whole(self, values: Any) -> None:
         """Refuse what cannot be one value a sample, before samples are counted."""
 
+    def rows(self, values: Any) -> Any:
+        """Make a container of all values that can be sliced."""
+        return rows_of(values)
+
     def prepare(self, values: Any) -> Prepared:
-        """Turn one value a sample into a form for the core."""
+        """Turn one value a sample, or a slice of what `rows` gave, into a form for the core."""
         raise NotImplementedError
 
 
@@ -85,7 +93,7 @@ class Text(ColumnType):
             for row, value in enumerate(items):
                 if value is not None and not isinstance(value, str):
                     raise fail(f"is a {type(value).__name__}, expected str", row)
-        return ("items", items)
+        return flat_from_strings(items) or ("items", items)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,6 +142,9 @@ class Label(ColumnType):
     def spec(self) -> dict[str, Any]:
         return {**super().spec(), "names": list(self.names)}
 
+    def rows(self, values: Any) -> Any:
+        return coded_from_arrow(values) or rows_of(values)
+
     def prepare(self, values: Any) -> Prepared:
         return codes_or_words(values)
 
@@ -143,6 +154,9 @@ class Category(ColumnType):
     """One of an open list of words, which grows as words are appended. Reads as int64 codes, as strings in scan."""
 
     type = "category"
+
+    def rows(self, values: Any) -> Any:
+        return coded_from_arrow(values) or rows_of(values)
 
     def prepare(self, values: Any) -> Prepared:
         return codes_or_words(values)
@@ -219,14 +233,21 @@ class Tensor(ColumnType):
 class Image(ColumnType):
     """A JPEG or PNG, kept bit for bit; arrays and Pillow images are stored as PNG.
 
-    Shapes: reads as (H, W, C) uint8 or uint16, C 1, 3 or 4. `exif_orientation=False` leaves pixels as they lie in the file.
+    Shapes: reads as (H, W, C) uint8 or uint16, C 1, 3 or 4, as it is stored. `exif_orientation=False` leaves pixels as they lie in the file.
+    `mode` is what loaders give: "RGB" (alpha composited onto white), "L" (grey, by ITU-R 601), "RGBA", "I;16" (16-bit grey; 8 bits times 257) or
+    "stored". Loaders refuse images of 16 bits a channel in a mode of 8, and colours in "I;16".
     """
 
+    mode: str = "RGB"
     exif_orientation: bool = True
     type = "image"
 
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise InvalidInputError(f"mode={self.mode!r}", code="invalid-schema", hint=f"one of {', '.join(MODES)}")
+
     def spec(self) -> dict[str, Any]:
-        return {**super().spec(), "exif_orientation": self.exif_orientation}
+        return {**super().spec(), "exif_orientation": self.exif_orientation, "mode": self.mode}
 
     def check_whole(self, values: Any) -> None:
         refuse_one_image(values)

@@ -1,7 +1,7 @@
 """Transforms that the core applies: names, defaults and units of torchvision v2. Give them to `loader(transform=[…])`.
 
 Each is `on` one result or several at once, by name (default: the only image); its random numbers are drawn once a sample, and boxes,
-masks and keypoints follow the image. Images are RGB uint8 until ToDtype or Normalize; tensors keep their own dtype, and crops, pads and flips
+masks and keypoints follow the image. Images are what `ps.Image(mode=…)` says, RGB uint8 by default, until ToDtype or Normalize; tensors keep their own dtype, and crops, pads and flips
 cut their first dimensions. Callables `fn(sample, rng)` come after these, `PerBatch(fn)` and `Tokenize` last.
 
 >>> import numpy as np, penstock as ps
@@ -29,6 +29,7 @@ from penstock.errors import InvalidInputError
 MOST = 1 << 16
 
 On = str | Sequence[str] | None
+INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos")
 
 
 def _numbers(value: Any, what: str) -> list[Any]:
@@ -72,18 +73,24 @@ class Transform:
 
 @dataclasses.dataclass(frozen=True)
 class Resize(Transform):
-    """Resize to (height, width); one number is for the shorter side, and keeps the ratio. Masks take the nearest pixel."""
+    """Resize to (height, width); one number is for the shorter side, and keeps the ratio. Masks take the nearest pixel.
+
+    `interpolation`: nearest (the pixel at the corner), nearest-exact (at the centre), bilinear, bicubic or lanczos, as torchvision has them.
+    `decode`: "exact", or "fast": a JPEG that is much larger than the result is decoded at half, a quarter or an eighth of its size.
+    """
 
     size: int | Sequence[int]
     interpolation: str = "bilinear"
     max_size: int | None = None
     antialias: bool = True
+    decode: str = "exact"
     on: On = None
     op = "resize"
 
     def declared(self) -> dict[str, Any]:
         return {
             "size": _sizes(self.size, "size", False), "max_size": self.max_size, "interpolation": _interpolation(self.interpolation), "antialias": self.antialias,
+            "fast": _fast(self.decode),
         }  # fmt: skip
 
 
@@ -119,7 +126,8 @@ class RandomCrop(Transform):
 class RandomResizedCrop(Transform):
     """Cut out a box of random area (`scale`, of the whole) and aspect ratio (`ratio`), and resize it.
 
-    Cost: of a JPEG, only that box is decoded, at half, a quarter or an eighth of its size where it is much larger than the result.
+    Cost: of a JPEG, only that box is decoded, with `decode="fast"` at half, a quarter or an eighth of its size where it is at least so much
+    larger than the result: PSNR against an exact decode 43 dB in the median and 29.6 at worst, on photographs. "exact" decodes it in full.
     """
 
     size: int | Sequence[int]
@@ -127,6 +135,7 @@ class RandomResizedCrop(Transform):
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     interpolation: str = "bilinear"
     antialias: bool = True
+    decode: str = "fast"
     on: On = None
     op = "random-resized-crop"
 
@@ -136,7 +145,7 @@ class RandomResizedCrop(Transform):
             raise InvalidInputError(f"scale={self.scale!r}, ratio={self.ratio!r}, expected (low, high) each", code="invalid-argument")
         return {
             "size": _sizes(self.size, "size", True)[:2], "scale": [float(s) for s in scale], "ratio": [float(r) for r in ratio],
-            "interpolation": _interpolation(self.interpolation), "antialias": self.antialias,
+            "interpolation": _interpolation(self.interpolation), "antialias": self.antialias, "fast": _fast(self.decode),
         }  # fmt: skip
 
 
@@ -277,6 +286,12 @@ class Tokenize(PerBatch):
 
 def _interpolation(name: Any) -> str:
     text = str(getattr(name, "value", name)).lower()
-    if text not in ("nearest", "bilinear", "bicubic", "lanczos"):
-        raise InvalidInputError(f"interpolation={name!r}", code="invalid-argument", hint="one of nearest, bilinear, bicubic, lanczos")
+    if text not in INTERPOLATIONS:
+        raise InvalidInputError(f"interpolation={name!r}", code="invalid-argument", hint=f"one of {', '.join(INTERPOLATIONS)}")
     return text
+
+
+def _fast(decode: Any) -> bool:
+    if decode not in ("exact", "fast"):
+        raise InvalidInputError(f"decode={decode!r}", code="invalid-argument", hint="one of exact, fast")
+    return bool(decode == "fast")

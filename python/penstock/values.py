@@ -15,11 +15,14 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from penstock import _core
 from penstock.errors import InvalidInputError
 
 Prepared = tuple[Any, ...]
 # Tensors of this size are tiled, and never held as a whole.
 TILED_BYTES = 8 << 20
+# From here on Arrow makes its array of texts sooner than they are looked at one by one, and is worth importing.
+MANY = 1000
 Array = npt.NDArray[Any]
 
 DTYPES = (
@@ -510,7 +513,24 @@ def offsets_of(values: Any) -> npt.NDArray[np.int64] | None:
     return offsets[values.offset : values.offset + len(values) + 1].astype(np.int64, copy=False)
 
 
-def coded_from_arrow(values: Any) -> Prepared | None:
+class Coded:
+    """Samples that name their words by places in one list, which the core reads once however many slices there are."""
+
+    def __init__(self, words: _core.Words, places: npt.NDArray[np.int64], validity: npt.NDArray[np.bool_] | None) -> None:
+        self.words, self.places, self.validity = words, places, validity
+        self.nbytes = places.nbytes
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, key: slice) -> Coded:
+        return Coded(self.words, self.places[key], None if self.validity is None else self.validity[key])
+
+    def prepared(self) -> Prepared:
+        return ("coded", self.words, self.places.view(np.uint8), self.validity)
+
+
+def coded_from_arrow(values: Any) -> Coded | None:
     """Take dictionary-encoded words from Arrow as they are: its words, and a place among them for each sample. Nothing for other types."""
     if not is_arrow(values):
         return None
@@ -527,7 +547,19 @@ def coded_from_arrow(values: Any) -> Prepared | None:
     indices = values.indices
     validity = None if indices.null_count == 0 else np.asarray(indices.is_valid())
     filled = indices if validity is None else indices.fill_null(0)
-    return ("coded", words[1], words[2], np.asarray(filled).astype(np.int64), validity)
+    return Coded(_core.Words(words[1], words[2]), np.asarray(filled).astype(np.int64), validity)
+
+
+def flat_from_strings(items: list[Any]) -> Prepared | None:
+    """Take many texts, and None, at once; None where that does not go, for the row to be found one by one."""
+    if len(items) < MANY:
+        return None
+    import pyarrow as pa
+
+    try:
+        return flat_from_arrow(pa.array(items, pa.large_string()))
+    except (pa.ArrowException, UnicodeError):
+        return None
 
 
 def items_of(values: Any) -> list[Any]:
@@ -537,9 +569,9 @@ def items_of(values: Any) -> list[Any]:
 
 def codes_or_words(values: Any) -> Prepared:
     """Prepare the values of a label or category column: words, or whole numbers."""
-    coded = coded_from_arrow(values)
+    coded = values if isinstance(values, Coded) else coded_from_arrow(values)
     if coded is not None:
-        return coded
+        return coded.prepared()
     if hasattr(values, "dictionary_decode"):
         values = values.dictionary_decode()
     flat = flat_from_arrow(values)
@@ -550,7 +582,7 @@ def codes_or_words(values: Any) -> Prepared:
     items = items_of(values)
     kinds = set(map(type, items))
     if kinds <= {str, type(None)}:
-        return ("items", items)
+        return flat_from_strings(items) or ("items", items)
     if kinds == {int}:
         whole = whole_numbers(items, "int64")
         if whole is not None:

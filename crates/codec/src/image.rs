@@ -74,6 +74,28 @@ pub fn probe(bytes: &[u8], limits: Limits) -> Result<Header> {
     Ok(header)
 }
 
+/// Width and height as a header has them, found without a decoder; nothing where it takes one to say.
+pub fn image_size(bytes: &[u8]) -> Option<(usize, usize)> {
+    let number = |at: usize, count: usize| Some(bytes.get(at..at + count)?.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte)));
+    if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
+        return Some((number(16, 4)?, number(20, 4)?));
+    }
+    let mut at = if bytes.starts_with(&[0xff, 0xd8]) { 2 } else { return None };
+    loop {
+        match number(at, 2)? {
+            0xffc4 | 0xffc8 | 0xffcc => {}
+            0xffc0..=0xffcf => return Some((number(at + 7, 2)?, number(at + 5, 2)?)),
+            0xffff => {
+                at += 1; // Padding before a marker.
+                continue;
+            }
+            0xff01..=0xfffe => {}
+            _ => return None,
+        }
+        at += 2 + number(at + 2, 2)?;
+    }
+}
+
 fn check_size(header: &Header, limits: Limits) -> Result<()> {
     if header.width == 0 || header.height == 0 {
         return Err(undecodable(format!("cannot decode image: it is {} x {} pixels", header.width, header.height)));

@@ -1,5 +1,5 @@
 //! One file per codec: block codecs (`block`), media codecs (`jpeg`, `png`, parts of them `region` with `entropy`), what they share
-//! (`image`, `exif`), and operations on pixels (`resize`, `cut`).
+//! (`image`, `exif`, `mode`), and operations on pixels (`resize`, `cut`).
 //!
 //! Knows nothing of storage. `dataset` calls `block`; `python` calls `image`, `loader` the rest.
 
@@ -9,8 +9,10 @@ mod entropy;
 pub mod exif;
 pub mod image;
 mod jpeg;
+pub mod mode;
 mod png;
 pub mod region;
 pub mod resize;
 
-pub use image::{Format, Header, Limits, Picture, decode, decode_mask, encode_png, probe};
+pub use mode::{Mode, decode_in};
+pub use image::{Format, Header, Limits, Picture, decode, decode_mask, encode_png, image_size, probe};

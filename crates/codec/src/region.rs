@@ -11,7 +11,8 @@ use std::ffi::{c_char, c_int, c_void};
 use penstock_error::Result;
 
 use crate::entropy::{self, Entropy};
-use crate::image::{Header, Limits, Picture, decode, probe};
+use crate::image::{Header, Limits, decode, probe};
+use crate::mode::{Mode, in_mode};
 use crate::{exif, image};
 
 /// A part of an image, in pixels.
@@ -138,6 +139,7 @@ impl<'a> Encoded<'a> {
     /// `upright` heeds the EXIF orientation.
     pub fn open(bytes: &'a [u8], limits: Limits, upright: bool) -> Result<Encoded<'a>> {
         let header = probe(bytes, limits)?;
+        Mode::Rgb.check(&header)?;
         let orientation = if upright { exif::orientation(bytes) } else { 1 };
         Ok(Encoded { bytes, header, orientation })
     }
@@ -162,7 +164,7 @@ impl<'a> Encoded<'a> {
             return Ok(decoded);
         }
         let picture = decode(self.bytes, Limits { pixels: u64::MAX }, false)?;
-        let rgb = exif::upright(to_rgb(picture), self.orientation);
+        let rgb = exif::upright(in_mode(picture, Mode::Rgb)?, self.orientation);
         let (left, top) = (region.left as f64, region.top as f64);
         Ok(Decoded {
             width: rgb.width,
@@ -234,21 +236,4 @@ impl<'a> Encoded<'a> {
             region_height: region.height as f64 / scale,
         })
     }
-}
-
-/// 8 bits, three channels: grey is repeated, alpha is left out, 16 bits lose their low byte.
-pub fn to_rgb(picture: Picture) -> Picture {
-    let picture = match picture.bits {
-        16 => {
-            let eight = picture.data.chunks_exact(2).map(|pair| (u16::from_ne_bytes([pair[0], pair[1]]) >> 8) as u8).collect();
-            Picture { bits: 8, data: eight, ..picture }
-        }
-        _ => picture,
-    };
-    let data = match picture.channels {
-        1 => picture.data.iter().flat_map(|grey| [*grey; 3]).collect(),
-        4 => picture.data.chunks_exact(4).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]]).collect(),
-        _ => return picture,
-    };
-    Picture { channels: 3, data, ..picture }
 }

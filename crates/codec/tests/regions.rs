@@ -1,7 +1,8 @@
 //! Regions equal the crops of full decodes, exactly; scaled ones what the library gives for the whole image at that scale.
 //! With `PENSTOCK_TEST_DATA` set, on real photographs too.
 
-use penstock_codec::region::{Encoded, Region, to_rgb};
+use penstock_codec::mode::{Mode, in_mode};
+use penstock_codec::region::{Encoded, Region};
 use penstock_codec::{Limits, decode};
 use turbojpeg_sys as tj;
 
@@ -41,7 +42,7 @@ fn jpeg_with(width: usize, height: usize, subsampling: i32, grey: bool, seed: u3
 fn check(bytes: &[u8], regions: usize) {
     let encoded = Encoded::open(bytes, Limits::default(), false).unwrap();
     let (width, height) = encoded.size();
-    let full = to_rgb(decode(bytes, Limits::default(), false).unwrap());
+    let full = in_mode(decode(bytes, Limits::default(), false).unwrap(), Mode::Rgb).unwrap();
     let mut state = 12345u64;
     let mut below = |n: usize| {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -168,7 +169,7 @@ fn damaged_files_give_what_a_full_decode_gives_or_are_refused() {
                 // What lies behind the last row is not looked at by a region.
                 Ok(part) => {
                     if let Ok(full) = decode(&bytes, Limits::default(), false) {
-                        assert!(part.data[..width * height * 3] == to_rgb(full).data);
+                        assert!(part.data[..width * height * 3] == in_mode(full).data, Mode::Rgb).unwrap();
                         equal += 1;
                     }
                 }

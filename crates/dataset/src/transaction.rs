@@ -21,15 +21,16 @@ use crate::commit::{self, Event, Machine, Request};
 use crate::context::Context;
 use crate::log;
 use crate::media::Validate;
+use crate::parallel;
 use crate::snapshot::{Part, Snapshot};
-use crate::values::{check_lengths, check_media, check_text, check_values, codes_of, label_codes};
+use crate::values::{check_lengths, check_media, check_text, check_values, codes_of, label_codes, texts_of};
 use crate::writer::{FragmentWriter, Stored};
 
 /// Values of a named column. Labels and categories come as int64 codes (`Fixed`) or as words (`Ragged`); with `words`, as places among those.
 pub struct Input {
     pub name: String,
     pub column: Column,
-    pub words: Option<Ragged>,
+    pub words: Option<Arc<Ragged>>,
 }
 
 /// What a commit gave.
@@ -43,6 +44,11 @@ pub struct Receipt {
 /// Fragments that take more than this go into manifest pages before the commit, so that the record has room for them
 /// whatever stands in it already, and a retry stays one small put.
 const INLINE_BYTES: usize = 1024;
+
+/// What is touched for a word: a line of memory.
+const LINE_BYTES: usize = 64;
+/// Words that a thread looks up at a time.
+const LOOKED_UP: usize = 4096;
 
 /// Make a dataset: its root and commit 0. What an unfinished create left at the place is ours, and is no hindrance.
 pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str, author: &str) -> Result<Snapshot> {
@@ -146,7 +152,7 @@ pub struct Transaction {
     writer: Option<FragmentWriter>,
     fragments: Vec<Fragment>,
     samples: u64,
-    /// Words of category columns that the base snapshot does not have, in order of first use.
+    /// Words of category columns.
     vocabularies: HashMap<u64, Vocabulary>,
     touched: HashSet<u64>,
     /// Feature bits that reading what it wrote takes.
@@ -167,27 +173,33 @@ enum State {
     Closed,
 }
 
-/// How rows of a category name their words.
-enum Places {
-    /// Each has its own.
-    Own,
-    Given(Vec<i64>),
-}
-
-impl Places {
-    fn count(&self, words: &Ragged) -> usize {
-        match self {
-            Places::Own => words.len(),
-            Places::Given(places) => places.len(),
-        }
-    }
-}
-
-#[derive(Default)]
+/// The words of a category: those of the base snapshot, then new ones in order of first use. A place in the list is a code.
 struct Vocabulary {
-    known: HashSet<String>,
-    base: Vec<String>,
-    new: Vec<String>,
+    words: Arc<Vec<Arc<str>>>,
+    codes: HashMap<Arc<str>, u32>,
+    base: usize,
+    /// The list of words that an append named its own by, and the code of each that was used: of slices of one column it is the same list.
+    given: Option<(Arc<Ragged>, Vec<Option<u32>>)>,
+}
+
+impl Vocabulary {
+    fn code_of(&mut self, word: &str) -> u32 {
+        if let Some(code) = self.codes.get(word) {
+            return *code;
+        }
+        let (word, code): (Arc<str>, u32) = (word.into(), self.words.len() as u32);
+        Arc::make_mut(&mut self.words).push(word.clone()); // Nobody else has the list for longer than a call.
+        self.codes.insert(word, code);
+        code
+    }
+
+    /// Forget all words but the first so many.
+    fn shorten(&mut self, count: usize) {
+        for word in Arc::make_mut(&mut self.words).drain(count..) {
+            self.codes.remove(&word);
+        }
+        self.given = None;
+    }
 }
 
 impl Transaction {
@@ -218,6 +230,22 @@ impl Transaction {
         self.check_open()?;
         let schema = self.base.schema.clone();
         let samples = check_lengths(&inputs)?;
+        let before: Vec<(u64, usize)> = self.vocabularies.iter().map(|(column, known)| (*column, known.words.len())).collect();
+        let checked = self.check(&schema, inputs, validate).inspect_err(|_| {
+            for (column, known) in &mut self.vocabularies {
+                known.shorten(before.iter().find(|(known, _)| known == column).map_or(known.base, |(_, count)| *count));
+            }
+        });
+        let columns = checked?;
+        if samples == 0 {
+            return Ok(());
+        }
+        self.touched.extend(schema.columns.iter().zip(&columns).filter(|(_, column)| column.is_some()).map(|(spec, _)| spec.id));
+        self.write(columns, samples).inspect_err(|_| self.state = State::Failed)
+    }
+
+    /// What is stored of each column of the schema; nothing for those that are left out.
+    fn check(&mut self, schema: &Schema, inputs: Vec<Input>, validate: Validate) -> Result<Vec<Option<Stored>>> {
         let mut columns: Vec<Option<Stored>> = schema.columns.iter().map(|_| None).collect();
         for input in inputs {
             let (index, _) = schema.column(&input.name).ok_or_else(|| {
@@ -234,12 +262,13 @@ impl Transaction {
                     .map_err(|error| error.column(&spec.name).context(format!("cannot append to column `{}`", spec.name)))?,
             );
         }
-        if samples == 0 {
-            return Ok(());
+        // All words are known now, so the lists are final.
+        for (spec, column) in schema.columns.iter().zip(&mut columns) {
+            if let (Some(stored), Some(known)) = (column, self.vocabularies.get(&spec.id)) {
+                stored.words = Some(known.words.clone());
+            }
         }
-        self.touched.extend(schema.columns.iter().zip(&columns).filter(|(_, column)| column.is_some()).map(|(spec, _)| spec.id));
-        self.learn_words(&schema, &columns)?;
-        self.write(columns, samples).inspect_err(|_| self.state = State::Failed)
+        Ok(columns)
     }
 
     fn check_open(&self) -> Result<()> {
@@ -283,11 +312,11 @@ impl Transaction {
     }
 
     /// Check values and give them the form in which they are stored.
-    fn stored(&mut self, spec: &ColumnSpec, column: Column, words: Option<Ragged>, validate: Validate) -> Result<Stored> {
-        let plain = |column| Ok(Stored { column, words: Vec::new() });
+    fn stored(&mut self, spec: &ColumnSpec, column: Column, words: Option<Arc<Ragged>>, validate: Validate) -> Result<Stored> {
+        let plain = |column| Ok(Stored { column, words: None });
         match &spec.kind {
             ColumnKind::Label { names } => plain(label_codes(names, column, words)?),
-            ColumnKind::Category => self.category(spec, column, words),
+            ColumnKind::Category => plain(self.category(spec, column, words)?),
             ColumnKind::Text | ColumnKind::Json => plain(check_text(column)?),
             ColumnKind::Image { .. } | ColumnKind::Mask { .. } => {
                 let mask = matches!(spec.kind, ColumnKind::Mask { .. });
@@ -306,74 +335,69 @@ impl Transaction {
 
     fn vocabulary(&mut self, column: u64) -> Result<&mut Vocabulary> {
         if !self.vocabularies.contains_key(&column) {
-            let base = self.base.vocabulary(column)?;
-            self.vocabularies.insert(column, Vocabulary { known: base.iter().cloned().collect(), base, new: Vec::new() });
+            let words: Vec<Arc<str>> = self.base.vocabulary(column)?.into_iter().map(Arc::from).collect();
+            let codes = words.iter().cloned().zip(0..).collect();
+            self.vocabularies.insert(column, Vocabulary { base: words.len(), words: Arc::new(words), codes, given: None });
         }
         self.vocabularies.get_mut(&column).ok_or_else(|| Error::new("internal", "a vocabulary vanished"))
     }
 
-    /// Words become places in a list of this call's distinct words, in order of first use; the writer maps them to its dictionary.
-    fn category(&mut self, spec: &ColumnSpec, column: Column, words: Option<Ragged>) -> Result<Stored> {
-        let (places, validity, known) = match (column, words) {
-            (Column::Fixed { data, validity, samples }, Some(words)) => {
-                let Column::Ragged(words) = check_text(Column::Ragged(words))? else {
-                    return Err(Error::new("internal", "text changed its form"));
+    /// Words, places among given words, or codes of the base snapshot become codes of this transaction's vocabulary; the writer maps them to
+    /// its dictionary.
+    fn category(&mut self, spec: &ColumnSpec, column: Column, words: Option<Arc<Ragged>>) -> Result<Column> {
+        let known = self.vocabulary(spec.id)?;
+        let (codes, validity): (Vec<u32>, _) = match column {
+            Column::Ragged(_) if words.is_some() => return Err(Error::new("invalid-value", "words twice")),
+            Column::Pulled(_) => return Err(Error::new("invalid-value", "a tensor, expected words")),
+            Column::Ragged(words) => {
+                let texts = texts_of(&words)?;
+                // Most are known, and to look them up is to wait for memory: all threads do. New ones get their codes in order.
+                let parts: Vec<&[&str]> = texts.chunks(LOOKED_UP).collect();
+                let look = |part: usize| parts[part].iter().map(|text| known.codes.get(*text).copied()).collect::<Vec<_>>();
+                let found = parallel::map(parts.len(), texts.len() * LINE_BYTES, look)?.concat();
+                let code = |(row, (text, found)): (usize, (&str, Option<u32>))| match found {
+                    _ if words.is_null(row) => 0,
+                    Some(code) => code,
+                    None => known.code_of(text),
                 };
-                (Places::Given(codes_of(&data, samples)?.collect()), validity, words)
+                (texts.into_iter().zip(found).enumerate().map(code).collect(), words.validity)
             }
-            (Column::Ragged(_), Some(_)) | (Column::Pulled(_), _) => return Err(Error::new("invalid-value", "a tensor, expected words")),
-            (column @ Column::Ragged(_), None) => {
-                let Column::Ragged(mut words) = check_text(column)? else { return Err(Error::new("internal", "text changed its form")) };
-                (Places::Own, words.validity.take(), words)
-            }
-            (Column::Fixed { data, validity, samples }, None) => {
-                let mut words = Ragged::default();
-                self.vocabulary(spec.id)?.base.iter().for_each(|word| words.push(Some(word.as_bytes()), &[]));
-                (Places::Given(codes_of(&data, samples)?.collect()), validity, words)
-            }
-        };
-        let (mut used, mut distinct): (HashMap<&[u8], u32>, Vec<String>) = (HashMap::new(), Vec::new());
-        let mut code_of = |word| {
-            *used.entry(word).or_insert_with(|| {
-                distinct.push(String::from_utf8_lossy(word).into_owned());
-                distinct.len() as u32 - 1
-            })
-        };
-        let samples = places.count(&known);
-        // Of words that are given once and named often, each is looked up once.
-        let mut seen: Vec<Option<u32>> = if matches!(places, Places::Given(_)) { vec![None; known.len()] } else { Vec::new() };
-        let mut data = Vec::with_capacity(samples * 4);
-        for row in 0..samples {
-            let code = match &places {
-                _ if validity.as_ref().is_some_and(|validity| !validity[row]) => 0,
-                Places::Own => code_of(known.value(row)),
-                Places::Given(places) => match usize::try_from(places[row]).ok().filter(|place| *place < known.len()) {
-                    Some(place) => *seen[place].get_or_insert_with(|| code_of(known.value(place))),
+            Column::Fixed { data, validity, samples } => {
+                let (places, valid) = (codes_of(&data, samples)?, |row: usize| validity.as_ref().is_none_or(|validity| validity[row]));
+                let out_of_range = |row: usize, place: i64, count: usize| {
+                    let text = format!("holds code {place}, the vocabulary has {count} words");
+                    Error::new("invalid-value", text).hint("append the words themselves").at_row(row as u64)
+                };
+                let place_of = |place: i64, count: usize| usize::try_from(place).ok().filter(|place| *place < count);
+                let codes = match words {
                     None => {
-                        let text = format!("holds code {}, the vocabulary has {} words", places[row], known.len());
-                        return Err(Error::new("invalid-value", text).hint("append the words themselves").at_row(row as u64));
+                        let code = |(row, place): (usize, i64)| match place_of(place, known.base) {
+                            _ if !valid(row) => Ok(0),
+                            Some(place) => Ok(place as u32),
+                            None => Err(out_of_range(row, place, known.base)),
+                        };
+                        places.enumerate().map(code).collect::<Result<_>>()?
                     }
-                },
-            };
-            data.extend_from_slice(&code.to_le_bytes());
-        }
-        Ok(Stored { column: Column::Fixed { data, validity, samples }, words: distinct })
-    }
-
-    fn learn_words(&mut self, schema: &Schema, columns: &[Option<Stored>]) -> Result<()> {
-        for (spec, stored) in schema.columns.iter().zip(columns) {
-            let Some(stored) = stored else { continue };
-            if !matches!(spec.kind, ColumnKind::Category) || stored.words.is_empty() {
-                continue;
+                    Some(words) => {
+                        let texts = texts_of(&words)?;
+                        // Of words that are given once and named often, each is looked up once.
+                        let seen = known.given.take().filter(|(given, _)| Arc::ptr_eq(given, &words)).map(|(_, seen)| seen);
+                        let mut seen = seen.unwrap_or_else(|| vec![None; texts.len()]);
+                        let code = |(row, place): (usize, i64)| match place_of(place, texts.len()) {
+                            _ if !valid(row) => Ok(0),
+                            Some(place) => Ok(*seen[place].get_or_insert_with(|| known.code_of(texts[place]))),
+                            None => Err(out_of_range(row, place, texts.len())),
+                        };
+                        let codes = places.enumerate().map(code).collect::<Result<_>>()?;
+                        known.given = Some((words.clone(), seen));
+                        codes
+                    }
+                };
+                (codes, validity)
             }
-            let vocabulary = self.vocabulary(spec.id)?;
-            for word in &stored.words {
-                if vocabulary.known.insert(word.clone()) {
-                    vocabulary.new.push(word.clone());
-                }
-            }
-        }
-        Ok(())
+        };
+        let samples = codes.len();
+        Ok(Column::Fixed { data: codes.into_iter().flat_map(u32::to_le_bytes).collect(), validity, samples })
     }
 
     /// Commit: all or nothing. Cost: three syncs for a small one.
@@ -415,15 +439,16 @@ impl Transaction {
         let store = context.storage.as_ref();
         let mut folders = Vec::new();
         let mut own = Vec::new();
-        for (column, vocabulary) in self.vocabularies.iter().filter(|(_, vocabulary)| !vocabulary.new.is_empty()) {
-            let (id, body) = (context.new_id()?, encode_words(*column, &vocabulary.new));
+        for (column, vocabulary) in self.vocabularies.iter().filter(|(_, known)| known.words.len() > known.base) {
+            let new = &vocabulary.words[vocabulary.base..];
+            let (id, body) = (context.new_id()?, encode_words(*column, new));
             self.puts.push(words_name(id));
             store.put(&words_name(id), &body)?;
             folders.push("w");
             own.push(Delta::Words(WordsSegment {
                 column: *column,
                 first_code: 0,
-                words: vocabulary.new.len() as u64,
+                words: new.len() as u64,
                 object: ObjectRef::of(id, &body),
             }));
         }

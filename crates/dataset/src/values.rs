@@ -2,6 +2,7 @@
 //! the rows. Called by `transaction` before it takes anything.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use penstock_error::{Error, Result};
 use penstock_format::schema::ColumnKind;
@@ -39,7 +40,7 @@ pub fn codes_of(data: &[u8], samples: usize) -> Result<impl Iterator<Item = i64>
 }
 
 /// Labels come as codes or names, or as places among `words`; they are stored as codes of the smallest width.
-pub fn label_codes(names: &[String], column: Column, words: Option<Ragged>) -> Result<Column> {
+pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>) -> Result<Column> {
     let (dtype, _) = ColumnKind::Label { names: names.to_vec() }.stored()?;
     let unknown = |what: String, row: usize| {
         let known: Vec<&str> = names.iter().take(20).map(String::as_str).collect();
@@ -91,10 +92,23 @@ pub fn label_codes(names: &[String], column: Column, words: Option<Ragged>) -> R
 /// Text must be UTF-8, each value on its own.
 pub fn check_text(column: Column) -> Result<Column> {
     let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "numbers, expected text")) };
-    let whole = std::str::from_utf8(&ragged.data);
-    let good = whole.is_ok_and(|text| ragged.ends.iter().all(|end| text.is_char_boundary(*end as usize)));
-    if good {
-        return Ok(column);
+    check_utf8(ragged).map(|_| ())?;
+    Ok(column)
+}
+
+/// The values as text.
+pub fn texts_of(ragged: &Ragged) -> Result<Vec<&str>> {
+    let (whole, mut begin) = (check_utf8(ragged)?, 0);
+    let text = |end: &u64| &whole[std::mem::replace(&mut begin, *end as usize)..*end as usize];
+    Ok(ragged.ends.iter().map(text).collect())
+}
+
+/// All values, each of which is UTF-8.
+fn check_utf8(ragged: &Ragged) -> Result<&str> {
+    if let Ok(text) = std::str::from_utf8(&ragged.data)
+        && ragged.ends.iter().all(|end| text.is_char_boundary(*end as usize))
+    {
+        return Ok(text);
     }
     let row = (0..ragged.len()).find(|row| std::str::from_utf8(ragged.value(*row)).is_err()).unwrap_or(0);
     let error = std::str::from_utf8(ragged.value(row)).err().map_or(String::new(), |error| format!(": {error}"));

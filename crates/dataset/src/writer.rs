@@ -1,6 +1,5 @@
 //! Write one fragment: collect samples by column, cut and encode them when enough wait, close at the byte targets.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -34,8 +33,8 @@ const SAMPLES_WORTH_A_FRAGMENT: usize = 1000;
 /// Stored values of one column, and for a category the words its codes stand for.
 pub struct Stored {
     pub column: Column,
-    /// Category only: codes in `column` are places in this list.
-    pub words: Vec<String>,
+    /// Category only: codes in `column` are places in this list, which only grows.
+    pub words: Option<Arc<Vec<Arc<str>>>>,
 }
 
 struct ColumnWriter {
@@ -49,7 +48,8 @@ struct ColumnWriter {
     leading_nulls: usize,
     waiting: Option<Column>,
     chunk: Option<(usize, Style, ChunkBuilder)>,
-    codes: HashMap<String, u32>,
+    /// Of each of the transaction's words, its place in `words`, or `u32::MAX` if it is not there yet.
+    local: Vec<u32>,
     words: Vec<String>,
     words_bytes: usize,
     samples: usize,
@@ -379,7 +379,7 @@ impl ColumnWriter {
             leading_nulls: 0,
             waiting: None,
             chunk: None,
-            codes: HashMap::new(),
+            local: Vec::new(),
             words: Vec::new(),
             words_bytes: 0,
             samples: 0,
@@ -461,7 +461,7 @@ impl ColumnWriter {
                 self.leading_nulls += samples;
                 return Ok(());
             }
-            None => Stored { column: self.nulls(samples)?, words: Vec::new() },
+            None => Stored { column: self.nulls(samples)?, words: None },
             Some(stored) => stored,
         };
         if !begun && self.leading_nulls > 0 {
@@ -470,31 +470,30 @@ impl ColumnWriter {
             self.add(nulls);
         }
         let mut column = if self.tiled_by_shape() { stretched(stored.column) } else { stored.column };
-        if !stored.words.is_empty() {
-            self.localise(&mut column, stored.words);
+        if let Some(words) = stored.words {
+            self.localise(&mut column, &words);
         }
         self.add(column);
         Ok(())
     }
 
-    /// Map codes of the caller's word list to codes of this fragment's dictionary.
-    fn localise(&mut self, column: &mut Column, words: Vec<String>) {
-        let mut local = Vec::with_capacity(words.len());
-        for word in words {
-            let next = self.words.len() as u32;
-            local.push(*self.codes.entry(word).or_insert_with_key(|word| {
-                self.words_bytes += word.len() + 2;
-                self.words.push(word.clone());
-                next
-            }));
-        }
-        if let Column::Fixed { data, validity, .. } = column {
-            for (index, code) in data.chunks_exact_mut(4).enumerate() {
-                let valid = validity.as_ref().is_none_or(|validity| validity[index]);
-                let given = u32::from_le_bytes([code[0], code[1], code[2], code[3]]);
-                let mapped = if valid { local[given as usize] } else { 0 };
-                code.copy_from_slice(&mapped.to_le_bytes());
+    /// Map codes of the transaction's words to codes of this fragment's dictionary.
+    fn localise(&mut self, column: &mut Column, words: &[Arc<str>]) {
+        let Column::Fixed { data, validity, .. } = column else { return };
+        self.local.resize(words.len(), u32::MAX);
+        for (index, code) in data.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let mut place = 0;
+            if validity.as_ref().is_none_or(|validity| validity[index]) {
+                let given = u32::from_le_bytes(*code) as usize;
+                place = self.local[given];
+                if place == u32::MAX {
+                    place = self.words.len() as u32;
+                    self.local[given] = place;
+                    self.words_bytes += words[given].len() + 2;
+                    self.words.push(words[given].to_string());
+                }
             }
+            *code = place.to_le_bytes();
         }
     }
 
@@ -517,8 +516,11 @@ impl ColumnWriter {
             Column::Ragged(ragged) => ragged.validity.take(),
             Column::Pulled(pulled) => pulled.validity.take(),
         };
-        for index in 0..column.len() {
-            push_validity(&mut self.validity, before + index + 1, validity.as_ref().is_none_or(|validity| validity[index]));
+        let validity = validity.filter(|validity| self.validity.is_some() || validity.contains(&false));
+        match (&mut self.validity, validity) {
+            (None, None) => {}
+            (Some(list), None) => list.resize(before + column.len(), true),
+            (list, Some(more)) => list.get_or_insert_with(|| vec![true; before]).extend(more),
         }
         match (&mut self.waiting, column) {
             (Some(Column::Fixed { data, samples, .. }), Column::Fixed { data: more, samples: count, .. }) => {

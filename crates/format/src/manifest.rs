@@ -237,10 +237,10 @@ pub fn parse_page(bytes: &Bytes) -> Result<Vec<Fragment>> {
     Ok(fragments)
 }
 
-pub fn encode_words(column: u64, words: &[String]) -> Vec<u8> {
+pub fn encode_words(column: u64, words: &[impl AsRef<str>]) -> Vec<u8> {
     seal(Magic::Words, |writer| {
         writer.varint(column);
-        writer.list(words, |writer, word| writer.string(word));
+        writer.list(words, |writer, word| writer.string(word.as_ref()));
     })
 }
 

@@ -33,6 +33,28 @@ pub enum CodecName {
     Zstd,
 }
 
+/// Pixels that loaders give of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum ImageMode {
+    #[default]
+    #[serde(rename = "RGB")]
+    Rgb,
+    #[serde(rename = "L")]
+    Grey,
+    #[serde(rename = "RGBA")]
+    Rgba,
+    #[serde(rename = "I;16")]
+    Deep,
+    #[serde(rename = "stored")]
+    Stored,
+}
+
+impl ImageMode {
+    fn is_default(&self) -> bool {
+        *self == ImageMode::default()
+    }
+}
+
 /// What a column holds. A reader refuses a type it does not know.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
@@ -57,6 +79,9 @@ pub enum ColumnKind {
     Image {
         #[serde(default = "yes")]
         exif_orientation: bool,
+        /// What loaders give.
+        #[serde(default, skip_serializing_if = "ImageMode::is_default")]
+        mode: ImageMode,
     },
     Boxes {
         format: String,

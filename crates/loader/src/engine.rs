@@ -14,7 +14,7 @@ use penstock_error::{Error, Result};
 use penstock_storage::process;
 
 use crate::batch::Batch;
-use crate::job::{Job, Recipe, Started};
+use crate::job::{Job, Needs, Recipe, Started};
 use crate::window::{Steps, Window};
 
 /// Batches in work or waiting at most, whatever the memory allows.
@@ -74,18 +74,23 @@ struct State {
     estimate_bytes: u64,
     /// What the batch given last took: the consumer has it until the next one comes.
     given_bytes: u64,
+    threads: usize,
 }
 
 /// A batch in work, and what it takes, as far as that is known.
 struct Entry {
     slot: Slot,
     bytes: u64,
+    /// What its samples take while they are made, and how many of them may be in the making.
+    scratch: (u64, usize),
 }
 
 enum Slot {
     /// Somebody has it.
     Taken,
     Fetched(Started),
+    /// Begun, and larger than was thought: it waits for room.
+    Parked(Job),
     /// Tasks of it that are not finished yet.
     Running {
         job: Arc<Job>,
@@ -112,6 +117,7 @@ impl Engine {
             entries: BTreeMap::new(),
             estimate_bytes: recipe.least_bytes().max(recipe.fetched_bytes),
             given_bytes: 0,
+            threads: budget.threads.max(1),
         };
         let inner = Arc::new(Inner {
             recipe,
@@ -153,7 +159,7 @@ impl Engine {
             }
             let step = state.give;
             if matches!(state.entries.get(&step), Some(Entry { slot: Slot::Done(_), .. }))
-                && let Some(Entry { slot: Slot::Done(batch), bytes }) = state.entries.remove(&step)
+                && let Some(Entry { slot: Slot::Done(batch), bytes, .. }) = state.entries.remove(&step)
             {
                 state.give += state.stride;
                 state.given_bytes = bytes;
@@ -206,8 +212,16 @@ impl Drop for Engine {
 }
 
 impl State {
+    /// What all batches in work or waiting take, and the scratch memory of those threads that make samples of them.
     fn in_flight_bytes(&self) -> u64 {
-        self.entries.values().map(|entry| entry.bytes).sum()
+        let (mut left, mut scratch): (usize, Vec<(u64, usize)>) = (self.threads, self.entries.values().map(|entry| entry.scratch).collect());
+        scratch.sort_unstable_by(|one, other| other.cmp(one));
+        let worst = scratch.into_iter().map(|(bytes, tasks)| {
+            let busy = tasks.min(left);
+            left -= busy;
+            bytes * busy as u64
+        });
+        self.entries.values().map(|entry| entry.bytes).sum::<u64>() + worst.sum::<u64>()
     }
 
     /// Whether another batch may be begun within so many bytes.
@@ -216,15 +230,35 @@ impl State {
         self.begin < self.end && self.entries.len() < AHEAD && (room || self.entries.is_empty())
     }
 
+    /// Let those batches run that there is room for, and the earliest in any case.
+    fn unpark(&mut self, room_bytes: u64) {
+        let parked = self.entries.iter().filter(|(_, entry)| matches!(entry.slot, Slot::Parked(_)));
+        for step in parked.map(|(step, _)| *step).collect::<Vec<u64>>() {
+            let used = self.in_flight_bytes() + self.given_bytes;
+            let first = self.entries.keys().next() == Some(&step);
+            let (threads, Some(entry)) = (self.threads, self.entries.get_mut(&step)) else { return };
+            let Slot::Parked(job) = &entry.slot else { return };
+            let (tasks, Needs { bytes, held_bytes, scratch_bytes }) = (job.tasks(), job.needs());
+            if !first && used + (bytes - held_bytes) + scratch_bytes * tasks.min(threads) as u64 > room_bytes {
+                return;
+            }
+            (entry.bytes, entry.scratch) = (bytes, (scratch_bytes, tasks));
+            if let Slot::Parked(job) = std::mem::replace(&mut entry.slot, Slot::Taken) {
+                entry.slot = Slot::Running { job: Arc::new(job), left: tasks };
+            }
+        }
+    }
+
     fn begin(&mut self) -> u64 {
         let step = self.begin;
         self.begin += self.stride;
-        self.entries.insert(step, Entry { slot: Slot::Taken, bytes: self.estimate_bytes });
+        self.entries.insert(step, Entry { slot: Slot::Taken, bytes: self.estimate_bytes, scratch: (0, 0) });
         step
     }
 
     /// The earliest work there is for a worker, who begins batches within so many bytes, or none.
-    fn task(&mut self, memory_bytes: Option<u64>) -> Option<Task> {
+    fn task(&mut self, memory_bytes: Option<u64>, room_bytes: u64) -> Option<Task> {
+        self.unpark(room_bytes);
         for (step, Entry { slot, .. }) in &mut self.entries {
             match slot {
                 Slot::Running { job, .. } => {
@@ -293,7 +327,8 @@ impl Inner {
 
     /// The life of a worker.
     fn work(&self) {
-        while let Some(task) = self.wait(|state| state.task((!self.fetches).then_some(self.budget.memory_bytes))) {
+        let admitted = (!self.fetches).then_some(self.budget.memory_bytes);
+        while let Some(task) = self.wait(|state| state.task(admitted, self.room_bytes())) {
             match task {
                 Task::Begin(step, started) => {
                     let job = self.timed(&self.stats.gather_ns, || {
@@ -305,6 +340,9 @@ impl Inner {
                     self.begun(step, job);
                 }
                 Task::Samples(step, job, task) => {
+                    if task == 0 {
+                        self.note_peak(&self.lock());
+                    }
                     self.timed(&self.stats.transform_ns, || job.run(&self.recipe, task));
                     let mut state = self.lock();
                     drop(job);
@@ -325,30 +363,45 @@ impl Inner {
         }
     }
 
-    /// Its tasks are there to be taken.
+    /// Its tasks are there to be taken, as soon as there is room for what they make.
     fn begun(&self, step: u64, job: Result<Job>) {
         let job = match job {
-            Ok(job) if job.bytes() > self.budget.memory_bytes => {
-                let text = format!("a batch of this loader takes {} bytes, memory_bytes is {}", job.bytes(), self.budget.memory_bytes);
-                return self.put(step, Slot::Done(Err(Error::new("invalid-argument", text).hint("a smaller batch, or more memory"))));
-            }
             Ok(job) => job,
             Err(error) => return self.put(step, Slot::Done(Err(error))),
         };
-        let (left, bytes) = (job.tasks(), job.bytes());
+        let (tasks, Needs { bytes, held_bytes, scratch_bytes }) = (job.tasks(), job.needs());
+        let room_bytes = self.room_bytes();
         let mut state = self.lock();
         state.estimate_bytes = state.estimate_bytes.max(bytes);
-        if let Some(entry) = state.entries.get_mut(&step) {
-            entry.bytes = bytes; // What was an estimate is known now.
+        let alone = bytes + scratch_bytes * tasks.min(state.threads) as u64;
+        let given = if state.entries.keys().next() == Some(&step) { state.given_bytes } else { 0 };
+        if alone + given > self.budget.memory_bytes {
+            drop(state);
+            let before = if given > 0 { format!(", and the one given before it {given}") } else { String::new() };
+            let text = format!("a batch of this loader takes {alone} bytes{before}, memory_bytes is {}", self.budget.memory_bytes);
+            let hint = format!("a smaller batch, or memory_bytes={}", alone + bytes);
+            return self.put(step, Slot::Done(Err(Error::new("invalid-argument", text).hint(hint))));
         }
-        self.stats.peak_bytes.fetch_max(state.in_flight_bytes() + self.window_bytes(), Relaxed);
-        if left == 0 {
+        // What was an estimate is known now.
+        if tasks == 0 {
+            if let Some(entry) = state.entries.get_mut(&step) {
+                entry.bytes = bytes;
+            }
+            self.note_peak(&state);
             drop(state);
             return self.finish(step, job);
         }
-        state.entries.insert(step, Entry { slot: Slot::Running { job: Arc::new(job), left }, bytes });
+        if let Some(entry) = state.entries.get_mut(&step) {
+            *entry = Entry { slot: Slot::Parked(job), bytes: held_bytes, scratch: (0, 0) };
+        }
+        state.unpark(room_bytes);
+        self.note_peak(&state);
         drop(state);
         self.work.notify_all();
+    }
+
+    fn note_peak(&self, state: &State) {
+        self.stats.peak_bytes.fetch_max(state.in_flight_bytes() + self.window_bytes(), Relaxed);
     }
 
     fn finish(&self, step: u64, job: Job) {

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 
 use penstock_codec::cut::{self, Convert, Cut};
 use penstock_codec::region::{Encoded, Region};
-use penstock_codec::resize::{self, Filter, Geometry};
-use penstock_codec::{Limits, decode_mask};
+use penstock_codec::resize::{self, Filter, Geometry, Resized};
+use penstock_codec::{Limits, Picture, decode_mask};
 use penstock_error::{Error, Result};
 use penstock_tensor::Dtype;
 
@@ -58,7 +58,7 @@ impl<'a> Image<'a> {
     fn write(&self, out: &mut [u8]) -> Result<()> {
         match &self.pixels {
             Pixels::Encoded(encoded) => resize::decode(encoded, &self.geometry, out)?,
-            Pixels::Rgb(data, width, height) => resize::resize_pixels(data, *width, *height, &self.geometry, out)?,
+            Pixels::Rgb(data, width, height) => resize::resize_region(data, (*width, *height), &self.geometry, out)?,
         }
         let row_bytes = self.size().0 * 3;
         if self.mirrored[0] {
@@ -106,12 +106,7 @@ pub enum Motion {
         boxes: Vec<(i64, usize)>,
         fill: f64,
     },
-    Resize {
-        width: usize,
-        height: usize,
-        filter: Filter,
-        antialias: bool,
-    },
+    Resize(Resized),
     Mirror(usize),
 }
 
@@ -143,8 +138,8 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
                 image.geometry.window = Region::whole(w, h);
             }
         }
-        (Item::Image(image), Motion::Resize { width, height, filter, antialias }) => {
-            if image.size() == (*width, *height) {
+        (Item::Image(image), Motion::Resize(resized)) => {
+            if image.size() == (resized.width, resized.height) {
                 return Ok(());
             }
             if image.geometry.resized.is_some() {
@@ -152,8 +147,8 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
                 let pixels = Pixels::Rgb(image.decode()?, width, height);
                 *image = Image { pixels, geometry: Geometry::whole(width, height), mirrored: [false; 2] };
             }
-            image.geometry.resized = Some((*width, *height, *filter, *antialias));
-            image.geometry.window = Region::whole(*width, *height);
+            image.geometry.resized = Some(*resized);
+            image.geometry.window = Region::whole(resized.width, resized.height);
         }
         (Item::Image(image), Motion::Mirror(dimension)) => image.mirrored[1 - dimension] ^= true,
         (Item::Array(array), Motion::Crop { boxes, fill }) => {
@@ -167,24 +162,22 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
             boxes.iter().enumerate().for_each(|(dimension, (begin, size))| array.cut.narrow(dimension, *begin, *size));
         }
         (Item::Array(array), Motion::Mirror(dimension)) => array.cut.mirror(*dimension),
-        (Item::Array(array), Motion::Resize { width, height, filter, antialias }) => {
+        (Item::Array(array), Motion::Resize(resized)) => {
             let (from_height, from_width) = (array.cut.size[0], array.cut.size[1]);
-            if (from_height, from_width) == (*height, *width) {
+            let (height, width) = (resized.height, resized.width);
+            if (from_height, from_width) == (height, width) {
                 return Ok(());
             }
-            let data = array.materialised()?;
+            let (data, size) = (array.materialised()?, (from_width, from_height));
             if array.cut.rank == 3 {
-                let geometry = Geometry {
-                    crop: Region::whole(from_width, from_height),
-                    resized: Some((*width, *height, *filter, *antialias)),
-                    window: Region::whole(*width, *height),
-                };
-                let mut out = vec![0; width * height * 3];
-                resize::resize_pixels(&data, from_width, from_height, &geometry, &mut out)?;
-                *array = Array::new(Cow::Owned(out), array.dtype, &[*height, *width, 3]);
+                let channels = array.cut.size[2];
+                let out = resize::resize_pixels(&data, size, channels, 8 * array.dtype.size() as u8, resized)?;
+                *array = Array::new(Cow::Owned(out), array.dtype, &[height, width, channels]);
             } else {
-                let out = nearest(&data, array.dtype.size(), (from_height, from_width), (*height, *width));
-                *array = Array::new(Cow::Owned(out), array.dtype, &[*height, *width]);
+                // Class numbers are never mixed.
+                let nearest = Resized { filter: Filter::Nearest, ..*resized };
+                let out = resize::resize_pixels(&data, size, 1, 8 * array.dtype.size() as u8, &nearest)?;
+                *array = Array::new(Cow::Owned(out), array.dtype, &[height, width]);
             }
         }
         (Item::Boxes(rows), motion) => rows.iter_mut().for_each(|row| {
@@ -196,7 +189,7 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
                     let y = |y: f32| (y - top as f32).clamp(0.0, h as f32);
                     [x(x1), y(y1), x(x2), y(y2)]
                 }
-                Motion::Resize { width, height, .. } => {
+                Motion::Resize(Resized { width, height, .. }) => {
                     let (x, y) = (*width as f32 / size[1] as f32, *height as f32 / size[0] as f32);
                     [x1 * x, y1 * y, x2 * x, y2 * y]
                 }
@@ -209,7 +202,7 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
                 point[0] -= boxes[1].0 as f32;
                 point[1] -= boxes[0].0 as f32;
             }
-            Motion::Resize { width, height, .. } => {
+            Motion::Resize(Resized { width, height, .. }) => {
                 point[0] *= *width as f32 / size[1] as f32;
                 point[1] *= *height as f32 / size[0] as f32;
             }
@@ -219,19 +212,6 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
         (Item::Null, _) => {}
     }
     Ok(())
-}
-
-/// Class numbers are never mixed: each pixel is the one it falls on. Source: torch's `nearest`, with its 32-bit arithmetic.
-fn nearest(data: &[u8], element: usize, (height, width): (usize, usize), (to_height, to_width): (usize, usize)) -> Vec<u8> {
-    let from = |at: usize, size: usize, to: usize| ((at as f32 * (size as f32 / to as f32)) as usize).min(size - 1);
-    let mut out = Vec::with_capacity(to_height * to_width * element);
-    for y in 0..to_height {
-        let row = &data[from(y, height, to_height) * width * element..][..width * element];
-        for x in 0..to_width {
-            out.extend_from_slice(&row[from(x, width, to_width) * element..][..element]);
-        }
-    }
-    out
 }
 
 /// Leave out boxes that are too small, and what belongs to them in the other columns.
@@ -344,7 +324,16 @@ fn from_xyxy(row: [f32; 4], format: &str) -> [f32; 4] {
 
 /// A mask: class numbers, (H, W).
 pub fn mask(bytes: &[u8], limits: Limits) -> Result<Array<'static>> {
-    let picture = decode_mask(bytes, limits)?;
-    let dtype = if picture.bits == 16 { Dtype::Uint16 } else { Dtype::Uint8 };
-    Ok(Array::new(Cow::Owned(picture.data), dtype, &[picture.height, picture.width]))
+    let Picture { height, width, bits, data, .. } = decode_mask(bytes, limits)?;
+    Ok(Array::new(Cow::Owned(data), dtype_of(bits), &[height, width]))
+}
+
+/// An image that is decoded: (H, W, C).
+pub fn picture(picture: Picture) -> Array<'static> {
+    let Picture { height, width, channels, bits, data } = picture;
+    Array::new(Cow::Owned(data), dtype_of(bits), &[height, width, channels])
+}
+
+fn dtype_of(bits: u8) -> Dtype {
+    if bits == 16 { Dtype::Uint16 } else { Dtype::Uint8 }
 }

@@ -52,8 +52,6 @@ const TRIES: usize = 16;
 const TASK_BYTES: usize = 256 << 10;
 /// Samples of a task that has images to decode.
 const TASK_IMAGES: usize = 2;
-/// About what decoding makes of a stored byte.
-const DECODED: u64 = 10;
 
 /// A sample that was refused.
 struct Refused {
@@ -88,11 +86,22 @@ pub struct Job {
     tasks: Vec<(usize, Range<usize>)>,
     next: AtomicUsize,
     bad: Mutex<Vec<(usize, Error)>>,
-    bytes: u64,
+    needs: Needs,
 }
 
-/// Plain columns, work for the rest, and the bytes that both take.
-type Read = (Vec<(usize, Values)>, Vec<Work>, u64);
+/// What a batch takes of the budget.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Needs {
+    /// All that it is made of and becomes.
+    pub bytes: u64,
+    /// What of that it takes before any sample is made.
+    pub held_bytes: u64,
+    /// What the largest of its samples takes while it is made.
+    pub scratch_bytes: u64,
+}
+
+/// Plain columns, work for the rest, and what both take.
+type Read = (Vec<(usize, Values)>, Vec<Work>, Needs);
 
 /// A group's inputs and places for its results.
 struct Work {
@@ -196,7 +205,7 @@ impl Recipe {
         }
     }
 
-    fn job(&self, started: Started, (plain, work, bytes): Read) -> Job {
+    fn job(&self, started: Started, (plain, work, needs): Read) -> Job {
         let mut tasks = Vec::new();
         for (group, work) in work.iter().enumerate() {
             let count = started.places.len();
@@ -210,12 +219,12 @@ impl Recipe {
             };
             tasks.extend((0..count).step_by(each).map(|begin| (group, begin..(begin + each).min(count))));
         }
-        Job { started, plain, work, tasks, next: AtomicUsize::new(0), bad: Mutex::default(), bytes }
+        Job { started, plain, work, tasks, next: AtomicUsize::new(0), bad: Mutex::default(), needs }
     }
 
     fn read(&self, started: &Started) -> Result<Read> {
         let (reads, count) = (&started.reads, started.places.len());
-        let mut bytes = 0;
+        let (mut bytes, mut loose_bytes, mut scratch_bytes) = (0, 0, 0);
         let mut plain = Vec::with_capacity(self.pipeline.plain.len());
         for at in &self.pipeline.plain {
             let values = reads.values(&self.sources, &self.specs, self.pipeline.outputs[*at].column)?;
@@ -241,14 +250,24 @@ impl Recipe {
                     bytes += capacity(memory.bytes()) as u64;
                     targets.push(Target::Fixed { memory: Shared::new(memory), bytes: output.sample_bytes(), nulls: Mutex::default() });
                 } else {
-                    bytes += if let Stored::Raw(raw) = &input { raw.value_bytes() as u64 * DECODED } else { 0 };
                     targets.push(Target::Loose(Mutex::new((0..count).map(|_| None).collect())));
                 }
                 inputs.push(input);
             }
+            for (place, (input, at)) in inputs.iter().zip(&group.outputs).enumerate() {
+                let Stored::Raw(raw) = input else { continue };
+                let fixed = self.pipeline.outputs[*at].is_fixed();
+                // What boxes and their like become is about what they are; images that are stacked are there twice for a moment.
+                let each = (0..count).filter_map(|row| raw.get(row)).map(|stored| self.pipeline.media_bytes(group, place, stored).unwrap_or((stored.len() as u64, 0)));
+                let (made, largest, scratch) = each.fold((0, 0, 0), |(all, largest, scratch): (u64, u64, u64), (made, beside)| {
+                    (all + made, largest.max(made), scratch.max(beside))
+                });
+                loose_bytes += if fixed { 0 } else { made + if count > 1 && largest * count as u64 == made { made } else { 0 } };
+                scratch_bytes = scratch_bytes.max(scratch);
+            }
             work.push(Work { inputs, targets });
         }
-        Ok((plain, work, bytes))
+        Ok((plain, work, Needs { bytes: bytes + loose_bytes, held_bytes: bytes, scratch_bytes }))
     }
 
     fn input(&self, reads: &Reads, column: usize, count: usize) -> Result<Stored> {
@@ -296,9 +315,8 @@ impl Job {
         self.tasks.len()
     }
 
-    /// What it takes of the budget.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+    pub fn needs(&self) -> Needs {
+        self.needs
     }
 
     /// A task that nobody has.
@@ -394,6 +412,24 @@ impl Job {
     }
 }
 
+/// Images of one size and dtype as one array; others stay a list, and so do those with a null among them.
+fn stacked(mut list: Vec<Option<Loose>>) -> Result<Values> {
+    let Some(Some((_, dtype, shape))) = list.first() else { return Ok(Values::List(list)) };
+    let alike = |loose: &Option<Loose>| loose.as_ref().is_some_and(|(_, other, size)| (other, size) == (dtype, shape));
+    if !list.iter().all(alike) {
+        return Ok(Values::List(list));
+    }
+    let (dtype, shape) = (*dtype, std::iter::once(list.len() as u64).chain(shape.iter().copied()).collect());
+    let mut memory = Memory::new(list.iter().flatten().map(|(data, ..)| data.len()).sum())?;
+    let mut rest = memory.slice();
+    for (data, ..) in list.drain(..).flatten() {
+        let (place, later) = rest.split_at_mut(data.len());
+        place.copy_from_slice(&data);
+        rest = later;
+    }
+    Ok(Values::Array(Array { memory, dtype, shape, nulls: None }))
+}
+
 impl Target {
     fn values(self, output: &Output, count: usize) -> Result<Values> {
         match self {
@@ -407,7 +443,7 @@ impl Target {
             Target::Loose(list) => {
                 let list = list.into_inner().unwrap_or_else(PoisonError::into_inner);
                 if output.is_listed() {
-                    return Ok(Values::List(list));
+                    return stacked(list);
                 }
                 let values = list.iter().map(|loose| loose.as_ref().map(|(data, _, shape)| (&data[..], shape.clone())));
                 ragged(values, output.dtype, output.shape.len())

@@ -4,9 +4,10 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use penstock_codec::cut::{Convert, MAX_RANK};
+use penstock_codec::{Mode, decode_in, image_size};
 use penstock_dataset::Config;
 use penstock_error::{Error, Result};
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::{ColumnKind, ColumnSpec, ImageMode};
 use penstock_tensor::{Dtype, Shape};
 
 use crate::item::{self, Array, Image, Item};
@@ -35,6 +36,7 @@ pub struct Output {
 enum Role {
     Image {
         upright: bool,
+        mode: Mode,
     },
     Mask,
     Boxes(String),
@@ -111,6 +113,20 @@ impl Pipeline {
         Ok(pipeline)
     }
 
+    /// Bytes that a result of no fixed shape takes, and those that making it takes beside, by the header of what is stored; nothing where
+    /// that does not say.
+    pub fn media_bytes(&self, group: &Group, place: usize, stored: &[u8]) -> Option<(u64, u64)> {
+        let output = &self.outputs[group.outputs[place]];
+        let (width, height) = if output.is_listed() { image_size(stored)? } else { return None };
+        let channels = if let Role::Image { mode, .. } = &output.role { mode.form().map_or(8, |(channels, bits)| channels * bits as usize / 8) } else { 2 };
+        let mine = group.transforms.iter().filter(|(_, _, on)| on.contains(&place));
+        let (to_height, to_width) = mine.fold((height, width), |size, (_, operation, _)| transform::size_after(operation, size));
+        let pixels = |height: usize, width: usize| height as u64 * width as u64;
+        let made = pixels(to_height, to_width) * channels as u64 * if output.convert.is_some() { output.dtype.size() as u64 } else { 1 };
+        // What the decoder gives, and the same again where that is not its place in the batch.
+        Some((made, 2 * pixels(height, width) * channels.max(3) as u64))
+    }
+
     /// Make one sample of a group: its items, all transforms applied. `inputs` gives what is stored of each result.
     pub fn sample<'a>(&self, group: &Group, inputs: &[Input<'a>], epoch: u64, draw: u64) -> Result<Vec<Item<'a>>> {
         let items = group.outputs.iter().zip(inputs).map(|(at, input)| self.outputs[*at].item(input));
@@ -133,7 +149,7 @@ impl Output {
     fn new(name: String, column: usize, spec: &ColumnSpec, decode: bool) -> Result<Output> {
         let (dtype, stored) = value_type(spec)?;
         let role = match &spec.kind {
-            ColumnKind::Image { exif_orientation } if decode => Role::Image { upright: *exif_orientation },
+            ColumnKind::Image { exif_orientation, mode } if decode => Role::Image { upright: *exif_orientation, mode: mode_of(*mode) },
             ColumnKind::Mask { .. } if decode => Role::Mask,
             ColumnKind::Boxes { format, .. } => Role::Boxes(format.clone()),
             ColumnKind::Keypoints { dimensions, .. } => Role::Keypoints(*dimensions as usize),
@@ -141,11 +157,15 @@ impl Output {
             _ => Role::Other,
         };
         let shape = match role {
-            Role::Image { .. } => vec![None, None, Some(3)],
+            Role::Image { mode, .. } => vec![None, None, mode.form().map(|(channels, _)| channels)],
             Role::Mask => vec![None, None],
             _ => stored.0.iter().map(|size| size.map(|size| size as usize)).collect(),
         };
-        let dtype = if matches!(role, Role::Image { .. } | Role::Mask) { Dtype::Uint8 } else { dtype };
+        let dtype = match &role {
+            Role::Image { mode: Mode::Deep, .. } => Dtype::Uint16,
+            Role::Image { .. } | Role::Mask => Dtype::Uint8,
+            _ => dtype,
+        };
         Ok(Output { name, column, role, shape, dtype, stored: dtype, stored_shape: stored, convert: None })
     }
 
@@ -252,7 +272,8 @@ impl Output {
         let sizes = || input.shape.iter().map(|size| *size as usize).collect::<Vec<_>>();
         let numbers = || bytes.as_chunks::<4>().0.iter().map(|number| f32::from_ne_bytes(*number)).collect::<Vec<f32>>();
         Ok(match &self.role {
-            Role::Image { upright } => Item::Image(Image::open(bytes, Config::limits(), *upright)?),
+            Role::Image { upright, mode: Mode::Rgb } => Item::Image(Image::open(bytes, Config::limits(), *upright)?),
+            Role::Image { upright, mode } => Item::Array(item::picture(decode_in(bytes, Config::limits(), *upright, *mode)?)),
             Role::Mask => Item::Array(item::mask(bytes, Config::limits())?),
             Role::Boxes(format) => {
                 let numbers = numbers();
@@ -261,6 +282,16 @@ impl Output {
             Role::Keypoints(each) => Item::Points(numbers(), [input.shape.get(1).map_or(1, |points| *points as usize), *each]),
             _ => Item::Array(Array::new(Cow::Borrowed(bytes), self.stored, &sizes())),
         })
+    }
+}
+
+fn mode_of(mode: ImageMode) -> Mode {
+    match mode {
+        ImageMode::Rgb => Mode::Rgb,
+        ImageMode::Grey => Mode::Grey,
+        ImageMode::Rgba => Mode::Rgba,
+        ImageMode::Deep => Mode::Deep,
+        ImageMode::Stored => Mode::Stored,
     }
 }
 
@@ -317,6 +348,10 @@ fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<()> 
     for output in on.iter().map(|at| &outputs[*at]) {
         let fits = match (operation, &output.role) {
             (_, Role::Other) => false,
+            (Operation::Normalize { .. } | Operation::ToDtype { .. }, Role::Image { mode: Mode::Stored, .. }) => {
+                let text = format!("{name} does not fit `{}`: images of mode \"stored\" differ in channels and bits", output.name);
+                return Err(Error::new("invalid-argument", text).hint("make the column ps.Image(mode=\"RGB\"), or another mode"));
+            }
             (Operation::Normalize { .. } | Operation::ToDtype { .. }, role) => {
                 matches!(role, Role::Image { .. } | Role::Mask | Role::Tensor)
             }

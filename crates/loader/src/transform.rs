@@ -3,7 +3,7 @@
 //! Geometry is four motions: crop (which may reach beyond the image: padding), resize, and two mirrors. A transform draws its numbers
 //! once and moves all columns it is `on`; `item` is what is moved.
 
-use penstock_codec::resize::Filter;
+use penstock_codec::resize::{Filter, Resized};
 use penstock_error::{Error, Result};
 use serde::Deserialize;
 
@@ -27,6 +27,7 @@ pub enum Operation {
         max_size: Option<usize>,
         interpolation: Interpolation,
         antialias: bool,
+        fast: bool,
     },
     CenterCrop {
         size: Vec<usize>,
@@ -44,6 +45,7 @@ pub enum Operation {
         ratio: [f64; 2],
         interpolation: Interpolation,
         antialias: bool,
+        fast: bool,
     },
     RandomHorizontalFlip {
         p: f64,
@@ -75,9 +77,10 @@ pub enum Operation {
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Interpolation {
     Nearest,
+    NearestExact,
     Bilinear,
     Bicubic,
     Lanczos,
@@ -87,6 +90,7 @@ impl Interpolation {
     fn filter(self) -> Filter {
         match self {
             Interpolation::Nearest => Filter::Nearest,
+            Interpolation::NearestExact => Filter::NearestExact,
             Interpolation::Bilinear => Filter::Bilinear,
             Interpolation::Bicubic => Filter::Bicubic,
             Interpolation::Lanczos => Filter::Lanczos,
@@ -155,9 +159,9 @@ fn size_of(item: &Item<'_>) -> Option<Vec<usize>> {
 fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Result<Vec<Motion>> {
     let (height, width) = (size[0], size.get(1).copied().unwrap_or(1));
     Ok(match operation {
-        Operation::Resize { size, max_size, interpolation, antialias } => {
+        Operation::Resize { size, max_size, interpolation, antialias, fast } => {
             let (height, width) = resized(height, width, size, *max_size);
-            vec![Motion::Resize { width, height, filter: interpolation.filter(), antialias: *antialias }]
+            vec![Motion::Resize(Resized { width, height, filter: interpolation.filter(), antialias: *antialias, fast: *fast })]
         }
         Operation::CenterCrop { size: wanted } => {
             let boxes = wanted.iter().zip(size).map(|(wanted, size)| (centre(*size, *wanted), *wanted)).collect();
@@ -181,11 +185,11 @@ fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Result<V
             }
             vec![Motion::Crop { boxes, fill: *fill }]
         }
-        Operation::RandomResizedCrop { size, scale, ratio, interpolation, antialias } => {
+        Operation::RandomResizedCrop { size, scale, ratio, interpolation, antialias, fast } => {
             let boxes = resized_crop(height, width, scale, ratio, draws);
-            let [to_height, to_width] = *size;
-            let resize = Motion::Resize { width: to_width, height: to_height, filter: interpolation.filter(), antialias: *antialias };
-            vec![Motion::Crop { boxes, fill: 0.0 }, resize]
+            let [height, width] = *size;
+            let resized = Resized { width, height, filter: interpolation.filter(), antialias: *antialias, fast: *fast };
+            vec![Motion::Crop { boxes, fill: 0.0 }, Motion::Resize(resized)]
         }
         Operation::RandomHorizontalFlip { p } => {
             if draws.unit() < *p {
@@ -215,6 +219,20 @@ fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Result<V
         }
         Operation::Normalize { .. } | Operation::ToDtype { .. } | Operation::SanitizeBoundingBoxes { .. } => vec![],
     })
+}
+
+/// Height and width after a transform; it draws nothing that decides on them.
+pub fn size_after(operation: &Operation, (height, width): (usize, usize)) -> (usize, usize) {
+    match operation {
+        Operation::Resize { size, max_size, .. } => resized(height, width, size, *max_size),
+        Operation::CenterCrop { size } | Operation::RandomCrop { size, .. } if size.len() >= 2 => (size[0], size[1]),
+        Operation::RandomResizedCrop { size, .. } => (size[0], size[1]),
+        Operation::Pad { padding, .. } => {
+            let padded = |size: usize, (before, after): (i64, i64)| (size as i64 + before + after).max(0) as usize;
+            (padded(height, padding_of(padding, 0)), padded(width, padding_of(padding, 1)))
+        }
+        _ => (height, width),
+    }
 }
 
 /// Padding as [left, top, right, bottom] for two dimensions; for others [before, after] of each.

@@ -55,7 +55,7 @@ impl Pull for Source {
 /// `("fixed", bytes (n·cell,) uint8, validity (n,) bool | None, n)` ·
 /// `("items", list of bytes | bytearray | str | Path | (height, width, channels, bits, pixels (m,) uint8) | None)` ·
 /// `("flat", data (m,) uint8, ends (n,) int64, free (n, k) int64 | None, validity (n,) bool | None)` ·
-/// `("coded", words (m,) uint8, their ends (k,) int64, places among the words (n,) int64, validity (n,) bool | None)` ·
+/// `("coded", Words, places among the words (8·n,) uint8, being int64, validity (n,) bool | None)` ·
 /// `("pulled", pull(row, [(low, high), …]) -> (m,) uint8, shapes: list of n lists, validity (n,) bool | None)`.
 ///
 /// Errors count rows from `first_row`.
@@ -73,16 +73,8 @@ pub fn input(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row:
             let data: PyReadonlyArray1<'_, u8> = parts.get_item(1)?.extract()?;
             let ends: PyReadonlyArray1<'_, i64> = parts.get_item(2)?.extract()?;
             let free: Option<PyReadonlyArray2<'_, i64>> = parts.get_item(3)?.extract()?;
-            let ends: Vec<u64> = ends.as_slice()?.iter().map(|end| *end as u64).collect();
             let data = data.as_slice()?;
-            let ascending = ends.windows(2).all(|pair| pair[0] <= pair[1]) && ends.last().copied().unwrap_or(0) == data.len() as u64;
-            if !ascending {
-                return Err(Error::new(
-                    "invalid-value",
-                    format!("cannot append to column `{name}`: offsets do not ascend to the end of the data"),
-                ))
-                .or_raise(py);
-            }
+            let ends = ends_of(ends.as_slice()?, data.len(), name).or_raise(py)?;
             let free = match free {
                 Some(free) => free.as_slice()?.iter().map(|size| *size as u64).collect(),
                 None => Vec::new(),
@@ -90,15 +82,12 @@ pub fn input(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row:
             Column::Ragged(Ragged { data: data.to_vec(), ends, free, validity: validity(&parts.get_item(4)?)? })
         }
         "coded" => {
-            let (data, ends): (PyReadonlyArray1<'_, u8>, PyReadonlyArray1<'_, i64>) =
-                (parts.get_item(1)?.extract()?, parts.get_item(2)?.extract()?);
-            let places: PyReadonlyArray1<'_, i64> = parts.get_item(3)?.extract()?;
-            let ends = ends.as_slice()?.iter().map(|end| *end as u64).collect();
-            let words = Ragged { data: data.as_slice()?.to_vec(), ends, ..Ragged::default() };
-            let places = places.as_slice()?;
-            let data = places.iter().flat_map(|place| place.to_le_bytes()).collect();
-            let column = Column::Fixed { data, validity: validity(&parts.get_item(4)?)?, samples: places.len() };
-            return Ok(Input { name: name.into(), column, words: Some(words) });
+            let words: PyRef<'_, Words> = parts.get_item(1)?.extract()?;
+            let places: PyReadonlyArray1<'_, u8> = parts.get_item(2)?.extract()?;
+            let data = places.as_slice()?.to_vec();
+            let samples = data.len() / 8;
+            let column = Column::Fixed { data, validity: validity(&parts.get_item(3)?)?, samples };
+            return Ok(Input { name: name.into(), column, words: Some(words.0.clone()) });
         }
         "pulled" => {
             let source = Arc::new(Source { pull: parts.get_item(1)?.unbind(), raised: raised.clone() });
@@ -107,6 +96,30 @@ pub fn input(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row:
         other => return Err(Error::new("internal", format!("unknown form `{other}`"))).or_raise(py),
     };
     Ok(Input { name: name.into(), column, words: None })
+}
+
+/// Words that rows of a column are named by, the same list for all slices of it.
+#[pyclass(frozen, module = "penstock._core")]
+pub struct Words(Arc<Ragged>);
+
+#[pymethods]
+impl Words {
+    /// `data` (m,) uint8, `ends` (k,) int64.
+    #[new]
+    fn new(py: Python<'_>, data: PyReadonlyArray1<'_, u8>, ends: PyReadonlyArray1<'_, i64>) -> PyResult<Words> {
+        let data = data.as_slice()?.to_vec();
+        let ends = ends_of(ends.as_slice()?, data.len(), "words").or_raise(py)?;
+        Ok(Words(Arc::new(Ragged { data, ends, ..Ragged::default() })))
+    }
+}
+
+/// Ends of values, which ascend to the end of their data.
+fn ends_of(ends: &[i64], bytes: usize, name: &str) -> penstock_error::Result<Vec<u64>> {
+    let ends: Vec<u64> = ends.iter().map(|end| *end as u64).collect();
+    if ends.is_sorted() && ends.last().copied().unwrap_or(0) == bytes as u64 {
+        return Ok(ends);
+    }
+    Err(Error::new("invalid-value", format!("cannot append to column `{name}`: offsets do not ascend to the end of the data")))
 }
 
 fn validity(value: &Bound<'_, PyAny>) -> PyResult<Option<Vec<bool>>> {

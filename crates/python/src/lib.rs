@@ -28,6 +28,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CODES", penstock_error::CODES.iter().map(|(code, kind)| (*code, kind.name())).collect::<Vec<_>>())?;
     module.add_class::<snapshot::Snapshot>()?;
     module.add_class::<transaction::Transaction>()?;
+    module.add_class::<input::Words>()?;
     module.add_class::<view::View>()?;
     module.add_class::<errors::Stop>()?;
     module.add_class::<loader::Loader>()?;

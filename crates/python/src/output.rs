@@ -317,7 +317,7 @@ impl Request<'_> {
         let decode = |index: usize| -> Result<Option<Picture>> {
             let Some(bytes) = values.get(index) else { return Ok(None) };
             match &spec.kind {
-                ColumnKind::Image { exif_orientation } => penstock_codec::decode(bytes, limits, *exif_orientation).map(Some),
+                ColumnKind::Image { exif_orientation, .. } => penstock_codec::decode(bytes, limits, *exif_orientation).map(Some),
                 _ => penstock_codec::decode_mask(bytes, limits).map(Some),
             }
         };

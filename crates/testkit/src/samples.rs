@@ -5,7 +5,7 @@ use std::sync::Arc;
 use penstock_codec::encode_png;
 use penstock_dataset::{Input, OnCorrupt, Plan, Purpose, Receipt, Snapshot, Transaction, Validate};
 use penstock_error::Result;
-use penstock_format::schema::{CodecName, ColumnKind, ColumnSpec};
+use penstock_format::schema::{ImageMode, CodecName, ColumnKind, ColumnSpec};
 use penstock_tensor::{Column, Ragged};
 
 use crate::random::Random;
@@ -31,7 +31,7 @@ pub fn schema() -> Vec<ColumnSpec> {
         column("breed", ColumnKind::Category, CodecName::None),
         column("cloud", tensor(&[None, Some(2), None], "int16"), CodecName::None),
         column("large", tensor(&[None], "uint8"), CodecName::None),
-        column("image", ColumnKind::Image { exif_orientation: true }, CodecName::None),
+        column("image", ColumnKind::Image { exif_orientation: true, mode: ImageMode::Rgb }, CodecName::None),
         column("tiled", tiled(&[None, Some(3)], &[2, 2]), CodecName::None),
         column("tiled_lz4", tiled(&[Some(4), Some(5)], &[4, 3]), CodecName::Lz4),
     ]

@@ -1,0 +1,91 @@
+//! What pixels are asked for: 8-bit colours or grey, or what is stored. Called by `region` and the loader.
+//!
+//! Nothing is lost in silence: what a mode can't hold is refused, and alpha is composited or kept.
+
+use penstock_error::{Error, Result};
+
+use crate::image::{Header, Limits, Picture, decode, probe};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    Rgb,
+    Grey,
+    Rgba,
+    /// 16-bit grey.
+    Deep,
+    /// Channels and bits as they are stored.
+    Stored,
+}
+
+impl Mode {
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Rgb => "RGB",
+            Mode::Grey => "L",
+            Mode::Rgba => "RGBA",
+            Mode::Deep => "I;16",
+            Mode::Stored => "stored",
+        }
+    }
+
+    /// Channels and bits of each; nothing where images decide.
+    pub fn form(self) -> Option<(usize, u8)> {
+        match self {
+            Mode::Rgb => Some((3, 8)),
+            Mode::Grey => Some((1, 8)),
+            Mode::Rgba => Some((4, 8)),
+            Mode::Deep => Some((1, 16)),
+            Mode::Stored => None,
+        }
+    }
+
+    /// Refuse an image that would lose bits.
+    pub fn check(self, header: &Header) -> Result<()> {
+        match (self.form(), header.bits) {
+            (Some((_, 8)), 16) => {
+                let text = format!("the image has 16 bits a channel, mode {} holds 8", self.name());
+                let hint = "make the column ps.Image(mode=\"stored\"), or mode=\"I;16\" for grey; or convert the images before they are appended";
+                Err(Error::new("unsupported-format", text).hint(hint))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Decode all of an image in a mode; `upright` heeds the EXIF orientation.
+pub fn decode_in(bytes: &[u8], limits: Limits, upright: bool, mode: Mode) -> Result<Picture> {
+    mode.check(&probe(bytes, limits)?)?;
+    in_mode(decode(bytes, limits, upright)?, mode)
+}
+
+/// Give a picture the channels of a mode. Alpha is composited onto white; grey of colours is ITU-R 601's luma, as Pillow has it; 8-bit grey
+/// becomes 16 bits by the factor 257, so that white stays white.
+pub fn in_mode(picture: Picture, mode: Mode) -> Result<Picture> {
+    let of = |channels: usize, bits: u8, data: Vec<u8>| Ok(Picture { channels, bits, data, ..picture });
+    let pixels = || picture.data.chunks_exact(picture.channels);
+    match (mode, picture.channels, picture.bits) {
+        (Mode::Stored, ..) => Ok(picture),
+        (Mode::Deep, 1, 16) | (Mode::Rgb, 3, 8) | (Mode::Grey, 1, 8) | (Mode::Rgba, 4, 8) => Ok(picture),
+        (Mode::Deep, 1, _) => of(1, 16, picture.data.iter().flat_map(|grey| (u16::from(*grey) * 257).to_ne_bytes()).collect()),
+        (Mode::Deep, channels, _) => {
+            let text = format!("the image has {channels} channels, mode I;16 holds one");
+            Err(Error::new("unsupported-format", text).hint("make the column ps.Image(mode=\"stored\"), or another mode"))
+        }
+        (Mode::Rgb, 1, 8) => of(3, 8, picture.data.iter().flat_map(|grey| [*grey; 3]).collect()),
+        (Mode::Rgb, 4, 8) => of(3, 8, pixels().flat_map(on_white).collect()),
+        (Mode::Rgba, 1, 8) => of(4, 8, picture.data.iter().flat_map(|grey| [*grey, *grey, *grey, 255]).collect()),
+        (Mode::Rgba, 3, 8) => of(4, 8, pixels().flat_map(|pixel| [pixel[0], pixel[1], pixel[2], 255]).collect()),
+        (Mode::Grey, 3, 8) => of(1, 8, pixels().map(|pixel| luma([pixel[0], pixel[1], pixel[2]])).collect()),
+        (Mode::Grey, 4, 8) => of(1, 8, pixels().map(|pixel| luma(on_white(pixel))).collect()),
+        (_, channels, bits) => Err(Error::new("unsupported-format", format!("{channels} channels of {bits} bits as {}", mode.name()))),
+    }
+}
+
+fn on_white(pixel: &[u8]) -> [u8; 3] {
+    let alpha = u16::from(pixel[3]);
+    [0, 1, 2].map(|channel| ((u16::from(pixel[channel]) * alpha + 255 * (255 - alpha) + 127) / 255) as u8)
+}
+
+fn luma([red, green, blue]: [u8; 3]) -> u8 {
+    ((u32::from(red) * 19_595 + u32::from(green) * 38_470 + u32::from(blue) * 7_471 + 0x8000) >> 16) as u8
+}
