@@ -296,8 +296,8 @@ def test_a_loader_stays_at_its_snapshot_while_its_dataset_moves_on(ds, mixed):
 
 def test_the_manifest_is_walked_once_at_most_and_not_where_files_are_mapped(ds, monkeypatch):
     walks = []
-    plain = ps.View._stored_bytes
-    monkeypatch.setattr(ps.View, "_stored_bytes", lambda view, columns: walks.append(columns) or plain(view, columns))
+    plain = ps.View._column_bytes
+    monkeypatch.setattr(ps.View, "_column_bytes", lambda view, columns: walks.append(columns) or plain(view, columns))
     for io, expected in (("auto", 0), ("buffered", 1)):
         loader = ps.open(ds.uri, io=io).loader(batch_size=5, shuffle=True, columns=["n"])
         loader.set_epoch(2)

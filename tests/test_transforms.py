@@ -272,17 +272,17 @@ def test_every_kind_of_image_becomes_rgb(ds):
 
     rng = np.random.default_rng(0)
     grey, rgba = rng.integers(0, 256, (9, 8), dtype=np.uint8), rng.integers(0, 256, (9, 8, 4), dtype=np.uint8)
-    deep = rng.integers(0, 65536, (9, 8, 3), dtype=np.uint16)
     turned = io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.open(io.BytesIO(photograph(40, 60, 5))).save(turned, "JPEG", exif=exif)
     made = ps.create("memory://kinds", {"image": ps.Image()})
-    made.append({"image": [png(grey, "L"), png(rgba, "RGBA"), deep, turned.getvalue()]})
-    images = next(iter(made.loader(batch_size=4)))["image"]
-    assert (images[0] == grey[..., None]).all() and (images[1] == rgba[..., :3]).all() and (images[2] == deep >> 8).all()
-    assert images[3].shape == (60, 40, 3) and (images[3] == made[3]["image"]).all()
-    assert [image.shape for image in images] == [(9, 8, 3), (9, 8, 3), (9, 8, 3), (60, 40, 3)]
+    made.append({"image": [png(grey, "L"), png(rgba, "RGBA"), turned.getvalue()]})
+    images = next(iter(made.loader(batch_size=3)))["image"]
+    colours, alpha = rgba[..., :3].astype(int), rgba[..., 3:].astype(int)
+    assert (images[0] == grey[..., None]).all() and (images[1] == (colours * alpha + 255 * (255 - alpha) + 127) // 255).all()
+    assert images[2].shape == (60, 40, 3) and (images[2] == made[2]["image"]).all()
+    assert [image.shape for image in images] == [(9, 8, 3), (9, 8, 3), (60, 40, 3)]
 
 
 def test_damaged_images_raise_or_are_replaced(ds):

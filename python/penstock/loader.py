@@ -29,6 +29,8 @@ EXTRAS = ("_row_id", "_position", "_step", "_valid", "_source")
 STATE_FORMAT = 1
 # Which permutations, window orders and mixtures give what they give: crates/loader/tests/golden.
 PERMUTATION = 2
+# What fetching for windows takes beside what they hold: threads' stacks, plans, and what an allocator keeps of them.
+FETCHING_BYTES = 24 << 20
 # A consumer who waits for more than this share of the time waits for the loader, not for a first batch.
 STALLED = 0.1
 
@@ -148,6 +150,7 @@ class Loader:
 
     def _open(self, base: tuple[int, int]) -> _core.Loader:
         held = self._window_bytes()
+        beside = FETCHING_BYTES if held else 0
         declared = {
             "names": [source.name for source in self._sources],
             "outputs": list(self._outputs.items()),
@@ -167,12 +170,12 @@ class Loader:
             "threads": self.threads,
             "memory_bytes": self.memory_bytes,
             "sample_bytes": int(max(source.fetched_bytes for source in self._sources)),
-            "window_bytes": held,
+            "window_bytes": held + beside,
         }
         views, files = [source.view._view for source in self._sources], [source.view._files for source in self._sources]
         core = _core.Loader(views, files, [source.weights for source in self._sources], _json(declared))
         workers = max(1, self._processes)  # Each holds windows of its own.
-        need = workers * (held + core.least_bytes)
+        need = workers * (held + core.least_bytes + beside)
         if held and need > self.memory_bytes:
             raise InvalidInputError(
                 f"the window takes up to {size_text(held)} on each rank{' and in each worker' if workers > 1 else ''}, a batch "

@@ -167,8 +167,8 @@ class Source:
     weights: _core.Weights | None = None
     # The weights as they were given.
     given: npt.NDArray[np.float64] | None = None
-    # What `sample_bytes` found. No cached_property: Python 3.11's has a lock, which a forked child may inherit.
-    measured: float | None = None
+    # What `sizes` found. No cached_property: Python 3.11's has a lock, which a forked child may inherit.
+    measured: tuple[float, float, float] | None = None
 
     @classmethod
     def ordered(cls, name: str, view: View, shuffle: bool | Window | Replacement, columns: Sequence[str], block: int) -> Source:
@@ -192,7 +192,7 @@ class Source:
         if not isinstance(shuffle, Window):
             raise InvalidInputError(f"shuffle={shuffle!r}, expected True, False, ps.Window or ps.Replacement", code="invalid-argument")
         window_bytes = whole(shuffle.bytes, "Window bytes", 1)
-        mean = max(1.0, _mean_bytes(view, columns))
+        mean = max(1.0, _sizes(view, columns)[1])
         window = max(1, int(window_bytes / mean))
         run_bytes = min(max(window_bytes / 64, 64 << 10), 16 << 20)
         run = 1 << max(0, int(math.log2(max(1.0, run_bytes / mean))))
@@ -206,26 +206,42 @@ class Source:
         return Source(name, view, columns, {"kind": "window", "run_samples": run, "window_samples": window, "lanes": lanes})
 
     @property
-    def sample_bytes(self) -> float:
-        """What is stored of a sample's columns, by the mean of the whole snapshot. Cost: the whole manifest, once."""
+    def sizes(self) -> tuple[float, float, float]:
+        """What a sample's columns take by the mean of the whole snapshot, stored and decoded; and a block of each whose samples share blocks.
+
+        Cost: the whole manifest and a few tails, once.
+        """
         if self.measured is None:
-            self.measured = _mean_bytes(self.view, self.columns)
+            self.measured = _sizes(self.view, self.columns)
         return self.measured
 
     @property
+    def sample_bytes(self) -> float:
+        """What is stored of a sample's columns."""
+        return self.sizes[0]
+
+    @property
     def fetched_bytes(self) -> float:
-        """The same, of what is not mapped; costs nothing where all is."""
-        return 0.0 if self.view._snapshot.mapped and self.view._files is None else self.sample_bytes
+        """What reading a sample that is not mapped takes: whole blocks, unless a window holds them. Costs nothing where all is mapped."""
+        if self.view._snapshot.mapped and self.view._files is None:
+            return 0.0
+        return self.sizes[1] + (0.0 if self.order["kind"] == "window" else self.sizes[2])
 
     @property
     def window_bytes(self) -> float:
         """What a window takes; 0 without windows."""
-        return self.sample_bytes * min(self.order["window_samples"], len(self.view)) if self.order["kind"] == "window" else 0.0
+        return self.sizes[1] * min(self.order["window_samples"], len(self.view)) if self.order["kind"] == "window" else 0.0
 
     @property
     def held_bytes(self) -> float:
-        """What all ranks hold of windows at most: the next one begins while one ends. What is mapped is the kernel's."""
-        return 0.0 if self.view._snapshot.mapped else 2 * self.window_bytes
+        """What all ranks hold of windows at most: the next one begins while one ends. What is mapped is the kernel's.
+
+        Runs begin and end within blocks, which are held whole: half a block at either end, and a quarter more for chance.
+        """
+        if self.view._snapshot.mapped or self.order["kind"] != "window":
+            return 0.0
+        runs = math.ceil(min(self.order["window_samples"], len(self.view)) / self.order["run_samples"])
+        return 2 * (self.window_bytes + 1.25 * runs * self.sizes[2])
 
     def selection(self) -> str:
         """Tell the selection's samples apart from others: "all", or a hash."""
@@ -261,8 +277,10 @@ class Source:
         }  # fmt: skip
 
 
-def _mean_bytes(view: View, columns: Sequence[str]) -> float:
-    return view._stored_bytes(columns) / max(1, len(view._snapshot))
+def _sizes(view: View, columns: Sequence[str]) -> tuple[float, float, float]:
+    stored, decoded, blocks = view._column_bytes(columns)
+    samples = max(1, len(view._snapshot))
+    return stored / samples, decoded / samples, float(blocks)
 
 
 def _reopened(view: View, snapshot: str) -> _core.Snapshot:

@@ -61,6 +61,10 @@ def explained(loader: Loader) -> dict[str, str]:
         "memory": f"batches ahead, and windows that are held, take up to {size_text(loader.memory_bytes)}; a batch of fixed shapes {size_text(loader._core.least_bytes)}",
         "shuffle": f"a batch comes from {min(1.0, quality):.0%} as many places as in a full permutation",
     }
+    loose = [name for name, _, shape, image in loader._core.results() if image and None in shape]
+    if loose:
+        names = ", ".join(f"`{name}`" for name in loose)
+        answer["images"] = f"{names} {'is' if len(loose) == 1 else 'are'} one array where all images of a batch have one size, else a list: T.Resize((height, width)) makes it certain"
     if windowed:
         order = windowed.order
         answer["window"] = (

@@ -121,9 +121,9 @@ class View:
         """What to do with a state of so many samples that is of another `what`."""
         return f"open the same {what} that the state was taken of"
 
-    def _stored_bytes(self, columns: Sequence[str]) -> int:
-        """Stored bytes of these columns, of the whole snapshot."""
-        return self._snapshot.stored_bytes(list(columns))
+    def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int]:
+        """Bytes of these columns, of the whole snapshot: stored, decoded, and of a block of each whose samples share blocks."""
+        return self._snapshot.column_bytes(list(columns))
 
     def __len__(self) -> int:
         return len(self._view)

@@ -70,14 +70,13 @@ impl Held {
         // One that could not be had is left out: the take that needs it tells why.
         let mut blocks: Vec<(BlockKey, Bytes)> =
             wanted.iter().filter_map(|wanted| Some((wanted.key, fetched.get(wanted.key).ok()?))).collect();
-        let apart = |key: &BlockKey| fetched.apart.contains(key);
-        let bytes = blocks.iter().filter(|(key, _)| !apart(key)).map(|(_, block)| block.len()).sum();
-        let mut rest = memory_of_its_own(bytes)?;
-        for (_, block) in blocks.iter_mut().filter(|(key, _)| !apart(key)) {
-            let mut slot = rest.split_to(block.len());
-            slot.push(block);
-            *block = slot.freeze();
-        }
+        // Slices of one memory: for each block an owner of its own would lie among what comes and goes, and hold that up in the allocator.
+        let placed = |(key, _): &&mut (BlockKey, Bytes)| !fetched.apart.contains(key);
+        let bytes = blocks.iter_mut().filter(placed).map(|(_, block)| block.len()).sum();
+        let mut memory = memory_of_its_own(bytes)?;
+        blocks.iter_mut().filter(placed).for_each(|(_, block)| memory.push(block));
+        let mut whole = memory.freeze();
+        blocks.iter_mut().filter(placed).for_each(|(_, block)| *block = whole.split_to(block.len()));
         Ok(Held { blocks })
     }
 
@@ -503,8 +502,11 @@ impl Snapshot {
         }
         let (segments, mut ranges) = plan_ranges(wanted, self.context.storage.as_ref());
         if !cached {
-            // What is not kept may hold on to more than it needs.
-            ranges.iter_mut().for_each(|range| range.shared = true);
+            // What is not kept may hold on to a little more than it needs.
+            for range in &mut ranges {
+                let gaps: u64 = range.pieces.iter().map(|piece| piece.skip).sum();
+                range.shared = 5 * gaps <= range.end() - range.begin;
+            }
         }
         for (range, segments) in ranges.iter_mut().zip(segments.iter()) {
             let slot = |(piece, block): (&Piece, &usize)| fetched.slots.get_mut(&wanted[*block].key).map(|slot| slot.split_to(piece.bytes));

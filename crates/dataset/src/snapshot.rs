@@ -15,6 +15,16 @@ use crate::context::Context;
 use crate::log::{self, LogEntry};
 use penstock_storage::process::PerProcess;
 
+/// How large columns are.
+#[derive(Debug, Clone, Copy)]
+pub struct ColumnBytes {
+    /// As they lie in data files.
+    pub stored: u64,
+    pub decoded: u64,
+    /// A block of each whose samples share blocks, decoded: what reading one sample takes.
+    pub blocks: u64,
+}
+
 /// Tails that say how large columns are.
 const TAILS_READ: usize = 16;
 
@@ -200,30 +210,34 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Stored bytes of these columns, all samples together; estimated where more than `TAILS_READ` data files hold others beside them.
+    /// What these columns take, all samples together; estimated where they lie in more than `TAILS_READ` data files.
     /// Cost: the manifest, and so many tails at most. The same whenever it is asked: window orders depend on it.
-    pub fn column_bytes(&self, columns: &[u64]) -> Result<u64> {
-        let (mut own, mut shared): (u64, Vec<(FileRef, u64)>) = (0, Vec::new());
+    pub fn column_bytes(&self, columns: &[u64]) -> Result<ColumnBytes> {
+        let mut files: Vec<(FileRef, u64)> = Vec::new();
         self.each_fragment(|_, fragment| {
-            for file in &fragment.files {
-                match file.columns.iter().filter(|column| columns.contains(column)).count() {
-                    0 => {}
-                    all if all == file.columns.len() => own += file.file_bytes,
-                    _ => shared.push((file.clone(), fragment.samples)),
-                }
-            }
+            let read = fragment.files.iter().filter(|file| file.columns.iter().any(|column| columns.contains(column)));
+            files.extend(read.map(|file| (file.clone(), fragment.samples)));
             Ok(())
         })?;
-        let (mut read, mut of_those) = (0u128, 0u128);
-        for looked in 0..shared.len().min(TAILS_READ) {
-            let (file, samples) = &shared[looked * shared.len() / shared.len().min(TAILS_READ)];
+        let (mut stored, mut decoded, mut of_those) = (0u128, 0u128, 0u128);
+        let mut blocks: HashMap<u64, u64> = HashMap::new();
+        for looked in 0..files.len().min(TAILS_READ) {
+            let (file, samples) = &files[looked * files.len() / files.len().min(TAILS_READ)];
             let tail = &self.context.file(file, *samples)?.tail;
-            let chunks = tail.chunks.iter().filter(|chunk| columns.contains(&chunk.column));
-            read += chunks.flat_map(|chunk| chunk.stored_bytes.iter()).map(u128::from).sum::<u128>();
             of_those += u128::from(file.file_bytes);
+            for chunk in tail.chunks.iter().filter(|chunk| columns.contains(&chunk.column)) {
+                let raw: u128 = chunk.raw_bytes.as_ref().unwrap_or(&chunk.stored_bytes).iter().map(u128::from).sum();
+                stored += chunk.stored_bytes.iter().map(u128::from).sum::<u128>();
+                decoded += raw;
+                if chunk.rows_per_block != 1 {
+                    let mean = (raw / chunk.blocks().max(1) as u128) as u64;
+                    blocks.entry(chunk.column).and_modify(|most| *most = mean.max(*most)).or_insert(mean);
+                }
+            }
         }
-        let total: u128 = shared.iter().map(|(file, _)| u128::from(file.file_bytes)).sum();
-        Ok(own + (total * read / of_those.max(1)) as u64)
+        let total: u128 = files.iter().map(|(file, _)| u128::from(file.file_bytes)).sum();
+        let of_all = |read: u128| (total * read / of_those.max(1)) as u64;
+        Ok(ColumnBytes { stored: of_all(stored), decoded: of_all(decoded), blocks: blocks.into_values().sum() })
     }
 
     /// Positions of row ids. Cost: all manifest pages the first time, then a binary search each.

@@ -20,6 +20,8 @@ use crate::window::{Steps, Window};
 /// Batches in work or waiting at most, whatever the memory allows.
 const AHEAD: usize = 16;
 const FETCHERS: usize = 8;
+/// What a thread that fetches is worth: an allocator keeps about as much of what each of them frees.
+const FETCHER_BYTES: u64 = 32 << 20;
 /// How often a waiting consumer looks whether its user wants it to stop.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -130,7 +132,8 @@ impl Engine {
             fetches,
         });
         let engine = Engine { inner, threads: Mutex::default(), generation: generation() };
-        let roles = (0..budget.threads.max(1)).map(|_| false).chain((0..if fetches { FETCHERS } else { 0 }).map(|_| true));
+        let fetchers = if fetches { ((budget.memory_bytes / FETCHER_BYTES) as usize).clamp(1, FETCHERS) } else { 0 };
+        let roles = (0..budget.threads.max(1)).map(|_| false).chain((0..fetchers).map(|_| true));
         for fetches in roles {
             let inner = engine.inner.clone();
             let name = if fetches { "penstock-fetch" } else { "penstock-work" };

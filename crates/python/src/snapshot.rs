@@ -220,11 +220,11 @@ impl Snapshot {
         self.inner.context.storage.counters().read().entries()
     }
 
-    /// Stored bytes of these columns, about. Cost: the manifest, and a few tails.
-    fn stored_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<u64> {
+    /// Bytes of these columns, about: stored, decoded, and of a block of each whose samples share blocks. Cost: the manifest, and a few tails.
+    fn column_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64)> {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
-            self.inner.column_bytes(&ids)
+            self.inner.column_bytes(&ids).map(|bytes| (bytes.stored, bytes.decoded, bytes.blocks))
         })
         .or_raise(py)
     }

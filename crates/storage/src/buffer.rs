@@ -12,6 +12,8 @@ use crate::process::PerProcess;
 /// What devices and file systems want offsets, lengths and addresses to be multiples of.
 pub const ALIGN: u64 = 4096;
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Smaller memory is not worth a call of the kernel.
+const RETURNED_FROM_BYTES: usize = 128 << 10;
 
 /// Memory on page boundaries, on huge pages where it is large. What is in it is undefined.
 #[derive(Debug)]
@@ -52,6 +54,15 @@ impl Buffer {
     pub fn mapped(bytes: usize) -> io::Result<Buffer> {
         let mut map = MmapMut::map_anon(bytes.max(1))?;
         Ok(Buffer { memory: map.as_mut_ptr(), bytes, owner: Owner::Kernel { _map: map } })
+    }
+
+    /// As `new`, for memory that threads hold for a moment: what is large goes back to the kernel, for allocators keep what is freed.
+    pub fn returned(bytes: usize) -> io::Result<Buffer> {
+        match bytes {
+            ..RETURNED_FROM_BYTES => Buffer::new(bytes),
+            ..HUGE_PAGE_BYTES => Buffer::mapped(bytes),
+            _ => Buffer::zeroed(bytes),
+        }
     }
 
     /// As `new`, of zeros: for memory that is handed out as a slice. Large memory is the kernel's, whose pages are zeros anyway.

@@ -325,7 +325,7 @@ fn open<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, ran
 fn begin<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<Job> {
     let file = open(files, path, range)?;
     let (begin, needed, length) = aligned(range);
-    Ok(Job { file, buffer: Buffer::new(length as usize)?, begin, needed, length, failed: None })
+    Ok(Job { file, buffer: Buffer::returned(length as usize)?, begin, needed, length, failed: None })
 }
 
 /// Keep up to `DEPTH` requests in flight until all have ended, well or not: buffers must not go before that.

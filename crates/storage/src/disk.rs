@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
 use bytes::Bytes;
+use memmap2::MmapMut;
 
 use crate::{Piece, RangeRequest};
 
@@ -106,6 +107,20 @@ impl FileSystem for Disk {
         let file = fs::File::open(path)?;
         check_length(file.metadata()?.len(), range)?;
         let mut at = range.begin;
+        if range.shared && range.pieces.len() > 1 {
+            // One read for what lies together, into memory that goes back to the kernel: allocators keep what threads free.
+            let mut memory = MmapMut::map_anon(range.pieces.iter().map(|piece| piece.bytes).sum::<usize>().max(1))?;
+            let mut rest = &mut memory[..];
+            for run in range.pieces.chunk_by(|_, next| next.skip == 0) {
+                let bytes = run.iter().map(|piece| piece.bytes).sum();
+                let (target, later) = rest.split_at_mut(bytes);
+                file.read_exact_at(target, at + run[0].skip)?;
+                at += run[0].skip + bytes as u64;
+                rest = later;
+            }
+            let mut whole = Bytes::from_owner(memory);
+            return Ok(range.pieces.iter().map(|piece| whole.split_to(piece.bytes)).collect());
+        }
         let read = |piece: &Piece| {
             let mut buffer = vec![0; piece.bytes];
             file.read_exact_at(&mut buffer, at + piece.skip)?;

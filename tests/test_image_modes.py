@@ -1,0 +1,191 @@
+"""What pixels loaders give of images: modes, interpolation, exact decoding, stacking, and the memory that large ones take."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import penstock as ps
+import pytest
+import torch
+import torchvision.transforms.v2.functional as F
+from penstock import transforms as T
+from PIL import Image
+from torchvision.transforms import InterpolationMode
+
+RNG = np.random.default_rng(0)
+GREY = RNG.integers(0, 256, (9, 8), dtype=np.uint8)
+RGB = RNG.integers(0, 256, (9, 8, 3), dtype=np.uint8)
+RGBA = RNG.integers(0, 256, (9, 8, 4), dtype=np.uint8)
+DEEP = RNG.integers(0, 65536, (9, 8), dtype=np.uint16)
+DEEP_RGB = RNG.integers(0, 65536, (9, 8, 3), dtype=np.uint16)
+
+
+def loaded(images, mode, **options):
+    ds = ps.create(f"memory://modes-{RNG.integers(1 << 60)}", {"image": ps.Image(mode=mode), "number": "int64"})
+    ds.append({"image": images, "number": range(len(images))})
+    return next(iter(ds.loader(batch_size=len(images), columns=["image"], **options)))["image"]
+
+
+def on_white(rgba):
+    white = Image.new("RGBA", rgba.shape[1::-1], (255, 255, 255, 255))
+    return np.asarray(Image.alpha_composite(white, Image.fromarray(rgba)).convert("RGB")).astype(int)
+
+
+def test_rgb_repeats_grey_and_composites_alpha_onto_white():
+    images = loaded([GREY, RGB, RGBA], "RGB")
+    assert images.shape == (3, 9, 8, 3) and images.dtype == np.uint8
+    assert (images[0] == GREY[..., None]).all() and (images[1] == RGB).all()
+    assert np.abs(images[2] - on_white(RGBA)).max() <= 1
+
+
+def test_grey_is_pillows_luma():
+    images = loaded([GREY, RGB], "L")
+    assert images.shape == (2, 9, 8, 1)
+    assert (images[0, ..., 0] == GREY).all() and (images[1, ..., 0] == np.asarray(Image.fromarray(RGB).convert("L"))).all()
+
+
+def test_rgba_keeps_alpha_and_fills_it():
+    images = loaded([RGBA, RGB, GREY], "RGBA")
+    assert (images[0] == RGBA).all() and (images[1, ..., :3] == RGB).all() and (images[1:, ..., 3] == 255).all()
+
+
+def test_deep_grey_keeps_sixteen_bits_and_white_stays_white():
+    images = loaded([DEEP, GREY], "I;16", output="numpy")
+    assert images.dtype == np.uint16 and (images[0, ..., 0] == DEEP).all() and (images[1, ..., 0] == GREY.astype(int) * 257).all()
+    half = loaded([DEEP], "I;16", transform=[T.ToDtype("float32", scale=True)])
+    assert np.allclose(half[0, ..., 0], DEEP / 65535)
+
+
+def test_stored_gives_each_as_it_is():
+    images = loaded([DEEP_RGB, RGBA, GREY], "stored")
+    assert isinstance(images, list) and [image.dtype for image in images] == [np.uint16, np.uint8, np.uint8]
+    assert (images[0] == DEEP_RGB).all() and (images[1] == RGBA).all() and (images[2][..., 0] == GREY).all()
+    alike = loaded([DEEP_RGB, DEEP_RGB], "stored", transform=[T.CenterCrop(4)])
+    assert alike.dtype == np.uint16 and (alike[1] == DEEP_RGB[2:6, 2:6]).all()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+@pytest.mark.parametrize("transform", [[], [T.Resize((4, 4))]])
+def test_what_a_mode_cannot_hold_is_refused(mode, transform):
+    with pytest.raises(ps.UnsupportedError, match="sample 1 .*16 bits a channel") as caught:
+        loaded([GREY, DEEP], mode, transform=transform)
+    assert 'mode="stored"' in str(caught.value)
+    with pytest.raises(ps.UnsupportedError, match="3 channels"):
+        loaded([RGB], "I;16")
+
+
+def test_unknown_modes_and_mixed_depths_in_arithmetic_are_refused():
+    with pytest.raises(ps.InvalidInputError, match="mode='CMYK'"):
+        ps.Image(mode="CMYK")
+    with pytest.raises(ps.InvalidInputError, match="differ in channels and bits"):
+        loaded([GREY], "stored", transform=[T.Normalize([0.5], [0.5])])
+
+
+def test_a_mode_stays_with_the_dataset(tmp_path):
+    ps.create(tmp_path / "a", {"image": ps.Image(mode="L")})
+    assert ps.open(tmp_path / "a").schema["image"].mode == "L"
+
+
+@pytest.mark.parametrize("sizes", [((9, 8), (4, 3)), ((9, 8), (20, 31)), ((64, 50), (23, 7)), ((5, 5), (5, 9))])
+@pytest.mark.parametrize("name", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_nearest_is_torchvisions_for_images_and_masks(sizes, name, mode):
+    (height, width), size = sizes
+    image = RNG.integers(0, 256, (height, width, 3) if mode == "RGB" else (height, width), dtype=np.uint8)
+    mask = RNG.integers(0, 9, (height, width), dtype=np.uint8)
+    ds = ps.create(f"memory://nearest-{RNG.integers(1 << 60)}", {"image": ps.Image(mode=mode), "mask": ps.Mask(of="image")})
+    ds.append({"image": [image], "mask": [mask]})
+    batch = next(iter(ds.loader(batch_size=1, transform=[T.Resize(size, interpolation=name, on=("image", "mask"))])))
+    planes = torch.from_numpy(image).permute(2, 0, 1) if mode == "RGB" else torch.from_numpy(image)[None]
+    expected = F.resize_image(planes, list(size), interpolation=InterpolationMode(name)).permute(1, 2, 0).numpy()
+    assert (batch["image"][0] == expected).all()
+    assert (batch["mask"][0] == F.resize_mask(torch.from_numpy(mask)[None], list(size))[0].numpy()).all()
+
+
+def photograph(height, width, seed=0):
+    small = np.random.default_rng(seed).integers(0, 256, (height // 20, width // 20, 3), dtype=np.uint8)
+    image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=92)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("transform", [T.Resize((100, 150)), T.Resize(100)])
+def test_a_resize_decodes_exactly_unless_it_is_told_otherwise(transform):
+    body = photograph(800, 1200)
+    full = torch.from_numpy(np.array(Image.open(io.BytesIO(body)))).permute(2, 0, 1)
+    expected = F.resize_image(full, [100, 150], antialias=True).permute(1, 2, 0).numpy().astype(int)
+    exact = loaded([body], "RGB", transform=[transform])[0]
+    fast = loaded([body], "RGB", transform=[T.Resize(transform.size, decode="fast")])[0]
+    assert np.abs(exact - expected).max() <= 2
+    assert (fast != exact).any()
+
+
+def test_a_random_crop_decodes_fast_unless_it_is_told_otherwise():
+    body, crop = photograph(800, 1200), {"size": 100, "scale": (0.9, 1.0), "ratio": (1.4, 1.6)}
+    default, fast, exact = (loaded([body], "RGB", transform=[T.RandomResizedCrop(**crop, **told)])[0].astype(int) for told in ({}, {"decode": "fast"}, {"decode": "exact"}))
+    assert (default == fast).all() and (fast != exact).any()
+    assert 10 * np.log10(255**2 / np.mean((fast - exact) ** 2)) > 29
+    with pytest.raises(ps.InvalidInputError, match="decode='slow'"):
+        loaded([body], "RGB", transform=[T.RandomResizedCrop(8, decode="slow")])
+
+
+def test_images_of_one_size_are_stacked_without_a_transform():
+    body = photograph(40, 60)
+    stacked = loaded([body] * 3, "RGB", output="torch")
+    assert stacked.shape == (3, 3, 40, 60) and stacked.is_contiguous(memory_format=torch.channels_last)
+    torch.nn.Conv2d(3, 4, 3)(stacked.float())
+    uneven = loaded([body, photograph(60, 40)], "RGB")
+    assert [image.shape for image in uneven] == [(40, 60, 3), (60, 40, 3)]
+    assert isinstance(loaded([body, None, body], "RGB"), list)
+
+
+def test_explain_says_which_images_may_come_as_a_list(tmp_path):
+    ds = ps.create(tmp_path / "a", {"image": ps.Image()})
+    ds.append({"image": [photograph(40, 60)]})
+    assert "`image` is one array where all images of a batch have one size" in ds.loader(batch_size=1).explain()
+    assert "one size" not in ds.loader(batch_size=1, transform=[T.Resize((8, 8))]).explain()
+
+
+LARGE = """
+import json, sys
+import penstock as ps
+from penstock import transforms as T
+
+def anonymous():
+    return int(next(line for line in open("/proc/self/smaps_rollup") if line.startswith("Anonymous:")).split()[1]) << 10
+
+ds, budget = ps.open(sys.argv[1]), int(sys.argv[2])
+transform = {"none": [], "normalise": [T.Normalize([0.5], [0.5])], "crop": [T.RandomResizedCrop(224)]}[sys.argv[3]]
+next(iter(ds.select([0]).loader(batch_size=1, transform=[T.CenterCrop(8)])))
+before, peak, seen = anonymous(), 0, 0
+loader = ds.loader(batch_size=int(sys.argv[4]), transform=transform, memory_bytes=budget, threads=2)
+try:
+    for batch in loader:
+        peak, seen = max(peak, anonymous()), seen + len(batch["image"])
+    print(json.dumps([peak - before, loader.stats()["peak_bytes"], seen]))
+except ps.InvalidInputError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def large(ds, budget, what, batch):
+    command = [sys.executable, "-c", textwrap.dedent(LARGE), ds.uri, str(budget), what, str(batch)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.local
+def test_large_images_stay_within_the_budget_or_are_refused(tmp_path):
+    ds = ps.create(tmp_path / "large", {"image": ps.Image()})
+    ds.append({"image": [photograph(3000, 4000, seed) for seed in range(6)]})  # 36 MB each, 144 MB as float32.
+    for what, batch, budget in (("none", 1, 256 << 20), ("none", 2, 400 << 20), ("normalise", 1, 420 << 20), ("crop", 2, 160 << 20)):
+        grown, peak, seen = large(ds, budget, what, batch)
+        assert seen == 6
+        assert peak <= budget and grown <= 1.1 * budget + (24 << 20), (what, grown / budget, peak / budget)
+    refused = large(ds, 256 << 20, "normalise", 1)
+    assert "a batch of this loader takes" in refused and "memory_bytes=" in refused
