@@ -142,7 +142,7 @@ def test_images_of_one_size_are_stacked_without_a_transform():
     torch.nn.Conv2d(3, 4, 3)(stacked.float())
     uneven = loaded([body, photograph(60, 40)], "RGB")
     assert [image.shape for image in uneven] == [(40, 60, 3), (60, 40, 3)]
-    assert isinstance(loaded([body, None, body], "RGB"), list)
+    assert isinstance(loaded([body, None, body], "RGB", nulls={"image": "mask"}), list)
 
 
 def test_explain_says_which_images_may_come_as_a_list(tmp_path):

@@ -45,8 +45,8 @@ def test_a_mixture_of_everything_visits_everything_once_an_epoch(block):
 
 def test_a_null_annotation_leaves_its_image_alone():
     ds = made({"image": ps.Image(), "boxes": ps.Boxes(of="image")}, image=[picture(20, 30)] * 2, boxes=[[[1, 2, 3, 4]], None])
-    batch = first(ds, transform=[T.Resize((8, 8), on=("image", "boxes")), T.RandomHorizontalFlip(1, on=("image", "boxes"))])
-    assert (batch["image"] == 200).all() and batch["boxes"][1] is None and batch["boxes"][0].shape == (1, 4)
+    batch = first(ds, transform=[T.Resize((8, 8), on=("image", "boxes")), T.RandomHorizontalFlip(1, on=("image", "boxes"))], nulls={"boxes": "mask"})
+    assert batch["boxes_valid"].tolist() == [True, False] and (batch["image"] == 200).all() and batch["boxes"][1] is None and batch["boxes"][0].shape == (1, 4)
 
 
 def test_what_was_cut_away_stays_away():
@@ -101,7 +101,7 @@ def test_ragged_values_have_the_form_of_the_schema():
         {"free": ps.Tensor((None, None), "float32"), "fixed": ps.Tensor((3, None), "float32"), "rows": ps.Tensor((None, 2), "float32")},
         free=[np.ones((2, 3)), np.ones((5, 3))], fixed=[np.ones((3, 2)), np.ones((3, 5))], rows=[None, None],
     )  # fmt: skip
-    batch = first(ds)
+    batch = first(ds, nulls={"rows": "mask"})
     free = batch["free"].to_padded(multiple_of=4)
     assert free.values.shape == (2, 8, 4) and free.mask.shape == (2, 8, 4)
     fixed = batch["fixed"].to_padded(multiple_of=4)

@@ -169,7 +169,7 @@ def test_ragged_values_refuse_what_they_cannot_hold():
     made = ps.create(f"memory://review-2-{next(PLACES)}", {"x": ps.Tensor((None,), "int32")})
     made.append({"x": [[1, 2], None]})
     for output in ("numpy", "torch"):
-        batch = next(iter(made.loader(batch_size=2, output=output)))
+        batch = next(iter(made.loader(batch_size=2, output=output, nulls={"x": "mask"})))
         with pytest.raises(ps.InvalidInputError, match="no nulls"):
             batch["x"].to_nested()
         with pytest.raises(ps.InvalidInputError, match="cannot be"):

@@ -246,7 +246,7 @@ def test_tensors_are_cropped_padded_cast_and_normalised():
 def test_tokens_are_cut_into_chunks():
     made = ps.create("memory://tokens", {"tokens": ps.Tensor((None,), "int32"), "text": ps.Text()})
     made.append({"tokens": [np.arange(1, n + 1) for n in (3, 50, 8)], "text": ["one two", "three", None]})
-    batch = next(iter(made.loader(batch_size=3, transform=[T.TokenChunks(8, pad=-1, on="tokens")])))["tokens"]
+    batch = next(iter(made.loader(batch_size=3, columns=["tokens"], transform=[T.TokenChunks(8, pad=-1, on="tokens")])))["tokens"]
     assert batch.shape == (3, 8) and batch.dtype == np.int32
     assert batch[0].tolist() == [1, 2, 3, -1, -1, -1, -1, -1] and batch[2].tolist() == list(range(1, 9)) and (np.diff(batch[1]) == 1).all()
 
@@ -257,10 +257,10 @@ def test_text_is_tokenized_a_batch_at_a_time():
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made = ps.create("memory://texts", {"text": ps.Text()})
     made.append({"text": ["one two", "three", None]})
-    batch = next(iter(made.loader(batch_size=3, transform=[T.Tokenize(tokenizer, on="text", length=3)])))
+    batch = next(iter(made.loader(batch_size=3, nulls={"text": ""}, transform=[T.Tokenize(tokenizer, on="text", length=3)])))
     assert batch["input_ids"].tolist() == [[1, 2, 0], [3, 0, 0], [0, 0, 0]] and batch["attention_mask"].sum(1).tolist() == [2, 1, 0]
     with pytest.raises(ps.InvalidInputError, match="Tokenize is on `words`") as caught:
-        next(iter(made.loader(batch_size=3, transform=[T.Tokenize(tokenizer, on="words")])))
+        next(iter(made.loader(batch_size=3, nulls={"text": ""}, transform=[T.Tokenize(tokenizer, on="words")])))
     assert "in Tokenize(on='words', length=None, pad=0), for step 0" in "".join(caught.value.__notes__)
 
 

@@ -108,7 +108,7 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
     if not len(view):
         return
     memory_bytes, _, _ = _core.configure()
-    mean_bytes = view._snapshot.stored_bytes([name for name in names if name in kinds]) / len(view._snapshot)
+    mean_bytes = view._snapshot.column_bytes([name for name in names if name in kinds])[1] / len(view._snapshot)
 
     def rows_of_batch(row_bytes: float) -> int:
         """As many as were asked for, if they take no more than their part of the budget."""

@@ -159,11 +159,19 @@ _CLASSES: dict[str, type[Error]] = {
 
 
 def make(
-    kind: str, code: str, said: tuple[str, int | None, str], hint: str | None, rows: list[int], column: str | None, object: str | None
+    kind: str,
+    code: str,
+    said: tuple[str, int | None, str],
+    hint: str | None,
+    rows: list[int],
+    row_ids: list[int],
+    column: str | None,
+    object: str | None,
 ) -> Error:
     """Build the exception for an error of the core; called by `_core` only. `said` is prefix, row and reason."""
     prefix, row, reason = said
     error = _CLASSES.get(kind, InternalError)(reason, code=code, hint=hint, rows=list(rows), row=row)
     error._prefix, error._placed, error.column, error.object = prefix, True, column, object
+    error.row_ids = list(row_ids)
     error.args = (error.message,)
     return error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import math
 import os
 import pathlib
 import uuid
@@ -159,14 +160,14 @@ def _arrays(root: pathlib.Path, paths: Sequence[str]) -> tuple[Tensor, list[tupl
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, fortran, dtype = read(file)
                 begin, size = file.tell(), os.fstat(file.fileno()).st_size
-        except (ValueError, EOFError, OSError) as error:
-            text = "its header is no NPY header of up to 10,000 characters" if isinstance(error, ValueError) else error
+        except Exception as error:  # Of an absurd header NumPy's parser raises whatever Python's does.
+            text = error if isinstance(error, EOFError | OSError) else "its header is no NPY header of up to 10,000 characters"
             raise InvalidInputError(f"cannot load `{root / path}`: {text}", code="invalid-argument") from error
         refused = _refused(dtype, shape, fortran)
         if refused:
             text, hint = refused
             raise UnsupportedError(f"cannot load `{root / path}`: {text}", code="unsupported-format", hint=hint)
-        if size - begin != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+        if any(side < 0 for side in shape) or size - begin != dtype.itemsize * math.prod(shape):
             raise InvalidInputError(f"cannot load `{root / path}`: {dtype} of shape {shape} in {size} bytes", code="invalid-argument")
         found.append((begin, shape, dtype))
     _, first, dtype = found[0]

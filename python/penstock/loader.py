@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from penstock import _core
 from penstock.errors import ClosedError, InvalidInputError, NotFoundError
 from penstock.order import Mix, Replacement, Source, Window, checked_mix, shares_of, whole, whole_seed
 from penstock.report import Line, explained, size_text
-from penstock.stages import check_nulls, collated, fill, stages_of
+from penstock.stages import check_nulls, collated, fill, nulls_of, stages_of
 from penstock.transforms import Transform
 from penstock.view import Batch, View
 
@@ -127,6 +128,7 @@ class Loader:
         self._shuffle = shuffle
         columns_read = list(dict.fromkeys(self._outputs.values()))
         self._sources = [Source.ordered(name, view, shuffle, columns_read, self.order_block_samples) for name, (view, _) in views.items()]
+        self._read_before = self._counted()
         # Epoch and draw that step 0 begins with.
         self._base = (0, 0)
         self._core = self._open(self._base)
@@ -136,6 +138,7 @@ class Loader:
         self._step = 0  # The next batch to give, counted from the core's base.
         self._go_on = True  # Whether the next iteration begins there, or with the next epoch.
         self._turn = 0
+        self._inside: set[tuple[int, int]] = set()  # Processes and threads that wait for a batch now.
         self._agreed = self.world_size == 1
         self._inside_seconds = self._function_seconds = 0.0
         self._elapsed_seconds = 0.0
@@ -144,7 +147,6 @@ class Loader:
         self._spent: dict[str, int] = {}
         self._peak_bytes = 0
         self._read_there: dict[str, int] = {}
-        self._read_before = self._counted()
         self._pool: Pool | None = None
         self._keep()
 
@@ -240,27 +242,45 @@ class Loader:
     def _iterate(self, epochs: int | None, beyond: bool) -> Iterator[Batch]:
         if not len(self) or epochs == 0:
             return
-        if self._passes_what_is_left() and epochs is not None:
-            epochs -= 1
-            if not epochs:
-                return
-        first, steps = self._core.first_steps, len(self)
-        within = self._step % first if self._step < first else (self._step - first) % steps
-        if not self._go_on and within:
-            self._step = self._end_of_epoch(self._step)
-        self._go_on = False
-        self._turn += 1
-        turn = self._turn
-        end = None if epochs is None else self._end_of_epoch(self._step) + (epochs - 1) * steps
-        self._start(2**62 if beyond or end is None else end)
-        if not self._agreed:
-            self._agree()
+        me = (os.getpid(), threading.get_ident())
+        if any(pid == me[0] and thread != me[1] for pid, thread in self._inside):
+            self._turn += 1  # Nor may the other go on: what it is doing now would change what comes here.
+            raise _two_threads()
+        self._inside.add(me)
+        try:
+            if self._passes_what_is_left() and epochs is not None:
+                epochs -= 1
+                if not epochs:
+                    return
+            first, steps = self._core.first_steps, len(self)
+            within = self._step % first if self._step < first else (self._step - first) % steps
+            if not self._go_on and within:
+                self._step = self._end_of_epoch(self._step)
+            self._go_on = False
+            self._turn += 1
+            turn = self._turn
+            end = None if epochs is None else self._end_of_epoch(self._step) + (epochs - 1) * steps
+            self._start(2**62 if beyond or end is None else end)
+            if not self._agreed:
+                self._agree()
+            if turn != self._turn:
+                raise _two_threads()
+        finally:
+            self._inside.discard(me)
         mark = time.perf_counter()
         line = Line(self) if self.progress else None
         try:
             while end is None or self._step < end:
                 began = time.perf_counter()
-                batch = self._next()
+                self._inside.add(me)
+                try:
+                    if turn != self._turn:
+                        raise _two_threads()
+                    batch = self._next()
+                finally:
+                    self._inside.discard(me)
+                if turn != self._turn:
+                    raise _two_threads()
                 now = time.perf_counter()
                 self._inside_seconds += now - began
                 self._elapsed_seconds, mark = self._elapsed_seconds + now - mark, now
@@ -320,10 +340,10 @@ class Loader:
         number = epoch * len(self) + draw // self.global_batch_size
         for name, nulls in about["nulls"].items():
             if name not in self._nulls:
-                raise InvalidInputError(
-                    f"column `{name}` has {int(nulls.sum())} nulls in this batch", code="invalid-value",
-                    hint=f'say what they become: nulls={{"{name}": value}}, or "mask" for a column `{name}_valid`',
-                )  # fmt: skip
+                raise _has_nulls(name, int(nulls.sum()))
+        for name, values in batch.items():
+            if name not in self._nulls and name not in about["nulls"] and (missing := nulls_of(values)):
+                raise _has_nulls(name, missing)
         for name, value in self._nulls.items():
             fill(name, value, batch, about["nulls"].get(name))
         for name in self._extras:
@@ -460,7 +480,11 @@ class Loader:
             or distributed.get_world_size() != self.world_size
         ):
             return
-        state = {**self.state_dict(), "step": self._step, "transform": self._declared, "outputs": self._outputs}
+        functions = [_function_name(fn) for fn in (*self._per_sample, *self._per_batch)]
+        state = {
+            **self.state_dict(), "step": self._step, "transform": self._declared, "outputs": self._outputs, "decode": self.decode,
+            "on_corrupt": self.on_corrupt, "functions": functions, "nulls": {name: repr(value) for name, value in self._nulls.items()},
+        }  # fmt: skip
         mine = (hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest(), state)
         all_of_them: list[Any] = [None] * self.world_size
         distributed.all_gather_object(all_of_them, mine)
@@ -556,6 +580,26 @@ class _Noted:
         if isinstance(error, StopIteration):  # Would end a generator that it passes through.
             raise RuntimeError(f"StopIteration {text}") from error
         error.add_note(text)
+
+
+def _two_threads() -> ClosedError:
+    text = "two threads iterate this loader at once: each batch would come to one of them only"
+    return ClosedError(text, code="transaction-closed", hint="give each thread a loader of its own, or batches through a queue")
+
+
+def _has_nulls(name: str, count: int) -> InvalidInputError:
+    return InvalidInputError(
+        f"column `{name}` has {count} nulls in this batch", code="invalid-value",
+        hint=f'say what they become: nulls={{"{name}": value}}, or "mask" for a column `{name}_valid`',
+    )  # fmt: skip
+
+
+def _function_name(fn: Any) -> str:
+    """What tells a function from others, the same on all ranks of one program."""
+    fn = getattr(fn, "fn", fn)
+    code = getattr(fn, "__code__", None)
+    body = hashlib.sha256(code.co_code).hexdigest()[:8] if code is not None else ""
+    return f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)} {body}".strip()
 
 
 def _sum(*counts: Mapping[str, int]) -> dict[str, int]:

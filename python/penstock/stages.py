@@ -121,6 +121,13 @@ def _alike(name: str, values: list[Any], positions: npt.NDArray[np.int64], kind:
     return values
 
 
+def nulls_of(values: Any) -> int:
+    """How many values of a list or of ragged arrays are null; arrays say so otherwise."""
+    if isinstance(values, Ragged):
+        return 0 if values.nulls is None else int(np.count_nonzero(values.nulls))
+    return sum(value is None for value in values) if isinstance(values, list) else 0
+
+
 def fill(name: str, value: Any, batch: Batch, nulls: npt.NDArray[np.bool_] | None) -> None:
     """Put `value` where a column is null; "mask" says where it is not."""
     values = batch[name]

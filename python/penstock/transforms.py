@@ -28,6 +28,7 @@ from penstock.errors import InvalidInputError
 # Pixels a side, elements a dimension.
 MOST = 1 << 16
 
+MOST_TOKENS = 1 << 24
 On = str | Sequence[str] | None
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos")
 
@@ -262,11 +263,17 @@ class PerBatch:
 class Tokenize(PerBatch):
     """Tokenize a text column a batch at a time, by the `tokenizers` library: adds `input_ids` and `attention_mask`, int64 (B, length).
 
-    `tokenizer`: a `tokenizers.Tokenizer`, or anything with its `encode_batch`. `length`: cut and fill to it; None: to the longest of the batch.
+    `tokenizer`: a `tokenizers.Tokenizer`, or anything with its `encode_batch`. `length`: cut and fill to it, at least 1; None: to the longest of the batch.
     Cost: the library's own threads, without the GIL.
     """
 
     def __init__(self, tokenizer: Any, on: str, length: int | None = None, pad: int = 0) -> None:
+        for what, value, low, high in (("length", length, 1, MOST_TOKENS), ("pad", pad, -(2**63), 2**63 - 1)):
+            good = isinstance(value, int | np.integer) and not isinstance(value, bool) and low <= value <= high
+            if not good and not (what == "length" and value is None):
+                raise InvalidInputError(f"Tokenize: {what}={value!r}, expected a whole number from {low} to {high}", code="invalid-argument")
+        if not isinstance(on, str):
+            raise InvalidInputError(f"Tokenize: on={on!r}, expected the name of a text column", code="invalid-argument")
         self.tokenizer, self.on, self.length, self.pad = tokenizer, on, length, pad
 
     def __repr__(self) -> str:
@@ -275,6 +282,8 @@ class Tokenize(PerBatch):
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         if self.on not in batch:
             raise InvalidInputError(f"Tokenize is on `{self.on}`, the batch has {', '.join(batch)}", code="invalid-argument")
+        if any(not isinstance(text, str | None) for text in batch[self.on]):
+            raise InvalidInputError(f"Tokenize is on `{self.on}`, which is no text", code="invalid-argument")
         found = [encoding.ids for encoding in self.tokenizer.encode_batch([text or "" for text in batch[self.on]])]
         length = self.length or max(map(len, found), default=0)
         ids, mask = np.full((len(found), length), self.pad, np.int64), np.zeros((len(found), length), np.int64)

@@ -183,10 +183,17 @@ def work(pipe: multiprocessing.connection.Connection, packed: bytes, begin: int,
             except BaseException as error:
                 pipe.send(("error", *_packed(error)))
                 break
+            try:
+                sendable = pickled(finished)
+            except Exception as error:
+                what = f"a function gave what cannot be sent from a python worker: {type(error).__name__}: {error}"
+                hint = "give arrays, tensors, numbers or text; python_workers=0 runs functions in this process"
+                pipe.send(("error", *_packed(InvalidInputError(what, code="invalid-value", hint=hint))))
+                break
             while credits == 0 or pipe.poll():
                 pipe.recv()
                 credits += 1
-            send(pipe, finished)
+            send(pipe, *sendable)
             credits -= 1
         while True:  # Until the consumer has taken what waits.
             pipe.recv()
@@ -215,11 +222,15 @@ def _packed(error: BaseException) -> tuple[bytes, str]:
         return b"", text
 
 
-def send(pipe: Any, value: Any) -> None:
-    """Send a value; large arrays in a file without a name."""
+def pickled(value: Any) -> tuple[bytes, list[memoryview]]:
+    """Give a value as a pickle, and the memory of its arrays beside."""
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    raw = [buffer.raw() for buffer in buffers]
+    return body, [buffer.raw() for buffer in buffers]
+
+
+def send(pipe: Any, body: bytes, raw: list[memoryview]) -> None:
+    """Send what `pickled` gave; large arrays in a file without a name."""
     if sum(part.nbytes for part in raw) < MAPPED_FROM_BYTES:
         pipe.send(("plain", body, [bytearray(part) for part in raw]))
         return

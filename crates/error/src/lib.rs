@@ -100,6 +100,7 @@ struct Inner {
     /// The row that the reason begins with.
     row: Option<u64>,
     rows: Vec<u64>,
+    row_ids: Vec<i64>,
     column: Option<String>,
     object: Option<String>,
 }
@@ -122,9 +123,20 @@ impl Error {
             hint: None,
             row: None,
             rows: Vec::new(),
+            row_ids: Vec::new(),
             column: None,
             object: None,
         }))
+    }
+
+    /// Name the samples that it is about.
+    pub fn row_ids(mut self, row_ids: Vec<i64>) -> Error {
+        self.0.row_ids = row_ids;
+        self
+    }
+
+    pub fn row_id_list(&self) -> &[i64] {
+        &self.0.row_ids
     }
 
     fn compose(mut self) -> Error {

@@ -306,7 +306,7 @@ impl Recipe {
             None if self.sources.len() > 1 => format!(" of `{}`", source.name),
             None => String::new(),
         };
-        error.context(format!("cannot load `{}` of sample {position} (row id {row_id}){of}", output.name)).rows(vec![position])
+        error.context(format!("cannot load `{}` of sample {position} (row id {row_id}){of}", output.name)).rows(vec![position]).row_ids(vec![row_id])
     }
 }
 
@@ -385,7 +385,8 @@ impl Job {
             let fatal = bad.iter().position(|(_, error)| error.kind() != Kind::Corrupt || recipe.on_corrupt == OnCorrupt::Raise);
             if let Some(fatal) = fatal {
                 let positions = bad.iter().flat_map(|(_, error)| error.row_list().to_vec()).collect();
-                return Err(bad.swap_remove(fatal).1.rows(positions));
+                let row_ids = bad.iter().flat_map(|(_, error)| error.row_id_list().to_vec()).collect();
+                return Err(bad.swap_remove(fatal).1.rows(positions).row_ids(row_ids));
             }
             let again = recipe.start(started.step, started.again(bad))?;
             return Ok(Err(recipe.begin(again)?));

@@ -49,11 +49,12 @@ pub fn interrupted() -> bool {
 /// Turn an error into an exception; the import of `penstock.errors` cannot fail in a whole package.
 pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
     let code = error.code();
-    let (rows, column, object) = (error.row_list().to_vec(), error.column_name(), error.object_name());
+    let (rows, row_ids) = (error.row_list().to_vec(), error.row_id_list().to_vec());
+    let (column, object) = (error.column_name(), error.object_name());
     let said = (error.prefix(), error.row(), error.reason());
     let made = MAKE
         .import(py, "penstock.errors", "make")
-        .and_then(|make| make.call1((error.kind().name(), error.code(), said, error.hint_text(), rows, column, object)));
+        .and_then(|make| make.call1((error.kind().name(), error.code(), said, error.hint_text(), rows, row_ids, column, object)));
     let made = match made {
         Ok(exception) => PyErr::from_value(exception),
         Err(error) => error,

@@ -340,10 +340,8 @@ impl Request<'_> {
                 let ids = self.plan.row_ids();
                 let text = format!("cannot read sample {} (row id {}) of column `{}`", self.plan.positions[*index], ids[*index], spec.name);
                 let positions = refused.iter().map(|(index, _)| self.plan.positions[*index]).collect();
-                let exception = raise(py, error.clone().context(text).rows(positions));
-                let row_ids: Vec<i64> = refused.iter().map(|(index, _)| ids[*index]).collect();
-                exception.value(py).setattr("row_ids", row_ids)?;
-                Err(exception)
+                let row_ids = refused.iter().map(|(index, _)| ids[*index]).collect();
+                Err(raise(py, error.clone().context(text).rows(positions).row_ids(row_ids)))
             }
         }
     }

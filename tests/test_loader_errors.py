@@ -1,0 +1,148 @@
+"""What a loader says: which samples, which function, which thread, which rank, which file; nothing passes in silence."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import threading
+
+import numpy as np
+import penstock as ps
+import pytest
+from penstock import transforms as T
+from penstock.loader import _function_name
+from PIL import Image
+
+pytestmark = pytest.mark.local
+
+
+def photograph():
+    out = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)).save(out, "JPEG")
+    return out.getvalue()
+
+
+def test_undecodable_media_name_their_row_ids():
+    good = photograph()
+    ds = ps.create("memory://errors-media", {"image": ps.Image()})
+    ds.append({"image": [good, good[: len(good) // 2], good, good[: len(good) // 3]]})
+    ds.append({"image": [good, good[: len(good) // 2]]})
+    with pytest.raises(ps.CorruptError) as caught:
+        next(iter(ds.select([5, 0, 3, 2]).loader(batch_size=4)))
+    assert (sorted(caught.value.rows), sorted(caught.value.row_ids)) == ([3, 5], sorted(ds.take([3, 5], columns=["_row_id"])["_row_id"].tolist()))
+    with pytest.raises(ps.CorruptError) as caught:
+        ds.take([0, 1])
+    assert caught.value.row_ids == ds.take([1], columns=["_row_id"])["_row_id"].tolist()
+
+
+def test_a_damaged_block_names_a_row_id(tmp_path):
+    ds = ps.create(tmp_path / "a", {"n": ps.Tensor((600,), "uint8")})
+    ds.append({"n": np.arange(6000, dtype=np.uint16).astype(np.uint8).reshape(10, 600)})
+    (path,) = (tmp_path / "a" / "d").iterdir()
+    body = bytearray(path.read_bytes())
+    body[24 + 6 * 600 + 100] ^= 1  # In the second block of six samples.
+    path.write_bytes(body)
+    with pytest.raises(ps.CorruptError) as caught:
+        ps.open(tmp_path / "a").take([8])
+    assert caught.value.row_ids == ds.take([8], columns=["_row_id"])["_row_id"].tolist()
+
+
+class Local:
+    """Its instances can be pickled, what it makes of a sample cannot."""
+
+    def __call__(self, sample, rng):
+        return {"n": lambda: sample}
+
+
+def test_what_cannot_be_sent_from_a_worker_is_said_to_be_just_that():
+    ds = ps.create(f"{os.environ.get('TMPDIR', '/tmp')}/penstock-errors-{os.getpid()}-{threading.get_ident()}", {"n": "int64"})
+    ds.append({"n": range(8)})
+    with pytest.raises(ps.InvalidInputError, match="cannot be sent from a python worker") as caught:
+        list(ds.loader(batch_size=4, transform=[Local()], python_workers=1))
+    assert "__main__" not in str(caught.value)
+
+
+def test_threads_over_one_loader_lose_nothing_in_silence():
+    ds = ps.create("memory://errors-threads", {"n": "int64"})
+    ds.append({"n": range(20_000)})
+    for _ in range(10):
+        loader = ds.loader(batch_size=10, shuffle=True, threads=2)
+        whole, errors, gate = [], [], threading.Barrier(4)
+
+        def iterate(loader=loader, whole=whole, errors=errors, gate=gate):
+            gate.wait()
+            seen = []
+            try:
+                for batch in loader:
+                    seen += batch["n"].tolist()
+                whole.append(sorted(seen) == list(range(20_000)))
+            except ps.ClosedError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=iterate) for _ in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert len(whole) + len(errors) == 4 and all(whole)
+
+
+def test_one_thread_after_another_may_iterate():
+    ds = ps.create("memory://errors-turns", {"n": "int64"})
+    ds.append({"n": range(100)})
+    loader, counts = ds.loader(batch_size=10), []
+    for _ in range(3):
+        thread = threading.Thread(target=lambda: counts.append(sum(len(batch["n"]) for batch in loader)))
+        thread.start()
+        thread.join()
+    assert counts == [100] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [(ps.Text(), ["a", None]), (ps.Bytes(), [b"a", None]), (ps.Json(), [{"a": 1}, None]), (ps.Boxes(), [[[0, 0, 1, 1]], None]), (ps.Tensor((None,), "int8"), [[1], None]), ("int64", [1, None])],
+    ids=["text", "bytes", "json", "boxes", "tensor", "scalar"],
+)  # fmt: skip
+def test_nulls_are_an_error_in_every_column_until_it_is_said_what_they_become(kind, values):
+    ds = ps.create(f"memory://errors-nulls-{kind}", {"x": kind})
+    ds.append({"x": values})
+    with pytest.raises(ps.InvalidInputError, match="column `x` has 1 nulls in this batch"):
+        next(iter(ds.loader(batch_size=2)))
+    batch = next(iter(ds.loader(batch_size=2, nulls={"x": "mask"})))
+    assert batch["x_valid"].tolist() == [True, False]
+
+
+def one(sample, rng):
+    return sample
+
+
+def other(sample, rng):
+    return {**sample, "n": 0}
+
+
+def test_functions_have_names_that_ranks_can_compare():
+    assert _function_name(one) != _function_name(other)
+    assert _function_name(one) == _function_name(one)
+    assert _function_name(lambda sample, rng: sample) != _function_name(lambda sample, rng: {**sample, "n": 0})
+    assert _function_name(T.PerBatch(one)) == _function_name(one)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -3), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296, 4), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': 'abc', }",
+        "{'descr': [[[[", "((((((((((", "{'descr': '|V0', 'fortran_order': False, 'shape': (1,), }", "\x00\x01", "{1: 2}", "lambda: 0",
+    ],
+)  # fmt: skip
+def test_absurd_npy_headers_are_refused_by_us(tmp_path, header):
+    text = (header + " " * 64)[: max(64, len(header))].encode("latin-1") + b"\n"
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + b"\x00" * 24)
+    with pytest.raises(ps.Error, match="a.npy"):
+        ps.files(tmp_path / "*.npy")
+
+
+@pytest.mark.parametrize("wrong", [{"length": -1}, {"length": 0}, {"length": 2.5}, {"length": "8"}, {"length": True}, {"pad": "x"}, {"pad": 2**63}])
+def test_tokenize_refuses_what_cannot_be(wrong):
+    with pytest.raises(ps.InvalidInputError, match=f"Tokenize: {next(iter(wrong))}="):
+        T.Tokenize(None, on="text", **wrong)
