@@ -72,7 +72,7 @@ def test_stored_gives_each_as_it_is():
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
 @pytest.mark.parametrize("transform", [[], [T.Resize((4, 4))]])
 def test_what_a_mode_cannot_hold_is_refused(mode, transform):
-    with pytest.raises(ps.UnsupportedError, match="sample 1 .*16 bits a channel") as caught:
+    with pytest.raises(ps.UnsupportedError, match=r"sample 1 .*16 bits a channel") as caught:
         loaded([GREY, DEEP], mode, transform=transform)
     assert 'mode="stored"' in str(caught.value)
     with pytest.raises(ps.UnsupportedError, match="3 channels"):
@@ -128,7 +128,10 @@ def test_a_resize_decodes_exactly_unless_it_is_told_otherwise(transform):
 
 def test_a_random_crop_decodes_fast_unless_it_is_told_otherwise():
     body, crop = photograph(800, 1200), {"size": 100, "scale": (0.9, 1.0), "ratio": (1.4, 1.6)}
-    default, fast, exact = (loaded([body], "RGB", transform=[T.RandomResizedCrop(**crop, **told)])[0].astype(int) for told in ({}, {"decode": "fast"}, {"decode": "exact"}))
+    default, fast, exact = (
+        loaded([body], "RGB", transform=[T.RandomResizedCrop(**crop, **told)])[0].astype(int)
+        for told in ({}, {"decode": "fast"}, {"decode": "exact"})
+    )
     assert (default == fast).all() and (fast != exact).any()
     assert 10 * np.log10(255**2 / np.mean((fast - exact) ** 2)) > 29
     with pytest.raises(ps.InvalidInputError, match="decode='slow'"):

@@ -45,8 +45,15 @@ def test_a_mixture_of_everything_visits_everything_once_an_epoch(block):
 
 def test_a_null_annotation_leaves_its_image_alone():
     ds = made({"image": ps.Image(), "boxes": ps.Boxes(of="image")}, image=[picture(20, 30)] * 2, boxes=[[[1, 2, 3, 4]], None])
-    batch = first(ds, transform=[T.Resize((8, 8), on=("image", "boxes")), T.RandomHorizontalFlip(1, on=("image", "boxes"))], nulls={"boxes": "mask"})
-    assert batch["boxes_valid"].tolist() == [True, False] and (batch["image"] == 200).all() and batch["boxes"][1] is None and batch["boxes"][0].shape == (1, 4)
+    batch = first(
+        ds, transform=[T.Resize((8, 8), on=("image", "boxes")), T.RandomHorizontalFlip(1, on=("image", "boxes"))], nulls={"boxes": "mask"}
+    )
+    assert (
+        batch["boxes_valid"].tolist() == [True, False]
+        and (batch["image"] == 200).all()
+        and batch["boxes"][1] is None
+        and batch["boxes"][0].shape == (1, 4)
+    )
 
 
 def test_what_was_cut_away_stays_away():

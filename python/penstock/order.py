@@ -230,7 +230,7 @@ class Source:
     @property
     def window_bytes(self) -> float:
         """What a window takes; 0 without windows."""
-        return self.sizes[1] * min(self.order["window_samples"], len(self.view)) if self.order["kind"] == "window" else 0.0
+        return self.sizes[1] * min(int(self.order["window_samples"]), len(self.view)) if self.order["kind"] == "window" else 0.0
 
     @property
     def held_bytes(self) -> float:
@@ -240,7 +240,7 @@ class Source:
         """
         if self.view._snapshot.mapped or self.order["kind"] != "window":
             return 0.0
-        runs = math.ceil(min(self.order["window_samples"], len(self.view)) / self.order["run_samples"])
+        runs = math.ceil(min(int(self.order["window_samples"]), len(self.view)) / int(self.order["run_samples"]))
         return 2 * (self.window_bytes + 1.25 * runs * self.sizes[2])
 
     def selection(self) -> str:

@@ -64,7 +64,9 @@ def explained(loader: Loader) -> dict[str, str]:
     loose = [name for name, _, shape, image in loader._core.results() if image and None in shape]
     if loose:
         names = ", ".join(f"`{name}`" for name in loose)
-        answer["images"] = f"{names} {'is' if len(loose) == 1 else 'are'} one array where all images of a batch have one size, else a list: T.Resize((height, width)) makes it certain"
+        answer["images"] = (
+            f"{names} {'is' if len(loose) == 1 else 'are'} one array where all images of a batch have one size, else a list: T.Resize((height, width)) makes it certain"
+        )
     if windowed:
         order = windowed.order
         answer["window"] = (

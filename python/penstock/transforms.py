@@ -271,7 +271,9 @@ class Tokenize(PerBatch):
         for what, value, low, high in (("length", length, 1, MOST_TOKENS), ("pad", pad, -(2**63), 2**63 - 1)):
             good = isinstance(value, int | np.integer) and not isinstance(value, bool) and low <= value <= high
             if not good and not (what == "length" and value is None):
-                raise InvalidInputError(f"Tokenize: {what}={value!r}, expected a whole number from {low} to {high}", code="invalid-argument")
+                raise InvalidInputError(
+                    f"Tokenize: {what}={value!r}, expected a whole number from {low} to {high}", code="invalid-argument"
+                )
         if not isinstance(on, str):
             raise InvalidInputError(f"Tokenize: on={on!r}, expected the name of a text column", code="invalid-argument")
         self.tokenizer, self.on, self.length, self.pad = tokenizer, on, length, pad

@@ -44,7 +44,8 @@ impl Mode {
         match (self.form(), header.bits) {
             (Some((_, 8)), 16) => {
                 let text = format!("the image has 16 bits a channel, mode {} holds 8", self.name());
-                let hint = "make the column ps.Image(mode=\"stored\"), or mode=\"I;16\" for grey; or convert the images before they are appended";
+                let hint =
+                    "make the column ps.Image(mode=\"stored\"), or mode=\"I;16\" for grey; or convert the images before they are appended";
                 Err(Error::new("unsupported-format", text).hint(hint))
             }
             _ => Ok(()),

@@ -110,7 +110,8 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Resul
     if let Filter::Nearest | Filter::NearestExact = filter {
         let at = (decoded.left as usize, decoded.top as usize);
         let rows = nearest((crop.height, height), window.top, window.height, filter).map(|row| row - low_y + at.1);
-        let columns: Vec<usize> = nearest((crop.width, width), window.left, window.width, filter).map(|column| column - low_x + at.0).collect();
+        let columns: Vec<usize> =
+            nearest((crop.width, width), window.left, window.width, filter).map(|column| column - low_x + at.0).collect();
         pick(&decoded.data, decoded.width, 3, rows, &columns, out);
         recycle(decoded.data);
         return Ok(());
@@ -192,7 +193,16 @@ pub fn resize_pixels(data: &[u8], (width, height): (usize, usize), channels: usi
     // The library wants 16-bit pixels where 16-bit numbers lie.
     let aligned = |data: &[u8]| bits == 8 || data.as_ptr().cast::<u16>().is_aligned();
     let source = if aligned(data) { Cow::Borrowed(data) } else { Cow::Owned(data.to_vec()) };
-    resize(&source, kind, (width, height), Region::whole(width, height), from, (to_width, to_height), filter.algorithm(antialias), &mut out)?;
+    resize(
+        &source,
+        kind,
+        (width, height),
+        Region::whole(width, height),
+        from,
+        (to_width, to_height),
+        filter.algorithm(antialias),
+        &mut out,
+    )?;
     Ok(out)
 }
 
@@ -203,7 +213,8 @@ pub fn resize_region(data: &[u8], (width, height): (usize, usize), geometry: &Ge
     let Resized { width: to_width, height: to_height, filter, antialias, .. } = resized.unwrap_or(keep);
     if let Filter::Nearest | Filter::NearestExact = filter {
         let rows = nearest((crop.height, to_height), window.top, window.height, filter).map(|row| row + crop.top);
-        let columns: Vec<usize> = nearest((crop.width, to_width), window.left, window.width, filter).map(|column| column + crop.left).collect();
+        let columns: Vec<usize> =
+            nearest((crop.width, to_width), window.left, window.width, filter).map(|column| column + crop.left).collect();
         pick(data, width, 3, rows, &columns, out);
         return Ok(());
     }

@@ -7,8 +7,8 @@ use penstock_codec::block::{lz4_encode, zstd_encode};
 use penstock_error::Result;
 use penstock_format::crc;
 use penstock_format::datafile::{
-    COMPRESSED_BLOCK_BYTES, Codec, FIXED_BLOCK_BYTES, Layout, PACKED_BLOCK_BYTES, PAGE_ALIGNED_BYTES, SINGLE_BYTES, TILED_BYTES, UNIT_BYTES,
-    write_packed,
+    COMPRESSED_BLOCK_BYTES, Codec, FIXED_BLOCK_BYTES, Layout, PACKED_BLOCK_BYTES, PAGE_ALIGNED_BYTES, SINGLE_BYTES, TILED_BYTES,
+    UNIT_BYTES, write_packed,
 };
 use penstock_tensor::window::{Grid, elements, runs};
 use penstock_tensor::{Column, Dtype, Ragged, Shape};

@@ -322,7 +322,8 @@ impl Snapshot {
         let mut all: Vec<Wanted> = Vec::with_capacity(wanted.len());
         for (index, block) in wanted.iter().enumerate() {
             let entry = &block.file.tail.chunks[block.chunk];
-            let in_stretch = |other: usize| entry.offset.get(other) / stretch == block.offset / stretch && entry.stored_bytes.get(other) > 0;
+            let in_stretch =
+                |other: usize| entry.offset.get(other) / stretch == block.offset / stretch && entry.stored_bytes.get(other) > 0;
             let same = |other: &&Wanted| other.key.0 == block.key.0 && other.chunk == block.chunk;
             let first = all.last().filter(same).map_or(0, |last| last.block + 1);
             let end = wanted.get(index + 1).filter(same).map_or(entry.blocks(), |next| next.block);

@@ -217,7 +217,8 @@ impl Drop for Engine {
 impl State {
     /// What all batches in work or waiting take, and the scratch memory of those threads that make samples of them.
     fn in_flight_bytes(&self) -> u64 {
-        let (mut left, mut scratch): (usize, Vec<(u64, usize)>) = (self.threads, self.entries.values().map(|entry| entry.scratch).collect());
+        let (mut left, mut scratch): (usize, Vec<(u64, usize)>) =
+            (self.threads, self.entries.values().map(|entry| entry.scratch).collect());
         scratch.sort_unstable_by(|one, other| other.cmp(one));
         let worst = scratch.into_iter().map(|(bytes, tasks)| {
             let busy = tasks.min(left);

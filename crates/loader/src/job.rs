@@ -258,7 +258,9 @@ impl Recipe {
                 let Stored::Raw(raw) = input else { continue };
                 let fixed = self.pipeline.outputs[*at].is_fixed();
                 // What boxes and their like become is about what they are; images that are stacked are there twice for a moment.
-                let each = (0..count).filter_map(|row| raw.get(row)).map(|stored| self.pipeline.media_bytes(group, place, stored).unwrap_or((stored.len() as u64, 0)));
+                let each = (0..count)
+                    .filter_map(|row| raw.get(row))
+                    .map(|stored| self.pipeline.media_bytes(group, place, stored).unwrap_or((stored.len() as u64, 0)));
                 let (made, largest, scratch) = each.fold((0, 0, 0), |(all, largest, scratch): (u64, u64, u64), (made, beside)| {
                     (all + made, largest.max(made), scratch.max(beside))
                 });
@@ -306,7 +308,10 @@ impl Recipe {
             None if self.sources.len() > 1 => format!(" of `{}`", source.name),
             None => String::new(),
         };
-        error.context(format!("cannot load `{}` of sample {position} (row id {row_id}){of}", output.name)).rows(vec![position]).row_ids(vec![row_id])
+        error
+            .context(format!("cannot load `{}` of sample {position} (row id {row_id}){of}", output.name))
+            .rows(vec![position])
+            .row_ids(vec![row_id])
     }
 }
 

@@ -118,7 +118,11 @@ impl Pipeline {
     pub fn media_bytes(&self, group: &Group, place: usize, stored: &[u8]) -> Option<(u64, u64)> {
         let output = &self.outputs[group.outputs[place]];
         let (width, height) = if output.is_listed() { image_size(stored)? } else { return None };
-        let channels = if let Role::Image { mode, .. } = &output.role { mode.form().map_or(8, |(channels, bits)| channels * bits as usize / 8) } else { 2 };
+        let channels = if let Role::Image { mode, .. } = &output.role {
+            mode.form().map_or(8, |(channels, bits)| channels * bits as usize / 8)
+        } else {
+            2
+        };
         let mine = group.transforms.iter().filter(|(_, _, on)| on.contains(&place));
         let (to_height, to_width) = mine.fold((height, width), |size, (_, operation, _)| transform::size_after(operation, size));
         let pixels = |height: usize, width: usize| height as u64 * width as u64;

@@ -60,7 +60,7 @@ impl Buffer {
     pub fn returned(bytes: usize) -> io::Result<Buffer> {
         match bytes {
             ..RETURNED_FROM_BYTES => Buffer::new(bytes),
-            ..HUGE_PAGE_BYTES => Buffer::mapped(bytes),
+            RETURNED_FROM_BYTES..HUGE_PAGE_BYTES => Buffer::mapped(bytes),
             _ => Buffer::zeroed(bytes),
         }
     }

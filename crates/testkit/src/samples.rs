@@ -5,7 +5,7 @@ use std::sync::Arc;
 use penstock_codec::encode_png;
 use penstock_dataset::{Input, OnCorrupt, Plan, Purpose, Receipt, Snapshot, Transaction, Validate};
 use penstock_error::Result;
-use penstock_format::schema::{ImageMode, CodecName, ColumnKind, ColumnSpec};
+use penstock_format::schema::{CodecName, ColumnKind, ColumnSpec, ImageMode};
 use penstock_tensor::{Column, Ragged};
 
 use crate::random::Random;

@@ -120,7 +120,12 @@ impl Remote {
             let (place, options, told) = (place.clone(), options.clone(), told.clone());
             Box::new(move || {
                 let client = place.connect(&options, told.clone())?;
-                Ok(Arc::new(Live { client, patience: Patience { deadline, level: Level::new() }, recent: Mutex::default(), cost: Cost::default() }))
+                Ok(Arc::new(Live {
+                    client,
+                    patience: Patience { deadline, level: Level::new() },
+                    recent: Mutex::default(),
+                    cost: Cost::default(),
+                }))
             })
         };
         let service = format!("{} {:?} {:?}", place.bucket(), options.get("endpoint_url"), options.get("profile"));
