@@ -595,7 +595,7 @@ def _has_nulls(name: str, count: int) -> InvalidInputError:
 
 
 def _function_name(fn: Any) -> str:
-    """What tells a function from others, the same on all ranks of one program."""
+    """Name a function so that ranks can compare it: module, qualified name, and a hash of its code."""
     fn = getattr(fn, "fn", fn)
     code = getattr(fn, "__code__", None)
     body = hashlib.sha256(code.co_code).hexdigest()[:8] if code is not None else ""

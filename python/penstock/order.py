@@ -192,7 +192,8 @@ class Source:
         if not isinstance(shuffle, Window):
             raise InvalidInputError(f"shuffle={shuffle!r}, expected True, False, ps.Window or ps.Replacement", code="invalid-argument")
         window_bytes = whole(shuffle.bytes, "Window bytes", 1)
-        mean = max(1.0, _sizes(view, columns)[1])
+        measured = _sizes(view, columns)
+        mean = max(1.0, measured[1])
         window = max(1, int(window_bytes / mean))
         run_bytes = min(max(window_bytes / 64, 64 << 10), 16 << 20)
         run = 1 << max(0, int(math.log2(max(1.0, run_bytes / mean))))
@@ -203,7 +204,7 @@ class Source:
             lanes = max(lanes for lanes in range(1, common + 1) if common % lanes == 0 and lanes <= most)
         else:
             lanes = whole(shuffle.lanes, "lanes", 1)
-        return Source(name, view, columns, {"kind": "window", "run_samples": run, "window_samples": window, "lanes": lanes})
+        return Source(name, view, columns, {"kind": "window", "run_samples": run, "window_samples": window, "lanes": lanes}, measured=measured)
 
     @property
     def sizes(self) -> tuple[float, float, float]:
@@ -222,7 +223,7 @@ class Source:
 
     @property
     def fetched_bytes(self) -> float:
-        """What reading a sample that is not mapped takes: whole blocks, unless a window holds them. Costs nothing where all is mapped."""
+        """Memory that one fetched sample takes: its whole blocks, unless a window holds them; 0 if all files are mapped, at no cost."""
         if self.view._snapshot.mapped and self.view._files is None:
             return 0.0
         return self.sizes[1] + (0.0 if self.order["kind"] == "window" else self.sizes[2])

@@ -1,6 +1,7 @@
 //! EXIF orientation: read it (by the `kamadak-exif` library) and turn pixels by it.
 
 use crate::image::Picture;
+use crate::jpeg;
 
 /// Orientation 1…8 of a JPEG or PNG; 1 where there is none, or where it can't be read.
 pub fn orientation(bytes: &[u8]) -> u8 {
@@ -17,18 +18,8 @@ pub fn orientation(bytes: &[u8]) -> u8 {
 
 /// Whether this is a JPEG without an EXIF segment before its scan, as most are for training. Whatever is odd is the library's to tell.
 fn has_no_exif(bytes: &[u8]) -> bool {
-    let Some(mut rest) = bytes.strip_prefix(&[0xff, 0xd8]) else { return false };
-    while let [0xff, marker, high, low, body @ ..] = rest {
-        let length = usize::from(u16::from_be_bytes([*high, *low]));
-        match marker {
-            0xda => return true,
-            0xc0..=0xfe if length >= 2 && !(*marker == 0xe1 && body.starts_with(b"Exif")) => {}
-            _ => return false,
-        }
-        let Some(later) = rest.get(2 + length..) else { return false };
-        rest = later;
-    }
-    false
+    let known = jpeg::segments(bytes).find(|(marker, body)| *marker == 0xda || (*marker == 0xe1 && body.starts_with(b"Exif")));
+    known.is_some_and(|(marker, _)| marker == 0xda)
 }
 
 /// Turn and mirror a picture so that it stands upright. Source: EXIF 2.32, tag 0x0112.

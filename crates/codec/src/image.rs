@@ -74,26 +74,16 @@ pub fn probe(bytes: &[u8], limits: Limits) -> Result<Header> {
     Ok(header)
 }
 
-/// Width and height as a header has them, found without a decoder; nothing where it takes one to say.
+/// Read width and height from a header without a decoder. None if only a decoder can find them.
 pub fn image_size(bytes: &[u8]) -> Option<(usize, usize)> {
-    let number = |at: usize, count: usize| Some(bytes.get(at..at + count)?.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte)));
+    let number =
+        |bytes: &[u8], at: usize, count: usize| Some(bytes.get(at..at + count)?.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte)));
     if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
-        return Some((number(16, 4)?, number(20, 4)?));
+        return Some((number(bytes, 16, 4)?, number(bytes, 20, 4)?));
     }
-    let mut at = if bytes.starts_with(&[0xff, 0xd8]) { 2 } else { return None };
-    loop {
-        match number(at, 2)? {
-            0xffc4 | 0xffc8 | 0xffcc => {}
-            0xffc0..=0xffcf => return Some((number(at + 7, 2)?, number(at + 5, 2)?)),
-            0xffff => {
-                at += 1; // Padding before a marker.
-                continue;
-            }
-            0xff01..=0xfffe => {}
-            _ => return None,
-        }
-        at += 2 + number(at + 2, 2)?;
-    }
+    let is_frame = |marker: u8| matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc);
+    let (_, frame) = jpeg::segments(bytes).find(|(marker, _)| is_frame(*marker))?;
+    Some((number(frame, 3, 2)?, number(frame, 1, 2)?))
 }
 
 fn check_size(header: &Header, limits: Limits) -> Result<()> {

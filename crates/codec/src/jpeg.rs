@@ -65,6 +65,20 @@ impl Decoder {
     }
 }
 
+/// Markers of a JPEG and what follows each, up to its scan or to what is not a segment.
+pub fn segments(bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
+    let mut rest = bytes.strip_prefix(&[0xff, 0xd8]).unwrap_or_default();
+    std::iter::from_fn(move || {
+        while let [0xff, 0xff, ..] = rest {
+            rest = &rest[1..]; // Padding before a marker.
+        }
+        let [0xff, marker @ 0xc0..=0xfe, high, low, ..] = rest else { return None };
+        let segment = rest[2..].split_at_checked(usize::from(u16::from_be_bytes([*high, *low])))?;
+        rest = segment.1;
+        Some((*marker, segment.0.get(2..)?))
+    })
+}
+
 pub fn probe(bytes: &[u8]) -> Result<Header> {
     Ok(Decoder::open(bytes)?.1)
 }

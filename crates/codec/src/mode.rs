@@ -4,7 +4,7 @@
 
 use penstock_error::{Error, Result};
 
-use crate::image::{Header, Limits, Picture, decode, probe};
+use crate::image::{Limits, Picture, decode};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -28,7 +28,7 @@ impl Mode {
         }
     }
 
-    /// Channels and bits of each; nothing where images decide.
+    /// The channels, and the bits of each; None if they differ from image to image.
     pub fn form(self) -> Option<(usize, u8)> {
         match self {
             Mode::Rgb => Some((3, 8)),
@@ -39,9 +39,9 @@ impl Mode {
         }
     }
 
-    /// Refuse an image that would lose bits.
-    pub fn check(self, header: &Header) -> Result<()> {
-        match (self.form(), header.bits) {
+    /// Refuse an image of so many bits a channel if it would lose some.
+    pub fn check(self, bits: u8) -> Result<()> {
+        match (self.form(), bits) {
             (Some((_, 8)), 16) => {
                 let text = format!("the image has 16 bits a channel, mode {} holds 8", self.name());
                 let hint =
@@ -55,13 +55,13 @@ impl Mode {
 
 /// Decode all of an image in a mode; `upright` heeds the EXIF orientation.
 pub fn decode_in(bytes: &[u8], limits: Limits, upright: bool, mode: Mode) -> Result<Picture> {
-    mode.check(&probe(bytes, limits)?)?;
     in_mode(decode(bytes, limits, upright)?, mode)
 }
 
 /// Give a picture the channels of a mode. Alpha is composited onto white; grey of colours is ITU-R 601's luma, as Pillow has it; 8-bit grey
 /// becomes 16 bits by the factor 257, so that white stays white.
 pub fn in_mode(picture: Picture, mode: Mode) -> Result<Picture> {
+    mode.check(picture.bits)?;
     let of = |channels: usize, bits: u8, data: Vec<u8>| Ok(Picture { channels, bits, data, ..picture });
     let pixels = || picture.data.chunks_exact(picture.channels);
     match (mode, picture.channels, picture.bits) {

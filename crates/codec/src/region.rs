@@ -139,7 +139,7 @@ impl<'a> Encoded<'a> {
     /// `upright` heeds the EXIF orientation.
     pub fn open(bytes: &'a [u8], limits: Limits, upright: bool) -> Result<Encoded<'a>> {
         let header = probe(bytes, limits)?;
-        Mode::Rgb.check(&header)?;
+        Mode::Rgb.check(header.bits)?;
         let orientation = if upright { exif::orientation(bytes) } else { 1 };
         Ok(Encoded { bytes, header, orientation })
     }

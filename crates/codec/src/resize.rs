@@ -31,6 +31,10 @@ impl Filter {
         }
     }
 
+    fn is_nearest(self) -> bool {
+        matches!(self, Filter::Nearest | Filter::NearestExact)
+    }
+
     fn algorithm(self, antialias: bool) -> ResizeAlg {
         let filter = match self {
             Filter::Nearest | Filter::NearestExact => return ResizeAlg::Nearest,
@@ -58,7 +62,7 @@ pub struct Resized {
 pub struct Geometry {
     /// In pixels of the image; nothing outside is looked at.
     pub crop: Region,
-    /// The crop after resizing; nothing where it keeps its size.
+    /// The size that the crop is resized to; None if it keeps its size.
     pub resized: Option<Resized>,
     /// In pixels of the resized crop.
     pub window: Region,
@@ -107,12 +111,9 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Resul
     let decoded = image.region(part, denominator)?;
     // The same window in pixels of what was decoded.
     let scale = (decoded.region_width / part.width as f64, decoded.region_height / part.height as f64);
-    if let Filter::Nearest | Filter::NearestExact = filter {
-        let at = (decoded.left as usize, decoded.top as usize);
-        let rows = nearest((crop.height, height), window.top, window.height, filter).map(|row| row - low_y + at.1);
-        let columns: Vec<usize> =
-            nearest((crop.width, width), window.left, window.width, filter).map(|column| column - low_x + at.0).collect();
-        pick(&decoded.data, decoded.width, 3, rows, &columns, out);
+    if filter.is_nearest() {
+        let corner = (decoded.left as i64 - low_x as i64, decoded.top as i64 - low_y as i64);
+        pick_nearest(&decoded.data, (decoded.width, 3), corner, geometry, out);
         recycle(decoded.data);
         return Ok(());
     }
@@ -168,15 +169,22 @@ fn inside(begin: f64, length: f64, size: usize) -> (f64, f64) {
     (begin.max(0.0), length.min(size as f64 - begin.max(0.0)))
 }
 
-/// Resize all of a picture, of `channels` of 8 or 16 bits. Channels are resized one like the other, alpha too.
-pub fn resize_pixels(data: &[u8], (width, height): (usize, usize), channels: usize, bits: u8, resized: &Resized) -> Result<Vec<u8>> {
-    let Resized { width: to_width, height: to_height, filter, antialias, .. } = *resized;
-    let pixel_bytes = channels * usize::from(bits) / 8;
-    let mut out = vec![0; to_width * to_height * pixel_bytes];
-    if let Filter::Nearest | Filter::NearestExact = filter {
-        let columns: Vec<usize> = nearest((width, to_width), 0, to_width, filter).collect();
-        pick(data, width, pixel_bytes, nearest((height, to_height), 0, to_height, filter), &columns, &mut out);
-        return Ok(out);
+/// Resize decoded pixels, `channels` of 8 or 16 bits, by a geometry, into `out`. Channels are resized one like the other, alpha too.
+pub fn resize_pixels(
+    data: &[u8],
+    (width, height): (usize, usize),
+    channels: usize,
+    bits: u8,
+    geometry: &Geometry,
+    out: &mut [u8],
+) -> Result<()> {
+    let Geometry { crop, resized, window } = *geometry;
+    let kept = Resized { width: crop.width, height: crop.height, filter: Filter::Nearest, antialias: false, fast: false };
+    let Resized { width: to_width, height: to_height, filter, antialias, .. } = resized.unwrap_or(kept);
+    if filter.is_nearest() {
+        let geometry = Geometry { resized: Some(resized.unwrap_or(kept)), ..*geometry };
+        pick_nearest(data, (width, channels * usize::from(bits) / 8), (crop.left as i64, crop.top as i64), &geometry, out);
+        return Ok(());
     }
     let kind = match (channels, bits) {
         (1, 8) => PixelType::U8,
@@ -189,40 +197,29 @@ pub fn resize_pixels(data: &[u8], (width, height): (usize, usize), channels: usi
         (4, 16) => PixelType::U16x4,
         _ => return Err(Error::new("unsupported-format", format!("cannot resize {channels} channels of {bits} bits"))),
     };
-    let from = [0.0, 0.0, width as f64, height as f64];
-    // The library wants 16-bit pixels where 16-bit numbers lie.
-    let aligned = |data: &[u8]| bits == 8 || data.as_ptr().cast::<u16>().is_aligned();
-    let source = if aligned(data) { Cow::Borrowed(data) } else { Cow::Owned(data.to_vec()) };
-    resize(
-        &source,
-        kind,
-        (width, height),
-        Region::whole(width, height),
-        from,
-        (to_width, to_height),
-        filter.algorithm(antialias),
-        &mut out,
-    )?;
-    Ok(out)
-}
-
-/// Resize decoded RGB pixels by a geometry, into `out`.
-pub fn resize_region(data: &[u8], (width, height): (usize, usize), geometry: &Geometry, out: &mut [u8]) -> Result<()> {
-    let Geometry { crop, resized, window } = *geometry;
-    let keep = Resized { width: crop.width, height: crop.height, filter: Filter::Nearest, antialias: false, fast: false };
-    let Resized { width: to_width, height: to_height, filter, antialias, .. } = resized.unwrap_or(keep);
-    if let Filter::Nearest | Filter::NearestExact = filter {
-        let rows = nearest((crop.height, to_height), window.top, window.height, filter).map(|row| row + crop.top);
-        let columns: Vec<usize> =
-            nearest((crop.width, to_width), window.left, window.width, filter).map(|column| column + crop.left).collect();
-        pick(data, width, 3, rows, &columns, out);
-        return Ok(());
-    }
     let (across, down) = (crop.width as f64 / to_width as f64, crop.height as f64 / to_height as f64);
     let (left, from_width) = inside(window.left as f64 * across, window.width as f64 * across, crop.width);
     let (top, from_height) = inside(window.top as f64 * down, window.height as f64 * down, crop.height);
     let from = [left, top, from_width, from_height];
-    resize(data, PixelType::U8x3, (width, height), crop, from, geometry.size(), filter.algorithm(antialias), out)
+    // The library wants 16-bit pixels where 16-bit numbers lie.
+    let aligned = bits == 8 || data.as_ptr().cast::<u16>().is_aligned();
+    let data = if aligned { Cow::Borrowed(data) } else { Cow::Owned(data.to_vec()) };
+    resize(&data, kind, (width, height), crop, from, geometry.size(), filter.algorithm(antialias), out)
+}
+
+/// Copy the nearest pixel for each of a geometry's window; `corner` is where its crop begins in `data`, of rows of `width` pixels.
+fn pick_nearest(data: &[u8], (width, pixel_bytes): (usize, usize), corner: (i64, i64), geometry: &Geometry, out: &mut [u8]) {
+    let Geometry { crop, resized: Some(resized), window } = geometry else { return };
+    let rows = nearest((crop.height, resized.height), window.top, window.height, resized.filter);
+    let columns: Vec<usize> = nearest((crop.width, resized.width), window.left, window.width, resized.filter)
+        .map(|column| (column as i64 + corner.0) as usize * pixel_bytes)
+        .collect();
+    for (row, out) in rows.zip(out.chunks_exact_mut(columns.len() * pixel_bytes)) {
+        let row = &data[(row as i64 + corner.1) as usize * width * pixel_bytes..][..width * pixel_bytes];
+        for (column, out) in columns.iter().zip(out.chunks_exact_mut(pixel_bytes)) {
+            out.copy_from_slice(&row[*column..][..pixel_bytes]);
+        }
+    }
 }
 
 /// Which of `size` places each of `count` places from `begin` on, of `to_size`, takes. Source: torch's `nearest` and `nearest-exact`, with
@@ -230,14 +227,4 @@ pub fn resize_region(data: &[u8], (width, height): (usize, usize), geometry: &Ge
 fn nearest((size, to_size): (usize, usize), begin: usize, count: usize, filter: Filter) -> impl Iterator<Item = usize> {
     let (scale, offset) = (size as f32 / to_size as f32, if filter == Filter::NearestExact { 0.5 } else { 0.0 });
     (begin..begin + count).map(move |at| (((at as f32 + offset) * scale) as usize).min(size - 1))
-}
-
-/// Copy the pixels of some rows and columns.
-fn pick(data: &[u8], width: usize, pixel_bytes: usize, rows: impl Iterator<Item = usize>, columns: &[usize], out: &mut [u8]) {
-    for (row, out) in rows.zip(out.chunks_exact_mut(columns.len() * pixel_bytes)) {
-        let row = &data[row * width * pixel_bytes..][..width * pixel_bytes];
-        for (column, out) in columns.iter().zip(out.chunks_exact_mut(pixel_bytes)) {
-            out.copy_from_slice(&row[column * pixel_bytes..][..pixel_bytes]);
-        }
-    }
 }

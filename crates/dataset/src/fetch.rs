@@ -20,7 +20,7 @@ use crate::parallel;
 use crate::plan::Plan;
 use crate::snapshot::Snapshot;
 
-/// Gaps up to this long are read along by streams, which a device at hand answers.
+/// A stream reads gaps up to this long: its device is local.
 const STREAM_GAP_BYTES: u64 = 16 << 10;
 /// Blocks are joined up to this length.
 const JOINED_BYTES: u64 = 8 << 20;
@@ -253,7 +253,7 @@ impl Snapshot {
         self.fetch_wanted(wanted, cached, &mut fetched)?;
         for (wanted, duty) in duties {
             if let Some(Ok(block)) = fetched.blocks.get(&wanted.key) {
-                // What the cache is not to keep may lie in memory that holds much else. Whoever waits has it all the same.
+                // A block that the cache does not keep may share its memory with others, so waiting callers get a copy.
                 let _ = duty.insert(if cached { block.clone() } else { Bytes::copy_from_slice(block) });
             }
             if wanted.beside {
@@ -367,14 +367,17 @@ impl Snapshot {
 
     /// Open the data files of a plan side by side. One that is damaged is left to the column that reads it.
     pub fn open_files(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<()> {
+        let read = |file: &&FileRef| columns.iter().any(|column| file.columns.contains(&column.id));
+        let files = plan.groups.iter().map(|group| group.fragment());
+        self.open_tails(files.flat_map(|fragment| fragment.files.iter().filter(read).map(|file| (file, fragment.samples))))
+    }
+
+    /// Open those of these data files, each with its samples, that are not open yet.
+    pub fn open_tails<'a>(&self, files: impl Iterator<Item = (&'a FileRef, u64)>) -> Result<()> {
         let mut missing: Vec<(&FileRef, u64)> = Vec::new();
-        for group in &plan.groups {
-            let fragment = group.fragment();
-            for file in &fragment.files {
-                let read = columns.iter().any(|column| file.columns.contains(&column.id));
-                if read && !self.context.has_file(file.id) && !missing.iter().any(|(known, _)| known.id == file.id) {
-                    missing.push((file, fragment.samples));
-                }
+        for (file, samples) in files {
+            if !self.context.has_file(file.id) && !missing.iter().any(|(known, _)| known.id == file.id) {
+                missing.push((file, samples));
             }
         }
         let ranges = missing.iter().map(|(file, _)| tail_range(file)).collect();
@@ -611,10 +614,9 @@ fn widest_gap(wanted: &[Wanted], cost: RequestCost) -> u64 {
         return cost.gap_bytes;
     }
     gaps.sort_unstable();
-    let affordable = gaps.iter().take_while(|gap| left.checked_sub(**gap).map(|rest| left = rest).is_some());
-    // Many gaps are alike: those that can't all be afforded are left out together.
-    let (fit, next) = (affordable.count(), |fit: usize| gaps.get(fit).copied().unwrap_or(0));
-    gaps[..fit].iter().rev().find(|gap| **gap < next(fit)).copied().unwrap_or(0)
+    // The first that is too much, and all gaps as wide as that, stay.
+    let too_wide = gaps.into_iter().find(|gap| left.checked_sub(*gap).map(|rest| left = rest).is_none());
+    too_wide.map_or(cost.gap_bytes, |gap| gap - 1)
 }
 
 /// Bytes from the first to the last block of all columns of all files that some of these lie in.

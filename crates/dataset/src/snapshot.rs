@@ -219,10 +219,14 @@ impl Snapshot {
             files.extend(read.map(|file| (file.clone(), fragment.samples)));
             Ok(())
         })?;
+        let count = files.len().min(TAILS_READ);
+        let looked: Vec<&(FileRef, u64)> = (0..count).map(|index| &files[index * files.len() / count]).collect();
+        if !self.context.storage.mapped() {
+            self.open_tails(looked.iter().map(|(file, samples)| (file, *samples)))?;
+        }
         let (mut stored, mut decoded, mut of_those) = (0u128, 0u128, 0u128);
         let mut blocks: HashMap<u64, u64> = HashMap::new();
-        for looked in 0..files.len().min(TAILS_READ) {
-            let (file, samples) = &files[looked * files.len() / files.len().min(TAILS_READ)];
+        for (file, samples) in looked {
             let tail = &self.context.file(file, *samples)?.tail;
             of_those += u128::from(file.file_bytes);
             for chunk in tail.chunks.iter().filter(|chunk| columns.contains(&chunk.column)) {

@@ -58,7 +58,7 @@ impl<'a> Image<'a> {
     fn write(&self, out: &mut [u8]) -> Result<()> {
         match &self.pixels {
             Pixels::Encoded(encoded) => resize::decode(encoded, &self.geometry, out)?,
-            Pixels::Rgb(data, width, height) => resize::resize_region(data, (*width, *height), &self.geometry, out)?,
+            Pixels::Rgb(data, width, height) => resize::resize_pixels(data, (*width, *height), 3, 8, &self.geometry, out)?,
         }
         let row_bytes = self.size().0 * 3;
         if self.mirrored[0] {
@@ -168,17 +168,14 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
             if (from_height, from_width) == (height, width) {
                 return Ok(());
             }
-            let (data, size) = (array.materialised()?, (from_width, from_height));
-            if array.cut.rank == 3 {
-                let channels = array.cut.size[2];
-                let out = resize::resize_pixels(&data, size, channels, 8 * array.dtype.size() as u8, resized)?;
-                *array = Array::new(Cow::Owned(out), array.dtype, &[height, width, channels]);
-            } else {
-                // Class numbers are never mixed.
-                let nearest = Resized { filter: Filter::Nearest, ..*resized };
-                let out = resize::resize_pixels(&data, size, 1, 8 * array.dtype.size() as u8, &nearest)?;
-                *array = Array::new(Cow::Owned(out), array.dtype, &[height, width]);
-            }
+            // Class numbers are never mixed.
+            let resized = if array.cut.rank == 3 { *resized } else { Resized { filter: Filter::Nearest, ..*resized } };
+            let geometry =
+                Geometry { crop: Region::whole(from_width, from_height), resized: Some(resized), window: Region::whole(width, height) };
+            let (channels, size) = (array.cut.size[2], array.dtype.size()); // A mask's third size is 1.
+            let mut out = vec![0; height * width * channels * size];
+            resize::resize_pixels(&array.materialised()?, (from_width, from_height), channels, 8 * size as u8, &geometry, &mut out)?;
+            *array = Array::new(Cow::Owned(out), array.dtype, &[height, width, channels][..array.cut.rank]);
         }
         (Item::Boxes(rows), motion) => rows.iter_mut().for_each(|row| {
             let [x1, y1, x2, y2] = *row;

@@ -13,7 +13,7 @@ use penstock_tensor::{Dtype, Shape};
 use crate::item::{self, Array, Image, Item};
 use crate::random::{Draws, Purpose, key};
 use crate::source::value_type;
-use crate::transform::{self, Operation, Transform, padding_of};
+use crate::transform::{self, Operation, Transform, padded_size, padding_of};
 
 /// One result of a batch.
 #[derive(Debug, Clone)]
@@ -113,8 +113,8 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Bytes that a result of no fixed shape takes, and those that making it takes beside, by the header of what is stored; nothing where
-    /// that does not say.
+    /// The bytes of a result of no fixed shape, and the scratch bytes of making it, from the header of its stored image. None if the result
+    /// is not an image or a mask, or if the header does not give a size.
     pub fn media_bytes(&self, group: &Group, place: usize, stored: &[u8]) -> Option<(u64, u64)> {
         let output = &self.outputs[group.outputs[place]];
         let (width, height) = if output.is_listed() { image_size(stored)? } else { return None };
@@ -254,8 +254,7 @@ impl Output {
             Operation::TokenChunks { length, .. } => self.shape[0] = Some(*length),
             Operation::Pad { padding, .. } if spatial => {
                 for dimension in 0..padding.len() / 2 {
-                    let (before, after) = padding_of(padding, dimension);
-                    self.shape[dimension] = self.shape[dimension].map(|size| (size as i64 + before + after).max(0) as usize);
+                    self.shape[dimension] = self.shape[dimension].map(|size| padded_size(size, padding, dimension));
                 }
             }
             _ => {}

@@ -206,10 +206,7 @@ fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Result<V
             }
         }
         Operation::Pad { padding, fill } => {
-            let padded = |(dimension, size): (usize, &usize)| {
-                let (before, after) = padding_of(padding, dimension);
-                (-before, (*size as i64 + before + after).max(0) as usize)
-            };
+            let padded = |(dimension, size): (usize, &usize)| (-padding_of(padding, dimension).0, padded_size(*size, padding, dimension));
             vec![Motion::Crop { boxes: size.iter().take(padding.len() / 2).enumerate().map(padded).collect(), fill: *fill }]
         }
         Operation::TokenChunks { length, pad, random } => {
@@ -227,12 +224,15 @@ pub fn size_after(operation: &Operation, (height, width): (usize, usize)) -> (us
         Operation::Resize { size, max_size, .. } => resized(height, width, size, *max_size),
         Operation::CenterCrop { size } | Operation::RandomCrop { size, .. } if size.len() >= 2 => (size[0], size[1]),
         Operation::RandomResizedCrop { size, .. } => (size[0], size[1]),
-        Operation::Pad { padding, .. } => {
-            let padded = |size: usize, (before, after): (i64, i64)| (size as i64 + before + after).max(0) as usize;
-            (padded(height, padding_of(padding, 0)), padded(width, padding_of(padding, 1)))
-        }
+        Operation::Pad { padding, .. } => (padded_size(height, padding, 0), padded_size(width, padding, 1)),
         _ => (height, width),
     }
+}
+
+/// The size of a dimension after padding.
+pub fn padded_size(size: usize, padding: &[i64], dimension: usize) -> usize {
+    let (before, after) = padding_of(padding, dimension);
+    (size as i64 + before + after).max(0) as usize
 }
 
 /// Padding as [left, top, right, bottom] for two dimensions; for others [before, after] of each.
