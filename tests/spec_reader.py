@@ -381,7 +381,7 @@ class Dataset:
     def _newest(self, folder):
         """Section 2, but plainly counting upward from the hint."""
         hint, number = self._get(f"{folder}/hint", must=False) or b"", 0
-        if len(hint) == 16 and hint[:4] == b"PNSH" and crc32c(hint[:12]) == int.from_bytes(hint[12:], "little"):
+        if len(hint) == 24 and hint[:4] == b"PNSH" and crc32c(hint[:20]) == int.from_bytes(hint[20:], "little"):
             number = int.from_bytes(hint[4:12], "little")
         number = number if self._get(self._place(folder, number), must=False) else 0
         while self._get(self._place(folder, number + 1), must=False):

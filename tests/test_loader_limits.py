@@ -74,10 +74,10 @@ def test_what_is_fetched_stays_within_the_budget(bucket, order):
     made = ps.create(bucket, {"body": ps.Bytes()})
     made.append({"body": [rng.bytes(SAMPLE_BYTES) for _ in range(SAMPLES)]})
     budget = (160 if order == "window" else 96) << 20
-    kept = 2 * 64 * SAMPLE_BYTES  # Of the consumer: a batch and the one before.
+    kept = 2 * 64 * SAMPLE_BYTES  # Of the consumer: a batch and the one before. How many more are made ahead is a matter of time.
     command = [sys.executable, "-c", FETCHED, made.uri, str(budget), order]
     grown, peak = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert 30 << 20 < peak <= budget and grown - kept <= 1.1 * budget, (grown / budget, peak / budget)
+    assert kept <= peak <= budget and grown - kept <= 1.1 * budget, (grown / budget, peak / budget)
 
 
 def test_a_window_beyond_the_budget_is_refused(large):

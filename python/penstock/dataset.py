@@ -95,8 +95,10 @@ def open(
     unusually long). A pickled handle carries them without the three secrets.
 
     Cost: on local disk the hint, two look-ups, the record and the root; on object storage three requests: a listing of one
-    name, the record, the root. Nothing grows with the number of samples.
-    Raises: NotFoundError (dataset-not-found, snapshot-not-found, branch-not-found), CorruptError, UnsupportedError (unknown-feature).
+    name, the record, the root. Nothing grows with the number of samples. A local copy of what was written to at that time
+    is looked through, which takes a listing of its data files, until a commit is made there.
+    Raises: NotFoundError (dataset-not-found, snapshot-not-found, branch-not-found), CorruptError (log-incomplete and copy-incomplete:
+    a copy that lacks something), UnsupportedError (unknown-feature).
     """
     if branch != "main":
         raise NotFoundError(
@@ -107,6 +109,11 @@ def open(
     if snapshot is not None and not isinstance(snapshot, str):
         raise InvalidInputError(f"cannot open snapshot {snapshot!r}: a snapshot id is a str", hint="take it from ds.snapshot or ds.log()")
     return Dataset(_core.open(_uri(uri), snapshot, _options(storage_options), _text(io, "io")))
+
+
+def open_incomplete(uri: str | os.PathLike[str], snapshot: str | None = None) -> Dataset:
+    """Open a dataset as `open` does, even if it is a copy that lacks objects: for `verify`, which names them."""
+    return Dataset(_core.open(_uri(uri), snapshot, incomplete=True))
 
 
 def _options(given: Mapping[str, Any] | None) -> list[tuple[str, str]]:

@@ -204,7 +204,9 @@ class Source:
             lanes = max(lanes for lanes in range(1, common + 1) if common % lanes == 0 and lanes <= most)
         else:
             lanes = whole(shuffle.lanes, "lanes", 1)
-        return Source(name, view, columns, {"kind": "window", "run_samples": run, "window_samples": window, "lanes": lanes}, measured=measured)
+        return Source(
+            name, view, columns, {"kind": "window", "run_samples": run, "window_samples": window, "lanes": lanes}, measured=measured
+        )
 
     @property
     def sizes(self) -> tuple[float, float, float]:

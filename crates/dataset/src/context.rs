@@ -81,6 +81,8 @@ type MakeCaches = Box<dyn Fn() -> Caches + Send + Sync>;
 /// An open store with its caches.
 pub struct Context {
     pub storage: Box<dyn Storage>,
+    /// Whether a copy that lacks objects is opened all the same, so that `verify` can name them.
+    pub incomplete: bool,
     /// The dataset that was found here first: the only one that this handle ever reads or writes.
     dataset: OnceLock<Id>,
     caches: PerProcess<Caches, MakeCaches>,
@@ -88,8 +90,12 @@ pub struct Context {
 
 impl Context {
     pub fn new(storage: Box<dyn Storage>) -> Arc<Context> {
+        Context::with(storage, false)
+    }
+
+    pub fn with(storage: Box<dyn Storage>, incomplete: bool) -> Arc<Context> {
         let mapped = storage.mapped();
-        Arc::new(Context { storage, dataset: OnceLock::new(), caches: PerProcess::new(Box::new(move || caches(mapped))) })
+        Arc::new(Context { storage, incomplete, dataset: OnceLock::new(), caches: PerProcess::new(Box::new(move || caches(mapped))) })
     }
 
     /// Hold a dataset that was found here to the one that was here before.

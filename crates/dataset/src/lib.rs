@@ -7,6 +7,7 @@
 mod commit;
 mod config;
 mod context;
+mod copies;
 mod datafile;
 mod doctor;
 mod encode;

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::SnapshotId;
-use penstock_format::ids::{hint_name, log_folder, numbered, read_hint, record_name, record_number, sealed_crc};
+use penstock_format::ids::{hint_name, log_folder, numbered, read_hint, record_name, record_number, sealed_crc, write_hint};
 use penstock_format::record::Record;
 use penstock_storage::Storage;
 
@@ -26,20 +26,27 @@ pub fn read(storage: &dyn Storage, branch: u64, number: u64) -> Result<LogEntry>
     LogEntry::parse(&storage.read(&record_name(branch, number))?, branch, number)
 }
 
+/// The newest record of a log, and the place that its hint was written in, if the hint was read.
+#[derive(Debug, Clone, Copy)]
+pub struct Newest {
+    pub number: u64,
+    pub written_in: Option<u64>,
+}
+
 /// The newest record, which is `known` or later, or nothing where there is no log. Cost: that of `newest_number`, and the record.
 pub fn newest(storage: &dyn Storage, branch: u64, known: Option<u64>) -> Result<Option<LogEntry>> {
-    newest_number(storage, &log_folder(branch), known)?.map(|number| read(storage, branch, number)).transpose()
+    newest_number(storage, &log_folder(branch), known)?.map(|newest| read(storage, branch, newest.number)).transpose()
 }
 
 /// The number of the newest record of a log, of which record `known` was seen before. Cost: a listing of a few names where the store lists
 /// in order; else hint, and about three look-ups.
-pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) -> Result<Option<u64>> {
+pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) -> Result<Option<Newest>> {
     if let Some(number) = storage.newest(folder)?.and_then(|names| first_listed(&names)).filter(|number| Some(*number) >= known) {
-        return Ok(Some(number));
+        return Ok(Some(Newest { number, written_in: None }));
     }
     let exists = |number: u64| storage.exists(&numbered(folder, number));
     // Without a hint the search is longer, and that is all.
-    let hinted = storage.read(&hint_name(folder)).ok().and_then(|body| read_hint(&body));
+    let (hinted, written_in) = hint(storage, folder).unzip();
     let mut newest = match hinted.max(known) {
         Some(number) if Some(number) == known || exists(number)? => number,
         _ if known.is_some() => known.unwrap_or_default(),
@@ -64,9 +71,39 @@ pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) ->
         _ => newest.checked_add(2).map(|next| Ok(exists(next)?.then_some(next))).transpose()?.flatten(),
     };
     match beyond {
-        None => Ok(Some(newest)),
+        None => Ok(Some(Newest { number: newest, written_in })),
         Some(beyond) => Err(incomplete(storage, folder, newest + 1, beyond)),
     }
+}
+
+/// The newest record of a log as some writer knew it, and the place where that was.
+pub fn hint(storage: &dyn Storage, folder: &str) -> Option<(u64, u64)> {
+    storage.read(&hint_name(folder)).ok().and_then(|body| read_hint(&body))
+}
+
+/// Leave a hint for those who come later. If that fails, they look a little longer.
+pub fn leave_hint(storage: &dyn Storage, folder: &str, number: u64) {
+    let _ = storage.overwrite(&hint_name(folder), &write_hint(number, storage.place().map_or(0, |place| place.id)));
+}
+
+/// Numbers of the log up to a snapshot are dense: gives an error for each gap. Nothing where the store does not list.
+pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> {
+    if !storage.lists() {
+        return Ok(Vec::new());
+    }
+    let folder = log_folder(snapshot.branch);
+    let mut numbers: Vec<u64> = storage.list(&folder)?.iter().filter_map(|(name, _)| record_number(name)).collect();
+    numbers.push(snapshot.number); // A store may list what it had a while ago.
+    numbers.sort_unstable();
+    let mut expected = 0;
+    let mut gaps = Vec::new();
+    for number in numbers {
+        if number > expected {
+            gaps.push(incomplete(storage, &folder, expected, number));
+        }
+        expected = expected.max(number.saturating_add(1));
+    }
+    Ok(gaps)
 }
 
 /// A record that must have been there once is not: to append after the hole would take the number of a commit that exists.

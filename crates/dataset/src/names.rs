@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use penstock_error::{Context as _, Error, Result};
 use penstock_format::SnapshotId;
-use penstock_format::ids::{NAMES_FOLDER, hint_name, numbered, write_hint};
+use penstock_format::ids::{NAMES_FOLDER, numbered};
 use penstock_format::names::{NameKind, Names, Operation};
 use penstock_storage::{Created, Storage, create_certainly};
 
 use crate::context::Context;
-use crate::log::newest_number;
+use crate::log::{leave_hint, newest_number};
 use crate::transaction::now_us;
 
 /// Lost races before giving up.
@@ -27,7 +27,7 @@ struct Log {
 impl Log {
     /// Read what came since, up to `known` at least. Cost: `newest_number`, and one request a record.
     fn catch_up(&mut self, storage: &dyn Storage, known: Option<u64>) -> Result<()> {
-        let end = newest_number(storage, NAMES_FOLDER, known)?.map_or(0, |number| number + 1);
+        let end = newest_number(storage, NAMES_FOLDER, known)?.map_or(0, |newest| newest.number + 1);
         for number in self.next..end {
             let name = numbered(NAMES_FOLDER, number);
             let names = Names::parse(&storage.read(&name)?, number).context(|| format!("cannot read `{name}`"))?;
@@ -85,7 +85,7 @@ fn append(context: &Context, left: impl Fn(&BTreeMap<String, SnapshotId>) -> Opt
             storage.prove()?;
         }
         if create_certainly(storage, &numbered(NAMES_FOLDER, number), &names.encode())? == Created::Created {
-            let _ = storage.overwrite(&hint_name(NAMES_FOLDER), &write_hint(number)); // A stale hint costs a few look-ups.
+            leave_hint(storage, NAMES_FOLDER, number);
             return Ok(true);
         }
         // Another's record, or an own earlier try: what is left tells.

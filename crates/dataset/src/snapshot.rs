@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use penstock_error::{Context as _, Error, Result};
-use penstock_format::ids::root_name;
+use penstock_format::ids::{log_folder, root_name};
 use penstock_format::manifest::{FileRef, Fragment, PageRef, Root, WordsSegment};
 use penstock_format::record::{Delta, Record};
 use penstock_format::schema::{ColumnSpec, Schema};
@@ -12,6 +12,7 @@ use penstock_format::{Id, SnapshotId};
 use penstock_storage::Storage;
 
 use crate::context::Context;
+use crate::copies;
 use crate::log::{self, LogEntry};
 use penstock_storage::process::PerProcess;
 
@@ -57,10 +58,14 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Open the newest snapshot of a branch. Cost on local disk: hint, record, root.
+    /// Open the newest snapshot of a branch. Cost on local disk: hint, record, root; in a copy, what `copies::check` takes.
     pub fn open(context: Arc<Context>, branch: u64) -> Result<Snapshot> {
-        let entry = log::newest(context.storage.as_ref(), branch, None)?.ok_or_else(|| not_found(context.storage.as_ref()))?;
-        Snapshot::at(context, entry)
+        let store = context.storage.as_ref();
+        let newest = log::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| not_found(store))?;
+        let entry = log::read(store, branch, newest.number)?;
+        let snapshot = Snapshot::at(context, entry)?;
+        copies::check(&snapshot, newest.written_in)?;
+        Ok(snapshot)
     }
 
     /// The newest snapshot of this branch. Cost: as `open`, without the root where that is still the same.
@@ -76,7 +81,11 @@ impl Snapshot {
             return Err(not_found(context.storage.as_ref()));
         }
         let entry = log::named(context.storage.as_ref(), snapshot)?;
-        Snapshot::at(context, entry)
+        let store = context.storage.as_ref();
+        let written_in = store.place().and_then(|_| log::hint(store, &log_folder(snapshot.branch))).map(|(_, place)| place);
+        let snapshot = Snapshot::at(context, entry)?;
+        copies::check(&snapshot, written_in)?;
+        Ok(snapshot)
     }
 
     /// The snapshot of a record that was read. Cost: its root.

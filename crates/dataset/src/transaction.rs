@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_format::ids::{
-    ObjectRef, PROVISIONAL, Place, data_name, hint_name, log_folder, page_name, place_of, record_name, root_name, words_name, write_hint,
+    ObjectRef, PROVISIONAL, Place, data_name, log_folder, page_name, place_of, record_name, root_name, words_name,
 };
 use penstock_format::manifest::{Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, Root, WordsSegment, encode_pages, encode_words};
 use penstock_format::record::{Change, ChangeKind, Delta, Record, RecordKind};
@@ -95,7 +95,7 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
         }
         return Err(error);
     }
-    let _ = store.overwrite(&hint_name(&log_folder(0)), &write_hint(0)); // A missing hint costs a few look-ups.
+    log::leave_hint(store, &log_folder(0), 0);
     Ok(snapshot)
 }
 
@@ -427,7 +427,7 @@ impl Transaction {
         self.state = State::Closed;
         let record = snapshot.record();
         let store = self.base.context.storage.as_ref();
-        let _ = store.overwrite(&hint_name(&log_folder(record.branch)), &write_hint(record.number)); // A stale hint costs a few look-ups.
+        log::leave_hint(store, &log_folder(record.branch), record.number);
         let first_row_id = penstock_format::ids::row_id(record.lineage, record.next_counter - self.samples) as i64;
         let receipt = Receipt { snapshot: record.snapshot(), first_row_id, samples: self.samples };
         Ok((receipt, snapshot))

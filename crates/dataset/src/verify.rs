@@ -4,7 +4,7 @@ use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_header};
-use penstock_format::ids::{NAMES_FOLDER, data_name, log_folder, record_number};
+use penstock_format::ids::{NAMES_FOLDER, data_name};
 use penstock_format::manifest::{FileRef, Fragment};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::RangeRequest;
@@ -43,7 +43,7 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
         Ok(())
     });
     note(&mut report, "log".into(), walked)?;
-    for error in check_log(snapshot)? {
+    for error in log::gaps(store, &snapshot.id())? {
         note(&mut report, "log".into(), Err(error))?;
     }
     note(&mut report, NAMES_FOLDER.into(), pins(&snapshot.context).map(drop))?;
@@ -64,27 +64,6 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
         }
     }
     Ok(report)
-}
-
-/// Numbers of the log are dense: gives an error for each gap. Nothing where the store does not list.
-fn check_log(snapshot: &Snapshot) -> Result<Vec<Error>> {
-    let store = snapshot.context.storage.as_ref();
-    if !store.lists() {
-        return Ok(Vec::new());
-    }
-    let folder = log_folder(snapshot.id().branch);
-    let mut numbers: Vec<u64> = store.list(&folder)?.iter().filter_map(|(name, _)| record_number(name)).collect();
-    numbers.push(snapshot.id().number); // A store may list what it had a while ago.
-    numbers.sort_unstable();
-    let mut expected = 0;
-    let mut gaps = Vec::new();
-    for number in numbers {
-        if number > expected {
-            gaps.push(log::incomplete(store, &folder, expected, number));
-        }
-        expected = expected.max(number.saturating_add(1));
-    }
-    Ok(gaps)
 }
 
 /// Keep damage; pass on what is none.
@@ -131,6 +110,9 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
     let specs: Vec<Option<&ColumnSpec>> =
         columns.iter().map(|column| snapshot.schema.columns.iter().find(|spec| spec.id == *column)).collect();
     for (chunk, spec) in file.tail.chunks.iter().zip(&specs) {
+        if let Some(row) = (0..samples).find(|row| !chunk.is_valid(*row) && chunk.free.iter().any(|sizes| sizes.get(*row as usize) != 0)) {
+            return Err(malformed(format!("sample {row} of column {} is null, and has sizes", chunk.column)));
+        }
         let Some(spec) = spec else { continue };
         check_stored_as(&file, chunk, spec)?;
         if matches!(spec.kind, ColumnKind::Category) {

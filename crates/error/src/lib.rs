@@ -71,6 +71,7 @@ pub const CODES: &[(&str, Kind)] = &[
     ("object-truncated", Kind::Corrupt),
     ("object-malformed", Kind::Corrupt),
     ("log-incomplete", Kind::Corrupt),
+    ("copy-incomplete", Kind::Corrupt),
     ("unknown-feature", Kind::Unsupported),
     ("unsupported-format", Kind::Unsupported),
     ("unsupported-storage", Kind::Unsupported),

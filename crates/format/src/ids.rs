@@ -209,19 +209,21 @@ pub fn words_name(id: Id) -> String {
     format!("w/{id}")
 }
 
-/// Body of a hint object.
-pub fn write_hint(number: u64) -> Vec<u8> {
+/// Body of a hint object: the newest record, and the place that it was written in (0: none).
+pub fn write_hint(number: u64, place: u64) -> Vec<u8> {
     let mut writer = Writer(b"PNSH".to_vec());
     writer.u64(number);
+    writer.u64(place);
     let sum = crc(&writer.0);
     writer.u32(sum);
     writer.0
 }
 
-/// The number in a hint, or nothing when it is not one: hints are never trusted.
-pub fn read_hint(body: &[u8]) -> Option<u64> {
-    if body.len() != 16 || &body[..4] != b"PNSH" || crc(&body[..12]).to_le_bytes() != body[12..] {
+/// The number and the place in a hint, or nothing when it is not one: hints are never trusted.
+pub fn read_hint(body: &[u8]) -> Option<(u64, u64)> {
+    if body.len() != 24 || &body[..4] != b"PNSH" || crc(&body[..20]).to_le_bytes() != body[20..] {
         return None;
     }
-    Some(u64::from_le_bytes(body[4..12].try_into().ok()?))
+    let number = |at: usize| Some(u64::from_le_bytes(body[at..at + 8].try_into().ok()?));
+    Some((number(4)?, number(12)?))
 }

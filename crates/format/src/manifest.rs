@@ -39,7 +39,7 @@ impl Fragment {
         let live = cursor.varint()?;
         let runs = cursor.list(9, Run::read)?;
         let counted = runs.iter().try_fold(0u64, |sum, run| sum.checked_add(run.count));
-        if runs.len() > FRAGMENT_RUNS || counted != Some(samples) || live != samples {
+        if runs.len() > FRAGMENT_RUNS || runs.iter().any(|run| run.count == 0) || counted != Some(samples) || live != samples {
             return Err(malformed(format!("a fragment of {samples} samples ({live} live) has {} runs of {counted:?} row ids", runs.len())));
         }
         let files = cursor.list(22, |cursor| {

@@ -276,6 +276,18 @@ impl Record {
         if record.transactions.is_empty() || record.deltas.len() > RECORD_DELTAS || record.live != record.samples {
             return Err(malformed(format!("the commit record at {branch:x}-{number} has no transaction, or impossible counts")));
         }
+        let given_out = record.transactions.iter().map(|entry| entry.first_counter.checked_add(entry.samples_added));
+        if !given_out.into_iter().all(|end| end.is_some_and(|end| end <= record.next_counter)) {
+            let text = format!("the commit record at {branch:x}-{number} gives out row ids beyond its next one, {}", record.next_counter);
+            return Err(malformed(text));
+        }
+        let provisional = |delta: &Delta| match delta {
+            Delta::Fragment(fragment) => fragment.runs.iter().any(|run| run.first & PROVISIONAL != 0),
+            _ => false,
+        };
+        if record.deltas.iter().any(provisional) {
+            return Err(malformed(format!("the commit record at {branch:x}-{number} has provisional row ids")));
+        }
         if !TIMES_US.contains(&record.time_us) {
             return Err(malformed(format!(
                 "the commit record at {branch:x}-{number} is of no time that a calendar has: {} us",

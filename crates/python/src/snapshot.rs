@@ -47,19 +47,20 @@ pub fn create(
     Ok(Snapshot { inner: Arc::new(made.or_raise(py)?), options })
 }
 
-/// Open the newest snapshot of main, or the one named.
+/// Open the newest snapshot of main, or the one named; a copy that lacks objects only where `incomplete` allows it.
 #[pyfunction]
-#[pyo3(signature = (uri, snapshot=None, storage_options=None, io="auto"))]
+#[pyo3(signature = (uri, snapshot=None, storage_options=None, io="auto", incomplete=false))]
 pub fn open(
     py: Python<'_>,
     uri: &str,
     snapshot: Option<&str>,
     storage_options: Option<Vec<(String, String)>>,
     io: &str,
+    incomplete: bool,
 ) -> PyResult<Snapshot> {
     let options = options(storage_options, io).or_raise(py)?;
     let opened = py.detach(|| {
-        let context = Context::new(penstock_storage::open(uri, &options)?);
+        let context = Context::with(penstock_storage::open(uri, &options)?, incomplete);
         match snapshot {
             None => penstock_dataset::Snapshot::open(context, 0),
             Some(id) => penstock_dataset::Snapshot::open_at(context, &SnapshotId::parse(id)?),

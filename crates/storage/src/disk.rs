@@ -6,11 +6,12 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
+use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
 use memmap2::MmapMut;
 
-use crate::{Piece, RangeRequest};
+use crate::{Piece, Place, RangeRequest};
 
 /// A file system. Paths are absolute.
 pub trait FileSystem: Send + Sync + Debug {
@@ -42,6 +43,10 @@ pub trait FileSystem: Send + Sync + Debug {
     fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>>;
     /// How many names a file has.
     fn links(&self, path: &Path) -> io::Result<u64>;
+    /// What tells a folder from all others.
+    fn place(&self, _folder: &Path) -> Option<Place> {
+        None
+    }
 }
 
 /// An open file.
@@ -207,6 +212,14 @@ impl FileSystem for Disk {
 
     fn links(&self, path: &Path) -> io::Result<u64> {
         Ok(fs::symlink_metadata(path)?.nlink())
+    }
+
+    /// By its inode and, as inodes are used again, by the time it was made.
+    fn place(&self, folder: &Path) -> Option<Place> {
+        let found = fs::metadata(folder).ok()?;
+        let made = found.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let id = (found.ino().rotate_left(32) ^ made.map_or(0, |time| time.as_nanos() as u64)).max(1);
+        Some(Place { id, made_us: made.map(|time| time.as_micros() as i64) })
     }
 }
 

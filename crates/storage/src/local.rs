@@ -13,7 +13,7 @@ use crate::counters::{Counters, add};
 use crate::direct;
 use crate::disk::{File, FileSystem};
 use crate::process::PerProcess;
-use crate::{Created, Io, ObjectWriter, RangeRequest, Storage, Then};
+use crate::{Created, Io, ObjectWriter, Place, RangeRequest, Storage, Then};
 
 /// Temporary files begin so; readers ignore every name that is not the spec's.
 const TEMPORARY: &str = "tmp-";
@@ -273,6 +273,10 @@ impl Storage for Local {
 
     fn will_read(&self, whole: &[u8], in_order: bool) {
         self.files.will_read(whole, in_order);
+    }
+
+    fn place(&self) -> Option<Place> {
+        self.files.place(&self.root)
     }
 
     fn exists(&self, name: &str) -> Result<bool> {

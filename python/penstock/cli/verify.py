@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-import penstock
 from penstock.cli import show
+from penstock.dataset import open_incomplete
 
 
 def verify(
@@ -18,7 +18,7 @@ def verify(
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
     """Read and check every byte of a snapshot; exit 1 if anything is damaged."""
-    dataset = penstock.open(uri, snapshot=snapshot or None)
+    dataset = open_incomplete(uri, snapshot=snapshot or None)
     console = Console(stderr=True)
     with Progress(console=console, disable=as_json or not console.is_terminal) as progress:
         task = progress.add_task("verifying", total=None)

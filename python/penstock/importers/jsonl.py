@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,11 +21,13 @@ from penstock.arrow import element_type
 from penstock.errors import InvalidInputError
 from penstock.importers import rows, tables
 from penstock.importers.encoding import recoded
-from penstock.importers.source import Chunk, Options, Source
+from penstock.importers.source import Chunk, Options, Source, ahead
 from penstock.schema import Category, ColumnType, Label, Scalar, Text
 
 # A longer line is no sample but a file of another format.
 LONGEST_LINE_BYTES = 256 << 20
+# That parse blocks while those before are stored.
+THREADS = min(4, os.cpu_count() or 1)
 
 
 class BadLine:
@@ -48,16 +51,16 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     progress = {"done": 0}
 
     def chunks() -> Iterator[Chunk]:
-        for block in itertools.chain(begun, blocks):
-            first = progress["done"]
-            lines = _lines(block)
-            table = _table(block, kinds)
-            if table is not None and table.num_rows == len(lines):
+        parse = functools.partial(_parsed, kinds)
+        for block, table in ahead((functools.partial(parse, block) for block in itertools.chain(begun, blocks)), THREADS):
+            first, count = progress["done"], block.count(b"\n") + (not block.endswith(b"\n"))
+            if table is not None and table.num_rows == count:
                 columns = {key: tables.values(table.column(key), kind) for key, kind in kinds.items()}
-                yield Chunk(columns, len(lines), functools.partial(_name, path, first))
+                yield Chunk(columns, count, functools.partial(_name, path, first))
             else:
-                yield from (chunk for chunk, _ in rows.chunks_of(map(_object, lines), kinds, first, functools.partial(_name, path, 0)))
-            progress["done"] = first + len(lines)
+                lines = map(_object, _lines(block))
+                yield from (chunk for chunk, _ in rows.chunks_of(lines, kinds, first, functools.partial(_name, path, 0)))
+            progress["done"] = first + count
 
     return Source(kinds, chunks(), None, "rows", lambda: progress["done"])
 
@@ -89,6 +92,10 @@ def _blocks(stream: Any) -> Iterator[bytes]:
 
 def _lines(block: bytes) -> list[bytes]:
     return block.removesuffix(b"\n").split(b"\n")
+
+
+def _parsed(kinds: Mapping[str, ColumnType], block: bytes) -> tuple[bytes, pa.Table | None]:
+    return block, _table(block, kinds)
 
 
 def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import tables
-from penstock.importers.source import Chunk, Options, Source
+from penstock.importers.source import Chunk, Options, Source, ahead
 from penstock.schema import ColumnType
 
 ROWS_AT_ONCE = 65_536
@@ -34,7 +35,9 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
         for file in files:
             first = 0
             batches = _guard(file, partial(_batches, file))
-            while (batch := _guard(file, partial(next, batches, None))) is not None:
+            following = partial(_guard, file, partial(next, batches, None))
+            # One is read while the one before it is stored.
+            for batch in itertools.takewhile(lambda batch: batch is not None, ahead(itertools.repeat(following), 1)):
                 if batch.schema.names != schema.names:
                     raise InvalidInputError(
                         f"cannot import `{file}`: its columns are {batch.schema.names}, those of `{files[0]}` {schema.names}",

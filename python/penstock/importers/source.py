@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from penstock.schema import ColumnType
+
+
+Result = TypeVar("Result")
+
+
+def ahead(tasks: Iterable[Callable[[], Result]], threads: int) -> Iterator[Result]:
+    """Run tasks in threads before their results are wanted, at most `threads + 1` of them; give results in order."""
+    with ThreadPoolExecutor(threads, "penstock-import") as pool:
+        waiting: collections.deque[Future[Result]] = collections.deque()
+        try:
+            for task in tasks:
+                waiting.append(pool.submit(task))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclasses.dataclass(frozen=True)
