@@ -1,11 +1,14 @@
 """Every column type and dtype comes back bit for bit, with nulls, codecs, and through every layout."""
 
 import datetime
+import decimal
+import fractions
 import io
 import pathlib
 
 import ml_dtypes
 import numpy as np
+import pandas as pd
 import penstock as ps
 import pytest
 from hypothesis import given, settings
@@ -219,3 +222,47 @@ def test_files_are_stored_as_they_are_read(tmp_path):
     with pytest.raises(ps.Error, match=r"row 1.*missing|missing.*row 1") as told:
         ds.append({"blob": [paths[0], missing]})
     assert told.value.rows == [1]
+
+
+ODD = [
+    None, True, False, 0, -1, 7, 255, 256, 2**31, 2**53 + 1, 2**63, 2**70, 0.0, 1.0, 1.5, 1e300, float("nan"), float("inf"), "", "a", "7", "\ud800", b"a", b"\xff",
+    np.int8(3), np.int64(2**40), np.float16(0.1), np.float32(0.1), np.float64(0.1), np.bool_(True), np.str_("b"), np.datetime64("2020-01-01"),
+    datetime.datetime(2020, 1, 1), datetime.date(2020, 1, 1), decimal.Decimal("1.5"), fractions.Fraction(1, 2), 1j, pd.NA, pd.NaT, pd.Timestamp("2020-01-01"),
+    [1], [], {}, object(), np.ma.masked, np.zeros(1), np.zeros(()), ml_dtypes.bfloat16(2),
+]  # fmt: skip
+MANY_KINDS = {
+    **{dtype: dtype for dtype in DTYPES}, "text": ps.Text(), "bytes": ps.Bytes(), "json": ps.Json(), "label": ps.Label(["a", "b", "7"]), "category": ps.Category(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MANY_KINDS)
+def test_a_long_list_takes_and_refuses_what_a_short_one_does(tmp_path, kind):
+    """Long lists are converted at once: nothing may come in, or be changed, that would not if it came alone. The error tells the row."""
+    like = {
+        "text": ["a", "é"],
+        "bytes": [b"a", b"b"],
+        "json": [{}, [1]],
+        "label": ["a", "b"],
+        "category": ["a", "c"],
+        "bool": [True, False],
+    }.get(kind)
+    like = like or {"u": [1, 2], "i": [1, -2], "f": [1.5, 2.5], "c": [1j, 2.0]}.get(numpy_dtype(kind).kind, [1, 2])
+    at = 1777
+    for number, value in enumerate(ODD):
+        outcomes = []
+        for place, values in ((1, [like[0], value, like[1]]), (at, like * (at // 2) + [like[0], value, *like[::-1] * 100])):
+            ds = ps.create(f"memory://{kind}-{place}-{number}", {"v": MANY_KINDS[kind]})
+            try:
+                ds.append({"v": values})
+            except ps.Error as error:
+                outcomes.append((error.code, [row - place for row in error.rows or ()]))
+            else:
+                column = ds.take([place - 1, place, place + 1])["v"]
+                if kind in ("label", "category"):
+                    words = ds.vocabulary("v")
+                    column = [
+                        None if missing else words[code]
+                        for code, missing in zip(np.ma.getdata(column), np.ma.getmaskarray(column), strict=True)
+                    ]
+                outcomes.append(repr(column))
+        assert outcomes[0] == outcomes[1], f"{value!r} of {type(value)}"

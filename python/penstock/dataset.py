@@ -259,9 +259,10 @@ def _commit(entry: dict[str, Any]) -> Commit:
     )  # fmt: skip
 
 
-# A call to the core takes about this many bytes and rows at once, so that a large append is bounded by the budget.
+# A call to the core takes about this many bytes at once, so that a large append is bounded by the budget.
 SLICE_BYTES = 16 << 20
-SLICE_ROWS = 65_536
+# Lists of texts and bytes as short as this are not measured one by one.
+SHORT_BYTES = 256
 
 
 def _size(value: Any) -> int:
@@ -296,15 +297,14 @@ def slices(columns: Iterable[Any], rows: int) -> Iterator[tuple[int, int]]:
             even += sizes
         else:
             uneven.append(sizes)
-    most = SLICE_ROWS if any(isinstance(values, list) for values in columns) else max(1, rows)
     if not uneven:
-        step = max(1, min(most, int(SLICE_BYTES / even) if even else most))
+        step = max(1, int(SLICE_BYTES / even) if even else rows)
         yield from ((start, min(start + step, rows)) for start in range(0, max(rows, 1), step))
         return
     ends = np.cumsum(np.sum(uneven, axis=0) + even)  # Bytes of all rows up to each, itself included.
     start, before = 0, 0.0
     while start < rows:
-        end = min(int(np.searchsorted(ends, before + SLICE_BYTES)) + 1, start + most, rows)
+        end = min(int(np.searchsorted(ends, before + SLICE_BYTES)) + 1, rows)
         yield start, end
         start, before = end, float(ends[end - 1])
     if rows == 0:
@@ -324,8 +324,8 @@ def _sizes(values: Any) -> float | npt.NDArray[np.float64]:
             return _PLAIN_BYTES
         if kinds <= {str, bytes, type(None)}:
             longest = max(map(len, filter(None, values) if type(None) in kinds else values), default=0)
-            if longest <= SLICE_BYTES // SLICE_ROWS:  # Slices of so many rows are small whatever they hold.
-                return float(longest)
+            if longest <= SHORT_BYTES:  # Slices are small enough as if all were so long.
+                return float(longest) + _PLAIN_BYTES
             return np.fromiter((len(value or "") for value in values), np.float64, len(values)) + _PLAIN_BYTES
         return np.fromiter(map(_size, values), np.float64, len(values))
     mean = float(values.nbytes) / max(1, len(values))

@@ -15,21 +15,24 @@ from penstock.values import (
     Prepared,
     blob,
     coded_from_arrow,
+    coded_from_strings,
     codes_or_words,
     dense,
     fail,
     flat_from_arrow,
-    flat_from_strings,
     is_null,
     is_null_word,
     is_utf8,
     items_of,
     numpy_dtype,
     pictures,
+    plain_numbers,
     pulled,
     ragged,
     refuse_one_image,
     rows_of,
+    short_strings,
+    strings,
 )  # fmt: skip
 
 MODES = ("RGB", "L", "RGBA", "I;16", "stored")
@@ -83,8 +86,12 @@ class Text(ColumnType):
 
     type = "text"
 
+    def rows(self, values: Any) -> Any:
+        whole = short_strings(values)
+        return rows_of(values) if whole is None else whole
+
     def prepare(self, values: Any) -> Prepared:
-        flat = flat_from_arrow(values)
+        flat = flat_from_arrow(strings(values) if isinstance(values, list) else values)
         if flat is not None:
             return flat
         items = items_of(values)
@@ -93,7 +100,7 @@ class Text(ColumnType):
             for row, value in enumerate(items):
                 if value is not None and not isinstance(value, str):
                     raise fail(f"is a {type(value).__name__}, expected str", row)
-        return flat_from_strings(items) or ("items", items)
+        return ("items", items)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,7 +150,7 @@ class Label(ColumnType):
         return {**super().spec(), "names": list(self.names)}
 
     def rows(self, values: Any) -> Any:
-        return coded_from_arrow(values) or rows_of(values)
+        return coded_from_arrow(values) or coded_from_strings(values) or rows_of(values)
 
     def prepare(self, values: Any) -> Prepared:
         return codes_or_words(values)
@@ -156,7 +163,7 @@ class Category(ColumnType):
     type = "category"
 
     def rows(self, values: Any) -> Any:
-        return coded_from_arrow(values) or rows_of(values)
+        return coded_from_arrow(values) or coded_from_strings(values) or rows_of(values)
 
     def prepare(self, values: Any) -> Prepared:
         return codes_or_words(values)
@@ -174,6 +181,13 @@ class Scalar(ColumnType):
 
     def spec(self) -> dict[str, Any]:
         return {**super().spec(), "dtype": self.dtype}
+
+    def rows(self, values: Any) -> Any:
+        quick = plain_numbers(values, self.dtype) if isinstance(values, list) else None
+        if quick is None:
+            return rows_of(values)
+        array, validity = quick
+        return array if validity is None else np.ma.MaskedArray(array, ~validity)
 
     def prepare(self, values: Any) -> Prepared:
         return dense(values, (), self.dtype)

@@ -23,6 +23,8 @@ Prepared = tuple[Any, ...]
 TILED_BYTES = 8 << 20
 # From here on Arrow makes its array of texts sooner than they are looked at one by one, and is worth importing.
 MANY = 1000
+# Lists of more text are converted part by part.
+WHOLE_BYTES = 256 << 20
 Array = npt.NDArray[Any]
 
 DTYPES = (
@@ -380,13 +382,16 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
 
 def plain_numbers(items: list[Any], dtype: str) -> tuple[Array, npt.NDArray[np.bool_] | None] | None:
     """Convert a list of Python's own numbers and None at once; None where that does not go, for the row to be found one by one."""
+    wanted = numpy_dtype(dtype)
+    floats = inferred(items) if wanted.kind == "f" else None
+    if floats is not None and str(floats.type) == "double":
+        return cast(np.asarray(floats.fill_null(0.0)), dtype), np.asarray(floats.is_valid()) if floats.null_count else None
     kinds = set(map(type, items))
     validity = None
     if type(None) in kinds:
         validity = np.fromiter((item is not None for item in items), bool, len(items))
         kinds.discard(type(None))
         items = [0 if item is None else item for item in items]
-    wanted = numpy_dtype(dtype)
     if kinds == {int} and wanted.kind in "iu":
         array = whole_numbers(items, dtype)
     elif kinds and kinds <= {int, float} and wanted.kind == "f":
@@ -550,16 +555,36 @@ def coded_from_arrow(values: Any) -> Coded | None:
     return Coded(_core.Words(words[1], words[2]), np.asarray(filled).astype(np.int64), validity)
 
 
-def flat_from_strings(items: list[Any]) -> Prepared | None:
-    """Take many texts, and None, at once; None where that does not go, for the row to be found one by one."""
-    if len(items) < MANY:
+def inferred(values: Any) -> Any:
+    """Convert a long list to an Arrow array of the type that its values have in common; None where they have none."""
+    if not isinstance(values, list) or len(values) < MANY:
         return None
     import pyarrow as pa
 
     try:
-        return flat_from_arrow(pa.array(items, pa.large_string()))
-    except (pa.ArrowException, UnicodeError):
-        return None
+        array = pa.array(values)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return None  # The row is found one by one.
+    return array if isinstance(array, pa.Array) else None  # Text beyond 2 GiB comes in chunks.
+
+
+def strings(values: Any) -> Any:
+    """Convert a long list of texts, and None, to Arrow at once; None where that does not go."""
+    array = inferred(values)
+    return array if array is not None and str(array.type) == "string" else None
+
+
+def short_strings(values: Any) -> Any:
+    """As `strings`, of texts that are not too many bytes to be held twice. Cost: looks at a thousand before it tries."""
+    some = values[:: len(values) // 1000 + 1] if isinstance(values, list) else []
+    lengths = [len(value) for value in some if isinstance(value, str)]
+    return strings(values) if lengths and sum(lengths) / len(lengths) * len(values) <= WHOLE_BYTES else None
+
+
+def coded_from_strings(values: Any) -> Coded | None:
+    """Take a long list of words, and None, as places among its different words; None where that does not go."""
+    words = short_strings(values)
+    return None if words is None else coded_from_arrow(words.dictionary_encode())
 
 
 def items_of(values: Any) -> list[Any]:
@@ -582,7 +607,7 @@ def codes_or_words(values: Any) -> Prepared:
     items = items_of(values)
     kinds = set(map(type, items))
     if kinds <= {str, type(None)}:
-        return flat_from_strings(items) or ("items", items)
+        return flat_from_arrow(strings(items)) or ("items", items)
     if kinds == {int}:
         whole = whole_numbers(items, "int64")
         if whole is not None:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from penstock.schema import ColumnType
 
-
 Result = TypeVar("Result")
 
 
