@@ -27,7 +27,7 @@ bench: setup ## measure against the machine and rivals; PHOTOS=folder of JPEGs
 fuzz: ## fuzz every parser, SECONDS=60 each
 	@tools/fuzz.sh $(or $(SECONDS_EACH),60)
 
-soak: setup ## the long proofs: 10,000 crashes, every bit flipped, 200 kills
+soak: setup ## the long proofs: 10,000 crashes, every bit flipped, 200 kills, planted errors (MUTANTS=40)
 	@tools/soak.sh
 
 docs: setup ## API pages of the Rust crates, doctests of Python

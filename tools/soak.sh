@@ -1,7 +1,12 @@
 #!/usr/bin/env bash
-# The long proofs, whole: 10,000 seeded crashes, 10,000 schedules of faults before MinIO, every bit of a dataset flipped, 200 kills, model tests at length.
+# The long proofs, whole: 10,000 seeded crashes, 10,000 schedules of faults before MinIO, every bit of a dataset flipped, 200 kills, model tests at length,
+# and MUTANTS (40) errors planted in the core of dataset, loader and importers, of which at least 85 % must be caught.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 tools/servers.sh
 PENSTOCK_SOAK=1 cargo test --release -p penstock-testkit --locked -- --nocapture
 PENSTOCK_SOAK=1 .venv/bin/python -m pytest tests -m "soak" -p no:cacheprovider -rA
+
+[ -x .tools/bin/cargo-mutants ] || cargo install cargo-mutants --version 27.1.0 --locked --root .tools -q
+.venv/bin/uv pip install -q --python .venv/bin/python "cosmic-ray>=8,<9"
+PATH="$PWD/.tools/bin:$PATH" .venv/bin/python tools/mutants.py --sample "${MUTANTS:-40}"

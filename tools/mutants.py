@@ -1,0 +1,205 @@
+"""Plant errors in the code, one at a time, and count those that some test catches.
+
+    .venv/bin/python tools/mutants.py --sample 40 --seed 1       # of all that cargo-mutants and cosmic-ray make
+    .venv/bin/python tools/mutants.py --patches folder           # errors of your own, a patch each
+
+It works in a clone below target/, so that the working tree stays as it is; what is not committed is not in it. Ends with the score, and with
+status 1 if it is below 85 % of those mutants that build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "target" / "mutants"
+TREE = FOLDER / "tree"
+LEAST = 0.85
+DATASET = ["commit", "copies", "datafile", "fetch", "log", "plan", "read", "snapshot"]
+LOADER = ["order", "permutation", "plan", "quota", "window"]
+RUST = [*(f"crates/dataset/src/{name}.rs" for name in DATASET), *(f"crates/loader/src/{name}.rs" for name in LOADER)]
+PYTHON = "python/penstock/importers/*.py"
+# Quick to build, and near enough to what is shipped.
+PROFILE = [arg for line in ('inherits="release"', "lto=false", "codegen-units=16", "opt-level=1", "incremental=true", "debug-assertions=false")
+           for arg in ("--config", f"profile.mutants.{line}")]  # fmt: skip
+CARGO = ["--profile", "mutants", "--locked", "-q", *PROFILE]
+STEP_SECONDS = 900
+
+
+def tests_of(path: str) -> list[list[str]]:
+    """Commands that may catch an error in a file, the quickest first."""
+    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not soak and not data"]
+    of = lambda *names: [*pytest, *(f"tests/test_{name}.py" for name in names)]  # noqa: E731
+    if path.startswith("python/penstock/importers/"):
+        return [of("importers", "import_faults", "cli", "bad_input")]
+    if path.startswith("crates/loader/"):
+        return [
+            of("loader", "planted", "loader_review", "loader_review2", "window_memory"),
+            ["cargo", "test", *CARGO, "-p", "penstock-loader"],
+        ]
+    if path.startswith("crates/dataset/"):
+        first = of(
+            "limits",
+            "planted",
+            "commits",
+            "places",
+            "copies",
+            "columns",
+            "reading",
+            "tiles",
+            "small_samples",
+            "second_reader",
+            "pins",
+            "crafted",
+        )
+        away = [*of("limits", "planted", "columns", "reading", "tiles"), "--store", "buffered"]
+        return [first, [*away[:-1], "s3"], away, ["cargo", "test", *CARGO, "-p", "penstock-dataset", "-p", "penstock-testkit"]]
+    rust = ["cargo", "test", *CARGO, "--workspace", "--exclude", "penstock-python"]
+    return [[*pytest, "tests"], rust, [*pytest[:-1], "not soak and not data and not local", "tests", "--store", "s3"]]
+
+
+def of_rust() -> Iterator[tuple[str, str, str]]:
+    """All mutants that cargo-mutants makes: (name, path, patch)."""
+    chosen = [arg for path in RUST for arg in ("-f", path)]
+    listed = subprocess.run(
+        ["cargo", "mutants", "--list", "--json", "--diff", *chosen], cwd=TREE, check=True, capture_output=True, text=True
+    )
+    for mutant in json.loads(listed.stdout):
+        yield mutant["name"], mutant["file"], mutant["diff"]
+
+
+def of_python() -> Iterator[tuple[str, str, str]]:
+    """All mutants that cosmic-ray makes."""
+    from cosmic_ray import plugins
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.mutating import mutate_code
+
+    for path in sorted(TREE.glob(PYTHON)):
+        name, code = str(path.relative_to(TREE)), path.read_text()
+        for operator_name in plugins.operator_names():
+            operator = plugins.get_operator(operator_name)
+            if operator.arguments():
+                continue  # Those that want names of variables.
+            made = operator()
+            places = sum(len(list(made.mutation_positions(node))) for node in ast_nodes(get_ast(code)))
+            for place in range(places):
+                changed = mutate_code(code, made, place)
+                if changed and changed != code:
+                    lines = difflib.unified_diff(code.splitlines(True), changed.splitlines(True), f"a/{name}", f"b/{name}")
+                    yield f"{name}: {operator_name} {place}", name, "".join(lines)
+
+
+def of_patches(folder: pathlib.Path) -> Iterator[tuple[str, str, str]]:
+    for patch in sorted(folder.glob("*.patch")):
+        text = patch.read_text()
+        yield patch.name, next(line[6:].strip() for line in text.splitlines() if line.startswith("+++ b/")), text
+
+
+def run(command: Sequence[str], log: pathlib.Path) -> int:
+    """Run a command in the tree; one that does not end is ended, and counts as failed."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(TREE / "python"),
+        "CARGO_TARGET_DIR": str(FOLDER / "build"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    with log.open("ab") as out:
+        started = subprocess.Popen(command, cwd=TREE, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            return started.wait(STEP_SECONDS)
+        except subprocess.TimeoutExpired:
+            return 124
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)  # Servers and workers that a failed test left, too.
+            started.wait()
+
+
+def build(log: pathlib.Path) -> bool:
+    if run(["cargo", "build", *CARGO, "-p", "penstock-python", "--features", "pyo3/abi3-py311"], log):
+        return False
+    shutil.copy(FOLDER / "build" / "mutants" / "lib_core.so", TREE / "python" / "penstock" / "_core.abi3.so")
+    return True
+
+
+def caught_by(path: str, log: pathlib.Path) -> str | None:
+    """The first command that fails; None if all pass."""
+    for command in tests_of(path):
+        if code := run(command, log):
+            failed = [
+                line for line in log.read_text(errors="replace").splitlines() if line.startswith(("FAILED", "ERROR", "test result: FAILED"))
+            ]
+            ended = "it did not end" if code == 124 else f"exit {code}"
+            return failed[-1][:160] if failed else f"{' '.join(command[:3])}: {ended}"
+    return None
+
+
+def prepare() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if not TREE.exists():
+        subprocess.run(["git", "clone", "-q", ROOT, TREE], check=True)
+        (TREE / ".tools").symlink_to(ROOT / ".tools")
+    subprocess.run(["git", "fetch", "-q", ROOT, "HEAD"], cwd=TREE, check=True)
+    subprocess.run(["git", "reset", "-q", "--hard", "FETCH_HEAD"], cwd=TREE, check=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sample", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--patches", type=pathlib.Path)
+    parser.add_argument("--trust", action="store_true", help="don't look first whether the tests pass without any error planted")
+    parser.add_argument("--out", type=pathlib.Path, default=FOLDER / "report.json")
+    options = parser.parse_args()
+    prepare()
+    mutants = list(of_patches(options.patches.resolve()) if options.patches else [*of_rust(), *of_python()])
+    total = len(mutants)
+    if not options.patches:
+        mutants = random.Random(options.seed).sample(mutants, min(options.sample, total))
+    logs = FOLDER / "logs"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    if not build(logs / "build.log"):
+        raise SystemExit(f"the code does not build: see {logs / 'build.log'}")
+    commands = {tuple(command) for _, path, _ in mutants for command in tests_of(path)}
+    for command in () if options.trust else sorted(commands):
+        if run(command, logs / "tests.log"):
+            raise SystemExit(f"`{' '.join(command)}` fails without any error planted: see {logs / 'tests.log'}")
+    report = []
+    for number, (name, path, patch) in enumerate(mutants):
+        log, began = logs / f"{number:03}.log", time.monotonic()
+        log.write_text(f"{name}\n{patch}\n")
+        subprocess.run(["git", "apply", "--recount", "-"], cwd=TREE, input=patch, text=True, check=True)
+        try:
+            built = path.endswith(".py") or build(log)
+            by = caught_by(path, log) if built else None
+        finally:
+            subprocess.run(["git", "checkout", "-q", "."], cwd=TREE, check=True)
+            if not path.endswith(".py") and number + 1 < len(mutants) and mutants[number + 1][1].endswith(".py"):
+                build(logs / "build.log")  # The next one is tested with the core as it is.
+        outcome = "does not build" if not built else "caught" if by else "LIVED"
+        report.append({"name": name, "outcome": outcome, "by": by, "patch": patch})
+        print(f"{number + 1}/{len(mutants)} {outcome}, {time.monotonic() - began:.0f} s: {name}{f' by {by}' if by else ''}", flush=True)
+        options.out.write_text(json.dumps(report, indent=1))
+    viable = [one for one in report if one["outcome"] != "does not build"]
+    caught = sum(one["outcome"] == "caught" for one in viable)
+    print(
+        f"{len(mutants)} of {total} mutants (seed {options.seed}): {caught} of {len(viable)} that build were caught, {caught / max(1, len(viable)):.1%}"
+    )
+    return int(caught < LEAST * len(viable))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
