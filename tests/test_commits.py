@@ -47,7 +47,7 @@ def test_a_transaction_is_one_commit_or_nothing(root):
         tx.append({"n": np.arange(3_000_000)})
         tx.append({"n": ["no number"]})
     with pytest.raises(ps.InvalidInputError):
-        ds.append({"t": [f"{i}" for i in range(70_000)] + [5]})  # Fails in its second slice.
+        ds.append({"t": [f"{i}" for i in range(600_000)] + [5]})  # Fails in its second slice.
     assert sorted(path for path in root.rglob("*") if path.is_file()) == before, "nothing at all is left"
     with pytest.raises(ps.ClosedError):
         tx.append({"n": [1]})
@@ -62,8 +62,8 @@ def test_a_failed_slice_ends_the_transaction(root):
     ds = ps.create(root, {"t": ps.Text()})
     with pytest.raises(ps.ClosedError, match="append before has failed"), ds.transaction() as tx:
         with pytest.raises(ps.InvalidInputError) as caught:
-            tx.append({"t": ["x"] * 70_000 + [1]})
-        assert caught.value.rows == [70_000]
+            tx.append({"t": ["x"] * 600_000 + [1]})  # The first slice of several.
+        assert caught.value.rows == [600_000]
     assert len(ps.open(root)) == 0
 
 

@@ -56,6 +56,12 @@ def test_a_copy_is_looked_through_until_it_is_written_to(source):
     assert listings(ps.open(place)) == 0 and len(ps.open(place)) == 303, "a rename is no copy"
 
 
+def test_a_copy_of_links_is_whole(source):
+    place = pathlib.Path(source.uri).with_name("links")
+    subprocess.run(["cp", "-rs", source.uri, place], check=True)
+    assert len(ps.open(place).take(range(300))["n"]) == 300
+
+
 @pytest.mark.parametrize("folder", ["d", "p", "w", "log"])
 @pytest.mark.parametrize("how", ["missing", "cut short"])
 def test_whatever_a_copy_lacks_stops_it_and_is_named(source, folder, how):

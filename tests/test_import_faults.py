@@ -42,22 +42,22 @@ def test_columns_named_like_messages(root):
 
 def test_rows_in_values_are_never_renumbered(tmp_path):
     ds = ps.create(tmp_path / "set", {"n": "int32", "t": ps.Text()})
-    texts = ["x"] * 70_000
+    texts = ["x"] * 600_000  # Several slices.
     with pytest.raises(ps.InvalidInputError) as caught:
-        ds.append({"n": [1] * 69_000 + ["row 5"] + [1] * 999, "t": texts})
+        ds.append({"n": [1] * 599_000 + ["row 5"] + [1] * 999, "t": texts})
     error = caught.value
-    assert error.rows == [69_000] and error.column == "n" and "row 69000 is 'row 5'" in str(error), error
+    assert error.rows == [599_000] and error.column == "n" and "row 599000 is 'row 5'" in str(error), error
     ds = ps.create(tmp_path / "words", {"label": ps.Label(["row 1", "row 2"])})
     with pytest.raises(ps.InvalidInputError) as caught:
-        ds.append({"label": ["row 1"] * 66_000 + ["row 9"]})
-    assert caught.value.rows == [66_000] and caught.value.column == "label" and "row 66000 holds `row 9`" in str(caught.value)
+        ds.append({"label": ["row 1"] * 2_200_000 + ["row 9"]})
+    assert caught.value.rows == [2_200_000] and caught.value.column == "label" and "row 2200000 holds `row 9`" in str(caught.value)
     assert "labels: row 1, row 2" in str(caught.value)
 
 
 def test_rows_of_values_that_are_pulled_are_counted_from_the_beginning(tmp_path):
-    ds = ps.create(tmp_path / "set", {"v": ps.Tensor((None, None), "float64", tile=(2, 2))})
-    values = [np.zeros((2, 2))] * 65_540
-    values[65_537] = np.zeros((2, 2, 2))
+    ds = ps.create(tmp_path / "set", {"v": ps.Tensor((None, None), "float64", tile=(8, 8))})
+    values = [np.zeros((8, 8))] * 65_540
+    values[65_537] = np.zeros((8, 8, 8))
     with pytest.raises(ps.InvalidInputError) as caught:
         ds.append({"v": values})
     assert caught.value.rows == [65_537] and "row 65537" in str(caught.value) and caught.value.column == "v"

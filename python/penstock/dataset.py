@@ -311,7 +311,7 @@ def slices(columns: Iterable[Any], rows: int) -> Iterator[tuple[int, int]]:
         yield 0, 0
 
 
-# What a Python number takes, about.
+# What a Python object takes beside its contents, about.
 _PLAIN_BYTES = 32.0
 _PLAIN = {int, float, bool, complex, type(None)}
 
@@ -327,7 +327,7 @@ def _sizes(values: Any) -> float | npt.NDArray[np.float64]:
             if longest <= SHORT_BYTES:  # Slices are small enough as if all were so long.
                 return float(longest) + _PLAIN_BYTES
             return np.fromiter((len(value or "") for value in values), np.float64, len(values)) + _PLAIN_BYTES
-        return np.fromiter(map(_size, values), np.float64, len(values))
+        return np.fromiter(map(_size, values), np.float64, len(values)) + _PLAIN_BYTES
     mean = float(values.nbytes) / max(1, len(values))
     ends = offsets_of(values)
     return mean if ends is None else np.diff(ends).astype(np.float64) + 8.0

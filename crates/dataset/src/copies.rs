@@ -45,24 +45,35 @@ fn copied_live(here: Place, written_in: Option<u64>, newest_us: i64) -> bool {
 
 /// Objects of a snapshot that are not there, or shorter or longer than they were. What is damaged otherwise is left to whoever reads it.
 fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
-    let list = |folder: &str| Ok(snapshot.context.storage.list(folder)?.into_iter().collect::<HashMap<String, u64>>());
+    let store = snapshot.context.storage.as_ref();
+    let list = |folder: &str| Ok(store.list(folder)?.into_iter().collect::<HashMap<String, u64>>());
     let (data, words) = (list("d")?, list("w")?);
-    let lacks = |listed: &HashMap<String, u64>, id: Id, bytes: u64| listed.get(&id.to_string()) != Some(&bytes);
-    let segments = snapshot.words_segments().filter(|segment| lacks(&words, segment.object.id, segment.object.bytes));
-    let mut missing: Vec<String> = segments.map(|segment| words_name(segment.object.id)).collect();
-    for part in 0..snapshot.parts.len() {
-        match snapshot.fragments(part) {
-            Ok((_, fragments)) => {
-                let files = fragments.as_slice().iter().flat_map(|fragment| &fragment.files);
-                missing.extend(files.filter(|file| lacks(&data, file.id, file.file_bytes)).map(|file| data_name(file.id)));
-            }
-            Err(error) if error.kind() == Kind::NotFound || error.code() == "object-truncated" => {
-                if let Part::Page(page) = &snapshot.parts[part] {
-                    missing.push(page_name(page.object.id));
+    let is_there = |listed: &HashMap<String, u64>, id: Id, bytes: u64, name: &str| match listed.get(&id.to_string()) {
+        Some(found) => Ok(*found == bytes),
+        None => store.exists(name), // A link to a file is not listed.
+    };
+    let mut missing = Vec::new();
+    for segment in snapshot.words_segments() {
+        let name = words_name(segment.object.id);
+        if !is_there(&words, segment.object.id, segment.object.bytes, &name)? {
+            missing.push(name);
+        }
+    }
+    for (index, part) in snapshot.parts.iter().enumerate() {
+        match (snapshot.fragments(index), part) {
+            (Ok((_, fragments)), _) => {
+                for file in fragments.as_slice().iter().flat_map(|fragment| &fragment.files) {
+                    let name = data_name(file.id);
+                    if !is_there(&data, file.id, file.file_bytes, &name)? {
+                        missing.push(name);
+                    }
                 }
             }
-            Err(error) if error.kind() == Kind::Corrupt => {}
-            Err(error) => return Err(error),
+            (Err(error), Part::Page(page)) if error.kind() == Kind::NotFound || error.code() == "object-truncated" => {
+                missing.push(page_name(page.object.id));
+            }
+            (Err(error), _) if error.kind() == Kind::Corrupt => {}
+            (Err(error), _) => return Err(error),
         }
     }
     Ok(missing)
