@@ -240,10 +240,13 @@ impl State {
         for step in parked.map(|(step, _)| *step).collect::<Vec<u64>>() {
             let used = self.in_flight_bytes() + self.given_bytes;
             let first = self.entries.keys().next() == Some(&step);
+            // Earlier ones that nobody has looked at yet must run before this one is given: they may be as large as any so far.
+            let earlier = self.entries.range(..step).filter(|(_, entry)| matches!(entry.slot, Slot::Taken | Slot::Fetched(_)));
+            let unknown: u64 = earlier.map(|(_, entry)| self.estimate_bytes.saturating_sub(entry.bytes)).sum();
             let (threads, Some(entry)) = (self.threads, self.entries.get_mut(&step)) else { return };
             let Slot::Parked(job) = &entry.slot else { return };
             let (tasks, Needs { bytes, held_bytes, scratch_bytes }) = (job.tasks(), job.needs());
-            if !first && used + (bytes - held_bytes) + scratch_bytes * tasks.min(threads) as u64 > room_bytes {
+            if !first && used + unknown + (bytes - held_bytes) + scratch_bytes * tasks.min(threads) as u64 > room_bytes {
                 return;
             }
             (entry.bytes, entry.scratch) = (bytes, (scratch_bytes, tasks));
