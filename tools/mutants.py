@@ -32,7 +32,7 @@ LOADER = ["order", "permutation", "plan", "quota", "window"]
 RUST = [*(f"crates/dataset/src/{name}.rs" for name in DATASET), *(f"crates/loader/src/{name}.rs" for name in LOADER)]
 PYTHON = "python/penstock/importers/*.py"
 # Quick to build, also where tests build helpers.
-QUICK = {"LTO": "false", "CODEGEN_UNITS": "16", "OPT_LEVEL": "1", "INCREMENTAL": "true"}
+QUICK = {"LTO": "false", "CODEGEN_UNITS": "16", "OPT_LEVEL": "1", "INCREMENTAL": "true", "DEBUG": "0"}
 CARGO = ["--release", "--locked", "-q"]
 STEP_SECONDS = 900
 
