@@ -266,3 +266,11 @@ def test_a_long_list_takes_and_refuses_what_a_short_one_does(tmp_path, kind):
                     ]
                 outcomes.append(repr(column))
         assert outcomes[0] == outcomes[1], f"{value!r} of {type(value)}"
+
+
+def test_nulls_within_a_value_are_told_as_that(tmp_path):
+    for kind in (ps.Tensor((None,), "float32"), ps.Tensor((2,), "float32")):
+        ds = ps.create(tmp_path / str(kind.shape[0]), {"v": kind})
+        with pytest.raises(ps.InvalidInputError, match=r"row 1 holds.*None") as caught:
+            ds.append({"v": [[1.0, 2.0], [1.0, None]]})
+        assert caught.value.rows == [1]

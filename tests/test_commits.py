@@ -5,9 +5,11 @@ import multiprocessing
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -65,6 +67,34 @@ def test_a_failed_slice_ends_the_transaction(root):
             tx.append({"t": ["x"] * 600_000 + [1]})  # The first slice of several.
         assert caught.value.rows == [600_000]
     assert len(ps.open(root)) == 0
+
+
+def commit_and_open(uri, commits, answers):
+    try:
+        ds = ps.open(uri)
+        for number in range(commits):
+            ds.append({"n": [number]})
+            ps.open(uri)
+        answers.put(None)
+    except ps.Error as error:
+        answers.put(f"{error.code}: {error}")
+
+
+@pytest.mark.local
+def test_commits_of_others_are_never_taken_for_a_hole(tmp_path):
+    """Two commits between a look at n + 1 and one at n + 2: in memory, where commits are quick, one in two hundred met that."""
+    root = pathlib.Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path)) / "dataset"
+    ds = ps.create(root, {"n": "int32"})
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    writers = [context.Process(target=commit_and_open, args=(ds.uri, 300, answers)) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    seen = [answers.get(timeout=120) for _ in writers]
+    for writer in writers:
+        writer.join()
+    assert seen == [None] * 4 and len(ds.refresh()) == 1200 and not ds.verify()["problems"]
+    shutil.rmtree(root.parent)
 
 
 def test_a_handle_sees_its_own_commits_and_others_after_refresh(root):

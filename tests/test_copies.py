@@ -94,24 +94,30 @@ def test_whatever_a_copy_lacks_stops_it_and_is_named(source, folder, how):
     assert refused >= 1
 
 
+@pytest.mark.parametrize("hint", ["first", "last"])
 @pytest.mark.parametrize("order", [["d", "log"], ["log", "d"]])
-def test_what_is_written_between_two_folders_is_right_or_refused(source, order):
+def test_what_is_written_between_two_folders_is_right_or_refused(source, order, hint):
+    """In the documented order it is right, whether the log's hint is of before its records or of after them."""
     place = pathlib.Path(source.uri).with_name("copy")
     place.mkdir()
+    hints = pathlib.Path(source.uri) / "log" / "0000000000000000" / "hint"
     rest = [folder.name for folder in pathlib.Path(source.uri).iterdir() if folder.name not in order]
     for folder in [*order, *rest]:
+        early = hints.read_bytes()
         shutil.copytree(pathlib.Path(source.uri) / folder, place / folder)
         source.append(batch(100))
+        if folder == "log":
+            (place / hints.relative_to(source.uri)).write_bytes(early if hint == "first" else hints.read_bytes())
     if order[0] == "log":
         copied = ps.open(place)
         assert copied.take(range(300))["n"].tolist() == np.repeat(np.arange(100), 3).tolist() and not copied.verify()["problems"]
+        copied.append(batch(7))
+        assert len(ps.open(place)) == 303
         return
     with pytest.raises(ps.CorruptError) as caught:
         ps.open(place)
     assert caught.value.code == "copy-incomplete" and "copy it again" in str(caught.value)
-    subprocess.run(
-        ["cp", "-rn", f"{source.uri}/.", place], check=False
-    )  # A second turn brings what lacks; GNU cp exits 1 for what it left.
+    subprocess.run(["cp", "-rn", f"{source.uri}/.", place], check=False)  # What lacks is added; GNU cp exits 1 for what it left.
     assert not ps.open(place).verify()["problems"]
 
 

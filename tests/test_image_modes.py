@@ -156,24 +156,33 @@ def test_explain_says_which_images_may_come_as_a_list(tmp_path):
 
 
 LARGE = """
-import json, sys
+import json, sys, threading, time
 import penstock as ps
 from penstock import transforms as T
 
 def anonymous():
-    return int(next(line for line in open("/proc/self/smaps_rollup") if line.startswith("Anonymous:")).split()[1]) << 10
+    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon:")).split()[1]) << 10
+
+def watch():
+    global peak
+    while not over.wait(0.001):
+        peak = max(peak, anonymous())
 
 ds, budget = ps.open(sys.argv[1]), int(sys.argv[2])
 transform = {"none": [], "normalise": [T.Normalize([0.5], [0.5])], "crop": [T.RandomResizedCrop(224)]}[sys.argv[3]]
 next(iter(ds.select([0]).loader(batch_size=1, transform=[T.CenterCrop(8)])))
-before, peak, seen = anonymous(), 0, 0
+before, peak, seen, over = anonymous(), 0, 0, threading.Event()
+watcher = threading.Thread(target=watch)
+watcher.start()
 loader = ds.loader(batch_size=int(sys.argv[4]), transform=transform, memory_bytes=budget, threads=2)
 try:
     for batch in loader:
-        peak, seen = max(peak, anonymous()), seen + len(batch["image"])
+        seen += len(batch["image"])
     print(json.dumps([peak - before, loader.stats()["peak_bytes"], seen]))
 except ps.InvalidInputError as error:
     print(json.dumps(str(error)))
+finally:
+    over.set()
 """
 
 
@@ -192,3 +201,33 @@ def test_large_images_stay_within_the_budget_or_are_refused(tmp_path):
         assert peak <= budget and grown <= 1.1 * budget + (24 << 20), (what, grown / budget, peak / budget)
     refused = large(ds, 256 << 20, "normalise", 1)
     assert "a batch of this loader takes" in refused and "memory_bytes=" in refused
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "stored"])
+@pytest.mark.parametrize("interpolation", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("size", [(7, 11), (40, 53)])
+def test_a_flip_before_a_nearest_resize_moves_images_and_masks_alike(tmp_path, mode, interpolation, size):
+    """The nearest place of a mirrored image is not the mirrored nearest place."""
+    pixels = np.random.default_rng(0).integers(0, 256, (23, 31, 1), np.uint8)
+    ds = ps.create(tmp_path / "ds", {"image": ps.Image(mode=mode), "mask": ps.Mask()})
+    ds.append({"image": [np.repeat(pixels, 3, axis=2)], "mask": [pixels[..., 0]]})
+    both = {"on": ["image", "mask"]}
+    flips = [T.RandomHorizontalFlip(1.0, **both), T.RandomVerticalFlip(1.0, **both)]
+    [batch] = ds.loader(batch_size=1, transform=[*flips, T.Resize(size, interpolation=interpolation, **both)])
+    image, mask = np.asarray(batch["image"])[0], np.asarray(batch["mask"])[0]
+    assert interpolation != "nearest" or (image[..., 0] == mask.reshape(size)).all()
+    expected = F.resize(torch.from_numpy(pixels[::-1, ::-1, 0].copy())[None], list(size), interpolation=InterpolationMode(interpolation))
+    assert (image[..., 0] == expected[0].numpy()).all()
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("kind", ["progressive", "PNG"])
+def test_what_decoders_take_beside_the_pixels_is_counted(tmp_path, kind):
+    """12 MP: the coefficients of a progressive JPEG are 36 MB a thread."""
+    picture = Image.open(io.BytesIO(photograph(3000, 4000, 1)))
+    body = io.BytesIO()
+    picture.save(body, "PNG" if kind == "PNG" else "JPEG", progressive=True, compress_level=1)
+    ds = ps.create(tmp_path / "large", {"image": ps.Image()})
+    ds.append({"image": [body.getvalue()] * 8})
+    grown, peak, seen = large(ds, 256 << 20, "none", 1)
+    assert seen == 8 and peak <= 256 << 20 and grown <= (256 << 20) + (24 << 20), (grown / (256 << 20), peak / (256 << 20))

@@ -1,5 +1,6 @@
 """What importers refuse, and how they say it: the right item, the right column, nothing read out of a message."""
 
+import gzip
 import io
 import json
 import shutil
@@ -223,3 +224,57 @@ def test_two_bad_values_of_a_row_are_two_refusals_with_null(root, tmp_path, kind
         assert value in refusal.message and refusal.path.endswith(f"{'row' if kind == 'csv' else 'line'} {row + 1}")
     ds = ps.open(root)
     assert ds["a"][:].tolist() == [0, 1, None, 3, 4, 5, 6, 7] and ds["b"][:].tolist() == [0, 1, None, 3, 4, None, 6, 7]
+
+
+def test_numbers_beyond_a_type_are_refused_whoever_parses_them(tmp_path):
+    """float32 has no 1e39, float64 no 1e400: from text, too; what says inf is that."""
+    (tmp_path / "a.csv").write_text("g,h\n1.5,1e400\n1e39,2\ninf,-inf\n,3\n")
+    with pytest.raises(ps.InvalidInputError, match="1e400") as caught:
+        import_data(tmp_path / "a.csv", tmp_path / "raised", types={"g": "float32"})
+    assert caught.value.column == "h"
+    report = import_data(tmp_path / "a.csv", tmp_path / "csv", types={"g": "float32"}, on_error="skip")
+    assert [refusal.path[-5:] for refusal in report.refused] == ["row 1", "row 2"]
+    assert ps.open(tmp_path / "csv")["h"][:].tolist() == [-np.inf, 3.0]
+    (tmp_path / "b.jsonl").write_text('{"g":1}\n{"g":1e39}\n{"g":' + "9" * 400 + '}\n{"g":2}\n')
+    report = import_data(tmp_path / "b.jsonl", tmp_path / "jsonl", types={"g": "float32"}, on_error="skip")
+    assert [refusal.path[-6:] for refusal in report.refused] == ["line 2", "line 3"] and ps.open(tmp_path / "jsonl")["g"][:].tolist() == [
+        1.0,
+        2.0,
+    ]
+
+
+@pytest.mark.parametrize("odd", ["null", '{"g":1} {"g":2}\n', '{"g":\n1}\n{"g":1} {"g":2}', "[1]", '"text"', '{"g":3}{"g":4}\n\n'])
+def test_a_line_that_is_no_object_is_refused_among_good_ones(tmp_path, odd):
+    (tmp_path / "a.jsonl").write_text('{"g":5}\n' + odd + '\n{"g":6}\n')
+    report = import_data(tmp_path / "a.jsonl", tmp_path / "out", on_error="skip", types={"g": "int32"})
+    assert report.refused and {refusal.path.split("line ")[1] for refusal in report.refused} <= {"2", "3", "4"}
+    assert ps.open(tmp_path / "out")["g"][:].tolist() == [5, 6]
+
+
+def test_damage_in_a_compressed_or_checked_source_names_the_file(tmp_path):
+    lines = "".join(f'{{"g":{number},"t":"{number:090}"}}\n' for number in range(200_000)).encode()
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines)[:-2000])
+    with pytest.raises(ps.CorruptError, match=r"a\.jsonl\.gz"):
+        import_data(tmp_path / "a.jsonl.gz", tmp_path / "gz")
+    place = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"g": np.random.default_rng(0).random(300_000)}),
+        place,
+        row_group_size=100_000,
+        compression="none",
+        write_page_checksum=True,
+        use_dictionary=False,
+    )
+    body = bytearray(place.read_bytes())
+    body[len(body) // 2] ^= 4
+    place.write_bytes(body)
+    with pytest.raises(ps.CorruptError, match=r"a\.parquet"):
+        import_data(place, tmp_path / "pq")
+    assert not (tmp_path / "pq").exists() and not (tmp_path / "gz").exists()
+
+
+@pytest.mark.parametrize("options, told", [({"include": "cat/*"}, "include=.'cat/.'."), ({"delimeter": ";"}, "unknown option `delimeter`")])
+def test_options_that_are_none_are_refused(tmp_path, options, told):
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    with pytest.raises(ps.InvalidInputError, match=told):
+        import_data(tmp_path / "a.csv", tmp_path / "out", **options)

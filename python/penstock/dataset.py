@@ -95,8 +95,8 @@ def open(
     unusually long). A pickled handle carries them without the three secrets.
 
     Cost: on local disk the hint, two look-ups, the record and the root; on object storage three requests: a listing of one
-    name, the record, the root. Nothing grows with the number of samples. A local copy of what was written to at that time
-    is looked through, which takes a listing of its data files, until a commit is made there.
+    name, the record, the root. Nothing grows with the number of samples. A local copy is looked through, which takes a
+    listing of its data files, until a commit is made there.
     Raises: NotFoundError (dataset-not-found, snapshot-not-found, branch-not-found), CorruptError (log-incomplete and copy-incomplete:
     a copy that lacks something), UnsupportedError (unknown-feature).
     """

@@ -181,7 +181,8 @@ class Loader:
         if held and need > self.memory_bytes:
             raise InvalidInputError(
                 f"the window takes up to {size_text(held)} on each rank{' and in each worker' if workers > 1 else ''}, a batch "
-                f"{size_text(core.least_bytes)}, memory_bytes is {size_text(self.memory_bytes)}", code="invalid-argument",
+                f"{size_text(core.least_bytes)}, fetching {size_text(beside)}: {size_text(need)}, memory_bytes is {size_text(self.memory_bytes)}",
+                code="invalid-argument",
                 hint=f"memory_bytes={int(1.5 * need)}, or a smaller window",
             )  # fmt: skip
         return core

@@ -46,7 +46,10 @@ def shares_of(weights: Mapping[str, float]) -> list[int]:
     >>> shares_of({"a": 3.0, "b": 1.0}), sum(shares_of({"a": 0.1, "b": 0.7}))
     ([3, 1], 4503599627370496)
     """
-    total = math.fsum(weights.values())
+    try:
+        total = math.fsum(weights.values())
+    except OverflowError:
+        total = math.inf
     if not total < math.inf:
         raise InvalidInputError(f"cannot mix: the weights sum to {total}", code="invalid-argument")
     if total < 2**53 and all(weight.is_integer() for weight in weights.values()):
@@ -142,6 +145,8 @@ def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhaust
     for name, given in sources.items():
         view, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
         weight = len(view) if weight is None and isinstance(view, View) else weight
+        if not isinstance(name, str):
+            raise InvalidInputError(f"cannot mix {name!r}: a name is a str", code="invalid-argument")
         if not isinstance(view, View) or not isinstance(weight, int | float | np.number) or not 0 <= weight < math.inf:
             raise InvalidInputError(
                 f"cannot mix `{name}`: expected a view and a weight of at least 0, got {given!r}", code="invalid-argument"

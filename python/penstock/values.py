@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import numbers
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -373,18 +374,23 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
                 raise fail(f"is {str(item)[:80]!r}, expected {dtype}", row)
     try:
         # float64 holds what Python calls a float; arrays keep their own dtype.
-        return (
+        array = (
             np.asarray(items) if shape or wanted.kind == "b" else np.array(items, dtype=np.complex128 if wanted.kind == "c" else np.float64)
         )
     except (ValueError, TypeError, OverflowError) as error:
         raise fail(f"values do not make an array of {dtype}: {error}") from error
+    if array.dtype.kind == "O" and shape:
+        for row, item in enumerate(array):
+            if any(part is None for part in item.flat):
+                raise fail("holds None, expected numbers", row, hint="a sample is null as a whole, or not at all")
+    return array
 
 
 def plain_numbers(items: list[Any], dtype: str) -> tuple[Array, npt.NDArray[np.bool_] | None] | None:
     """Convert a list of Python's own numbers and None at once; None where that does not go, for the row to be found one by one."""
     wanted = numpy_dtype(dtype)
-    floats = inferred(items) if wanted.kind == "f" else None
-    if floats is not None and str(floats.type) == "double":
+    floats = at_once(items, {float}, "float64") if wanted.kind == "f" else None
+    if floats is not None:
         return cast(np.asarray(floats.fill_null(0.0)), dtype), np.asarray(floats.is_valid()) if floats.null_count else None
     kinds = set(map(type, items))
     validity = None
@@ -477,7 +483,10 @@ def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -
     if array.size == 0 and array.ndim != len(shape):
         array = np.empty([size or 0 for size in shape], numpy_dtype(dtype))
     wrong = array.ndim != len(shape) or any(size is not None and size != array.shape[axis] for axis, size in enumerate(shape))
-    if array.dtype.kind == "O" or wrong:
+    if array.dtype.kind == "O" and not wrong:
+        within = next((item for item in array.flat if item is None or not isinstance(item, numbers.Number)), None)
+        raise fail(f"holds {str(within)[:80]!r}, expected {dtype}", row, hint="a sample is null as a whole, or not at all")
+    if wrong:
         raise fail(f"has the shape {array.shape}, expected {shape}", row)
     return np.ascontiguousarray(cast(array, dtype, row))
 
@@ -555,23 +564,25 @@ def coded_from_arrow(values: Any) -> Coded | None:
     return Coded(_core.Words(words[1], words[2]), np.asarray(filled).astype(np.int64), validity)
 
 
-def inferred(values: Any) -> Any:
-    """Convert a long list to an Arrow array of the type that its values have in common; None where they have none."""
-    if not isinstance(values, list) or len(values) < MANY:
+def at_once(values: Any, kinds: set[type], kind: str) -> Any:
+    """Convert a long list of these types, and None, to an Arrow array; None where it holds others, or some value does not fit.
+
+    Types are looked at before: Arrow takes some values for what they are not, and is ended by a few.
+    """
+    if not isinstance(values, list) or len(values) < MANY or not set(map(type, values)) <= {*kinds, type(None)}:
         return None
     import pyarrow as pa
 
     try:
-        array = pa.array(values)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        array = pa.array(values, kind)
+    except (pa.ArrowException, ValueError, OverflowError):
         return None  # The row is found one by one.
     return array if isinstance(array, pa.Array) else None  # Text beyond 2 GiB comes in chunks.
 
 
 def strings(values: Any) -> Any:
     """Convert a long list of texts, and None, to Arrow at once; None where that does not go."""
-    array = inferred(values)
-    return array if array is not None and str(array.type) == "string" else None
+    return at_once(values, {str}, "string")
 
 
 def short_strings(values: Any) -> Any:

@@ -74,16 +74,36 @@ pub fn probe(bytes: &[u8], limits: Limits) -> Result<Header> {
     Ok(header)
 }
 
-/// Read width and height from a header without a decoder. None if only a decoder can find them.
-pub fn image_size(bytes: &[u8]) -> Option<(usize, usize)> {
+/// What a header tells without a decoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outline {
+    pub width: usize,
+    pub height: usize,
+    /// What decoding takes beside the pixels: the coefficients of a JPEG whose scans each hold a part of all.
+    pub decoder_bytes: u64,
+}
+
+/// Read the outline of an image. None if only a decoder can find it.
+pub fn outline(bytes: &[u8]) -> Option<Outline> {
     let number =
         |bytes: &[u8], at: usize, count: usize| Some(bytes.get(at..at + count)?.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte)));
     if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
-        return Some((number(bytes, 16, 4)?, number(bytes, 20, 4)?));
+        return Some(Outline { width: number(bytes, 16, 4)?, height: number(bytes, 20, 4)?, decoder_bytes: 0 });
     }
     let is_frame = |marker: u8| matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc);
-    let (_, frame) = jpeg::segments(bytes).find(|(marker, _)| is_frame(*marker))?;
-    Some((number(frame, 3, 2)?, number(frame, 1, 2)?))
+    let (marker, frame) = jpeg::segments(bytes).find(|(marker, _)| is_frame(*marker))?;
+    let (height, width) = (number(frame, 1, 2)?, number(frame, 3, 2)?);
+    let components = frame.get(6..)?.chunks_exact(3).take(usize::from(frame[5]));
+    let scan = jpeg::segments(bytes).find(|(marker, _)| *marker == 0xda);
+    let in_first_scan = scan.and_then(|(_, scan)| scan.first().copied()).unwrap_or_default();
+    let mut decoder_bytes = 0;
+    if marker & 3 == 2 || usize::from(in_first_scan) < components.len() {
+        let sampling = components.map(|component| (u64::from(component[1] >> 4), u64::from(component[1] & 15)));
+        let most = sampling.clone().fold((1, 1), |most, one| (most.0.max(one.0), most.1.max(one.1)));
+        let blocks = |size: usize, (part, all): (u64, u64)| (size as u64 * part).div_ceil(all * 8);
+        decoder_bytes = sampling.map(|one| blocks(width, (one.0, most.0)) * blocks(height, (one.1, most.1)) * 128).sum();
+    }
+    Some(Outline { width, height, decoder_bytes })
 }
 
 fn check_size(header: &Header, limits: Limits) -> Result<()> {

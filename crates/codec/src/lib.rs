@@ -14,5 +14,5 @@ mod png;
 pub mod region;
 pub mod resize;
 
-pub use image::{Format, Header, Limits, Picture, decode, decode_mask, encode_png, image_size, probe};
+pub use image::{Format, Header, Limits, Outline, Picture, decode, decode_mask, encode_png, outline, probe};
 pub use mode::{Mode, decode_in};

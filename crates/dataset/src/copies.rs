@@ -5,23 +5,18 @@ use std::collections::HashMap;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::ids::{data_name, page_name, words_name};
-use penstock_storage::Place;
 
 use crate::log;
 use crate::snapshot::{Part, Snapshot};
 
 /// Names in an error.
 const NAMED: usize = 3;
-/// Clocks of writers and of the machine that copies differ by less.
-const CLOCKS_US: i64 = 3_600_000_000;
 
 /// Refuse a copy that lacks objects of this snapshot, with `log-incomplete` or `copy-incomplete`. Cost: nothing where the hint was written
-/// in this very place. In a copy of what was written to at that time: listings of `log`, `d` and `w`, and the manifest, until a commit is
-/// made there, which leaves a hint.
+/// in this very place. In a copy: listings of `log`, `d` and `w`, and the manifest, until a commit is made there, which leaves a hint.
 pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     let store = snapshot.context.storage.as_ref();
-    let Some(here) = store.place().filter(|_| !snapshot.context.incomplete) else { return Ok(()) };
-    if !copied_live(here, written_in, snapshot.record().time_us) {
+    if snapshot.context.incomplete || store.place().is_none_or(|here| written_in == Some(here)) {
         return Ok(());
     }
     if let Some(gap) = log::gaps(store, &snapshot.id())?.into_iter().next() {
@@ -35,12 +30,7 @@ pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     let more = if missing.len() > NAMED { ", …" } else { "" };
     let text = format!("cannot open `{}`: it is a copy that lacks {} of its objects: {named}{more}", store.uri(), missing.len());
     Err(Error::new("copy-incomplete", text)
-        .hint("copy it again, `log` and `refs` first and the rest after; `penstock verify` names all that is missing"))
-}
-
-/// Whether a dataset may have been copied to this place while it was written to, its newest commit being of `newest_us`.
-fn copied_live(here: Place, written_in: Option<u64>, newest_us: i64) -> bool {
-    written_in != Some(here.id) && here.made_us.is_none_or(|made_us| newest_us.saturating_add(CLOCKS_US) >= made_us)
+        .hint("copy it again, `log` and `refs` first and the rest after, or add what lacks with `cp -rn`; `penstock verify` names it"))
 }
 
 /// Objects of a snapshot that are not there, or shorter or longer than they were. What is damaged otherwise is left to whoever reads it.
@@ -77,27 +67,4 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
         }
     }
     Ok(missing)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_copy_of_what_was_written_to_is_looked_through() {
-        let here = Place { id: 7, made_us: Some(1_800_000_000_000_000) };
-        let day = 24 * CLOCKS_US;
-        for (place, written_in, newest, expected) in [
-            (here, Some(7), 1_800_000_000_000_001, false),
-            (here, Some(8), 1_800_000_000_000_001, true),
-            (here, None, 1_800_000_000_000_001, true),
-            (here, Some(0), 1_800_000_000_000_000 - CLOCKS_US, true),
-            (here, Some(0), 1_799_999_999_999_999 - CLOCKS_US, false),
-            (here, Some(8), 1_800_000_000_000_000 - day, false),
-            (Place { made_us: None, ..here }, Some(8), 1_800_000_000_000_000 - day, true),
-            (here, Some(8), i64::MAX, true),
-        ] {
-            assert_eq!(copied_live(place, written_in, newest), expected, "{place:?} {written_in:?} {newest}");
-        }
-    }
 }

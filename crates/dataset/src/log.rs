@@ -26,33 +26,61 @@ pub fn read(storage: &dyn Storage, branch: u64, number: u64) -> Result<LogEntry>
     LogEntry::parse(&storage.read(&record_name(branch, number))?, branch, number)
 }
 
-/// The newest record of a log, and the place that its hint was written in, if the hint was read.
+/// What was found at the end of a log.
 #[derive(Debug, Clone, Copy)]
 pub struct Newest {
     pub number: u64,
+    /// The place that the hint was written in, if it was read.
     pub written_in: Option<u64>,
+    /// A record that there was behind the one that is missing.
+    beyond: Option<u64>,
+}
+
+impl Newest {
+    /// The number, if there is no hole behind it: whoever appends there would take the number of a commit that exists.
+    pub fn whole(&self, storage: &dyn Storage, folder: &str) -> Result<u64> {
+        self.beyond.map_or(Ok(self.number), |beyond| Err(incomplete(storage, folder, self.number + 1, beyond)))
+    }
 }
 
 /// The newest record, which is `known` or later, or nothing where there is no log. Cost: that of `newest_number`, and the record.
 pub fn newest(storage: &dyn Storage, branch: u64, known: Option<u64>) -> Result<Option<LogEntry>> {
-    newest_number(storage, &log_folder(branch), known)?.map(|newest| read(storage, branch, newest.number)).transpose()
+    let folder = log_folder(branch);
+    newest_number(storage, &folder, known)?.map(|newest| read(storage, branch, newest.whole(storage, &folder)?)).transpose()
 }
 
 /// The number of the newest record of a log, of which record `known` was seen before. Cost: a listing of a few names where the store lists
 /// in order; else hint, and about three look-ups.
 pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) -> Result<Option<Newest>> {
     if let Some(number) = storage.newest(folder)?.and_then(|names| first_listed(&names)).filter(|number| Some(*number) >= known) {
-        return Ok(Some(Newest { number, written_in: None }));
+        return Ok(Some(Newest { number, written_in: None, beyond: None }));
     }
     let exists = |number: u64| storage.exists(&numbered(folder, number));
     // Without a hint the search is longer, and that is all.
     let (hinted, written_in) = hint(storage, folder).unzip();
-    let mut newest = match hinted.max(known) {
+    let mut number = match hinted.max(known) {
         Some(number) if Some(number) == known || exists(number)? => number,
         _ if known.is_some() => known.unwrap_or_default(),
         _ if exists(0)? => 0,
         _ => return Ok(None),
     };
+    loop {
+        number = search(number, &exists)?;
+        let next = number.checked_add(2).map(|next| Ok(exists(next)?.then_some(next))).transpose()?.flatten();
+        // A hint that was copied may be of later than the records beside it.
+        let here = || storage.place().is_none_or(|here| written_in == Some(here));
+        let beyond = next.or_else(|| hinted.filter(|hinted| *hinted > number && here()));
+        // Two commits since it was found to be absent look like a hole.
+        if beyond.is_some() && exists(number + 1)? {
+            number += 1;
+            continue;
+        }
+        return Ok(Some(Newest { number, written_in, beyond }));
+    }
+}
+
+/// The last number that exists from `newest` on, which does: in steps that double, and then halve.
+fn search(mut newest: u64, exists: impl Fn(u64) -> Result<bool>) -> Result<u64> {
     let mut step = 1u64;
     let mut absent = loop {
         let Some(next) = newest.checked_add(step) else { break u64::MAX };
@@ -66,14 +94,7 @@ pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) ->
         let middle = newest + (absent - newest) / 2;
         if exists(middle)? { newest = middle } else { absent = middle }
     }
-    let beyond = match hinted {
-        Some(hinted) if hinted > newest => Some(hinted),
-        _ => newest.checked_add(2).map(|next| Ok(exists(next)?.then_some(next))).transpose()?.flatten(),
-    };
-    match beyond {
-        None => Ok(Some(Newest { number: newest, written_in })),
-        Some(beyond) => Err(incomplete(storage, folder, newest + 1, beyond)),
-    }
+    Ok(newest)
 }
 
 /// The newest record of a log as some writer knew it, and the place where that was.
@@ -83,7 +104,7 @@ pub fn hint(storage: &dyn Storage, folder: &str) -> Option<(u64, u64)> {
 
 /// Leave a hint for those who come later. If that fails, they look a little longer.
 pub fn leave_hint(storage: &dyn Storage, folder: &str, number: u64) {
-    let _ = storage.overwrite(&hint_name(folder), &write_hint(number, storage.place().map_or(0, |place| place.id)));
+    let _ = storage.overwrite(&hint_name(folder), &write_hint(number, storage.place().unwrap_or(0)));
 }
 
 /// Numbers of the log up to a snapshot are dense: gives an error for each gap. Nothing where the store does not list.
@@ -114,7 +135,7 @@ pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> 
 pub fn incomplete(storage: &dyn Storage, folder: &str, missing: u64, beyond: u64) -> Error {
     let text = format!("cannot use the log `{}/{folder}`: record {missing} is missing, though there was a record {beyond}", storage.uri());
     Error::new("log-incomplete", text)
-        .hint("an incomplete copy? copy it again, `log` and `refs` first and the rest after; `penstock verify` names all that is missing")
+        .hint("an incomplete copy? copy it again, `log` and `refs` first and the rest after, or add what lacks with `cp -rn`; `penstock verify` names it")
 }
 
 /// The newest of the first names of a log, if they come in order: numbers then go down one by one. In another order the first says nothing.

@@ -27,7 +27,8 @@ struct Log {
 impl Log {
     /// Read what came since, up to `known` at least. Cost: `newest_number`, and one request a record.
     fn catch_up(&mut self, storage: &dyn Storage, known: Option<u64>) -> Result<()> {
-        let end = newest_number(storage, NAMES_FOLDER, known)?.map_or(0, |newest| newest.number + 1);
+        let newest = newest_number(storage, NAMES_FOLDER, known)?;
+        let end = newest.map_or(Ok(0), |newest| Ok(newest.whole(storage, NAMES_FOLDER)? + 1))?;
         for number in self.next..end {
             let name = numbered(NAMES_FOLDER, number);
             let names = Names::parse(&storage.read(&name)?, number).context(|| format!("cannot read `{name}`"))?;

@@ -62,7 +62,8 @@ impl Snapshot {
     pub fn open(context: Arc<Context>, branch: u64) -> Result<Snapshot> {
         let store = context.storage.as_ref();
         let newest = log::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| not_found(store))?;
-        let entry = log::read(store, branch, newest.number)?;
+        let number = if context.incomplete { newest.number } else { newest.whole(store, &log_folder(branch))? };
+        let entry = log::read(store, branch, number)?;
         let snapshot = Snapshot::at(context, entry)?;
         copies::check(&snapshot, newest.written_in)?;
         Ok(snapshot)

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_header};
-use penstock_format::ids::{NAMES_FOLDER, data_name};
+use penstock_format::ids::{NAMES_FOLDER, Run, data_name, row_id};
 use penstock_format::manifest::{FileRef, Fragment};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::RangeRequest;
@@ -38,9 +38,14 @@ pub struct Problem {
 pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<Report> {
     let mut report = Report { commits: 1, ..Report::default() };
     let store = snapshot.context.storage.as_ref();
-    let walked = log::walk(store, snapshot.record(), |_| {
+    let mut given_out = snapshot.record().transactions.first().map(|first| first.first_counter);
+    let walked = log::walk(store, snapshot.record(), |entry| {
         report.commits += 1;
-        Ok(())
+        let (record, before) = (&entry.record, entry.record.transactions.first().map(|first| first.first_counter));
+        match given_out.replace(before.unwrap_or_default()).is_some_and(|first| first < record.next_counter) {
+            true => Err(malformed(format!("the commit after {} gives out row ids a second time", record.snapshot()))),
+            false => Ok(()),
+        }
     });
     note(&mut report, "log".into(), walked)?;
     for error in log::gaps(store, &snapshot.id())? {
@@ -50,6 +55,7 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
     for column in &snapshot.schema.columns {
         note(&mut report, format!("words of `{}`", column.name), snapshot.vocabulary(column.id).map(|_| ()))?;
     }
+    let mut runs: Vec<Run> = Vec::new();
     for part in 0..snapshot.parts.len() {
         let fragments = match snapshot.fragments(part) {
             Ok((_, fragments)) => fragments,
@@ -59,11 +65,30 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
             }
         };
         for fragment in fragments.as_slice() {
+            runs.extend(&fragment.runs);
             check_fragment(snapshot, fragment, &mut report)?;
             progress(&report);
         }
     }
+    note(&mut report, "row ids".into(), check_runs(snapshot, runs))?;
     Ok(report)
+}
+
+/// Each row id is given out, and once.
+fn check_runs(snapshot: &Snapshot, mut runs: Vec<Run>) -> Result<()> {
+    let next = row_id(snapshot.record().lineage, snapshot.record().next_counter);
+    runs.sort_unstable_by_key(|run| run.first);
+    let mut end = 0;
+    for run in runs {
+        if run.first < end {
+            return Err(malformed(format!("row id {} belongs to two samples", run.first)));
+        }
+        end = run.first.saturating_add(run.count);
+    }
+    match end > next {
+        true => Err(malformed(format!("row id {} belongs to a sample, though no commit gave it out", end - 1))),
+        false => Ok(()),
+    }
 }
 
 /// Keep damage; pass on what is none.

@@ -127,9 +127,13 @@ impl Run {
 pub const PROVISIONAL: u64 = 1 << 63;
 const COUNTER_BITS: u32 = 40;
 
+/// The first lineage, and the first counter, that no row id can have.
+pub const LINEAGES: u64 = 1 << 23;
+pub const COUNTERS: u64 = 1 << COUNTER_BITS;
+
 /// Row id of `counter` in `lineage`.
 pub fn row_id(lineage: u64, counter: u64) -> u64 {
-    debug_assert!(lineage < 1 << 23 && counter < 1 << COUNTER_BITS);
+    debug_assert!(lineage < LINEAGES && counter <= COUNTERS);
     lineage << COUNTER_BITS | counter
 }
 

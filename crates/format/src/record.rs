@@ -4,7 +4,7 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
-use crate::ids::{Id, ObjectRef, PROVISIONAL, Run, SnapshotId};
+use crate::ids::{COUNTERS, Id, LINEAGES, ObjectRef, PROVISIONAL, Run, SnapshotId, row_id};
 use crate::manifest::{Fragment, PageRef, WordsSegment};
 
 /// A record is one small put: at most this many bytes,
@@ -277,16 +277,19 @@ impl Record {
             return Err(malformed(format!("the commit record at {branch:x}-{number} has no transaction, or impossible counts")));
         }
         let given_out = record.transactions.iter().map(|entry| entry.first_counter.checked_add(entry.samples_added));
-        if !given_out.into_iter().all(|end| end.is_some_and(|end| end <= record.next_counter)) {
+        if record.lineage >= LINEAGES
+            || record.next_counter > COUNTERS
+            || !given_out.into_iter().all(|end| end.is_some_and(|end| end <= record.next_counter))
+        {
             let text = format!("the commit record at {branch:x}-{number} gives out row ids beyond its next one, {}", record.next_counter);
             return Err(malformed(text));
         }
-        let provisional = |delta: &Delta| match delta {
-            Delta::Fragment(fragment) => fragment.runs.iter().any(|run| run.first & PROVISIONAL != 0),
-            _ => false,
-        };
-        if record.deltas.iter().any(provisional) {
-            return Err(malformed(format!("the commit record at {branch:x}-{number} has provisional row ids")));
+        // Of other lineages, and of fragments in pages, `verify` knows.
+        let next = row_id(record.lineage, record.next_counter);
+        let beyond = |run: &Run| run.first & PROVISIONAL != 0 || run.first.checked_add(run.count).is_none_or(|end| end > next);
+        let fragments = record.deltas.iter().filter_map(|delta| if let Delta::Fragment(fragment) = delta { Some(fragment) } else { None });
+        if fragments.flat_map(|fragment| &fragment.runs).any(beyond) {
+            return Err(malformed(format!("the commit record at {branch:x}-{number} has row ids that nobody gave out")));
         }
         if !TIMES_US.contains(&record.time_us) {
             return Err(malformed(format!(

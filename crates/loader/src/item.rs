@@ -142,7 +142,8 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
             if image.size() == (resized.width, resized.height) {
                 return Ok(());
             }
-            if image.geometry.resized.is_some() {
+            // The nearest place of a mirrored image is not that of the image, mirrored.
+            if image.geometry.resized.is_some() || (image.mirrored.contains(&true) && resized.filter == Filter::Nearest) {
                 let (width, height) = image.size();
                 let pixels = Pixels::Rgb(image.decode()?, width, height);
                 *image = Image { pixels, geometry: Geometry::whole(width, height), mirrored: [false; 2] };

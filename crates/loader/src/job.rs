@@ -426,6 +426,10 @@ fn stacked(mut list: Vec<Option<Loose>>) -> Result<Values> {
         return Ok(Values::List(list));
     }
     let (dtype, shape) = (*dtype, std::iter::once(list.len() as u64).chain(shape.iter().copied()).collect());
+    if list.len() == 1 {
+        let memory = Memory::of(list.pop().flatten().map(|(data, ..)| data).unwrap_or_default());
+        return Ok(Values::Array(Array { memory, dtype, shape, nulls: None }));
+    }
     let mut memory = Memory::new(list.iter().flatten().map(|(data, ..)| data.len()).sum())?;
     let mut rest = memory.slice();
     for (data, ..) in list.drain(..).flatten() {

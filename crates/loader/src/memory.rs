@@ -25,8 +25,30 @@ pub fn recycled(bytes: usize) -> Result<Recycled> {
 }
 
 #[derive(Debug)]
+enum Place {
+    Recycled(Recycled),
+    Own(Own),
+}
+
+/// Bytes of a `Vec`, which consumers may write to.
+#[derive(Debug)]
+struct Own(*mut [u8]);
+
+// SAFETY: it is the one owner of plain bytes, as the `Vec` was.
+unsafe impl Send for Own {}
+// SAFETY: `&Own` gives a pointer and nothing else.
+unsafe impl Sync for Own {}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from `Box::into_raw`, once.
+        drop(unsafe { Box::from_raw(self.0) })
+    }
+}
+
+#[derive(Debug)]
 pub struct Memory {
-    recycled: Recycled,
+    place: Place,
     bytes: usize,
     kept: Option<Arc<AtomicU64>>,
 }
@@ -34,7 +56,12 @@ pub struct Memory {
 impl Memory {
     /// Memory of any content.
     pub fn new(bytes: usize) -> Result<Memory> {
-        Ok(Memory { recycled: recycled(bytes)?, bytes, kept: None })
+        Ok(Memory { place: Place::Recycled(recycled(bytes)?), bytes, kept: None })
+    }
+
+    /// What was made elsewhere, without a copy.
+    pub fn of(made: Vec<u8>) -> Memory {
+        Memory { bytes: made.len(), place: Place::Own(Own(Box::into_raw(made.into_boxed_slice()))), kept: None }
     }
 
     pub fn bytes(&self) -> usize {
@@ -42,20 +69,23 @@ impl Memory {
     }
 
     pub fn begin(&self) -> *mut u8 {
-        self.recycled.memory()
+        match &self.place {
+            Place::Recycled(recycled) => recycled.memory(),
+            Place::Own(own) => own.0.cast(),
+        }
     }
 
     /// All of it, for its one owner.
     pub fn slice(&mut self) -> &mut [u8] {
         // SAFETY: the memory has that many bytes, all of them written once, and `&mut self` is the only way to them.
-        unsafe { std::slice::from_raw_parts_mut(self.recycled.memory(), self.bytes) }
+        unsafe { std::slice::from_raw_parts_mut(self.begin(), self.bytes) }
     }
 
     /// A part of it.
     pub fn bytes_of(&self, begin: usize, bytes: usize) -> &[u8] {
         assert!(begin + bytes <= self.bytes, "a part lies inside its memory");
         // SAFETY: inside the memory, which was filled by its owner; `&self` keeps others from writing.
-        unsafe { std::slice::from_raw_parts(self.recycled.memory().add(begin), bytes) }
+        unsafe { std::slice::from_raw_parts(self.begin().add(begin), bytes) }
     }
 
     /// From now on a consumer's, counted in `kept` until it is gone.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use penstock_codec::cut::{Convert, MAX_RANK};
-use penstock_codec::{Mode, decode_in, image_size};
+use penstock_codec::{Mode, Outline, decode_in, outline};
 use penstock_dataset::Config;
 use penstock_error::{Error, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec, ImageMode};
@@ -117,7 +117,7 @@ impl Pipeline {
     /// is not an image or a mask, or if the header does not give a size.
     pub fn media_bytes(&self, group: &Group, place: usize, stored: &[u8]) -> Option<(u64, u64)> {
         let output = &self.outputs[group.outputs[place]];
-        let (width, height) = if output.is_listed() { image_size(stored)? } else { return None };
+        let Outline { width, height, decoder_bytes } = if output.is_listed() { outline(stored)? } else { return None };
         let channels = if let Role::Image { mode, .. } = &output.role {
             mode.form().map_or(8, |(channels, bits)| channels * bits as usize / 8)
         } else {
@@ -128,7 +128,7 @@ impl Pipeline {
         let pixels = |height: usize, width: usize| height as u64 * width as u64;
         let made = pixels(to_height, to_width) * channels as u64 * if output.convert.is_some() { output.dtype.size() as u64 } else { 1 };
         // What the decoder gives, and the same again where that is not its place in the batch.
-        Some((made, 2 * pixels(height, width) * channels.max(3) as u64))
+        Some((made, 2 * pixels(height, width) * channels.max(3) as u64 + decoder_bytes))
     }
 
     /// Make one sample of a group: its items, all transforms applied. `inputs` gives what is stored of each result.

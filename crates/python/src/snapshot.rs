@@ -176,7 +176,7 @@ impl Snapshot {
             });
             match done {
                 Err(error) if error.kind() == Kind::Internal && error.message() == full.message() => Ok(entries),
-                Err(error) => Err(error),
+                Err(error) => Err(self.inner.context.or_replaced(error)),
                 Ok(()) => Ok(entries),
             }
         });

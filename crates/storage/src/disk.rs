@@ -11,7 +11,7 @@ use std::time::UNIX_EPOCH;
 use bytes::Bytes;
 use memmap2::MmapMut;
 
-use crate::{Piece, Place, RangeRequest};
+use crate::{Piece, RangeRequest};
 
 /// A file system. Paths are absolute.
 pub trait FileSystem: Send + Sync + Debug {
@@ -44,7 +44,7 @@ pub trait FileSystem: Send + Sync + Debug {
     /// How many names a file has.
     fn links(&self, path: &Path) -> io::Result<u64>;
     /// What tells a folder from all others.
-    fn place(&self, _folder: &Path) -> Option<Place> {
+    fn place(&self, _folder: &Path) -> Option<u64> {
         None
     }
 }
@@ -215,11 +215,10 @@ impl FileSystem for Disk {
     }
 
     /// By its inode and, as inodes are used again, by the time it was made.
-    fn place(&self, folder: &Path) -> Option<Place> {
+    fn place(&self, folder: &Path) -> Option<u64> {
         let found = fs::metadata(folder).ok()?;
-        let made = found.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-        let id = (found.ino().rotate_left(32) ^ made.map_or(0, |time| time.as_nanos() as u64)).max(1);
-        Some(Place { id, made_us: made.map(|time| time.as_micros() as i64) })
+        let made = found.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+        Some((found.ino().rotate_left(32) ^ made.as_nanos() as u64).max(1))
     }
 }
 

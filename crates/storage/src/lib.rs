@@ -92,15 +92,6 @@ pub struct RequestCost {
 /// Called with the number of a range, the number of a piece in it, and the piece, on whatever thread it arrived.
 pub type Then = Arc<dyn Fn(usize, usize, &Bytes) + Send + Sync>;
 
-/// A folder as a file system knows it. It stays the same while the folder is renamed or written to; a copy differs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    /// Never 0.
-    pub id: u64,
-    /// When the folder was made, in microseconds since 1970, where the file system keeps that.
-    pub made_us: Option<i64>,
-}
-
 /// A store of named objects below one root. Names are relative, with `/` between parts.
 pub trait Storage: Send + Sync + Debug {
     /// The root, for messages.
@@ -189,8 +180,8 @@ pub trait Storage: Send + Sync + Debug {
     /// Begin an immutable object that is written piece by piece; it vanishes when dropped unfinished.
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>>;
 
-    /// What tells this root from a copy of it. None where there is no such thing.
-    fn place(&self) -> Option<Place> {
+    /// What tells this root from a copy of it, never 0; it stays while the root is renamed or written to. None where there is no such thing.
+    fn place(&self) -> Option<u64> {
         None
     }
 

@@ -13,7 +13,7 @@ use crate::counters::{Counters, add};
 use crate::direct;
 use crate::disk::{File, FileSystem};
 use crate::process::PerProcess;
-use crate::{Created, Io, ObjectWriter, Place, RangeRequest, Storage, Then};
+use crate::{Created, Io, ObjectWriter, RangeRequest, Storage, Then};
 
 /// Temporary files begin so; readers ignore every name that is not the spec's.
 const TEMPORARY: &str = "tmp-";
@@ -275,7 +275,7 @@ impl Storage for Local {
         self.files.will_read(whole, in_order);
     }
 
-    fn place(&self) -> Option<Place> {
+    fn place(&self) -> Option<u64> {
         self.files.place(&self.root)
     }
 

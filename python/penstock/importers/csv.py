@@ -140,12 +140,16 @@ def _nulled(texts: pa.Array) -> pa.Array:
 
 def _converted(texts: pa.Array, kind: Scalar) -> tuple[pa.Array, list[int]]:
     """Text → the type of a scalar; also the rows that are none."""
-    wanted = (
-        pa.timestamp("us") if kind.dtype == "timestamp" else pa.float32() if kind.dtype in ("bfloat16", "float16") else column_type(kind)
-    )
+    # What does not fit a smaller float is for us to refuse.
+    floats = "float" in kind.dtype
+    wanted = pa.timestamp("us") if kind.dtype == "timestamp" else pa.float64() if floats else column_type(kind)
     texts = _nulled(compute.utf8_trim_whitespace(texts))
     try:
-        return texts.cast(wanted), []
+        numbers = texts.cast(wanted)
+        beyond = compute.and_not(compute.is_inf(numbers), compute.match_substring(texts, "inf", ignore_case=True)) if floats else None
+        if beyond is None or not compute.any(beyond).as_py():
+            return numbers, []
+        return compute.if_else(beyond, pa.scalar(None, wanted), numbers), compute.indices_nonzero(beyond).to_pylist()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         values, bad = [], []
         for row, text in enumerate(texts):

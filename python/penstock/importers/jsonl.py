@@ -15,10 +15,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from penstock.arrow import element_type
-from penstock.errors import InvalidInputError
+from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import rows, tables
 from penstock.importers.encoding import recoded
 from penstock.importers.source import Chunk, Options, Source, ahead
@@ -41,7 +42,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     """Open the file; `.gz`, `.bz2` and `.zst` are unpacked on the way."""
     if path.stat().st_size == 0:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")
-    blocks = _blocks(recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path))
+    blocks = _blocks(recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path), path)
     begun: list[bytes] = []
     head: list[Any] = []
     while len(head) < rows.ROWS_TO_INFER and (block := next(blocks, None)) is not None:
@@ -72,10 +73,17 @@ def _name(path: pathlib.Path, first: int, row: int) -> str:
 BLOCK_BYTES = 4 << 20
 
 
-def _blocks(stream: Any) -> Iterator[bytes]:
+def _read(stream: Any, path: pathlib.Path) -> bytes:
+    try:
+        return bytes(stream.read(BLOCK_BYTES))
+    except OSError as error:  # What is compressed is cut short, or damaged.
+        raise CorruptError(f"cannot import `{path}`: {error}", code="object-malformed") from error
+
+
+def _blocks(stream: Any, path: pathlib.Path) -> Iterator[bytes]:
     """Cut a file into blocks of whole lines."""
     rest, first = b"", True
-    while piece := stream.read(BLOCK_BYTES):
+    while piece := _read(stream, path):
         if first:
             piece, first = piece.removeprefix(b"\xef\xbb\xbf"), False
         end = piece.rfind(b"\n") + 1
@@ -95,7 +103,14 @@ def _lines(block: bytes) -> list[bytes]:
 
 
 def _parsed(kinds: Mapping[str, ColumnType], block: bytes) -> tuple[bytes, pa.Table | None]:
-    return block, _table(block, kinds)
+    return block, _table(block, kinds) if _is_plain(block) else None
+
+
+def _is_plain(block: bytes) -> bool:
+    """Whether each line begins and ends as an object does: then none of them holds several, or a part of one."""
+    inner = block.strip(b"\r\n")
+    between = inner.count(b"}\n{") + inner.count(b"}\r\n{")
+    return inner.startswith(b"{") and inner.endswith(b"}") and between == inner.count(b"\n")
 
 
 def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
@@ -105,16 +120,19 @@ def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
         if isinstance(kind, Text | Category | Label):
             fields.append(pa.field(name, pa.string()))
         elif isinstance(kind, Scalar) and kind.dtype in ("bool", "int8", "int16", "int32", "int64", "float32", "float64"):
-            fields.append(pa.field(name, element_type(kind.dtype)))
+            # What does not fit float32 is for us to refuse.
+            fields.append(pa.field(name, pa.float64() if kind.dtype == "float32" else element_type(kind.dtype)))
         else:
             return None
     try:
-        return pj.read_json(
+        table = pj.read_json(
             pa.BufferReader(block), read_options=pj.ReadOptions(use_threads=False, block_size=max(len(block), 1)),
             parse_options=pj.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="error"),
         )  # fmt: skip
     except (pa.ArrowException, UnicodeDecodeError):
         return None
+    numbers = (column for column in table.columns if pa.types.is_floating(column.type))
+    return None if any(pc.any(pc.is_inf(column)).as_py() for column in numbers) else table
 
 
 def _object(line: bytes) -> Mapping[str, Any] | BadLine:

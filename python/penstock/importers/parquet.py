@@ -95,7 +95,7 @@ def _batches(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
 
 def _row_groups(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
     """Read row group by row group: pyarrow would read several ahead, and hold them."""
-    opened = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
+    opened = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
     for index in range(opened.num_row_groups):
         group = opened.metadata.row_group(index)
         mean = max(1.0, group.total_byte_size / max(1, group.num_rows))

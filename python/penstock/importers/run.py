@@ -83,6 +83,14 @@ def import_data(
         raise InvalidInputError(f"on_error={on_error!r}, expected raise, skip or null")
     if validate not in ("header", "decode"):
         raise InvalidInputError(f"validate={validate!r}, expected header or decode")
+    known = {field.name for field in dataclasses.fields(Options)}
+    if unknown := sorted(set(options) - known):
+        raise InvalidInputError(
+            f"cannot import: unknown option `{unknown[0]}`", hint=f"options: {', '.join(sorted(known - {'types', 'on_error'}))}"
+        )
+    for name in ("include", "exclude"):
+        if isinstance(options.get(name), str):
+            raise InvalidInputError(f"{name}={options[name]!r}, expected a list of patterns", hint=f"write {name}=[{options[name]!r}]")
     settings = Options(types={name: _type(name, kind) for name, kind in (types or {}).items()}, on_error=on_error, **options)
     opened, name = _open_source(source, format, settings)
     dataset, created = _destination(destination, opened.schema, f"create for import of {name}")
@@ -176,10 +184,12 @@ class _undo:
                 aside.rename(self.root)
 
 
-def _as_error(refusal: Refusal) -> Error:
-    return InvalidInputError(
+def _as_error(refusal: Refusal, column: str | None = None) -> Error:
+    error = InvalidInputError(
         f"cannot import `{refusal.path}`: {refusal.message}", code=refusal.code, hint="pass --on-error skip to leave such items out"
     )
+    error.column = column
+    return error
 
 
 class _Appender:
@@ -197,7 +207,7 @@ class _Appender:
         problems = self._problems(columns, chunk)
         for row, column, refusal in problems:
             if self.on_error == "raise":
-                raise _as_error(refusal)
+                raise _as_error(refusal, column)
             self.refused.append(refusal)
             if self.on_error == "null":
                 columns[column] = [None if index == row else value for index, value in enumerate(items_of(columns[column]))]
