@@ -167,3 +167,30 @@ def test_a_window_is_sized_by_the_columns_that_are_read(rows):
     stored = re.search(r"bytes +about ([\d.]+) MiB", told)
     assert stored, told
     assert float(stored.group(1)) == pytest.approx(ROWS * 8 / 2**20, rel=0.01)
+
+
+@pytest.mark.local
+def test_explain_tells_the_requests_of_a_column_among_others(tmp_path):
+    """What counts is the stretch of a file that a column lies in, not its bytes, nor those of all columns."""
+    ps.create(tmp_path / "ds", {"v": ps.Tensor((256,), "float32"), "s": ps.Tensor((16,), "float32"), "t": ps.Text()}).append(
+        {"v": np.zeros((20_000, 256), np.float32), "s": np.zeros((20_000, 16), np.float32), "t": ["x" * 300] * 20_000}
+    )
+    program = """
+import json, sys
+import penstock as ps
+ps.configure(memory_bytes=int(sys.argv[3]) << 20)
+ds = ps.open(sys.argv[1], io="buffered")
+loader = ds.loader(batch_size=250, shuffle=True, columns=[sys.argv[2]], memory_bytes=64 << 20)
+told = next(line for line in loader.explain().splitlines() if line.startswith("requests"))
+before = ds.stats()["ranges"]
+for batch in loader:
+    pass
+print(json.dumps([int(told.split("about ")[1].split()[0].replace(",", "")), ds.stats()["ranges"] - before]))
+"""
+    for column, memory in (("v", 256), ("s", 256), ("t", 256), ("v", 32), ("t", 8)):
+        out = subprocess.run(
+            [sys.executable, "-c", program, tmp_path / "ds", column, str(memory)], capture_output=True, text=True, check=True
+        )
+        told, made = json.loads(out.stdout)
+        # Ranges of a batch that meet are one, which is not foreseen.
+        assert 0.5 * made <= told <= 5 * made, (column, memory, told, made)

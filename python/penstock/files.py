@@ -76,8 +76,8 @@ class Files(View):
         """Column name → type."""
         return Schema({self._name: self._kind, **super().schema})
 
-    def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int]:
-        return (self._bytes, self._bytes, 0) if self._name in columns else super()._column_bytes(columns)
+    def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int, int]:
+        return (self._bytes, self._bytes, 0, self._bytes) if self._name in columns else super()._column_bytes(columns)
 
     def stats(self) -> dict[str, int]:
         """Count what was asked of storage so far."""

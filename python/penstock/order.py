@@ -286,7 +286,7 @@ class Source:
 
 
 def _sizes(view: View, columns: Sequence[str]) -> tuple[float, float, float]:
-    stored, decoded, blocks = view._column_bytes(columns)
+    stored, decoded, blocks, _ = view._column_bytes(columns)
     samples = max(1, len(view._snapshot))
     return stored / samples, decoded / samples, float(blocks)
 

@@ -46,7 +46,9 @@ def explained(loader: Loader) -> dict[str, str]:
     elif ranged:
         # Where the cache holds what a source reads, its blocks are read once, with their neighbours.
         costs = [(source.sample_bytes * len(source.view._snapshot), *source.view._snapshot.request_cost()) for source in ranged]
-        if all(stored <= kept for stored, _, kept in costs):
+        # Blocks of a column lie among those of others, and it is the stretch of a file that counts.
+        stretches = (source.view._column_bytes(source.columns)[3] for source in ranged)
+        if all(stretch <= kept for stretch, (_, _, kept) in zip(stretches, costs, strict=True)):
             asked, moved = min(asked, sum(stored / gap + 1 for stored, gap, _ in costs)), min(moved, sum(stored for stored, _, _ in costs))
     mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader._sources)
     answer = {

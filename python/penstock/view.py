@@ -121,8 +121,8 @@ class View:
         """What to do with a state of so many samples that is of another `what`."""
         return f"open the same {what} that the state was taken of"
 
-    def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int]:
-        """Bytes of these columns, of the whole snapshot: stored, decoded, and of a block of each whose samples share blocks."""
+    def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int, int]:
+        """Bytes of these columns, of the whole snapshot: stored, decoded, of a block of each whose samples share blocks, from its first to its last block."""
         return self._snapshot.column_bytes(list(columns))
 
     def __len__(self) -> int:

@@ -21,6 +21,8 @@ use penstock_storage::process::PerProcess;
 pub struct ColumnBytes {
     /// As they lie in data files.
     pub stored: u64,
+    /// From the first to the last block of each in each file, with what of other columns lies between.
+    pub spanned: u64,
     pub decoded: u64,
     /// A block of each whose samples share blocks, decoded: what reading one sample takes.
     pub blocks: u64,
@@ -234,7 +236,7 @@ impl Snapshot {
         if !self.context.storage.mapped() {
             self.open_tails(looked.iter().map(|(file, samples)| (file, *samples)))?;
         }
-        let (mut stored, mut decoded, mut of_those) = (0u128, 0u128, 0u128);
+        let (mut stored, mut spanned, mut decoded, mut of_those) = (0u128, 0u128, 0u128, 0u128);
         let mut blocks: HashMap<u64, u64> = HashMap::new();
         for (file, samples) in looked {
             let tail = &self.context.file(file, *samples)?.tail;
@@ -242,6 +244,7 @@ impl Snapshot {
             for chunk in tail.chunks.iter().filter(|chunk| columns.contains(&chunk.column)) {
                 let raw: u128 = chunk.raw_bytes.as_ref().unwrap_or(&chunk.stored_bytes).iter().map(u128::from).sum();
                 stored += chunk.stored_bytes.iter().map(u128::from).sum::<u128>();
+                spanned += u128::from(chunk.span_bytes());
                 decoded += raw;
                 if chunk.rows_per_block != 1 {
                     let mean = (raw / chunk.blocks().max(1) as u128) as u64;
@@ -251,7 +254,8 @@ impl Snapshot {
         }
         let total: u128 = files.iter().map(|(file, _)| u128::from(file.file_bytes)).sum();
         let of_all = |read: u128| (total * read / of_those.max(1)) as u64;
-        Ok(ColumnBytes { stored: of_all(stored), decoded: of_all(decoded), blocks: blocks.into_values().sum() })
+        let blocks = blocks.into_values().sum();
+        Ok(ColumnBytes { stored: of_all(stored), spanned: of_all(spanned), decoded: of_all(decoded), blocks })
     }
 
     /// Positions of row ids. Cost: all manifest pages the first time, then a binary search each.
