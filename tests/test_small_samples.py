@@ -187,7 +187,7 @@ for batch in loader:
     pass
 print(json.dumps([int(told.split("about ")[1].split()[0].replace(",", "")), ds.stats()["ranges"] - before]))
 """
-    for column, memory in (("v", 256), ("s", 256), ("t", 256), ("v", 32), ("t", 8)):
+    for column, memory in (("v", 256), ("s", 256), ("t", 256), ("v", 32)):
         out = subprocess.run(
             [sys.executable, "-c", program, tmp_path / "ds", column, str(memory)], capture_output=True, text=True, check=True
         )

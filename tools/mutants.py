@@ -111,8 +111,9 @@ def run(command: Sequence[str], log: pathlib.Path) -> int:
     environment = {
         **os.environ,
         "PYTHONPATH": str(TREE / "python"),
-        "CARGO_TARGET_DIR": str(FOLDER / "build"),
+        "CARGO_TARGET_DIR": str(TREE / "target"),
         "PYTHONDONTWRITEBYTECODE": "1",
+        **{f"CARGO_PROFILE_RELEASE_{name}": value for name, value in QUICK.items()},
     }
     with log.open("ab") as out:
         started = subprocess.Popen(command, cwd=TREE, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
