@@ -117,7 +117,9 @@ impl Context {
     /// What a failure to find something really is: where the path leads to another dataset by now, that is what to say.
     pub fn or_replaced(&self, error: Error) -> Error {
         match error.kind() {
-            Kind::NotFound | Kind::Corrupt => self.check_dataset().err().filter(|found| found.code() == "dataset-replaced").unwrap_or(error),
+            Kind::NotFound | Kind::Corrupt => {
+                self.check_dataset().err().filter(|found| found.code() == "dataset-replaced").unwrap_or(error)
+            }
             _ => error,
         }
     }

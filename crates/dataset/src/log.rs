@@ -65,7 +65,7 @@ pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) ->
         _ => return Ok(None),
     };
     loop {
-        number = search(number, &exists)?;
+        number = search(number, exists)?;
         let next = number.checked_add(2).map(|next| Ok(exists(next)?.then_some(next))).transpose()?.flatten();
         // A hint that was copied may be of later than the records beside it.
         let here = || storage.place().is_none_or(|here| written_in == Some(here));

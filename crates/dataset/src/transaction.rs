@@ -7,9 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
-use penstock_format::ids::{
-    ObjectRef, PROVISIONAL, Place, data_name, log_folder, page_name, place_of, record_name, root_name, words_name,
-};
+use penstock_format::ids::{ObjectRef, PROVISIONAL, Place, data_name, log_folder, page_name, place_of, record_name, root_name, words_name};
 use penstock_format::manifest::{Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, Root, WordsSegment, encode_pages, encode_words};
 use penstock_format::record::{Change, ChangeKind, Delta, Record, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec, Schema};

@@ -251,6 +251,27 @@ fn a_folder_that_another_made_is_made_durable_before_a_commit_rests_on_it() -> R
     Ok(())
 }
 
+/// A root that gathers what many records held comes with pages: they are as durable as the commit that named it.
+#[test]
+fn the_pages_of_a_root_outlive_a_power_loss() -> Result<()> {
+    let disk = CrashDisk::new();
+    let mut snapshot = Arc::new(Kind::Plain.create(&disk)?);
+    let mut roots = 0;
+    for seed in 0..140 {
+        let before = snapshot.record().root;
+        snapshot = Arc::new(samples::append(&snapshot, seed, 2)?.1);
+        if snapshot.record().root != before {
+            roots += 1;
+            for seed in 0..40 {
+                let back = open(&disk.after_crash(seed))?;
+                assert_eq!((back.len(), verify(back.as_ref(), |_| {})?.problems.len()), (snapshot.len(), 0), "seed {seed}");
+            }
+        }
+    }
+    assert!(roots >= 2, "{roots} roots");
+    Ok(())
+}
+
 /// Pages and fragments that lie in records take turns: a root that is written in between keeps their order.
 #[test]
 fn commits_of_pages_and_of_fragments_keep_their_order() -> Result<()> {
