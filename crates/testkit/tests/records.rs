@@ -1,0 +1,69 @@
+//! Records with right checksums that no writer makes: row ids that nobody gave out, or that were given out before.
+
+use std::sync::Arc;
+
+use penstock_dataset::{Context, Snapshot, create, verify};
+use penstock_error::Result;
+use penstock_format::ids::record_name;
+use penstock_format::record::{Delta, Record};
+use penstock_storage::Memory;
+use penstock_testkit::samples;
+
+/// Two commits of six samples each, and the newest record.
+fn two_commits(name: &str) -> Result<(Memory, Record)> {
+    let memory = Memory::named(name);
+    let first = Arc::new(create(Box::new(Memory::named(name)), samples::schema(), "create", "records")?);
+    let (_, second) = samples::append(&first, 1, 6)?;
+    let (_, third) = samples::append(&Arc::new(second), 2, 6)?;
+    let record = third.record().clone();
+    Ok((memory, record))
+}
+
+fn runs(record: &mut Record) -> &mut penstock_format::ids::Run {
+    let fragments = record.deltas.iter_mut().filter_map(|delta| if let Delta::Fragment(fragment) = delta { Some(fragment) } else { None });
+    &mut fragments.last().expect("an append of few samples lies in its record").runs[0]
+}
+
+#[test]
+fn row_ids_that_nobody_gave_out_are_refused() -> Result<()> {
+    type Change = fn(&mut Record);
+    let changes: [(&str, Change); 8] = [
+        ("a lineage of more than 23 bits", |record| record.lineage = 1 << 23),
+        ("a counter of more than 40 bits", |record| record.next_counter = (1 << 40) + 1),
+        ("less given out than samples have", |record| record.next_counter = 11),
+        ("none given out", |record| record.next_counter = 0),
+        ("a transaction beyond the end", |record| record.transactions[0].first_counter = 7),
+        ("a transaction beyond all numbers", |record| record.transactions[0].first_counter = u64::MAX),
+        ("a run beyond the end", |record| runs(record).first = 7),
+        ("a provisional run", |record| runs(record).first |= 1 << 63),
+    ];
+    let (_, record) = two_commits("nobody")?;
+    let parse = |record: &Record| Record::parse(&record.encode().into(), record.branch, record.number);
+    assert_eq!(parse(&record)?, record);
+    for (what, change) in changes {
+        let mut crafted = record.clone();
+        change(&mut crafted);
+        assert_eq!(parse(&crafted).map(|_| ()).map_err(|error| error.code()), Err("object-malformed"), "{what}");
+    }
+    Ok(())
+}
+
+#[test]
+fn verify_finds_row_ids_that_were_given_out_twice() -> Result<()> {
+    type Change = fn(&mut Record);
+    let changes: [(&str, Change); 2] = [
+        ("row ids given out a second time", |record| record.transactions[0].first_counter = 0),
+        ("one row id of two samples", |record| runs(record).first = 5),
+    ];
+    let (memory, record) = two_commits("twice")?;
+    for (what, change) in [("nothing", (|_| ()) as Change)].into_iter().chain(changes) {
+        let mut crafted = record.clone();
+        change(&mut crafted);
+        let mut objects = memory.objects();
+        objects.insert(record_name(0, record.number), crafted.encode().into());
+        let snapshot = Snapshot::open(Context::new(Box::new(Memory::holding(objects))), 0)?;
+        let problems = verify(&snapshot, |_| {})?.problems;
+        assert_eq!(problems.is_empty(), what == "nothing", "{what}: {problems:?}");
+    }
+    Ok(())
+}
