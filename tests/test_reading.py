@@ -187,3 +187,18 @@ class Model(RuleBasedStateMachine):
 
 Model.TestCase.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
 TestModel = Model.TestCase
+
+
+@pytest.mark.parametrize(
+    "shape, dtype", [((3,), "float32"), ((300,), "float32"), ((5,), "uint8"), ((7, 11), "int16"), ((1025,), "uint8"), ((24_001,), "uint8")]
+)
+def test_samples_of_odd_sizes_are_the_same_whenever_they_are_read(root, shape, dtype):
+    """Blocks are padded: once all of them are verified, samples must not be taken to lie back to back."""
+    count = 2 + 20_000 // np.prod(shape)
+    values = np.random.default_rng(0).integers(0, 100, (count, *shape)).astype(dtype)
+    ds = ps.create(root, {"v": ps.Tensor(shape, dtype)})
+    ds.append({"v": values})
+    for _ in range(3):
+        assert (ds["v"][:] == values).all()
+        order = np.random.default_rng(1).permutation(count)
+        assert (ds.take(order)["v"] == values[order]).all()
