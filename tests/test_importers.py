@@ -250,3 +250,16 @@ def test_what_cannot_be_imported(tmp_path, root):
     ps.create(root, {"y": "int32"})
     with pytest.raises(ps.InvalidInputError, match="no column `x`"):
         import_data(tmp_path / "a.csv", root)
+
+
+@pytest.mark.local
+def test_vectors_of_a_batch_that_is_cut_are_its_own(tmp_path):
+    """A batch larger than a chunk is cut; vectors of a later part are not those of the first."""
+    vectors = np.arange(300_000 * 8, dtype=np.float64).reshape(-1, 8)
+    table = pa.table({"v": pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 8)})
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as out:
+        out.write_table(table)
+    pq.write_table(table, tmp_path / "a.parquet")
+    for kind in ("arrow", "parquet"):
+        import_data(tmp_path / f"a.{kind}", tmp_path / kind)
+        assert (ps.open(tmp_path / kind)["v"][:] == vectors).all()
