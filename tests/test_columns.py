@@ -274,3 +274,12 @@ def test_nulls_within_a_value_are_told_as_that(tmp_path):
         with pytest.raises(ps.InvalidInputError, match=r"row 1 holds.*None") as caught:
             ds.append({"v": [[1.0, 2.0], [1.0, None]]})
         assert caught.value.rows == [1]
+
+
+@pytest.mark.parametrize("count", [10, 1500])
+def test_numpy_dates_before_numpy_numbers_are_a_null_and_numbers(tmp_path, count):
+    """Such a list, handed to Arrow without a look at its types, ends the process."""
+    ds = ps.create(tmp_path / "ds", {"v": "float32"})
+    ds.append({"v": [np.datetime64("NaT")] + [np.float32(0.5)] * count})
+    found = ds["v"][:]
+    assert found.mask.tolist() == [True] + [False] * count and found.compressed().tolist() == [0.5] * count
