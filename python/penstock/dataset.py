@@ -95,10 +95,10 @@ def open(
     unusually long). A pickled handle carries them without the three secrets.
 
     Cost: on local disk the hint, two look-ups, the record and the root; on object storage three requests: a listing of one
-    name, the record, the root. Nothing grows with the number of samples. A local copy is looked through, which takes a
-    listing of its data files, until a commit is made there.
-    Raises: NotFoundError (dataset-not-found, snapshot-not-found, branch-not-found), CorruptError (log-incomplete and copy-incomplete:
-    a copy that lacks something), UnsupportedError (unknown-feature).
+    name, the record, the root. Nothing grows with the number of samples. Opening a local copy also lists
+    its data files, until the first commit there.
+    Raises: NotFoundError (dataset-not-found, snapshot-not-found, branch-not-found), CorruptError (log-incomplete,
+    copy-incomplete: an incomplete copy), UnsupportedError (unknown-feature).
     """
     if branch != "main":
         raise NotFoundError(
@@ -112,7 +112,7 @@ def open(
 
 
 def open_incomplete(uri: str | os.PathLike[str], snapshot: str | None = None) -> Dataset:
-    """Open a dataset as `open` does, even if it is a copy that lacks objects: for `verify`, which names them."""
+    """Open a dataset as `open` does, even an incomplete copy, so that `verify` can name the missing objects."""
     return Dataset(_core.open(_uri(uri), snapshot, incomplete=True))
 
 
@@ -259,9 +259,9 @@ def _commit(entry: dict[str, Any]) -> Commit:
     )  # fmt: skip
 
 
-# A call to the core takes about this many bytes at once, so that a large append is bounded by the budget.
+# One call to the core takes about this many bytes, so that memory of a large append stays within the budget.
 SLICE_BYTES = 16 << 20
-# Lists of texts and bytes as short as this are not measured one by one.
+# Texts and bytes up to this length are not measured one by one.
 SHORT_BYTES = 256
 
 
@@ -311,7 +311,7 @@ def slices(columns: Iterable[Any], rows: int) -> Iterator[tuple[int, int]]:
         yield 0, 0
 
 
-# What a Python object takes beside its contents, about.
+# Approximate overhead of a Python object.
 _PLAIN_BYTES = 32.0
 _PLAIN = {int, float, bool, complex, type(None)}
 
@@ -324,7 +324,7 @@ def _sizes(values: Any) -> float | npt.NDArray[np.float64]:
             return _PLAIN_BYTES
         if kinds <= {str, bytes, type(None)}:
             longest = max(map(len, filter(None, values) if type(None) in kinds else values), default=0)
-            if longest <= SHORT_BYTES:  # Slices are small enough as if all were so long.
+            if longest <= SHORT_BYTES:  # A bound that is close enough to size slices by.
                 return float(longest) + _PLAIN_BYTES
             return np.fromiter((len(value or "") for value in values), np.float64, len(values)) + _PLAIN_BYTES
         return np.fromiter(map(_size, values), np.float64, len(values)) + _PLAIN_BYTES

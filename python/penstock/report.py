@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,12 +45,15 @@ def explained(loader: Loader) -> dict[str, str]:
     if windowed:
         asked, moved = draws / windowed.order["run_samples"] / parts, total / parts
     elif ranged:
-        # Where the cache holds what a source reads, its blocks are read once, with their neighbours.
-        costs = [(source.sample_bytes * len(source.view._snapshot), *source.view._snapshot.request_cost()) for source in ranged]
-        # Blocks of a column lie among those of others, and it is the stretch of a file that counts.
-        stretches = (source.view._column_bytes(source.columns)[3] for source in ranged)
-        if all(stretch <= kept for stretch, (_, _, kept) in zip(stretches, costs, strict=True)):
-            asked, moved = min(asked, sum(stored / gap + 1 for stored, gap, _ in costs)), min(moved, sum(stored for stored, _, _ in costs))
+        # If the cache can hold what lies between a source's first and last block, each block is read once, with its neighbours.
+        least_asked = least_moved = 0.0
+        for source in ranged:
+            gap, kept = source.view._snapshot.request_cost()
+            stored = source.sample_bytes * len(source.view._snapshot)
+            cached = source.view._column_bytes(source.columns)[3] <= kept
+            least_asked += stored / gap + 1 if cached else math.inf
+            least_moved += stored if cached else math.inf
+        asked, moved = min(asked, least_asked), min(moved, least_moved)
     mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader._sources)
     answer = {
         "epoch": f"{draws} samples in {steps} steps of {loader.global_batch_size} ({loader.global_batch_size // loader.world_size} a rank)",

@@ -16,7 +16,7 @@ pub fn orientation(bytes: &[u8]) -> u8 {
     value.filter(|value| (1..=8).contains(value)).unwrap_or(1) as u8
 }
 
-/// Whether this is a JPEG without an EXIF segment before its scan, as most are for training. Whatever is odd is the library's to tell.
+/// Whether this is a JPEG without an EXIF segment before its scan, as most are for training. Odd files are left to the library.
 fn has_no_exif(bytes: &[u8]) -> bool {
     let known = jpeg::segments(bytes).find(|(marker, body)| *marker == 0xda || (*marker == 0xe1 && body.starts_with(b"Exif")));
     known.is_some_and(|(marker, _)| marker == 0xda)

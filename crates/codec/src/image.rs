@@ -74,27 +74,28 @@ pub fn probe(bytes: &[u8], limits: Limits) -> Result<Header> {
     Ok(header)
 }
 
-/// What a header tells without a decoder.
+/// The size of an image and the cost of decoding it, read from its header without a decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outline {
     pub width: usize,
     pub height: usize,
-    /// What decoding takes beside the pixels: the coefficients of a JPEG whose scans each hold a part of all.
+    /// Memory that decoding takes beside the pixels: the coefficients of a JPEG of several scans, else 0.
     pub decoder_bytes: u64,
 }
 
-/// Read the outline of an image. None if only a decoder can find it.
+/// Read the outline of an image. Returns None if only a decoder can find it.
 pub fn outline(bytes: &[u8]) -> Option<Outline> {
-    let number =
-        |bytes: &[u8], at: usize, count: usize| Some(bytes.get(at..at + count)?.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte)));
     if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
-        return Some(Outline { width: number(bytes, 16, 4)?, height: number(bytes, 20, 4)?, decoder_bytes: 0 });
+        let size = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize);
+        return Some(Outline { width: size(16)?, height: size(20)?, decoder_bytes: 0 });
     }
+    let mut segments = jpeg::segments(bytes);
     let is_frame = |marker: u8| matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc);
-    let (marker, frame) = jpeg::segments(bytes).find(|(marker, _)| is_frame(*marker))?;
-    let (height, width) = (number(frame, 1, 2)?, number(frame, 3, 2)?);
+    let (marker, frame) = segments.find(|(marker, _)| is_frame(*marker))?;
+    let size = |at: usize| Some(usize::from(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?)));
+    let (height, width) = (size(1)?, size(3)?);
     let components = frame.get(6..)?.chunks_exact(3).take(usize::from(frame[5]));
-    let scan = jpeg::segments(bytes).find(|(marker, _)| *marker == 0xda);
+    let scan = segments.find(|(marker, _)| *marker == 0xda);
     let in_first_scan = scan.and_then(|(_, scan)| scan.first().copied()).unwrap_or_default();
     let mut decoder_bytes = 0;
     if marker & 3 == 2 || usize::from(in_first_scan) < components.len() {

@@ -65,7 +65,7 @@ impl Decoder {
     }
 }
 
-/// Markers of a JPEG and what follows each, up to its scan or to what is not a segment.
+/// Iterate over the segments of a JPEG as (marker, body). Ends behind the first scan's header, or at the first malformed segment.
 pub fn segments(bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let mut rest = bytes.strip_prefix(&[0xff, 0xd8]).unwrap_or_default();
     std::iter::from_fn(move || {

@@ -81,7 +81,7 @@ type MakeCaches = Box<dyn Fn() -> Caches + Send + Sync>;
 /// An open store with its caches.
 pub struct Context {
     pub storage: Box<dyn Storage>,
-    /// Whether a copy that lacks objects is opened all the same, so that `verify` can name them.
+    /// Whether an incomplete copy may be opened, so that `verify` can name the missing objects.
     pub incomplete: bool,
     /// The dataset that was found here first: the only one that this handle ever reads or writes.
     dataset: OnceLock<Id>,

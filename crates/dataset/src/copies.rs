@@ -1,19 +1,21 @@
-//! Copies of local datasets. Who copies one while it is written to may get records without what they refer to.
+//! Find incomplete copies of local datasets. A dataset that is copied during a write may have records whose objects are missing.
 
 use std::collections::HashMap;
 
 use penstock_error::{Error, Kind, Result};
 use penstock_format::Id;
-use penstock_format::ids::{data_name, page_name, words_name};
+use penstock_format::ids::{ObjectRef, data_name, page_name, words_name};
 
 use crate::log;
 use crate::snapshot::{Part, Snapshot};
 
-/// Names in an error.
+/// An error names at most this many objects.
 const NAMED: usize = 3;
 
-/// Refuse a copy that lacks objects of this snapshot, with `log-incomplete` or `copy-incomplete`. Cost: nothing where the hint was written
-/// in this very place. In a copy: listings of `log`, `d` and `w`, and the manifest, until a commit is made there, which leaves a hint.
+/// Refuse a copy that lacks objects of this snapshot, with `log-incomplete` or `copy-incomplete`.
+///
+/// Cost: none if the hint was written in this folder. In a copy: listings of `log`, `d` and `w`, and the manifest. The first commit in the
+/// copy leaves a hint of its own, and ends that cost.
 pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     let store = snapshot.context.storage.as_ref();
     if snapshot.context.incomplete || store.place().is_none_or(|here| written_in == Some(here)) {
@@ -28,35 +30,33 @@ pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     }
     let named = missing.iter().take(NAMED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     let more = if missing.len() > NAMED { ", …" } else { "" };
-    let text = format!("cannot open `{}`: it is a copy that lacks {} of its objects: {named}{more}", store.uri(), missing.len());
-    Err(Error::new("copy-incomplete", text)
-        .hint("copy it again, `log` and `refs` first and the rest after, or add what lacks with `cp -rn`; `penstock verify` names it"))
+    let text = format!("cannot open `{}`: the copy lacks {} of its objects: {named}{more}", store.uri(), missing.len());
+    Err(Error::new("copy-incomplete", text).hint(
+        "copy it again, `log` and `refs` first and the rest after, or add the missing objects with `cp -rn`; `penstock verify` names them",
+    ))
 }
 
-/// Objects of a snapshot that are not there, or shorter or longer than they were. What is damaged otherwise is left to whoever reads it.
+/// List the objects of a snapshot that are absent or have the wrong length. Other damage is reported when the object is read.
 fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     let store = snapshot.context.storage.as_ref();
     let list = |folder: &str| Ok(store.list(folder)?.into_iter().collect::<HashMap<String, u64>>());
     let (data, words) = (list("d")?, list("w")?);
-    let is_there = |listed: &HashMap<String, u64>, id: Id, bytes: u64, name: &str| match listed.get(&id.to_string()) {
-        Some(found) => Ok(*found == bytes),
-        None => store.exists(name), // A link to a file is not listed.
+    let lacking = |listed: &HashMap<String, u64>, id: Id, bytes: u64, name: String| {
+        let whole = match listed.get(&id.to_string()) {
+            Some(found) => *found == bytes,
+            None => store.exists(&name)?, // A link to a file is not listed.
+        };
+        Ok((!whole).then_some(name))
     };
     let mut missing = Vec::new();
-    for segment in snapshot.words_segments() {
-        let name = words_name(segment.object.id);
-        if !is_there(&words, segment.object.id, segment.object.bytes, &name)? {
-            missing.push(name);
-        }
+    for ObjectRef { id, bytes, .. } in snapshot.words_segments().map(|segment| segment.object) {
+        missing.extend(lacking(&words, id, bytes, words_name(id))?);
     }
     for (index, part) in snapshot.parts.iter().enumerate() {
         match (snapshot.fragments(index), part) {
             (Ok((_, fragments)), _) => {
                 for file in fragments.as_slice().iter().flat_map(|fragment| &fragment.files) {
-                    let name = data_name(file.id);
-                    if !is_there(&data, file.id, file.file_bytes, &name)? {
-                        missing.push(name);
-                    }
+                    missing.extend(lacking(&data, file.id, file.file_bytes, data_name(file.id))?);
                 }
             }
             (Err(error), Part::Page(page)) if error.kind() == Kind::NotFound || error.code() == "object-truncated" => {

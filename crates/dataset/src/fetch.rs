@@ -20,7 +20,7 @@ use crate::parallel;
 use crate::plan::Plan;
 use crate::snapshot::Snapshot;
 
-/// A stream reads gaps up to this long: its device is local.
+/// A scan of a local device reads gaps up to this long.
 const STREAM_GAP_BYTES: u64 = 16 << 10;
 /// Blocks are joined up to this length.
 const JOINED_BYTES: u64 = 8 << 20;

@@ -26,18 +26,18 @@ pub fn read(storage: &dyn Storage, branch: u64, number: u64) -> Result<LogEntry>
     LogEntry::parse(&storage.read(&record_name(branch, number))?, branch, number)
 }
 
-/// What was found at the end of a log.
+/// The end of a log.
 #[derive(Debug, Clone, Copy)]
 pub struct Newest {
     pub number: u64,
-    /// The place that the hint was written in, if it was read.
+    /// The folder that the hint was written in, if the hint was read.
     pub written_in: Option<u64>,
-    /// A record that there was behind the one that is missing.
+    /// A later record, if the one after `number` is missing.
     beyond: Option<u64>,
 }
 
 impl Newest {
-    /// The number, if there is no hole behind it: whoever appends there would take the number of a commit that exists.
+    /// Return the number, or `log-incomplete` if a later record exists: an append would take the number of an earlier commit.
     pub fn whole(&self, storage: &dyn Storage, folder: &str) -> Result<u64> {
         self.beyond.map_or(Ok(self.number), |beyond| Err(incomplete(storage, folder, self.number + 1, beyond)))
     }
@@ -67,10 +67,10 @@ pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) ->
     loop {
         number = search(number, exists)?;
         let next = number.checked_add(2).map(|next| Ok(exists(next)?.then_some(next))).transpose()?.flatten();
-        // A hint that was copied may be of later than the records beside it.
+        // In a copy, the hint may be newer than the copied records.
         let here = || storage.place().is_none_or(|here| written_in == Some(here));
         let beyond = next.or_else(|| hinted.filter(|hinted| *hinted > number && here()));
-        // Two commits since it was found to be absent look like a hole.
+        // Two commits since the search look like a hole.
         if beyond.is_some() && exists(number + 1)? {
             number += 1;
             continue;
@@ -79,7 +79,7 @@ pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) ->
     }
 }
 
-/// The last number that exists from `newest` on, which does: in steps that double, and then halve.
+/// Find the last number that exists, from `newest`, which exists, in steps that double and then halve.
 fn search(mut newest: u64, exists: impl Fn(u64) -> Result<bool>) -> Result<u64> {
     let mut step = 1u64;
     let mut absent = loop {
@@ -97,29 +97,29 @@ fn search(mut newest: u64, exists: impl Fn(u64) -> Result<bool>) -> Result<u64> 
     Ok(newest)
 }
 
-/// The newest record of a log as some writer knew it, and the place where that was.
+/// Read the hint: a number that was the newest, and the folder that the hint was written in.
 pub fn hint(storage: &dyn Storage, folder: &str) -> Option<(u64, u64)> {
     storage.read(&hint_name(folder)).ok().and_then(|body| read_hint(&body))
 }
 
-/// Leave a hint for those who come later. If that fails, they look a little longer.
+/// Write the hint. A failure is ignored: without a hint, the next search takes a few more look-ups.
 pub fn leave_hint(storage: &dyn Storage, folder: &str, number: u64) {
     let _ = storage.overwrite(&hint_name(folder), &write_hint(number, storage.place().unwrap_or(0)));
 }
 
-/// Numbers of the log up to a snapshot are dense: gives an error for each gap. Nothing where the store does not list.
+/// Return an error for each gap in the numbers of the log up to a snapshot. Empty if the store does not list.
 pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> {
     if !storage.lists() {
         return Ok(Vec::new());
     }
     let folder = log_folder(snapshot.branch);
     let mut numbers: Vec<u64> = storage.list(&folder)?.iter().filter_map(|(name, _)| record_number(name)).collect();
-    numbers.push(snapshot.number); // A store may list what it had a while ago.
+    numbers.push(snapshot.number); // Some stores list an earlier state.
     numbers.sort_unstable();
     let mut expected = 0;
     let mut gaps = Vec::new();
     for number in numbers {
-        // A listing may leave out a record that was put while it was made.
+        // A listing may lack a record that was put during the listing.
         while expected < number && storage.exists(&numbered(&folder, expected))? {
             expected += 1;
         }
@@ -135,7 +135,7 @@ pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> 
 pub fn incomplete(storage: &dyn Storage, folder: &str, missing: u64, beyond: u64) -> Error {
     let text = format!("cannot use the log `{}/{folder}`: record {missing} is missing, though there was a record {beyond}", storage.uri());
     Error::new("log-incomplete", text)
-        .hint("an incomplete copy? copy it again, `log` and `refs` first and the rest after, or add what lacks with `cp -rn`; `penstock verify` names it")
+        .hint("an incomplete copy? copy it again, `log` and `refs` first and the rest after, or add the missing objects with `cp -rn`; `penstock verify` names them")
 }
 
 /// The newest of the first names of a log, if they come in order: numbers then go down one by one. In another order the first says nothing.

@@ -21,7 +21,7 @@ use penstock_storage::process::PerProcess;
 pub struct ColumnBytes {
     /// As they lie in data files.
     pub stored: u64,
-    /// From the first to the last block of each in each file, with what of other columns lies between.
+    /// From the first to the last block of each column in each file, including blocks of other columns in between.
     pub spanned: u64,
     pub decoded: u64,
     /// A block of each whose samples share blocks, decoded: what reading one sample takes.
@@ -60,7 +60,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Open the newest snapshot of a branch. Cost on local disk: hint, record, root; in a copy, what `copies::check` takes.
+    /// Open the newest snapshot of a branch. Cost on local disk: hint, record and root; in a copy, also that of `copies::check`.
     pub fn open(context: Arc<Context>, branch: u64) -> Result<Snapshot> {
         let store = context.storage.as_ref();
         let newest = log::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| not_found(store))?;

@@ -142,7 +142,7 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
             if image.size() == (resized.width, resized.height) {
                 return Ok(());
             }
-            // The nearest place of a mirrored image is not that of the image, mirrored.
+            // Nearest places are chosen in the mirrored image, so it is mirrored first.
             if image.geometry.resized.is_some() || (image.mirrored.contains(&true) && resized.filter == Filter::Nearest) {
                 let (width, height) = image.size();
                 let pixels = Pixels::Rgb(image.decode()?, width, height);

@@ -59,7 +59,7 @@ impl Memory {
         Ok(Memory { place: Place::Recycled(recycled(bytes)?), bytes, kept: None })
     }
 
-    /// What was made elsewhere, without a copy.
+    /// Take over the memory of a `Vec`, without a copy.
     pub fn of(made: Vec<u8>) -> Memory {
         Memory { bytes: made.len(), place: Place::Own(Own(Box::into_raw(made.into_boxed_slice()))), kept: None }
     }

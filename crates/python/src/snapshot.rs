@@ -47,7 +47,7 @@ pub fn create(
     Ok(Snapshot { inner: Arc::new(made.or_raise(py)?), options })
 }
 
-/// Open the newest snapshot of main, or the one named; a copy that lacks objects only where `incomplete` allows it.
+/// Open the newest snapshot of main, or the one named. `incomplete` permits a copy that lacks objects.
 #[pyfunction]
 #[pyo3(signature = (uri, snapshot=None, storage_options=None, io="auto", incomplete=false))]
 pub fn open(

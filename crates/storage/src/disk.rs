@@ -43,7 +43,7 @@ pub trait FileSystem: Send + Sync + Debug {
     fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>>;
     /// How many names a file has.
     fn links(&self, path: &Path) -> io::Result<u64>;
-    /// What tells a folder from all others.
+    /// Return a number that identifies a folder, never 0. None if unknown.
     fn place(&self, _folder: &Path) -> Option<u64> {
         None
     }
@@ -214,7 +214,7 @@ impl FileSystem for Disk {
         Ok(fs::symlink_metadata(path)?.nlink())
     }
 
-    /// By its inode and, as inodes are used again, by the time it was made.
+    /// From the inode and, since inodes are reused, from the time of birth.
     fn place(&self, folder: &Path) -> Option<u64> {
         let found = fs::metadata(folder).ok()?;
         let made = found.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();

@@ -180,7 +180,7 @@ pub trait Storage: Send + Sync + Debug {
     /// Begin an immutable object that is written piece by piece; it vanishes when dropped unfinished.
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>>;
 
-    /// What tells this root from a copy of it, never 0; it stays while the root is renamed or written to. None where there is no such thing.
+    /// Return a number that differs between this root and a copy of it, never 0. It survives renames and writes. None if the store has no such number.
     fn place(&self) -> Option<u64> {
         None
     }
