@@ -66,6 +66,10 @@ def tests_of(path: str) -> list[list[str]]:
         away = [*of("limits", "planted", "columns", "reading", "tiles"), "--store", "buffered"]
         return [first, [*away[:-1], "s3"], away, ["cargo", "test", *CARGO, "-p", "penstock-dataset", "-p", "penstock-testkit"]]
     rust = ["cargo", "test", *CARGO, "--workspace", "--exclude", "penstock-python"]
+    if path.startswith("crates/storage/"):
+        return [rust, of("stores", "commits", "places", "other_stores"), [*pytest[:-1], "not soak and not data and not local", "tests", "--store", "s3"]]
+    if path.startswith("crates/codec/"):
+        return [of("transforms", "image_modes", "loader", "planted", "training"), rust, [*pytest, "tests"]]
     return [[*pytest, "tests"], rust, [*pytest[:-1], "not soak and not data and not local", "tests", "--store", "s3"]]
 
 

@@ -2,14 +2,14 @@
 
 use bytes::Bytes;
 use penstock_error::{Kind, Result};
-use penstock_format::datafile::{Layout, Packed};
+use penstock_format::datafile::{Codec, Layout, Packed};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::{Frozen, Slot};
 use penstock_tensor::window::elements;
 
 use crate::datafile::Decoded;
 use crate::plan::Plan;
-use crate::read::{OnCorrupt, Source};
+use crate::read::{OnCorrupt, Source, prefetch};
 use crate::snapshot::Snapshot;
 use crate::tiles::{Targets, Tiles};
 
@@ -28,6 +28,11 @@ struct Slice {
     begin: usize,
     bytes: usize,
 }
+
+/// Rows whose blocks are prefetched before the first of them is looked up: at random, each is in none of the processor's caches.
+const ROWS_AHEAD: usize = 64;
+/// The ends in a packed block of small values, about.
+const HEAD_BYTES: usize = 256;
 
 /// Marks a null.
 const NULL: u32 = u32::MAX;
@@ -129,14 +134,22 @@ impl Snapshot {
             }
             let map = values.keep.len() as u32;
             values.keep.push(source.file.map.clone());
-            let mut open = None;
-            for (row, place) in source.rows.iter() {
-                if !source.entry().is_valid(*row) {
-                    continue;
+            let (entry, map_bytes, mut open) = (source.entry(), &source.file.map[..], None);
+            let is_mapped = !source.file.ranged && entry.codec == Codec::None;
+            for rows in source.rows.chunks(ROWS_AHEAD) {
+                if is_mapped {
+                    let heads = rows.iter().map(|(row, _)| entry.offset.get(entry.locate(*row).0) as usize);
+                    heads.for_each(|head| prefetch(map_bytes, head, HEAD_BYTES));
                 }
-                match self.read_ragged_row(plan, source, (*row, *place), map, &mut open, &mut values) {
-                    Err(error) if lenient && error.kind() == Kind::Corrupt => {}
-                    other => other.map_err(|error| (error, *place))?,
+                for (row, place) in rows.iter().filter(|(row, _)| entry.is_valid(*row)) {
+                    match self.read_ragged_row(plan, source, (*row, *place), map, &mut open, &mut values) {
+                        Err(error) if lenient && error.kind() == Kind::Corrupt => {}
+                        other => other.map_err(|error| (error, *place))?,
+                    }
+                    if is_mapped {
+                        let slice = values.slices[*place as usize];
+                        prefetch(map_bytes, slice.begin, slice.bytes);
+                    }
                 }
             }
             Ok(())

@@ -443,7 +443,7 @@ const PAGE_BYTES: usize = 4096;
 
 /// Ask the processor to begin fetching `bytes` bytes at `offset` of the map.
 #[inline]
-fn prefetch(map: &[u8], offset: usize, bytes: usize) {
+pub fn prefetch(map: &[u8], offset: usize, bytes: usize) {
     let end = (offset + bytes.min(PAGE_BYTES)).min(map.len());
     let next_page = (map.as_ptr() as usize + offset + 1).next_multiple_of(PAGE_BYTES) - map.as_ptr() as usize;
     for start in [offset, next_page] {

@@ -111,7 +111,8 @@ impl Chunk {
             None if self.rows_per_block == 1 => (row as usize, 0),
             None => ((row / self.rows_per_block) as usize, row % self.rows_per_block),
             Some(first) => {
-                let block = first.last_at_most(row).unwrap_or(0);
+                let guess = row as f64 / self.samples as f64 * first.len() as f64; // Blocks have about as many rows each.
+                let block = first.last_at_most(row, guess as usize).unwrap_or(0);
                 (block, row - first.get(block))
             }
         }

@@ -60,9 +60,18 @@ impl IntArray {
         (0..self.len()).map(|index| self.get(index))
     }
 
-    /// Place of the last value ≤ `target` in an ascending array.
-    pub fn last_at_most(&self, target: u64) -> Option<usize> {
-        let (mut low, mut high) = (0, self.len());
+    /// Place of the last value ≤ `target` in an ascending array. Cost: the logarithm of how far that is from `guess`.
+    #[inline]
+    pub fn last_at_most(&self, target: u64, guess: usize) -> Option<usize> {
+        let guess = guess.min(self.len());
+        // Values below `low` are at most the target; those from `high` on are above it.
+        let (mut low, mut high, mut step) = (guess, guess, 1);
+        while high < self.len() && self.get(high) <= target {
+            (low, high, step) = (high + 1, (high + step).min(self.len()), 2 * step);
+        }
+        while low > 0 && self.get(low - 1) > target {
+            (high, low, step) = (low - 1, low.saturating_sub(step), 2 * step);
+        }
         while low < high {
             let middle = (low + high) / 2;
             if self.get(middle) <= target { low = middle + 1 } else { high = middle }
@@ -120,4 +129,24 @@ fn array<const N: usize>(values: &[u8], index: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&values[index * N..index * N + N]);
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_at_most_finds_each_place_from_any_guess() -> Result<()> {
+        for values in [&[][..], &[5], &[0, 1, 2, 3], &[0, 0, 7, 7, 7, 9, 300, 301, 70_000, 1 << 40]] {
+            let mut writer = Writer::default();
+            IntArray::write(&mut writer, values);
+            let array = IntArray::read(&mut Cursor::new(Bytes::from(writer.0)), values.len())?;
+            let targets = values.iter().flat_map(|value| [value.saturating_sub(1), *value, value + 1]).chain([0, u64::MAX]);
+            for (target, guess) in targets.flat_map(|target| (0..values.len() + 3).map(move |guess| (target, guess))) {
+                let expected = values.iter().rposition(|value| *value <= target);
+                assert_eq!(array.last_at_most(target, guess), expected, "{target} in {values:?} from {guess}");
+            }
+        }
+        Ok(())
+    }
 }
