@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import struct
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -151,3 +153,33 @@ def test_absurd_npy_headers_are_refused_by_us(tmp_path, header):
 def test_tokenize_refuses_what_cannot_be(wrong):
     with pytest.raises(ps.InvalidInputError, match=f"Tokenize: {next(iter(wrong))}="):
         T.Tokenize(None, on="text", **wrong)
+
+
+WINDOWED = """
+import gc, os, pathlib, sys
+import numpy as np
+import penstock as ps
+place = pathlib.Path(sys.argv[1])
+ds = ps.open(place, io="buffered")
+loader = ds.loader(batch_size=4, shuffle=ps.Window(bytes=1 << 20), threads=4)
+batches = iter(loader.stream(2))
+next(batches)
+for path in (place / "d").iterdir():
+    os.truncate(path, path.stat().st_size // 8)
+try:
+    for _ in batches:
+        pass
+except ps.Error as error:
+    print(error.code)
+del batches, loader  # Ends its threads.
+gc.collect()
+print("ended")
+"""
+
+
+def test_windows_of_a_file_that_is_cut_short_raise_and_end(tmp_path):
+    """Batches share runs: those that wait for a run whose fetch failed must wake, and closing must not wait for ever."""
+    ds = ps.create(tmp_path / "ds", {"n": ps.Tensor((64,), "int64")})
+    ds.append({"n": np.zeros((20_000, 64), np.int64)})
+    done = subprocess.run([sys.executable, "-c", WINDOWED, str(tmp_path / "ds")], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["object-truncated", "ended"], done.stdout + done.stderr

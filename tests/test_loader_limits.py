@@ -49,6 +49,21 @@ def test_ranks_together_read_a_window_order_about_once(large, world):
     assert read <= 1.1 * SAMPLES * SAMPLE_BYTES, read / (SAMPLES * SAMPLE_BYTES)
 
 
+def test_epochs_after_a_resumed_one_read_a_window_order_about_once(large):
+    ds = ps.open(large.uri, io="buffered")
+    loader = ds.loader(batch_size=48, shuffle=ps.Window(bytes=20 << 20), columns=["body"], memory_bytes=64 << 20)
+    state = loader.state_dict()
+    loader.load_state_dict({**state, "draw": 48 * (len(loader) // 2 + 1)})
+    for _ in loader.stream(1):  # The rest of the epoch.
+        pass
+    for epoch in (1, 2):
+        before = ds.stats()["range_bytes"]
+        assert sum(len(batch["body"]) for batch in loader.stream(1)) == SAMPLES
+        # A few batches of the next epoch may be read ahead.
+        read = (ds.stats()["range_bytes"] - before) / (SAMPLES * SAMPLE_BYTES)
+        assert read <= 1.3, (epoch, read)
+
+
 FETCHED = """
 import json, sys
 import penstock as ps

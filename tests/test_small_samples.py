@@ -194,3 +194,26 @@ print(json.dumps([int(told.split("about ")[1].split()[0].replace(",", "")), ds.s
         told, made = json.loads(out.stdout)
         # Ranges of a batch that meet are one, which is not foreseen.
         assert 0.5 * made <= told <= 5 * made, (column, memory, told, made)
+
+
+@pytest.mark.parametrize("io", ["buffered", "direct"])
+def test_a_long_scan_holds_the_same_memory_as_a_short_one(tmp_path, io):
+    """A block that two groups share stays in the cache, and must not hold the memory of all that was read with it."""
+    ds = ps.create(tmp_path / "ds", {"x": ps.Tensor((250,), "uint8")})
+    with ds.transaction() as tx:
+        for number in range(6):
+            tx.append({"x": np.full((1 << 18, 250), number, np.uint8)})
+    program = """
+import sys
+import penstock as ps
+def anonymous():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon:")).split()[1]) << 10
+ps.configure(memory_bytes=64 << 20)
+peaks = []
+for batch in ps.open(sys.argv[1], io=sys.argv[2]).scan(batch_size=1000):
+    peaks.append(anonymous())
+print(max(peaks[: len(peaks) // 3]), max(peaks))
+"""
+    out = subprocess.run([sys.executable, "-c", program, ds.uri, io], capture_output=True, text=True, check=True)
+    early, late = map(int, out.stdout.split())
+    assert late <= early + (16 << 20), f"{late - early >> 20} MiB more after 375 MiB than after 125"

@@ -67,7 +67,11 @@ def tests_of(path: str) -> list[list[str]]:
         return [first, [*away[:-1], "s3"], away, ["cargo", "test", *CARGO, "-p", "penstock-dataset", "-p", "penstock-testkit"]]
     rust = ["cargo", "test", *CARGO, "--workspace", "--exclude", "penstock-python"]
     if path.startswith("crates/storage/"):
-        return [rust, of("stores", "commits", "places", "other_stores"), [*pytest[:-1], "not soak and not data and not local", "tests", "--store", "s3"]]
+        return [
+            rust,
+            of("stores", "commits", "places", "other_stores"),
+            [*pytest[:-1], "not soak and not data and not local", "tests", "--store", "s3"],
+        ]
     if path.startswith("crates/codec/"):
         return [of("transforms", "image_modes", "loader", "planted", "training"), rust, [*pytest, "tests"]]
     return [[*pytest, "tests"], rust, [*pytest[:-1], "not soak and not data and not local", "tests", "--store", "s3"]]
@@ -167,6 +171,7 @@ def main() -> int:
     parser.add_argument("--trust", action="store_true", help="don't look first whether the tests pass without any error planted")
     parser.add_argument("--out", type=pathlib.Path, default=FOLDER / "report.json")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Shells turn it off for jobs in the background, and tests want it.
     prepare()
     mutants = list(of_patches(options.patches.resolve()) if options.patches else [*of_rust(), *of_python()])
     total = len(mutants)

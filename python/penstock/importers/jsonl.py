@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
@@ -54,14 +55,15 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     def chunks() -> Iterator[Chunk]:
         parse = functools.partial(_parsed, kinds)
         for block, table in ahead((functools.partial(parse, block) for block in itertools.chain(begun, blocks)), THREADS):
-            first, count = progress["done"], block.count(b"\n") + (not block.endswith(b"\n"))
-            if table is not None and table.num_rows == count:
+            first = progress["done"]
+            if table is not None:
                 columns = {key: tables.values(table.column(key), kind) for key, kind in kinds.items()}
-                yield Chunk(columns, count, functools.partial(_name, path, first))
+                yield Chunk(columns, table.num_rows, functools.partial(_name, path, first))
+                progress["done"] = first + table.num_rows
             else:
-                lines = map(_object, _lines(block))
-                yield from (chunk for chunk, _ in rows.chunks_of(lines, kinds, first, functools.partial(_name, path, 0)))
-            progress["done"] = first + count
+                lines = _lines(block)
+                yield from (chunk for chunk, _ in rows.chunks_of(map(_object, lines), kinds, first, functools.partial(_name, path, 0)))
+                progress["done"] = first + len(lines)
 
     return Source(kinds, chunks(), None, "rows", lambda: progress["done"])
 
@@ -88,7 +90,7 @@ def _blocks(stream: Any, path: pathlib.Path) -> Iterator[bytes]:
             piece, first = piece.removeprefix(b"\xef\xbb\xbf"), False
         end = piece.rfind(b"\n") + 1
         if end:
-            yield rest + piece[:end]
+            yield b"".join((rest, memoryview(piece)[:end]))
             rest = piece[end:]
         else:
             rest += piece
@@ -103,14 +105,25 @@ def _lines(block: bytes) -> list[bytes]:
 
 
 def _parsed(kinds: Mapping[str, ColumnType], block: bytes) -> tuple[bytes, pa.Table | None]:
-    return block, _table(block, kinds) if _is_plain(block) else None
+    count = _plain_lines(block)
+    table = None if count is None else _table(block, kinds)
+    return block, table if table is not None and table.num_rows == count else None
 
 
-def _is_plain(block: bytes) -> bool:
-    """Whether each line begins and ends as an object does: then none of them holds several, or a part of one."""
-    inner = block.strip(b"\r\n")
-    between = inner.count(b"}\n{") + inner.count(b"}\r\n{")
-    return inner.startswith(b"{") and inner.endswith(b"}") and between == inner.count(b"\n")
+def _plain_lines(block: bytes) -> int | None:
+    """Count the lines of a block. Returns None unless each begins and ends as an object does, so that none holds several, or a part of one.
+
+    NumPy searches without the interpreter's lock, which `bytes.count` holds.
+    """
+    data = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(data == ord("\n"))
+    if not block.endswith(b"\n"):
+        ends = np.append(ends, len(data))
+    last = data[ends - 1]
+    if np.any(with_return := last == ord("\r")):
+        last[with_return] = data[ends[with_return] - 2]
+    plain = data[0] == ord("{") and np.all(data[ends[:-1] + 1] == ord("{")) and np.all(last == ord("}"))
+    return len(ends) if plain else None
 
 
 def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
