@@ -278,3 +278,20 @@ def test_options_that_are_none_are_refused(tmp_path, options, told):
     (tmp_path / "a.csv").write_text("a\n1\n")
     with pytest.raises(ps.InvalidInputError, match=told):
         import_data(tmp_path / "a.csv", tmp_path / "out", **options)
+
+
+def test_many_bad_values_are_nulled_column_by_column(tmp_path, monkeypatch):
+    """A column is gone through once a chunk, however many of its values are bad."""
+    import penstock.importers.run as run
+
+    lines = [f"{row},{row if row % 3 else 'x'},{'y' if row % 5 == 0 else row}" for row in range(20_000)]
+    (tmp_path / "a.csv").write_text("n,a,b\n" + "\n".join(lines) + "\n")
+    made, items_of = [], run.items_of
+    monkeypatch.setattr(run, "items_of", lambda values: made.append(len(values)) or items_of(values))
+    types = {"n": "int64", "a": "int64", "b": "int64"}
+    report = ps.importers.import_data(tmp_path / "a.csv", tmp_path / "ds", types=types, on_error="null")
+    assert report.samples == 20_000 and len(report.refused) == len(range(0, 20_000, 3)) + len(range(0, 20_000, 5))
+    assert sum(made) <= 2 * 20_000
+    batch = ps.open(tmp_path / "ds").take(np.arange(20_000))
+    assert np.array_equal(np.ma.getmaskarray(batch["a"]), np.arange(20_000) % 3 == 0)
+    assert np.array_equal(np.ma.getmaskarray(batch["b"]), np.arange(20_000) % 5 == 0)

@@ -183,3 +183,21 @@ def test_windows_of_a_file_that_is_cut_short_raise_and_end(tmp_path):
     ds.append({"n": np.zeros((20_000, 64), np.int64)})
     done = subprocess.run([sys.executable, "-c", WINDOWED, str(tmp_path / "ds")], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["object-truncated", "ended"], done.stdout + done.stderr
+
+
+def test_a_jpeg_cut_short_is_refused_whatever_thumbnail_it_has():
+    rng, out, small = np.random.default_rng(0), io.BytesIO(), io.BytesIO()
+    picture = Image.fromarray(rng.integers(0, 256, (200, 300, 3), dtype=np.uint8))
+    picture.resize((30, 20)).save(small, "JPEG")
+    picture.save(out, "JPEG", exif=b"Exif\0\0" + small.getvalue())
+    whole = out.getvalue()
+    assert whole.count(b"\xff\xd9") == 2
+    ds = ps.create("memory://cut-short", {"image": ps.Image()})
+    ds.append({"image": [whole, whole[: len(whole) * 3 // 4]]})
+    assert ds.take([0])["image"][0].shape == (200, 300, 3)
+    with pytest.raises(ps.CorruptError) as caught:
+        ds.take([1])
+    assert caught.value.code == "media-undecodable"
+    for transform in ([], [T.Resize((50, 50))]):  # A crop reads no further than it must.
+        with pytest.raises(ps.CorruptError):
+            list(ds.select([1]).loader(batch_size=1, transform=transform).stream(1))

@@ -434,3 +434,30 @@ def test_masked_parts_of_a_source_are_refused(root):
     with pytest.raises(ps.InvalidInputError, match="masked in part"):
         ds.append({"v": [None] * 4, "w": Masked()})
     assert len(ds) == 0
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", ["auto", "buffered", "direct"])
+def test_many_damaged_places_of_a_large_sample_are_one_error(tmp_path, io):
+    """Direct reads come in any order: what was spoilt is read again in the order of the file."""
+    ds = ps.create(tmp_path / "ds", {"x": ps.Tensor((4096, 8192), "uint8")})
+    ds.append({"x": np.random.default_rng(0).integers(0, 256, (1, 4096, 8192), dtype=np.uint8)})
+    path = max((tmp_path / "ds" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    with path.open("r+b") as file:
+        for place in range(100_000, path.stat().st_size - 100_000, 1_500_000):
+            file.seek(place)
+            byte = file.read(1)[0]
+            file.seek(place)
+            file.write(bytes([byte ^ 1]))
+    program = """
+import sys
+import penstock as ps
+ps.configure(memory_bytes=16 << 20)
+for _ in range(5):
+    try:
+        ps.open(sys.argv[1], io=sys.argv[2])["x"][0, :, 100:8000]
+    except ps.CorruptError as error:
+        print(error.code)
+"""
+    done = subprocess.run([sys.executable, "-c", program, ds.uri, io], capture_output=True, text=True)
+    assert done.stdout.split() == ["block-checksum"] * 5, done.stdout + done.stderr

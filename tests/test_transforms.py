@@ -353,3 +353,13 @@ def test_columns_normalised_each_by_its_own_numbers(dtype):
     batch = next(iter(made.loader(batch_size=7, threads=1, transform=normalise)))
     for name, ((mean,), (std,)) in numbers.items():
         np.testing.assert_allclose(batch[name], (values / scale - mean) / std, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(("mean", "std"), [([0.5], [0.2, 0.3, 0.4]), ([0.1, 0.2, 0.3], [0.5]), ([0.5], [0.25])])
+def test_one_number_of_normalize_is_for_all_channels(mean, std):
+    made = ps.create(f"memory://one-number-{len(mean)}-{len(std)}", {"image": ps.Image(), "volume": ps.Tensor((4, 5, 3), "uint8")})
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3), dtype=np.uint8)
+    made.append({"image": list(pixels), "volume": pixels})
+    for on in ("image", "volume"):
+        batch = next(iter(made.loader(batch_size=2, columns=[on], transform=[T.Normalize(mean, std, on=on)])))
+        np.testing.assert_allclose(batch[on], (pixels / 255 - mean) / std, rtol=1e-4, atol=1e-5)

@@ -82,7 +82,7 @@ impl Convert {
 
     /// Then: (value - mean) / std.
     pub fn normalise(&mut self, mean: &[f32], std: &[f32]) {
-        let channels = self.scale.len().max(mean.len());
+        let channels = self.scale.len().max(mean.len()).max(std.len());
         let of = |list: &[f32], channel: usize| list[channel % list.len()];
         let scale = (0..channels).map(|channel| of(&self.scale, channel) / of(std, channel)).collect();
         self.bias = (0..channels).map(|channel| (of(&self.bias, channel) - of(mean, channel)) / of(std, channel)).collect();

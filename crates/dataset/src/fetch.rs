@@ -418,8 +418,8 @@ impl Snapshot {
     pub fn stream(&self, wanted: &[Wanted], mut copy: impl FnMut(usize, &[u8])) -> Result<Vec<Option<Error>>> {
         let mut failed: Vec<Option<Error>> = wanted.iter().map(|_| None).collect();
         let mut order: Vec<usize> = (0..wanted.len()).collect();
-        order.sort_by_key(|index| (wanted[*index].key.0, wanted[*index].offset));
         for again in [true, false] {
+            order.sort_by_key(|index| (wanted[*index].key.0, wanted[*index].offset)); // Spoilt ones were noted as they came.
             let (members, ranges) = self.stream_ranges(wanted, &order);
             order.clear();
             let answers = self.context.storage.stream(&ranges, None, &mut |range, bytes| {

@@ -203,17 +203,18 @@ class _Appender:
     def append(self, chunk: Chunk) -> int:
         """Append a chunk; gives the number of samples."""
         columns = {name: container(values) for name, values in chunk.columns.items()}
-        bad: set[int] = set()
-        problems = self._problems(columns, chunk)
-        for row, column, refusal in problems:
+        bad: dict[str, set[int]] = {}
+        for row, column, refusal in self._problems(columns, chunk):
             if self.on_error == "raise":
                 raise _as_error(refusal, column)
             self.refused.append(refusal)
-            if self.on_error == "null":
-                columns[column] = [None if index == row else value for index, value in enumerate(items_of(columns[column]))]
-            else:
-                bad.add(row)
-        return self._part(columns, [row for row in range(chunk.rows) if row not in bad] if bad else range(chunk.rows), chunk)
+            bad.setdefault(column, set()).add(row)
+        if self.on_error == "null":
+            for column, nulls in bad.items():
+                columns[column] = [None if row in nulls else value for row, value in enumerate(items_of(columns[column]))]
+            return self._part(columns, range(chunk.rows), chunk)
+        left_out = set().union(*bad.values())
+        return self._part(columns, [row for row in range(chunk.rows) if row not in left_out] if left_out else range(chunk.rows), chunk)
 
     def _problems(self, columns: dict[str, Any], chunk: Chunk) -> list[tuple[int, str, Refusal]]:
         """What the source found already, and media that do not decode: each with its own reason, one a row.
@@ -233,7 +234,8 @@ class _Appender:
                     if error is not None:
                         found.setdefault(row, (row, name, Refusal(chunk.name(row), error.code, error.message)))
         if self.on_error == "null":  # Each value counts; else one reason a row is enough.
-            return [*chunk.problems, *(entry for entry in found.values() if entry not in chunk.problems)]
+            told = {(row, column) for row, column, _ in chunk.problems}
+            return [*chunk.problems, *(entry for entry in found.values() if entry[:2] not in told)]
         return sorted(found.values(), key=lambda entry: entry[0])
 
     def _part(self, columns: Mapping[str, Any], rows: Sequence[int], chunk: Chunk) -> int:
@@ -252,12 +254,24 @@ class _Appender:
             if len(rows) > 1:
                 middle = len(rows) // 2
                 return self._part(columns, rows[:middle], chunk) + self._part(columns, rows[middle:], chunk)
-            self.refused.append(Refusal(chunk.name(rows[0]), error.code, error.reason))
-            column = error.column if error.column in columns else None
-            # A column that is all nulls and still refused would be refused for ever.
-            if self.on_error == "null" and column is not None and not _is_null(columns[column], rows[0]):
-                return self._part({**columns, column: [None] * chunk.rows}, rows, chunk)
-            return 0
+            return self._row(part, chunk.name(rows[0]), error)
+
+    def _row(self, values: Mapping[str, Any], name: str, error: Error) -> int:
+        """Refuse a row, or make null of what is wrong in it; gives the number of samples."""
+        while True:
+            self.refused.append(Refusal(name, error.code, error.reason))
+            column = error.column
+            # A null that is still refused would be refused for ever.
+            if self.on_error != "null" or column not in values or _is_null(values[column], 0):
+                return 0
+            values = {**values, column: [None]}
+            try:
+                self.transaction.append_slice(values, 0, 1, "header")
+                return 1
+            except Error as again:
+                if again.code in _NO_FAULT_OF_A_ROW:
+                    raise
+                error = again
 
 
 # Errors that would come for every row: storage that fails, a transaction that is closed.
