@@ -50,7 +50,7 @@ struct ColumnWriter {
     chunk: Option<(usize, Style, ChunkBuilder)>,
     /// Of each of the transaction's words, its place in `words`, or `u32::MAX` if it is not there yet.
     local: Vec<u32>,
-    words: Vec<String>,
+    words: Vec<Arc<str>>,
     words_bytes: usize,
     samples: usize,
     validity: Option<Vec<bool>>,
@@ -490,7 +490,7 @@ impl ColumnWriter {
                     place = self.words.len() as u32;
                     self.local[given] = place;
                     self.words_bytes += words[given].len() + 2;
-                    self.words.push(words[given].to_string());
+                    self.words.push(words[given].clone());
                 }
             }
             *code = place.to_le_bytes();

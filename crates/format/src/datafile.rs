@@ -1,5 +1,7 @@
 //! Data file: header, tail index, footer, and the packed block (spec section 6).
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_tensor::window::{self, Grid};
@@ -398,7 +400,7 @@ pub struct ChunkBuilder {
     pub tile: Vec<u64>,
     pub first_tile: Vec<u64>,
     pub validity: Option<Vec<bool>>,
-    pub dictionary: Option<Vec<String>>,
+    pub dictionary: Option<Vec<Arc<str>>>,
 }
 
 impl ChunkBuilder {
