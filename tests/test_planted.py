@@ -311,3 +311,17 @@ def test_large_samples_whose_tiles_are_cut_in_each_dimension_come_whole(tmp_path
     command = [sys.executable, "-c", FLAT, str(tmp_path / "values.npy"), str(tmp_path / "set")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_refused_append_forgets_its_own_words_only(root):
+    """Words of the snapshot keep their codes when the first append of a transaction is refused by a later column."""
+    good = (np.zeros((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8))
+    ds = ps.create(root, {"word": ps.Category(), "image": ps.Image()})
+    ds.append({"word": ["a", "b", "c"], "image": good})
+    with ds.transaction() as tx:
+        with pytest.raises(ps.Error, match="image"):
+            tx.append({"word": ["d", "e"], "image": [b"nothing that is an image", b"nor this"]})
+        tx.append({"word": ["e", "b", "d"], "image": good})
+    back = ps.open(root)
+    words = np.array(back.vocabulary("word"))
+    assert words[back[:]["word"]].tolist() == ["a", "b", "c", "e", "b", "d"] and sorted(words.tolist()) == ["a", "b", "c", "d", "e"]

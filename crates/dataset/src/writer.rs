@@ -27,6 +27,9 @@ const FLUSH_BYTES: usize = 8 << 20;
 /// Files are written in multiples of this: the size of a huge page, which file maps of a large folio can use.
 const WRITE_BYTES: usize = 2 << 20;
 
+/// What the last small block of a piece may reach beyond it.
+const BLOCK_SLACK_BYTES: usize = 64 << 10;
+
 /// Fewer small samples do not begin a new fragment.
 const SAMPLES_WORTH_A_FRAGMENT: usize = 1000;
 
@@ -79,8 +82,10 @@ impl OpenFile {
         if self.buffer.len() >= WRITE_BYTES {
             // Whole pieces only, so that every write begins where the page cache can use one large folio for it.
             let whole = self.buffer.len() / WRITE_BYTES * WRITE_BYTES;
-            self.writer.write(&self.buffer[..whole])?;
-            self.buffer.drain(..whole);
+            let mut rest = Vec::with_capacity(WRITE_BYTES + BLOCK_SLACK_BYTES);
+            rest.extend_from_slice(&self.buffer[whole..]);
+            self.buffer.truncate(whole);
+            self.writer.write(std::mem::replace(&mut self.buffer, rest))?;
         }
         Ok(offset)
     }
@@ -108,9 +113,7 @@ impl OpenFile {
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.writer.write(&self.buffer)?;
-        self.buffer.clear();
-        Ok(())
+        self.writer.write(std::mem::take(&mut self.buffer))
     }
 }
 

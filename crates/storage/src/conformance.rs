@@ -84,7 +84,7 @@ fn lists_one_folder(store: &dyn Storage) -> Result<()> {
 
 fn drops_what_was_not_finished(store: &dyn Storage) -> Result<()> {
     let mut writer = store.writer("d/half")?;
-    writer.write(b"half")?;
+    writer.write(b"half".to_vec())?;
     drop(writer);
     ensure(!store.exists("d/half")?, "an unfinished object vanishes")
 }

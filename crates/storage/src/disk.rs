@@ -2,8 +2,7 @@
 
 use std::fmt::Debug;
 use std::fs;
-use std::io::{self, Write};
-use std::os::fd::AsRawFd;
+use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -11,6 +10,7 @@ use std::time::UNIX_EPOCH;
 use bytes::Bytes;
 use memmap2::MmapMut;
 
+use crate::write_behind::DiskFile;
 use crate::{Piece, RangeRequest};
 
 /// A file system. Paths are absolute.
@@ -51,7 +51,8 @@ pub trait FileSystem: Send + Sync + Debug {
 
 /// An open file.
 pub trait File: Send {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Add bytes at the end. They may be written later, and a failure told by a later call; `sync` waits for all.
+    fn write(&mut self, bytes: Vec<u8>) -> io::Result<()>;
     fn sync(&mut self) -> io::Result<()>;
 }
 
@@ -61,43 +62,10 @@ pub struct Disk;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Write-back begins after this many bytes, so that the final fsync finds little left to do.
-const WRITE_BACK_BYTES: u64 = 8 << 20;
-
-struct DiskFile {
-    file: fs::File,
-    written: u64,
-    pushed: u64,
-}
-
-impl File for DiskFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes)?;
-        self.written += bytes.len() as u64;
-        if self.written - self.pushed >= WRITE_BACK_BYTES {
-            // SAFETY: the descriptor is open; the call only starts write-back and its failure changes nothing.
-            unsafe {
-                libc::sync_file_range(
-                    self.file.as_raw_fd(),
-                    self.pushed as i64,
-                    (self.written - self.pushed) as i64,
-                    libc::SYNC_FILE_RANGE_WRITE,
-                )
-            };
-            self.pushed = self.written;
-        }
-        Ok(())
-    }
-
-    fn sync(&mut self) -> io::Result<()> {
-        self.file.sync_all()
-    }
-}
-
 impl FileSystem for Disk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn File>> {
         let file = fs::OpenOptions::new().write(true).create_new(true).open(path)?;
-        Ok(Box::new(DiskFile { file, written: 0, pushed: 0 }))
+        Ok(Box::new(DiskFile::new(file)))
     }
 
     fn read(&self, path: &Path) -> io::Result<Bytes> {

@@ -13,6 +13,7 @@ mod memory;
 mod options;
 pub mod process;
 mod remote;
+mod write_behind;
 
 use std::fmt::Debug;
 use std::ops::ControlFlow;
@@ -173,7 +174,7 @@ pub trait Storage: Send + Sync + Debug {
     /// Write an immutable object whose random name nobody else uses. Durable after `sync` of its folder.
     fn put(&self, name: &str, body: &[u8]) -> Result<()> {
         let mut writer = self.writer(name)?;
-        writer.write(body)?;
+        writer.write(body.to_vec())?;
         writer.finish()
     }
 
@@ -250,7 +251,8 @@ pub fn create_certainly(store: &dyn Storage, name: &str, body: &[u8]) -> Result<
 
 /// An object being written.
 pub trait ObjectWriter: Send {
-    fn write(&mut self, bytes: &[u8]) -> Result<()>;
+    /// Add bytes at the end. They may travel later, and a failure may come with a later call.
+    fn write(&mut self, bytes: Vec<u8>) -> Result<()>;
     /// Make the content durable. The name is durable after `Storage::sync`.
     fn finish(self: Box<Self>) -> Result<()>;
 }

@@ -124,7 +124,7 @@ impl Local {
     fn write_temporary(&self, name: &str, body: &[u8], durable: bool) -> Result<PathBuf> {
         let path = self.temporary(name)?;
         let mut file = self.create_file(&path)?;
-        let written = file.write(body).and_then(|()| if durable { file.sync() } else { Ok(()) });
+        let written = file.write(body.to_vec()).and_then(|()| if durable { file.sync() } else { Ok(()) });
         if let Err(error) = written {
             let _ = self.files.remove(&path); // The first error is the one to report.
             return Err(failure("write", &path, &error));
@@ -168,7 +168,7 @@ struct LocalWriter {
 }
 
 impl ObjectWriter for LocalWriter {
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    fn write(&mut self, bytes: Vec<u8>) -> Result<()> {
         let file = self.file.as_mut().ok_or_else(|| Error::new("internal", "write after finish"))?;
         file.write(bytes).map_err(|error| failure("write", &self.path, &error))
     }
@@ -300,7 +300,7 @@ impl Storage for Local {
     fn put(&self, name: &str, body: &[u8]) -> Result<()> {
         let mut writer = self.writer(name)?;
         add(&self.counters.put_bytes, body.len() as u64);
-        writer.write(body)?;
+        writer.write(body.to_vec())?;
         writer.finish()
     }
 

@@ -71,8 +71,8 @@ struct MemoryWriter {
 }
 
 impl ObjectWriter for MemoryWriter {
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.body.extend_from_slice(bytes);
+    fn write(&mut self, bytes: Vec<u8>) -> Result<()> {
+        self.body.extend_from_slice(&bytes);
         Ok(())
     }
 

@@ -186,8 +186,8 @@ struct CrashFile {
 }
 
 impl File for CrashFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.disk.operate()?.inodes[self.inode].written.extend_from_slice(bytes);
+    fn write(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+        self.disk.operate()?.inodes[self.inode].written.extend_from_slice(&bytes);
         Ok(())
     }
 

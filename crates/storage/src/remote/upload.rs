@@ -118,7 +118,8 @@ impl Multipart {
 }
 
 impl ObjectWriter for Upload {
-    fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
+    fn write(&mut self, bytes: Vec<u8>) -> Result<()> {
+        let mut bytes = &bytes[..];
         self.bytes += bytes.len() as u64;
         while self.buffer.len() + bytes.len() > PART_BYTES {
             let (now, later) = bytes.split_at(PART_BYTES - self.buffer.len());
