@@ -262,7 +262,7 @@ class _Appender:
             self.refused.append(Refusal(name, error.code, error.reason))
             column = error.column
             # A null that is still refused would be refused for ever.
-            if self.on_error != "null" or column not in values or _is_null(values[column], 0):
+            if self.on_error != "null" or column is None or column not in values or _is_null(values[column], 0):
                 return 0
             values = {**values, column: [None]}
             try:
