@@ -295,3 +295,37 @@ def test_many_bad_values_are_nulled_column_by_column(tmp_path, monkeypatch):
     batch = ps.open(tmp_path / "ds").take(np.arange(20_000))
     assert np.array_equal(np.ma.getmaskarray(batch["a"]), np.arange(20_000) % 3 == 0)
     assert np.array_equal(np.ma.getmaskarray(batch["b"]), np.arange(20_000) % 5 == 0)
+
+
+def test_quoted_lines_lie_across_the_blocks_of_a_large_csv(tmp_path):
+    """Files are parsed in blocks of some megabytes; a value of many lines is one value wherever a block ends."""
+    text = "\n".join(f"line {number}" for number in range(200))
+    with (tmp_path / "a.csv").open("w") as out:
+        out.write("n,text\n" + "".join(f'{row},"{row}\n{text}"\n' for row in range(6_000)))
+    report = ps.importers.import_data(tmp_path / "a.csv", tmp_path / "ds")
+    assert (tmp_path / "a.csv").stat().st_size > 8 << 20 and report.samples == 6_000 and not report.refused
+    batch = ps.open(tmp_path / "ds")[:]
+    assert batch["n"].tolist() == list(range(6_000))
+    assert batch["text"] == [f"{row}\n{text}" for row in range(6_000)]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms"])
+def test_times_beyond_microseconds_are_refused_not_wrapped(tmp_path, unit):
+    far = pa.array([0, 2**62], pa.timestamp(unit))
+    pq.write_table(pa.table({"t": pa.array([0, 1], pa.timestamp(unit)), "n": [1, 2]}), tmp_path / "near.parquet")
+    ps.importers.import_data(tmp_path / "near.parquet", tmp_path / "near")
+    with pa.OSFile(str(tmp_path / "far.arrow"), "wb") as file, pa.ipc.new_file(file, pa.schema([("t", far.type)])) as writer:
+        writer.write_table(pa.table({"t": far}))
+    with pytest.raises(ps.Error, match="out of bounds"):
+        ps.importers.import_data(tmp_path / "far.arrow", tmp_path / "far")
+
+
+def test_bad_lines_of_later_blocks_have_their_own_numbers(tmp_path):
+    lines = [json.dumps({"n": row, "text": "x" * 1000}) for row in range(12_000)]
+    for row in (5_000, 11_999):
+        lines[row] = "{" + lines[row]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    report = ps.importers.import_data(tmp_path / "a.jsonl", tmp_path / "ds", on_error="skip")
+    assert [refusal.path.rpartition("line ")[2] for refusal in report.refused] == ["5001", "12000"]
+    with pytest.raises(ps.Error, match="line 5001"):
+        ps.importers.import_data(tmp_path / "a.jsonl", tmp_path / "other")

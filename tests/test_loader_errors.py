@@ -201,3 +201,26 @@ def test_a_jpeg_cut_short_is_refused_whatever_thumbnail_it_has():
     for transform in ([], [T.Resize((50, 50))]):  # A crop reads no further than it must.
         with pytest.raises(ps.CorruptError):
             list(ds.select([1]).loader(batch_size=1, transform=transform).stream(1))
+
+
+STANDINS = """
+import sys
+import numpy as np
+import penstock as ps
+ds = ps.open(sys.argv[1])
+loader = ds.loader(batch_size=4, on_corrupt=sys.argv[2], columns=["image", "_position", "_valid"])
+seen = [int(position) for batch in loader.stream(1) for position in batch["_position"]]
+print(len(seen), loader.stats()["refused"])
+"""
+
+
+@pytest.mark.parametrize("on_corrupt", ["substitute", "mask"])
+def test_stand_ins_that_are_undecodable_too_are_replaced_in_turn(tmp_path, on_corrupt):
+    good = photograph()
+    ds = ps.create(tmp_path / "ds", {"image": ps.Image()})
+    bad = [good[: len(good) * part // 10] for part in (6, 7, 8)]
+    ds.append({"image": [good, *bad, good, good, bad[0], good]})
+    done = subprocess.run([sys.executable, "-c", STANDINS, ds.uri, on_corrupt], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    samples, refused = map(int, done.stdout.split())
+    assert samples == 8 and refused >= 4, done.stdout  # A stand-in that is refused counts, too.

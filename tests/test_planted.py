@@ -3,6 +3,7 @@
 They live between two features, at sizes that no generator makes, and where one epoch or one fault is tried.
 """
 
+import contextlib
 import itertools
 import os
 import signal
@@ -325,3 +326,21 @@ def test_a_refused_append_forgets_its_own_words_only(root):
     back = ps.open(root)
     words = np.array(back.vocabulary("word"))
     assert words[back[:]["word"]].tolist() == ["a", "b", "c", "e", "b", "d"] and sorted(words.tolist()) == ["a", "b", "c", "d", "e"]
+
+
+def test_an_append_that_ends_in_the_middle_is_not_committed_in_part(root, monkeypatch):
+    """Ctrl-C between two slices of one append, caught inside the transaction: the first slice must not be committed."""
+    ds = ps.create(root, {"x": ps.Tensor((1 << 20,), "uint8")})
+    slices = []
+
+    def interrupted(self, ready, start, end, validate):
+        slices.append(start)
+        if start > 0:
+            raise KeyboardInterrupt
+        return append_slice(self, ready, start, end, validate)
+
+    append_slice = ps.dataset.Transaction.append_slice
+    monkeypatch.setattr(ps.dataset.Transaction, "append_slice", interrupted)
+    with pytest.raises(ps.ClosedError, match="an append before has failed"), ds.transaction() as tx, contextlib.suppress(KeyboardInterrupt):
+        tx.append({"x": np.zeros((40, 1 << 20), np.uint8)})
+    assert len(slices) == 2 and len(ps.open(root)) == 0

@@ -217,3 +217,25 @@ print(max(peaks[: len(peaks) // 3]), max(peaks))
     out = subprocess.run([sys.executable, "-c", program, ds.uri, io], capture_output=True, text=True, check=True)
     early, late = map(int, out.stdout.split())
     assert late <= early + (16 << 20), f"{late - early >> 20} MiB more after 375 MiB than after 125"
+
+
+def test_small_files_that_are_held_whole_count_in_the_budget(tmp_path):
+    """Where nothing is mapped a small data file is read and kept whole: hundreds of them are more than the budget."""
+    ds = ps.create(tmp_path / "ds", {"x": ps.Tensor((200, 1000), "uint8")})
+    for number in range(600):
+        ds.append({"x": np.full((1, 200, 1000), number % 256, np.uint8)})
+    program = """
+import sys
+import penstock as ps
+def anonymous():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon:")).split()[1]) << 10
+ps.configure(memory_bytes=32 << 20)
+ds = ps.open(sys.argv[1], io="buffered")
+before, peak = anonymous(), 0
+for position in range(len(ds)):
+    assert ds.take([position])["x"][0, 0, 0] == position % 256
+    peak = max(peak, anonymous())
+print(peak - before)
+"""
+    grown = int(subprocess.run([sys.executable, "-c", program, ds.uri], capture_output=True, text=True, check=True).stdout)
+    assert grown <= 64 << 20, f"{grown >> 20} MiB"

@@ -363,3 +363,17 @@ def test_one_number_of_normalize_is_for_all_channels(mean, std):
     for on in ("image", "volume"):
         batch = next(iter(made.loader(batch_size=2, columns=[on], transform=[T.Normalize(mean, std, on=on)])))
         np.testing.assert_allclose(batch[on], (pixels / 255 - mean) / std, rtol=1e-4, atol=1e-5)
+
+
+def test_transforms_that_share_results_in_any_place_are_all_applied():
+    """Groups of results that are moved together are joined whole, whichever result they have in common."""
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 6, 8, 3), dtype=np.uint8)
+    made = ps.create("memory://joined-groups", {"image": ps.Image(), "mask": ps.Mask(of="image"), "depth": ps.Mask(of="image")})
+    made.append({"image": list(pixels), "mask": list(pixels[..., 0]), "depth": list(pixels[..., 1])})
+    orders = [(["image", "mask"], ["depth", "image"]), (["mask", "image"], ["image", "depth"]), (["depth", "mask"], ["image", "mask"])]
+    for first, second in orders:
+        batch = next(iter(made.loader(batch_size=3, transform=[T.RandomHorizontalFlip(1, on=first), T.RandomVerticalFlip(1, on=second)])))
+        for name, plain in (("image", pixels), ("mask", pixels[..., 0]), ("depth", pixels[..., 1])):
+            expected = plain[:, :, ::-1] if name in first else plain
+            expected = expected[:, ::-1] if name in second else expected
+            assert np.array_equal(np.asarray(batch[name]), expected), (first, second, name)
