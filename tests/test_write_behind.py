@@ -1,0 +1,84 @@
+"""Data files are written by a thread from their second piece on: its failures are the caller's, and forks and aborts leave nothing behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import penstock as ps
+import pytest
+
+pytestmark = pytest.mark.local
+
+FULL = """
+import os, resource, signal, sys
+import numpy as np
+import penstock as ps
+place, limit = sys.argv[1], int(sys.argv[2])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # A write beyond the limit then fails with EFBIG.
+values = np.random.default_rng(0).integers(0, 256, (40, 1 << 20), dtype=np.uint8)
+ds = ps.create(place, {"x": ps.Tensor((1 << 20,), "uint8")})
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+try:
+    ds.append({"x": values})
+    print("appended")
+except ps.Error as error:
+    print(error.code)
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+assert len(ps.open(place)) == 0 and not any(os.scandir(os.path.join(place, "d"))), "nothing half-written stays"
+ds.append({"x": values})
+assert np.array_equal(ps.open(place)[:]["x"], values) and ps.open(place).verify()["problems"] == []
+print("again", len(os.listdir("/proc/self/task")) <= 2)
+"""
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 3 << 20, 5 << 20, 20 << 20, (40 << 20) - 1000])
+def test_a_write_that_fails_in_the_thread_fails_the_append(tmp_path, limit):
+    command = [sys.executable, "-c", "import os\nos.environ['OPENBLAS_NUM_THREADS'] = '1'" + FULL, str(tmp_path / "ds"), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["no-space", "again", "True"], done.stdout + done.stderr
+
+
+FORKED = """
+import gc, os, sys
+import numpy as np
+import penstock as ps
+place = sys.argv[1]
+values = np.random.default_rng(0).integers(0, 256, (40, 1 << 20), dtype=np.uint8)
+ds = ps.create(place, {"x": ps.Tensor((1 << 20,), "uint8")})
+tx = ds.transaction()
+tx.__enter__()
+tx.append({"x": values})
+child = os.fork()
+if child == 0:
+    code = 1
+    try:
+        tx.append({"x": values})
+    except ps.Error as error:
+        code = 0
+    del tx, ds
+    gc.collect()  # Must not wait for a thread that is not there.
+    os._exit(code)
+assert os.waitpid(child, 0)[1] == 0
+tx.append({"x": values})
+tx.__exit__(None, None, None)
+assert np.array_equal(ps.open(place)[:]["x"], np.concatenate([values, values]))
+print("both")
+"""
+
+
+def test_a_fork_in_the_middle_of_a_file_hurts_neither_side(tmp_path):
+    done = subprocess.run([sys.executable, "-c", FORKED, str(tmp_path / "ds")], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["both"], done.stdout + done.stderr
+
+
+def test_an_abort_in_the_middle_of_a_file_leaves_nothing(tmp_path):
+    ds = ps.create(tmp_path / "ds", {"x": ps.Tensor((1 << 20,), "uint8")})
+    with pytest.raises(RuntimeError, match="enough"), ds.transaction() as tx:
+        for _ in range(4):
+            tx.append({"x": np.ones((16, 1 << 20), np.uint8)})
+        assert any((tmp_path / "ds" / "d").iterdir())
+        raise RuntimeError("enough")
+    assert not any((tmp_path / "ds" / "d").iterdir()) and len(ps.open(tmp_path / "ds")) == 0
