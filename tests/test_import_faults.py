@@ -329,3 +329,15 @@ def test_bad_lines_of_later_blocks_have_their_own_numbers(tmp_path):
     assert [refusal.path.rpartition("line ")[2] for refusal in report.refused] == ["5001", "12000"]
     with pytest.raises(ps.Error, match="line 5001"):
         ps.importers.import_data(tmp_path / "a.jsonl", tmp_path / "other")
+
+
+def test_each_bad_medium_of_a_row_is_nulled(tmp_path):
+    out = io.BytesIO()
+    Pillow.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)).save(out, "JPEG")
+    whole, cut = out.getvalue(), out.getvalue()[: len(out.getvalue()) * 3 // 4]
+    rows = [{"a": whole, "b": whole}, {"a": cut, "b": cut}, {"a": whole, "b": cut}]
+    types = {"a": ps.Image(), "b": ps.Image()}
+    report = import_data(rows, tmp_path / "ds", types=types, validate="decode", on_error="null")
+    assert report.samples == 3 and len(report.refused) == 3
+    batch = ps.open(tmp_path / "ds")[:]
+    assert [[image is None for image in batch[name]] for name in "ab"] == [[False, True, False], [False, True, True]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import subprocess
 import sys
 
@@ -82,3 +83,20 @@ def test_an_abort_in_the_middle_of_a_file_leaves_nothing(tmp_path):
         assert any((tmp_path / "ds" / "d").iterdir())
         raise RuntimeError("enough")
     assert not any((tmp_path / "ds" / "d").iterdir()) and len(ps.open(tmp_path / "ds")) == 0
+
+
+def test_files_of_many_columns_do_not_have_a_thread_each(tmp_path):
+    columns = {f"c{number}": ps.Tensor((100_000,), "uint8") for number in range(12)}
+    ds = ps.create(tmp_path / "ds", columns)
+    values = np.random.default_rng(0).integers(0, 256, (60, 100_000), dtype=np.uint8)
+
+    def threads():
+        return sum(path.read_text().strip() == "penstock-write" for path in pathlib.Path("/proc/self/task").glob("*/comm"))
+
+    with ds.transaction() as tx:
+        for _ in range(4):
+            tx.append(dict.fromkeys(columns, values))
+        assert 1 <= threads() <= 2
+    assert threads() == 0
+    batch = ps.open(tmp_path / "ds")[:]
+    assert all(np.array_equal(batch[name], np.concatenate([values] * 4)) for name in columns)

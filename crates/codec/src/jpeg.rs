@@ -108,12 +108,11 @@ pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
     Ok(Picture { height, width, channels: header.channels, bits: 8, data })
 }
 
-/// Whether an end-of-image marker follows the header of the first scan; inside scan data 0xff is always stuffed. Before it, a thumbnail
-/// in an EXIF segment has such a marker of its own.
+/// Whether an end-of-image marker follows the last scan header; inside scan data 0xff is always stuffed. A thumbnail in an EXIF segment,
+/// before the scans, has markers of its own.
 fn has_end_marker(bytes: &[u8]) -> bool {
-    let scan = segments(bytes).find(|(marker, _)| *marker == 0xda);
-    let begin = scan.map_or(0, |(_, header)| header.as_ptr_range().end as usize - bytes.as_ptr() as usize);
-    bytes[begin..].windows(2).rev().any(|pair| pair == [0xff, 0xd9])
+    let scan = bytes.windows(2).rposition(|pair| pair == [0xff, 0xda]).unwrap_or_default();
+    bytes[scan..].windows(2).rev().any(|pair| pair == [0xff, 0xd9])
 }
 
 /// Adobe stores CMYK inverted (255 is no ink), as every CMYK JPEG in the wild does.

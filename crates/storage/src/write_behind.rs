@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
@@ -15,10 +16,15 @@ use crate::process;
 const WRITE_BACK_BYTES: u64 = 8 << 20;
 
 /// Larger pieces are written by the caller: several of them would be too much memory.
-const BEHIND_BYTES: usize = 8 << 20;
+const BEHIND_BYTES: usize = 4 << 20;
 
 /// Pieces that wait while another one is written.
 const PIECES: usize = 1;
+
+/// Files of this process that have a thread; those of other columns are written by the caller. Pieces are not counted in the budget.
+const FILES: usize = 2;
+
+static WITH_THREAD: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Clone)]
 struct Pieces {
@@ -65,23 +71,36 @@ impl DiskFile {
 
     fn begin(&mut self) -> Option<&Behind> {
         if self.behind.is_none() {
+            if WITH_THREAD.fetch_add(1, Relaxed) >= FILES {
+                WITH_THREAD.fetch_sub(1, Relaxed);
+                return None;
+            }
             let (sender, receiver) = sync_channel::<Vec<u8>>(PIECES);
             let mut pieces = self.pieces.clone();
             let work = move || receiver.into_iter().try_for_each(|piece| pieces.write(&piece)).map(|()| pieces);
             // Without a thread the caller writes.
-            let thread = std::thread::Builder::new().name("penstock-write".into()).spawn(work).ok()?;
-            self.behind = Some((sender, thread));
+            match std::thread::Builder::new().name("penstock-write".into()).spawn(work) {
+                Ok(thread) => self.behind = Some((sender, thread)),
+                Err(_) => drop(WITH_THREAD.fetch_sub(1, Relaxed)),
+            }
         }
         self.behind.as_ref()
     }
 
-    /// Wait until all pieces are written. In a forked child, where the thread is not, what it had to write is lost.
+    /// Refuse to go on after a failed write, and in a forked child: the thread is not there.
+    fn check(&mut self) -> io::Result<()> {
+        if self.generation != process::generation() {
+            std::mem::forget(self.behind.take()); // Its locks may be held by the thread.
+            return Err(io::Error::other("the file was begun before a fork"));
+        }
+        if self.failed { Err(io::Error::other("an earlier write failed")) } else { Ok(()) }
+    }
+
+    /// Wait until all pieces are written.
     fn join(&mut self) -> io::Result<()> {
         let Some((sender, thread)) = self.behind.take() else { return Ok(()) };
         drop(sender);
-        if self.generation != process::generation() {
-            return Err(io::Error::other("the file was begun before a fork"));
-        }
+        WITH_THREAD.fetch_sub(1, Relaxed);
         self.pieces = thread.join().map_err(|_| io::Error::other("the thread that writes ended"))??;
         Ok(())
     }
@@ -103,16 +122,12 @@ impl DiskFile {
 
 impl File for DiskFile {
     fn write(&mut self, bytes: Vec<u8>) -> io::Result<()> {
-        if self.failed {
-            return Err(io::Error::other("an earlier write failed"));
-        }
+        self.check()?;
         self.write_piece(bytes).inspect_err(|_| self.failed = true)
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        if self.failed {
-            return Err(io::Error::other("an earlier write failed"));
-        }
+        self.check()?;
         self.join().inspect_err(|_| self.failed = true)?;
         self.pieces.file.sync_all()
     }
@@ -120,6 +135,7 @@ impl File for DiskFile {
 
 impl Drop for DiskFile {
     fn drop(&mut self) {
+        let _ = self.check();
         let _ = self.join(); // What was not synced is not promised to anybody.
     }
 }

@@ -221,7 +221,8 @@ class _Appender:
 
         Files of media are read here, once: `columns` then holds their bytes.
         """
-        found = {row: (row, column, refusal) for row, column, refusal in reversed(chunk.problems)}
+        each = self.on_error == "null"  # Each value counts; else one reason a row is enough.
+        found = {(row, column if each else ""): (row, column, refusal) for row, column, refusal in reversed(chunk.problems)}
         for name, values in list(columns.items()):
             kind = self.kinds[name]
             if not isinstance(kind, Image | Mask) or is_arrow(values):
@@ -232,8 +233,8 @@ class _Appender:
                 errors = _core.check_media(bodies, isinstance(kind, Mask), self.validate)
                 for row, error in enumerate(errors):
                     if error is not None:
-                        found.setdefault(row, (row, name, Refusal(chunk.name(row), error.code, error.message)))
-        if self.on_error == "null":  # Each value counts; else one reason a row is enough.
+                        found.setdefault((row, name if each else ""), (row, name, Refusal(chunk.name(row), error.code, error.message)))
+        if each:
             told = {(row, column) for row, column, _ in chunk.problems}
             return [*chunk.problems, *(entry for entry in found.values() if entry[:2] not in told)]
         return sorted(found.values(), key=lambda entry: entry[0])
