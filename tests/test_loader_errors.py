@@ -205,7 +205,6 @@ def test_a_jpeg_cut_short_is_refused_whatever_thumbnail_it_has():
 
 STANDINS = """
 import sys
-import numpy as np
 import penstock as ps
 ds = ps.open(sys.argv[1])
 loader = ds.loader(batch_size=4, on_corrupt=sys.argv[2], columns=["image", "_position", "_valid"])

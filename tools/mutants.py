@@ -66,15 +66,12 @@ def tests_of(path: str) -> list[list[str]]:
         away = [*of("limits", "planted", "columns", "reading", "tiles"), "--store", "buffered"]
         return [first, [*away[:-1], "s3"], away, ["cargo", "test", *CARGO, "-p", "penstock-dataset", "-p", "penstock-testkit"]]
     rust = ["cargo", "test", *CARGO, "--workspace", "--exclude", "penstock-python"]
+    remote = [*pytest[:-1], "not soak and not data and not local", "tests", "--store", "s3"]
     if path.startswith("crates/storage/"):
-        return [
-            rust,
-            of("stores", "commits", "places", "other_stores"),
-            [*pytest[:-1], "not soak and not data and not local", "tests", "--store", "s3"],
-        ]
+        return [rust, of("stores", "commits", "places", "other_stores"), remote]
     if path.startswith("crates/codec/"):
         return [of("transforms", "image_modes", "loader", "planted", "training"), rust, [*pytest, "tests"]]
-    return [[*pytest, "tests"], rust, [*pytest[:-1], "not soak and not data and not local", "tests", "--store", "s3"]]
+    return [[*pytest, "tests"], rust, remote]
 
 
 def of_rust() -> Iterator[tuple[str, str, str]]:

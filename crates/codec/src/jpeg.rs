@@ -111,8 +111,7 @@ pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
 /// Whether an end-of-image marker follows the last scan header; inside scan data 0xff is always stuffed. A thumbnail in an EXIF segment,
 /// before the scans, has markers of its own.
 fn has_end_marker(bytes: &[u8]) -> bool {
-    let scan = bytes.windows(2).rposition(|pair| pair == [0xff, 0xda]).unwrap_or_default();
-    bytes[scan..].windows(2).rev().any(|pair| pair == [0xff, 0xd9])
+    bytes.windows(2).rev().find(|pair| matches!(pair, [0xff, 0xd9 | 0xda])).is_some_and(|pair| pair[1] == 0xd9)
 }
 
 /// Adobe stores CMYK inverted (255 is no ink), as every CMYK JPEG in the wild does.

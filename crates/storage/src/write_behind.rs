@@ -1,5 +1,5 @@
-//! A file of the disk that is written in order: from its second piece on by a thread, while the caller makes the next piece. The copy into
-//! the page cache is a third of the time that an append takes.
+//! A file of the disk that is written in order: from its second piece on by a thread, while the caller makes the next piece. Half of the
+//! samples of a large append from Arrow were in the write calls.
 
 use std::fs;
 use std::io::{self, Write};
