@@ -192,8 +192,8 @@ print(json.dumps([int(told.split("about ")[1].split()[0].replace(",", "")), ds.s
             [sys.executable, "-c", program, tmp_path / "ds", column, str(memory)], capture_output=True, text=True, check=True
         )
         told, made = json.loads(out.stdout)
-        # Ranges of a batch that meet are one, which is not foreseen.
-        assert 0.5 * made <= told <= 5 * made, (column, memory, told, made)
+        # Batches that are read at once may ask for the same blocks, or one for what is left between those of others.
+        assert 0.4 * made <= told <= 2 * made, (column, memory, told, made)
 
 
 @pytest.mark.parametrize("io", ["buffered", "direct"])

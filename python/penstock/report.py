@@ -23,15 +23,16 @@ def explained(loader: Loader) -> dict[str, str]:
     )
     looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []
     probe = loader._open((0, 0))
-    requests, asked_bytes, distinct, full = 0, 0, [], []
+    asked_of = [[0, 0] for _ in loader._sources]  # Requests and bytes of the batches that are looked at, by source.
+    distinct, full = [], []
     for step in looked:
         _, sources, positions, _ = probe.places(step)
         for number, source in enumerate(loader._sources):
             mine = positions[sources == number]
             if len(mine) and not source.view._snapshot.mapped:
                 ranges = source.view._view.ranges(np.sort(mine), list(source.columns))
-                requests += len(ranges)
-                asked_bytes += sum(end - begin for _, begin, end in ranges)
+                asked_of[number][0] += len(ranges)
+                asked_of[number][1] += sum(end - begin for _, begin, end in ranges)
             # Of as many equal parts of the source as there are samples, how many are met: 63 % of them by a full permutation.
             count = len(mine)
             distinct.append(len(np.unique(mine * count // max(1, len(source.view)))))
@@ -40,18 +41,20 @@ def explained(loader: Loader) -> dict[str, str]:
     windowed = next((source for source in loader._sources if source.order["kind"] == "window"), None)
     # Runs of a window are read whole, each once: by one rank, or in a mixture by all that draw from them.
     parts = 1 if windowed and loader._mix else loader.world_size
+    requests, asked_bytes = (sum(counts) for counts in zip(*asked_of, strict=True))
     asked, moved = requests / max(1, len(looked)) * steps, asked_bytes / max(1, len(looked)) * steps
-    ranged = [source for source in loader._sources if not source.view._snapshot.mapped]
+    ranged = [(source, counts) for source, counts in zip(loader._sources, asked_of, strict=True) if not source.view._snapshot.mapped]
     if windowed:
         asked, moved = draws / windowed.order["run_samples"] / parts, total / parts
     elif ranged:
-        # If the cache can hold what lies between a source's first and last block, each block is read once, with its neighbours.
+        # If the cache can hold what lies between a source's first and last block, each block is read once: with its neighbours, or in
+        # ranges as long as those of one batch, if they are longer.
         least_asked = least_moved = 0.0
-        for source in ranged:
+        for source, (count, long) in ranged:
             gap, kept = source.view._snapshot.request_cost()
             stored = source.sample_bytes * len(source.view._snapshot)
             cached = source.view._column_bytes(source.columns)[3] <= kept
-            least_asked += stored / gap + 1 if cached else math.inf
+            least_asked += stored / max(gap, long / max(1, count)) + 1 if cached else math.inf
             least_moved += stored if cached else math.inf
         asked, moved = min(asked, least_asked), min(moved, least_moved)
     mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader._sources)
