@@ -135,6 +135,14 @@ def test_windows_in_mixtures_are_explained_as_they_are(ds):
     assert half.split("about ")[1].split(" an epoch")[0] != half.split("up to ")[1].split(" a rank")[0]
 
 
+def test_the_bytes_of_a_mixture_are_those_of_its_draws(tmp_path):
+    small, large = (ps.create(tmp_path / name, {"x": ps.Tensor((None,), "uint8")}) for name in "ab")
+    small.append({"x": [np.zeros(1024, np.uint8)] * 400})
+    large.append({"x": [np.zeros(3072, np.uint8)] * 400})
+    told = ps.mix({"a": (small, 3.0), "b": (large, 1.0)}, epoch_samples=400).loader(batch_size=4).explain()
+    assert next(line for line in told.splitlines() if line.startswith("bytes")).split("about ")[1].startswith("600 KiB an epoch")
+
+
 def test_a_crop_that_cannot_fit_is_refused_at_once():
     made = ps.create(f"memory://review-2-{next(PLACES)}", {"x": ps.Tensor((4, 4, 3), "uint8")})
     made.append({"x": np.zeros((2, 4, 4, 3), np.uint8)})

@@ -19,7 +19,7 @@ def explained(loader: Loader) -> dict[str, str]:
     total = (
         mean[0] * draws
         if loader._mix is None
-        else sum(m * draws * share / 2**32 for m, share in zip(mean, loader._mix["shares"], strict=True))
+        else sum(m * draws * share for m, share in zip(mean, loader._mix["shares"], strict=True)) / sum(loader._mix["shares"])
     )
     looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []
     probe = loader._open((0, 0))

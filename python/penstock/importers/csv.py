@@ -144,21 +144,24 @@ def _converted(texts: pa.Array, kind: Scalar) -> tuple[pa.Array, list[int]]:
     floats = "float" in kind.dtype
     wanted = pa.timestamp("us") if kind.dtype == "timestamp" else pa.float64() if floats else column_type(kind)
     texts = _nulled(compute.utf8_trim_whitespace(texts))
+    bad: list[int] = []
     try:
         numbers = texts.cast(wanted)
-        beyond = compute.and_not(compute.is_inf(numbers), compute.match_substring(texts, "inf", ignore_case=True)) if floats else None
-        if beyond is None or not compute.any(beyond).as_py():
-            return numbers, []
-        return compute.if_else(beyond, pa.scalar(None, wanted), numbers), compute.indices_nonzero(beyond).to_pylist()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        values, bad = [], []
+        values = []
         for row, text in enumerate(texts):
             try:
                 values.append(text.cast(wanted).as_py())
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
                 values.append(None)
                 bad.append(row)
-        return pa.array(values, wanted), bad
+        numbers = pa.array(values, wanted)
+    if floats:
+        beyond = compute.and_not(compute.is_inf(numbers), compute.match_substring(texts, "inf", ignore_case=True))
+        if compute.any(beyond).as_py():
+            numbers = compute.if_else(beyond, pa.scalar(None, wanted), numbers)
+            bad = sorted(bad + compute.indices_nonzero(beyond).to_pylist())
+    return numbers, bad
 
 
 def _failed(path: pathlib.Path, error: Exception) -> InvalidInputError:
