@@ -5,8 +5,11 @@ They live between two features, at sizes that no generator makes, and where one 
 
 import contextlib
 import itertools
+import json
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import penstock as ps
@@ -54,6 +57,11 @@ def test_every_unit_of_a_value_of_several_is_checked(tmp_path, io, kind, unit):
     taken = ds.take([0, 1, 2], on_corrupt="null")["v"]
     missing = taken.mask.reshape(3, -1).all(axis=1).tolist() if isinstance(taken, np.ma.MaskedArray) else [value is None for value in taken]
     assert missing == [False, True, False]
+    doubles = ds.take([1, 0, 1, 1], on_corrupt="null")["v"]
+    missing = (
+        doubles.mask.reshape(4, -1).all(axis=1).tolist() if isinstance(doubles, np.ma.MaskedArray) else [value is None for value in doubles]
+    )
+    assert missing == [True, False, True, True]
 
 
 @pytest.mark.local
@@ -92,6 +100,126 @@ def test_an_answer_that_is_too_short_is_not_taken_for_all():
             fresh = ps.open("s3://bucket/set", storage_options={**options, "timeout_seconds": 5})
             with pytest.raises(ps.UnsupportedError, match="does not keep to HTTP"):
                 fresh.take([1])
+
+
+@pytest.mark.local
+def test_an_upload_that_cannot_be_completed_leaves_no_parts():
+    """Parts of an upload that is neither complete nor aborted are in no listing, and paid for."""
+    with wrong_s3.serving() as (state, options):
+        ds = ps.create("s3://bucket/set", {"v": ps.Bytes()}, storage_options=options)
+        ds.append({"v": [bytes(20 << 20)]})
+        assert len(ds.take([0])["v"][0]) == 20 << 20 and not state.uploads
+        state.refuse_complete = True
+        with pytest.raises(ps.Error, match="AccessDenied|403"):
+            ds.append({"v": [bytes(20 << 20)]})
+        assert not state.uploads and len(ds.refresh()) == 1
+
+
+@pytest.mark.local
+def test_a_conflict_of_two_puts_is_asked_again():
+    """S3 answers 409 to one of two create-only puts of a name that meet: nobody has won yet."""
+    with wrong_s3.serving() as (state, options):
+        refused = []
+
+        def conflict(name):
+            if name in refused:
+                return None
+            refused.append(name)
+            return 409, "ConditionalRequestConflict"
+
+        state.on_create = conflict
+        ds = ps.create("s3://bucket/set", {"v": "int64"}, storage_options=options)
+        for number in range(3):
+            ds.append({"v": [number]})
+        assert len([name for name in refused if "/log/" in name]) >= 4 and ps.open(ds.uri, storage_options=options)["v"][:].tolist() == [
+            0,
+            1,
+            2,
+        ]
+
+
+RIVAL = """
+import json, sys
+import penstock as ps
+ds = ps.open("s3://bucket/set", storage_options=json.loads(sys.argv[1]))
+for line in sys.stdin:
+    ds.append({"n": [int(line)]})
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.local
+def test_a_commit_that_loses_a_race_describes_the_newer_parent():
+    """A rival commits after the root of a commit was written, and before its record: at every length of the record, with one delta to six."""
+    with wrong_s3.serving() as (state, options):
+        columns = {f"w{index}": ps.Category() for index in range(5)}
+        ds = ps.create("s3://bucket/set", {"n": "int64", **columns}, storage_options=options)
+        rival = subprocess.Popen(
+            [sys.executable, "-c", RIVAL, json.dumps(options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        races = []
+
+        def race(name):
+            if "/log/" in name and len(races) <= len(expected):  # Once a commit.
+                races.append(name)
+                rival.stdin.write(f"{10_000 + len(races)}\n")
+                rival.stdin.flush()
+                assert rival.stdout.readline() == "done\n"
+
+        expected, state.on_create = [], race
+        for number in range(60):
+            words = {name: [f"{name}-{number}"] for name in list(columns)[: number % 6]}
+            ds.append({"n": [number], **words})
+            expected.append((number, words))
+        state.on_create = None
+        rival.stdin.close()
+        assert rival.wait(30) == 0
+        ds = ps.open(ds.uri, storage_options=options)
+        batch = ds[:]
+        place = {int(n): row for row, n in enumerate(batch["n"])}
+        assert len(races) == 60 and len(ds) == 60 + len(races) and not ds.verify()["problems"]
+        for number, words in expected:
+            for name, [word] in words.items():
+                assert ds.vocabulary(name)[int(batch[name][place[number]])] == word
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", LOCAL)
+@pytest.mark.parametrize("what", ["removed", "tail", "first byte", "cut"])
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_a_handle_that_has_read_verifies_what_is_there_now(tmp_path, io, what, size):
+    values = np.random.default_rng(0).integers(0, 256, (10, size), dtype=np.uint8)
+    ps.create(tmp_path / "set", {"v": ps.Tensor((size,), "uint8")}).append({"v": values})
+    ds = ps.open(tmp_path / "set", io=io)
+    assert np.array_equal(ds[:]["v"], values) and not ds.verify()["problems"]
+    [path] = (tmp_path / "set" / "d").iterdir()
+    body = path.read_bytes()
+    path.unlink()  # Another file, not other bytes in the one that is mapped.
+    if what != "removed":
+        at = len(body) - 40 if what == "tail" else 0
+        path.write_bytes(body[:-7] if what == "cut" else body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :])
+    assert ds.verify()["problems"], what
+
+
+class Failing:
+    """A large array that cannot be read."""
+
+    dtype, shape, ndim = np.dtype("uint8"), (3000, 4000), 2
+
+    def __getitem__(self, key):
+        raise OSError("it is gone")
+
+
+@pytest.mark.local
+def test_a_transaction_that_fails_after_many_files_leaves_none(tmp_path):
+    ds = ps.create(tmp_path / "set", {"v": ps.Tensor((None, None), "uint8"), "n": "int64"})
+    ds.append({"v": [np.ones((2, 2), np.uint8)], "n": [1]})
+    before = sorted((tmp_path / "set" / "d").iterdir())
+    with pytest.raises(OSError, match="it is gone"), ds.transaction() as tx:
+        large = np.ones((3000, 4000), np.uint8)
+        tx.append({"v": [large] * 25, "n": range(25)})  # More than one fragment holds.
+        tx.append({"v": [Failing()], "n": [1]})
+    assert sorted((tmp_path / "set" / "d").iterdir()) == before and len(before) == len(ds.refresh()) == 1
 
 
 @pytest.mark.local

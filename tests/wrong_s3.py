@@ -1,7 +1,7 @@
-"""An S3 server of a hundred lines that is wrong on purpose: it ignores `If-None-Match`, or looks and then writes, or lists in no order, or
-answers with bytes that are spoilt or too few.
+"""A small S3 server that is wrong on purpose: it ignores `If-None-Match`, or looks and then writes, or lists in no order, or answers with
+bytes that are spoilt or too few, or refuses what a test says.
 
-Objects lie in memory. What it knows of S3 is what datasets ask for: put, get by range, head, delete, list.
+Objects lie in memory. What it knows of S3 is what datasets ask for: put, whole or in parts, get by range, head, delete, list.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from xml.sax.saxutils import escape
 
 # How a create-only put is answered, and how names are listed.
@@ -31,10 +31,16 @@ class State:
         # So many ranges of data files are answered with a bit flipped, or too short.
         self.spoil = self.shorten = self.good_before_spoil = 0
         self.how = HALF
+        # Asked before a create-only put of a name: an answer (status, code) instead, or None. What it does itself is not asked of.
+        self.on_create: Callable[[str], tuple[int, str] | None] | None = None
+        # Uploads in parts that are neither complete nor aborted; whether completing one is refused, always.
+        self.uploads: dict[str, dict[int, bytes]] = {}
+        self.refuse_complete = False
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     state: State
 
     def log_message(self, *_: object) -> None:
@@ -43,6 +49,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     @property
     def name(self) -> str:
         return urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).lstrip("/")
+
+    @property
+    def query(self) -> dict[str, str]:
+        asked = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query, keep_blank_values=True)
+        return {name: values[0] for name, values in asked.items()}
 
     def reply(self, status: int, body: bytes = b"", head: bool = False, **headers: str) -> None:
         self.send_response(status)
@@ -59,6 +70,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         state, create = self.state, self.headers.get("If-None-Match") == "*"
+        if "partNumber" in self.query:
+            state.uploads[self.query["uploadId"]][int(self.query["partNumber"])] = body
+            return self.reply(200, ETag=f'"{hash(body):x}"')
+        if create and (ask := state.on_create):
+            state.on_create = None
+            answer = ask(self.name)
+            state.on_create = ask
+            if answer:
+                return self.refuse(*answer)
         if create and state.creates == UNSAFE:
             if self.name in state.objects:
                 return self.refuse(412, "PreconditionFailed")
@@ -72,9 +92,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.reply(200, ETag=f'"{hash(body):x}"')
 
     def do_GET(self, head: bool = False) -> None:
-        query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query, keep_blank_values=True)
-        if "list-type" in query:
-            return self.list({name: values[0] for name, values in query.items()})
+        if "list-type" in self.query:
+            return self.list(self.query)
         body = self.state.objects.get(self.name)
         if body is None:
             return self.reply(404, head=True) if head else self.refuse(404, "NoSuchKey")
@@ -118,9 +137,26 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET(head=True)
 
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        state, query = self.state, self.query
+        if "uploads" in query:
+            name = f"upload-{time.monotonic_ns()}"
+            state.uploads[name] = {}
+            body = f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId></InitiateMultipartUploadResult>"
+            return self.reply(200, body.encode())
+        if state.refuse_complete:
+            return self.refuse(403, "AccessDenied")
+        parts = state.uploads.pop(query["uploadId"])
+        state.objects[self.name] = b"".join(parts[number] for number in sorted(parts))
+        return self.reply(200, b'<CompleteMultipartUploadResult><ETag>"x"</ETag></CompleteMultipartUploadResult>')
+
     def do_DELETE(self) -> None:
+        if "uploadId" in self.query:
+            self.state.uploads.pop(self.query["uploadId"], None)
+            return self.reply(204)
         self.state.objects.pop(self.name, None)
-        self.reply(204)
+        return self.reply(204)
 
     def list(self, query: dict[str, str]) -> None:
         bucket = f"{self.name.rstrip('/')}/"

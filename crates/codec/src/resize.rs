@@ -31,7 +31,7 @@ impl Filter {
         }
     }
 
-    fn is_nearest(self) -> bool {
+    pub fn is_nearest(self) -> bool {
         matches!(self, Filter::Nearest | Filter::NearestExact)
     }
 

@@ -142,8 +142,9 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
             if image.size() == (resized.width, resized.height) {
                 return Ok(());
             }
-            // Nearest places are chosen in the mirrored image, so it is mirrored first.
-            if image.geometry.resized.is_some() || (image.mirrored.contains(&true) && resized.filter == Filter::Nearest) {
+            // Nearest places are chosen in the mirrored image, so it is mirrored first: the corner is another one, and a tie at a centre goes
+            // the other way.
+            if image.geometry.resized.is_some() || (image.mirrored.contains(&true) && resized.filter.is_nearest()) {
                 let (width, height) = image.size();
                 let pixels = Pixels::Rgb(image.decode()?, width, height);
                 *image = Image { pixels, geometry: Geometry::whole(width, height), mirrored: [false; 2] };
