@@ -5,6 +5,7 @@ import decimal
 import fractions
 import io
 import pathlib
+import uuid
 
 import ml_dtypes
 import numpy as np
@@ -57,6 +58,89 @@ def test_scalars_and_tensors_of_every_dtype(root, dtype, codec):
         assert same(batch["big"][place], big[position])
     assert batch["fixed"].flags.writeable and batch["fixed"].flags.owndata
     assert not ds.verify()["problems"]
+
+
+SOURCES = [
+    np.dtype(name)
+    for name in (
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "uint32",
+        "int64",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    )
+]
+SOURCES.append(np.dtype(ml_dtypes.bfloat16))
+
+
+def extremes(dtype):
+    """The least, the greatest, and neighbours of what other types hold."""
+    if dtype.kind in "iu":
+        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        some = [
+            low,
+            high,
+            0,
+            *(sign * 2**power + by for power in (7, 8, 15, 16, 31, 32, 63) for sign in (-1, 1) for by in (-1, 0, 1)),
+            65504,
+            65519,
+            65520,
+        ]
+        return np.array(sorted({value for value in some if low <= value <= high}), dtype)
+    info = ml_dtypes.finfo(dtype)
+    some = [float(info.max), float(info.min), 65504.0, 65519.0, 65520.0, 3.4e38, 3.5e38, 1e300, 0.0, float("inf"), float("nan")]
+    with np.errstate(over="ignore"):
+        values = np.array([value for value in some if abs(value) <= float(info.max) or not np.isfinite(value)]).astype(dtype)
+    return values * (1 + 1j) if dtype.kind == "c" else values
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if name not in ("bool", "timestamp")])
+def test_a_value_of_any_other_type_is_stored_or_refused_but_no_other_value(source, dtype):
+    ds = ps.create(f"memory://pairs-{source}-{dtype}", {"scalar": dtype, "tensor": ps.Tensor((2,), dtype)})
+    for value in extremes(source):
+        for name, values in (
+            ("scalar", np.array([value])),
+            ("scalar", [value.item()]),
+            ("scalar", [value]),
+            ("tensor", np.array([[value, value]])),
+        ):
+            try:
+                ds.append({name: values})
+            except ps.InvalidInputError:
+                continue
+            found = np.ravel(ds[len(ds) - 1][name])[0]
+            if not np.isfinite(complex(value)):
+                assert str(complex(found)) == str(complex(value)), (name, value, found)
+            elif numpy_dtype(dtype).kind in "iu":
+                assert int(found) == int(value), (name, value, found)
+            else:
+                for part in ("real", "imag"):
+                    wanted = getattr(complex(value), part)
+                    assert abs(getattr(complex(found), part) - wanted) <= abs(wanted) / 100, (name, value, found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_ragged_tensors_keep_each_size_however_many_are_none(data):
+    """Sizes of which one is 0 say nothing of the others."""
+    free = data.draw(st.integers(1, 4))
+    fixed = data.draw(st.lists(st.integers(1, 3), max_size=1))
+    shapes = data.draw(st.lists(st.one_of(st.none(), st.lists(st.integers(0, 4), min_size=free, max_size=free)), min_size=1, max_size=20))
+    values = [None if shape is None else np.full((*shape, *fixed), index % 100, np.int8) for index, shape in enumerate(shapes)]
+    ds = ps.create(f"memory://ragged-{uuid.uuid4()}", {"v": ps.Tensor((*[None] * free, *fixed), "int8")})
+    ds.append({"v": values})
+    for got in (ds[:]["v"], [ds[index]["v"] for index in range(len(values))]):
+        for found, value in zip(got, values, strict=True):
+            assert found is None if value is None else same(found, value), (found, value)
 
 
 def test_nulls_everywhere(root):

@@ -187,6 +187,9 @@ def test_foreign_states_are_refused_and_change_nothing(ds, tmp_path):
     loader = ds.loader(batch_size=50, shuffle=True, columns=["number"])
     other = ps.create("memory://foreign", {"number": "int64"})
     other.append({"number": range(10)})
+    rest = numbers(ds.loader(batch_size=50, shuffle=True, columns=["number"]))[3:]
+    for _ in zip(range(3), loader, strict=False):
+        pass
     before = loader.state_dict()
     with pytest.raises(ps.InvalidInputError, match="it is of dataset"):
         loader.load_state_dict(other.loader(batch_size=5).state_dict())
@@ -201,7 +204,9 @@ def test_foreign_states_are_refused_and_change_nothing(ds, tmp_path):
     with pytest.raises(ps.NotFoundError, match="gone") as caught:
         loader.load_state_dict(gone)
     assert "tag what you train on" in str(caught.value)
-    assert loader.state_dict() == before
+    with pytest.raises(ps.InvalidInputError):  # Refused late, by what the state says of the order.
+        loader.load_state_dict({**before, "draw": 10**6})
+    assert loader.state_dict() == before and before["draw"] == 150 and numbers(loader) == rest
 
 
 def test_a_batch_can_be_looked_at_again(ds):

@@ -164,6 +164,7 @@ def test_a_sampler_knows_where_it_is():
 def test_states_that_cannot_be_are_refused():
     ds = made({"n": "int64"}, n=range(50))
     loader = ds.loader(batch_size=10, shuffle=True)
+    next(iter(loader))
     state = loader.state_dict()
     source = state["sources"][0]
     for wrong in (

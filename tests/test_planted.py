@@ -110,7 +110,7 @@ def test_an_upload_that_cannot_be_completed_leaves_no_parts():
         ds.append({"v": [bytes(20 << 20)]})
         assert len(ds.take([0])["v"][0]) == 20 << 20 and not state.uploads
         state.refuse_complete = True
-        with pytest.raises(ps.Error, match="AccessDenied|403"):
+        with pytest.raises(ps.Error, match=r"AccessDenied|403"):
             ds.append({"v": [bytes(20 << 20)]})
         assert not state.uploads and len(ds.refresh()) == 1
 

@@ -112,6 +112,24 @@ def test_centre_crop_pad_and_flips_are_torchvisions_exactly(ds):
             assert (found == theirs(pixels_of(image)).permute(1, 2, 0).numpy()).all(), ours
 
 
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_crops_of_jpegs_are_those_of_the_whole_wherever_their_edges_lie(subsampling, progressive):
+    """Colours are interpolated over the borders of blocks, of 8 or 16 pixels: both edges of a crop take each place of them."""
+    out = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (98, 101, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(out, "JPEG", quality=95, subsampling=subsampling, progressive=progressive)
+    made = ps.create(f"memory://edges-{subsampling}-{progressive}", {"image": ps.Image()})
+    made.append({"image": [out.getvalue()]})
+    [whole] = loaded(made)["image"]
+    for size in range(1, 97):
+        [found] = loaded(made, T.CenterCrop((size, size + 2)))["image"]
+        top, left = round((98 - size) / 2), round((101 - size - 2) / 2)
+        assert (found == whole[top : top + size, left : left + size + 2]).all(), size
+        [found] = loaded(made, T.Pad((0, 0, -size, -size)))["image"]
+        assert (found == whole[: 98 - size, : 101 - size]).all(), size
+
+
 def test_crops_after_flips_are_cut_from_the_mirrored_image(ds):
     made, images, *_ = ds
     batch = loaded(made, T.RandomHorizontalFlip(1), T.RandomVerticalFlip(1), T.Pad((0, 0, -20, -10)), T.RandomHorizontalFlip(1))

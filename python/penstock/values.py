@@ -214,12 +214,12 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
         np.can_cast(array.dtype, wanted, "same_kind")
         or (dtype == "bfloat16" and kind in "fiu")
         or (wanted.kind == "f" and array.dtype == numpy_dtype("bfloat16"))
-    ):
+    ) and (kind != "c" or wanted.kind == "c"):
         with np.errstate(over="ignore"):
             out = array.astype(wanted)
         # Of floats only the range can be lost; that fewer digits are kept is what the column says.
-        if wanted.kind in "fcV" and wanted.itemsize < max(array.dtype.itemsize, 8):
-            bad = ~np.isfinite(out) & np.isfinite(array.astype(np.complex128 if kind == "c" else np.float64))
+        if wanted.kind in "fcV" and wanted != array.dtype and (bad := ~np.isfinite(out)).any():
+            bad &= np.isfinite(array.astype(np.complex128 if kind == "c" else np.float64))
             if bad.any():
                 raise refuse(bad, f"is out of the range of {dtype}")
         return out
@@ -370,7 +370,10 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
             else int | float | np.number | np.ndarray
         )
         for row, item in enumerate(items):
-            if (not isinstance(item, kinds) and not isinstance(item, ml_dtypes.bfloat16)) or (isinstance(item, np.ndarray) and item.ndim):
+            # NumPy would drop the imaginary part with no more than a warning.
+            unfit = isinstance(item, np.ndarray) and (item.ndim or (item.dtype.kind == "c" and wanted.kind != "c"))
+            unfit = unfit or (isinstance(item, np.complexfloating) and wanted.kind != "c")
+            if unfit or not isinstance(item, kinds | ml_dtypes.bfloat16):
                 raise fail(f"is {str(item)[:80]!r}, expected {dtype}", row)
     try:
         # float64 holds what Python calls a float; arrays keep their own dtype.
