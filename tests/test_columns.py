@@ -4,6 +4,7 @@ import datetime
 import decimal
 import fractions
 import io
+import itertools
 import pathlib
 import uuid
 
@@ -126,6 +127,17 @@ def test_a_value_of_any_other_type_is_stored_or_refused_but_no_other_value(sourc
                 for part in ("real", "imag"):
                     wanted = getattr(complex(value), part)
                     assert abs(getattr(complex(found), part) - wanted) <= abs(wanted) / 100, (name, value, found)
+
+
+@pytest.mark.parametrize("free", [2, 3, 4])
+def test_a_tensor_of_any_empty_shape_keeps_it(free):
+    """Each shape alone, and all in one file."""
+    shapes = list(itertools.product(range(3), repeat=free))
+    ds = ps.create(f"memory://empty-{free}", {"v": ps.Tensor((None,) * free, "int16")})
+    for shape in shapes:
+        ds.append({"v": [np.zeros(shape, np.int16)]})
+    ds.append({"v": [np.zeros(shape, np.int16) for shape in shapes]})
+    assert [value.shape for value in ds[:]["v"]] == shapes * 2 == [ds[index]["v"].shape for index in range(len(ds))]
 
 
 @settings(max_examples=60, deadline=None)
