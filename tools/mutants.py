@@ -45,7 +45,7 @@ def tests_of(path: str) -> list[list[str]]:
         return [of("importers", "import_faults", "cli", "bad_input")]
     if path.startswith("crates/loader/"):
         return [
-            of("loader", "planted", "loader_review", "loader_review2", "window_memory"),
+            of("loader_model", "loader", "planted", "loader_review", "loader_review2", "window_memory"),
             ["cargo", "test", *CARGO, "-p", "penstock-loader"],
         ]
     if path.startswith("crates/dataset/"):
@@ -70,7 +70,7 @@ def tests_of(path: str) -> list[list[str]]:
     if path.startswith("crates/storage/"):
         return [rust, of("stores", "commits", "places", "other_stores"), remote]
     if path.startswith("crates/codec/"):
-        return [of("transforms", "image_modes", "loader", "planted", "training"), rust, [*pytest, "tests"]]
+        return [of("transforms", "image_modes", "loader_model", "loader", "planted", "training"), rust, [*pytest, "tests"]]
     return [[*pytest, "tests"], rust, remote]
 
 
