@@ -81,7 +81,8 @@ def of_rust() -> Iterator[tuple[str, str, str]]:
         ["cargo", "mutants", "--list", "--json", "--diff", *chosen], cwd=TREE, check=True, capture_output=True, text=True
     )
     for mutant in json.loads(listed.stdout):
-        yield mutant["name"], mutant["file"], mutant["diff"]
+        hunks = mutant["diff"].split("\n", 2)[2]  # Its second line has what was done for a path.
+        yield mutant["name"], mutant["file"], f"--- a/{mutant['file']}\n+++ b/{mutant['file']}\n{hunks}"
 
 
 def of_python() -> Iterator[tuple[str, str, str]]:

@@ -450,7 +450,7 @@ impl Transaction {
                 object: ObjectRef::of(id, &body),
             }));
         }
-        if !self.fragments.is_empty() {
+        if self.fragments.iter().any(|fragment| !fragment.files.is_empty()) {
             folders.push("d");
         }
         if self.fragments.iter().map(Fragment::encoded_bytes).sum::<usize>() > INLINE_BYTES {

@@ -1,0 +1,30 @@
+"""Columns of every kind and layout, and random values of them."""
+
+import numpy as np
+import penstock as ps
+
+SCHEMA = {
+    "number": "int32", "flag": "bool", "time": "timestamp", "half": "float16", "fixed": ps.Tensor((3, 5), "float32"),
+    "page": ps.Tensor((70, 1024), "uint8"), "packed": ps.Tensor((4,), "int64", codec="zstd"), "text": ps.Text(), "lz4": ps.Text(codec="lz4"),
+    "meta": ps.Json(), "blob": ps.Bytes(), "label": ps.Label(["a", "b", "c"]), "word": ps.Category(), "other": ps.Category(codec="lz4"),
+    "cloud": ps.Tensor((None, 3), "float32"), "twice": ps.Tensor((None, 2, None), "int16"), "tiled": ps.Tensor((None, None), "int16", tile=(5, 7)),
+    "even": ps.Tensor((9, 9), "uint8", tile=(4, 4)), "boxes": ps.Boxes(), "mask": ps.Mask(), "image": ps.Image(), "points": ps.Keypoints(points=2),
+}  # fmt: skip
+
+
+def values(rng, name, kind, count):
+    """Values of all sizes: none, a few bytes, several checksum units."""
+    size = lambda most: int(rng.choice([0, 1, 7, most]))  # noqa: E731
+    made = {
+        "number": lambda: int(rng.integers(-9, 9)), "flag": lambda: bool(rng.integers(2)), "time": lambda: int(rng.integers(1 << 50)),
+        "half": lambda: float(rng.integers(100)) / 4, "fixed": lambda: rng.random((3, 5), dtype=np.float32),
+        "page": lambda: rng.integers(0, 256, (70, 1024), dtype=np.uint8), "packed": lambda: rng.integers(0, 3, 4),
+        "text": lambda: "ü" * size(40_000), "lz4": lambda: "xy" * size(200), "meta": lambda: {"deep": [size(9), None, "é"]},
+        "blob": lambda: rng.bytes(size(200_000)), "label": lambda: str(rng.choice(["a", "b", "c"])), "word": lambda: f"w{rng.integers(30)}",
+        "other": lambda: f"w{rng.integers(5)}", "cloud": lambda: rng.random((size(9000), 3), dtype=np.float32),
+        "twice": lambda: rng.integers(0, 9, (size(3), 2, size(40))).astype(np.int16),
+        "tiled": lambda: rng.integers(0, 9, (size(30), size(50))).astype(np.int16), "even": lambda: rng.integers(0, 9, (9, 9)).astype(np.uint8),
+        "boxes": lambda: rng.random((size(3), 4), dtype=np.float32), "mask": lambda: np.full((3, 4), size(7), np.uint8),
+        "image": lambda: np.full((2, 5, 3), size(7), np.uint8), "points": lambda: rng.random((size(2), 2, 2), dtype=np.float32),
+    }[name]  # fmt: skip
+    return [None if rng.random() < 0.2 else made() for _ in range(count)]
