@@ -236,3 +236,15 @@ def test_unknown_features_are_refused(root):
             assert len(ps.open(root)) == 0
     record.write_bytes(body)
     assert len(ds.refresh()) == 0
+
+
+@pytest.mark.parametrize(
+    "kind, value", [("bool", 2), ("int8", 300), ("float16", 1e9), ("float32", "x"), ("timestamp", "x"), ("complex64", "x")]
+)
+def test_a_value_that_does_not_fit_is_in_its_own_row_whatever_nulls_are_before(kind, value):
+    ds = ps.create(f"memory://own-row-{kind}", {"v": kind, "n": "int8"})
+    good = {"timestamp": "2026-01-01"}.get(kind, 1 if kind != "bool" else True)
+    for values, row in (([None, None, value], 2), ([None, good, value], 2), ([None, value, None, value], 1), ([value, None], 0)):
+        with pytest.raises(ps.InvalidInputError, match=f"column `v`: row {row} (is|has) {value!r}") as caught:
+            ds.append({"v": values, "n": [0] * len(values)})
+        assert (caught.value.column, caught.value.rows) == ("v", [row]) and len(ds) == 0

@@ -63,6 +63,15 @@ def fail(text: str, row: int | None = None, hint: str | None = None) -> InvalidI
     return InvalidInputError(text, code="invalid-value", hint=hint, row=row)
 
 
+def shown(value: Any) -> str:
+    """Give the beginning of a value for an error: text in quotes, all else as it prints.
+
+    >>> shown("2"), shown(2)
+    ("'2'", '2')
+    """
+    return repr(value[:80]) if isinstance(value, str) else str(value)[:80]
+
+
 def is_null(value: Any) -> bool:
     """Tell whether a value stands for a null: None, pandas' NA, NaT, or a masked element."""
     if value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType"):
@@ -268,7 +277,14 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
         if nulls:
             validity = np.ones(len(values), bool)
             validity[nulls] = False
-            some = next(value for value in values if not is_null(value))  # Of the right kind; the core zeroes it.
+            first = int(np.argmax(validity))
+            some = values[first]  # Of the right kind; the core zeroes it.
+            if first:  # If it is the one that does not fit, it is so in its own row, not in that of a null.
+                try:
+                    cast(stack([some], shape, dtype), dtype)
+                except InvalidInputError as error:
+                    error._row, error.rows = first, [first]
+                    raise
             values = [some if is_null(value) else value for value in values]
         values = stack(values, shape, dtype)
     if values.shape[1:] != shape:
@@ -374,7 +390,7 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
             unfit = isinstance(item, np.ndarray) and (item.ndim or (item.dtype.kind == "c" and wanted.kind != "c"))
             unfit = unfit or (isinstance(item, np.complexfloating) and wanted.kind != "c")
             if unfit or not isinstance(item, kinds | ml_dtypes.bfloat16):
-                raise fail(f"is {str(item)[:80]!r}, expected {dtype}", row)
+                raise fail(f"is {shown(item)}, expected {dtype}", row)
     try:
         # float64 holds what Python calls a float; arrays keep their own dtype.
         array = (
@@ -430,7 +446,7 @@ def whole_number(item: Any, row: int, dtype: str) -> int:
     if isinstance(item, np.ndarray) and item.ndim == 0:
         item = item[()]
     if not isinstance(item, int | np.integer | np.bool_):
-        raise fail(f"is {str(item)[:80]!r}, expected {dtype}", row)
+        raise fail(f"is {shown(item)}, expected {dtype}", row)
     info = np.iinfo(numpy_dtype(dtype))
     if not info.min <= int(item) <= info.max:
         raise fail(f"is {str(item)[:80]}, out of the range of {dtype}, {info.min} to {info.max}", row)

@@ -1,0 +1,150 @@
+"""Random tables as CSV, JSON lines, Parquet and dicts, with values that do not fit, read in blocks of any size: what is there afterwards is what
+a model in plain Python says, and every refusal names its row."""
+
+import csv
+import json
+import os
+import random
+import re
+
+import numpy as np
+import penstock as ps
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from penstock.importers import csv as csv_importer
+from penstock.importers import import_data, jsonl, parquet, rows
+
+SEEDS = int(os.environ.get("PENSTOCK_MODEL_SEEDS", "60"))
+TYPES = {"i": "int64", "small": "int8", "f": "float64", "half": "float16", "b": "bool", "t": ps.Text(), "c": ps.Category()}
+TEXTS = ["plain", 'quo"ted', "a,b", "two\nlines", "ü🙂", " spaces ", "NA of a text", "x" * 300, "\ttab", "back\\slash", "'"]
+pytestmark = pytest.mark.local
+
+
+def good(rng, name):
+    """A value that fits its column."""
+    return {
+        "i": lambda: rng.choice([0, -1, 2**63 - 1, -(2**63), rng.randint(-(10**6), 10**6)]),
+        "small": lambda: rng.choice([127, -128, rng.randint(-128, 127)]),
+        "f": lambda: rng.choice([0.0, -1.5, 1e300, 1e-300, float("inf"), rng.random()]),
+        "half": lambda: rng.choice([0.0, -65504.0, 0.25, float(rng.randint(-2000, 2000))]),
+        "b": lambda: rng.random() < 0.5,
+        "t": lambda: rng.choice(TEXTS),
+        "c": lambda: rng.choice(["cat", "dog", "cow", "élan"]),
+    }[name]()
+
+
+def bad(rng, name, kind):
+    """A value that does not; None where the format cannot hold one, or the column takes all."""
+    if kind == "parquet":
+        return {"small": 128, "half": 65_520.0}.get(name)
+    texts = {
+        "i": ["many", "1.5", str(2**63)],
+        "small": ["128", "-129", "x"],
+        "f": ["many", "1e400", "1,5"],
+        "half": ["65520", "-1e9"],
+        "b": ["maybe", "2"],
+    }
+    values = {"i": ["many", 1.5, 2**63], "small": [128, -129, "x"], "f": ["many"], "half": [65520.0, -1e9, "y"], "b": ["maybe", 2]}
+    return rng.choice((texts if kind == "csv" else values).get(name, [None]))
+
+
+def table(rng, kind):
+    """Rows as they are given, and which of their columns do not fit."""
+    names = rng.sample(list(TYPES), rng.randint(1, len(TYPES)))
+    share, given, wrong = rng.choice([0, 0, 0.02, 0.3]), [], []
+    for _ in range(rng.choice([1, 2, 17, 150])):
+        row, unfit = {}, []
+        for name in names:
+            row[name] = None if rng.random() < 0.15 and (name != "t" or kind != "csv") else good(rng, name)
+            if rng.random() < share and (value := bad(rng, name, kind)) is not None:
+                row[name] = value
+                unfit.append(name)
+        given.append(row)
+        wrong.append(unfit)
+    return names, given, wrong
+
+
+def write(path, kind, names, given):
+    if kind == "csv":
+        with path.open("w", newline="", encoding="utf-8") as out:
+            writer = csv.writer(out, quoting=csv.QUOTE_MINIMAL)
+            writer.writerow(names)
+            # A row of one empty field would be an empty line, which is none.
+            writer.writerows(
+                [
+                    ["" if row[name] is None else row[name] for name in names]
+                    if len(names) > 1
+                    else ["NA" if row[names[0]] is None else row[names[0]]]
+                    for row in given
+                ]
+            )
+    elif kind == "jsonl":
+        with path.open("w", encoding="utf-8") as out:
+            for row in given:
+                held = {name: value for name, value in row.items() if value is not None or random.Random(str(row)).random() < 0.5}
+                out.write(json.dumps(held) + "\n")
+    else:
+        kinds = {
+            "i": pa.int64(),
+            "small": pa.int32(),
+            "f": pa.float64(),
+            "half": pa.float64(),
+            "b": pa.bool_(),
+            "t": pa.string(),
+            "c": pa.string(),
+        }
+        arrays = {name: pa.array([row[name] for row in given], kinds[name]) for name in names}
+        pq.write_table(pa.table(arrays), path, row_group_size=max(1, len(given) // 3))
+
+
+def stored(ds, name, row):
+    value = ps.view.unwrap(ds[name][row : row + 1])
+    if value is None or name == "t":
+        return value
+    return ds.vocabulary(name)[int(value)] if name == "c" else value
+
+
+def same(found, wanted):
+    return (
+        found is None
+        if wanted is None
+        else found is not None and (found == wanted if isinstance(wanted, str) else np.asarray(found).item() == wanted)
+    )
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "dicts"])
+def test_what_is_imported_is_what_the_model_says(tmp_path, monkeypatch, kind):
+    begin = 1 if kind in ("csv", "jsonl") else 0  # A file's header is its row 0, and lines are counted from 1, as editors do.
+    for seed in range(SEEDS):
+        rng = random.Random(f"{kind} {seed}")
+        names, given, wrong = table(rng, kind)
+        if kind == "jsonl":  # JSON has no infinity.
+            given = [{name: 7.0 if value == float("inf") else value for name, value in row.items()} for row in given]
+        block = rng.choice([300, 1000, 5000, 1 << 20])
+        for module, setting, value in ((csv_importer, "BLOCK_BYTES", max(block, 700)), (jsonl, "BLOCK_BYTES", block), (parquet, "CHUNK_BYTES", block),
+                                       (parquet, "ROWS_AT_ONCE", rng.choice([1, 7, 10**6])), (rows, "CHUNK_BYTES", block), (rows, "ROWS_AT_ONCE", rng.choice([1, 7, 10**6]))):  # fmt: skip
+            monkeypatch.setattr(module, setting, value)
+        path, on_error = tmp_path / f"{seed}.{kind}", rng.choice(["raise", "skip", "null"])
+        if kind != "dicts":
+            write(path, kind, names, given)
+        options = {"types": {name: TYPES[name] for name in names}, "on_error": on_error}
+        source, place = (iter(given) if kind == "dicts" else path), tmp_path / f"out {seed}"
+        if on_error == "raise" and any(wrong):
+            with pytest.raises(ps.InvalidInputError) as caught:
+                import_data(source, place, **options)
+            at = int(re.search(r"(?:line|row) (\d+)`?:", str(caught.value))[1]) - begin
+            assert caught.value.column in wrong[at], (seed, str(caught.value))
+            assert not place.exists(), seed
+            continue
+        report = import_data(source, place, **options)
+        ds = ps.open(place)
+        kept = [at for at, unfit in enumerate(wrong) if on_error == "null" or not unfit]
+        assert report.samples == len(ds) == len(kept), (seed, on_error)
+        for row, at in enumerate(kept):
+            for name in names:
+                wanted = None if name in wrong[at] else given[at][name]
+                assert same(stored(ds, name, row), wanted), (seed, at, name, wanted)
+        where = sorted(at for at, unfit in enumerate(wrong) for _ in (unfit if on_error == "null" else unfit[:1]))
+        named = sorted(int(refusal.path.rsplit(" ", 1)[1]) - begin for refusal in report.refused)
+        assert named == where, (seed, on_error, report.refused[:3])
