@@ -18,6 +18,7 @@ from penstock.importers import import_data, jsonl, parquet, rows
 SEEDS = int(os.environ.get("PENSTOCK_MODEL_SEEDS", "60"))
 TYPES = {"i": "int64", "small": "int8", "f": "float64", "half": "float16", "b": "bool", "t": ps.Text(), "c": ps.Category()}
 TEXTS = ["plain", 'quo"ted', "a,b", "two\nlines", "ü🙂", " spaces ", "NA of a text", "x" * 300, "\ttab", "back\\slash", "'"]
+LINE = "a line of more fields than columns"
 pytestmark = pytest.mark.local
 
 
@@ -60,25 +61,22 @@ def table(rng, kind):
             if rng.random() < share and (value := bad(rng, name, kind)) is not None:
                 row[name] = value
                 unfit.append(name)
+        if kind == "csv" and rng.random() < share / 2:
+            unfit = [LINE]
         given.append(row)
         wrong.append(unfit)
     return names, given, wrong
 
 
-def write(path, kind, names, given):
+def write(path, kind, names, given, wrong):
     if kind == "csv":
         with path.open("w", newline="", encoding="utf-8") as out:
             writer = csv.writer(out, quoting=csv.QUOTE_MINIMAL)
             writer.writerow(names)
-            # A row of one empty field would be an empty line, which is none.
-            writer.writerows(
-                [
-                    ["" if row[name] is None else row[name] for name in names]
-                    if len(names) > 1
-                    else ["NA" if row[names[0]] is None else row[names[0]]]
-                    for row in given
-                ]
-            )
+            for row, unfit in zip(given, wrong, strict=True):
+                # A row of one empty field would be an empty line, which is none.
+                null = "" if len(names) > 1 else "NA"
+                writer.writerow([null if row[name] is None else row[name] for name in names] + (["more"] if unfit == [LINE] else []))
     elif kind == "jsonl":
         with path.open("w", encoding="utf-8") as out:
             for row in given:
@@ -127,19 +125,19 @@ def test_what_is_imported_is_what_the_model_says(tmp_path, monkeypatch, kind):
             monkeypatch.setattr(module, setting, value)
         path, on_error = tmp_path / f"{seed}.{kind}", rng.choice(["raise", "skip", "null"])
         if kind != "dicts":
-            write(path, kind, names, given)
+            write(path, kind, names, given, wrong)
         options = {"types": {name: TYPES[name] for name in names}, "on_error": on_error}
         source, place = (iter(given) if kind == "dicts" else path), tmp_path / f"out {seed}"
         if on_error == "raise" and any(wrong):
             with pytest.raises(ps.InvalidInputError) as caught:
                 import_data(source, place, **options)
             at = int(re.search(r"(?:line|row) (\d+)`?:", str(caught.value))[1]) - begin
-            assert caught.value.column in wrong[at], (seed, str(caught.value))
+            assert caught.value.column in wrong[at] or wrong[at] == [LINE], (seed, str(caught.value))
             assert not place.exists(), seed
             continue
         report = import_data(source, place, **options)
         ds = ps.open(place)
-        kept = [at for at, unfit in enumerate(wrong) if on_error == "null" or not unfit]
+        kept = [at for at, unfit in enumerate(wrong) if not unfit or (on_error == "null" and unfit != [LINE])]
         assert report.samples == len(ds) == len(kept), (seed, on_error)
         for row, at in enumerate(kept):
             for name in names:

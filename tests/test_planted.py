@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 
+import crafted_runner
 import numpy as np
 import penstock as ps
 import pytest
@@ -472,3 +473,28 @@ def test_an_append_that_ends_in_the_middle_is_not_committed_in_part(root, monkey
     with pytest.raises(ps.ClosedError, match="an append before has failed"), ds.transaction() as tx, contextlib.suppress(KeyboardInterrupt):
         tx.append({"x": np.zeros((40, 1 << 20), np.uint8)})
     assert len(slices) == 2 and len(ps.open(root)) == 0
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("kind", [ps.Category(), ps.Label(["a", "b", "c"])])
+def test_a_code_that_nothing_stands_for_is_damage_of_its_sample(tmp_path, kind):
+    """With its checksum made right: what wrote it was wrong."""
+    words = ["a", "b", "c", "b", "a", "c"]
+    ps.create(tmp_path / "set", {"word": kind}).append({"word": words})
+    objects = crafted_runner.Objects(tmp_path / "set")
+    [name] = [name for name in objects.bodies if name.startswith("d/")]
+    body = objects.bodies[name]
+    tail = int.from_bytes(body[-32:-24], "little")
+    checksum = lambda part: crafted_runner.varint(crafted_runner.crc32c(part))  # noqa: E731
+    codes = bytearray(body[24:tail])  # One block, whose checksum stands in the tail.
+    codes[3 * (len(codes) // 6)] = 77
+    assert checksum(body[24:tail]) in body[tail:]
+    changed = body[:24] + bytes(codes) + body[tail:].replace(checksum(body[24:tail]), checksum(bytes(codes)))
+    for path, content in objects.changed(name, changed).items():
+        (tmp_path / "set" / path).write_bytes(content)
+    ds = ps.open(tmp_path / "set")
+    with pytest.raises(ps.CorruptError, match="sample 3 of column `word`: it has code 77") as caught:
+        ds.take([2, 3])
+    assert caught.value.rows == [1] and ds.verify()["problems"]
+    found = ds.take(range(6), on_corrupt="null")["word"]
+    assert [None if code is np.ma.masked else ds.vocabulary("word")[code] for code in found] == [*words[:3], None, *words[4:]]

@@ -3,6 +3,7 @@
 import collections
 import datetime
 import gc
+import io
 import json
 import os
 import subprocess
@@ -74,6 +75,20 @@ def test_pillow_images_of_every_mode(root):
     indexed = rgb.quantize(5)
     masks.append({"m": [indexed]})
     assert np.array_equal(masks["m"][0], np.asarray(indexed))
+
+
+@pytest.mark.parametrize("mode, key", [("RGB", (255, 0, 255)), ("L", 7), ("P", 3)])
+def test_a_pillow_image_with_a_transparent_colour_keeps_it(root, mode, key):
+    image = Pillow.new(mode, (4, 3), key)
+    image.putpixel((1, 1), (1, 2, 3) if mode == "RGB" else 1)
+    file = io.BytesIO()
+    image.save(file, "PNG", transparency=key)
+    picture = Pillow.open(file)
+    ds = ps.create(root, {"image": ps.Image(mode="stored")})
+    ds.append({"image": [picture, file.getvalue()]})
+    as_object, as_file = next(iter(ds.loader(batch_size=2)))["image"]
+    assert np.array_equal(as_object, np.asarray(picture.convert("RGBA"))) and (as_object[1, 1, 3], mode) != (0, "RGB")
+    assert mode != "RGB" or np.array_equal(as_file, as_object)
 
 
 def test_collate_turns_images_only(root):
@@ -265,7 +280,9 @@ def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith
 ps.configure(memory_bytes=64 << 20, threads=2)
 tiny = ps.create(sys.argv[1] + "-warm", {"x": "int8"}); tiny.append({"x": [1]}); tiny[0]
 """
-    run = subprocess.run([sys.executable, "-c", head + script, *map(str, arguments)], capture_output=True, text=True)
+    # Arrow's usual allocator takes another 32 MiB, or does not, by chance.
+    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "jemalloc"}
+    run = subprocess.run([sys.executable, "-c", head + script, *map(str, arguments)], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
     return int(run.stdout)
 
@@ -283,7 +300,7 @@ before = peak()
 importers.import_data(sys.argv[2], sys.argv[1])
 print(peak() - before)
 """
-    assert peak_growth(script, root, path) <= 128 << 20, "a row group of Parquet, its decoded batch, and the budget"
+    assert peak_growth(script, root, path) <= 96 << 20, "a row group of Parquet, its decoded batch, and the budget"
     assert len(ps.open(root)) == 3000
 
 
@@ -351,6 +368,7 @@ def test_dates_of_every_kind(root):
                 datetime.date(2026, 1, 2),
                 "2026-01-02T00:00:00Z",
                 "2026-01-02T02:00:00+02:00",
+                "2026-01-01T19:00:00-05:00",
                 pd.Timestamp("2026-01-02", tz="UTC"),
                 np.datetime64("2026-01-02"),
             ]

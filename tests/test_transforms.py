@@ -277,6 +277,12 @@ def test_text_is_tokenized_a_batch_at_a_time():
     made.append({"text": ["one two", "three", None]})
     batch = next(iter(made.loader(batch_size=3, nulls={"text": ""}, transform=[T.Tokenize(tokenizer, on="text", length=3)])))
     assert batch["input_ids"].tolist() == [[1, 2, 0], [3, 0, 0], [0, 0, 0]] and batch["attention_mask"].sum(1).tolist() == [2, 1, 0]
+    tokenizer.enable_padding(pad_id=9)
+    for length in (None, 1, 4):
+        batch = next(iter(made.loader(batch_size=2, transform=[T.Tokenize(tokenizer, on="text", length=length)])))
+        assert batch["input_ids"].tolist() == [([1, 2, 0, 0])[: length or 2], ([3, 9, 0, 0])[: length or 2]]
+        assert batch["attention_mask"].tolist() == [([1, 1, 0, 0])[: length or 2], ([1, 0, 0, 0])[: length or 2]]
+    tokenizer.no_padding()
     with pytest.raises(ps.InvalidInputError, match="Tokenize is on `words`") as caught:
         next(iter(made.loader(batch_size=3, nulls={"text": ""}, transform=[T.Tokenize(tokenizer, on="words")])))
     assert "in Tokenize(on='words', length=None, pad=0), for step 0" in "".join(caught.value.__notes__)

@@ -287,12 +287,14 @@ class Tokenize(PerBatch):
             raise InvalidInputError(f"Tokenize is on `{self.on}`, the batch has {', '.join(batch)}", code="invalid-argument")
         if any(not isinstance(text, str | None) for text in batch[self.on]):
             raise InvalidInputError(f"Tokenize is on `{self.on}`, which is no text", code="invalid-argument")
-        found = [encoding.ids for encoding in self.tokenizer.encode_batch([text or "" for text in batch[self.on]])]
-        length = self.length or max(map(len, found), default=0)
+        found = self.tokenizer.encode_batch([text or "" for text in batch[self.on]])
+        length = self.length or max((len(encoding.ids) for encoding in found), default=0)
         ids, mask = np.full((len(found), length), self.pad, np.int64), np.zeros((len(found), length), np.int64)
-        for row, tokens in enumerate(found):
-            ids[row, : len(tokens)] = tokens[:length]
-            mask[row, : len(tokens)] = 1
+        for row, encoding in enumerate(found):
+            tokens = encoding.ids[:length]
+            ids[row, : len(tokens)] = tokens
+            # A tokenizer that fills up by itself says which of its tokens stand for text.
+            mask[row, : len(tokens)] = getattr(encoding, "attention_mask", [1] * len(encoding.ids))[:length]
         return {**batch, "input_ids": ids, "attention_mask": mask}
 
 

@@ -461,7 +461,9 @@ def timestamp(item: Any, row: int) -> np.datetime64:
         if isinstance(item, datetime.datetime) and item.tzinfo is not None:
             item = item.astimezone(datetime.UTC).replace(tzinfo=None)
         if isinstance(item, str):
-            parsed = datetime.datetime.fromisoformat(item) if item[-1:] in ("Z", "z") or "+" in item else None
+            # Of an offset, only times of day have one: the dashes of a date are no sign.
+            offset = item[-1:] in ("Z", "z") or "+" in item or "-" in item[11:]
+            parsed = datetime.datetime.fromisoformat(item) if offset else None
             item = parsed.astimezone(datetime.UTC).replace(tzinfo=None) if parsed is not None and parsed.tzinfo is not None else item
         made = np.datetime64(item)
         return np.datetime64(cast(np.array([made]), "timestamp", row)[0], "us")
@@ -675,8 +677,8 @@ _CONVERTED = {"1": "L", "LA": "RGBA", "La": "RGBA", "PA": "RGBA", "RGBa": "RGBA"
 def from_pillow(image: Any, row: int, mask: bool) -> Array:
     """Give the pixels of a Pillow image: colours for an image, class numbers for a mask."""
     mode = image.mode
-    if mode == "P" and not mask:
-        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+    if not mask and (mode == "P" or (mode in ("1", "L", "RGB") and "transparency" in image.info)):
+        image = image.convert("RGBA" if "transparency" in image.info else "RGB")  # One colour of a PNG may be no colour.
     elif mode == "1" and mask:
         return np.asarray(image).astype(np.uint8)
     elif mode in _CONVERTED and not mask:

@@ -342,13 +342,13 @@ impl Snapshot {
                     *code = 0;
                 }
             }
-            _ => self.globalise(plan, column, out, &nulls, on_corrupt)?,
+            _ => self.globalise(plan, column, out, &mut nulls, on_corrupt)?,
         }
         Ok(nulls)
     }
 
     /// Map the file-local codes of a category to codes of the vocabulary.
-    fn globalise(&self, plan: &Plan, column: &ColumnSpec, codes: &mut [i64], nulls: &Nulls, on_corrupt: OnCorrupt) -> Result<()> {
+    fn globalise(&self, plan: &Plan, column: &ColumnSpec, codes: &mut [i64], nulls: &mut Nulls, on_corrupt: OnCorrupt) -> Result<()> {
         for group in &plan.groups {
             let source = match self.source(group, column) {
                 // Its rows are null already.
@@ -364,12 +364,14 @@ impl Snapshot {
                     continue;
                 }
                 let code = to_global.get(codes[place] as usize).copied().filter(|code| *code >= 0);
-                codes[place] = code.ok_or_else(|| {
-                    penstock_format::cursor::malformed(format!(
-                        "column `{}` has code {}, which no word stands for",
-                        column.name, codes[place]
-                    ))
-                })?;
+                if code.is_none() && on_corrupt == OnCorrupt::Raise {
+                    let error = penstock_format::cursor::malformed(format!("it has code {}, which no word stands for", codes[place]));
+                    return Err(self.locate_error(error, plan, column, place as u32));
+                }
+                if code.is_none() {
+                    set_null(nulls, plan.len(), place as u32, &mut []);
+                }
+                codes[place] = code.unwrap_or(0);
             }
         }
         Ok(())

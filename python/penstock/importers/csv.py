@@ -6,7 +6,8 @@ All columns are read as text and converted here, so that a value that does not f
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -46,14 +47,22 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
 
     def chunks() -> Iterator[Chunk]:
         refused: list[Refusal] = []
-        stream = _read(path, options, names, refused.append)
+        gone: list[int] = []  # Rows that were refused before they became one of a batch, from the next batch on.
+
+        def refuse(row: Any) -> None:
+            place = f"a line `{row.text[:80]}`" if row.number is None else f"row {row.number - 1}"
+            refused.append(Refusal(f"{path}: {place}", "invalid-value", f"{row.actual_columns} fields, expected {row.expected_columns}"))
+            gone.extend([] if row.number is None else [row.number - 1])
+
+        stream = _read(path, options, names, refuse)
         first = 1 if options.header else 0
         while (batch := _next(path, stream)) is not None:
-            start = first
-            first += batch.num_rows
+            start, skipped = first, list(gone)
+            first = _row(start, batch.num_rows, skipped)
+            gone[:] = [row for row in gone if row >= first]
             progress["done"] = min(progress["done"] + batch.nbytes, path.stat().st_size)
             taken, refused[:] = list(refused), []
-            yield _chunk(path, batch, kinds, start, taken)
+            yield _chunk(path, batch, kinds, partial(_name, path, start, skipped), taken)
         if refused:
             yield Chunk({name: [] for name in kinds}, 0, str, list(refused))
 
@@ -64,8 +73,7 @@ def _read(path: pathlib.Path, options: Options, text_columns: list[str] | None, 
     """Open the reader: inferring types, or with all columns as text."""
 
     def invalid(row: Any) -> str:
-        where = f"{path}: line {row.number}" if row.number is not None else f"{path}: a line `{row.text[:80]}`"
-        refuse(Refusal(where, "invalid-value", f"{row.actual_columns} fields, expected {row.expected_columns}"))
+        refuse(row)
         return "skip"
 
     raw = recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path)
@@ -115,10 +123,25 @@ def _next(path: pathlib.Path, stream: Any) -> pa.RecordBatch | None:
         raise _failed(path, error) from error
 
 
-def _chunk(path: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnType], first: int, refused: list[Refusal]) -> Chunk:
-    def name(row: int) -> str:
-        return f"{path}: row {first + row}"
+def _row(first: int, row: int, gone: list[int]) -> int:
+    """The row of the file that is this row of a batch, which begins with `first` and lacks those that are `gone`.
 
+    >>> [_row(3, row, [4, 5]) for row in range(3)]
+    [3, 6, 7]
+    """
+    number = first + row
+    for lacking in gone:
+        number += lacking <= number
+    return number
+
+
+def _name(path: pathlib.Path, first: int, gone: list[int], row: int) -> str:
+    return f"{path}: row {_row(first, row, gone)}"
+
+
+def _chunk(
+    path: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnType], name: Callable[[int], str], refused: list[Refusal]
+) -> Chunk:
     columns: dict[str, Any] = {}
     problems: list[tuple[int, str, Refusal]] = []
     for column, kind in kinds.items():
