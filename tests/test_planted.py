@@ -224,6 +224,18 @@ def test_a_transaction_that_fails_after_many_files_leaves_none(tmp_path):
 
 
 @pytest.mark.local
+def test_blocks_that_follow_each_other_are_read_in_ranges_of_megabytes(tmp_path):
+    ps.create(tmp_path / "set", {"v": ps.Tensor((1024,), "float32"), "t": ps.Bytes()}).append(
+        {"v": np.zeros((8192, 1024), np.float32), "t": [bytes(500)] * 8192}
+    )
+    ds = ps.open(tmp_path / "set", io="buffered")
+    ds.take([0])
+    for column, stored in (("v", 4096 * 4096), ("t", 4096 * 500)):
+        cost = spent(ds, lambda column=column: ds.take(np.arange(4096), columns=[column]))
+        assert cost["ranges"] <= 3 and cost["range_bytes"] <= 1.01 * stored, (column, cost)
+
+
+@pytest.mark.local
 @pytest.mark.parametrize("apart_bytes,ranges", [(1_000, 1), (10_000, 1), (100_000, 1), (500_000, 2)])
 def test_blocks_that_lie_near_are_one_range(bucket, apart_bytes, ranges):
     """Bytes between two values are read along where that costs less than another request."""
