@@ -219,12 +219,16 @@ def test_images_keep_their_bytes_and_decode_as_pillow_does(root):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_and_its_switch(root, orientation):
+@pytest.mark.parametrize("before", [[], [b"http://ns.adobe.com/xap/1.0/\0<x/>"], [b"other\0", b"http://ns.adobe.com/xap/1.0/\0<x/>"]])
+def test_exif_orientation_and_its_switch(root, orientation, before):
     pixels = np.zeros((16, 32, 3), np.uint8)
     pixels[:8, :8] = 255
     exif = Pillow.Exif()
     exif[0x0112] = orientation
     body = encoded(pixels, "JPEG", exif=exif, quality=100)
+    # XMP lies in segments of the same kind.
+    others = b"".join(b"\xff\xe1" + (len(part) + 2).to_bytes(2, "big") + part for part in before)
+    body = body[:2] + others + body[2:]
     ds = ps.create(root, {"upright": ps.Image(), "raw": ps.Image(exif_orientation=False)})
     ds.append({"upright": [body], "raw": [body]})
     from PIL import ImageOps

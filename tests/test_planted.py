@@ -7,9 +7,11 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import crafted_runner
 import numpy as np
@@ -510,3 +512,121 @@ def test_a_code_that_nothing_stands_for_is_damage_of_its_sample(tmp_path, kind):
     assert caught.value.rows == [1] and ds.verify()["problems"]
     found = ds.take(range(6), on_corrupt="null")["word"]
     assert [None if code is np.ma.masked else ds.vocabulary("word")[code] for code in found] == [*words[:3], None, *words[4:]]
+
+
+@pytest.mark.local
+def test_a_record_that_was_changed_and_sealed_anew_is_not_its_childs_parent(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int64"})
+    for message in ("first one", "second one", "third one"):
+        ds.append({"n": [1]}, message=message)
+    objects = crafted_runner.Objects(tmp_path / "set")
+    [name] = [name for name, body in objects.bodies.items() if name.startswith("log/") and b"first one" in body]
+    changed = objects.changed(name, objects.bodies[name].replace(b"first one", b"forged it"))
+    (tmp_path / "set" / name).write_bytes(changed[name])
+    ds = ps.open(tmp_path / "set")
+    assert ds.verify()["problems"]
+    with pytest.raises(ps.CorruptError) as caught:
+        ds.log()
+    assert caught.value.code == "object-checksum"
+
+
+@pytest.mark.local
+def test_who_waits_for_a_block_that_cannot_be_read_is_told_why(tmp_path):
+    """Threads that want the same block fetch it once; where it is damaged, each of them says so, and lenient ones go on."""
+    values = np.random.default_rng(0).integers(0, 256, (4000, 16), dtype=np.uint8)
+    ps.create(tmp_path / "set", {"v": ps.Tensor((16,), "uint8")}).append({"v": values})
+    damage(tmp_path / "set", values[2000:2100].tobytes(), 800)
+    for _ in range(25):
+        ds, barrier, told = ps.open(tmp_path / "set", io="buffered"), threading.Barrier(6), []
+
+        def read(lenient, ds=ds, barrier=barrier, told=told):
+            barrier.wait()
+            try:
+                found = ds.take(np.arange(0, 4000, 7), on_corrupt="null" if lenient else "raise")["v"]
+                told.append("nulls" if np.ma.is_masked(found) else "all")
+            except ps.Error as error:
+                told.append(error.code)
+
+        readers = [threading.Thread(target=read, args=(number % 2 == 0,)) for number in range(6)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        assert sorted(told) == ["block-checksum"] * 3 + ["nulls"] * 3
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", LOCAL)
+def test_below_a_null_is_zero_also_in_memory_that_is_used_again(tmp_path, io):
+    rows = 1_500_000
+    ds = ps.create(tmp_path / "set", {"n": "int8", "b": "bool", "f": "float64"})
+    ds.append({"n": np.ones(rows, np.int8)})
+    ds.append({"n": [1], "b": [True], "f": [1.0]})
+    ds = ps.open(tmp_path / "set", io=io)
+    for name in ("b", "f", "b"):
+        filled = ds.take(np.arange(rows), columns=["n"])["n"]
+        filled[:] = 17
+        del filled
+        found = ds[name][:]
+        assert found.mask[:-1].all() and not found.mask[-1] and not np.ma.getdata(found)[:-1].any()
+
+
+WIDE = """
+import sys, threading, time
+import numpy as np, penstock as ps
+def anonymous():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon:")).split()[1]) << 10
+ps.configure(memory_bytes=64 << 20, threads=2)
+names = [f"c{index}" for index in range(100)]
+ds = ps.create(sys.argv[1], dict.fromkeys(names, "float32"))
+part = np.ones(100_000, np.float32)
+before = peak = anonymous()
+with ds.transaction("wide") as tx:
+    for _ in range(15):
+        tx.append(dict.fromkeys(names, part))
+        peak = max(peak, anonymous())
+print(peak - before)
+"""
+
+
+@pytest.mark.local
+def test_what_waits_to_be_written_is_bounded_over_all_columns(tmp_path):
+    done = subprocess.run([sys.executable, "-c", WIDE, str(tmp_path / "set")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 160 << 20, "600 MB are appended"
+
+
+@pytest.mark.local
+def test_a_page_that_was_copied_in_part_is_lacking(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int64", "word": ps.Category()})
+    for number in range(200):
+        ds.append({"n": [number], "word": [f"w{number}"]})
+    pages = sorted((tmp_path / "set" / "p").iterdir())
+    assert pages
+    for kind in ("p", "d", "w", "r"):
+        shutil.copytree(tmp_path / "set", tmp_path / kind)
+        assert len(ps.open(tmp_path / kind)) == 200
+        shutil.rmtree(tmp_path / kind)
+        shutil.copytree(tmp_path / "set", tmp_path / kind)
+        chosen = max((tmp_path / kind / kind).iterdir(), key=lambda path: path.stat().st_mtime_ns if kind == "r" else path.stat().st_size)
+        chosen.write_bytes(chosen.read_bytes()[:-9])
+        with pytest.raises(ps.Error) as caught:
+            ps.open(tmp_path / kind)
+        assert caught.value.code in (("copy-incomplete",) if kind != "r" else ("copy-incomplete", "object-truncated")), kind
+
+
+@pytest.mark.local
+def test_two_views_of_an_image_are_two(tmp_path):
+    ds = ps.create(tmp_path / "set", {"image": ps.Image(), "other": ps.Image()})
+    picture = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    ds.append({"image": [picture] * 12, "other": [picture] * 12})
+    for outputs in ({"a": "image", "b": "image"}, {"a": "image", "b": "other"}):
+        for made in (
+            lambda on: T.RandomResizedCrop(16, on=on),
+            lambda on: T.RandomCrop(16, on=on),
+            lambda on: T.RandomHorizontalFlip(on=on),
+        ):
+            [batch] = ds.loader(batch_size=12, outputs=outputs, transform=[made("a"), made("b")])
+            assert any(not np.array_equal(a, b) for a, b in zip(batch["a"], batch["b"], strict=True))
+            [batch] = ds.loader(batch_size=12, outputs=outputs, transform=[made(["a", "b"])])
+            assert all(np.array_equal(a, b) for a, b in zip(batch["a"], batch["b"], strict=True))
