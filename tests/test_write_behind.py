@@ -100,3 +100,25 @@ def test_files_of_many_columns_do_not_have_a_thread_each(tmp_path):
     assert threads() == 0
     batch = ps.open(tmp_path / "ds")[:]
     assert all(np.array_equal(batch[name], np.concatenate([values] * 4)) for name in columns)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pieces_of_all_sizes_lie_in_their_order(tmp_path, seed):
+    """Small ones are written by the thread, large ones by the caller, who waits for the thread before."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice([0, 100, 50_000, 1 << 20, 3 << 20, 5 << 20, 11 << 20], 24, p=[0.1, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1])
+    bodies = [rng.bytes(int(size)) for size in sizes]
+    ds = ps.create(tmp_path / "set", {"b": ps.Bytes(), "t": ps.Text(), "v": ps.Tensor((1 << 18,), "float32")})
+    with ds.transaction("mixed") as tx:
+        for at in range(0, len(bodies), 6):
+            part = bodies[at : at + 6]
+            tx.append(
+                {
+                    "b": part,
+                    "t": [f"text {number}" * 1000 for number in range(len(part))],
+                    "v": np.full((len(part), 1 << 18), at, np.float32),
+                }
+            )
+    ds = ps.open(tmp_path / "set")
+    assert not ds.verify()["problems"]
+    assert ds["b"][:] == bodies and (ds["v"][:][:, 7] == np.repeat(np.arange(0, 24, 6), 6)).all()

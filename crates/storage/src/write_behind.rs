@@ -139,3 +139,31 @@ impl Drop for DiskFile {
         let _ = self.join(); // What was not synced is not promised to anybody.
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    /// Through a pipe, where a write waits for the reader: each piece comes after the one before, whoever writes it.
+    #[test]
+    fn pieces_of_all_sizes_keep_their_order() {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let sizes = [10, 1 << 20, BEHIND_BYTES + 1, 5, BEHIND_BYTES, 2 * BEHIND_BYTES, 1 << 20, 1 << 20, 3];
+        let read = std::thread::spawn(move || {
+            let mut found = Vec::new();
+            std::thread::sleep(std::time::Duration::from_millis(20)); // The thread waits in its first write by then.
+            reader.read_to_end(&mut found).map(|_| found)
+        });
+        let mut file = DiskFile::new(fs::File::from(std::os::fd::OwnedFd::from(writer)));
+        let mut expected = Vec::new();
+        for (number, size) in sizes.into_iter().enumerate() {
+            let piece = vec![number as u8; size];
+            expected.extend_from_slice(&piece);
+            file.write(piece).unwrap();
+        }
+        drop(file);
+        assert!(read.join().unwrap().unwrap() == expected);
+    }
+}
