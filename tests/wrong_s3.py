@@ -30,6 +30,7 @@ class State:
         self.overwritten: list[str] = []
         # So many ranges of data files are answered with a bit flipped, or too short.
         self.spoil = self.shorten = self.good_before_spoil = 0
+        self.delay_seconds = 0.0  # Before each answer of a range.
         self.how = HALF
         # Asked before a create-only put of a name: an answer (status, code) instead, or None. What it does itself is not asked of.
         self.on_create: Callable[[str], tuple[int, str] | None] | None = None
@@ -101,6 +102,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         wanted = self.headers.get("Range")
         if wanted is None:
             return self.reply(200, body, head, **common)
+        time.sleep(self.state.delay_seconds)
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         begin, end = int(first), min(int(last or len(body) - 1), len(body) - 1)
         common["Content_Range"] = f"bytes {begin}-{end}/{len(body)}"
