@@ -553,7 +553,7 @@ def test_who_waits_for_a_block_that_another_could_not_read_reads_it(tmp_path):
             time.sleep(0.05)
         for reader in readers:
             reader.join()
-        assert told == {"first": "block-checksum", "second": True} and state.spoil == 0
+        assert sorted(map(str, told.values())) == ["True", "block-checksum"] and state.spoil == 0
 
 
 @pytest.mark.local
@@ -594,7 +594,7 @@ print(peak - before)
 def test_what_waits_to_be_written_is_bounded_over_all_columns(tmp_path):
     done = subprocess.run([sys.executable, "-c", WIDE, str(tmp_path / "set")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) <= 160 << 20, "600 MB are appended"
+    assert int(done.stdout) <= 48 << 20, "600 MB are appended under a budget of 64 MiB"
 
 
 @pytest.mark.local
