@@ -1,8 +1,11 @@
-"""Columns of every kind and layout, and random values of them."""
+"""Columns of every kind and layout, random values of them, and how many seeds tests beside a model take."""
+
+import os
 
 import numpy as np
 import penstock as ps
 
+SEEDS = int(os.environ.get("PENSTOCK_MODEL_SEEDS", "60"))
 SCHEMA = {
     "number": "int32", "flag": "bool", "time": "timestamp", "half": "float16", "fixed": ps.Tensor((3, 5), "float32"),
     "page": ps.Tensor((70, 1024), "uint8"), "packed": ps.Tensor((4,), "int64", codec="zstd"), "text": ps.Text(), "lz4": ps.Text(codec="lz4"),

@@ -241,7 +241,7 @@ def test_numbers_beyond_a_type_are_refused_whoever_parses_them(tmp_path):
         1.0,
         2.0,
     ]
-    # Beside a value of the same block that is no number at all, too.
+    # The same holds if the block also has a value that is no number at all.
     (tmp_path / "b.csv").write_text("g,h\n1.5,1e400\n2.5,many\n3.5,4\n")
     report = import_data(tmp_path / "b.csv", tmp_path / "both", types={"h": "float64"}, on_error="skip")
     assert [refusal.path[-5:] for refusal in report.refused] == ["row 1", "row 2"] and ps.open(tmp_path / "both")["h"][:].tolist() == [4.0]

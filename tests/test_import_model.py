@@ -3,7 +3,6 @@ a model in plain Python says, and every refusal names its row."""
 
 import csv
 import json
-import os
 import random
 import re
 
@@ -12,10 +11,10 @@ import penstock as ps
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from anything import SEEDS
 from penstock.importers import csv as csv_importer
 from penstock.importers import import_data, jsonl, parquet, rows
 
-SEEDS = int(os.environ.get("PENSTOCK_MODEL_SEEDS", "60"))
 TYPES = {"i": "int64", "small": "int8", "f": "float64", "half": "float16", "b": "bool", "t": ps.Text(), "c": ps.Category()}
 TEXTS = ["plain", 'quo"ted', "a,b", "two\nlines", "ü🙂", " spaces ", "NA of a text", "x" * 300, "\ttab", "back\\slash", "'"]
 LINE = "a line of more fields than columns"

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -135,11 +134,8 @@ def test_a_conflict_of_two_puts_is_asked_again():
         ds = ps.create("s3://bucket/set", {"v": "int64"}, storage_options=options)
         for number in range(3):
             ds.append({"v": [number]})
-        assert len([name for name in refused if "/log/" in name]) >= 4 and ps.open(ds.uri, storage_options=options)["v"][:].tolist() == [
-            0,
-            1,
-            2,
-        ]
+        assert len([name for name in refused if "/log/" in name]) >= 4
+        assert ps.open(ds.uri, storage_options=options)["v"][:].tolist() == [0, 1, 2]
 
 
 RIVAL = """
@@ -501,7 +497,7 @@ def test_a_code_that_nothing_stands_for_is_damage_of_its_sample(tmp_path, kind):
     body = objects.bodies[name]
     tail = int.from_bytes(body[-32:-24], "little")
     checksum = lambda part: crafted_runner.varint(crafted_runner.crc32c(part))  # noqa: E731
-    codes = bytearray(body[24:tail])  # One block, whose checksum stands in the tail.
+    codes = bytearray(body[24:tail])  # They are one block. The tail has its checksum.
     codes[3 * (len(codes) // 6)] = 77
     assert checksum(body[24:tail]) in body[tail:]
     changed = body[:24] + bytes(codes) + body[tail:].replace(checksum(body[24:tail]), checksum(bytes(codes)))
@@ -532,7 +528,7 @@ def test_a_record_that_was_changed_and_sealed_anew_is_not_its_childs_parent(tmp_
 
 
 @pytest.mark.local
-def test_who_waits_for_a_block_that_another_could_not_read_reads_it(tmp_path):
+def test_who_waits_for_a_block_that_another_could_not_read_reads_it():
     """Of threads that want the same block one fetches it. It asks three times, and gets what is spoilt; the next answer is good."""
     values = np.random.default_rng(0).integers(0, 256, (20, 50_000), dtype=np.uint8)
     with wrong_s3.serving() as (state, options):
@@ -550,7 +546,7 @@ def test_who_waits_for_a_block_that_another_could_not_read_reads_it(tmp_path):
         readers = [threading.Thread(target=read, args=(name,)) for name in ("first", "second")]
         for reader in readers:
             reader.start()
-            time.sleep(0.05)
+            time.sleep(0.05)  # The second asks while the first waits for its answer; if it is late, it reads what is good.
         for reader in readers:
             reader.join()
         assert sorted(map(str, told.values())) == ["True", "block-checksum"] and state.spoil == 0
@@ -573,7 +569,7 @@ def test_below_a_null_is_zero_also_in_memory_that_is_used_again(tmp_path, io):
 
 
 WIDE = """
-import sys, threading, time
+import sys
 import numpy as np, penstock as ps
 def anonymous():
     return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon:")).split()[1]) << 10
@@ -595,25 +591,6 @@ def test_what_waits_to_be_written_is_bounded_over_all_columns(tmp_path):
     done = subprocess.run([sys.executable, "-c", WIDE, str(tmp_path / "set")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) <= 48 << 20, "600 MB are appended under a budget of 64 MiB"
-
-
-@pytest.mark.local
-def test_a_page_that_was_copied_in_part_is_lacking(tmp_path):
-    ds = ps.create(tmp_path / "set", {"n": "int64", "word": ps.Category()})
-    for number in range(200):
-        ds.append({"n": [number], "word": [f"w{number}"]})
-    pages = sorted((tmp_path / "set" / "p").iterdir())
-    assert pages
-    for kind in ("p", "d", "w", "r"):
-        shutil.copytree(tmp_path / "set", tmp_path / kind)
-        assert len(ps.open(tmp_path / kind)) == 200
-        shutil.rmtree(tmp_path / kind)
-        shutil.copytree(tmp_path / "set", tmp_path / kind)
-        chosen = max((tmp_path / kind / kind).iterdir(), key=lambda path: path.stat().st_mtime_ns if kind == "r" else path.stat().st_size)
-        chosen.write_bytes(chosen.read_bytes()[:-9])
-        with pytest.raises(ps.Error) as caught:
-            ps.open(tmp_path / kind)
-        assert caught.value.code in (("copy-incomplete",) if kind != "r" else ("copy-incomplete", "object-truncated")), kind
 
 
 @pytest.mark.local

@@ -464,7 +464,7 @@ for _ in range(5):
 
 
 def test_a_dataset_may_begin_with_nulls_only(root):
-    """Tiles of nulls are no bytes, and a commit of them no file."""
+    """Such a commit writes no data file, so there is no folder of them."""
     ds = ps.create(root, {"even": ps.Tensor((9, 9), "uint8", tile=(4, 4))})
     ds.append({"even": [None, None]})
     assert [value is None for value in (ps.open(root)[index]["even"] for index in range(2))] == [True, True] and not ds.verify()["problems"]

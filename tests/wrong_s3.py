@@ -102,7 +102,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         wanted = self.headers.get("Range")
         if wanted is None:
             return self.reply(200, body, head, **common)
-        time.sleep(self.state.delay_seconds)
+        time.sleep(self.state.delay_seconds)  # A slow store, where a test wants one.
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         begin, end = int(first), min(int(last or len(body) - 1), len(body) - 1)
         common["Content_Range"] = f"bytes {begin}-{end}/{len(body)}"

@@ -383,12 +383,10 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
             if wanted.kind == "b"
             else int | float | complex | np.number | np.ndarray
             if wanted.kind == "c"
-            else int | float | np.number | np.ndarray
+            else int | float | np.integer | np.floating | np.ndarray  # Of complex numbers NumPy would drop the imaginary part.
         )
         for row, item in enumerate(items):
-            # NumPy would drop the imaginary part with no more than a warning.
             unfit = isinstance(item, np.ndarray) and (item.ndim or (item.dtype.kind == "c" and wanted.kind != "c"))
-            unfit = unfit or (isinstance(item, np.complexfloating) and wanted.kind != "c")
             if unfit or not isinstance(item, kinds | ml_dtypes.bfloat16):
                 raise fail(f"is {shown(item)}, expected {dtype}", row)
     try:
@@ -461,7 +459,7 @@ def timestamp(item: Any, row: int) -> np.datetime64:
         if isinstance(item, datetime.datetime) and item.tzinfo is not None:
             item = item.astimezone(datetime.UTC).replace(tzinfo=None)
         if isinstance(item, str):
-            # Of an offset, only times of day have one: the dashes of a date are no sign.
+            # A minus sign stands after the date, whose own dashes are none.
             offset = item[-1:] in ("Z", "z") or "+" in item or "-" in item[11:]
             parsed = datetime.datetime.fromisoformat(item) if offset else None
             item = parsed.astimezone(datetime.UTC).replace(tzinfo=None) if parsed is not None and parsed.tzinfo is not None else item

@@ -334,12 +334,8 @@ impl Snapshot {
                 // A null is code 0, also where there are no names.
                 let limit = names.len().max(1) as i64;
                 for (place, code) in out.iter_mut().enumerate().filter(|(_, code)| **code >= limit) {
-                    if on_corrupt == OnCorrupt::Raise {
-                        let error = penstock_format::cursor::malformed(format!("it has code {code} of {} names", names.len()));
-                        return Err(self.locate_error(error, plan, column, place as u32));
-                    }
-                    set_null(&mut nulls, plan.len(), place as u32, &mut []);
-                    *code = 0;
+                    let why = format!("it has code {code} of {} names", names.len());
+                    *code = self.null_instead(why, plan, column, place as u32, &mut nulls, on_corrupt)?;
                 }
             }
             _ => self.globalise(plan, column, out, &mut nulls, on_corrupt)?,
@@ -363,18 +359,33 @@ impl Snapshot {
                 if nulls.as_ref().is_some_and(|nulls| nulls[place]) {
                     continue;
                 }
-                let code = to_global.get(codes[place] as usize).copied().filter(|code| *code >= 0);
-                if code.is_none() && on_corrupt == OnCorrupt::Raise {
-                    let error = penstock_format::cursor::malformed(format!("it has code {}, which no word stands for", codes[place]));
-                    return Err(self.locate_error(error, plan, column, place as u32));
-                }
-                if code.is_none() {
-                    set_null(nulls, plan.len(), place as u32, &mut []);
-                }
-                codes[place] = code.unwrap_or(0);
+                codes[place] = match to_global.get(codes[place] as usize) {
+                    Some(code) if *code >= 0 => *code,
+                    _ => {
+                        let why = format!("it has code {}, which no word stands for", codes[place]);
+                        self.null_instead(why, plan, column, place as u32, nulls, on_corrupt)?
+                    }
+                };
             }
         }
         Ok(())
+    }
+
+    /// What is read for a code that nothing stands for: an error, or the code 0 of a null.
+    fn null_instead(
+        &self,
+        why: String,
+        plan: &Plan,
+        column: &ColumnSpec,
+        place: u32,
+        nulls: &mut Nulls,
+        on_corrupt: OnCorrupt,
+    ) -> Result<i64> {
+        if on_corrupt == OnCorrupt::Raise {
+            return Err(self.locate_error(penstock_format::cursor::malformed(why), plan, column, place));
+        }
+        set_null(nulls, plan.len(), place, &mut []);
+        Ok(0)
     }
 }
 

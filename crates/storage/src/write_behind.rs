@@ -146,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// Through a pipe, where a write waits for the reader: each piece comes after the one before, whoever writes it.
+    /// The file is a pipe, where a write waits for the reader. Each piece must come after the one before, whoever writes it.
     #[test]
     fn pieces_of_all_sizes_keep_their_order() {
         let (mut reader, writer) = std::io::pipe().unwrap();

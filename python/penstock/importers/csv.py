@@ -52,7 +52,8 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
         def refuse(row: Any) -> None:
             place = f"a line `{row.text[:80]}`" if row.number is None else f"row {row.number - 1}"
             refused.append(Refusal(f"{path}: {place}", "invalid-value", f"{row.actual_columns} fields, expected {row.expected_columns}"))
-            gone.extend([] if row.number is None else [row.number - 1])
+            if row.number is not None:
+                gone.append(row.number - 1)
 
         stream = _read(path, options, names, refuse)
         first = 1 if options.header else 0
