@@ -33,7 +33,7 @@ def large(tmp_path_factory):
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_ranks_together_read_a_window_order_about_once(large, world):
+def test_ranks_together_read_a_window_order_once(large, world):
     seen, read = [], 0
     for rank in range(world):
         ds = ps.open(large.uri, io="buffered")
@@ -46,7 +46,8 @@ def test_ranks_together_read_a_window_order_about_once(large, world):
             seen += batch["_position"][batch["_valid"]].tolist()
         read += ds.stats()["range_bytes"] - before
     assert sorted(seen) == list(range(SAMPLES))
-    assert read <= 1.1 * SAMPLES * SAMPLE_BYTES, read / (SAMPLES * SAMPLE_BYTES)
+    # However far threads run ahead of one that waits: no run is let go before its last draw. Ranks share some at the ends of lanes.
+    assert read <= {1: 1.001, 2: 1.03, 4: 1.05}[world] * SAMPLES * SAMPLE_BYTES, read / (SAMPLES * SAMPLE_BYTES)
 
 
 def test_epochs_after_a_resumed_one_read_a_window_order_about_once(large):

@@ -16,8 +16,8 @@ use crate::source::Source;
 
 pub struct Window {
     run_samples: u64,
-    /// More than that many runs are not held: where it is not known how often a run is drawn, the one not used for longest goes.
-    most: usize,
+    /// Runs that are held at most, where it is not known how often one is drawn: the one not asked for longest goes.
+    most: Option<usize>,
     state: Mutex<State>,
     fetched: Condvar,
 }
@@ -51,7 +51,7 @@ struct State {
     /// Runs that are being fetched, and the bytes of the largest so far.
     fetching: u64,
     run_bytes: u64,
-    uses: u64,
+    asked: u64,
 }
 
 struct Run {
@@ -59,8 +59,8 @@ struct Run {
     held: Option<Arc<Held>>,
     /// Samples of it that are still to be drawn here, at most.
     left: u64,
-    /// The number of its last use.
-    used: u64,
+    /// The number of whoever asked for it last.
+    asked: u64,
 }
 
 impl State {
@@ -72,14 +72,14 @@ impl State {
 }
 
 impl Window {
-    /// Nothing for orders without windows, and where files are mapped.
-    pub fn of(order: &Order, source: &Source) -> Option<Window> {
+    /// Nothing for orders without windows, and where files are mapped. `mixed`: the source is one of a mixture.
+    pub fn of(order: &Order, source: &Source, mixed: bool) -> Option<Window> {
         let Order::Window { run_samples, window_samples, .. } = order else { return None };
         if source.snapshot.context.storage.mapped() {
             return None;
         }
         // While one window ends, the next one begins.
-        let most = 2 * window_samples.div_ceil(*run_samples) as usize;
+        let most = mixed.then(|| 2 * window_samples.div_ceil(*run_samples) as usize);
         Some(Window { run_samples: *run_samples, most, state: Mutex::default(), fetched: Condvar::new() })
     }
 
@@ -123,8 +123,6 @@ impl Window {
             state.run_bytes = state.run_bytes.max(held.bytes());
             state.runs.entry(*run).and_modify(|run| run.held = Some(Arc::new(held)));
         }
-        state.uses += 1;
-        let used = state.uses;
         let mut found = Vec::with_capacity(uses.len());
         for (number, count) in uses {
             while state.runs.get(&number).is_some_and(|run| run.held.is_none()) {
@@ -134,13 +132,12 @@ impl Window {
             let Some(run) = state.runs.get_mut(&number) else { continue };
             found.extend(run.held.clone());
             run.left = run.left.saturating_sub(count);
-            run.used = used;
             if run.left == 0 {
                 state.remove(&number);
             }
         }
-        while state.runs.len() > self.most
-            && let Some(oldest) = state.runs.iter().filter(|(_, run)| run.held.is_some()).min_by_key(|(_, run)| run.used)
+        while self.most.is_some_and(|most| state.runs.len() > most)
+            && let Some(oldest) = state.runs.iter().filter(|(_, run)| run.held.is_some()).min_by_key(|(_, run)| run.asked)
         {
             let number = *oldest.0;
             state.remove(&number);
@@ -156,12 +153,14 @@ impl Window {
         drawn: impl Fn(Range<u64>, Steps) -> u64,
     ) -> Vec<(u64, u64)> {
         let mut state = self.lock();
-        let mut missing: Vec<(u64, u64)> = wanted.filter(|run| !state.runs.contains_key(run)).collect();
+        state.asked += 1;
+        let asked = state.asked;
+        let mut missing: Vec<(u64, u64)> = wanted.filter(|run| state.runs.get_mut(run).map(|run| run.asked = asked).is_none()).collect();
         missing.sort_unstable();
         state.fetching += missing.len() as u64;
         for run in &missing {
             let left = drawn(self.range(source, run.1), state.steps);
-            state.runs.insert(*run, Run { held: None, left, used: 0 });
+            state.runs.insert(*run, Run { held: None, left, asked });
         }
         missing
     }

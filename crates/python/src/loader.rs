@@ -148,7 +148,7 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
         "mask" => OnCorrupt::Mask,
         other => return Err(invalid(format!("on_corrupt=`{other}`, expected `raise`, `substitute` or `mask`"))),
     };
-    let windows = sources.iter().zip(&declared.orders).map(|(source, order)| Window::of(order, source)).collect();
+    let windows = sources.iter().zip(&declared.orders).map(|(source, order)| Window::of(order, source, declared.mix.is_some())).collect();
     let base = declared.base;
     let fetched_bytes = declared.sample_bytes * cut.batch();
     let (row_ids, window_bytes) = (declared.row_ids, declared.window_bytes);
