@@ -335,13 +335,17 @@ def test_bad_lines_of_later_blocks_have_their_own_numbers(tmp_path):
         ps.importers.import_data(tmp_path / "a.jsonl", tmp_path / "other")
 
 
-def test_each_bad_medium_of_a_row_is_nulled(tmp_path):
+@pytest.mark.parametrize("parquet", [False, True])
+def test_each_bad_medium_of_a_row_is_nulled(tmp_path, parquet):
     out = io.BytesIO()
     Pillow.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)).save(out, "JPEG")
     whole, cut = out.getvalue(), out.getvalue()[: len(out.getvalue()) * 3 // 4]
     rows = [{"a": whole, "b": whole}, {"a": cut, "b": cut}, {"a": whole, "b": cut}]
     types = {"a": ps.Image(), "b": ps.Image()}
-    report = import_data(rows, tmp_path / "ds", types=types, validate="decode", on_error="null")
-    assert report.samples == 3 and len(report.refused) == 3
+    source = tmp_path / "rows.parquet" if parquet else rows
+    if parquet:
+        pq.write_table(pa.table({name: pa.array([row[name] for row in rows], pa.binary()) for name in "ab"}), source)
+    report = import_data(source, tmp_path / "ds", types=types, validate="decode", on_error="null")
+    assert report.samples == 3 and [refusal.code for refusal in report.refused] == ["media-undecodable"] * 3
     batch = ps.open(tmp_path / "ds")[:]
     assert [[image is None for image in batch[name]] for name in "ab"] == [[False, True, False], [False, True, True]]

@@ -244,7 +244,7 @@ class _Appender:
             return 0
         part = columns if len(rows) == chunk.rows else {name: _picked(values, rows) for name, values in columns.items()}
         try:
-            self.transaction.append_slice(part, 0, len(rows), "header")
+            self._append(part, len(rows))
             return len(rows)
         except Error as error:
             if error.code in _NO_FAULT_OF_A_ROW:
@@ -257,6 +257,11 @@ class _Appender:
                 return self._part(columns, rows[:middle], chunk) + self._part(columns, rows[middle:], chunk)
             return self._row(part, chunk.name(rows[0]), error)
 
+    def _append(self, columns: Mapping[str, Any], rows: int) -> None:
+        # What `_problems` decoded is not decoded again; it leaves Arrow's media to the transaction.
+        left = any(is_arrow(values) and isinstance(self.kinds[name], Image | Mask) for name, values in columns.items())
+        self.transaction.append_slice(columns, 0, rows, self.validate if left else "header")
+
     def _row(self, values: Mapping[str, Any], name: str, error: Error) -> int:
         """Refuse a row, or make null of what is wrong in it; gives the number of samples."""
         while True:
@@ -267,7 +272,7 @@ class _Appender:
                 return 0
             values = {**values, column: [None]}
             try:
-                self.transaction.append_slice(values, 0, 1, "header")
+                self._append(values, 1)
                 return 1
             except Error as again:
                 if again.code in _NO_FAULT_OF_A_ROW:
