@@ -18,13 +18,21 @@ SCHEMA = {
 def values(rng, name, kind, count):
     """Values of all sizes: none, a few bytes, several checksum units."""
     size = lambda most: int(rng.choice([0, 1, 7, most]))  # noqa: E731
+
+    def floats(*shape):
+        """Some of which are no number, or endless."""
+        made = rng.random(shape, dtype=np.float32)
+        if made.size and rng.random() < 0.3:
+            made.reshape(-1)[rng.integers(made.size)] = rng.choice([np.nan, np.inf, -np.inf, -0.0])
+        return made
+
     made = {
         "number": lambda: int(rng.integers(-9, 9)), "flag": lambda: bool(rng.integers(2)), "time": lambda: int(rng.integers(1 << 50)),
-        "half": lambda: float(rng.integers(100)) / 4, "fixed": lambda: rng.random((3, 5), dtype=np.float32),
+        "half": lambda: float(floats(1)[0].astype(np.float16)), "fixed": lambda: floats(3, 5),
         "page": lambda: rng.integers(0, 256, (70, 1024), dtype=np.uint8), "packed": lambda: rng.integers(0, 3, 4),
         "text": lambda: "ü" * size(40_000), "lz4": lambda: "xy" * size(200), "meta": lambda: {"deep": [size(9), None, "é"]},
         "blob": lambda: rng.bytes(size(200_000)), "label": lambda: str(rng.choice(["a", "b", "c"])), "word": lambda: f"w{rng.integers(30)}",
-        "other": lambda: f"w{rng.integers(5)}", "cloud": lambda: rng.random((size(9000), 3), dtype=np.float32),
+        "other": lambda: f"w{rng.integers(5)}", "cloud": lambda: floats(size(9000), 3),
         "twice": lambda: rng.integers(0, 9, (size(3), 2, size(40))).astype(np.int16),
         "tiled": lambda: rng.integers(0, 9, (size(30), size(50))).astype(np.int16), "even": lambda: rng.integers(0, 9, (9, 9)).astype(np.uint8),
         "boxes": lambda: rng.random((size(3), 4), dtype=np.float32), "mask": lambda: np.full((3, 4), size(7), np.uint8),

@@ -103,6 +103,17 @@ def extremes(dtype):
     return values * (1 + 1j) if dtype.kind == "c" else values
 
 
+@pytest.mark.parametrize("names", [1, 2, 255, 256, 257, 258, 65_535, 65_536, 65_537, 65_538])
+def test_every_name_of_a_label_has_a_code(root, names):
+    ds = ps.create(root, {"l": ps.Label([f"name {number}" for number in range(names)])})
+    codes = sorted({0, names // 2, names - 1})
+    ds.append({"l": codes})
+    ds.append({"l": [f"name {code}" for code in codes]})
+    assert ds["l"][:].tolist() == [*codes, *codes] and ds.verify()["problems"] == []
+    with pytest.raises(ps.Error, match=str(names)):
+        ds.append({"l": [names]})
+
+
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name not in ("bool", "timestamp")])
 def test_a_value_of_any_other_type_is_stored_or_refused_but_no_other_value(source, dtype):

@@ -195,6 +195,10 @@ def test_foreign_states_are_refused_and_change_nothing(ds, tmp_path):
         loader.load_state_dict(other.loader(batch_size=5).state_dict())
     with pytest.raises(ps.InvalidInputError, match="it is of selection"):
         loader.load_state_dict(ds.select([1, 2]).loader(batch_size=5, columns=["number"]).state_dict())
+    some = ds.select([5, 1, 3]).loader(batch_size=2, columns=["number"])
+    for others in ([1, 3, 5], [5, 1, 1, 3], [5, 1]):  # A draw is a place in the selection: its order counts, and doubles.
+        with pytest.raises(ps.InvalidInputError, match="it is of selection"):
+            some.load_state_dict(ds.select(others).loader(batch_size=2, columns=["number"]).state_dict())
     with pytest.raises(ps.InvalidInputError, match="no state"):
         loader.load_state_dict({"format": 1})
     with pytest.raises(ps.InvalidInputError, match="format 7"):
@@ -547,3 +551,48 @@ def test_views_of_a_loader_pickle_for_spawned_processes(ds):
         assert numbers(view.loader(batch_size=300, shuffle=True, columns=["number"])) == numbers(
             ds.loader(batch_size=300, shuffle=True, columns=["number"])
         )
+
+
+ORDER = """
+import sys
+import penstock as ps
+
+ds = ps.open(sys.argv[1])
+if len(sys.argv) > 2:
+    ds.take(range(int(sys.argv[2]), len(ds)))
+loader = ds.loader(batch_size=7, shuffle=ps.Window(bytes=300_000), columns=["text", "_position"], seed=5)
+print([int(position) for batch in loader.stream(1) for position in batch["_position"]])
+"""
+
+
+@pytest.mark.local
+def test_a_window_order_does_not_depend_on_what_was_read_before(root):
+    """Its windows are sized by some of many files, of which the column takes very different parts: always by the same ones."""
+    ds = ps.create(root, {"text": ps.Text(), "other": ps.Bytes()})
+    for commit in range(40):
+        ds.append({"text": ["x" * (100 + 1000 * commit)] * 10, "other": [bytes(10_000)] * 10})
+    told = [
+        subprocess.run([sys.executable, "-c", ORDER, root, *begin], check=True, capture_output=True, text=True).stdout
+        for begin in ([], ["390"], ["200"], ["0"])
+    ]
+    assert len(set(told)) == 1 and sorted(json.loads(told[0])) == list(range(400))
+
+
+@pytest.mark.local
+def test_loaders_close_at_any_moment(tmp_path):
+    """Threads that are about to wait are woken: none of many quick beginnings and ends stands still."""
+    ds = ps.create(tmp_path / "set", {"n": "int64"})
+    ds.append({"n": range(64)})
+    program = f"""
+import itertools, random, time
+import penstock as ps
+ds = ps.open({str(tmp_path / "set")!r}, io="buffered")
+loader = ds.loader(batch_size=2, shuffle=True, threads=8)
+for turn in range(1500):
+    for batch in itertools.islice(loader, random.Random(turn).randrange(4)):
+        pass
+    loader.close()
+print("done")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "done\n", ended.stderr

@@ -119,6 +119,31 @@ def test_an_upload_that_cannot_be_completed_leaves_no_parts():
 
 
 @pytest.mark.local
+def test_an_upload_whose_last_answer_is_lost_is_there():
+    """Asked again, the store says that there is no such upload: the object is looked at, and is as long as what was sent."""
+    with wrong_s3.serving() as (state, options):
+        ds = ps.create("s3://bucket/set", {"v": ps.Bytes()}, storage_options=options)
+        state.unanswered = "/d/"
+        ds.append({"v": [bytes([number]) * (9 << 20) for number in range(3)]})
+        state.unanswered = None
+        assert ps.open("s3://bucket/set", storage_options=options).take([2])["v"] == [bytes([2]) * (9 << 20)]
+
+
+@pytest.mark.local
+def test_a_create_that_nobody_can_tell_of_leaves_what_may_stand():
+    """Commit 0 is there, and its answers are lost: what it points to is not taken for left over."""
+    with wrong_s3.serving() as (state, options):
+        state.unanswered = "/log/"
+        with pytest.raises(ps.Error) as caught:
+            ps.create("s3://bucket/set", {"v": "int64"}, storage_options={**options, "timeout_seconds": 1})
+        assert caught.value.code == "commit-state-unknown" and "look whether it is there" in caught.value.hint
+        state.unanswered = None
+        ds = ps.open("s3://bucket/set", storage_options=options)
+        ds.append({"v": [1]})
+        assert ds.verify()["problems"] == [] and ds["v"][:].tolist() == [1]
+
+
+@pytest.mark.local
 def test_a_conflict_of_two_puts_is_asked_again():
     """S3 answers 409 to one of two create-only puts of a name that meet: nobody has won yet."""
     with wrong_s3.serving() as (state, options):

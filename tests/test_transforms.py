@@ -152,18 +152,19 @@ def test_normalize_and_dtypes_are_torchvisions(ds):
 
 
 def test_scaled_decoding_stays_close_to_full_decoding(ds):
-    """Images much larger than wanted are decoded at 1/2, 1/4, 1/8: median PSNR at least 40 dB, 5th percentile at least 34."""
+    """Images much larger than wanted are decoded at 1/2, 1/4, 1/8: of each size median PSNR at least 40 dB, 5th percentile at least 36."""
     made = ps.create("memory://scaled", {"image": ps.Image()})
     images = [photograph(900 + 17 * seed, 1300 - 11 * seed, seed, quality=94) for seed in range(24)]
     made.append({"image": images})
-    ratios = []
-    for size in (64, 100, 128, 224):
-        batch = next(iter(made.loader(batch_size=24, transform=[T.Resize((size, size))])))
+    # Where one side is reduced much more than the other, the one reduced least decides.
+    for size in ((64, 64), (100, 100), (128, 128), (224, 224), (80, 600), (420, 70)):
+        batch = next(iter(made.loader(batch_size=24, transform=[T.Resize(size, decode="fast")])))
+        ratios = []
         for found, image in zip(batch["image"], images, strict=True):
-            expected = v2.functional.resize(pixels_of(image), [size, size], antialias=True).permute(1, 2, 0).numpy()
+            expected = v2.functional.resize(pixels_of(image), list(size), antialias=True).permute(1, 2, 0).numpy()
             error = ((found.astype(float) - expected) ** 2).mean()
             ratios.append(10 * np.log10(255**2 / max(error, 1e-9)))
-    assert np.median(ratios) >= 40 and np.percentile(ratios, 5) >= 34, (np.median(ratios), np.percentile(ratios, 5))
+        assert np.median(ratios) >= 40 and np.percentile(ratios, 5) >= 36, (size, np.median(ratios), np.percentile(ratios, 5))
 
 
 def test_boxes_masks_and_keypoints_follow(ds):

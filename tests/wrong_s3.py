@@ -37,6 +37,8 @@ class State:
         # Uploads in parts that are neither complete nor aborted; whether completing one is refused, always.
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.refuse_complete = False
+        # Create-only puts and completions of names that hold this are carried out, and never answered.
+        self.unanswered: str | None = None
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -84,13 +86,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if self.name in state.objects:
                 return self.refuse(412, "PreconditionFailed")
             time.sleep(0.01)  # Ten milliseconds between the look and the write: what is wrong with it.
+        if create and state.unanswered and state.unanswered in self.name:
+            state.objects.setdefault(self.name, body)
+            self.close_connection = True
+            return None
         with state.lock:
             if create and state.creates == SAFE and self.name in state.objects:
                 return self.refuse(412, "PreconditionFailed")
             if create and self.name in state.objects:
                 state.overwritten.append(self.name)
             state.objects[self.name] = body
-        self.reply(200, ETag=f'"{hash(body):x}"')
+        return self.reply(200, ETag=f'"{hash(body):x}"')
 
     def do_GET(self, head: bool = False) -> None:
         if "list-type" in self.query:
@@ -149,8 +155,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.reply(200, body.encode())
         if state.refuse_complete:
             return self.refuse(403, "AccessDenied")
-        parts = state.uploads.pop(query["uploadId"])
+        parts = state.uploads.pop(query["uploadId"], None)
+        if parts is None:
+            return self.refuse(404, "NoSuchUpload")
         state.objects[self.name] = b"".join(parts[number] for number in sorted(parts))
+        if state.unanswered and state.unanswered in self.name:
+            self.close_connection = True
+            return None
         return self.reply(200, b'<CompleteMultipartUploadResult><ETag>"x"</ETag></CompleteMultipartUploadResult>')
 
     def do_DELETE(self) -> None:
