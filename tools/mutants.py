@@ -114,9 +114,10 @@ def of_python() -> Iterator[tuple[str, str, str]]:
             for place in range(places):
                 try:
                     changed = mutate_code(code, made, place)
-                except AttributeError:  # Its replacer of exceptions knows no names with dots.
+                    other = changed is not None and means(changed) != means(code)
+                except (AttributeError, SyntaxError):  # It knows no exceptions with dots; `not` before `:=` is no Python.
                     continue
-                if changed and means(changed) != means(code):
+                if changed and other:
                     lines = difflib.unified_diff(code.splitlines(True), changed.splitlines(True), f"a/{name}", f"b/{name}")
                     yield f"{name}: {operator_name} {place}", name, "".join(lines)
 
