@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from penstock.view import View
 
 _FIXED: dict[str, Any] = {
-    "bool": pa.bool_(), "float16": pa.float16(), "bfloat16": pa.uint16(), "float32": pa.float32(), "float64": pa.float64(),
+    "bool": pa.bool_(), "float16": pa.float16(), "bfloat16": pa.float32(), "float32": pa.float32(), "float64": pa.float64(),
     "timestamp": pa.timestamp("us", tz="UTC"), "complex64": pa.list_(pa.float32(), 2), "complex128": pa.list_(pa.float64(), 2),
 }  # fmt: skip
 
 
 def element_type(dtype: str) -> pa.DataType:
-    """Give the Arrow type of an element; bfloat16 is uint16, a complex number two floats."""
+    """Give the Arrow type of an element; bfloat16, which Arrow lacks, is float32, a complex number two floats."""
     return _FIXED.get(dtype) or getattr(pa, dtype)()
 
 
@@ -167,15 +167,18 @@ def _group_end(view: View, names: list[str], start: int, batch_size: int, row_by
 
 
 class _Ahead:
-    """Reads rows in a thread of its own; in a forked child, where that thread is not, they are read when asked for."""
+    """Reads rows in a thread of its own; where there is none, as in a forked child, they are read when asked for."""
 
     def __init__(self, read: Callable[[int, int, bool], pa.RecordBatch], start: int, end: int, keep: bool) -> None:
         self._read, self._rows, self._process = read, (start, end, keep), os.getpid()
         self._batch: pa.RecordBatch | None = None
         self._error: BaseException | None = None
         self._stop = _core.Stop()
-        self._thread = threading.Thread(target=self._run, name="penstock-scan", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, name="penstock-scan", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # No more threads are to be had: read when asked for, then.
+            self._thread = None
 
     def _run(self) -> None:
         self._stop.heed()
@@ -190,7 +193,7 @@ class _Ahead:
         self._wait()
 
     def _wait(self) -> None:
-        if os.getpid() == self._process:
+        if self._thread is not None and os.getpid() == self._process:
             self._thread.join()
 
     def result(self) -> pa.RecordBatch:
@@ -230,7 +233,7 @@ def _array(kind: ColumnType, flat: tuple[Any, ...], words: pa.Array | None) -> p
 
 def _elements(values: Any, dtype: str, nulls: Any) -> pa.Array:
     if dtype == "bfloat16":
-        values = values.view(np.uint16)
+        values = values.astype(np.float32)
     if dtype in ("complex64", "complex128"):
         half = values.view(np.float32 if dtype == "complex64" else np.float64)
         return pa.FixedSizeListArray.from_arrays(pa.array(half.reshape(-1)), 2, mask=None if nulls is None else pa.array(nulls))

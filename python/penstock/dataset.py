@@ -278,13 +278,12 @@ def _size(value: Any) -> int:
         return int(nbytes)
     if hasattr(value, "mode") and hasattr(value, "size") and isinstance(value.size, tuple):
         return 4 * int(np.prod(value.size))
-    return (
-        8 * len(value)
-        if isinstance(value, list | tuple) and not value
-        else sum(map(_size, value))
-        if isinstance(value, list | tuple)
-        else 32
-    )
+    try:
+        if isinstance(value, Mapping):
+            return 32 + sum(_size(key) + _size(inner) for key, inner in value.items())
+        return sum(map(_size, value)) if isinstance(value, list | tuple) else 32
+    except RecursionError:  # The column says that it is no JSON.
+        return 32
 
 
 def slices(columns: Iterable[Any], rows: int) -> Iterator[tuple[int, int]]:

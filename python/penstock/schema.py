@@ -33,6 +33,7 @@ from penstock.values import (
     rows_of,
     short_strings,
     strings,
+    without_torch,
 )  # fmt: skip
 
 MODES = ("RGB", "L", "RGBA", "I;16", "stored")
@@ -233,6 +234,9 @@ class Tensor(ColumnType):
     def spec(self) -> dict[str, Any]:
         spec = {**super().spec(), "dtype": self.dtype, "shape": list(self.shape)}
         return spec if self.tile is None else {**spec, "tile": list(self.tile)}
+
+    def rows(self, values: Any) -> Any:
+        return rows_of(without_torch(values))
 
     def prepare(self, values: Any) -> Prepared:
         large = pulled(values, self.shape, self.dtype, self.tile)

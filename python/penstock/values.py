@@ -9,6 +9,7 @@ import datetime
 import math
 import numbers
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ MANY = 1000
 # Lists of more text are converted part by part.
 WHOLE_BYTES = 256 << 20
 Array = npt.NDArray[Any]
+ISO_8601 = re.compile(r"(\d{4}|[+-]\d{4,6})(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d([.,]\d+)?)?)?)?)?)?")
 
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -121,7 +123,11 @@ def numpy_dtype_of(source: Any) -> np.dtype[Any]:
 
 def reads_its_parts(value: Any) -> bool:
     """Tell whether this is an array that is no NumPy array but gives parts of itself as one."""
-    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "detach") or hasattr(value, "isna") or is_arrow(value):
+    if (
+        isinstance(value, np.ndarray | np.generic)
+        or is_arrow(value)
+        or any(hasattr(value, name) for name in ("detach", "isna", "to_arrow"))
+    ):
         return False
     return bool(hasattr(value, "__getitem__") and hasattr(value, "dtype") and getattr(value, "shape", ()) != ())
 
@@ -144,6 +150,8 @@ def rows_of(values: Any) -> Any:
         raise fail(
             f"a single {type(values).__name__}, expected one value a sample", hint="wrap it in a list, or give its columns one by one"
         )
+    if hasattr(values, "to_arrow") and not hasattr(values, "columns"):  # A Series of Polars.
+        return values.to_arrow()
     if hasattr(values, "detach"):
         values = from_torch(values)
     elif hasattr(values, "isna") and hasattr(values, "dtype"):
@@ -159,18 +167,34 @@ def rows_of(values: Any) -> Any:
 
 def from_torch(tensor: Any) -> Array:
     """Give a torch tensor as an array; bfloat16 stays what it is."""
-    tensor = tensor.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":
-        import torch
+    try:
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+        if str(tensor.dtype) == "torch.bfloat16":
+            import torch
 
-        return np.asarray(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
-    return np.asarray(tensor.numpy())
+            return np.asarray(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+        return np.asarray(tensor.numpy())
+    except (RuntimeError, TypeError) as error:  # Of the device "meta", sparse, quantised.
+        raise fail(f"a torch tensor that makes no array: {error}", hint="give it as a dense tensor of a plain dtype") from error
+
+
+def without_torch(values: Any) -> Any:
+    """Make arrays of the torch tensors in a list; all else stays as it is."""
+    if not isinstance(values, list) or not any(hasattr(kind, "detach") for kind in set(map(type, values))):
+        return values
+    made = list(values)
+    for row, value in enumerate(values):
+        try:
+            made[row] = from_torch(value) if hasattr(value, "detach") else value
+        except InvalidInputError as error:
+            raise fail(f"is {error.message}", row, error.hint) from error
+    return made
 
 
 def from_pandas(values: Any) -> Any:
     """Give a pandas Series, Index or array: plain dtypes as they are, zones as UTC, the rest as a list with None."""
     if getattr(values.dtype, "tz", None) is not None:
-        return np.asarray(values.to_numpy(dtype="datetime64[ns]"))
+        return (values.dt if hasattr(values, "dt") else values).tz_convert(None).to_numpy()  # In its own unit: years beyond 2262 fit.
     if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
         return values.to_numpy()
     missing = np.asarray(values.isna())
@@ -258,6 +282,7 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
     if is_arrow(values):
         values = from_arrow(values, shape)
     values = container(values)
+    values = without_torch(values)
     if isinstance(values, np.ma.MaskedArray):
         mask: Array = np.ma.getmaskarray(values).reshape(len(values), -1) if len(values) else np.zeros((0, 1), bool)
         partly = np.asarray(mask.any(axis=1) & ~mask.all(axis=1))
@@ -357,6 +382,8 @@ def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
 
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
+    if isinstance(values, pa.FixedShapeTensorArray):
+        return tensors_of(values)
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     if pa.types.is_nested(values.type):
@@ -365,6 +392,22 @@ def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
             return np.asarray(flat).reshape(len(values), *shape) if len(flat) == len(values) * int(np.prod(shape)) else values.to_pylist()
         return values.to_pylist()
     return values.to_numpy(zero_copy_only=False) if values.null_count == 0 else values.to_pylist()
+
+
+def tensors_of(values: Any) -> Array:
+    """Give an Arrow array of tensors of one shape as an array (N, *shape), in the order of axes that its type tells; nulls are masked."""
+    kind, storage = values.type, values.storage
+    size = math.prod(kind.shape)
+    flat = storage.values.slice(storage.offset * size, len(values) * size)
+    if flat.null_count and (storage.null_count == 0 or storage.flatten().null_count):
+        bad = np.asarray(flat.is_null()).reshape(len(values), -1).any(axis=1) & np.asarray(values.is_valid())
+        raise fail("holds a null, expected numbers", first_row(bad), hint="a sample is null as a whole, or not at all")
+    array: Array = np.asarray(flat.fill_null(0) if flat.null_count else flat).reshape(len(values), *kind.shape)
+    if kind.permutation is not None:
+        array = array.transpose(0, *(axis + 1 for axis in kind.permutation))
+    if values.null_count:
+        return np.ma.MaskedArray(array, np.broadcast_to(~np.asarray(values.is_valid()).reshape(-1, *[1] * len(kind.shape)), array.shape))
+    return array
 
 
 def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
@@ -463,6 +506,8 @@ def timestamp(item: Any, row: int) -> np.datetime64:
             offset = item[-1:] in ("Z", "z") or "+" in item or "-" in item[11:]
             parsed = datetime.datetime.fromisoformat(item) if offset else None
             item = parsed.astimezone(datetime.UTC).replace(tzinfo=None) if parsed is not None and parsed.tzinfo is not None else item
+        if isinstance(item, str) and not ISO_8601.fullmatch(item):  # NumPy takes "", "now" and "202001", too.
+            raise ValueError("expected ISO 8601, as 2026-01-31T12:00:00Z")
         made = np.datetime64(item)
         return np.datetime64(cast(np.array([made]), "timestamp", row)[0], "us")
     except (ValueError, TypeError, OverflowError) as error:
@@ -475,7 +520,7 @@ def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
     """Prepare arrays of different shapes."""
     arrays: list[Array | None] = []
     free = [axis for axis, size in enumerate(shape) if size is None]
-    values = values.to_pylist() if is_arrow(values) else container(values)
+    values = arrays_of(values) if is_arrow(values) else container(values)
     for row, value in enumerate(values):
         arrays.append(None if is_null(value) else one_array(value, row, shape, dtype))
     data = [array.reshape(-1).view(np.uint8) for array in arrays if array is not None and array.size]
@@ -484,6 +529,29 @@ def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
     validity = np.array([array is not None for array in arrays], dtype=bool)
     flat = np.concatenate(data) if data else np.empty(0, np.uint8)
     return ("flat", flat, np.cumsum(sizes), shapes.reshape(len(arrays), len(free)), validity)
+
+
+def arrays_of(values: Any) -> Any:
+    """Give Arrow's tensors of one shape, our own `struct{data, shape}`, or lists, as something with one array or list a sample."""
+    import pyarrow as pa
+
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.FixedShapeTensorArray):
+        masked = tensors_of(values)
+        return [None if np.ma.getmaskarray(array).all() and array.size else array for array in masked] if values.null_count else masked
+    if not pa.types.is_struct(values.type) or [field.name for field in values.type] != ["data", "shape"]:
+        return values.to_pylist()
+    made: list[Any] = []
+    for row, value in enumerate(values):
+        array = None
+        if value.is_valid:
+            data, shape = value["data"].values, value["shape"].as_py()
+            if data is None or shape is None or data.null_count or None in shape or math.prod(shape) != len(data):
+                raise fail(f"has data that does not make the shape {shape}", row)
+            array = np.asarray(data).reshape(shape)
+        made.append(array)
+    return made
 
 
 def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -> Array | None:
@@ -608,7 +676,8 @@ def short_strings(values: Any) -> Any:
     """As `strings`, of texts that are not too many bytes to be held twice. Cost: looks at a thousand before it tries."""
     some = values[:: len(values) // 1000 + 1] if isinstance(values, list) else []
     lengths = [len(value) for value in some if isinstance(value, str)]
-    return strings(values) if lengths and sum(lengths) / len(lengths) * len(values) <= WHOLE_BYTES else None
+    most = min(WHOLE_BYTES, _core.configure()[0] // 4)
+    return strings(values) if lengths and sum(lengths) / len(lengths) * len(values) <= most else None
 
 
 def coded_from_strings(values: Any) -> Coded | None:

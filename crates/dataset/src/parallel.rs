@@ -26,7 +26,8 @@ pub fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync
     };
     let mut results: Vec<Option<T>> = (0..count).map(|_| None).collect();
     std::thread::scope(|scope| {
-        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(worker)).collect();
+        // Where no thread is to be had, there is less help; this one does the rest.
+        let helpers: Vec<_> = (1..threads).map_while(|_| std::thread::Builder::new().spawn_scoped(scope, worker).ok()).collect();
         let mut parts = vec![worker()];
         for helper in helpers {
             parts.push(helper.join().map_err(|_| Error::new("internal", "a worker thread panicked"))?);

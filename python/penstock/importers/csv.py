@@ -5,6 +5,7 @@ All columns are read as text and converted here, so that a value that does not f
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -37,7 +38,9 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     unknown = [name for name in options.types if name not in names]
     if unknown:
         raise InvalidInputError(f"cannot import `{path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(names)}")
-    kinds = {name: options.types.get(name) or _infer(inferred.field(name).type, name) for name in names}
+    kinds = (
+        {name: _infer(inferred.field(name).type, name) for name in names} | dict(_whole_numbers(path, options, inferred)) | options.types
+    )
     for name, kind in kinds.items():
         if not isinstance(kind, Scalar | Text | Category | Label) or (isinstance(kind, Scalar) and kind.dtype.startswith("complex")):
             raise InvalidInputError(
@@ -113,6 +116,17 @@ def _infer(kind: pa.DataType, name: str) -> ColumnType:
     return Text() if pa.types.is_time(kind) else tables.infer(kind, name)
 
 
+def _whole_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) -> Iterator[tuple[str, ColumnType]]:
+    """Columns that Arrow takes for floats, but hold whole numbers beyond int64: as floats, different ones would become equal."""
+    names = [name for name in inferred.names if pa.types.is_floating(inferred.field(name).type) and name not in options.types]
+    first = _next(path, _read(path, options, inferred.names, lambda _: None)) if names else None
+    for name in names if first is not None else ():
+        texts = _nulled(compute.utf8_trim_whitespace(first.column(name))).drop_null()
+        if len(texts) and compute.all(compute.match_substring_regex(texts, r"^[+-]?[0-9]+$")).as_py():
+            fits = all(0 <= int(text) < 2**64 for text in texts.to_pylist())
+            yield name, Scalar("uint64") if fits else Text()
+
+
 def _next(path: pathlib.Path, stream: Any) -> pa.RecordBatch | None:
     try:
         return stream.read_next_batch()
@@ -166,8 +180,10 @@ def _converted(texts: pa.Array, kind: Scalar) -> tuple[pa.Array, list[int]]:
     """Text → the type of a scalar; also the rows that are none."""
     # What does not fit a smaller float is for us to refuse.
     floats = "float" in kind.dtype
-    wanted = pa.timestamp("us") if kind.dtype == "timestamp" else pa.float64() if floats else column_type(kind)
+    wanted = pa.float64() if floats else column_type(kind)
     texts = _nulled(compute.utf8_trim_whitespace(texts))
+    if kind.dtype == "timestamp":
+        return _timestamps(texts)
     bad: list[int] = []
     try:
         numbers = texts.cast(wanted)
@@ -186,6 +202,21 @@ def _converted(texts: pa.Array, kind: Scalar) -> tuple[pa.Array, list[int]]:
             numbers = compute.if_else(beyond, pa.scalar(None, wanted), numbers)
             bad = sorted(bad + compute.indices_nonzero(beyond).to_pylist())
     return numbers, bad
+
+
+# With and without a zone; of nanoseconds the last three digits go.
+_TIMES = [pa.timestamp(unit, tz=zone) for unit in ("us", "ns") for zone in (None, "UTC")]
+
+
+def _timestamps(texts: pa.Array) -> tuple[pa.Array, list[int]]:
+    """Text → microseconds, in UTC; also the rows that are none."""
+    for kind in _TIMES:
+        with contextlib.suppress(pa.ArrowInvalid):
+            return texts.cast(kind).cast(pa.timestamp("us", tz=kind.tz), safe=False).cast(pa.int64()).cast(pa.timestamp("us")), []
+    if len(texts) == 1:
+        return pa.nulls(1, pa.timestamp("us")), [0]
+    each = [_timestamps(texts[row : row + 1]) for row in range(len(texts))]
+    return pa.concat_arrays([value for value, _ in each]), [row for row, (_, bad) in enumerate(each) if bad]
 
 
 def _failed(path: pathlib.Path, error: Exception) -> InvalidInputError:

@@ -18,12 +18,20 @@ from penstock.schema import Bytes, ColumnType, Image, Json, Scalar, Tensor, Text
 ROWS_TO_INFER = 1000
 ROWS_AT_ONCE = 1024
 CHUNK_BYTES = 16 << 20
+# Types are inferred over fewer rows than `ROWS_TO_INFER` where they take more than this.
+HEAD_BYTES = 32 << 20
 
 
 def open_source(iterable: Iterable[Any], options: Options) -> Source:
     """Look at the first rows, then go through all."""
     iterator = iter(iterable)
-    head = list(itertools.islice(iterator, ROWS_TO_INFER))
+    head: list[Any] = []
+    size = 0
+    for row in itertools.islice(iterator, ROWS_TO_INFER):
+        head.append(row)
+        size += _size(row)
+        if size >= HEAD_BYTES:
+            break
     kinds = kinds_of(head, options)
     progress = {"done": 0}
 
@@ -65,6 +73,10 @@ def chunks_of(rows: Iterable[Any], kinds: Mapping[str, ColumnType], first: int, 
 def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: Callable[[int], str]) -> Chunk:
     places: list[int] = []
     refused: list[Refusal] = []
+    group = [
+        row if not isinstance(row, Mapping) or all(type(key) is str for key in row) else {str(key): row[key] for key in row}
+        for row in group
+    ]
     for place, row in enumerate(group):
         unknown = [key for key in row if key not in kinds] if isinstance(row, Mapping) else []
         if not isinstance(row, Mapping):
@@ -75,7 +87,9 @@ def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: 
             )
         elif unknown:
             refused.append(
-                Refusal(name(first + place), "invalid-value", f"a column `{unknown[0]}` that the first {ROWS_TO_INFER} rows do not have")
+                Refusal(
+                    name(first + place), "invalid-value", f"a column `{unknown[0]}` that the first rows (up to {ROWS_TO_INFER}) do not have"
+                )
             )
         else:
             places.append(place)
@@ -109,7 +123,7 @@ def infer(values: list[Any], name: str) -> ColumnType:
         return Bytes()
     if all(issubclass(kind, os.PathLike) for kind in kinds):
         return Image()
-    if all(issubclass(kind, datetime.datetime | np.datetime64) for kind in kinds):
+    if all(issubclass(kind, datetime.date | np.datetime64) for kind in kinds):
         return Scalar("timestamp")
     if all(isinstance(value, np.ndarray) for value in present):
         return _tensor(present, name)

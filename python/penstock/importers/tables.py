@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +38,8 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
     if pa.types.is_decimal(kind) or pa.types.is_interval(kind):
         return Text()
     if isinstance(kind, pa.FixedShapeTensorType) and kind.value_type in _PLAIN:
-        return Tensor(tuple(kind.shape), _PLAIN[kind.value_type])
+        shape = tuple(kind.shape) if kind.permutation is None else tuple(kind.shape[axis] for axis in kind.permutation)
+        return Tensor(shape, _PLAIN[kind.value_type])
     if isinstance(kind, pa.BaseExtensionType):
         return infer(kind.storage_type, name)
     if pa.types.is_fixed_size_list(kind) and kind.value_type in _PLAIN:
@@ -93,6 +95,8 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     if isinstance(array, pa.ChunkedArray):  # combine_chunks gives one where offsets would overflow
         return array.to_pylist()
+    if isinstance(array, pa.FixedShapeTensorArray) and isinstance(kind, Tensor):
+        return array  # `prepare` knows its order of axes.
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if is_media(array.type):
@@ -111,7 +115,11 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
     if isinstance(kind, Scalar) and array.null_count and array.type in _PLAIN:
         filled = np.asarray(array.fill_null(False if pa.types.is_boolean(array.type) else 0))
         return np.ma.MaskedArray(filled, ~np.asarray(array.is_valid()))
-    if isinstance(kind, Text) and not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+    if isinstance(kind, Text | Json) and not _is_binary(array.type) and _holds_binary(array.type):
+        raise UnsupportedError(f"{array.type} holds binary values, which are no text", code="unsupported-format", hint="flatten it first")
+    if isinstance(kind, Text) and pa.types.is_nested(array.type):
+        return [None if value is None else json.dumps(_plain(value), ensure_ascii=False) for value in array.to_pylist()]
+    if isinstance(kind, Text) and not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type) or _is_binary(array.type)):
         return [None if value is None else str(value) for value in array.to_pylist()]
     if isinstance(kind, Tensor) and pa.types.is_fixed_size_list(array.type) and array.null_count == 0 and array.values.null_count == 0:
         flat = np.asarray(array.flatten())
@@ -122,6 +130,10 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         )
     if isinstance(kind, Json):
         return [_plain(value) for value in array.to_pylist()]
+    if isinstance(kind, Text) and not (
+        pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) or pa.types.is_string(array.type)
+    ):
+        array = array.cast(pa.large_binary())
     return array if isinstance(kind, Text | Bytes | Category | Scalar | Image) else array.to_pylist()
 
 
