@@ -304,3 +304,13 @@ def test_relative_paths_survive_a_change_of_folder(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     ds.append({"n": [1]})
     assert pathlib.Path(ds.uri) == tmp_path / "here" and len(ps.open(f"file://{tmp_path}/here")) == 1
+
+
+def test_an_abort_inside_a_transaction_is_its_end(root):
+    ds = ps.create(root, {"n": "int64"})
+    with ds.transaction() as transaction:
+        transaction.append({"n": [1]})
+        transaction.abort()
+    assert len(ds.refresh()) == 0 and len(ds.log()) == 1
+    with pytest.raises(ps.InvalidInputError, match="its properties are a list"):
+        ds.transaction(properties=[1])

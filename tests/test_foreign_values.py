@@ -189,3 +189,27 @@ def test_binary_values_never_become_the_text_that_python_shows(tmp_path):
     pq.write_table(pa.table({"s": pa.array([{"k": [1, None], "t": "é"}])}), tmp_path / "struct.parquet")
     ps.importers.import_data(tmp_path / "struct.parquet", tmp_path / "struct", types={"s": ps.Text()})
     assert [json.loads(text) for text in ps.open(tmp_path / "struct")["s"][:]] == [{"k": [1, None], "t": "é"}]
+
+
+def test_a_batch_of_samples_is_the_batch_that_a_take_gives(root):
+    """`ConcatDataset` asks for samples one by one: what is ragged stays a list, nulls of fixed columns are refused."""
+    ds = ps.create(root, {"n": "int32", "t": ps.Tensor((2,), "float32"), "x": ps.Boxes(), "r": ps.Tensor((None,), "int16"), "s": ps.Text()})
+    ds.append(
+        {
+            "n": [1, None, 3, 4], "t": [[1, 2], [3, 4], None, [5, 6]], "x": [np.ones((1, 4)), np.zeros((1, 4)), None, np.ones((2, 4))],
+            "r": [[1], [2], [3], None], "s": ["a", None, "c", "d"],
+        }
+    )  # fmt: skip
+    for columns, rows in ((["x", "r", "s"], [0, 1]), (["x", "r", "s"], [0, 1, 2, 3]), (["n", "t"], [0, 3])):
+        data = ds.torch(columns)
+        whole, single = ps.torch.collate(data.__getitems__(rows)), ps.torch.collate([data[row] for row in rows])
+        assert list(whole) == list(single) == columns
+        for name in columns:
+            assert type(whole[name]) is type(single[name]), name
+            for one, other in zip(whole[name], single[name], strict=True):
+                assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    for column, rows in (("n", [0, 1]), ("n", [1, 0]), ("t", [0, 2])):
+        data = ds.torch([column])
+        for samples in (data.__getitems__(rows), [data[row] for row in rows]):
+            with pytest.raises(ps.InvalidInputError, match="null"):
+                ps.torch.collate(samples)

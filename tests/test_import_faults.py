@@ -349,3 +349,41 @@ def test_each_bad_medium_of_a_row_is_nulled(tmp_path, parquet):
     assert report.samples == 3 and [refusal.code for refusal in report.refused] == ["media-undecodable"] * 3
     batch = ps.open(tmp_path / "ds")[:]
     assert [[image is None for image in batch[name]] for name in "ab"] == [[False, True, False], [False, True, True]]
+
+
+def test_linked_folders_are_classes(tmp_path):
+    """As linked files are images; but not a link back to where it lies in."""
+    for name in ("cat", "dog"):
+        (tmp_path / "real" / name).mkdir(parents=True)
+        (tmp_path / "real" / name / "1.png").write_bytes(encoded())
+    (tmp_path / "chosen").mkdir()
+    (tmp_path / "chosen" / "cat").symlink_to(tmp_path / "real" / "cat")
+    (tmp_path / "chosen" / "feline").symlink_to("../real/cat")
+    (tmp_path / "chosen" / "loop").symlink_to(tmp_path / "chosen")
+    report = import_data(tmp_path / "chosen", tmp_path / "ds")
+    ds = ps.open(tmp_path / "ds")
+    assert report.samples == 2 and ds.schema["label"].names == ("cat", "feline") and ds["path"][:] == ["cat/1.png", "feline/1.png"]
+    with pytest.raises(ps.InvalidInputError, match="2 files, none of which include and exclude choose"):
+        import_data(tmp_path / "real", tmp_path / "other", include=["*.jpg"])
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "null"])
+def test_media_that_are_only_a_path_are_refused_row_by_row(tmp_path, on_error):
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    values = [{"bytes": encoded(), "path": "a"}, {"bytes": None, "path": "b.png"}, None, {"bytes": encoded(), "path": None}]
+    pq.write_table(pa.table({"image": pa.array(values, kind), "n": [0, 1, 2, 3]}), tmp_path / "t.parquet")
+    if on_error == "raise":
+        with pytest.raises(ps.InvalidInputError, match=r"row 1.*`image`.*'b.png' without bytes") as caught:
+            import_data(tmp_path / "t.parquet", tmp_path / "ds")
+        assert caught.value.column == "image"
+        return
+    report = import_data(tmp_path / "t.parquet", tmp_path / "ds", on_error=on_error)
+    [refusal] = report.refused
+    assert refusal.path.endswith("row 1") and "b.png" in refusal.message
+    assert ps.open(tmp_path / "ds")["n"][:].tolist() == ([0, 2, 3] if on_error == "skip" else [0, 1, 2, 3])
+
+
+def test_bytes_that_are_no_image_are_bytes(tmp_path):
+    """Only columns of media are held to being media."""
+    import_data([{"b": b"no image", "p": encoded()}, {"b": None, "p": b""}], tmp_path / "ds", types={"p": ps.Bytes()})
+    assert ps.open(tmp_path / "ds")["b"][:] == [b"no image", None]

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+import types
 
 import numpy as np
 import penstock as ps
@@ -223,3 +224,92 @@ def test_stand_ins_that_are_undecodable_too_are_replaced_in_turn(tmp_path, on_co
     assert done.returncode == 0, done.stderr
     samples, refused = map(int, done.stdout.split())
     assert samples == 8 and refused >= 4, done.stdout  # A stand-in that is refused counts, too.
+
+
+def _cut(file):
+    os.truncate(file, os.path.getsize(file) - 1)
+
+
+def _emptied(file):
+    os.truncate(file, 0)
+
+
+def _tail(file):
+    with open(file, "r+b") as opened:
+        opened.seek(os.path.getsize(file) - 60)
+        opened.write(b"\x99\x88")
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
+@pytest.mark.parametrize("damage", [_cut, _emptied, _tail])
+def test_a_file_that_is_damaged_as_a_whole_ends_no_training(tmp_path, damage, io):
+    """All its samples are masked or replaced, whatever reads them; without that, the error names column, object and sample."""
+    ds = ps.create(tmp_path / "set", {"x": "int64", "v": ps.Tensor((20_000,), "float32"), "t": ps.Text()})
+    for commit in range(3):
+        rows = np.arange(40) + 40 * commit
+        ds.append({"x": rows, "v": np.ones((40, 20_000), np.float32) * rows[:, None], "t": [f"text {row}" for row in rows]})
+    file = max((tmp_path / "set" / "d").iterdir(), key=os.path.getsize)  # Of `v`, of one of the commits.
+    damage(file)
+    for shuffle in (True, ps.Window(bytes=1 << 20)):
+        for on_corrupt in ("mask", "substitute"):
+            loader = ps.open(ds.uri, io=io).loader(batch_size=16, shuffle=shuffle, columns=["x", "v", "t", "_valid"], on_corrupt=on_corrupt)
+            seen, valid = [], []
+            for batch in loader:
+                assert (batch["v"] == batch["x"][:, None]).all() and batch["t"] == [f"text {x}" for x in batch["x"]]
+                seen += batch["x"].tolist()
+                valid += batch["_valid"].tolist()
+            gone = set(range(120)) - set(seen)
+            assert len(seen) == 120 and len(gone) >= 40 and len({number // 40 for number in seen}) == 2
+            assert valid.count(False) == (40 if on_corrupt == "mask" else 0)
+    with pytest.raises(ps.CorruptError) as caught:
+        ps.open(ds.uri, io=io).take(range(120), columns=["x", "v"])
+    error = caught.value
+    assert (error.column, error.object) == ("v", f"d/{file.name}") and error.rows == error.row_ids and error.rows[0] in (0, 40, 80)
+
+
+def test_results_of_one_name_are_refused(root):
+    """A mask of nulls, and what a tokenizer adds, never take the place of a column."""
+    ds = ps.create(root, {"x": "int32", "x_valid": "int32", "a": ps.Text(), "b": ps.Text(), "input_ids": "int64"})
+    ds.append({"x": [1, None], "x_valid": [7, 8], "a": ["p", "q"], "b": ["r", "s"], "input_ids": [3, 4]})
+    with pytest.raises(ps.InvalidInputError, match="`x_valid` already"):
+        ds.loader(batch_size=2, nulls={"x": "mask"})
+    batch = next(iter(ds.loader(batch_size=2, nulls={"x": "mask"}, outputs={"x": "x", "other": "x_valid"})))
+    assert batch["x_valid"].tolist() == [True, False] and batch["other"].tolist() == [7, 8]
+
+    class Letters:
+        def encode_batch(self, texts):
+            return [types.SimpleNamespace(ids=[ord(letter) for letter in text]) for text in texts]
+
+    for columns, transform in (
+        (["a", "b"], [T.Tokenize(Letters(), "a"), T.Tokenize(Letters(), "b")]),
+        (["a", "input_ids"], [T.Tokenize(Letters(), "a")]),
+    ):
+        with pytest.raises(ps.InvalidInputError, match=r"`(attention_mask|input_ids)`, which the batch has already"):
+            ds.loader(batch_size=2, columns=columns, transform=transform)
+    assert next(iter(ds.loader(batch_size=2, columns=["a"], transform=[T.Tokenize(Letters(), "a")])))["input_ids"].tolist() == [
+        [112],
+        [113],
+    ]
+
+
+def test_each_null_is_filled_with_a_value_of_its_own(root):
+    ds = ps.create(root, {"meta": ps.Json()})
+    ds.append({"meta": [None, None, {"a": 1}, None]})
+    loader = ds.loader(batch_size=2, nulls={"meta": {"tags": []}})
+    for batch in loader.stream(2):
+        for value in batch["meta"]:
+            assert value in ({"tags": []}, {"a": 1})
+            value.setdefault("tags", []).append("mine")
+
+
+@pytest.mark.parametrize("size", [4, (4,), [4], np.int64(4)])
+def test_a_crop_of_one_number_fits_tensors_of_one_dimension(root, size):
+    ds = ps.create(root, {"line": ps.Tensor((9,), "int16"), "free": ps.Tensor((None,), "int16"), "plane": ps.Tensor((9, 8), "int16")})
+    ds.append({"line": [np.arange(9)] * 5, "free": [np.arange(9 + row) for row in range(5)], "plane": [np.arange(72).reshape(9, 8)] * 5})
+    for crop in (T.CenterCrop, T.RandomCrop):
+        batch = next(iter(ds.loader(batch_size=5, transform=[crop(size, on="line"), crop(size, on="free"), crop(size, on="plane")])))
+        assert batch["line"].shape == (5, 4) and batch["plane"].shape == (5, 4, 4)
+        assert all((np.diff(line) == 1).all() for line in batch["line"]) and all(
+            len(line) == 4 and (np.diff(line) == 1).all() for line in batch["free"]
+        )

@@ -286,3 +286,19 @@ def test_two_writers_that_add_one_word_show_it_once(root):
     assert ds["word"][7:].tolist() == codes[:3].tolist(), "codes that were read may be appended"
     ds.append({"word": ["e"]})
     assert ds.vocabulary("word") == [*words, "e"] and ds["word"][10:].tolist() == [4] and not ds.verify()["problems"]
+
+
+def test_a_link_that_is_turned_stages_nothing_in_the_other_dataset(tmp_path):
+    """Not even data files of a transaction that will not be committed."""
+    for name in ("one", "other"):
+        ps.create(tmp_path / name, {"v": ps.Tensor((1 << 20,), "uint8")})
+    link = tmp_path / "latest"
+    link.symlink_to("one")
+    transaction = ps.open(link).transaction()
+    link.unlink()
+    link.symlink_to("other")
+    with pytest.raises(ps.Error) as caught:
+        transaction.append({"v": np.zeros((40, 1 << 20), np.uint8)})
+    assert caught.value.code == "dataset-replaced"
+    transaction.abort()
+    assert not (tmp_path / "other" / "d").exists() or not list((tmp_path / "other" / "d").iterdir())

@@ -222,8 +222,9 @@ import numpy as np, torch.distributed as dist
 import penstock as ps
 dist.init_process_group("gloo")
 ds = ps.open(sys.argv[1])
-loader = ds.loader(global_batch_size=60, shuffle=True, seed=int(sys.argv[2].split(",")[dist.get_rank()]), columns=["number"])
-assert (loader.rank, loader.world_size) == (dist.get_rank(), 2)
+loader = ds.loader(global_batch_size=60, shuffle=True, seed=int(sys.argv[2].split(",")[dist.get_rank()]), columns=["number"],
+    **({"rank": 0, "world_size": 2} if "one-rank" in sys.argv else {}))
+assert "one-rank" in sys.argv or (loader.rank, loader.world_size) == (dist.get_rank(), 2)
 with open(f"{sys.argv[3]}/{dist.get_rank()}", "w") as out:
     json.dump([batch["number"].tolist() for batch in loader.stream(1)], out)
 dist.destroy_process_group()
@@ -235,7 +236,7 @@ def test_torchrun_with_two_processes_gives_the_same_steps_and_checks_that_they_a
 
     (tmp_path / "ranks.py").write_text(textwrap.dedent(RANKS))
 
-    def run(seeds):
+    def run(seeds, *more):
         command = [
             sys.executable,
             "-m",
@@ -246,7 +247,9 @@ def test_torchrun_with_two_processes_gives_the_same_steps_and_checks_that_they_a
             "--rdzv-backend=c10d",
             "--rdzv-endpoint=127.0.0.1:0",
         ]
-        return subprocess.run([*command, tmp_path / "ranks.py", ds.uri, seeds, str(tmp_path)], capture_output=True, text=True, timeout=200)
+        return subprocess.run(
+            [*command, tmp_path / "ranks.py", ds.uri, seeds, str(tmp_path), *more], capture_output=True, text=True, timeout=200
+        )
 
     done = run("5,5")
     assert done.returncode == 0, done.stderr
@@ -259,3 +262,5 @@ def test_torchrun_with_two_processes_gives_the_same_steps_and_checks_that_they_a
         assert one[: len(both) - len(both) // 2] + two == both or one + two == both
     wrong = run("5,6")
     assert wrong.returncode != 0 and "seed: 5 on rank 0, 6 on rank 1" in wrong.stderr
+    twice = run("5,5", "one-rank")
+    assert twice.returncode != 0 and "are ranks [0, 0] of their loaders" in twice.stderr

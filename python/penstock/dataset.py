@@ -193,6 +193,8 @@ class Dataset(View):
 
     def transaction(self, message: str = "", *, author: str | None = None, properties: Mapping[str, Any] | None = None) -> Transaction:
         """Begin a transaction; as a context manager it commits at the end, and leaves nothing at all on an exception."""
+        if not isinstance(properties, Mapping | None):
+            raise InvalidInputError(f"cannot begin a transaction: its properties are a {type(properties).__name__}, expected a dict")
         return Transaction(self, message, author if author is not None else _author(), dict(properties or {}))
 
     def log(self, limit: int | None = None) -> list[Commit]:
@@ -363,6 +365,7 @@ class Transaction:
         self._core = dataset._snapshot.begin()
         self._receipt: Receipt | None = None
         self._failed: BaseException | None = None
+        self._aborted = False
 
     @property
     def receipt(self) -> Receipt:
@@ -429,6 +432,7 @@ class Transaction:
 
     def abort(self) -> None:
         """Give up; nothing of it stays."""
+        self._aborted = True
         self._core.abort()
 
     def __enter__(self) -> Transaction:
@@ -437,7 +441,7 @@ class Transaction:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is not None:
             self.abort()
-        elif self._receipt is None:
+        elif self._receipt is None and not self._aborted:
             self.commit()
 
 

@@ -486,10 +486,17 @@ class Loader:
             **self.state_dict(), "step": self._step, "transform": self._declared, "outputs": self._outputs, "decode": self.decode,
             "on_corrupt": self.on_corrupt, "functions": functions, "nulls": {name: repr(value) for name, value in self._nulls.items()},
         }  # fmt: skip
-        mine = (hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest(), state)
+        mine = (hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest(), state, self.rank)
         all_of_them: list[Any] = [None] * self.world_size
         distributed.all_gather_object(all_of_them, mine)
-        for rank, (digest, theirs) in enumerate(all_of_them):
+        ranks = [rank for *_, rank in all_of_them]
+        if sorted(ranks) != list(range(self.world_size)):
+            raise InvalidInputError(
+                f"ranks do not agree on who loads what: processes 0 to {self.world_size - 1} are ranks {ranks} of their loaders",
+                code="invalid-argument",
+                hint="leave rank and world_size out, or give each process a rank of its own",
+            )
+        for rank, (digest, theirs, _) in enumerate(all_of_them):
             if digest != all_of_them[0][0]:
                 differing = [name for name in state if theirs[name] != all_of_them[0][1][name]]
                 text = "; ".join(f"{name}: {all_of_them[0][1][name]!r} on rank 0, {theirs[name]!r} on rank {rank}" for name in differing)

@@ -116,7 +116,10 @@ class Bytes(ColumnType):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Json(ColumnType):
-    """Anything that JSON can hold, stored as compact text. Reads as Python objects."""
+    """Anything that JSON can hold, stored as compact text. Reads as Python objects.
+
+    A text is a JSON string, also one from Arrow: parse what `scan` gave, where JSON is text, before you append it.
+    """
 
     type = "json"
 
@@ -159,7 +162,10 @@ class Label(ColumnType):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Category(ColumnType):
-    """One of an open list of words, which grows as words are appended. Reads as int64 codes, as strings in scan."""
+    """One of an open list of words, which grows as words are appended. Reads as int64 codes, as strings in scan.
+
+    Append words, or codes of this dataset's own `vocabulary`: those of another dataset mean other words here.
+    """
 
     type = "category"
 
@@ -249,7 +255,7 @@ class Tensor(ColumnType):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Image(ColumnType):
-    """A JPEG or PNG, kept bit for bit; arrays and Pillow images are stored as PNG.
+    """A JPEG or PNG, kept bit for bit; arrays and Pillow images are stored as PNG of their pixels, without EXIF and its orientation.
 
     Shapes: reads as (H, W, C) uint8 or uint16, C 1, 3 or 4, as it is stored. `exif_orientation=False` leaves pixels as they lie in the file.
     `mode` is what loaders give: "RGB" (alpha composited onto white), "L" (grey, by ITU-R 601), "RGBA", "I;16" (16-bit grey; 8 bits times 257) or
@@ -276,7 +282,10 @@ class Image(ColumnType):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mask(ColumnType):
-    """A class number a pixel, stored as PNG. Shapes: reads as (H, W) uint8 or uint16; palettes are not applied."""
+    """A class number a pixel, stored as PNG. Shapes: reads as (H, W) uint8 or uint16; palettes are not applied.
+
+    Files are kept as they are; a JPEG may have blurred its class numbers before it came here.
+    """
 
     of: str | None = None
     type = "mask"

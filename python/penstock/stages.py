@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy.typing as npt
 
 from penstock.errors import InvalidInputError
 from penstock.ragged import Ragged
-from penstock.transforms import PerBatch, Transform
+from penstock.schema import Tensor
+from penstock.transforms import CenterCrop, PerBatch, RandomCrop, Transform
 from penstock.values import filler
 from penstock.view import Batch, View
 
@@ -29,7 +31,8 @@ def stages_of(
             if samples or batches:
                 raise InvalidInputError(f"{stage!r} comes after a function", code="invalid-argument", hint="put functions last")
             try:
-                declared.append({"op": stage.op, "on": _on(stage, outputs, view), **stage.declared()})
+                on = _on(stage, outputs, view)
+                declared.append({"op": stage.op, "on": on, **stage.declared(), **_one_size(stage, on, outputs, view)})
             except (TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, InvalidInputError):
                     raise
@@ -48,7 +51,23 @@ def stages_of(
             raise InvalidInputError(
                 f"{stage!r} is no transform", code="invalid-argument", hint="see penstock.transforms, or give fn(sample, rng)"
             )
+    given = set(outputs)
+    for stage in batches:
+        if twice := sorted(given.intersection(stage.gives)):
+            raise InvalidInputError(
+                f"{stage!r} gives `{twice[0]}`, which the batch has already", code="invalid-argument",
+                hint="give the other column another name by outputs={…}; tokenize a second text in a T.PerBatch of your own",
+            )  # fmt: skip
+        given |= set(stage.gives)
     return declared, samples, batches
+
+
+def _one_size(stage: Transform, on: Sequence[str], outputs: Mapping[str, str], view: View) -> dict[str, Any]:
+    """One number for a crop is a square of images, and the length of tensors of one dimension."""
+    kinds = [view.schema.get(outputs.get(name, name)) for name in on]
+    lines = all(isinstance(kind, Tensor) and len(kind.shape) == 1 for kind in kinds)
+    size = stage.declared().get("size") if lines and isinstance(stage, CenterCrop | RandomCrop) else None
+    return {} if size is None or len(np.atleast_1d(getattr(stage, "size", ()))) != 1 else {"size": size[:1]}
 
 
 def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
@@ -138,7 +157,8 @@ def fill(name: str, value: Any, batch: Batch, nulls: npt.NDArray[np.bool_] | Non
     if isinstance(value, str) and value == "mask":
         batch[f"{name}_valid"] = there
     elif isinstance(values, list):
-        batch[name] = [item if valid else value for item, valid in zip(values, there, strict=True)]
+        # Each row has a value of its own, which its user may change.
+        batch[name] = [item if valid else copy.deepcopy(value) for item, valid in zip(values, there, strict=True)]
     elif isinstance(values, np.ndarray) and not there.all():
         values[~there] = value
 
@@ -149,6 +169,13 @@ def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, lis
         if name not in kinds:
             hint = f"it gives {', '.join(kinds)}"
             raise InvalidInputError(f"nulls= names `{name}`, which the loader does not give", code="invalid-argument", hint=hint)
+    for name, value in wanted.items():
+        if isinstance(value, str) and value == "mask" and f"{name}_valid" in kinds:
+            raise InvalidInputError(
+                f"nulls of `{name}` cannot become a mask: the loader gives a column `{name}_valid` already",
+                code="invalid-argument",
+                hint="give that one another name by outputs={…}",
+            )
     for name, dtype, shape, _ in results:
         if name not in wanted or (isinstance(wanted[name], str) and wanted[name] == "mask"):
             continue

@@ -39,15 +39,15 @@ class TorchDataset(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
         return self.view._sample(self.view.take([index], columns=self.columns), 0)
 
     def __getitems__(self, indices: Sequence[int]) -> Samples:
-        return Samples(self.view.take(indices, columns=self.columns), len(indices), self.view._images)
+        return Samples(self.view.take(indices, columns=self.columns), len(indices), self.view._forms)
 
 
 class Samples(Sequence[Any]):
     """The samples of one batch as `default_collate` wants them: dicts, made when looked at. `collate` takes `batch` as it is."""
 
-    def __init__(self, batch: Batch, count: int, images: frozenset[str]) -> None:
+    def __init__(self, batch: Batch, count: int, forms: Mapping[str, str]) -> None:
         self.batch, self.samples = batch, count
-        self.images = images
+        self.forms = forms
 
     def __len__(self) -> int:
         return self.samples
@@ -58,7 +58,7 @@ class Samples(Sequence[Any]):
         if not -self.samples <= index < self.samples:
             raise IndexError(f"index {index} is out of range for {self.samples} samples")
         sample = Sample((name, unwrap(values, index)) for name, values in self.batch.items())
-        sample.images = self.images
+        sample.forms = self.forms
         return sample
 
 
@@ -142,14 +142,11 @@ def collate(samples: Any) -> dict[str, Any]:
     Images of different size become a list of (C, H, W), ragged values a list of tensors; text, JSON and bytes stay lists.
     Timestamps become int64 microseconds. Cost: no copy for fixed shapes. Raises: InvalidInputError for nulls in a fixed column.
     """
-    if hasattr(samples, "batch"):
-        batch, images = samples.batch, samples.images
-    elif isinstance(samples, Mapping):
-        batch, images = samples, frozenset()  # Of a batch the kind of its values tells: images are lists of arrays.
-    else:
-        batch, images = _transpose(samples), frozenset.union(*(getattr(sample, "images", frozenset()) for sample in samples))
-        return {name: _tensor(name, values, image=name in images) for name, values in batch.items()}
-    return {name: _tensor(name, values, image=isinstance(values, list)) for name, values in batch.items()}
+    if hasattr(samples, "batch") or isinstance(samples, Mapping):  # Of a batch the kind of its values tells: images are lists of arrays.
+        batch = samples.batch if hasattr(samples, "batch") else samples
+        return {name: _tensor(name, values, image=isinstance(values, list)) for name, values in batch.items()}
+    forms = {name: form for sample in samples for name, form in getattr(sample, "forms", {}).items()}
+    return {name: _joined(name, values, forms.get(name)) for name, values in _transpose(samples).items()}
 
 
 def tensors(batch: Batch, images: frozenset[str]) -> dict[str, Any]:
@@ -181,12 +178,25 @@ def _transpose(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return batch
 
 
+def _joined(name: str, values: Any, form: str | None) -> Any:
+    """One column of samples that were taken one by one, as it is where they come as a batch."""
+    if form == "ragged":
+        return [None if value is None else tensor_of(np.ascontiguousarray(value)) for value in values]
+    if form == "fixed" and isinstance(values, list) and any(value is None for value in values):
+        raise _nulls(name)
+    return _tensor(name, values, image=form == "image")
+
+
+def _nulls(name: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"cannot make a tensor of column `{name}`: some of its samples are null", code="invalid-value",
+        hint="select the samples that have a value, or collate the column yourself",
+    )  # fmt: skip
+
+
 def _tensor(name: str, values: Any, image: bool) -> Any:
     if isinstance(values, np.ma.MaskedArray):
-        raise InvalidInputError(
-            f"cannot make a tensor of column `{name}`: some of its samples are null", code="invalid-value",
-            hint="select the samples that have a value, or collate the column yourself",
-        )  # fmt: skip
+        raise _nulls(name)
     if isinstance(values, np.ndarray):
         return tensor_of(values)
     if isinstance(values, Ragged):

@@ -251,6 +251,9 @@ class TokenChunks(Transform):
 class PerBatch:
     """Apply `fn(batch)` to whole batches, after everything else; it gives the batch to deliver."""
 
+    # Columns that it adds, as far as that is known.
+    gives: Sequence[str] = ()
+
     def __init__(self, fn: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         self.fn = fn
 
@@ -265,8 +268,10 @@ class Tokenize(PerBatch):
     """Tokenize a text column a batch at a time, by the `tokenizers` library: adds `input_ids` and `attention_mask`, int64 (B, length).
 
     `tokenizer`: a `tokenizers.Tokenizer`, or anything with its `encode_batch`. `length`: cut and fill to it, at least 1; None: to the longest of the batch.
-    Cost: the library's own threads, without the GIL.
+    Cost: the library's own threads, without the GIL. Raises: InvalidInputError where the batch has such columns already.
     """
+
+    gives = ("input_ids", "attention_mask")
 
     def __init__(self, tokenizer: Any, on: str, length: int | None = None, pad: int = 0) -> None:
         for what, value, low, high in (("length", length, 1, MOST_TOKENS), ("pad", pad, -(2**63), 2**63 - 1)):

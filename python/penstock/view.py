@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,9 +65,18 @@ def one_position(key: Any) -> int | None:
 
 
 class Sample(dict[str, Any]):
-    """One sample: column → value. `images` names the columns that hold (H, W, C) images, for `ps.torch.collate`."""
+    """One sample: column → value. `forms` tells `ps.torch.collate` which columns are images, ragged, or of one shape ("fixed")."""
 
-    images: frozenset[str] = frozenset()
+    forms: Mapping[str, str] = types.MappingProxyType({})
+
+
+def _form(column: Mapping[str, Any]) -> str:
+    """How values of a column go together in a batch."""
+    if column["type"] in ("scalar", "label", "category"):
+        return "fixed"
+    if column["type"] == "tensor":
+        return "ragged" if None in column["shape"] else "fixed"
+    return "ragged" if column["type"] in ("boxes", "keypoints") else str(column["type"])
 
 
 class View:
@@ -88,7 +98,7 @@ class View:
     def __init__(self, snapshot: _core.Snapshot, view: _core.View) -> None:
         self._snapshot = snapshot
         self._view = view
-        self._images = frozenset(column["name"] for column in json.loads(snapshot.columns) if column["type"] == "image")
+        self._forms = {column["name"]: _form(column) for column in json.loads(snapshot.columns)}
 
     @property
     def uri(self) -> str:
@@ -180,7 +190,7 @@ class View:
 
     def _sample(self, batch: Batch, index: int) -> Sample:
         sample = Sample((name, unwrap(values, index)) for name, values in batch.items())
-        sample.images = self._images
+        sample.forms = self._forms
         return sample
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

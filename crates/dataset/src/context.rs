@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_error::{Context as _, Error, Kind, Result};
-use penstock_format::ids::{ObjectRef, page_name, words_name};
+use penstock_format::ids::{ObjectRef, data_name, page_name, words_name};
 use penstock_format::manifest::{FileRef, Fragment, PageRef, WordsSegment, parse_page, parse_words};
 use penstock_format::{Id, ids};
 use penstock_storage::Storage;
@@ -126,7 +126,7 @@ impl Context {
 
     /// Read an object and hold it to its parent's word.
     pub fn object(&self, name: &str, object: &ObjectRef) -> Result<Bytes> {
-        let body = self.storage.read(name).map_err(|error| self.or_replaced(error))?;
+        let body = self.storage.read(name).map_err(|error| self.or_replaced(error.object(name)))?;
         object.check(name, &body)?;
         Ok(body)
     }
@@ -152,7 +152,7 @@ impl Context {
 
     /// The same, read anew.
     pub fn open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {
-        self.try_open_file(file, samples).map_err(|error| self.or_replaced(error))
+        self.try_open_file(file, samples).map_err(|error| self.or_replaced(error.object(data_name(file.id))))
     }
 
     fn try_open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {

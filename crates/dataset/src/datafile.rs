@@ -152,7 +152,8 @@ impl DataFile {
                 "cannot read block {block}: crc32c {found:#010x}, expected {expected:#010x} (data file `{}`, bytes {begin}..{end})",
                 data_name(self.id),
             );
-            return Err(Error::new("block-checksum", text).hint("run `penstock verify`; restore the file from a copy"));
+            let error = Error::new("block-checksum", text).object(data_name(self.id));
+            return Err(error.hint("run `penstock verify`; restore the file from a copy"));
         }
         Ok(())
     }
@@ -210,7 +211,8 @@ impl DataFile {
             Codec::Lz4 => lz4_decode(&stored, raw_bytes),
             Codec::Zstd => zstd_decode(&stored, raw_bytes),
         };
-        raw.map(Bytes::from).context(|| format!("cannot decode block {block} of data file `{}`", data_name(self.id)))
+        let raw = raw.map(Bytes::from).context(|| format!("cannot decode block {block} of data file `{}`", data_name(self.id)));
+        raw.map_err(|error| error.object(data_name(self.id)))
     }
 
     /// Head of a packed block.
@@ -219,6 +221,7 @@ impl DataFile {
         debug_assert_eq!(entry.layout, Layout::Packed);
         Packed::parse(bytes, entry.rows_of(block) as usize, entry.dtype, &entry.shape)
             .context(|| format!("cannot read block {block} of data file `{}`", data_name(self.id)))
+            .map_err(|error| error.object(data_name(self.id)))
     }
 }
 

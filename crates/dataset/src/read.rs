@@ -112,7 +112,8 @@ impl Snapshot {
     pub fn locate_error(&self, error: Error, plan: &Plan, column: &ColumnSpec, place: u32) -> Error {
         let position = plan.positions.get(place as usize).copied().unwrap_or(0);
         let row_ids = plan.row_ids().get(place as usize).copied().into_iter().collect();
-        error.context(format!("cannot read sample {position} of column `{}`", column.name)).rows(vec![place.into()]).row_ids(row_ids)
+        let error = error.context(format!("cannot read sample {position} of column `{}`", column.name)).column(&column.name);
+        error.rows(vec![place.into()]).row_ids(row_ids)
     }
 
     /// Large samples of fixed shape, all of them there, as one stretch of memory, where the store has put them there in order.

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use penstock_error::{Context as _, Error, Result};
+use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::ids::{log_folder, root_name};
 use penstock_format::manifest::{FileRef, Fragment, PageRef, Root, WordsSegment};
 use penstock_format::record::{Delta, Record};
@@ -233,13 +233,24 @@ impl Snapshot {
         })?;
         let count = files.len().min(TAILS_READ);
         let looked: Vec<&(FileRef, u64)> = (0..count).map(|index| &files[index * files.len() / count]).collect();
+        // A damaged file tells nothing, and is found when it is read: whoever goes on beside damage may do so.
+        let passable = |error: &Error| error.kind() == Kind::Corrupt && looked.len() > 1;
         if !self.context.storage.mapped() {
-            self.open_tails(looked.iter().map(|(file, samples)| (file, *samples)))?;
+            self.open_tails(looked.iter().map(|(file, samples)| (file, *samples)))
+                .or_else(|error| if passable(&error) { Ok(()) } else { Err(error) })?;
         }
         let (mut stored, mut spanned, mut decoded, mut of_those) = (0u128, 0u128, 0u128, 0u128);
         let mut blocks: HashMap<u64, u64> = HashMap::new();
-        for (file, samples) in looked {
-            let tail = &self.context.file(file, *samples)?.tail;
+        let mut damage = None;
+        for (file, samples) in &looked {
+            let opened = match self.context.file(file, *samples) {
+                Err(error) if passable(&error) => {
+                    damage = Some(error);
+                    continue;
+                }
+                other => other?,
+            };
+            let tail = &opened.tail;
             of_those += u128::from(file.file_bytes);
             for chunk in tail.chunks.iter().filter(|chunk| columns.contains(&chunk.column)) {
                 let raw: u128 = chunk.raw_bytes.as_ref().unwrap_or(&chunk.stored_bytes).iter().map(u128::from).sum();
@@ -251,6 +262,9 @@ impl Snapshot {
                     blocks.entry(chunk.column).and_modify(|most| *most = mean.max(*most)).or_insert(mean);
                 }
             }
+        }
+        if let Some(error) = damage.filter(|_| of_those == 0) {
+            return Err(error);
         }
         let total: u128 = files.iter().map(|(file, _)| u128::from(file.file_bytes)).sum();
         let of_all = |read: u128| (total * read / of_those.max(1)) as u64;

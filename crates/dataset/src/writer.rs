@@ -68,6 +68,9 @@ struct OpenFile {
 
 impl OpenFile {
     fn create(context: &Context) -> Result<OpenFile> {
+        if context.storage.moves() {
+            context.check_dataset()?; // Not into another dataset's folder.
+        }
         let id = context.new_id()?;
         let buffer = write_header(id);
         Ok(OpenFile { id, writer: context.storage.writer(&data_name(id))?, offset: buffer.len() as u64, buffer })

@@ -95,11 +95,13 @@ impl ObjectRef {
     /// Check that these bytes are the object the parent meant.
     pub fn check(&self, name: &str, body: &Bytes) -> Result<()> {
         if body.len() as u64 != self.bytes {
-            return Err(Error::new("object-truncated", format!("cannot read `{name}`: {} bytes, expected {}", body.len(), self.bytes)));
+            let text = format!("cannot read `{name}`: {} bytes, expected {}", body.len(), self.bytes);
+            return Err(Error::new("object-truncated", text).object(name));
         }
         let found = sealed_crc(body);
         if found != self.crc {
-            return Err(Error::new("object-checksum", format!("cannot read `{name}`: crc32c {found:#010x}, expected {:#010x}", self.crc)));
+            let text = format!("cannot read `{name}`: crc32c {found:#010x}, expected {:#010x}", self.crc);
+            return Err(Error::new("object-checksum", text).object(name));
         }
         Ok(())
     }

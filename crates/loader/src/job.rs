@@ -176,12 +176,17 @@ impl Recipe {
         }
         let mut reads = Reads::new(&self.sources, &places)?;
         let base = if epoch == self.base.0 { self.base.1 } else { 0 };
-        reads.fetch(&self.sources, &self.specs, |source, columns, positions| match &self.windows[source] {
+        let fetched = reads.fetch(&self.sources, &self.specs, |source, columns, positions| match &self.windows[source] {
             None => Ok(Vec::new()),
             Some(window) => window.runs(&self.sources[source], columns, epoch, positions, |run, steps| {
                 self.program.drawn(epoch, run, |draw| self.cut.is_mine(draw, base) && steps.has(self.step_of(epoch, draw)))
             }),
-        })?;
+        });
+        match fetched {
+            // What is damaged as a whole, a file for instance, was not fetched: reading finds which samples that is.
+            Err(error) if error.kind() == Kind::Corrupt && self.on_corrupt != OnCorrupt::Raise => {}
+            other => other?,
+        }
         Ok(Started { step, epoch, draws, places, valid, reads, refused: known })
     }
 
@@ -310,6 +315,7 @@ impl Recipe {
         };
         error
             .context(format!("cannot load `{}` of sample {position} (row id {row_id}){of}", output.name))
+            .column(&self.specs[place.source][output.column].name)
             .rows(vec![position])
             .row_ids(vec![row_id])
     }

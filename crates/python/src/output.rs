@@ -341,7 +341,7 @@ impl Request<'_> {
                 let text = format!("cannot read sample {} (row id {}) of column `{}`", self.plan.positions[*index], ids[*index], spec.name);
                 let positions = refused.iter().map(|(index, _)| self.plan.positions[*index]).collect();
                 let row_ids = refused.iter().map(|(index, _)| ids[*index]).collect();
-                Err(raise(py, error.clone().context(text).rows(positions).row_ids(row_ids)))
+                Err(raise(py, error.clone().context(text).column(&spec.name).rows(positions).row_ids(row_ids)))
             }
         }
     }

@@ -121,6 +121,11 @@ pub trait Storage: Send + Sync + Debug {
         false
     }
 
+    /// Whether the root may come to lead elsewhere while it is used: paths with links in them, folders that are renamed.
+    fn moves(&self) -> bool {
+        false
+    }
+
     /// How long one operation may take before it fails.
     fn deadline(&self) -> Duration {
         Duration::from_secs(60)

@@ -401,6 +401,10 @@ impl Storage for Local {
         })
     }
 
+    fn moves(&self) -> bool {
+        true
+    }
+
     /// One after the other: the kernel holds the folder locked for each link, so a race of our own threads would prove no more.
     fn prove(&self) -> Result<()> {
         let mut proven = self.kept.get().proven.lock().unwrap_or_else(PoisonError::into_inner);
@@ -423,10 +427,15 @@ impl Storage for Local {
                 Ok(())
             }
             Ok(_) => Err(refused("a create-only put did not refuse to overwrite".into())),
-            Err(error) => match failure("create", &probe, &error) {
-                error if error.code() == "storage-failed" => Err(refused(error.message().to_owned())),
-                error => Err(error),
-            },
+            Err(error) => {
+                let told = failure("create", &probe, &error);
+                match error.raw_os_error() {
+                    Some(libc::EPERM | libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP | libc::EXDEV | libc::EMLINK) => {
+                        Err(refused(told.message().to_owned()))
+                    }
+                    _ => Err(told), // A fault that may pass.
+                }
+            }
         }
     }
 

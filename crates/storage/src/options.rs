@@ -104,7 +104,7 @@ impl Options {
         let Some(value) = self.given.get("timeout_seconds") else { return Ok(Duration::from_secs(60)) };
         let seconds = value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 86_400.0);
         seconds.map(Duration::from_secs_f64).ok_or_else(|| {
-            Error::new("invalid-argument", format!("storage option `timeout_seconds` is `{value}`, expected seconds from 0 to 86400"))
+            Error::new("invalid-argument", format!("storage option `timeout_seconds` is `{value}`, expected seconds above 0, up to 86400"))
         })
     }
 

@@ -40,7 +40,9 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
         )
         (files if offered else left_out).append(file)
     if not files:
+        narrowed = options.include or options.exclude
         found = f"no images, but {len(left_out)} files of other kinds" if left_out else "no files"
+        found = f"{len(left_out)} files, none of which include and exclude choose" if left_out and narrowed else found
         raise InvalidInputError(f"cannot import `{folder}`: it holds {found}", hint="see --format, --include and --exclude")
     classes = _classes(folder, files, accepted=options.on_error == "skip")
     schema: dict[str, ColumnType] = {"image": options.types.get("image", Image()), "path": Text()}
@@ -140,8 +142,11 @@ def _groups(files: list[pathlib.Path]) -> Iterator[list[pathlib.Path]]:
 
 
 def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    for where, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    for where, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(where)
+        # A link to a folder is as good as the folder, but for one that leads back to where it lies in.
+        ends = {name: os.path.realpath(os.path.join(where, name)) for name in folders}
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and not f"{real}/".startswith(f"{ends[name]}/"))
         for name in names:
             if not name.startswith("."):
                 yield pathlib.Path(where, name)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import tables
-from penstock.importers.source import Chunk, Options, Source, ahead
+from penstock.importers.source import Chunk, Options, Refusal, Source, ahead
 from penstock.schema import ColumnType
 
 ROWS_AT_ONCE = 65_536
@@ -62,8 +62,20 @@ def _infer(file: pathlib.Path, schema: pa.Schema, name: str) -> ColumnType:
 
 
 def _chunk(file: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnType], first: int) -> Chunk:
-    columns = {name: _guard(file, partial(tables.values, batch.column(name), kinds[name])) for name in kinds}
-    return Chunk(columns, batch.num_rows, lambda row: f"{file}: row {first + row}")
+    def named(row: int) -> str:
+        return f"{file}: row {first + row}"
+
+    columns: dict[str, Any] = {}
+    problems: list[tuple[int, str, Refusal]] = []
+    for name, kind in kinds.items():
+        array = batch.column(name)
+        if tables.is_media(array.type):
+            array, only_paths = _guard(file, partial(tables.media, array))
+            problems += [
+                (row, name, Refusal(named(row), "invalid-value", f"cannot append to column `{name}`: {why}")) for row, why in only_paths
+            ]
+        columns[name] = _guard(file, partial(tables.values, array, kind))
+    return Chunk(columns, batch.num_rows, named, problems=problems)
 
 
 def _is_parquet(file: pathlib.Path) -> bool:

@@ -100,7 +100,9 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if is_media(array.type):
-        return _media(array)
+        array, only_paths = media(array)
+        if only_paths:
+            raise fail(only_paths[0][1], only_paths[0][0], hint="embed the files (datasets: `embed_external_files`)")
     if pa.types.is_dictionary(array.type) and not isinstance(kind, Category):
         array = array.dictionary_decode()
     if isinstance(kind, Scalar) and kind.dtype == "timestamp":
@@ -137,16 +139,13 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
     return array if isinstance(kind, Text | Bytes | Category | Scalar | Image) else array.to_pylist()
 
 
-def _media(array: pa.StructArray) -> pa.Array:
-    """Give the bytes of media; a value that is only a path is refused: the file it means may be on another machine."""
+def media(array: pa.StructArray) -> tuple[pa.Array, list[tuple[int, str]]]:
+    """Give the bytes of media, and the rows that are only a path, each with why: the file it means may be on another machine."""
     import pyarrow.compute as compute
 
     bodies, paths = compute.struct_field(array, "bytes"), compute.struct_field(array, "path")
-    only_path = np.asarray(compute.and_(compute.is_null(bodies), compute.is_valid(paths)))
-    if only_path.any():
-        row = int(np.argmax(only_path))
-        raise fail(f"is the path {str(paths[row])[:80]!r} without bytes", row, hint="embed the files (datasets: `embed_external_files`)")
-    return bodies
+    only_path = np.flatnonzero(compute.and_(compute.is_null(bodies), compute.is_valid(paths)))
+    return bodies, [(int(row), f"it is the path {str(paths[row])[:80]!r} without bytes") for row in only_path]
 
 
 def _plain(value: Any) -> Any:
