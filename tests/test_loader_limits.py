@@ -269,3 +269,26 @@ def test_pixels_of_photographs_are_the_same_for_any_world_threads_and_budget(tmp
     assert pixels(1, threads=2) == pixels(1, threads=4) == expected
     assert pixels(1, memory_bytes=64 << 20) == pixels(1, memory_bytes=1 << 30) == expected
     assert pixels(2) == pixels(3) == pixels(8, threads=1) == expected
+
+
+@pytest.mark.parametrize("access", ["mapped", "buffered"])
+def test_a_tight_budget_is_enough_or_not_whatever_the_timing(tmp_path, access):
+    """A batch and the one given before it must fit, whichever of them was ready first."""
+    body = io_bytes(np.random.default_rng(0).integers(0, 256, (1500, 2000, 3), dtype=np.uint8))
+    ds = ps.create(tmp_path / "set", {"image": ps.Image()})
+    ds.append({"image": [body] * 8})
+    ds = ps.open(ds.uri, io=access)
+    with pytest.raises(ps.InvalidInputError, match="a batch of this loader takes") as caught:
+        list(ds.loader(batch_size=1, memory_bytes=16 << 20, threads=2))
+    enough = int(caught.value.hint.rpartition("memory_bytes=")[2])
+    for _ in range(6):
+        loader = ds.loader(batch_size=1, memory_bytes=enough, threads=2)
+        assert sum(len(batch["image"]) for batch in loader.stream(1)) == 8
+        with pytest.raises(ps.InvalidInputError, match="and the one given before it"):
+            list(ds.loader(batch_size=1, memory_bytes=enough - 1, threads=2).stream(1))
+
+
+def io_bytes(pixels):
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "JPEG")
+    return out.getvalue()

@@ -511,23 +511,56 @@ def test_an_append_that_ends_in_the_middle_is_not_committed_in_part(root, monkey
     assert len(slices) == 2 and len(ps.open(root)) == 0
 
 
+def _resealed(root, change):
+    """Change the one block of the one data file, and make all checksums right."""
+    objects = crafted_runner.Objects(root)
+    [name] = [name for name in objects.bodies if name.startswith("d/")]
+    body = objects.bodies[name]
+    tail = int.from_bytes(body[-32:-24], "little")
+    checksum = lambda part: crafted_runner.varint(crafted_runner.crc32c(part))  # noqa: E731
+    assert checksum(body[24:tail]) in body[tail:]
+    block = change(body[24:tail])
+    changed = body[:24] + block + body[tail:].replace(checksum(body[24:tail]), checksum(block))
+    for path, content in objects.changed(name, changed).items():
+        (root / path).write_bytes(content)
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", LOCAL)
+@pytest.mark.parametrize("kind", [ps.Text(), ps.Json()])
+def test_what_is_no_text_is_damage_of_its_sample(tmp_path, kind, io):
+    words = ["w0", "w1", "w2", "w3", "w4", "w5"]
+    ps.create(tmp_path / "set", {"word": kind}).append({"word": words})
+    _resealed(tmp_path / "set", lambda block: block.replace(b"w3", b"\xff3"))
+    ds = ps.open(tmp_path / "set", io=io)
+    assert len(ds.verify()["problems"]) == 1
+    with pytest.raises(ps.CorruptError, match="sample 3 of column `word`") as caught:
+        ds.take(range(6))
+    assert caught.value.column == "word" and caught.value.row_ids == [3]
+    assert ds.take(range(6), on_corrupt="null")["word"] == [None if word == "w3" else word for word in words]
+    for on_corrupt in ("mask", "substitute"):
+        for batch in ds.loader(batch_size=4, columns=["word", "_valid"], on_corrupt=on_corrupt).stream(2):
+            assert None not in batch["word"] and "w3" not in batch["word"]
+            assert batch["_valid"].tolist() == [
+                on_corrupt == "substitute" or word != 3 for word in range(4 if len(batch["word"]) == 4 else 2)
+            ]
+    with pytest.raises(ps.CorruptError):
+        list(ds.loader(batch_size=4))
+
+
 @pytest.mark.local
 @pytest.mark.parametrize("kind", [ps.Category(), ps.Label(["a", "b", "c"])])
 def test_a_code_that_nothing_stands_for_is_damage_of_its_sample(tmp_path, kind):
     """With its checksum made right: what wrote it was wrong."""
     words = ["a", "b", "c", "b", "a", "c"]
     ps.create(tmp_path / "set", {"word": kind}).append({"word": words})
-    objects = crafted_runner.Objects(tmp_path / "set")
-    [name] = [name for name in objects.bodies if name.startswith("d/")]
-    body = objects.bodies[name]
-    tail = int.from_bytes(body[-32:-24], "little")
-    checksum = lambda part: crafted_runner.varint(crafted_runner.crc32c(part))  # noqa: E731
-    codes = bytearray(body[24:tail])  # They are one block. The tail has its checksum.
-    codes[3 * (len(codes) // 6)] = 77
-    assert checksum(body[24:tail]) in body[tail:]
-    changed = body[:24] + bytes(codes) + body[tail:].replace(checksum(body[24:tail]), checksum(bytes(codes)))
-    for path, content in objects.changed(name, changed).items():
-        (tmp_path / "set" / path).write_bytes(content)
+
+    def wrong(block):
+        codes = bytearray(block)
+        codes[3 * (len(codes) // 6)] = 77
+        return bytes(codes)
+
+    _resealed(tmp_path / "set", wrong)
     ds = ps.open(tmp_path / "set")
     with pytest.raises(ps.CorruptError, match="sample 3 of column `word`: it has code 77") as caught:
         ds.take([2, 3])

@@ -41,4 +41,5 @@ pub use ragged::RaggedValues;
 pub use read::{Nulls, OnCorrupt};
 pub use snapshot::Snapshot;
 pub use transaction::{Input, Receipt, Transaction, create};
+pub use verify::check_text;
 pub use verify::{Problem, Report, verify};

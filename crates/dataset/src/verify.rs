@@ -261,18 +261,23 @@ fn is_text(spec: &ColumnSpec) -> bool {
     matches!(spec.kind, ColumnKind::Text | ColumnKind::Json)
 }
 
+/// Look at a value of a text or JSON column; those of others are passed.
+pub fn check_text(spec: &ColumnSpec, bytes: &[u8]) -> Result<()> {
+    if !is_text(spec) {
+        return Ok(());
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| malformed(format!("a text that is not UTF-8: {error}")))?;
+    if matches!(spec.kind, ColumnKind::Json) && !text.is_empty() {
+        serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|error| malformed(format!("a value that is not JSON: {error}")))?;
+    }
+    Ok(())
+}
+
 /// Look at a value, or a run of values of fixed shape: whether they are what the column's type says. Nulls are passed by `valid`.
 fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: impl Fn(u64) -> bool) -> Result<()> {
     let Some(spec) = spec else { return Ok(()) };
     match &spec.kind {
-        ColumnKind::Text | ColumnKind::Json => {
-            let text = std::str::from_utf8(bytes).map_err(|error| malformed(format!("a text that is not UTF-8: {error}")))?;
-            if matches!(spec.kind, ColumnKind::Json) && !text.is_empty() {
-                serde_json::from_str::<serde::de::IgnoredAny>(text)
-                    .map_err(|error| malformed(format!("a value that is not JSON: {error}")))?;
-            }
-            Ok(())
-        }
+        ColumnKind::Text | ColumnKind::Json => check_text(spec, bytes),
         ColumnKind::Label { names } => check_codes(chunk, bytes, names.len(), valid),
         ColumnKind::Category => check_codes(chunk, bytes, chunk.dictionary.as_ref().map_or(0, Vec::len), valid),
         _ if chunk.dtype == Dtype::Bool => check_bools(bytes),

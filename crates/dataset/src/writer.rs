@@ -68,8 +68,12 @@ struct OpenFile {
 
 impl OpenFile {
     fn create(context: &Context) -> Result<OpenFile> {
-        if context.storage.moves() {
-            context.check_dataset()?; // Not into another dataset's folder.
+        // Not into another dataset's folder. If there is none, the writer says so.
+        if context.storage.moves()
+            && let Err(error) = context.check_dataset()
+            && error.code() == "dataset-replaced"
+        {
+            return Err(error);
         }
         let id = context.new_id()?;
         let buffer = write_header(id);

@@ -234,8 +234,8 @@ impl State {
         self.begin < self.end && self.entries.len() < AHEAD && (room || self.entries.is_empty())
     }
 
-    /// Let those batches run that there is room for, and the earliest in any case.
-    fn unpark(&mut self, room_bytes: u64) {
+    /// Let those batches run that there is room for, and the earliest in any case, unless it and the one given before it are too much.
+    fn unpark(&mut self, memory_bytes: u64, room_bytes: u64) {
         let parked = self.entries.iter().filter(|(_, entry)| matches!(entry.slot, Slot::Parked(_)));
         for step in parked.map(|(step, _)| *step).collect::<Vec<u64>>() {
             let used = self.in_flight_bytes() + self.given_bytes;
@@ -246,7 +246,12 @@ impl State {
             let (threads, Some(entry)) = (self.threads, self.entries.get_mut(&step)) else { return };
             let Slot::Parked(job) = &entry.slot else { return };
             let (tasks, Needs { bytes, held_bytes, scratch_bytes }) = (job.tasks(), job.needs());
-            if !first && used + unknown + (bytes - held_bytes) + scratch_bytes * tasks.min(threads) as u64 > room_bytes {
+            let alone = bytes + scratch_bytes * tasks.min(threads) as u64;
+            if !first && used + unknown + alone - held_bytes > room_bytes {
+                return;
+            }
+            if first && alone + self.given_bytes > memory_bytes {
+                entry.slot = Slot::Done(Err(too_large(alone, bytes, self.given_bytes, memory_bytes)));
                 return;
             }
             (entry.bytes, entry.scratch) = (bytes, (scratch_bytes, tasks));
@@ -264,8 +269,8 @@ impl State {
     }
 
     /// The earliest work there is for a worker, who begins batches within so many bytes, or none.
-    fn task(&mut self, memory_bytes: Option<u64>, room_bytes: u64) -> Option<Task> {
-        self.unpark(room_bytes);
+    fn task(&mut self, admitted_bytes: Option<u64>, memory_bytes: u64, room_bytes: u64) -> Option<Task> {
+        self.unpark(memory_bytes, room_bytes);
         for (step, Entry { slot, .. }) in &mut self.entries {
             match slot {
                 Slot::Running { job, .. } => {
@@ -281,7 +286,7 @@ impl State {
                 _ => {}
             }
         }
-        memory_bytes.is_some_and(|bytes| self.admits(bytes)).then(|| Task::Begin(self.begin(), None))
+        admitted_bytes.is_some_and(|bytes| self.admits(bytes)).then(|| Task::Begin(self.begin(), None))
     }
 }
 
@@ -335,7 +340,7 @@ impl Inner {
     /// The life of a worker.
     fn work(&self) {
         let admitted = (!self.fetches).then_some(self.budget.memory_bytes);
-        while let Some(task) = self.wait(|state| state.task(admitted, self.room_bytes())) {
+        while let Some(task) = self.wait(|state| state.task(admitted, self.budget.memory_bytes, self.room_bytes())) {
             match task {
                 Task::Begin(step, started) => {
                     let job = self.timed(&self.stats.gather_ns, || {
@@ -381,13 +386,9 @@ impl Inner {
         let mut state = self.lock();
         state.estimate_bytes = state.estimate_bytes.max(bytes);
         let alone = bytes + scratch_bytes * tasks.min(state.threads) as u64;
-        let given = if state.entries.keys().next() == Some(&step) { state.given_bytes } else { 0 };
-        if alone + given > self.budget.memory_bytes {
+        if alone > self.budget.memory_bytes {
             drop(state);
-            let before = if given > 0 { format!(", and the one given before it {given}") } else { String::new() };
-            let text = format!("a batch of this loader takes {alone} bytes{before}, memory_bytes is {}", self.budget.memory_bytes);
-            let hint = format!("a smaller batch, or memory_bytes={}", alone + bytes);
-            return self.put(step, Slot::Done(Err(Error::new("invalid-argument", text).hint(hint))));
+            return self.put(step, Slot::Done(Err(too_large(alone, bytes, 0, self.budget.memory_bytes))));
         }
         // What was an estimate is known now.
         if tasks == 0 {
@@ -401,10 +402,11 @@ impl Inner {
         if let Some(entry) = state.entries.get_mut(&step) {
             *entry = Entry { slot: Slot::Parked(job), bytes: held_bytes, scratch: (0, 0) };
         }
-        state.unpark(room_bytes);
+        state.unpark(self.budget.memory_bytes, room_bytes);
         self.note_peak(&state);
         drop(state);
         self.work.notify_all();
+        self.done.notify_all();
     }
 
     fn note_peak(&self, state: &State) {
@@ -428,6 +430,12 @@ impl Inner {
         self.work.notify_all();
         self.done.notify_all();
     }
+}
+
+fn too_large(alone: u64, bytes: u64, given: u64, memory_bytes: u64) -> Error {
+    let before = if given > 0 { format!(", and the one given before it {given}") } else { String::new() };
+    let text = format!("a batch of this loader takes {alone} bytes{before}, memory_bytes is {memory_bytes}");
+    Error::new("invalid-argument", text).hint(format!("a smaller batch, or memory_bytes={}", alone + bytes))
 }
 
 /// A panic of the work is an error of the batch: a consumer must not wait for ever.

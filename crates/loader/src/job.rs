@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
+use penstock_dataset::check_text;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::ColumnSpec;
 
@@ -232,7 +233,7 @@ impl Recipe {
         let (mut bytes, mut loose_bytes, mut scratch_bytes) = (0, 0, 0);
         let mut plain = Vec::with_capacity(self.pipeline.plain.len());
         for at in &self.pipeline.plain {
-            let values = reads.values(&self.sources, &self.specs, self.pipeline.outputs[*at].column)?;
+            let values = self.values(reads, self.pipeline.outputs[*at].column)?;
             bytes += match &values {
                 Values::Array(array) | Values::Ragged { values: array, .. } => capacity(array.memory.bytes()) as u64,
                 Values::Raw(raw) => raw.own_bytes,
@@ -288,13 +289,23 @@ impl Recipe {
         Ok(Stored::Fixed { memory, cell, nulls })
     }
 
+    /// Values of a column; where damage does not end the training, also what is no text is damage.
+    fn values(&self, reads: &Reads, column: usize) -> Result<Values> {
+        let values = reads.values(&self.sources, &self.specs, column)?;
+        if let (Values::Raw(raw), false) = (&values, self.on_corrupt == OnCorrupt::Raise) {
+            let spec = &self.specs[0][column];
+            (0..raw.len()).filter_map(|sample| raw.get(sample)).try_for_each(|value| check_text(spec, value))?;
+        }
+        Ok(values)
+    }
+
     /// Which samples of a batch can't be read: each is tried by itself.
     fn damaged(&self, started: &Started) -> Result<Vec<(usize, Error)>> {
         let mut bad = Vec::new();
         for (at, place) in started.places.iter().enumerate() {
             let mut reads = Reads::new(&self.sources, &[*place])?;
             reads.fetch(&self.sources, &self.specs, |_, _, _| Ok(Vec::new()))?;
-            let tried = (0..self.specs[0].len()).try_for_each(|column| reads.values(&self.sources, &self.specs, column).map(drop));
+            let tried = (0..self.specs[0].len()).try_for_each(|column| self.values(&reads, column).map(drop));
             match tried {
                 Err(error) if error.kind() == Kind::Corrupt => bad.push((at, error)),
                 other => other?,

@@ -39,7 +39,9 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     if unknown:
         raise InvalidInputError(f"cannot import `{path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(names)}")
     kinds = (
-        {name: _infer(inferred.field(name).type, name) for name in names} | dict(_whole_numbers(path, options, inferred)) | options.types
+        {name: _infer(inferred.field(name).type, name) for name in names}
+        | dict(_whole_numbers(path, options, inferred))
+        | dict(options.types)
     )
     for name, kind in kinds.items():
         if not isinstance(kind, Scalar | Text | Category | Label) or (isinstance(kind, Scalar) and kind.dtype.startswith("complex")):
@@ -120,7 +122,9 @@ def _whole_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) ->
     """Columns that Arrow takes for floats, but hold whole numbers beyond int64: as floats, different ones would become equal."""
     names = [name for name in inferred.names if pa.types.is_floating(inferred.field(name).type) and name not in options.types]
     first = _next(path, _read(path, options, inferred.names, lambda _: None)) if names else None
-    for name in names if first is not None else ():
+    if first is None:
+        return
+    for name in names:
         texts = _nulled(compute.utf8_trim_whitespace(first.column(name))).drop_null()
         if len(texts) and compute.all(compute.match_substring_regex(texts, r"^[+-]?[0-9]+$")).as_py():
             fits = all(0 <= int(text) < 2**64 for text in texts.to_pylist())
