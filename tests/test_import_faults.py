@@ -360,9 +360,16 @@ def test_linked_folders_are_classes(tmp_path):
     (tmp_path / "chosen" / "cat").symlink_to(tmp_path / "real" / "cat")
     (tmp_path / "chosen" / "feline").symlink_to("../real/cat")
     (tmp_path / "chosen" / "loop").symlink_to(tmp_path / "chosen")
+    (tmp_path / "chosen" / "up").symlink_to(tmp_path)
+    for one, other in (("x", "y"), ("y", "x")):  # Two folders that lead to each other.
+        (tmp_path / "each" / one).mkdir(parents=True)
+        (tmp_path / "each" / one / "1.png").write_bytes(encoded())
+        (tmp_path / "each" / one / "other").symlink_to(f"../{other}")
     report = import_data(tmp_path / "chosen", tmp_path / "ds")
     ds = ps.open(tmp_path / "ds")
     assert report.samples == 2 and ds.schema["label"].names == ("cat", "feline") and ds["path"][:] == ["cat/1.png", "feline/1.png"]
+    import_data(tmp_path / "each", tmp_path / "each-ds")
+    assert ps.open(tmp_path / "each-ds")["path"][:] == ["x/1.png", "x/other/1.png", "y/1.png", "y/other/1.png"]
     with pytest.raises(ps.InvalidInputError, match="2 files, none of which include and exclude choose"):
         import_data(tmp_path / "real", tmp_path / "other", include=["*.jpg"])
 

@@ -141,15 +141,21 @@ def _groups(files: list[pathlib.Path]) -> Iterator[list[pathlib.Path]]:
         yield group
 
 
-def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    for where, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(where)
-        # A link to a folder is as good as the folder, but for one that leads back to where it lies in.
-        ends = {name: os.path.realpath(os.path.join(where, name)) for name in folders}
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and not f"{real}/".startswith(f"{ends[name]}/"))
-        for name in names:
-            if not name.startswith("."):
-                yield pathlib.Path(where, name)
+def _walk(folder: pathlib.Path, within: tuple[str, ...] = ()) -> Iterator[pathlib.Path]:
+    """Give the files of a folder and of those in it. A link to a folder is as good as the folder, but for one that leads back to where it is."""
+    real = os.path.realpath(folder)
+    if any(f"{one}/".startswith(f"{real}/") for one in within):
+        return
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise InvalidInputError(f"cannot import `{folder}`: {error}") from error
+    for entry in entries:
+        if entry.is_dir():
+            yield from _walk(folder / entry.name, (*within, real))
+        else:
+            yield folder / entry.name
 
 
 def _class_of(folder: pathlib.Path, file: pathlib.Path) -> str | None:
