@@ -187,9 +187,15 @@ for batch in loader:
     pass
 print(json.dumps([int(told.split("about ")[1].split()[0].replace(",", "")), ds.stats()["ranges"] - before]))
 """
-    for column, memory in (("v", 256), ("s", 256), ("t", 256), ("v", 32)):
+    packed = np.random.default_rng(0).random((40_000, 64), dtype=np.float32)
+    ps.create(tmp_path / "packed", {"w": ps.Tensor((64,), "float32", codec="lz4")}).append({"w": packed})  # 10 MiB.
+    # Of the cache, which is half of the memory, all that is read fits in a half, in the whole, or not.
+    for column, memory in (("v", 256), ("s", 256), ("t", 256), ("v", 32), ("w", 64), ("w", 32), ("w", 16)):
         out = subprocess.run(
-            [sys.executable, "-c", program, tmp_path / "ds", column, str(memory)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", program, tmp_path / ("packed" if column == "w" else "ds"), column, str(memory)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         told, made = json.loads(out.stdout)
         # Batches that are read at once may ask for the same blocks, or one for what is left between those of others.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,16 +46,21 @@ def explained(loader: Loader) -> dict[str, str]:
     if windowed:
         asked, moved = draws / windowed.order["run_samples"] / parts, total / parts
     elif ranged:
-        # If the cache can hold what lies between a source's first and last block, each block is read once: with its neighbours, or in
-        # ranges as long as those of one batch, if they are longer.
-        least_asked = least_moved = 0.0
-        for source, (count, long) in ranged:
+        asked = moved = 0.0
+        for source, counts in ranged:
+            count, long = (number / max(1, len(looked)) * steps for number in counts)
             gap, kept = source.view._snapshot.request_cost()
-            stored = source.sample_bytes * len(source.view._snapshot)
-            cached = source.view._column_bytes(source.columns)[3] <= kept
-            least_asked += stored / max(gap, long / max(1, count)) + 1 if cached else math.inf
-            least_moved += stored if cached else math.inf
-        asked, moved = min(asked, least_asked), min(moved, least_moved)
+            stored, decoded, block, spanned = source.view._column_bytes(source.columns)
+            if spanned <= kept:
+                # The cache can hold what lies between a source's first and last block: each block is read once, with its neighbours, or in
+                # ranges as long as those of one batch, if they are longer.
+                count, long = min(count, stored / max(gap, long / max(1.0, count)) + 1), min(long, stored)
+            elif block:
+                # It holds a part of the blocks, of which a draw finds its own as often as that part is of all; but each is read once.
+                missed = max(0.0, 1 - 2 * kept / max(1, decoded))
+                blocks = len(source.columns) * decoded / block
+                count, long = max(count * missed, min(count, blocks)), max(long * missed, min(long, stored))
+            asked, moved = asked + count, moved + long
     mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader._sources)
     answer = {
         "epoch": f"{draws} samples in {steps} steps of {loader.global_batch_size} ({loader.global_batch_size // loader.world_size} a rank)",
@@ -66,7 +70,9 @@ def explained(loader: Loader) -> dict[str, str]:
         if requests
         else "none: files are mapped"
         if mapped
-        else "one a file",
+        else "one a file"
+        if any(source.view._files is not None for source in loader._sources)
+        else "none: what is read is cached",
         "memory": f"batches ahead, and windows that are held, take up to {size_text(loader.memory_bytes)}; a batch of fixed shapes {size_text(loader._core.least_bytes)}",
         "shuffle": f"a batch comes from {min(1.0, quality):.0%} as many places as in a full permutation",
     }
