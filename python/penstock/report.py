@@ -48,19 +48,19 @@ def explained(loader: Loader) -> dict[str, str]:
     elif ranged:
         asked = moved = 0.0
         for source, counts in ranged:
-            count, long = (number / max(1, len(looked)) * steps for number in counts)
+            some, some_bytes = (number / max(1, len(looked)) * steps for number in counts)
             gap, kept = source.view._snapshot.request_cost()
             stored, decoded, block, spanned = source.view._column_bytes(source.columns)
             if spanned <= kept:
                 # The cache can hold what lies between a source's first and last block: each block is read once, with its neighbours, or in
                 # ranges as long as those of one batch, if they are longer.
-                count, long = min(count, stored / max(gap, long / max(1.0, count)) + 1), min(long, stored)
+                some, some_bytes = min(some, stored / max(gap, some_bytes / max(1.0, some)) + 1), min(some_bytes, stored)
             elif block:
                 # It holds a part of the blocks, of which a draw finds its own as often as that part is of all; but each is read once.
                 missed = max(0.0, 1 - 2 * kept / max(1, decoded))
                 blocks = len(source.columns) * decoded / block
-                count, long = max(count * missed, min(count, blocks)), max(long * missed, min(long, stored))
-            asked, moved = asked + count, moved + long
+                some, some_bytes = max(some * missed, min(some, blocks)), max(some_bytes * missed, min(some_bytes, stored))
+            asked, moved = asked + some, moved + some_bytes
     mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader._sources)
     answer = {
         "epoch": f"{draws} samples in {steps} steps of {loader.global_batch_size} ({loader.global_batch_size // loader.world_size} a rank)",
