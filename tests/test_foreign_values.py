@@ -213,3 +213,13 @@ def test_a_batch_of_samples_is_the_batch_that_a_take_gives(root):
         for samples in (data.__getitems__(rows), [data[row] for row in rows]):
             with pytest.raises(ps.InvalidInputError, match="null"):
                 ps.torch.collate(samples)
+
+
+def test_numbers_beyond_every_float_are_refused(given):
+    if np.finfo(np.longdouble).max <= np.finfo(np.float64).max:
+        return  # No wider floats here.
+    beyond = np.longdouble("1e4000")
+    for dtype in ("float64", "float32", "bfloat16", "complex64"):
+        with pytest.raises(ps.InvalidInputError, match="out of the range"):
+            given(dtype, np.array([1.5, beyond]))
+        assert given(dtype, np.array([1.5, np.longdouble("inf")])).tolist() == [1.5, float("inf")]

@@ -313,3 +313,16 @@ def test_a_crop_of_one_number_fits_tensors_of_one_dimension(root, size):
         assert all((np.diff(line) == 1).all() for line in batch["line"]) and all(
             len(line) == 4 and (np.diff(line) == 1).all() for line in batch["free"]
         )
+
+
+def _raises_what_cannot_be_pickled(sample, rng):
+    raise ValueError(threading.Lock())
+
+
+@pytest.mark.local
+def test_an_exception_that_cannot_be_pickled_is_no_defect_of_ours(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int64"})
+    ds.append({"n": range(4)})
+    loader = ds.loader(batch_size=2, transform=[_raises_what_cannot_be_pickled], python_workers=1)
+    with pytest.raises(ps.InvalidInputError, match="_raises_what_cannot_be_pickled"), loader:
+        next(iter(loader))

@@ -252,7 +252,7 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
             out = array.astype(wanted)
         # Of floats only the range can be lost; that fewer digits are kept is what the column says.
         if wanted.kind in "fcV" and wanted != array.dtype and (bad := ~np.isfinite(out)).any():
-            bad &= np.isfinite(array.astype(np.complex128 if kind == "c" else np.float64))
+            bad &= np.isfinite(array if kind in "fc" else array.astype(np.float64))
             if bad.any():
                 raise refuse(bad, f"is out of the range of {dtype}")
         return out

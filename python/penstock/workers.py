@@ -128,7 +128,11 @@ def _raised(body: bytes, text: str) -> BaseException:
     try:
         error: BaseException = pickle.loads(body)
     except Exception:
-        return InternalError(f"a python worker failed:\n{text}")
+        return InvalidInputError(
+            f"a python worker failed with an exception that cannot be sent here:\n{text}",
+            code="invalid-value",
+            hint="raise one that pickle can copy",
+        )
     error.add_note(f"in a python worker:\n{text}")
     return error
 
