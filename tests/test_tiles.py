@@ -406,6 +406,13 @@ def test_masks_and_odd_indices_are_those_of_numpy(root):
     long = ps.create(f"{root}-long", {"v": ps.Tensor((300,), "int16", tile=(100,))})
     long.append({"v": np.arange(300, dtype="int16")[None]})
     assert ds["v"][0, 0, 0, 0] == 0 and newest(long, 1)["v"][0, np.array([1, -1], np.int8)].tolist() == [1, 299]
+    words = ps.create(f"{root}-words", {"t": ps.Text(), "j": ps.Json(), "b": ps.Bytes(), "n": "int32"})
+    words.append({"t": ["abc"], "j": [{"a": 1}], "b": [b"xyz"], "n": [3]})
+    for name, value in (("t", "abc"), ("j", {"a": 1}), ("b", b"xyz"), ("n", 3)):
+        assert words[name][0,] == words[name][0] == value and len(words[name][:,]) == len(words[name][[0],]) == 1
+        if name != "n":
+            with pytest.raises(ps.InvalidInputError, match="come whole"):
+                words[name][0, 0]
     with pytest.raises(ps.InvalidInputError, match="tile=5"):
         ps.Tensor((3, 3), "int8", tile=5)
 

@@ -385,7 +385,12 @@ class Column:
         """
         view = self._view._view
         if isinstance(key, tuple):
-            return self._parts(key[0], key[1:]) if key else self[:]
+            if len(key) < 2:
+                return self[key[0] if key else slice(None)]
+            kind = self._view.schema[self.name].type
+            if kind in ("text", "json", "bytes"):
+                raise InvalidInputError(f"cannot read a part of column `{self.name}`: values of {kind} come whole", code="invalid-argument")
+            return self._parts(key[0], key[1:])
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             which: Any = (start, max(start, stop)) if step == 1 else np.arange(start, stop, step, dtype=np.int64)
