@@ -284,7 +284,7 @@ def _size(value: Any) -> int:
         if isinstance(value, Mapping):
             return 32 + sum(_size(key) + _size(inner) for key, inner in value.items())
         return sum(map(_size, value)) if isinstance(value, list | tuple) else 32
-    except RecursionError:  # The column says that it is no JSON.
+    except RecursionError:  # It contains itself: the column refuses it as no JSON.
         return 32
 
 

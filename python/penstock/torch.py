@@ -142,7 +142,8 @@ def collate(samples: Any) -> dict[str, Any]:
     Images of different size become a list of (C, H, W), ragged values a list of tensors; text, JSON and bytes stay lists.
     Timestamps become int64 microseconds. Cost: no copy for fixed shapes. Raises: InvalidInputError for nulls in a fixed column.
     """
-    if hasattr(samples, "batch") or isinstance(samples, Mapping):  # Of a batch the kind of its values tells: images are lists of arrays.
+    if hasattr(samples, "batch") or isinstance(samples, Mapping):
+        # In a batch, images are the columns that are lists of arrays.
         batch = samples.batch if hasattr(samples, "batch") else samples
         return {name: _tensor(name, values, image=isinstance(values, list)) for name, values in batch.items()}
     forms = {name: form for sample in samples for name, form in getattr(sample, "forms", {}).items()}

@@ -282,7 +282,6 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
     if is_arrow(values):
         values = from_arrow(values, shape)
     values = container(values)
-    values = without_torch(values)
     if isinstance(values, np.ma.MaskedArray):
         mask: Array = np.ma.getmaskarray(values).reshape(len(values), -1) if len(values) else np.zeros((0, 1), bool)
         partly = np.asarray(mask.any(axis=1) & ~mask.all(axis=1))
@@ -295,6 +294,7 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
         if quick is not None:
             return fixed(*quick)
     if isinstance(values, list):
+        values = without_torch(values)
         nulls = [row for row, value in enumerate(values) if is_null(value)]
         if len(nulls) == len(values):
             array = np.zeros((len(values), *shape), numpy_dtype(dtype))
@@ -395,7 +395,7 @@ def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
 
 
 def tensors_of(values: Any) -> Array:
-    """Give an Arrow array of tensors of one shape as an array (N, *shape), in the order of axes that its type tells; nulls are masked."""
+    """Give an Arrow array of tensors of one shape as an array (N, *shape). Its type gives the order of the axes; nulls are masked."""
     kind, storage = values.type, values.storage
     size = math.prod(kind.shape)
     flat = storage.values.slice(storage.offset * size, len(values) * size)
@@ -538,8 +538,7 @@ def arrays_of(values: Any) -> Any:
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if isinstance(values, pa.FixedShapeTensorArray):
-        masked = tensors_of(values)
-        return [None if np.ma.getmaskarray(array).all() and array.size else array for array in masked] if values.null_count else masked
+        return tensors_of(values)  # A null is masked as a whole, which `one_array` knows.
     if not pa.types.is_struct(values.type) or [field.name for field in values.type] != ["data", "shape"]:
         return values.to_pylist()
     made: list[Any] = []

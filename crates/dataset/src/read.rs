@@ -372,7 +372,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// What is read for a code that nothing stands for: an error, or the code 0 of a null.
+    /// A code has no word or name. Raise an error, or make the sample null and give the code of a null, 0.
     fn null_instead(
         &self,
         why: String,

@@ -233,7 +233,7 @@ impl Snapshot {
         })?;
         let count = files.len().min(TAILS_READ);
         let looked: Vec<&(FileRef, u64)> = (0..count).map(|index| &files[index * files.len() / count]).collect();
-        // A damaged file tells nothing, and is found when it is read: whoever goes on beside damage may do so.
+        // A damaged file is left out of the estimate. The read of one of its samples finds the damage, and the caller decides what it means.
         let passable = |error: &Error| error.kind() == Kind::Corrupt && looked.len() > 1;
         if !self.context.storage.mapped() {
             self.open_tails(looked.iter().map(|(file, samples)| (file, *samples)))

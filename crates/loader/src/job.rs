@@ -289,7 +289,7 @@ impl Recipe {
         Ok(Stored::Fixed { memory, cell, nulls })
     }
 
-    /// Values of a column; where damage does not end the training, also what is no text is damage.
+    /// Read the values of a column. If the loader goes on beside damage, text that is not valid counts as damage, too.
     fn values(&self, reads: &Reads, column: usize) -> Result<Values> {
         let values = reads.values(&self.sources, &self.specs, column)?;
         if let (Values::Raw(raw), false) = (&values, self.on_corrupt == OnCorrupt::Raise) {

@@ -59,7 +59,7 @@ struct Run {
     held: Option<Arc<Held>>,
     /// Samples of it that are still to be drawn here, at most.
     left: u64,
-    /// The number of whoever asked for it last.
+    /// The number of the request that asked for it last.
     asked: u64,
 }
 

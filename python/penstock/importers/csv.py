@@ -182,12 +182,12 @@ def _nulled(texts: pa.Array) -> pa.Array:
 
 def _converted(texts: pa.Array, kind: Scalar) -> tuple[pa.Array, list[int]]:
     """Text → the type of a scalar; also the rows that are none."""
-    # What does not fit a smaller float is for us to refuse.
-    floats = "float" in kind.dtype
-    wanted = pa.float64() if floats else column_type(kind)
     texts = _nulled(compute.utf8_trim_whitespace(texts))
     if kind.dtype == "timestamp":
         return _timestamps(texts)
+    # What does not fit a smaller float is for us to refuse.
+    floats = "float" in kind.dtype
+    wanted = pa.float64() if floats else column_type(kind)
     bad: list[int] = []
     try:
         numbers = texts.cast(wanted)

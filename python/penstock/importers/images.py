@@ -40,9 +40,9 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
         )
         (files if offered else left_out).append(file)
     if not files:
-        narrowed = options.include or options.exclude
         found = f"no images, but {len(left_out)} files of other kinds" if left_out else "no files"
-        found = f"{len(left_out)} files, none of which include and exclude choose" if left_out and narrowed else found
+        if left_out and (options.include or options.exclude):
+            found = f"{len(left_out)} files, none of which include and exclude choose"
         raise InvalidInputError(f"cannot import `{folder}`: it holds {found}", hint="see --format, --include and --exclude")
     classes = _classes(folder, files, accepted=options.on_error == "skip")
     schema: dict[str, ColumnType] = {"image": options.types.get("image", Image()), "path": Text()}
@@ -142,7 +142,7 @@ def _groups(files: list[pathlib.Path]) -> Iterator[list[pathlib.Path]]:
 
 
 def _walk(folder: pathlib.Path, within: tuple[str, ...] = ()) -> Iterator[pathlib.Path]:
-    """Give the files of a folder and of those in it. A link to a folder is as good as the folder, but for one that leads back to where it is."""
+    """Give the files of a folder and of its sub-folders. Links to folders are followed, unless they lead back to a folder they lie in."""
     real = os.path.realpath(folder)
     if any(f"{one}/".startswith(f"{real}/") for one in within):
         return

@@ -119,10 +119,11 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         return np.ma.MaskedArray(filled, ~np.asarray(array.is_valid()))
     if isinstance(kind, Text | Json) and not _is_binary(array.type) and _holds_binary(array.type):
         raise UnsupportedError(f"{array.type} holds binary values, which are no text", code="unsupported-format", hint="flatten it first")
-    if isinstance(kind, Text) and pa.types.is_nested(array.type):
-        return [None if value is None else json.dumps(_plain(value), ensure_ascii=False) for value in array.to_pylist()]
-    if isinstance(kind, Text) and not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type) or _is_binary(array.type)):
-        return [None if value is None else str(value) for value in array.to_pylist()]
+    if isinstance(kind, Text) and _is_binary(array.type):
+        return array.cast(pa.large_binary())  # Taken as text where it is UTF-8.
+    if isinstance(kind, Text) and not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+        text = (lambda value: json.dumps(_plain(value), ensure_ascii=False)) if pa.types.is_nested(array.type) else str
+        return [None if value is None else text(value) for value in array.to_pylist()]
     if isinstance(kind, Tensor) and pa.types.is_fixed_size_list(array.type) and array.null_count == 0 and array.values.null_count == 0:
         flat = np.asarray(array.flatten())
         return (
@@ -132,10 +133,6 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         )
     if isinstance(kind, Json):
         return [_plain(value) for value in array.to_pylist()]
-    if isinstance(kind, Text) and not (
-        pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) or pa.types.is_string(array.type)
-    ):
-        array = array.cast(pa.large_binary())
     return array if isinstance(kind, Text | Bytes | Category | Scalar | Image) else array.to_pylist()
 
 
