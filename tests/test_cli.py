@@ -1,6 +1,7 @@
 """The command line as a user runs it: exit codes, tables, --json, help."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -82,3 +83,19 @@ def test_help_of_every_verb():
     for verb in VERBS:
         assert verb in top and "Usage" in run(verb, "--help").stdout
     assert run("--version").stdout.strip()
+
+
+def test_output_that_cannot_show_or_take_everything(root):
+    ds = ps.create(root, {"text": ps.Text()})
+    ds.append({"text": ["zwölf ☃"]}, message="für später")
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    for verb in ("head", "log", "info", "verify"):
+        for as_json in ([], ["--json"]):
+            command = [sys.executable, "-m", "penstock", verb, str(root), *as_json]
+            done = subprocess.run(command, capture_output=True, text=True, env=ascii_only)
+            assert done.returncode == 0 and done.stdout.isascii() and not done.stderr, done.stderr
+            if as_json and verb == "head":
+                assert json.loads(done.stdout) == {"text": "zwölf ☃"}
+            with open("/dev/full", "w") as full:
+                done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+            assert done.returncode == 1 and done.stderr.splitlines() == ["error: cannot print: [Errno 28] No space left on device"]

@@ -314,3 +314,20 @@ def test_an_abort_inside_a_transaction_is_its_end(root):
     assert len(ds.refresh()) == 0 and len(ds.log()) == 1
     with pytest.raises(ps.InvalidInputError, match="its properties are a list"):
         ds.transaction(properties=[1])
+
+
+def test_what_a_commit_says_is_looked_at_before_there_is_work_to_lose(root):
+    ds = ps.create(root, {"n": "int64"})
+    puts = ds.stats()["puts"]
+    for texts, told in [
+        ({"message": "ü" * 513}, "message has 1026 bytes, at most 1024"),
+        ({"author": "a" * 257}, "author has 257 bytes, at most 256"),
+        ({"properties": {"x": "y" * 1024}}, "properties has 1033 bytes, at most 1024"),
+    ]:
+        with pytest.raises(ps.InvalidInputError, match=told):
+            ds.transaction(**texts)
+    with pytest.raises(ps.InvalidInputError, match="message has 1025 bytes"):
+        ds.append({"n": range(10)}, message="m" * 1025)
+    assert len(ds) == 0 and ds.stats()["puts"] == puts
+    ds.append({"n": [1]}, message="ü" * 512)
+    assert ds.log()[0].message == "ü" * 512

@@ -2,6 +2,9 @@
 
 import datetime
 import json
+import subprocess
+import sys
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -223,3 +226,132 @@ def test_numbers_beyond_every_float_are_refused(given):
         with pytest.raises(ps.InvalidInputError, match="out of the range"):
             given(dtype, np.array([1.5, beyond]))
         assert given(dtype, np.array([1.5, np.longdouble("inf")])).tolist() == [1.5, float("inf")]
+
+
+@pytest.mark.parametrize("form", ["series", "array"])
+def test_pandas_numbers_with_na(given, form):
+    whole = pd.Series([1, None, -(2**62) - 1, 3], dtype="Int64")
+    whole = whole if form == "series" else whole.array
+    assert given("int64", whole).tolist() == [1, None, -(2**62) - 1, 3]
+    assert given("float32", pd.Series([1, None], dtype="UInt8")).tolist() == [1.0, None]
+    assert given("bool", pd.Series([True, None, False], dtype="boolean")).tolist() == [True, None, False]
+    floats = given("float64", pd.array([1.5, None, np.nan], dtype="Float64"))
+    assert np.ma.getmaskarray(floats).tolist() == [False, True, True], "pandas makes NA of NaN here"
+    assert given("int64", pd.Series([1, None, 3], dtype="int64[pyarrow]")).tolist() == [1, None, 3]
+    assert given(ps.Json(), pd.Series([1, None], dtype="Int64")) == [1, None]
+    assert given(ps.Label(["a", "b"]), pd.Series([1, None, 0], dtype="Int64")).tolist() == [1, None, 0]
+    with pytest.raises(ps.InvalidInputError) as caught:
+        given("int8", pd.Series([1, None, 300, 3], dtype="Int64"))
+    assert caught.value.rows == [2] and "300" in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [4, 4000])
+@pytest.mark.parametrize("dtype", ["str", "string", "string[python]", "object", "category"])
+def test_pandas_text(given, dtype, count):
+    texts = ["one", None, "", "zwölf"] * (count // 4)
+    series = pd.Series(texts, dtype=dtype)
+    assert list(given(ps.Text(), series)) == texts
+    words = given(ps.Category(), series)
+    assert np.ma.getmaskarray(words).tolist() == [text is None for text in texts]
+    labels = ps.Label(["", "one", "zwölf"])
+    assert given(labels, series[1:]).tolist() == [None if text is None else labels.names.index(text) for text in texts[1:]]
+    with pytest.raises(ps.InvalidInputError):
+        given(ps.Bytes(), series[:1])  # Text is no bytes, and no path.
+
+
+def of_lists(values, large=False):
+    return pa.array(values, pa.large_list(pa.int16()) if large else pa.list_(pa.int16()))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_lists_of_numbers_of_arrow(given, large):
+    values = [[1, 2], None, [], [-3], [4, 5, 6], None]
+    array = of_lists(values, large)
+    # Below a null may lie numbers.
+    hidden = pa.ListArray.from_arrays(pa.array([0, 2, 4, 5]), pa.array([1, 2, 8, 9, 3], pa.int16()), mask=pa.array([False, True, False]))
+    for given_values, wanted in [
+        (array, values), (array[1:4], values[1:4]), (pa.chunked_array([array[:2], array[2:]]), values), (hidden, [[1, 2], None, [3]]),
+        (of_lists([[], None]), [[], None]),
+    ]:  # fmt: skip
+        for dtype in ("int16", "float32", "int64"):
+            got = given(ps.Tensor((None,), dtype), given_values)
+            assert [None if one is None else one.tolist() for one in got] == wanted
+    assert given(ps.Tensor((2,), "int64"), of_lists([[1, 2], [3, 4]], large)).tolist() == [[1, 2], [3, 4]]
+    assert given(ps.Tensor((2,), "int64"), of_lists([[1, 2], None], large)).tolist() == [[1, 2], [None, None]]
+    assert given(ps.Tensor((None,), "bool"), pa.array([[True], [False, True]]))[1].tolist() == [False, True]
+    for bad, kind in [
+        ([[1], [2, None]], ps.Tensor((None,), "int16")), ([[1], [300]], ps.Tensor((None,), "int8")),
+        ([[1, 2], [2]], ps.Tensor((2,), "int16")), ([[1], [3, 2, 1]], ps.Tensor((2,), "int16")),
+    ]:  # fmt: skip
+        with pytest.raises(ps.InvalidInputError) as caught:
+            given(kind, of_lists(bad, large))
+        assert caught.value.rows == ([0] if bad[0] == [1] and kind.shape == (2,) else [1]), caught.value
+
+
+def test_arrow_numbers_with_nulls(given):
+    assert given("int64", pa.array([2**62 + 1, None])).tolist() == [2**62 + 1, None]
+    assert given("float64", pa.array([0.1, None, 3.0])).tolist() == [0.1, None, 3.0]
+    assert given("bool", pa.array([True, None])).tolist() == [True, None]
+    assert given("float16", pa.array([np.float16(2), None], pa.float16())).tolist() == [2, None]
+    with pytest.raises(ps.InvalidInputError) as caught:
+        given("int8", pa.array([None, 1, 300]))
+    assert caught.value.rows == [2]
+
+
+def test_what_python_must_make_of_arrow_is_made_a_little_at_a_time(root):
+    """By the peak of Python's own allocations, of which NumPy's are a part."""
+    columns = [
+        (ps.Json(), pa.array([{"a": row, "b": str(row)} for row in range(200_000)]), 24),
+        (ps.Tensor((None,), "float32"), pa.ListArray.from_arrays(pa.array(range(0, 4_000_001, 4)), pa.array(np.zeros(4_000_000, np.float32))), 32),
+        (ps.Scalar("int64"), pd.array(np.arange(4_000_000), dtype="Int64"), 48),
+        (ps.Text(), pd.Series([f"text {row}" for row in range(400_000)], dtype="str"), 8),
+    ]  # fmt: skip
+    for number, (kind, values, most) in enumerate(columns):
+        ds = ps.create(f"{root}-{number}", {"c": kind})
+        tracemalloc.start()
+        try:
+            ds.append({"c": values})
+            assert tracemalloc.get_traced_memory()[1] <= most << 20, (kind, tracemalloc.get_traced_memory()[1] / (1 << 20))
+        finally:
+            tracemalloc.stop()
+
+
+def test_keys_that_json_would_make_one_are_refused(given, tmp_path):
+    assert given(ps.Json(), [{1: "a", "2": {3: "b"}}]) == [{"1": "a", "2": {"3": "b"}}]
+    for value in ({1: "a", "1": "b"}, [0, ({"x": {None: 1, "null": 2}},)], {True: 0, "true": 1}):
+        with pytest.raises(ps.InvalidInputError, match="row 1 is no JSON: two of its keys") as caught:
+            given(ps.Json(), [{}, value])
+        assert caught.value.rows == [1]
+    rows = [{"1": 5}, {1: 6}, {1: 7, "1": 8}]
+    report = ps.importers.import_data(rows, tmp_path / "set", on_error="skip")
+    assert [refusal.path for refusal in report.refused] == ["row 2"] and "one name" in report.refused[0].message
+    assert ps.open(tmp_path / "set")["1"][:].tolist() == [5, 6]
+
+
+JAX = """
+import jax, numpy as np, penstock as ps, sys
+jax.config.update("jax_enable_x64", sys.argv[1] == "x64")
+ds = ps.create("memory://jax", {"n": "int64", "u": "uint64", "f": "float64", "t": "timestamp"})
+ds.append({"n": [2**31 - 1, -2**31], "u": [0, 2**32 - 1], "f": [0.5, 1.5], "t": np.array([0, 1], "datetime64[us]")})
+ds.append({"n": [2**31, 0], "u": [2**32, 0], "f": [1e300, 0], "t": np.array(["2026-01-01", "2026-01-02"], "datetime64[us]")})
+for name in ds.schema:
+    batches = []
+    try:
+        for batch in ds.loader(batch_size=2, columns=[name], output="jax"):
+            batches.append(np.asarray(batch[name]).tolist())
+    except ps.InvalidInputError as error:
+        batches.append(f"column `{name}`" in str(error) and "JAX_ENABLE_X64" in error.hint)
+    print(name, batches)
+"""
+
+
+@pytest.mark.parametrize("width", ["x32", "x64"])
+def test_jax_never_changes_a_whole_number(width):
+    done = subprocess.run([sys.executable, "-c", JAX, width], capture_output=True, text=True, check=True)
+    got = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    times = [1_767_225_600_000_000, 1_767_312_000_000_000]
+    narrow = width == "x32"
+    assert got["n"] == str([[2**31 - 1, -(2**31)], True if narrow else [2**31, 0]])
+    assert got["u"] == str([[0, 2**32 - 1], True if narrow else [2**32, 0]])
+    assert got["t"] == str([[0, 1], True if narrow else times])
+    assert got["f"] == str([[0.5, 1.5], [float("inf") if narrow else 1e300, 0.0]])

@@ -394,3 +394,68 @@ def test_bytes_that_are_no_image_are_bytes(tmp_path):
     """Only columns of media are held to being media."""
     import_data([{"b": b"no image", "p": encoded()}, {"b": None, "p": b""}], tmp_path / "ds", types={"p": ps.Bytes()})
     assert ps.open(tmp_path / "ds")["b"][:] == [b"no image", None]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_csv_that_ends_within_quotes_is_refused(tmp_path, on_error, encoding):
+    """Cut short behind an opening quote, it would be read to the end as one value."""
+    path = tmp_path / "table.csv"
+    whole = "id,text\n" + "".join(f'{row},"line {row}\nwith ""quotes"" and ü"\n' for row in range(50))
+    path.write_text(whole, encoding)
+    assert import_data(path, tmp_path / "set", encoding=encoding, on_error=on_error).samples == 50
+    for cut in ("with", '"" and', " ü"):
+        path.write_text(whole[: whole.rindex(cut) + len(cut)], encoding)
+        with pytest.raises(ps.InvalidInputError, match="a quote in row 50 is never closed"):
+            import_data(path, tmp_path / "cut", encoding=encoding, on_error=on_error)
+    path.write_text(whole + '50,"', encoding)  # Nothing behind it is lost.
+    assert import_data(path, tmp_path / "end", encoding=encoding).samples == 51
+
+
+def test_a_quote_that_swallows_a_large_csv_is_told_with_its_place(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("id,text\n" + "".join(f"{row},t{row}\n" for row in range(1000)) + '1000,"open\n' + "1,t\n" * 3_000_000)
+    with pytest.raises(ps.InvalidInputError, match="a row after row 1000 has more than 4 MiB, or a quote in it is never closed") as caught:
+        import_data(path, tmp_path / "set")
+    assert "--quote" in caught.value.hint
+    assert import_data(path, tmp_path / "set", quote="").samples == 3_001_001
+
+
+@pytest.mark.parametrize("kind", ["duration", "time64"])
+def test_files_of_other_units_are_refused(tmp_path, kind):
+    """They are stored as numbers of the first one's unit."""
+    make = getattr(pa, kind)
+    (tmp_path / "source").mkdir()
+    for name, unit in (("a", "us"), ("b", "us")):
+        pq.write_table(pa.table({"d": pa.array([1, 2], make(unit))}), tmp_path / "source" / f"{name}.parquet")
+    assert import_data(tmp_path / "source", tmp_path / "same", format="parquet").samples == 4
+    pq.write_table(pa.table({"d": pa.array([1, 2], make("ns"))}), tmp_path / "source" / "b.parquet")
+    with pytest.raises(ps.InvalidInputError, match=rf"b.parquet`: its column `d` is {kind}\[ns\], that of `.*a.parquet` {kind}\[us\]"):
+        import_data(tmp_path / "source", tmp_path / "set", format="parquet")
+
+
+def test_parquet_is_read_in_few_pieces(tmp_path):
+    pq.write_table(pa.table({"n": pa.array([1] * 200_000, pa.int16())}), tmp_path / "t.parquet")
+    done = []
+    import_data(tmp_path / "t.parquet", tmp_path / "set", progress=lambda now, *_: done.append(now))
+    assert len(done) == 4, "65,536 rows at once"
+
+
+@pytest.mark.parametrize("number", [-(2**63), 2**63 - 1, -(2**63) - 1, 2**63, 2**64 - 1, 2**64])
+def test_whole_numbers_of_rows_at_the_edges(root, number):
+    import_data([{"n": number}, {"n": 0}], root)
+    ds = ps.open(root)
+    kind = "int64" if -(2**63) <= number < 2**63 else "uint64" if 0 <= number < 2**64 else None
+    assert ds.schema["n"] == (ps.Scalar(kind) if kind else ps.Json())
+    assert list(ds["n"][:]) == [number, 0]
+
+
+def test_a_dataset_that_a_failed_import_leaves_is_named():
+    """In a bucket, or in memory, it cannot be taken away as one."""
+    place, rows = "memory://failed-import", [{"n": 1}, {"n": "x"}]
+    for attempt, left in ((1, True), (2, False)):
+        with pytest.raises(ps.InvalidInputError) as caught:
+            import_data(rows, place, types={"n": "int64"})
+        assert caught.value.hint.startswith("pass --on-error skip"), attempt
+        assert (f"the dataset `{place}` was made and stays, empty" in caught.value.hint) == left
+    assert import_data(rows[:1], place).samples == 1 and ps.open(place)["n"][:].tolist() == [1]

@@ -302,3 +302,14 @@ def test_a_link_that_is_turned_stages_nothing_in_the_other_dataset(tmp_path):
     assert caught.value.code == "dataset-replaced"
     transaction.abort()
     assert not (tmp_path / "other" / "d").exists() or not list((tmp_path / "other" / "d").iterdir())
+
+
+@pytest.mark.local
+def test_a_link_that_leads_nowhere_is_told(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ps.NotFoundError) as caught:
+        ps.create(link, {"n": "int64"})
+    assert str(link) in str(caught.value) and "link that leads nowhere" in caught.value.hint
+    (tmp_path / "nowhere").mkdir()
+    assert len(ps.create(link, {"n": "int64"})) == 0

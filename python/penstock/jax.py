@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from penstock.errors import InvalidInputError
 from penstock.view import Batch
 
 
 def arrays(batch: Batch) -> Batch:
     """Put the arrays of a batch on JAX's default device; lists, text and `Ragged` stay as they are. Timestamps become int64 microseconds.
 
-    Cost: one copy. JAX makes 32-bit numbers of 64-bit ones unless `jax_enable_x64` is set.
+    Cost: one copy. JAX makes 32-bit numbers of 64-bit ones unless `jax_enable_x64` is set; whole numbers that would not be the same then
+    are an InvalidInputError.
     """
     return {
-        name: _array(values) if isinstance(values, np.ndarray) and values.dtype.kind in "biufcMV" else values
+        name: _array(values, name) if isinstance(values, np.ndarray) and values.dtype.kind in "biufcMV" else values
         for name, values in batch.items()
     }
 
 
-def _array(values: Any) -> Any:
-    return jnp.array(values.view(np.int64) if values.dtype.kind == "M" else values)
+def _array(values: Any, name: str) -> Any:
+    values = values.view(np.int64) if values.dtype.kind == "M" else values
+    if values.dtype in (np.int64, np.uint64) and values.size and not jax.config.jax_enable_x64:
+        narrow = np.iinfo(values.dtype.str[1] + "4")
+        if values.min() < narrow.min or values.max() > narrow.max:
+            raise InvalidInputError(
+                f"column `{name}` has values beyond 32 bits, which JAX would change", code="invalid-value",
+                hint="set JAX_ENABLE_X64=1 for 64-bit numbers, or leave the column out",
+            )  # fmt: skip
+    return jnp.array(values)

@@ -289,7 +289,7 @@ class Loader:
                     line.update()
                 yield batch
                 if turn != self._turn:
-                    raise ClosedError("this iteration is over: another one of the same loader has begun", code="transaction-closed")
+                    raise ClosedError("this iteration is over: another one of the same loader has begun", code="loader-closed")
         finally:
             if line:
                 line.close()
@@ -330,7 +330,7 @@ class Loader:
     def _next(self) -> Batch:
         given = self._core.next() if self._pool is None else self._pool.next()
         if given is None:
-            raise ClosedError("this loader was closed while it was iterated", code="transaction-closed")
+            raise ClosedError("this loader was closed while it was iterated", code="loader-closed")
         self._step += 1
         self._given += np.array([1, len(given[1]["valid"]), given[1]["bytes"], len(given[1]["refused"])])
         return self._as_output(given[0] if self._pool is not None else self._staged(self._core, *given))
@@ -592,7 +592,7 @@ class _Noted:
 
 def _two_threads() -> ClosedError:
     text = "two threads iterate this loader at once: each batch would come to one of them only"
-    return ClosedError(text, code="transaction-closed", hint="give each thread a loader of its own, or batches through a queue")
+    return ClosedError(text, code="loader-closed", hint="give each thread a loader of its own, or batches through a queue")
 
 
 def _has_nulls(name: str, count: int) -> InvalidInputError:

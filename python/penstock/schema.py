@@ -24,6 +24,7 @@ from penstock.values import (
     is_null_word,
     is_utf8,
     items_of,
+    masked_from_pandas,
     numpy_dtype,
     pictures,
     plain_numbers,
@@ -33,6 +34,7 @@ from penstock.values import (
     rows_of,
     short_strings,
     strings,
+    text_from_pandas,
     without_torch,
 )  # fmt: skip
 
@@ -88,6 +90,7 @@ class Text(ColumnType):
     type = "text"
 
     def rows(self, values: Any) -> Any:
+        values = text_from_pandas(values)
         whole = short_strings(values)
         return rows_of(values) if whole is None else whole
 
@@ -114,6 +117,25 @@ class Bytes(ColumnType):
         return flat_from_arrow(values) or ("items", [blob(value, row) for row, value in enumerate(items_of(values))])
 
 
+def _has_keys_of_one_name(value: Any) -> bool:
+    """Tell whether some dict has keys such as 1 and "1", of which JSON would keep one.
+
+    >>> _has_keys_of_one_name([{1: "a", "1": "b"}]), _has_keys_of_one_name({1: "a", "2": {}})
+    (True, False)
+    """
+    within = [value]
+    while within:
+        value = within.pop()
+        if isinstance(value, dict):
+            if any(type(key) is not str for key in value) and len(json.loads(json.dumps(dict.fromkeys(value)))) < len(value):
+                return True
+            value = value.values()
+        elif not isinstance(value, list | tuple):
+            continue
+        within += [one for one in value if isinstance(one, dict | list | tuple)]
+    return False
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Json(ColumnType):
     """Anything that JSON can hold, stored as compact text. Reads as Python objects.
@@ -128,6 +150,8 @@ class Json(ColumnType):
         for row, value in enumerate(items_of(values)):
             try:
                 text = None if is_null(value) else json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+                if text and _has_keys_of_one_name(value):
+                    raise ValueError("two of its keys have one name as text")
             except (TypeError, ValueError, RecursionError) as error:
                 raise fail(f"is no JSON: {error}", row) from error
             items.append(text)
@@ -154,7 +178,8 @@ class Label(ColumnType):
         return {**super().spec(), "names": list(self.names)}
 
     def rows(self, values: Any) -> Any:
-        return coded_from_arrow(values) or coded_from_strings(values) or rows_of(values)
+        values = rows_of(text_from_pandas(values))
+        return coded_from_arrow(values) or coded_from_strings(values) or values
 
     def prepare(self, values: Any) -> Prepared:
         return codes_or_words(values)
@@ -170,7 +195,8 @@ class Category(ColumnType):
     type = "category"
 
     def rows(self, values: Any) -> Any:
-        return coded_from_arrow(values) or coded_from_strings(values) or rows_of(values)
+        values = rows_of(text_from_pandas(values))
+        return coded_from_arrow(values) or coded_from_strings(values) or values
 
     def prepare(self, values: Any) -> Prepared:
         return codes_or_words(values)
@@ -190,6 +216,7 @@ class Scalar(ColumnType):
         return {**super().spec(), "dtype": self.dtype}
 
     def rows(self, values: Any) -> Any:
+        values = masked_from_pandas(values)
         quick = plain_numbers(values, self.dtype) if isinstance(values, list) else None
         if quick is None:
             return rows_of(values)

@@ -201,6 +201,22 @@ def from_pandas(values: Any) -> Any:
     return [None if gone else value for value, gone in zip(values.astype(object), missing, strict=True)]
 
 
+def masked_from_pandas(values: Any) -> Any:
+    """Give a pandas Series or array of numbers with NA, such as Int64, as a masked array; all else as it is."""
+    kind = getattr(getattr(values, "dtype", None), "numpy_dtype", None)
+    if not hasattr(values, "isna") or kind is None or kind.kind not in "biuf":
+        return values
+    return np.ma.MaskedArray(values.to_numpy(dtype=kind, na_value=kind.type(0)), np.asarray(values.isna()))
+
+
+def text_from_pandas(values: Any) -> Any:
+    """Give a pandas Series or array whose text lies in Arrow as that; all else as it is."""
+    if not hasattr(values, "isna") or getattr(values.dtype, "name", "") not in ("str", "string"):
+        return values
+    array = getattr(values, "array", values)
+    return array.__arrow_array__() if hasattr(array, "__arrow_array__") else values
+
+
 def fixed(array: Array, validity: npt.NDArray[np.bool_] | None) -> Prepared:
     """Prepare n equal samples."""
     contiguous = np.ascontiguousarray(array)
@@ -387,11 +403,32 @@ def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     if pa.types.is_nested(values.type):
-        whole = pa.types.is_fixed_size_list(values.type) and values.null_count == 0 and not pa.types.is_nested(values.type.value_type)
-        if whole and (flat := values.flatten()).null_count == 0:
-            return np.asarray(flat).reshape(len(values), *shape) if len(flat) == len(values) * int(np.prod(shape)) else values.to_pylist()
+        flat = flat_list(values)
+        even = len(shape) == 1 or pa.types.is_fixed_size_list(values.type)
+        if flat is None or values.null_count or not even or (flat[1] != math.prod(shape)).any():
+            return values.to_pylist()
+        return flat[0].reshape(len(values), *shape)
+    if values.null_count == 0:
+        return values.to_numpy(zero_copy_only=False)
+    if not (pa.types.is_integer(values.type) or pa.types.is_float32(values.type) or pa.types.is_float64(values.type)):
         return values.to_pylist()
-    return values.to_numpy(zero_copy_only=False) if values.null_count == 0 else values.to_pylist()
+    return np.ma.MaskedArray(np.asarray(values.fill_null(0)), ~np.asarray(values.is_valid()))
+
+
+def flat_list(values: Any) -> tuple[Array, npt.NDArray[np.int64]] | None:
+    """Give the numbers of an Arrow array of lists one after the other, and how many each has; None for lists of all else, or with nulls."""
+    import pyarrow as pa
+    import pyarrow.compute as compute
+
+    kind = values.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return None
+    if not (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type) or pa.types.is_boolean(kind.value_type)):
+        return None
+    flat = values.flatten()  # Without what lies below a null.
+    if flat.null_count:
+        return None
+    return np.asarray(flat), np.asarray(compute.list_value_length(values).fill_null(0)).astype(np.int64)
 
 
 def tensors_of(values: Any) -> Array:
@@ -518,6 +555,9 @@ def timestamp(item: Any, row: int) -> np.datetime64:
 
 def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
     """Prepare arrays of different shapes."""
+    whole = ragged_from_arrow(values, shape, dtype) if is_arrow(values) and len(shape) == 1 else None
+    if whole is not None:
+        return whole
     arrays: list[Array | None] = []
     free = [axis for axis, size in enumerate(shape) if size is None]
     values = arrays_of(values) if is_arrow(values) else container(values)
@@ -529,6 +569,24 @@ def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
     validity = np.array([array is not None for array in arrays], dtype=bool)
     flat = np.concatenate(data) if data else np.empty(0, np.uint8)
     return ("flat", flat, np.cumsum(sizes), shapes.reshape(len(arrays), len(free)), validity)
+
+
+def ragged_from_arrow(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared | None:
+    """Take lists of numbers from Arrow without making Python objects; None where that does not go, for the row to be found one by one."""
+    import pyarrow as pa
+
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    flat = flat_list(values) if isinstance(values, pa.Array) else None
+    if flat is None:
+        return None
+    try:
+        numbers = np.ascontiguousarray(cast(flat[0], dtype))
+    except InvalidInputError:
+        return None
+    ends = np.cumsum(flat[1] * numbers.itemsize)
+    validity = np.asarray(values.is_valid())
+    return ("flat", numbers.view(np.uint8) if numbers.size else np.empty(0, np.uint8), ends, flat[1].reshape(-1, 1), validity)
 
 
 def arrays_of(values: Any) -> Any:
@@ -611,6 +669,15 @@ def offsets_of(values: Any) -> npt.NDArray[np.int64] | None:
         return None
     offsets = np.frombuffer(values.buffers()[1], np.int64 if wide else np.int32)
     return offsets[values.offset : values.offset + len(values) + 1].astype(np.int64, copy=False)
+
+
+def becomes_objects(values: Any) -> bool:
+    """Tell whether values of Arrow can only be taken as Python objects: those within values, but for lists of numbers."""
+    if not is_arrow(values) or not values.type.num_fields:
+        return False
+    import pyarrow as pa
+
+    return bool(values.type.num_fields > 1 or not pa.types.is_primitive(values.type.field(0).type))
 
 
 class Coded:

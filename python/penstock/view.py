@@ -23,30 +23,47 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Any]
 _INT64 = np.dtype(np.int64)
+_MOST = np.iinfo(np.int64).max
 
 
 def positions_of(key: Any, length: int) -> npt.NDArray[np.int64]:
     """Turn a list, tuple, range or array of whole numbers, or a mask of `length` bools, into int64 positions."""
     if type(key) is np.ndarray and key.dtype is _INT64 and key.ndim == 1:
         return key
-    if isinstance(key, MaskedArray):
-        raise InvalidInputError("positions are a masked array", hint="leave the masked ones out first")
-    try:
-        array = np.asarray(key)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidInputError(f"positions make no array: {error}") from error
+    array = _whole_numbers(key, "position")
     if array.dtype == bool:
         if array.shape != (length,):
             raise InvalidInputError(f"a mask of shape {array.shape}, expected ({length},)")
         return np.flatnonzero(array).astype(np.int64)
-    if array.size == 0:
-        return np.empty(0, np.int64)
-    if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise InvalidInputError(f"positions are an array {array.shape} of {array.dtype}, expected (N,) of whole numbers")
-    if array.dtype == np.uint64 and int(array.max()) > np.iinfo(np.int64).max:
-        place = int(np.argmax(array))
+    if array.dtype == np.uint64 and len(beyond := np.flatnonzero(array > _MOST)):
+        place = int(beyond[0])
         raise OutOfRangeError(f"cannot take position {array[place]}: no dataset has so many samples", rows=[place])
     return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _row_ids_of(key: Any) -> npt.NDArray[np.int64]:
+    """Turn a list, tuple, range or array of row ids into an int64 array."""
+    array = _whole_numbers(key, "row id")
+    if array.dtype == bool:
+        raise InvalidInputError("row ids are bools, expected whole numbers", hint="a mask goes where positions go")
+    if array.dtype == np.uint64 and len(beyond := np.flatnonzero(array > _MOST)):
+        raise NotFoundError(f"cannot find row id {array[beyond[0]]}: it is beyond 64 bits", code="row-id-not-found")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _whole_numbers(key: Any, what: str) -> npt.NDArray[Any]:
+    """Make an array of one dimension, of whole numbers or bools."""
+    if isinstance(key, MaskedArray):
+        raise InvalidInputError(f"{what}s are a masked array", hint="leave the masked ones out first")
+    try:
+        array = np.asarray(key)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidInputError(f"{what}s make no array: {error}") from error
+    if array.size == 0 and array.dtype != bool:
+        return np.empty(0, np.int64)
+    if array.dtype != bool and (array.dtype.kind not in "iu" or array.ndim != 1):
+        raise InvalidInputError(f"{what}s are an array {array.shape} of {array.dtype}, expected (N,) of whole numbers")
+    return array
 
 
 def one_position(key: Any) -> int | None:
@@ -161,7 +178,7 @@ class View:
         form = "decoded" if decode else "stored"
         names = _names(columns)
         if row_ids is not None:
-            found = self._view.positions_of(positions_of(row_ids, -1))
+            found = self._view.positions_of(_row_ids_of(row_ids))
             chosen = self._view.positions()
             if chosen is not None:
                 outside = np.flatnonzero(~np.isin(np.asarray(found, np.int64), chosen))

@@ -78,7 +78,7 @@ class Pool:
         if os.getpid() != self.owner:
             raise ClosedError(
                 "cannot go on with this loader: its workers belong to the process that began to iterate, and this is a fork of that",
-                code="transaction-closed", hint="iterate anew here",
+                code="loader-closed", hint="iterate anew here",
             )  # fmt: skip
         if not self.processes:
             return None

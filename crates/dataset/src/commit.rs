@@ -189,8 +189,8 @@ impl Machine {
     }
 }
 
-/// The transaction entry of a commit.
-pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, samples_added: u64) -> Result<Transaction> {
+/// Refuse what is too long for a record.
+pub fn check_texts(message: &str, author: &str, properties: &str) -> Result<()> {
     for (what, text, limit) in [("message", message, 1024), ("author", author, 256), ("properties", properties, 1024)] {
         if text.len() > limit {
             return Err(Error::new(
@@ -199,6 +199,12 @@ pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, samples_ad
             ));
         }
     }
+    Ok(())
+}
+
+/// The transaction entry of a commit.
+pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, samples_added: u64) -> Result<Transaction> {
+    check_texts(message, author, properties)?;
     Ok(Transaction {
         uuid,
         message: message.into(),

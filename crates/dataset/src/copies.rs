@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, data_name, page_name, words_name};
+use penstock_storage::Storage;
 
 use crate::log;
 use crate::snapshot::{Part, Snapshot};
@@ -18,22 +19,33 @@ const NAMED: usize = 3;
 /// copy leaves a hint of its own, and ends that cost.
 pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     let store = snapshot.context.storage.as_ref();
-    if snapshot.context.incomplete || store.place().is_none_or(|here| written_in == Some(here)) {
+    if snapshot.context.incomplete || !is_copy(store, written_in) {
         return Ok(());
     }
     if let Some(gap) = log::gaps(store, &snapshot.id())?.into_iter().next() {
         return Err(gap);
     }
     let missing = missing(snapshot)?;
-    if missing.is_empty() {
-        return Ok(());
-    }
+    if missing.is_empty() { Ok(()) } else { Err(lacks(store, &missing)) }
+}
+
+/// Why the root of a snapshot cannot be read: a copy lacks it, or else as `error` says.
+pub fn without_root(store: &dyn Storage, written_in: Option<u64>, root: String, error: Error) -> Error {
+    let absent = error.kind() == Kind::NotFound || error.code() == "object-truncated";
+    if absent && is_copy(store, written_in) { lacks(store, &[root]) } else { error }
+}
+
+fn is_copy(store: &dyn Storage, written_in: Option<u64>) -> bool {
+    store.place().is_some_and(|here| written_in != Some(here))
+}
+
+fn lacks(store: &dyn Storage, missing: &[String]) -> Error {
     let named = missing.iter().take(NAMED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     let more = if missing.len() > NAMED { ", …" } else { "" };
     let text = format!("cannot open `{}`: the copy lacks {} of its objects: {named}{more}", store.uri(), missing.len());
-    Err(Error::new("copy-incomplete", text).hint(
+    Error::new("copy-incomplete", text).hint(
         "copy it again, `log` and `refs` first and the rest after, or add the missing objects with `cp -rn`; `penstock verify` names them",
-    ))
+    )
 }
 
 /// List the objects of a snapshot that are absent or have the wrong length. Other damage is reported when the object is read.

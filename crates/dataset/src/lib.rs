@@ -26,7 +26,7 @@ mod values;
 mod verify;
 mod writer;
 
-pub use commit::{Event, Machine, Request};
+pub use commit::{Event, Machine, Request, check_texts};
 pub use config::Config;
 pub use context::Context;
 pub use doctor::{Finding, examine};

@@ -66,9 +66,7 @@ impl Snapshot {
         let newest = log::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| not_found(store))?;
         let number = if context.incomplete { newest.number } else { newest.whole(store, &log_folder(branch))? };
         let entry = log::read(store, branch, number)?;
-        let snapshot = Snapshot::at(context, entry)?;
-        copies::check(&snapshot, newest.written_in)?;
-        Ok(snapshot)
+        Snapshot::at_whole(context.clone(), entry, newest.written_in)
     }
 
     /// The newest snapshot of this branch. Cost: as `open`, without the root where that is still the same.
@@ -86,7 +84,14 @@ impl Snapshot {
         let entry = log::named(context.storage.as_ref(), snapshot)?;
         let store = context.storage.as_ref();
         let written_in = store.place().and_then(|_| log::hint(store, &log_folder(snapshot.branch))).map(|(_, place)| place);
-        let snapshot = Snapshot::at(context, entry)?;
+        Snapshot::at_whole(context.clone(), entry, written_in)
+    }
+
+    /// As `at`, of a log whose hint was written in this folder; an incomplete copy is refused.
+    fn at_whole(context: Arc<Context>, entry: LogEntry, written_in: Option<u64>) -> Result<Snapshot> {
+        let root = root_name(entry.record.root.id);
+        let snapshot = Snapshot::at(context.clone(), entry)
+            .map_err(|error| copies::without_root(context.storage.as_ref(), written_in, root, error))?;
         copies::check(&snapshot, written_in)?;
         Ok(snapshot)
     }

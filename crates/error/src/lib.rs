@@ -81,6 +81,7 @@ pub const CODES: &[(&str, Kind)] = &[
     ("credentials-missing", Kind::PermissionDenied),
     ("credentials-refused", Kind::PermissionDenied),
     ("transaction-closed", Kind::Closed),
+    ("loader-closed", Kind::Closed),
     ("interrupted", Kind::Closed),
     ("internal", Kind::Internal),
 ];

@@ -152,7 +152,7 @@ impl Engine {
     pub fn next(&self, interrupted: impl Fn() -> bool) -> Result<Option<Batch>> {
         if self.generation != generation() {
             let text = "cannot go on with this loader: its threads belong to the process that began to iterate, and this is a fork of that";
-            return Err(Error::new("transaction-closed", text).hint("iterate anew here"));
+            return Err(Error::new("loader-closed", text).hint("iterate anew here"));
         }
         let inner = &self.inner;
         let mut state = inner.lock();

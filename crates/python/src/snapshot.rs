@@ -129,8 +129,9 @@ impl Snapshot {
         (self.options.without_secrets().into_iter().collect(), self.options.io.name())
     }
 
-    fn begin(&self, py: Python<'_>) -> PyResult<Transaction> {
-        Transaction::begin(py, self.inner.clone(), self.options.clone())
+    /// Begin a transaction; what its commit will say is looked at before there is work to lose.
+    fn begin(&self, py: Python<'_>, message: &str, author: &str, properties: &str) -> PyResult<Transaction> {
+        Transaction::begin(py, self.inner.clone(), self.options.clone(), [message, author, properties])
     }
 
     #[pyo3(signature = (positions=None))]

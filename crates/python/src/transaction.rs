@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_dataset::generation;
+use penstock_dataset::{check_texts, generation};
 use penstock_error::Error;
 use penstock_storage::Options;
 use pyo3::prelude::*;
@@ -22,8 +22,9 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    pub fn begin(py: Python<'_>, base: Arc<penstock_dataset::Snapshot>, options: Options) -> PyResult<Transaction> {
-        let inner = penstock_dataset::Transaction::begin(base).or_raise(py)?;
+    pub fn begin(py: Python<'_>, base: Arc<penstock_dataset::Snapshot>, options: Options, texts: [&str; 3]) -> PyResult<Transaction> {
+        let [message, author, properties] = texts;
+        let inner = check_texts(message, author, properties).and_then(|()| penstock_dataset::Transaction::begin(base)).or_raise(py)?;
         Ok(Transaction { inner: Mutex::new(Some(inner)), generation: generation(), options })
     }
 

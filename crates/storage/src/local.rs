@@ -78,7 +78,10 @@ impl Local {
             _ => Ok(()),
         };
         if folder == end {
-            let hint = "the folder of the dataset was moved or removed: open it where it is now";
+            let hint = match folder.is_symlink() {
+                true => "it is a link that leads nowhere: make the folder it names, or remove the link",
+                false => "the folder of the dataset was moved or removed: open it where it is now",
+            };
             return Err(fail(io::ErrorKind::NotFound.into()).hint(hint));
         }
         match (make(), folder.parent()) {

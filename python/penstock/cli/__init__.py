@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 
 import typer
@@ -42,8 +44,14 @@ app.command("doctor")(doctor.doctor)
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # Names and values may be beyond what a terminal can show.
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except Error as error:
         print_error(error, "--json" in sys.argv)
         sys.exit(1)
@@ -53,3 +61,7 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # The reader of our output has gone: that is its business.
         sys.exit(0)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # What was not printed is not tried again at exit.
+        print(f"error: cannot print: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -60,7 +60,8 @@ def parse_types(arguments: list[str]) -> dict[str, ColumnType]:
 
 def print_json(value: Any) -> None:
     """Print a value for a script: one line of JSON."""
-    print(json.dumps(_finite(value), default=_plain, ensure_ascii=False))
+    in_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    print(json.dumps(_finite(value), default=_plain, ensure_ascii=in_ascii))
 
 
 def _finite(value: Any) -> Any:

@@ -62,17 +62,29 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
 
         stream = _read(path, options, names, refuse)
         first = 1 if options.header else 0
-        while (batch := _next(path, stream)) is not None:
+        last = ""
+        while (batch := _next(path, stream, first)) is not None:
             start, skipped = first, list(gone)
             first = _row(start, batch.num_rows, skipped)
             gone[:] = [row for row in gone if row >= first]
             progress["done"] = min(progress["done"] + batch.nbytes, path.stat().st_size)
             taken, refused[:] = list(refused), []
+            last = batch.column(batch.num_columns - 1)[-1].as_py() if batch.num_rows else last
             yield _chunk(path, batch, kinds, partial(_name, path, start, skipped), taken)
+        if _is_open(path, options, last):
+            raise InvalidInputError(
+                f"cannot import `{path}`: a quote in row {first - 1} is never closed",
+                code="invalid-value",
+                hint="a file cut short? if quotes mean nothing in it, import it with --quote ''",
+            )
         if refused:
             yield Chunk({name: [] for name in kinds}, 0, str, list(refused))
 
     return Source(kinds, chunks(), path.stat().st_size, "bytes", lambda: progress["done"])
+
+
+def _text(path: pathlib.Path, options: Options) -> Any:
+    return recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path)
 
 
 def _read(path: pathlib.Path, options: Options, text_columns: list[str] | None, refuse: Any) -> Any:
@@ -82,7 +94,7 @@ def _read(path: pathlib.Path, options: Options, text_columns: list[str] | None, 
         refuse(row)
         return "skip"
 
-    raw = recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path)
+    raw = _text(path, options)
     if not isinstance(raw, pa.NativeFile):
         raw = pa.PythonFile(raw, mode="r")
     types = {name: pa.string() for name in text_columns or ()}
@@ -131,7 +143,7 @@ def _whole_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) ->
             yield name, Scalar("uint64") if fits else Text()
 
 
-def _next(path: pathlib.Path, stream: Any) -> pa.RecordBatch | None:
+def _next(path: pathlib.Path, stream: Any, first: int = 0) -> pa.RecordBatch | None:
     try:
         return stream.read_next_batch()
     except StopIteration:
@@ -139,7 +151,19 @@ def _next(path: pathlib.Path, stream: Any) -> pa.RecordBatch | None:
     except (pa.ArrowException, OSError) as error:
         if hasattr(error, "code"):
             raise
-        raise _failed(path, error) from error
+        raise _failed(path, error, f"after row {first - 1}" if first > 1 else "near its beginning") from error
+
+
+def _is_open(path: pathlib.Path, options: Options, last: str) -> bool:
+    """Tell whether the last value of a file is the rest of it, behind a quote that nothing closes. Cost: none if it is of one line."""
+    quote = options.quote
+    if not quote or "\n" not in last:
+        return False
+    open_value = (quote + last.replace(quote, quote * 2)).encode()
+    text, end = _text(path, options), b""
+    while piece := text.read(BLOCK_BYTES):
+        end = (end + piece)[-len(open_value) :]
+    return end == open_value
 
 
 def _row(first: int, row: int, gone: list[int]) -> int:
@@ -223,10 +247,16 @@ def _timestamps(texts: pa.Array) -> tuple[pa.Array, list[int]]:
     return pa.concat_arrays([value for value, _ in each]), [row for row, (_, bad) in enumerate(each) if bad]
 
 
-def _failed(path: pathlib.Path, error: Exception) -> InvalidInputError:
+def _failed(path: pathlib.Path, error: Exception, place: str = "near its beginning") -> InvalidInputError:
     text = str(error).splitlines()[0]
     if "UTF8" in text:
         return InvalidInputError(
             f"cannot import `{path}`: it is not UTF-8 ({text})", code="invalid-value", hint="give --encoding, such as latin-1"
+        )
+    if "straddl" in text:
+        return InvalidInputError(
+            f"cannot import `{path}`: a row {place} has more than {BLOCK_BYTES >> 20} MiB, or a quote in it is never closed",
+            code="invalid-value",
+            hint="if quotes mean nothing in it, import it with --quote ''; larger values are for JSON lines, Parquet or an iterable of rows",
         )
     return InvalidInputError(f"cannot import `{path}`: {text}", code="invalid-value", hint="give the column's type with --type name=text")

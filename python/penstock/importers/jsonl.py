@@ -32,13 +32,6 @@ LONGEST_LINE_BYTES = 256 << 20
 THREADS = min(4, os.cpu_count() or 1)
 
 
-class BadLine:
-    """Stands in the stream of rows for a line that is none; one without a message is an empty line, which is no item."""
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-
-
 def open_source(path: pathlib.Path, options: Options) -> Source:
     """Open the file; `.gz`, `.bz2` and `.zst` are unpacked on the way."""
     if path.stat().st_size == 0:
@@ -148,11 +141,11 @@ def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
     return None if any(pc.any(pc.is_inf(column)).as_py() for column in numbers) else table
 
 
-def _object(line: bytes) -> Mapping[str, Any] | BadLine:
+def _object(line: bytes) -> Mapping[str, Any] | rows.BadRow:
     if not line.strip():
-        return BadLine("")
+        return rows.BadRow("")
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return BadLine(f"no JSON: {error}")
-    return value if isinstance(value, dict) else BadLine(f"a {type(value).__name__}, expected an object")
+        return rows.BadRow(f"no JSON: {error}")
+    return value if isinstance(value, dict) else rows.BadRow(f"a {type(value).__name__}, expected an object")

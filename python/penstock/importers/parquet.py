@@ -43,6 +43,14 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
                         f"cannot import `{file}`: its columns are {batch.schema.names}, those of `{files[0]}` {schema.names}",
                         code="invalid-schema",
                     )
+                for name in schema.names:
+                    mine, theirs = batch.schema.field(name).type, schema.field(name).type
+                    if mine != theirs and (pa.types.is_duration(mine) or pa.types.is_time(mine)):  # Stored as numbers of their unit.
+                        raise InvalidInputError(
+                            f"cannot import `{file}`: its column `{name}` is {mine}, that of `{files[0]}` {theirs}",
+                            code="invalid-schema",
+                            hint="cast one to the unit of the other first",
+                        )
                 yield _chunk(file, batch, kinds, first)
                 first += batch.num_rows
             progress["done"] += file.stat().st_size

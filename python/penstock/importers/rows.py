@@ -22,6 +22,13 @@ CHUNK_BYTES = 16 << 20
 HEAD_BYTES = 32 << 20
 
 
+class BadRow:
+    """Stands in the stream of rows for what is none; one without a message is an empty line, which is no item."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+
 def open_source(iterable: Iterable[Any], options: Options) -> Source:
     """Look at the first rows, then go through all."""
     iterator = iter(iterable)
@@ -73,10 +80,7 @@ def chunks_of(rows: Iterable[Any], kinds: Mapping[str, ColumnType], first: int, 
 def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: Callable[[int], str]) -> Chunk:
     places: list[int] = []
     refused: list[Refusal] = []
-    group = [
-        row if not isinstance(row, Mapping) or all(type(key) is str for key in row) else {str(key): row[key] for key in row}
-        for row in group
-    ]
+    group = [_named(row) for row in group]
     for place, row in enumerate(group):
         unknown = [key for key in row if key not in kinds] if isinstance(row, Mapping) else []
         if not isinstance(row, Mapping):
@@ -95,6 +99,14 @@ def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: 
             places.append(place)
     columns = {key: [_fitted(group[place].get(key), kind) for place in places] for key, kind in kinds.items()}
     return Chunk(columns, len(places), lambda row: name(first + places[row]), refused)
+
+
+def _named(row: Any) -> Any:
+    """Make text of the names of a row's values; a row of which two have one name then is none."""
+    if not isinstance(row, Mapping) or all(type(key) is str for key in row):
+        return row
+    named = {str(key): row[key] for key in row}
+    return named if len(named) == len(row) else BadRow("two of its columns have one name as text")
 
 
 def _fitted(value: Any, kind: ColumnType) -> Any:

@@ -95,8 +95,8 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     if isinstance(array, pa.ChunkedArray):  # combine_chunks gives one where offsets would overflow
         return array.to_pylist()
-    if isinstance(array, pa.FixedShapeTensorArray) and isinstance(kind, Tensor):
-        return array  # `prepare` knows its order of axes.
+    if isinstance(kind, Tensor):
+        return array  # `prepare` takes tensors and lists of numbers as they are.
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if is_media(array.type):
@@ -124,13 +124,6 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
     if isinstance(kind, Text) and not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
         text = (lambda value: json.dumps(_plain(value), ensure_ascii=False)) if pa.types.is_nested(array.type) else str
         return [None if value is None else text(value) for value in array.to_pylist()]
-    if isinstance(kind, Tensor) and pa.types.is_fixed_size_list(array.type) and array.null_count == 0 and array.values.null_count == 0:
-        flat = np.asarray(array.flatten())
-        return (
-            flat.reshape(len(array), *[int(size or 0) for size in kind.shape])
-            if None not in kind.shape
-            else list(flat.reshape(len(array), -1))
-        )
     if isinstance(kind, Json):
         return [_plain(value) for value in array.to_pylist()]
     return array if isinstance(kind, Text | Bytes | Category | Scalar | Image) else array.to_pylist()
