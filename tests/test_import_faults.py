@@ -333,6 +333,12 @@ def test_bad_lines_of_later_blocks_have_their_own_numbers(tmp_path):
     assert [refusal.path.rpartition("line ")[2] for refusal in report.refused] == ["5001", "12000"]
     with pytest.raises(ps.Error, match="line 5001"):
         ps.importers.import_data(tmp_path / "a.jsonl", tmp_path / "other")
+    # The same of values in blocks that Arrow parses.
+    bad = [1, 4_095, 4_099, 4_333, 7_777, 8_191, 11_998]
+    lines = [json.dumps({"g": 1e39 if row in bad else row / 2, "text": "x" * (900 + row % 90)}) for row in range(12_000)]
+    (tmp_path / "b.jsonl").write_text("\n".join(lines) + "\n")
+    report = ps.importers.import_data(tmp_path / "b.jsonl", tmp_path / "values", types={"g": "float32"}, on_error="skip")
+    assert [int(refusal.path.rpartition("line ")[2]) - 1 for refusal in report.refused] == bad
 
 
 @pytest.mark.parametrize("parquet", [False, True])

@@ -305,6 +305,6 @@ def _is_null(values: Any, row: int) -> bool:
 
 def _name(error: Error, chunk: Chunk, rows: Sequence[int]) -> None:
     """Put the item's own name into the error."""
-    if error.rows and 0 <= error.rows[0] < len(rows):
+    if error.rows and error.rows[0] < len(rows):
         error._within(f"cannot import `{chunk.name(rows[error.rows[0]])}`")
         error.hint = error.hint or "pass --on-error skip to leave such items out"
