@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pandas as pd
 import penstock as ps
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -355,3 +356,19 @@ def test_jax_never_changes_a_whole_number(width):
     assert got["u"] == str([[0, 2**32 - 1], True if narrow else [2**32, 0]])
     assert got["t"] == str([[0, 1], True if narrow else times])
     assert got["f"] == str([[0.5, 1.5], [float("inf") if narrow else 1e300, 0.0]])
+
+
+def test_series_of_polars(given):
+    words = pl.Series(["a", "b", None, "a"])
+    for series in (words, words.cast(pl.Categorical), words.cast(pl.Enum(["b", "a"]))):
+        assert given(ps.Category(), series).tolist() == [0, 1, None, 0] and given(ps.Text(), series) == ["a", "b", None, "a"]
+        assert given(ps.Label(["b", "a"]), series[1:]).tolist() == [0, None, 1] and given(ps.Json(), series) == ["a", "b", None, "a"]
+    assert given("int64", pl.Series([2**62 + 1, None])).tolist() == [2**62 + 1, None]
+    assert given("timestamp", pl.Series([datetime.date(1969, 1, 2)])).tolist() == [datetime.datetime(1969, 1, 2)]
+    assert [None if one is None else one.tolist() for one in given(ps.Tensor((None,), "int8"), pl.Series([[1, 2], None, []]))] == [
+        [1, 2],
+        None,
+        [],
+    ]
+    assert given(ps.Tensor((2, 1), "float32"), pl.Series([[[1], [2]]], dtype=pl.Array(pl.Float32, (2, 1)))).tolist() == [[[1.0], [2.0]]]
+    assert given(ps.Json(), pl.Series([{"a": 1}, {"a": None}])) == [{"a": 1}, {"a": None}]
