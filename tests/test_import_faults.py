@@ -4,6 +4,8 @@ import gzip
 import io
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import penstock as ps
@@ -445,6 +447,21 @@ def test_parquet_is_read_in_few_pieces(tmp_path):
     done = []
     import_data(tmp_path / "t.parquet", tmp_path / "set", progress=lambda now, *_: done.append(now))
     assert len(done) == 4, "65,536 rows at once"
+
+
+def test_a_large_row_group_is_read_a_part_at_a_time(tmp_path):
+    """Three of 16 MiB: one that is read, one that waits, one that is stored. By pyarrow's count, in a process of its own."""
+    values = pa.table({"b": pa.array([np.random.default_rng(row).bytes(1 << 18) for row in range(512)])})
+    with pq.ParquetWriter(tmp_path / "t.parquet", values.schema, compression="none", use_dictionary=False, write_batch_size=4) as writer:
+        writer.write_table(values, row_group_size=512)
+    code = """
+import sys, pyarrow
+from penstock.importers import import_data
+import_data(sys.argv[1], sys.argv[2])
+print(pyarrow.default_memory_pool().max_memory())
+"""
+    command = [sys.executable, "-c", code, tmp_path / "t.parquet", tmp_path / "set"]
+    assert int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) <= 56 << 20
 
 
 @pytest.mark.parametrize("number", [-(2**63), 2**63 - 1, -(2**63) - 1, 2**63, 2**64 - 1, 2**64])

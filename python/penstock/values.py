@@ -410,9 +410,10 @@ def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
         return flat[0].reshape(len(values), *shape)
     if values.null_count == 0:
         return values.to_numpy(zero_copy_only=False)
-    if not (pa.types.is_integer(values.type) or pa.types.is_float32(values.type) or pa.types.is_float64(values.type)):
+    boolean = pa.types.is_boolean(values.type)
+    if not (boolean or pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         return values.to_pylist()
-    return np.ma.MaskedArray(np.asarray(values.fill_null(0)), ~np.asarray(values.is_valid()))
+    return np.ma.MaskedArray(np.asarray(values.fill_null(False if boolean else 0)), ~np.asarray(values.is_valid()))
 
 
 def flat_list(values: Any) -> tuple[Array, npt.NDArray[np.int64]] | None:

@@ -114,9 +114,6 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         return np.ma.MaskedArray(filled, ~np.asarray(array.is_valid())) if array.null_count else filled
     if isinstance(kind, Scalar) and (pa.types.is_time(array.type) or pa.types.is_duration(array.type)):
         array = array.cast(pa.int32() if array.type.bit_width == 32 else pa.int64())
-    if isinstance(kind, Scalar) and array.null_count and array.type in _PLAIN:
-        filled = np.asarray(array.fill_null(False if pa.types.is_boolean(array.type) else 0))
-        return np.ma.MaskedArray(filled, ~np.asarray(array.is_valid()))
     if isinstance(kind, Text | Json) and not _is_binary(array.type) and _holds_binary(array.type):
         raise UnsupportedError(f"{array.type} holds binary values, which are no text", code="unsupported-format", hint="flatten it first")
     if isinstance(kind, Text) and _is_binary(array.type):
