@@ -297,11 +297,74 @@ def test_a_link_that_is_turned_stages_nothing_in_the_other_dataset(tmp_path):
     transaction = ps.open(link).transaction()
     link.unlink()
     link.symlink_to("other")
+    transaction.append({"v": np.zeros((40, 1 << 20), np.uint8)})  # Its own folder is held.
     with pytest.raises(ps.Error) as caught:
-        transaction.append({"v": np.zeros((40, 1 << 20), np.uint8)})
+        transaction.commit()
     assert caught.value.code == "dataset-replaced"
     transaction.abort()
+    assert len(ps.open(tmp_path / "one")) == 0 and not files_below(tmp_path / "one" / "d")
     assert not (tmp_path / "other" / "d").exists() or not list((tmp_path / "other" / "d").iterdir())
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("how", ["link", "rename"])
+def test_paths_that_turn_at_any_moment_lose_nothing(tmp_path, how):
+    """Who appends while the path is turned to another dataset, and back, is told that it went, or that it did not."""
+    one, other, latest = tmp_path / "one", tmp_path / "other", tmp_path / "latest"
+    for place in (one, other):
+        ps.create(place, {"n": "int64"})
+
+    def lead_to(place):
+        if how == "link":
+            os.symlink(place.name, tmp_path / "turned")
+            os.replace(tmp_path / "turned", latest)
+        else:
+            for name, home in (("one", one), ("other", other)):
+                if latest.exists() and ps.open(latest)._snapshot.dataset_id == ids[name]:
+                    latest.rename(home)
+            place.rename(latest)
+
+    ids = {"one": ps.open(one)._snapshot.dataset_id, "other": ps.open(other)._snapshot.dataset_id}
+    told = []
+    for turn in range(40):
+        lead_to(one)
+        handle = ps.open(latest)
+        turning = threading.Timer((turn % 20) / 2000, lead_to, [other])
+        turning.start()
+        for part in range(20):
+            try:
+                handle.append({"n": [100 * turn + part]})
+                told.append(100 * turn + part)
+            except ps.Error as error:
+                assert error.code in ("dataset-replaced", "dataset-not-found", "object-not-found"), error
+                break
+        turning.join()
+    if how == "rename":
+        latest.rename(other)
+    assert ps.open(one)["n"][:].tolist() == told and len(ps.open(other)) == 0 and len(told) > 40
+    assert not ps.open(one).verify()["problems"] and not ps.open(other).verify()["problems"]
+
+
+def test_a_copy_that_went_another_way_is_no_place_to_go_on(tmp_path):
+    ds = ps.create(tmp_path / "set", {"c": ps.Category(), "x": "int64"})
+    ds.append({"c": ["a"], "x": [0]})
+    reader = ps.open(tmp_path / "set")
+    shutil.copytree(tmp_path / "set", tmp_path / "copy")
+    ds.append({"c": ["b"], "x": [1]})
+    reader.refresh()
+    for rows in ([2], [2, 5]):  # As many commits as the handle knows, and more.
+        if len(rows) == 2:
+            (tmp_path / "set").rename(tmp_path / "copy")
+            (tmp_path / "old").rename(tmp_path / "set")
+        ps.open(tmp_path / "copy").append({"c": ["c"], "x": rows[-1:]})
+        (tmp_path / "set").rename(tmp_path / "old")
+        (tmp_path / "copy").rename(tmp_path / "set")
+        for change in (lambda: ds.append({"c": ["b", "d"], "x": [3, 4]}), reader.refresh, lambda: ds.append({"x": [1]})):
+            with pytest.raises(ps.ConflictError) as caught:
+                change()
+            assert caught.value.code == "dataset-replaced", caught.value
+        copy = ps.open(tmp_path / "set")
+        assert copy["x"][:].tolist() == [0, *rows[: len(rows)]] and not copy.verify()["problems"]
 
 
 @pytest.mark.local

@@ -76,6 +76,12 @@ fn caches(mapped: bool) -> Caches {
     Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS) }
 }
 
+/// The handle's dataset is not at its path any more.
+pub fn replaced(what: &str) -> Error {
+    Error::new("dataset-replaced", format!("cannot go on with {what}"))
+        .hint("open the path anew, or this dataset where it is now; nothing was committed")
+}
+
 type MakeCaches = Box<dyn Fn() -> Caches + Send + Sync>;
 
 /// An open store with its caches.
@@ -85,7 +91,7 @@ pub struct Context {
     pub incomplete: bool,
     /// The dataset that was found here first: the only one that this handle ever reads or writes.
     dataset: OnceLock<Id>,
-    caches: PerProcess<Caches, MakeCaches>,
+    caches: Arc<PerProcess<Caches, MakeCaches>>,
 }
 
 impl Context {
@@ -95,7 +101,24 @@ impl Context {
 
     pub fn with(storage: Box<dyn Storage>, incomplete: bool) -> Arc<Context> {
         let mapped = storage.mapped();
-        Arc::new(Context { storage, incomplete, dataset: OnceLock::new(), caches: PerProcess::new(Box::new(move || caches(mapped))) })
+        let caches: MakeCaches = Box::new(move || caches(mapped));
+        Arc::new(Context { storage, incomplete, dataset: OnceLock::new(), caches: Arc::new(PerProcess::new(caches)) })
+    }
+
+    /// The same with its root held, for changes: all of one lands in one folder, wherever the path comes to lead meanwhile. None where a root
+    /// does not move, or cannot be held. Cost on local disk: a descriptor.
+    pub fn held(&self) -> Result<Option<Arc<Context>>> {
+        let with = |storage| Context { storage, incomplete: self.incomplete, dataset: self.dataset.clone(), caches: self.caches.clone() };
+        Ok(self.storage.held()?.map(with).map(Arc::new))
+    }
+
+    /// Hold a change to where the path leads now, right before it is made. Cost: none where roots do not move.
+    pub fn check_place(&self, home: &Context) -> Result<()> {
+        if self.storage.in_place() {
+            return Ok(());
+        }
+        home.check_dataset().map_err(|error| home.or_replaced(error))?;
+        Err(replaced(&format!("`{}`: the path leads to another folder by now", self.storage.uri())))
     }
 
     /// Hold a dataset that was found here to the one that was here before.
@@ -104,8 +127,7 @@ impl Context {
         if known == found {
             return Ok(());
         }
-        let text = format!("cannot go on with dataset {known}: at `{}` is now dataset {found}", self.storage.uri());
-        Err(Error::new("dataset-replaced", text).hint("open the path anew, or this dataset where it is now; nothing was committed"))
+        Err(replaced(&format!("dataset {known}: at `{}` is now dataset {found}", self.storage.uri())))
     }
 
     /// Look whether the dataset is still the one that was opened, before something of it is changed that does not name it. Cost: a read.

@@ -73,8 +73,11 @@ pub fn unpin(context: &Context, name: &str) -> Result<bool> {
 
 /// Append what is still to be done, which is harmless to do twice; whether there was anything.
 fn append(context: &Context, left: impl Fn(&BTreeMap<String, SnapshotId>) -> Option<Operation>) -> Result<bool> {
-    let storage = context.storage.as_ref();
-    context.check_dataset()?;
+    let held = context.held()?;
+    let here = held.as_deref().unwrap_or(context);
+    let storage = here.storage.as_ref();
+    here.check_dataset()?;
+    here.check_place(context)?;
     let mut log = Log::default();
     let mut known = None;
     for race in 0..RACES {

@@ -11,7 +11,7 @@ use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_format::{Id, SnapshotId};
 use penstock_storage::Storage;
 
-use crate::context::Context;
+use crate::context::{Context, replaced};
 use crate::copies;
 use crate::log::{self, LogEntry};
 use penstock_storage::process::PerProcess;
@@ -74,7 +74,10 @@ impl Snapshot {
         let SnapshotId { branch, number, .. } = self.id();
         let store = self.context.storage.as_ref();
         let entry = log::newest(store, branch, Some(number)).and_then(|entry| entry.ok_or_else(|| not_found(store)));
-        self.near(entry.map_err(|error| self.context.or_replaced(error))?)
+        let entry = entry.map_err(|error| self.context.or_replaced(error))?;
+        self.context.hold_to(entry.record.dataset)?;
+        self.check_log(Some(&entry))?;
+        self.near(entry)
     }
 
     pub fn open_at(context: Arc<Context>, snapshot: &SnapshotId) -> Result<Snapshot> {
@@ -163,6 +166,46 @@ impl Snapshot {
             codes: PerProcess::new(Mutex::default),
             row_index: PerProcess::new(OnceLock::new),
         })
+    }
+
+    /// The same snapshot of the same dataset, by way of another context. Nothing is read.
+    pub fn within(&self, context: Arc<Context>) -> Snapshot {
+        Snapshot {
+            context,
+            entry: self.entry.clone(),
+            root: self.root.clone(),
+            schema: self.schema.clone(),
+            parts: self.parts.clone(),
+            starts: self.starts.clone(),
+            words: self.words.clone(),
+            codes: PerProcess::new(Mutex::default),
+            row_index: PerProcess::new(OnceLock::new),
+        }
+    }
+
+    /// Refuse a log that went another way than the one this snapshot is of, as that of a copy does: a record of it, found there by now,
+    /// or else none. Cost: a read, unless what was found is this very record.
+    pub fn check_log(&self, found: Option<&LogEntry>) -> Result<()> {
+        let SnapshotId { branch, number, .. } = self.id();
+        let store = self.context.storage.as_ref();
+        let read = match found.filter(|found| found.record.number == number) {
+            Some(found) => Some(found.crc),
+            None => match log::read(store, branch, number) {
+                Ok(found) => {
+                    self.context.hold_to(found.record.dataset)?;
+                    Some(found.crc)
+                }
+                Err(error) if error.kind() == Kind::NotFound => {
+                    self.context.check_dataset()?;
+                    None
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        if read == Some(self.entry.crc) {
+            return Ok(());
+        }
+        Err(replaced(&format!("snapshot {} of `{}`: the log there has another record {number}, or none", self.id(), store.uri())))
     }
 
     pub fn record(&self) -> &Record {

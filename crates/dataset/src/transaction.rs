@@ -56,6 +56,8 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
     store.writable()?;
     check_free(store)?;
     store.initialise()?;
+    let held = store.held()?;
+    let store = held.as_deref().unwrap_or(store);
     let dataset = context.new_id()?;
     let root = Root { dataset, branch: 0, number: 0, schema: schema.to_json()?, pages: Vec::new(), words: Vec::new() };
     let root_id = context.new_id()?;
@@ -145,6 +147,9 @@ pub fn now_us() -> i64 {
 
 /// Samples on their way into one commit.
 pub struct Transaction {
+    /// The context of the handle, whose path may come to lead elsewhere.
+    home: Arc<Context>,
+    /// The snapshot it began at, its root held.
     base: Arc<Snapshot>,
     uuid: Id,
     writer: Option<FragmentWriter>,
@@ -204,7 +209,16 @@ impl Transaction {
     pub fn begin(base: Arc<Snapshot>) -> Result<Transaction> {
         base.record().check_writable()?;
         let uuid = base.context.new_id()?;
+        let home = base.context.clone();
+        let base = match home.held()? {
+            Some(held) => Arc::new(base.within(held)),
+            None => base,
+        };
+        if !Arc::ptr_eq(&home, &base.context) {
+            base.check_log(None)?; // Its records stay: what is right now is right in the end.
+        }
         Ok(Transaction {
+            home,
             base,
             uuid,
             writer: None,
@@ -413,7 +427,8 @@ impl Transaction {
         }
         let machine = Machine::new(entry, own, columns, self.features, self.base.record().gc_epoch);
         self.base.context.storage.prove()?;
-        let mut driver = Driver { base: self.base.clone(), parent: None, root: None, next: None, puts: &mut self.puts, uncertain: false };
+        let (home, base) = (self.home.clone(), self.base.clone());
+        let mut driver = Driver { home, base, parent: None, root: None, next: None, puts: &mut self.puts, uncertain: false };
         let snapshot = match driver.drive(machine) {
             Err(error) if error.code() == "commit-state-unknown" => {
                 self.state = State::Closed; // It may be committed: nothing may be deleted.
@@ -428,7 +443,7 @@ impl Transaction {
         log::leave_hint(store, &log_folder(record.branch), record.number);
         let first_row_id = penstock_format::ids::row_id(record.lineage, record.next_counter - self.samples) as i64;
         let receipt = Receipt { snapshot: record.snapshot(), first_row_id, samples: self.samples };
-        Ok((receipt, snapshot))
+        Ok((receipt, snapshot.within(self.home.clone())))
     }
 
     /// Write words and pages, make all names durable; gives the deltas of the record.
@@ -534,6 +549,7 @@ fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(ObjectRef,
 
 /// Carries out what the commit machine asks for.
 struct Driver<'a> {
+    home: Arc<Context>,
     /// The snapshot that the transaction began at.
     base: Arc<Snapshot>,
     /// The newest one, after which the commit is to come.
@@ -628,6 +644,11 @@ impl Driver<'_> {
         let store = self.base.context.storage.as_ref();
         let entry = log::newest(store, self.base.id().branch, Some(known))?
             .ok_or_else(|| Error::new("dataset-not-found", format!("cannot commit to `{}`: it is no dataset any more", store.uri())))?;
+        self.base.context.check_place(&self.home)?;
+        self.base.context.hold_to(entry.record.dataset)?;
+        if self.parent.is_none() && Arc::ptr_eq(&self.home, &self.base.context) {
+            self.base.check_log(Some(&entry))?;
+        }
         let snapshot = self.parent.as_ref().unwrap_or(&self.base).near(entry)?;
         let count = |column: &ColumnSpec| (column.id, snapshot.word_count(column.id));
         let words = snapshot.schema.columns.iter().map(count).filter(|(_, count)| *count > 0).collect();

@@ -3,8 +3,9 @@
 use std::fmt::Debug;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::Path;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
@@ -43,10 +44,21 @@ pub trait FileSystem: Send + Sync + Debug {
     fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>>;
     /// How many names a file has.
     fn links(&self, path: &Path) -> io::Result<u64>;
+    /// Hold a folder: a path that leads to it whatever becomes of its name. None where that cannot be.
+    fn hold(&self, _folder: &Path) -> io::Result<Option<Held>> {
+        Ok(None)
+    }
     /// Return a number that identifies a folder, never 0. None if unknown.
     fn place(&self, _folder: &Path) -> Option<u64> {
         None
     }
+}
+
+/// A folder that is held open.
+#[derive(Debug)]
+pub struct Held {
+    pub path: PathBuf,
+    _folder: fs::File,
 }
 
 /// An open file.
@@ -180,6 +192,12 @@ impl FileSystem for Disk {
 
     fn links(&self, path: &Path) -> io::Result<u64> {
         Ok(fs::symlink_metadata(path)?.nlink())
+    }
+
+    fn hold(&self, folder: &Path) -> io::Result<Option<Held>> {
+        let folder = fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(folder)?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
+        Ok(path.exists().then_some(Held { path, _folder: folder })) // There may be no /proc.
     }
 
     /// From the inode and, since inodes are reused, from the time of birth.

@@ -126,6 +126,17 @@ pub trait Storage: Send + Sync + Debug {
         false
     }
 
+    /// The same store, its root held: names stay below what the root is now, wherever the path comes to lead. None where a root does not
+    /// move, or cannot be held.
+    fn held(&self) -> Result<Option<Box<dyn Storage>>> {
+        Ok(None)
+    }
+
+    /// Whether the path of a held root still leads to it.
+    fn in_place(&self) -> bool {
+        true
+    }
+
     /// How long one operation may take before it fails.
     fn deadline(&self) -> Duration {
         Duration::from_secs(60)

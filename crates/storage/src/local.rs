@@ -11,7 +11,7 @@ use penstock_error::{Error, Result};
 
 use crate::counters::{Counters, add};
 use crate::direct;
-use crate::disk::{File, FileSystem};
+use crate::disk::{File, FileSystem, Held};
 use crate::process::PerProcess;
 use crate::{Created, Io, ObjectWriter, RangeRequest, Storage, Then};
 
@@ -20,19 +20,23 @@ const TEMPORARY: &str = "tmp-";
 
 #[derive(Debug)]
 pub struct Local {
+    /// Where calls go: the path, or what is held of it.
     root: PathBuf,
+    /// Where users say it is.
+    path: PathBuf,
+    held: Option<Arc<Held>>,
     uri: String,
     files: Arc<dyn FileSystem>,
     io: Io,
-    counters: Counters,
-    kept: PerProcess<Kept>,
+    counters: Arc<Counters>,
+    kept: Arc<PerProcess<Kept>>,
 }
 
 /// What this process has found out about a folder.
 #[derive(Debug, Default)]
 struct Kept {
-    /// Folders whose names it has made durable itself: another process may have made them, and not synced them yet.
-    named: Mutex<HashSet<PathBuf>>,
+    /// Folders whose names it has made durable itself, by root: another process may have made them, and not synced them yet.
+    named: Mutex<HashSet<(Option<u64>, PathBuf)>>,
     /// Whether create-only puts were tried.
     proven: Mutex<bool>,
 }
@@ -45,7 +49,21 @@ impl Local {
             .to_str()
             .ok_or_else(|| Error::new("invalid-uri", format!("cannot open `{}`: the path is not UTF-8", root.display())))?
             .to_owned();
-        Ok(Local { root, uri, files, io, counters: Counters::default(), kept: PerProcess::new(Kept::default) })
+        let kept = Arc::new(PerProcess::new(Kept::default as fn() -> Kept));
+        Ok(Local { path: root.clone(), root, held: None, uri, files, io, counters: Arc::default(), kept })
+    }
+
+    /// Turn an I/O error into one of ours, which names the path that users know.
+    fn failure(&self, verb: &str, path: &Path, error: &io::Error) -> Error {
+        failure(verb, &self.told(path), error)
+    }
+
+    fn told(&self, path: &Path) -> PathBuf {
+        match path.strip_prefix(&self.root) {
+            Ok(rest) if rest.as_os_str().is_empty() => self.path.clone(),
+            Ok(rest) => self.path.join(rest),
+            Err(_) => path.to_owned(),
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -64,25 +82,21 @@ impl Local {
         match self.files.create(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.make_folders(path.parent().unwrap_or(&self.root), &self.root)?;
-                self.files.create(path).map_err(|error| failure("write", path, &error))
+                self.files.create(path).map_err(|error| self.failure("write", path, &error))
             }
-            other => other.map_err(|error| failure("write", path, &error)),
+            other => other.map_err(|error| self.failure("write", path, &error)),
         }
     }
 
     /// Make a folder and those above it, up to `end`, which must be there: a dataset that was moved away is not begun anew.
     fn make_folders(&self, folder: &Path, end: &Path) -> Result<()> {
-        let fail = |error: io::Error| failure("create folder", folder, &error);
+        let fail = |error: io::Error| self.failure("create folder", folder, &error);
         let make = || match self.files.create_folder(folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             _ => Ok(()),
         };
         if folder == end {
-            let hint = match folder.is_symlink() {
-                true => "it is a link that leads nowhere: make the folder it names, or remove the link",
-                false => "the folder of the dataset was moved or removed: open it where it is now",
-            };
-            return Err(fail(io::ErrorKind::NotFound.into()).hint(hint));
+            return Err(self.gone());
         }
         match (make(), folder.parent()) {
             (Err(error), Some(above)) if error.kind() == io::ErrorKind::NotFound => {
@@ -93,21 +107,36 @@ impl Local {
         }
     }
 
+    /// The root is not there, or not any more.
+    fn gone(&self) -> Error {
+        let hint = match self.path.is_symlink() {
+            true => "it is a link that leads nowhere: make the folder it names, or remove the link",
+            false => "the folder of the dataset was moved or removed: open it where it is now",
+        };
+        self.failure("write to", &self.root, &io::Error::from_raw_os_error(libc::ENOENT)).hint(hint)
+    }
+
     /// Make the names in a folder durable; the first time in this process its own name and those above it, too.
     fn sync_folder(&self, folder: &Path) -> io::Result<()> {
         let named = || self.kept.get().named.lock().unwrap_or_else(PoisonError::into_inner);
         add(&self.counters.syncs, 1);
         self.files.sync_folder(folder)?;
+        let place = self.place();
         let mut at = folder;
         let mut synced = Vec::new();
-        while let Some(above) = at.parent().filter(|_| !named().contains(at)) {
+        // Above a root that is held, the names are those of its path.
+        while let Some(above) = if at == self.root { self.path.parent() } else { at.parent() } {
+            let name = (place, self.told(at));
+            if named().contains(&name) {
+                break;
+            }
             add(&self.counters.syncs, 1);
             match self.files.sync_folder(above) {
                 // Above the dataset there may be folders that are not ours to open. Who could make one there could also sync it.
                 Err(error) if !above.starts_with(&self.root) && refused(&error) => {}
                 other => other?,
             }
-            synced.push(at.to_owned());
+            synced.push(name);
             at = above;
         }
         named().extend(synced);
@@ -118,7 +147,7 @@ impl Local {
     fn was_linked(&self, temporary: &Path) -> Option<bool> {
         match self.files.links(temporary) {
             Ok(links) => Some(links > 1),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Some(true), // Renamed, where there are no links.
+            // Renamed, where there are no links; or its folder was, and nobody can tell.
             Err(_) => None,
         }
     }
@@ -130,7 +159,7 @@ impl Local {
         let written = file.write(body.to_vec()).and_then(|()| if durable { file.sync() } else { Ok(()) });
         if let Err(error) = written {
             let _ = self.files.remove(&path); // The first error is the one to report.
-            return Err(failure("write", &path, &error));
+            return Err(self.failure("write", &path, &error));
         }
         add(&self.counters.syncs, u64::from(durable));
         Ok(path)
@@ -166,6 +195,9 @@ type Answer = io::Result<Vec<Bytes>>;
 
 struct LocalWriter {
     path: PathBuf,
+    /// The path that users know.
+    told: PathBuf,
+    _held: Option<Arc<Held>>,
     files: Arc<dyn FileSystem>,
     file: Option<Box<dyn File>>,
 }
@@ -173,12 +205,12 @@ struct LocalWriter {
 impl ObjectWriter for LocalWriter {
     fn write(&mut self, bytes: Vec<u8>) -> Result<()> {
         let file = self.file.as_mut().ok_or_else(|| Error::new("internal", "write after finish"))?;
-        file.write(bytes).map_err(|error| failure("write", &self.path, &error))
+        file.write(bytes).map_err(|error| failure("write", &self.told, &error))
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
         let file = self.file.as_mut().ok_or_else(|| Error::new("internal", "finish twice"))?;
-        file.sync().map_err(|error| failure("write", &self.path, &error))?;
+        file.sync().map_err(|error| failure("write", &self.told, &error))?;
         self.file = None;
         Ok(())
     }
@@ -199,7 +231,7 @@ impl Storage for Local {
 
     fn read(&self, name: &str) -> Result<Bytes> {
         let path = self.path(name);
-        let body = self.files.read(&path).map_err(|error| failure("read", &path, &error))?;
+        let body = self.files.read(&path).map_err(|error| self.failure("read", &path, &error))?;
         add(&self.counters.reads, 1);
         add(&self.counters.read_bytes, body.len() as u64);
         Ok(body)
@@ -209,7 +241,7 @@ impl Storage for Local {
         let path = self.path(name);
         add(&self.counters.maps, 1);
         add(&self.counters.mapped_bytes, bytes);
-        self.files.map(&path, bytes).map_err(|error| failure("read", &path, &error))
+        self.files.map(&path, bytes).map_err(|error| self.failure("read", &path, &error))
     }
 
     fn mapped(&self) -> bool {
@@ -231,7 +263,8 @@ impl Storage for Local {
         }
         let finish = |(index, (range, answer)): (usize, (&RangeRequest, Option<Answer>))| {
             let path = self.path(&range.name);
-            let pieces = answer.unwrap_or_else(|| self.files.read_range(&path, range)).map_err(|error| failure("read", &path, &error))?;
+            let pieces =
+                answer.unwrap_or_else(|| self.files.read_range(&path, range)).map_err(|error| self.failure("read", &path, &error))?;
             pieces.iter().enumerate().for_each(|(number, piece)| then(index, number, piece));
             Ok(pieces)
         };
@@ -256,7 +289,7 @@ impl Storage for Local {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 // A file system that refuses O_DIRECT is read through the page cache.
                 let whole = RangeRequest::plain(&range.name, range.begin, bytes(range), range.object_bytes);
-                let pieces = self.files.read_range(path, &whole).map_err(|error| failure("read", path, &error))?;
+                let pieces = self.files.read_range(path, &whole).map_err(|error| self.failure("read", path, &error))?;
                 for piece in pieces {
                     if let Some(targets) = &mut targets {
                         targets[index].copy_from_slice(&piece);
@@ -265,7 +298,7 @@ impl Storage for Local {
                 }
                 Ok(())
             }
-            other => other.map_err(|error| failure("read", path, &error)),
+            other => other.map_err(|error| self.failure("read", path, &error)),
         };
         jobs.iter().zip(answers).enumerate().map(finish).collect()
     }
@@ -287,7 +320,7 @@ impl Storage for Local {
         add(&self.counters.lookups, 1);
         match self.files.exists(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(false),
-            other => other.map_err(|error| failure("read", &path, &error)),
+            other => other.map_err(|error| self.failure("read", &path, &error)),
         }
     }
 
@@ -296,7 +329,7 @@ impl Storage for Local {
         add(&self.counters.lists, 1);
         match self.files.list(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            other => other.map_err(|error| failure("list", &path, &error)),
+            other => other.map_err(|error| self.failure("list", &path, &error)),
         }
     }
 
@@ -312,13 +345,13 @@ impl Storage for Local {
         add(&self.counters.puts, 1);
         add(&self.counters.syncs, 1);
         let file = Some(self.create_file(&path)?);
-        Ok(Box::new(LocalWriter { path, files: self.files.clone(), file }))
+        Ok(Box::new(LocalWriter { told: self.told(&path), path, _held: self.held.clone(), files: self.files.clone(), file }))
     }
 
     fn sync(&self, folders: &[&str]) -> Result<()> {
         folders.iter().try_for_each(|folder| {
             let path = self.path(folder);
-            self.sync_folder(&path).map_err(|error| failure("sync", &path, &error))
+            self.sync_folder(&path).map_err(|error| self.failure("sync", &path, &error))
         })
     }
 
@@ -335,7 +368,7 @@ impl Storage for Local {
         let answer = match linked {
             Ok(()) => Created::Created,
             Err(Some(error)) if error.kind() == io::ErrorKind::AlreadyExists => Created::Exists,
-            Err(Some(error)) if refused(&error) => return Err(failure("create", &path, &error)),
+            Err(Some(error)) if refused(&error) => return Err(self.failure("create", &path, &error)),
             // Anything else does not say whether the name was made.
             Err(_) => return Ok(Created::Unknown),
         };
@@ -351,7 +384,7 @@ impl Storage for Local {
         let temporary = self.write_temporary(name, body, false)?;
         self.files.rename(&temporary, &path).map_err(|error| {
             let _ = self.files.remove(&temporary); // The first error is the one to report.
-            failure("write", &path, &error)
+            self.failure("write", &path, &error)
         })
     }
 
@@ -360,7 +393,7 @@ impl Storage for Local {
         add(&self.counters.deletes, 1);
         match self.files.remove(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other.map_err(|error| failure("delete", &path, &error)),
+            other => other.map_err(|error| self.failure("delete", &path, &error)),
         }
     }
 
@@ -371,7 +404,7 @@ impl Storage for Local {
             let entries = match self.files.entries(&path) {
                 // Nothing is there, or somebody removed it just now.
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => continue,
-                other => other.map_err(|error| failure("list", &path, &error))?,
+                other => other.map_err(|error| self.failure("list", &path, &error))?,
             };
             for (name, is_folder) in entries {
                 let name = format!("{folder}{name}{}", if is_folder { "/" } else { "" });
@@ -395,7 +428,7 @@ impl Storage for Local {
                 return Err(Error::new("folder-not-empty", format!("cannot create dataset `{}`: it is a file", self.uri))
                     .hint("choose a new folder"));
             }
-            Err(error) => return Err(failure("create dataset", &self.root, &error)),
+            Err(error) => return Err(self.failure("create dataset", &self.root, &error)),
         };
         self.prove().inspect_err(|_| {
             if made && self.files.is_real() {
@@ -405,7 +438,29 @@ impl Storage for Local {
     }
 
     fn moves(&self) -> bool {
-        true
+        self.held.is_none()
+    }
+
+    fn held(&self) -> Result<Option<Box<dyn Storage>>> {
+        let held = match self.files.hold(&self.root) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.gone()),
+            other => other.map_err(|error| self.failure("open", &self.root, &error))?,
+        };
+        let local = |held: Held| Local {
+            root: held.path.clone(),
+            path: self.path.clone(),
+            held: Some(Arc::new(held)),
+            uri: self.uri.clone(),
+            files: self.files.clone(),
+            io: self.io,
+            counters: self.counters.clone(),
+            kept: self.kept.clone(),
+        };
+        Ok(held.map(|held| Box::new(local(held)) as Box<dyn Storage>))
+    }
+
+    fn in_place(&self) -> bool {
+        self.held.is_none() || self.files.place(&self.path) == self.files.place(&self.root)
     }
 
     /// One after the other: the kernel holds the folder locked for each link, so a race of our own threads would prove no more.
@@ -431,7 +486,7 @@ impl Storage for Local {
             }
             Ok(_) => Err(refused("a create-only put did not refuse to overwrite".into())),
             Err(error) => {
-                let told = failure("create", &probe, &error);
+                let told = self.failure("create", &probe, &error);
                 match error.raw_os_error() {
                     Some(libc::EPERM | libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP | libc::EXDEV | libc::EMLINK) => {
                         Err(refused(told.message().to_owned()))
