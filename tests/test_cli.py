@@ -99,3 +99,33 @@ def test_output_that_cannot_show_or_take_everything(root):
             with open("/dev/full", "w") as full:
                 done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
             assert done.returncode == 1 and done.stderr.splitlines() == ["error: cannot print: [Errno 28] No space left on device"]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("how", ["full", "closed"])
+def test_an_import_that_cannot_report_is_done_all_the_same(root, tmp_path, stream, how):
+    """A script that takes it for a failure would do it twice."""
+    (tmp_path / "a.csv").write_text("n,t\n1,x\nbad,y\n2,z\n")
+    command = f"{sys.executable} -m penstock import {tmp_path}/a.csv {root} --type n=int64 --on-error skip"
+    number = {"stdout": 1, "stderr": 2}[stream]
+    closed = f" {number}>&-" if how == "closed" else f" {number}>/dev/full"
+    for times in (1, 2):
+        done = subprocess.run(["sh", "-c", command + closed], capture_output=True, text=True)
+        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+        assert len(ps.open(root)) == 2 * times
+    if how == "full" and stream == "stdout":
+        assert "imported 2 samples" in done.stderr and "cannot be printed" in done.stderr
+    missing = subprocess.run(["sh", "-c", f"{sys.executable} -m penstock info {root}-none{closed}"], capture_output=True, text=True)
+    assert missing.returncode == 1 and "Traceback" not in missing.stderr
+
+
+def test_what_data_says_does_not_command_the_terminal(root):
+    ds = ps.create(root, {"text": ps.Text()})
+    ds.append({"text": ["a\x1b[2Jb"]}, message="m\x1b]0;x\x07")
+    for verb in ("head", "log"):
+        done = run(verb, root)
+        assert "\x1b" not in done.stdout and "\\x1b[2J" in run("head", root).stdout
+    narrow = subprocess.run(
+        [sys.executable, "-m", "penstock", "head", str(root)], capture_output=True, text=True, env={**os.environ, "COLUMNS": "0"}
+    )
+    assert "text" in narrow.stdout

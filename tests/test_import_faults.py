@@ -1,5 +1,6 @@
 """What importers refuse, and how they say it: the right item, the right column, nothing read out of a message."""
 
+import csv
 import gzip
 import io
 import json
@@ -412,12 +413,24 @@ def test_a_csv_that_ends_within_quotes_is_refused(tmp_path, on_error, encoding):
     whole = "id,text\n" + "".join(f'{row},"line {row}\nwith ""quotes"" and ü"\n' for row in range(50))
     path.write_text(whole, encoding)
     assert import_data(path, tmp_path / "set", encoding=encoding, on_error=on_error).samples == 50
-    for cut in ("with", '"" and', " ü"):
+    for cut in ("line 49", "with", '"" and', " ü"):
         path.write_text(whole[: whole.rindex(cut) + len(cut)], encoding)
         with pytest.raises(ps.InvalidInputError, match="a quote in row 50 is never closed"):
             import_data(path, tmp_path / "cut", encoding=encoding, on_error=on_error)
-    path.write_text(whole + '50,"', encoding)  # Nothing behind it is lost.
-    assert import_data(path, tmp_path / "end", encoding=encoding).samples == 51
+    path.write_text(whole + '50,"', encoding)
+    with pytest.raises(ps.InvalidInputError, match="a quote in row 51 is never closed"):
+        import_data(path, tmp_path / "end", encoding=encoding, on_error=on_error)
+
+
+@pytest.mark.parametrize("last", ['""', '""""', '"a"""', '"a"', "", 'a"b"', '"x\ny"', '"x\n"', '","', "'"])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_csv_whose_last_value_is_whole_is_read(tmp_path, last, end, packed):
+    text = f'id,text\n1,"first"\n2,{last}{end}'
+    path = tmp_path / ("table.csv.gz" if packed else "table.csv")
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    assert import_data(path, tmp_path / "set").samples == 2
+    assert ps.open(tmp_path / "set")["text"][1] == list(csv.reader(io.StringIO(text, newline="")))[2][1]
 
 
 def test_a_quote_that_swallows_a_large_csv_is_told_with_its_place(tmp_path):
@@ -482,3 +495,45 @@ def test_a_dataset_that_a_failed_import_leaves_is_named():
         assert caught.value.hint.startswith("pass --on-error skip"), attempt
         assert (f"the dataset `{place}` was made and stays, empty" in caught.value.hint) == left
     assert import_data(rows[:1], place).samples == 1 and ps.open(place)["n"][:].tolist() == [1]
+
+
+def test_numbers_beyond_float64_in_json_lines_are_refused_by_their_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    for number in ("1e400", "-1e400", "9" * 400):
+        path.write_text(f'{{"a": 1.5}}\n{{"a": {number}}}\n{{"a": 2}}\n')
+        for types in ({}, {"a": "float32"}):
+            with pytest.raises(ps.InvalidInputError, match="line 2"):
+                import_data(path, tmp_path / "raised", types=types)
+            report = import_data(path, f"memory://json-lines-{number[:5]}-{len(types)}", types=types, on_error="skip")
+            assert [refusal.path.rpartition("line ")[2] for refusal in report.refused] == ["2"] and report.samples == 2
+
+
+def test_a_folder_of_tables_as_other_programs_leave_it(tmp_path):
+    folder = tmp_path / "tables"
+    (folder / "more").mkdir(parents=True)
+    pq.write_table(pa.table({"n": pa.array([None, None]), "t": ["a", "b"]}), folder / "0.parquet")
+    pq.write_table(pa.table({"n": [5], "t": ["c"]}), folder / "more" / "1.parquet")
+    (folder / "2").write_bytes((folder / "more" / "1.parquet").read_bytes())
+    for name in ("_SUCCESS", "README.md", "_metadata.parquet", ".0.parquet.crc"):
+        (folder / name).write_text("no table")
+    report = import_data(folder, tmp_path / "all")
+    assert report.samples == 4 and report.left_out == [".0.parquet.crc", "README.md", "_SUCCESS", "_metadata.parquet"]
+    assert ps.open(tmp_path / "all")["n"][:].tolist() == [None, None, 5, 5], "null in one file, of the other's type"
+    assert import_data(folder, tmp_path / "some", format="parquet", exclude=["more/*"]).samples == 3
+    assert import_data(folder, tmp_path / "one", include=["1.parquet"]).left_out[-1] == "_metadata.parquet"
+    with pytest.raises(ps.CorruptError, match=r"README\.md"):
+        import_data(folder, tmp_path / "none", format="parquet", include=["README.md"])
+    with pytest.raises(ps.InvalidInputError, match="no files like"):
+        import_data(folder, tmp_path / "none", format="parquet", exclude=["*"])
+    (folder / "year=2020").mkdir()
+    (folder / "2").rename(folder / "year=2020" / "2.parquet")
+    with pytest.raises(ps.InvalidInputError, match="its folder `year=2020` holds a value"):
+        import_data(folder, tmp_path / "parted")
+
+
+def test_a_struct_that_holds_nan_is_refused_as_json_is(tmp_path):
+    pq.write_table(pa.table({"s": [{"x": 1.5}, {"x": float("nan")}]}), tmp_path / "a.parquet")
+    with pytest.raises(ps.InvalidInputError, match="row 1"):
+        import_data(tmp_path / "a.parquet", tmp_path / "raised")
+    assert import_data(tmp_path / "a.parquet", tmp_path / "nulled", on_error="null").samples == 2
+    assert ps.open(tmp_path / "nulled")["s"][:] == [{"x": 1.5}, None]

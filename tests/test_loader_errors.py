@@ -326,3 +326,45 @@ def test_an_exception_that_cannot_be_pickled_is_no_defect_of_ours(tmp_path):
     loader = ds.loader(batch_size=2, transform=[_raises_what_cannot_be_pickled], python_workers=1)
     with pytest.raises(ps.InvalidInputError, match="_raises_what_cannot_be_pickled"), loader:
         next(iter(loader))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 7, 15])
+def test_one_good_sample_stands_in_for_all_others(tmp_path, count):
+    """Stand-ins are another one each time, however many samples there are."""
+
+    def png(value):
+        out = io.BytesIO()
+        Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(out, "PNG")
+        return bytearray(out.getvalue())
+
+    for good in range(count):
+        images = [png(number) for number in range(count)]
+        for number, body in enumerate(images):
+            body[-20] ^= number != good
+        ds = ps.create(tmp_path / f"set-{good}", {"image": ps.Image(), "n": "int64"})
+        ds.append({"image": [bytes(body) for body in images], "n": range(count)})
+        for shuffle in (False, True):
+            batches = list(ds.loader(batch_size=count, shuffle=shuffle, on_corrupt="substitute").stream(1))
+            assert [batch["n"].tolist() for batch in batches] == [[good] * count]
+    with pytest.raises(ps.CorruptError, match=f"{count} samples in a row are damaged"):
+        images[good][-20] ^= 1
+        ds = ps.create(tmp_path / "none", {"image": ps.Image()})
+        ds.append({"image": [bytes(body) for body in images]})
+        list(ds.loader(batch_size=1, on_corrupt="substitute").stream(1))
+
+
+def test_workers_have_the_budgets_of_their_process(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int64"})
+    ds.append({"n": range(4)})
+    before = ps.configure()
+    try:
+        ps.configure(memory_bytes=33 << 20, image_pixels=12_345)
+        batches = list(ds.loader(batch_size=2, transform=[T.PerBatch(budgets)], python_workers=1).stream(1))
+    finally:
+        ps.configure(memory_bytes=before["memory_bytes"], image_pixels=before["image_pixels"])
+    assert [batch["n"].tolist() for batch in batches] == [[33 << 20, 12_345]] * 2
+
+
+def budgets(batch):
+    now = ps.configure()
+    return {"n": np.array([now["memory_bytes"], now["image_pixels"]])}

@@ -217,9 +217,11 @@ class Configuration:
 
     def given(self, ids, draw):
         """What comes for a draw, and whether it is the draw's own sample."""
-        number, tried = ids[draw], 0
+        number, tried, ahead = ids[draw], 0, {0}
         while "image" in self.columns and damaged(number):
-            number, tried = ids[(draw + (2 << tried) - 1) % len(ids)], tried + 1
+            further = next(far % len(ids) for far in itertools.count((2 << tried) - 1) if far % len(ids) not in ahead)
+            ahead.add(further)
+            number, tried = ids[(draw + further) % len(ids)], tried + 1
         return number, tried == 0
 
 

@@ -202,3 +202,20 @@ def test_samples_of_odd_sizes_are_the_same_whenever_they_are_read(root, shape, d
         assert (ds["v"][:] == values).all()
         order = np.random.default_rng(1).permutation(count)
         assert (ds.take(order)["v"] == values[order]).all()
+
+
+def test_what_is_appended_meanwhile_does_not_come_into_a_scan(root):
+    ds = ps.create(root, {"x": "int64", "c": ps.Category()})
+    ds.append({"x": range(4), "c": list("abab")})
+    rows = []
+    for batch in ds.scan(batch_size=2):
+        rows += batch.column("c").to_pylist()
+        ds.append({"x": [9], "c": [f"new {len(rows)}"]})
+    assert rows == list("abab")
+    for number, _ in enumerate(ds):
+        assert number < 6
+        ds.append({"x": [9], "c": [f"newer {number}"]})
+    stream = pa.RecordBatchReader.from_stream(ds)
+    before = len(ds)
+    ds.append({"x": [9] * 5, "c": ["last"] * 5})
+    assert len(stream.read_all()) == before == 12

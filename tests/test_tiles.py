@@ -475,3 +475,39 @@ def test_a_dataset_may_begin_with_nulls_only(root):
     ds = ps.create(root, {"even": ps.Tensor((9, 9), "uint8", tile=(4, 4))})
     ds.append({"even": [None, None]})
     assert [value is None for value in (ps.open(root)[index]["even"] for index in range(2))] == [True, True] and not ds.verify()["problems"]
+
+
+class Using:
+    """A source that uses, while it is read, the transaction that reads it."""
+
+    shape, dtype = (3, 2048, 2048), np.dtype("float32")
+
+    def __init__(self, use):
+        self.use = use
+
+    def __getitem__(self, key):
+        self.use()
+        return np.zeros((2048, 2048), np.float32)[key[1:]]
+
+
+@pytest.mark.parametrize("how", ["append", "abort", "commit"])
+def test_a_value_cannot_use_the_transaction_that_reads_it(root, how):
+    """It would wait for itself, deaf to Ctrl-C."""
+    ds = ps.create(root, {"v": ps.Tensor((2048, 2048), "float32")})
+    other = ps.create(f"{root}-other", {"n": "int64"})
+    transaction = ds.transaction()
+    uses = {"append": lambda: transaction.append({}), "abort": transaction.abort, "commit": transaction.commit}
+    with pytest.raises(ps.ClosedError, match="from inside a value"):
+        transaction.append({"v": Using(uses[how])})
+    transaction.abort()
+    ds.append({"v": Using(lambda: other.append({"n": [1]}))})  # Another one may well be used.
+    assert len(ds) == 3 and len(other) > 0
+
+
+def test_errors_of_values_that_are_pulled_name_their_column(root):
+    columns = {name: ps.Tensor((None, None), "float32", tile=(64, 64)) for name in "ab"}
+    good, bad = [np.zeros((100, 100))] * 4, [np.zeros((100, 100))] * 4
+    bad[2] = np.full((100, 100), 1e300)
+    with pytest.raises(ps.InvalidInputError, match="cannot append to column `b`: row 2 has 1e") as caught:
+        ps.create(root, columns).append({"a": good, "b": bad})
+    assert caught.value.column == "b" and caught.value.rows == [2]

@@ -68,6 +68,7 @@ def arrow_schema(view: View, names: Sequence[str]) -> pa.Schema:
 
 def reader(view: View, columns: Sequence[str] | None, batch_size: int) -> pa.RecordBatchReader:
     """Give a reader over the whole view."""
+    view = view._as_it_is()
     names = list(view.schema) if columns is None else _names(columns) or []
     view._view.take((0, 0), names, "flat")  # Raises here, not in the middle of a stream, for a column that is not there.
     return pa.RecordBatchReader.from_batches(arrow_schema(view, names), scan(view, names, batch_size))
@@ -77,6 +78,7 @@ def scan(view: View, columns: Sequence[str] | None, batch_size: int) -> Iterator
     """Read batch by batch."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size <= 0:
         raise InvalidInputError(f"cannot scan with batch_size={batch_size!r}: expected a whole number above 0")
+    view = view._as_it_is()
     batch_size = min(int(batch_size), max(1, len(view)))
     names = list(view.schema) if columns is None else _names(columns) or []
     view._view.take((0, 0), names, "flat")

@@ -414,11 +414,9 @@ class Transaction:
         for name, values in ready.items():
             with _naming(name, start):
                 prepared[name] = self._schema[name].prepare(values if start == 0 and end == len(values) else values[start:end])
-        try:
-            self._core.append(prepared, validate, start)
-        except Error as error:
-            error._place(start)  # One that values raised when they were pulled.
-            raise
+                if prepared[name][0] == "pulled":
+                    prepared[name] = ("pulled", _named(name, start, prepared[name][1]), *prepared[name][2:])
+        self._core.append(prepared, validate, start)
 
     def commit(self) -> Receipt:
         """Commit now; the dataset handle moves to the new snapshot. Cost: three syncs for a small one."""
@@ -447,6 +445,20 @@ class Transaction:
             self.commit()
 
 
+def _named(column: str, first_row: int, pull: Callable[..., Any]) -> Callable[..., Any]:
+    """Let our errors of values that are pulled name their column and row; what their source raises stays its own."""
+
+    def named(*arguments: Any) -> Any:
+        try:
+            return pull(*arguments)
+        except Error as error:
+            error._place(first_row, column)
+            error._within(f"cannot append to column `{column}`")
+            raise
+
+    return named
+
+
 @contextlib.contextmanager
 def _naming(column: str, first_row: int) -> Iterator[None]:
     """Let every error of preparing values name their column and row; what Python raises for odd values becomes ours."""
@@ -457,7 +469,7 @@ def _naming(column: str, first_row: int) -> Iterator[None]:
         error._place(first_row, column)
         error._within(what)
         raise
-    except (TypeError, ValueError, OverflowError, AttributeError, RecursionError, KeyError) as error:
+    except (TypeError, ValueError, OverflowError, AttributeError, RecursionError, KeyError, NotImplementedError) as error:
         ours = InvalidInputError(f"{what}: {type(error).__name__}: {error}", code="invalid-value")
         ours._place(first_row, column)
         raise ours from error

@@ -154,6 +154,8 @@ def rows_of(values: Any) -> Any:
         return values.to_arrow()
     if hasattr(values, "detach"):
         values = from_torch(values)
+    elif hasattr(values, "isna") and type(getattr(values, "dtype", None)).__name__ == "ArrowDtype":
+        return getattr(values, "array", values).__arrow_array__()
     elif hasattr(values, "isna") and hasattr(values, "dtype"):
         values = from_pandas(values)
     if isinstance(values, np.ndarray):
@@ -204,7 +206,7 @@ def from_pandas(values: Any) -> Any:
 def masked_from_pandas(values: Any) -> Any:
     """Give a pandas Series or array of numbers with NA, such as Int64, as a masked array; all else as it is."""
     kind = getattr(getattr(values, "dtype", None), "numpy_dtype", None)
-    if not hasattr(values, "isna") or kind is None or kind.kind not in "biuf":
+    if not hasattr(values, "isna") or kind is None or kind.kind not in "biuf" or type(values.dtype).__name__ == "ArrowDtype":
         return values
     return np.ma.MaskedArray(values.to_numpy(dtype=kind, na_value=kind.type(0)), np.asarray(values.isna()))
 
@@ -272,7 +274,8 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
             if bad.any():
                 raise refuse(bad, f"is out of the range of {dtype}")
         return out
-    raise fail(f"values are {array.dtype}, which does not fit {dtype}", row, hint=f"cast them first, or make the column {array.dtype}")
+    or_else = f", or make the column {array.dtype}" if array.dtype.name in DTYPES else ""
+    raise fail(f"values are {array.dtype}, which does not fit {dtype}", row, hint=f"cast them first{or_else}")
 
 
 def filler(value: Any, dtype: str, shape: tuple[int, ...] = ()) -> Array:
@@ -305,6 +308,9 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
             raise fail("is masked in part", first_row(partly), hint="a sample is null as a whole, or not at all")
         validity = np.asarray(~mask.any(axis=1))
         values = np.asarray(values.data)
+        if not validity.all():  # What lies below a null is nobody's value.
+            values = values.copy()
+            values[~validity] = np.zeros((), values.dtype)
     if isinstance(values, list) and not shape:
         quick = plain_numbers(values, dtype)
         if quick is not None:
@@ -331,7 +337,7 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
     if values.shape[1:] != shape:
         wanted = f"(N, {', '.join(map(str, shape))})" if shape else "(N,)"
         raise fail(f"values have the shape {values.shape}, expected {wanted}")
-    if values.dtype.kind == "M" and (missing := np.isnat(values).reshape(len(values), -1).any(axis=1)).any():
+    if values.dtype.kind == "M" and values.size and (missing := np.isnat(values).reshape(len(values), -1).any(axis=1)).any():
         if shape:
             raise fail("holds NaT, which only a scalar can be", first_row(missing))
         validity = ~missing if validity is None else validity & ~missing
@@ -403,33 +409,52 @@ def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     if pa.types.is_nested(values.type):
-        flat = flat_list(values)
-        even = len(shape) == 1 or pa.types.is_fixed_size_list(values.type)
-        if flat is None or values.null_count or not even or (flat[1] != math.prod(shape)).any():
-            return values.to_pylist()
-        return flat[0].reshape(len(values), *shape)
-    if values.null_count == 0:
-        return values.to_numpy(zero_copy_only=False)
+        return tensors_of_lists(values, shape)
+    if values.null_count == 0 or pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
+        return values.to_numpy(zero_copy_only=False)  # A null among times is NaT.
     boolean = pa.types.is_boolean(values.type)
     if not (boolean or pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         return values.to_pylist()
     return np.ma.MaskedArray(np.asarray(values.fill_null(False if boolean else 0)), ~np.asarray(values.is_valid()))
 
 
-def flat_list(values: Any) -> tuple[Array, npt.NDArray[np.int64]] | None:
-    """Give the numbers of an Arrow array of lists one after the other, and how many each has; None for lists of all else, or with nulls."""
+def tensors_of_lists(values: Any, shape: tuple[int, ...]) -> Any:
+    """Give lists of Arrow, in each other or one after the other, as an array (N, *shape), nulls masked; as a list where that does not go."""
+    import pyarrow as pa
+
+    flat = numbers_within(values.drop_null(), shape)
+    if flat is None and pa.types.is_fixed_size_list(values.type):
+        flat = numbers_within(values.drop_null(), (math.prod(shape),))
+    if flat is None:
+        return values.to_pylist()
+    if values.null_count == 0:
+        return flat.reshape(len(values), *shape)
+    missing = ~np.asarray(values.is_valid())
+    array: Array = np.zeros((len(values), *shape), flat.dtype)
+    array[~missing] = flat.reshape(-1, *shape)
+    return np.ma.MaskedArray(array, np.broadcast_to(missing.reshape(-1, *[1] * len(shape)), array.shape))
+
+
+def numbers_within(lists: Any, shape: tuple[int, ...]) -> Array | None:
+    """Give the numbers within lists of Arrow that hold lists, and so on, of these lengths; None where they do not, or hold nulls."""
     import pyarrow as pa
     import pyarrow.compute as compute
 
-    kind = values.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+    for size in shape:
+        kind = lists.type
+        if lists.null_count or not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+            return None
+        if pa.types.is_fixed_size_list(kind):
+            even = kind.list_size == size
+        else:
+            even = len(lists) == 0 or (np.asarray(compute.list_value_length(lists)) == size).all()
+        if not even:
+            return None
+        lists = lists.flatten()
+    kind = lists.type
+    if lists.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         return None
-    if not (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type) or pa.types.is_boolean(kind.value_type)):
-        return None
-    flat = values.flatten()  # Without what lies below a null.
-    if flat.null_count:
-        return None
-    return np.asarray(flat), np.asarray(compute.list_value_length(values).fill_null(0)).astype(np.int64)
+    return np.asarray(lists)
 
 
 def tensors_of(values: Any) -> Array:
@@ -470,6 +495,8 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
             unfit = isinstance(item, np.ndarray) and (item.ndim or (item.dtype.kind == "c" and wanted.kind != "c"))
             if unfit or not isinstance(item, kinds | ml_dtypes.bfloat16):
                 raise fail(f"is {shown(item)}, expected {dtype}", row)
+            if isinstance(item, int) and item.bit_length() > 1024:
+                raise fail(f"is {str(item)[:80]}, which is out of the range of {dtype}", row)
     try:
         # float64 holds what Python calls a float; arrays keep their own dtype.
         array = (
@@ -499,7 +526,10 @@ def plain_numbers(items: list[Any], dtype: str) -> tuple[Array, npt.NDArray[np.b
     if kinds == {int} and wanted.kind in "iu":
         array = whole_numbers(items, dtype)
     elif kinds and kinds <= {int, float} and wanted.kind == "f":
-        array = np.array(items, np.float64)
+        try:
+            array = np.array(items, np.float64)
+        except OverflowError:  # An integer beyond every float.
+            return None
         array = array if wanted.itemsize == 8 else cast(array, dtype)
     elif kinds == {bool} and wanted.kind == "b" and validity is None:
         array = np.array(items, np.bool_)
@@ -556,7 +586,7 @@ def timestamp(item: Any, row: int) -> np.datetime64:
 
 def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
     """Prepare arrays of different shapes."""
-    whole = ragged_from_arrow(values, shape, dtype) if is_arrow(values) and len(shape) == 1 else None
+    whole = ragged_from_arrow(values, shape, dtype) if is_arrow(values) else None
     if whole is not None:
         return whole
     arrays: list[Array | None] = []
@@ -573,21 +603,35 @@ def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
 
 
 def ragged_from_arrow(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared | None:
-    """Take lists of numbers from Arrow without making Python objects; None where that does not go, for the row to be found one by one."""
+    """Take lists from Arrow whose first dimension alone is free, without making Python objects; None where that does not go, for the row to
+    be found one by one.
+    """
     import pyarrow as pa
+    import pyarrow.compute as compute
 
+    inner = tuple(size for size in shape[1:] if size is not None)
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
-    flat = flat_list(values) if isinstance(values, pa.Array) else None
+    if not isinstance(values, pa.Array) or not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
+        return None
+    if shape[0] is not None or len(inner) + 1 < len(shape):
+        return None
+    flat = numbers_within(values.flatten(), inner)  # Without what lies below a null.
     if flat is None:
         return None
     try:
-        numbers = np.ascontiguousarray(cast(flat[0], dtype))
+        numbers = np.ascontiguousarray(cast(flat, dtype))
     except InvalidInputError:
         return None
-    ends = np.cumsum(flat[1] * numbers.itemsize)
-    validity = np.asarray(values.is_valid())
-    return ("flat", numbers.view(np.uint8) if numbers.size else np.empty(0, np.uint8), ends, flat[1].reshape(-1, 1), validity)
+    counts = np.asarray(compute.list_value_length(values).fill_null(0)).astype(np.int64)
+    ends = np.cumsum(counts * (math.prod(inner) * numbers.itemsize))
+    return (
+        "flat",
+        numbers.view(np.uint8) if numbers.size else np.empty(0, np.uint8),
+        ends,
+        counts.reshape(-1, 1),
+        np.asarray(values.is_valid()),
+    )
 
 
 def arrays_of(values: Any) -> Any:
@@ -678,7 +722,10 @@ def becomes_objects(values: Any) -> bool:
         return False
     import pyarrow as pa
 
-    return bool(values.type.num_fields > 1 or not pa.types.is_primitive(values.type.field(0).type))
+    kind = values.type
+    while kind.num_fields == 1 and (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        kind = kind.field(0).type
+    return not pa.types.is_primitive(kind)
 
 
 class Coded:
@@ -707,6 +754,8 @@ def coded_from_arrow(values: Any) -> Coded | None:
     if not pa.types.is_dictionary(values.type):
         return None
     if isinstance(values, pa.ChunkedArray):
+        if any(chunk.dictionary.null_count for chunk in values.chunks):
+            return None
         values = values.unify_dictionaries().combine_chunks()
         values = values.chunk(0) if isinstance(values, pa.ChunkedArray) and values.num_chunks == 1 else values
     words = flat_from_arrow(values.dictionary) if isinstance(values, pa.DictionaryArray) else None
@@ -763,8 +812,8 @@ def codes_or_words(values: Any) -> Prepared:
     coded = values if isinstance(values, Coded) else coded_from_arrow(values)
     if coded is not None:
         return coded.prepared()
-    if hasattr(values, "dictionary_decode"):
-        values = values.dictionary_decode()
+    if is_arrow(values) and hasattr(values.type, "value_type") and hasattr(values.type, "index_type"):
+        values = values.cast(values.type.value_type)
     flat = flat_from_arrow(values)
     if flat is not None:
         return flat

@@ -211,6 +211,9 @@ class View:
         return sample
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._as_it_is()._samples()
+
+    def _samples(self) -> Iterator[dict[str, Any]]:
         for start in range(0, len(self), 64):
             batch = self._view.take((start, start + 64))
             for index in range(min(64, len(self) - start)):
@@ -222,7 +225,7 @@ class View:
 
     def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> Iterator[Any]:
         """Read all samples in order as pyarrow.RecordBatch of `batch_size` rows, or of fewer where those would take more than an eighth of the
-        memory budget.
+        memory budget. What is appended meanwhile does not come.
 
         Cost: one copy; holds one batch, or where files are not mapped three groups of 8 MiB and more (at most 1/32 of the memory
         budget each), two of them read ahead. Labels and categories come as dictionary<string>, images as binary, ragged tensors

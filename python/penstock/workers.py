@@ -62,7 +62,10 @@ class Pool:
         for number in range(min(workers, max(1, end - begin))):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=work, args=(theirs, packed, begin + number, end, workers), daemon=True, name=f"penstock-worker-{number}"
+                target=work,
+                args=(theirs, packed, begin + number, end, workers, _core.configure()),
+                daemon=True,
+                name=f"penstock-worker-{number}",
             )
             process.start()
             theirs.close()
@@ -174,8 +177,11 @@ class Parcel:
         return loader
 
 
-def work(pipe: multiprocessing.connection.Connection, packed: bytes, begin: int, end: int, stride: int) -> None:
-    """Run a worker until its pipe is closed, or its steps are over."""
+def work(
+    pipe: multiprocessing.connection.Connection, packed: bytes, begin: int, end: int, stride: int, budgets: tuple[int, int, int]
+) -> None:
+    """Run a worker, with the budgets of the process that wants its batches, until its pipe is closed, or its steps are over."""
+    _core.configure(*budgets)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the consumer's, who ends its workers.
     steps = range(begin, end, stride)
     made = _made(packed, begin, end, stride)

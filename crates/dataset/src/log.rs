@@ -23,7 +23,11 @@ impl LogEntry {
 
 /// Read record `number`.
 pub fn read(storage: &dyn Storage, branch: u64, number: u64) -> Result<LogEntry> {
-    LogEntry::parse(&storage.read(&record_name(branch, number))?, branch, number)
+    let read = || LogEntry::parse(&storage.read(&record_name(branch, number))?, branch, number);
+    match read() {
+        Err(error) if error.kind() == Kind::Corrupt => read(), // It may have been spoilt on its way: once more.
+        other => other,
+    }
 }
 
 /// The end of a log.

@@ -166,12 +166,11 @@ impl Recipe {
         let mut known: Vec<Refused> = Vec::new();
         for (at, error) in refused {
             let tried = known.iter().filter(|refused| refused.at == at).count();
-            if tried == TRIES {
-                return Err(error.context(format!("{TRIES} samples in a row are damaged")));
-            }
+            let Some(ahead) = stand_ins(self.program.len()).nth(tried) else {
+                return Err(error.context(format!("{} samples in a row are damaged", tried + 1)));
+            };
             known.push(Refused { at, place: places[at], error });
-            // Further and further along the epoch, which ends where it begins.
-            let instead = (draws[at] + (2 << tried) - 1) % self.program.len();
+            let instead = (draws[at] + ahead) % self.program.len();
             places[at] = self.program.places(epoch, [instead])[0];
             valid[at] &= self.on_corrupt != OnCorrupt::Mask;
         }
@@ -477,4 +476,16 @@ impl Target {
             }
         }
     }
+}
+
+/// How far ahead of a damaged draw those are that stand in for it, one after the other: further and further along the epoch, which ends where
+/// it begins, each another one.
+fn stand_ins(samples: u64) -> impl Iterator<Item = u64> {
+    let mut seen = vec![0];
+    (0..TRIES as u64).map_while(move |tried| {
+        let far = (2 << tried) - 1;
+        let free = (0..samples.min(seen.len() as u64 + 1)).map(|more| (far + more) % samples).find(|ahead| !seen.contains(ahead))?;
+        seen.push(free);
+        Some(free)
+    })
 }

@@ -1,5 +1,6 @@
 //! Prepared Python values → columns. Preparation (dtypes, nulls, shapes) is done in `penstock/schema.py`; here bytes move.
 
+use std::cell::Cell;
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,18 @@ pub type Raised = Arc<Mutex<Option<PyErr>>>;
 struct Source {
     pull: Py<PyAny>,
     raised: Raised,
+    /// The transaction that wants them.
+    owner: usize,
+}
+
+thread_local! {
+    /// The transaction that pulls a value in this thread just now; 0 for none.
+    static PULLS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether this thread is inside a value that a transaction pulls.
+pub fn is_pulled_by(owner: usize) -> bool {
+    PULLS.get() == owner
 }
 
 impl std::fmt::Debug for Source {
@@ -37,10 +50,12 @@ impl Pull for Source {
         take: &mut dyn FnMut(&[u8]) -> penstock_error::Result<()>,
     ) -> penstock_error::Result<()> {
         let wanted: Vec<(u64, u64)> = window.iter().map(|range| (range.start, range.end)).collect();
+        let before = PULLS.replace(self.owner);
         let pulled = Python::attach(|py| {
             let array = self.pull.bind(py).call1((row, wanted))?.cast_into::<PyArray1<u8>>()?;
             Ok::<_, PyErr>(array.readonly().as_slice()?.to_vec())
         });
+        PULLS.set(before);
         match pulled {
             Ok(bytes) => take(&bytes),
             Err(error) => {
@@ -59,7 +74,7 @@ impl Pull for Source {
 /// `("pulled", pull(row, [(low, high), …]) -> (m,) uint8, shapes: list of n lists, validity (n,) bool | None)`.
 ///
 /// Errors count rows from `first_row`.
-pub fn input(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row: u64, raised: &Raised) -> PyResult<Input> {
+pub fn input(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row: u64, raised: &Raised, owner: usize) -> PyResult<Input> {
     let parts = prepared.cast::<PyTuple>()?;
     let form: String = parts.get_item(0)?.extract()?;
     let column = match form.as_str() {
@@ -90,7 +105,7 @@ pub fn input(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row:
             return Ok(Input { name: name.into(), column, words: Some(words.0.clone()) });
         }
         "pulled" => {
-            let source = Arc::new(Source { pull: parts.get_item(1)?.unbind(), raised: raised.clone() });
+            let source = Arc::new(Source { pull: parts.get_item(1)?.unbind(), raised: raised.clone(), owner });
             Column::Pulled(Pulled { shapes: parts.get_item(2)?.extract()?, validity: validity(&parts.get_item(3)?)?, source })
         }
         other => return Err(Error::new("internal", format!("unknown form `{other}`"))).or_raise(py),

@@ -28,7 +28,18 @@ impl Transaction {
         Ok(Transaction { inner: Mutex::new(Some(inner)), generation: generation(), options })
     }
 
-    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+    /// What tells this transaction from others while it is used.
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
+    /// Refuse a fork's child, and a value that uses the transaction which just pulls it, and would wait for itself.
+    fn check_caller(&self, py: Python<'_>) -> PyResult<()> {
+        if input::is_pulled_by(self.address()) {
+            let text = "cannot use this transaction from inside a value that it is reading";
+            return Err(Error::new("transaction-closed", text).hint("raise an error there; what is appended is given up then"))
+                .or_raise(py);
+        }
         if self.generation == generation() {
             return Ok(());
         }
@@ -45,13 +56,13 @@ fn closed() -> Error {
 impl Transaction {
     /// Add samples: name → prepared values (see `penstock.schema`). They are row `first_row` and on of what the user gave, for errors.
     fn append(&self, py: Python<'_>, columns: &Bound<'_, PyDict>, validate: &str, first_row: u64) -> PyResult<()> {
-        self.check_process(py)?;
+        self.check_caller(py)?;
         let validate = media::validate(py, validate)?;
         let raised = input::Raised::default();
         let mut inputs = Vec::with_capacity(columns.len());
         for (name, values) in columns {
             let name: String = name.extract()?;
-            inputs.push(input::input(py, &values, &name, first_row, &raised)?);
+            inputs.push(input::input(py, &values, &name, first_row, &raised, self.address())?);
         }
         let appended = py.detach(|| {
             let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,7 +76,7 @@ impl Transaction {
 
     /// Commit: (snapshot id, first row id, samples, the new snapshot).
     fn commit(&self, py: Python<'_>, message: &str, author: &str, properties: &str) -> PyResult<(String, i64, u64, Snapshot)> {
-        self.check_process(py)?;
+        self.check_caller(py)?;
         let (receipt, snapshot) = py
             .detach(|| {
                 let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -81,10 +92,12 @@ impl Transaction {
     }
 
     /// Give up; nothing of it stays.
-    fn abort(&self, py: Python<'_>) {
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
         if self.generation != generation() {
-            return; // It is the parent's to give up.
+            return Ok(()); // It is the parent's to give up.
         }
+        self.check_caller(py)?;
         py.detach(|| drop(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        Ok(())
     }
 }

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
 
 import typer
 
 from penstock import __version__
-from penstock.cli import create, doctor, head, importing, info, log, verify
+from penstock.cli import create, doctor, head, importing, info, log, show, verify
 from penstock.cli.show import print_error
 from penstock.errors import Error
 
@@ -44,6 +48,8 @@ app.command("doctor")(doctor.doctor)
 
 def main() -> None:
     """Run the command line."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # It was closed by who started us.
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # Names and values may be beyond what a terminal can show.
@@ -53,15 +59,24 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except Error as error:
-        print_error(error, "--json" in sys.argv)
-        sys.exit(1)
+        _leave(1, partial(print_error, error, "--json" in sys.argv))
     except KeyboardInterrupt:
-        print("stopped; nothing was committed", file=sys.stderr)
-        sys.exit(130)
+        _leave(130, partial(print, f"stopped; {show.done or 'nothing was committed'}", file=sys.stderr))
     except BrokenPipeError:
-        sys.stderr.close()  # The reader of our output has gone: that is its business.
-        sys.exit(0)
+        _leave(0, partial(print, file=sys.stderr, end=""))  # The reader of our output has gone: that is its business.
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # What was not printed is not tried again at exit.
-        print(f"error: cannot print: {error}", file=sys.stderr)
-        sys.exit(1)
+        # What was done is done: who takes this for a failure would do it twice.
+        done = show.done
+        what = f"{done}; the rest of this report cannot be printed" if done else "cannot print"
+        _leave(0 if done else 1, partial(print, f"{'note' if done else 'error'}: {what}: {error}", file=sys.stderr))
+
+
+def _leave(code: int, tell: Callable[[], None]) -> NoReturn:
+    """Say why, if that can be said, and end."""
+    with contextlib.suppress(OSError):
+        tell()
+        sys.stdout.flush()
+    for stream in (sys.stdout, sys.stderr):  # What was not printed is not tried again at exit.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)

@@ -16,7 +16,8 @@ def create(
 ) -> None:
     """Make a new, empty dataset."""
     dataset = penstock.create(uri, show.parse_types(columns or []), message=message)
+    show.done = f"created {dataset.uri} with {len(dataset.schema)} columns, snapshot {dataset.snapshot}"
     if as_json:
         show.print_json({"uri": dataset.uri, "snapshot": dataset.snapshot})
     else:
-        print(f"created {dataset.uri} with {len(dataset.schema)} columns, snapshot {dataset.snapshot}")
+        print(show.done)

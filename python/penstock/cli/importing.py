@@ -35,7 +35,7 @@ def import_(
 
     if memory_bytes:
         penstock.configure(memory_bytes=memory_bytes)
-    console = Console(stderr=True)
+    console = Console(stderr=True, width=show.console.width)
     parts = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -55,11 +55,12 @@ def import_(
             progress=show_progress, encoding=encoding, delimiter=delimiter or None, quote=quote, header=header,
             include=include, exclude=exclude,
         )  # fmt: skip
+        show.done = f"imported {report.samples} samples into {destination}, snapshot {report.snapshot}"
     if as_json:
         refused = [vars(refusal) for refusal in report.refused]
         show.print_json({"samples": report.samples, "refused": refused, "left_out": report.left_out, "snapshot": report.snapshot})
         return
-    print(f"imported {report.samples} samples into {destination}, snapshot {report.snapshot}")
+    print(show.done, flush=True)
     if report.left_out:
         some = ", ".join(map(show.plain, report.left_out[:3])) + (", …" if len(report.left_out) > 3 else "")
         print(f"left out {len(report.left_out)} files that are not images or were not chosen: {some}")
@@ -67,6 +68,6 @@ def import_(
         refused_table = show.table(f"{len(report.refused)} items were refused", "item", "code", "message")
         for refusal in report.refused[:50]:
             refused_table.add_row(show.plain(refusal.path), refusal.code, show.plain(refusal.message))
-        Console(stderr=True).print(refused_table)
+        console.print(refused_table)
         if len(report.refused) > 50:
             print(f"… and {len(report.refused) - 50} more; --json lists them all", file=sys.stderr)

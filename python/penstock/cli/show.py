@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -15,7 +16,10 @@ from rich.table import Table
 from penstock.errors import Error, InvalidInputError
 from penstock.schema import Boxes, Bytes, Category, ColumnType, Image, Json, Keypoints, Label, Mask, Scalar, Tensor, Text
 
-console = Console()
+# Rich takes a terminal of no columns at its word.
+console = Console(width=80 if os.environ.get("COLUMNS") == "0" else None)
+# What a command has done that must not be done twice, should it fail to say so.
+done = ""
 
 _NAMED: dict[str, ColumnType] = {
     "text": Text(), "bytes": Bytes(), "json": Json(), "category": Category(), "image": Image(), "boxes": Boxes(), "mask": Mask(), "keypoints": Keypoints(),
@@ -143,5 +147,10 @@ def cell(value: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """Keep rich from reading markup in what users wrote."""
-    return escape(text.encode("utf-8", "backslashreplace").decode())
+    """Keep rich from reading markup in what users wrote, and the terminal from obeying control characters.
+
+    >>> plain("a\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    shown = "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+    return escape(shown.encode("utf-8", "backslashreplace").decode())

@@ -155,15 +155,20 @@ def _next(path: pathlib.Path, stream: Any, first: int = 0) -> pa.RecordBatch | N
 
 
 def _is_open(path: pathlib.Path, options: Options, last: str) -> bool:
-    """Tell whether the last value of a file is the rest of it, behind a quote that nothing closes. Cost: none if it is of one line."""
+    """Tell whether the last value of a file is the rest of it, behind a quote that nothing closes. Cost: reads the end; of a file that is
+    packed or of another encoding, all.
+    """
     quote = options.quote
-    if not quote or "\n" not in last:
+    if not quote:
         return False
     open_value = (quote + last.replace(quote, quote * 2)).encode()
     text, end = _text(path, options), b""
+    if isinstance(text, pa.NativeFile) and text.seekable():
+        text.seek(max(0, text.size() - len(open_value) - 1))
     while piece := text.read(BLOCK_BYTES):
-        end = (end + piece)[-len(open_value) :]
-    return end == open_value
+        end = (end + piece)[-len(open_value) - 1 :]
+    before = end[: -len(open_value)].decode("utf-8", "replace")
+    return end.endswith(open_value) and before in ("", "\n", "\r", "\ufeff", options.delimiter or ",")
 
 
 def _row(first: int, row: int, gone: list[int]) -> int:

@@ -7,15 +7,14 @@ image that is damaged, or of a format that is not read, is refused and reported:
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from penstock import _core
 from penstock.errors import InvalidInputError
-from penstock.importers.source import Chunk, Options, Refusal, Source
+from penstock.importers.source import Chunk, Options, Refusal, Source, chosen
 from penstock.schema import ColumnType, Image, Label, Text
 from penstock.values import is_utf8
 
@@ -33,9 +32,8 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
     files: list[pathlib.Path] = []
     left_out: list[pathlib.Path] = []
     for file in sorted(_walk(folder)):
-        chosen = _chosen(file.relative_to(folder).as_posix(), options)
         # With `include` the user says that these are images: what is none of them is refused.
-        offered = chosen and (
+        offered = chosen(file.relative_to(folder).as_posix(), options) and (
             bool(options.include) or file.suffix.lower() in SUFFIXES or not file.is_file() or begins_as_image(_head(file))
         )
         (files if offered else left_out).append(file)
@@ -98,13 +96,6 @@ def _head(file: pathlib.Path) -> bytes:
             return opened.read(16)
     except OSError:
         return b""  # Left out by its name; one that is named as an image is refused later.
-
-
-def _chosen(name: str, options: Options) -> bool:
-    def matches(patterns: Sequence[str]) -> bool:
-        return any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name.rpartition("/")[2], pattern) for pattern in patterns)
-
-    return (not options.include or matches(options.include)) and not matches(options.exclude)
 
 
 def _classes(folder: pathlib.Path, files: list[pathlib.Path], accepted: bool) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -141,11 +142,18 @@ def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
     return None if any(pc.any(pc.is_inf(column)).as_py() for column in numbers) else table
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:80]} is beyond float64")
+    return number
+
+
 def _object(line: bytes) -> Mapping[str, Any] | rows.BadRow:
     if not line.strip():
         return rows.BadRow("")
     try:
-        value = json.loads(line)
+        value = json.loads(line, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         return rows.BadRow(f"no JSON: {error}")
     return value if isinstance(value, dict) else rows.BadRow(f"a {type(value).__name__}, expected an object")

@@ -13,22 +13,29 @@ import pyarrow.parquet as pq
 
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import tables
-from penstock.importers.source import Chunk, Options, Refusal, Source, ahead
+from penstock.importers.source import Chunk, Options, Refusal, Source, ahead, chosen
 from penstock.schema import ColumnType
 
+SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 ROWS_AT_ONCE = 65_536
 CHUNK_BYTES = 16 << 20
 
 
 def open_source(path: pathlib.Path, options: Options) -> Source:
-    """Open the file, or every one in a folder; all must have the first one's columns."""
-    files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")) if path.is_dir() else [path]
-    if not files:
-        raise InvalidInputError(f"cannot import `{path}`: it holds no files")
-    schema = _guard(files[0], lambda: _schema(files[0]))
-    kinds = {name: options.types.get(name) or _guard(files[0], partial(_infer, files[0], schema, name)) for name in schema.names}
-    if len(kinds) != len(schema.names):
+    """Open the file, or every one in a folder and those in it; all must have the first one's columns. Files of other kinds are left out."""
+    files, left_out = _files(path, options) if path.is_dir() else ([path], [])
+    schemas = [_guard(file, partial(_schema, file)) for file in files]
+    schema = schemas[0]
+    # A column that is null throughout in one file has its type from another.
+    typed = {
+        name: next(
+            (found.field(name).type for found in schemas if name in found.names and not pa.types.is_null(found.field(name).type)), pa.null()
+        )
+        for name in schema.names
+    }
+    if len(typed) != len(schema.names):
         raise InvalidInputError(f"cannot import `{files[0]}`: two columns have the same name", code="invalid-schema")
+    kinds = {name: options.types.get(name) or _guard(files[0], partial(_infer, files, kind, name)) for name, kind in typed.items()}
     progress = {"done": 0}
 
     def chunks() -> Iterator[Chunk]:
@@ -44,7 +51,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
                         code="invalid-schema",
                     )
                 for name in schema.names:
-                    mine, theirs = batch.schema.field(name).type, schema.field(name).type
+                    mine, theirs = batch.schema.field(name).type, typed[name]
                     if mine != theirs and (pa.types.is_duration(mine) or pa.types.is_time(mine)):  # Stored as numbers of their unit.
                         raise InvalidInputError(
                             f"cannot import `{file}`: its column `{name}` is {mine}, that of `{files[0]}` {theirs}",
@@ -55,16 +62,35 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
                 first += batch.num_rows
             progress["done"] += file.stat().st_size
 
-    return Source(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"])
+    names = [str(file.relative_to(path)) for file in left_out]
+    return Source(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"], names)
 
 
-def _infer(file: pathlib.Path, schema: pa.Schema, name: str) -> ColumnType:
-    kind = schema.field(name).type
+def _files(folder: pathlib.Path, options: Options) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
+    """Files of a folder by name: those to import, and those left out."""
+    found = sorted(file for file in folder.rglob("*") if file.is_file())
+    wanted = [file for file in found if chosen(file.relative_to(folder).as_posix(), options)]
+    # With `include` the user says which are tables: what is none of them is refused.
+    files = [file for file in wanted if options.include or file.suffix.lower() in SUFFIXES or _is_parquet(file) or _is_ipc_file(file)]
+    hidden = [file for file in files if any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)]
+    files = [file for file in files if file not in set(hidden)]
+    parted = next((part for file in files for part in file.relative_to(folder).parts[:-1] if "=" in part), None)
+    if parted is not None:
+        raise InvalidInputError(
+            f"cannot import `{folder}`: its folder `{parted}` holds a value that its files do not have",
+            code="unsupported-format",
+            hint="read it with pyarrow.dataset, and import its rows, or import the folders one by one",
+        )
+    if not files:
+        raise InvalidInputError(f"cannot import `{folder}`: it holds no files like {', '.join(SUFFIXES)}", hint="see --include")
+    return files, [file for file in found if file not in set(files)]
+
+
+def _infer(files: list[pathlib.Path], kind: pa.DataType, name: str) -> ColumnType:
     if not tables.is_media(kind):
         return tables.infer(kind, name)
-    for batch in _batches(file):
-        bodies = batch.column(name).field("bytes").drop_null()
-        if len(bodies):
+    for batch in itertools.chain.from_iterable(map(_batches, files)):
+        if tables.is_media(batch.column(name).type) and len(bodies := batch.column(name).field("bytes").drop_null()):
             return tables.media_type(bodies[0].as_py())
     return tables.media_type(None)
 

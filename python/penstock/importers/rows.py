@@ -14,6 +14,7 @@ from penstock.dataset import _size
 from penstock.errors import Error, InvalidInputError
 from penstock.importers.source import Chunk, Options, Refusal, Source
 from penstock.schema import Bytes, ColumnType, Image, Json, Scalar, Tensor, Text, dtype_name
+from penstock.values import is_null, is_null_word
 
 ROWS_TO_INFER = 1000
 ROWS_AT_ONCE = 1024
@@ -117,11 +118,12 @@ def _fitted(value: Any, kind: ColumnType) -> Any:
 
 def infer(values: list[Any], name: str) -> ColumnType:
     """Choose a column type for Python values."""
-    present = [value for value in values if value is not None]
+    words = any(isinstance(value, str) for value in values)
+    present = [value for value in values if not (is_null_word(value) if words else is_null(value))]
     kinds = {type(value) for value in present}
     if not present:
         return Text()
-    if kinds <= {str}:
+    if all(issubclass(kind, str) for kind in kinds):
         return Text()
     if kinds <= {bool, np.bool_}:
         return Scalar("bool")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import shutil
@@ -34,6 +35,9 @@ SUFFIXES = {
 }  # fmt: skip
 
 
+FILES_TO_DETECT = 1000
+
+
 @dataclasses.dataclass
 class Report:
     """What an import did: samples in the commit, and every item refused; samples + refused = items offered.
@@ -49,9 +53,10 @@ class Report:
 
 
 def detect(source: pathlib.Path) -> str:
-    """Tell the format of a source: a folder is images, a file goes by its ending."""
+    """Tell the format of a source: a file goes by its ending; a folder is images, unless its first files are tables and no images."""
     if source.is_dir():
-        return "images"
+        first = {file.suffix.lower() for file in itertools.islice(source.rglob("*"), FILES_TO_DETECT)}
+        return "parquet" if first & set(parquet.SUFFIXES) and not first & set(images.SUFFIXES) else "images"
     suffixes = [suffix.lower() for suffix in source.suffixes if suffix.lower() not in (".gz", ".bz2", ".zst", ".xz")]
     found = SUFFIXES.get(suffixes[-1] if suffixes else "")
     if found is None:

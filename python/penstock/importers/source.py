@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ def ahead(tasks: Iterable[Callable[[], Result]], threads: int) -> Iterator[Resul
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a user may set. `types` gives columns a type by name; `include` and `exclude` are of folders of images; the rest are of CSV."""
+    """What a user may set. `types` gives columns a type by name; `include` and `exclude` are of folders; the rest are of CSV."""
 
     types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     on_error: str = "raise"
@@ -40,6 +41,15 @@ class Options:
     delimiter: str | None = None
     quote: str = '"'
     header: bool = True
+
+
+def chosen(name: str, options: Options) -> bool:
+    """Tell whether include and exclude choose a file of a folder, by its path there or its name."""
+
+    def matches(patterns: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name.rpartition("/")[2], pattern) for pattern in patterns)
+
+    return (not options.include or matches(options.include)) and not matches(options.exclude)
 
 
 @dataclasses.dataclass

@@ -141,8 +141,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    if value is None or isinstance(value, str | int | bool):
+    if value is None or isinstance(value, str | int | float | bool):
         return value
-    if isinstance(value, float):
-        return value if np.isfinite(value) else str(value)
     return str(value)
