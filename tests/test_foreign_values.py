@@ -305,7 +305,7 @@ def test_what_python_must_make_of_arrow_is_made_a_little_at_a_time(root):
         (ps.Json(), pa.array([{"a": row, "b": str(row)} for row in range(200_000)]), 24),
         (ps.Tensor((None,), "float32"), pa.ListArray.from_arrays(pa.array(range(0, 4_000_001, 4)), pa.array(np.zeros(4_000_000, np.float32))), 32),
         (ps.Scalar("int64"), pd.array(np.arange(4_000_000), dtype="Int64"), 48),
-        (ps.Text(), pd.Series([f"text {row}" for row in range(400_000)], dtype="str"), 8),
+        (ps.Text(), pd.Series([f"text {row}" for row in range(400_000)], dtype="str"), 16),
     ]  # fmt: skip
     for number, (kind, values, most) in enumerate(columns):
         ds = ps.create(f"{root}-{number}", {"c": kind})
@@ -458,3 +458,22 @@ def test_hints_name_types_that_there_are(given):
     with pytest.raises(ps.InvalidInputError) as caught:
         given("int64", np.array([1.5]))
     assert caught.value.hint == "cast them first, or make the column float64"
+
+
+def test_rows_of_very_different_sizes_are_appended_a_few_at_a_time(root):
+    """By Python's own allocations; a slice sized by the mean would hold all the large rows."""
+    large, small = 200, 100_000
+    body = np.zeros(1 << 18, np.uint8).tobytes()
+    binary = pa.chunked_array([pa.array([body] * large, pa.large_binary()), pa.array([b""] * small, pa.large_binary())])
+    ends = np.concatenate([np.arange(large + 1) * (1 << 16), np.full(small, large << 16)])
+    lists = pa.LargeListArray.from_arrays(pa.array(ends), pa.array(np.zeros(large << 16, np.float32)))
+    structs = pa.array([{"a": "x" * (1 << 18), "b": 1}] * large + [{"a": "", "b": 1}] * small)
+    for number, (kind, values) in enumerate([(ps.Bytes(), binary), (ps.Tensor((None,), "float32"), lists), (ps.Json(), structs)]):
+        ds = ps.create(f"{root}-{number}", {"c": kind})
+        tracemalloc.start()
+        try:
+            ds.append({"c": values})
+            assert tracemalloc.get_traced_memory()[1] <= 34 << 20, (kind, tracemalloc.get_traced_memory()[1] / (1 << 20))
+        finally:
+            tracemalloc.stop()
+        assert len(ds) == large + small

@@ -219,3 +219,20 @@ def test_what_is_appended_meanwhile_does_not_come_into_a_scan(root):
     before = len(ds)
     ds.append({"x": [9] * 5, "c": ["last"] * 5})
     assert len(stream.read_all()) == before == 12
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_batches_of_rows_of_very_different_sizes_keep_to_the_budget(root, codec):
+    """At most an eighth of it each, wherever the large rows lie."""
+    ds = ps.create(root, {"b": ps.Bytes(codec=codec), "v": ps.Tensor((None,), "uint8", codec=codec)})
+    small, large = np.zeros(1, np.uint8), np.random.default_rng(0).integers(0, 255, 1 << 18, dtype=np.uint8)
+    for rows in ([small] * 3000, [large] * 150, [small] * 3000):
+        ds.append({"b": [row.tobytes() for row in rows], "v": rows})
+    before = ps.configure()["memory_bytes"]
+    try:
+        ps.configure(memory_bytes=32 << 20)
+        batches = [(batch.num_rows, batch.nbytes) for batch in ps.open(root).scan()]
+    finally:
+        ps.configure(memory_bytes=before)
+    assert sum(rows for rows, _ in batches) == 6150 and len(batches) < 100
+    assert max(size for _, size in batches) <= 4.5 * (1 << 20), max(batches)

@@ -110,14 +110,20 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
     if not len(view):
         return
     memory_bytes, _, _ = _core.configure()
-    mean_bytes = view._snapshot.column_bytes([name for name in names if name in kinds])[1] / len(view._snapshot)
+    decoded = view._snapshot.column_bytes([name for name in names if name in kinds])[1]
+    mean_bytes = decoded / len(view._snapshot)
 
     def rows_of_batch(row_bytes: float) -> int:
-        """As many as were asked for, if they take no more than their part of the budget."""
-        return max(1, min(batch_size, int(memory_bytes / BATCHES / max(1.0, row_bytes, mean_bytes))))
+        """As many as were asked for, if they take no more than their part of the budget: by those before, and on average."""
+        rows = max(1, min(batch_size, int(memory_bytes / BATCHES / max(1.0, row_bytes, mean_bytes))))
+        if decoded > memory_bytes / BATCHES:  # And by those to come.
+            while rows > 1 and view._view.decoded_bytes((start, min(start + rows, len(view))), names) > memory_bytes / BATCHES:
+                rows //= 2
+        return rows
 
+    start = 0
     if view._snapshot.mapped:
-        start, row_bytes = 0, 0.0
+        row_bytes = 0.0
         while start < len(view):
             end = min(start + rows_of_batch(row_bytes), len(view))
             batch = read(start, end, True)
@@ -126,7 +132,7 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
             del batch  # Not held while the next is read.
         return
     most = max(GROUP_BYTES, memory_bytes // 32)
-    group_bytes, row_bytes, start = GROUP_BYTES, _asked(view, names, 0, rows_of_batch(0.0)), 0
+    group_bytes, row_bytes = GROUP_BYTES, _asked(view, names, 0, rows_of_batch(0.0))
     groups: collections.deque[_Ahead] = collections.deque()
 
     def read_ahead() -> None:
@@ -145,7 +151,7 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
             group = groups.popleft().result()
             row_bytes = group.nbytes / len(group)
             read_ahead()
-            rows = rows_of_batch(row_bytes)
+            rows = max(1, min(batch_size, int(memory_bytes / BATCHES / max(1.0, row_bytes))))
             for row in range(0, len(group), rows):
                 yield group.slice(row, rows)
             del group

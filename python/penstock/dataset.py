@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
 from penstock.schema import Schema, from_json, to_json
-from penstock.values import becomes_objects, is_utf8, offsets_of
+from penstock.values import becomes_objects, is_arrow, is_utf8, row_bytes_of
 from penstock.view import View
 
 
@@ -289,7 +289,7 @@ def _size(value: Any) -> int:
 
 
 def slices(columns: Iterable[Any], rows: int) -> Iterator[tuple[int, int]]:
-    """Cut rows into slices of bounded bytes. Cost: arrays are not looked at, of text from Arrow the offsets, of lists every value."""
+    """Cut rows into slices of bounded bytes. Cost: arrays are not looked at, of text and lists from Arrow the offsets, of lists every value."""
     columns = list(columns)
     even, uneven = 0.0, []
     for values in columns:
@@ -331,9 +331,9 @@ def _sizes(values: Any) -> float | npt.NDArray[np.float64]:
                 return float(longest) + _PLAIN_BYTES
             return np.fromiter((len(value or "") for value in values), np.float64, len(values)) + _PLAIN_BYTES
         return np.fromiter(map(_size, values), np.float64, len(values)) + _PLAIN_BYTES
-    mean = float(values.nbytes) / max(1, len(values)) * (_ARROW_TO_PYTHON if becomes_objects(values) else 1.0)
-    ends = offsets_of(values)
-    return mean if ends is None else np.diff(ends).astype(np.float64) + 8.0
+    if is_arrow(values):
+        return row_bytes_of(values) * (_ARROW_TO_PYTHON if becomes_objects(values) else 1.0)
+    return float(values.nbytes) / max(1, len(values))
 
 
 def _text(value: Any, what: str) -> str:

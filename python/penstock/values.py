@@ -703,17 +703,32 @@ def flat_from_arrow(values: Any) -> Prepared | None:
     return ("flat", data[offsets[0] : offsets[-1]], offsets[1:] - offsets[0], None, validity)
 
 
-def offsets_of(values: Any) -> npt.NDArray[np.int64] | None:
-    """Give where text or binary values of an Arrow array begin, and the end of the last; None for all else. Nothing is copied."""
-    if not is_arrow(values) or not hasattr(values, "buffers") or not hasattr(values, "offset"):
-        return None  # A chunked array: its mean is good enough.
+def row_bytes_of(values: Any) -> npt.NDArray[np.float64] | float:
+    """Give about how many bytes each value of an Arrow array takes there; one number where all take the same. Values are not looked at."""
     import pyarrow as pa
+    import pyarrow.compute as compute
 
-    wide = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
-    if not (wide or pa.types.is_string(values.type) or pa.types.is_binary(values.type)) or not len(values):
-        return None
-    offsets = np.frombuffer(values.buffers()[1], np.int64 if wide else np.int32)
-    return offsets[values.offset : values.offset + len(values) + 1].astype(np.int64, copy=False)
+    if isinstance(values, pa.ChunkedArray):
+        parts = [row_bytes_of(chunk) for chunk in values.chunks]
+        if not any(isinstance(part, np.ndarray) for part in parts):
+            return float(values.nbytes) / max(1, len(values))
+        return np.concatenate([np.broadcast_to(part, len(chunk)) for part, chunk in zip(parts, values.chunks, strict=True)])
+    kind = values.type
+    wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    if (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)) and len(values):
+        offsets = np.frombuffer(values.buffers()[1], np.int64 if wide else np.int32)[values.offset : values.offset + len(values) + 1]
+        return np.diff(offsets).astype(np.float64) + 8.0
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = row_bytes_of(values.flatten())
+        lengths = np.asarray(compute.list_value_length(values).fill_null(0)).astype(np.int64)
+        if isinstance(inner, float):
+            return np.asarray(lengths * inner + 8.0, np.float64)
+        ends = np.concatenate([[0.0], np.cumsum(inner)])[np.cumsum(np.concatenate([[0], lengths]))]
+        return np.asarray(np.diff(ends) + 8.0, np.float64)
+    if pa.types.is_struct(kind) and len(values):
+        fields = [row_bytes_of(field) for field in values.flatten()]
+        return np.sum(np.broadcast_arrays(*fields), axis=0, dtype=np.float64) if fields else 1.0
+    return float(values.nbytes) / max(1, len(values))
 
 
 def becomes_objects(values: Any) -> bool:

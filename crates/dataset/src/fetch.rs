@@ -365,6 +365,29 @@ impl Snapshot {
         Ok(plan_ranges(&wanted, self.context.storage.as_ref()).1)
     }
 
+    /// What the blocks that a plan reads take once they are decoded; tiles are left out. Cost: the tails.
+    pub fn decoded_bytes(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<u64> {
+        if !self.context.storage.mapped() {
+            self.open_files(plan, columns)?; // Side by side.
+        }
+        let mut bytes = 0;
+        for group in &plan.groups {
+            for column in columns {
+                let Ok(Some(source)) = self.source(group, column) else { continue }; // Its reader tells why.
+                let entry = source.entry();
+                if entry.layout == Layout::Tiled {
+                    continue;
+                }
+                let mut blocks: Vec<usize> =
+                    source.rows.iter().filter(|(row, _)| entry.is_valid(*row)).map(|(row, _)| entry.locate(*row).0).collect();
+                blocks.sort_unstable();
+                blocks.dedup();
+                bytes += blocks.into_iter().map(|block| entry.raw_bytes.as_ref().unwrap_or(&entry.stored_bytes).get(block)).sum::<u64>();
+            }
+        }
+        Ok(bytes)
+    }
+
     /// Open the data files of a plan side by side. One that is damaged is left to the column that reads it.
     pub fn open_files(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<()> {
         let read = |file: &&FileRef| columns.iter().any(|column| file.columns.contains(&column.id));

@@ -117,6 +117,14 @@ impl View {
         Ok(ranges.into_iter().map(|range| (range.name.clone(), range.begin, range.end())).collect())
     }
 
+    /// What the blocks of these samples take once they are decoded; tiles are left out.
+    #[pyo3(signature = (which, columns=None))]
+    fn decoded_bytes(&self, py: Python<'_>, which: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<u64> {
+        let specs = self.specs(columns.as_deref()).or_raise(py)?;
+        let positions = self.which(py, which, false)?;
+        py.detach(|| self.snapshot.decoded_bytes(&Plan::new(&self.snapshot, positions)?, &specs)).or_raise(py)
+    }
+
     /// Shapes of tiled samples, None for a null; None for all where some sample of these is not tiled.
     fn shapes(&self, py: Python<'_>, positions: Positions<'_>, column: &str) -> PyResult<Option<Vec<Option<Vec<u64>>>>> {
         let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
