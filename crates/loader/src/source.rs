@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use penstock_dataset::{Fetched, Held, OnCorrupt, Plan, Purpose, Snapshot};
 use penstock_error::{Context as _, Result};
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::{CodecName, ColumnKind, ColumnSpec};
 use penstock_tensor::{Dtype, Shape};
 
 use crate::batch::{Array, Nulls, Raw, Values};
@@ -159,7 +159,9 @@ impl Reads {
         let mut raw = self.raw(sources, specs, column)?;
         for (share, part) in self.shares.iter().zip(&mut raw.parts) {
             let source = &sources[share.source];
-            if source.files_of(&specs[share.source][column]).is_some() || source.mapped() {
+            let spec = &specs[share.source][column];
+            // What is mapped and not compressed is the kernel's memory.
+            if source.files_of(spec).is_some() || (source.mapped() && spec.codec == CodecName::None) {
                 continue;
             }
             if share.lent || part.held_bytes() > part.value_bytes() * 5 / 4 {
