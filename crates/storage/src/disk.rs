@@ -58,6 +58,8 @@ pub trait FileSystem: Send + Sync + Debug {
 #[derive(Debug)]
 pub struct Held {
     pub path: PathBuf,
+    /// What `place` says of it.
+    pub place: u64,
     _folder: fs::File,
 }
 
@@ -197,7 +199,7 @@ impl FileSystem for Disk {
     fn hold(&self, folder: &Path) -> io::Result<Option<Held>> {
         let folder = fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(folder)?;
         let path = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
-        Ok(path.exists().then_some(Held { path, _folder: folder })) // There may be no /proc.
+        Ok(self.place(&path).map(|place| Held { path, place, _folder: folder })) // There may be no /proc.
     }
 
     /// From the inode and, since inodes are reused, from the time of birth.

@@ -312,7 +312,7 @@ impl Storage for Local {
     }
 
     fn place(&self) -> Option<u64> {
-        self.files.place(&self.root)
+        self.held.as_ref().map(|held| held.place).or_else(|| self.files.place(&self.root))
     }
 
     fn exists(&self, name: &str) -> Result<bool> {
@@ -460,7 +460,7 @@ impl Storage for Local {
     }
 
     fn in_place(&self) -> bool {
-        self.held.is_none() || self.files.place(&self.path) == self.files.place(&self.root)
+        self.held.as_ref().is_none_or(|held| self.files.place(&self.path) == Some(held.place))
     }
 
     /// One after the other: the kernel holds the folder locked for each link, so a race of our own threads would prove no more.
