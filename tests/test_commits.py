@@ -133,6 +133,8 @@ def test_many_writers_lose_nothing_and_double_nothing(root):
 WRITER = """
 import sys, numpy as np, penstock as ps
 ds = ps.open(sys.argv[1])
+for _ in range(20):
+    ds.refresh()  # A store may answer as of a while ago.
 rng = np.random.default_rng(int(sys.argv[2]))
 while True:
     count = int(rng.integers(1, 2000))
