@@ -63,7 +63,7 @@ def import_(
     print(show.done, flush=True)
     if report.left_out:
         some = ", ".join(map(show.plain, report.left_out[:3])) + (", …" if len(report.left_out) > 3 else "")
-        print(f"left out {len(report.left_out)} files that are not images or were not chosen: {some}")
+        print(f"left out {len(report.left_out)} files of other kinds, or that were not chosen: {some}")
     if report.refused:
         refused_table = show.table(f"{len(report.refused)} items were refused", "item", "code", "message")
         for refusal in report.refused[:50]:
