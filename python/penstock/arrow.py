@@ -112,12 +112,17 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
     memory_bytes, _, _ = _core.configure()
     decoded = view._snapshot.column_bytes([name for name in names if name in kinds])[1]
     mean_bytes = decoded / len(view._snapshot)
+    uneven = [name for name in names if name in kinds and not _is_even(kinds[name])]
+
+    def rows_that_fit(row_bytes: float) -> int:
+        """As many as were asked for, if so many of this size take no more than their part of the budget."""
+        return max(1, min(batch_size, int(memory_bytes / BATCHES / max(1.0, row_bytes))))
 
     def rows_of_batch(row_bytes: float) -> int:
-        """As many as were asked for, if they take no more than their part of the budget: by those before, and on average."""
-        rows = max(1, min(batch_size, int(memory_bytes / BATCHES / max(1.0, row_bytes, mean_bytes))))
-        if decoded > memory_bytes / BATCHES:  # And by those to come.
-            while rows > 1 and view._view.decoded_bytes((start, min(start + rows, len(view))), names) > memory_bytes / BATCHES:
+        """The same for rows that are not read yet: by those before, and on average."""
+        rows = rows_that_fit(max(row_bytes, mean_bytes))
+        if uneven and decoded > memory_bytes / BATCHES:  # And by those to come.
+            while rows > 1 and view._view.decoded_bytes((start, min(start + rows, len(view))), uneven) > memory_bytes / BATCHES:
                 rows //= 2
         return rows
 
@@ -151,13 +156,18 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
             group = groups.popleft().result()
             row_bytes = group.nbytes / len(group)
             read_ahead()
-            rows = max(1, min(batch_size, int(memory_bytes / BATCHES / max(1.0, row_bytes))))
+            rows = rows_that_fit(row_bytes)
             for row in range(0, len(group), rows):
                 yield group.slice(row, rows)
             del group
     finally:
         for ahead in groups:
             ahead.stop()
+
+
+def _is_even(kind: ColumnType) -> bool:
+    """Tell whether all values of a column take the same."""
+    return isinstance(kind, Scalar | Label | Category) or (isinstance(kind, Tensor) and None not in kind.shape)
 
 
 def _asked(view: View, names: list[str], start: int, rows: int) -> float:

@@ -24,7 +24,6 @@ from penstock.values import (
     is_null_word,
     is_utf8,
     items_of,
-    masked_from_pandas,
     numpy_dtype,
     pictures,
     plain_numbers,
@@ -118,7 +117,7 @@ class Bytes(ColumnType):
 
 
 def _has_keys_of_one_name(value: Any) -> bool:
-    """Tell whether some dict has keys such as 1 and "1", of which JSON would keep one.
+    """Tell whether some dict has keys such as 1 and "1": JSON would keep only one of them.
 
     >>> _has_keys_of_one_name([{1: "a", "1": "b"}]), _has_keys_of_one_name({1: "a", "2": {}})
     (True, False)
@@ -216,7 +215,6 @@ class Scalar(ColumnType):
         return {**super().spec(), "dtype": self.dtype}
 
     def rows(self, values: Any) -> Any:
-        values = masked_from_pandas(values)
         quick = plain_numbers(values, self.dtype) if isinstance(values, list) else None
         if quick is None:
             return rows_of(values)

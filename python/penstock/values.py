@@ -154,8 +154,12 @@ def rows_of(values: Any) -> Any:
         return values.to_arrow()
     if hasattr(values, "detach"):
         values = from_torch(values)
-    elif hasattr(values, "isna") and type(getattr(values, "dtype", None)).__name__ == "ArrowDtype":
-        return getattr(values, "array", values).__arrow_array__()
+    elif (
+        hasattr(values, "isna")
+        and hasattr(getattr(values, "dtype", None), "numpy_dtype")
+        and hasattr(array := getattr(values, "array", values), "__arrow_array__")
+    ):
+        return array.__arrow_array__()  # Of pandas: ArrowDtype, and numbers with NA, such as Int64.
     elif hasattr(values, "isna") and hasattr(values, "dtype"):
         values = from_pandas(values)
     if isinstance(values, np.ndarray):
@@ -201,14 +205,6 @@ def from_pandas(values: Any) -> Any:
         return values.to_numpy()
     missing = np.asarray(values.isna())
     return [None if gone else value for value, gone in zip(values.astype(object), missing, strict=True)]
-
-
-def masked_from_pandas(values: Any) -> Any:
-    """Give a pandas Series or array of numbers with NA, such as Int64, as a masked array; all else as it is."""
-    kind = getattr(getattr(values, "dtype", None), "numpy_dtype", None)
-    if not hasattr(values, "isna") or kind is None or kind.kind not in "biuf" or type(values.dtype).__name__ == "ArrowDtype":
-        return values
-    return np.ma.MaskedArray(values.to_numpy(dtype=kind, na_value=kind.type(0)), np.asarray(values.isna()))
 
 
 def text_from_pandas(values: Any) -> Any:

@@ -153,7 +153,7 @@ impl Context {
         if object.check(name, &body).is_ok() {
             return Ok(body);
         }
-        let body = read()?; // It may have been spoilt on its way: once more.
+        let body = read()?; // The network may have damaged the first answer.
         object.check(name, &body)?;
         Ok(body)
     }

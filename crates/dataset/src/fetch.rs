@@ -373,7 +373,7 @@ impl Snapshot {
         let mut bytes = 0;
         for group in &plan.groups {
             for column in columns {
-                let Ok(Some(source)) = self.source(group, column) else { continue }; // Its reader tells why.
+                let Ok(Some(source)) = self.source(group, column) else { continue }; // Reading it reports the error.
                 let entry = source.entry();
                 if entry.layout == Layout::Tiled {
                     continue;

@@ -25,7 +25,7 @@ impl LogEntry {
 pub fn read(storage: &dyn Storage, branch: u64, number: u64) -> Result<LogEntry> {
     let read = || LogEntry::parse(&storage.read(&record_name(branch, number))?, branch, number);
     match read() {
-        Err(error) if error.kind() == Kind::Corrupt => read(), // It may have been spoilt on its way: once more.
+        Err(error) if error.kind() == Kind::Corrupt => read(), // The network may have damaged the first answer.
         other => other,
     }
 }

@@ -211,12 +211,13 @@ impl Transaction {
         let uuid = base.context.new_id()?;
         let home = base.context.clone();
         let base = match home.held()? {
-            Some(held) => Arc::new(base.within(held)),
+            Some(held) => {
+                let base = base.within(held);
+                base.check_log(None)?; // Records never change: this holds until the commit.
+                Arc::new(base)
+            }
             None => base,
         };
-        if !Arc::ptr_eq(&home, &base.context) {
-            base.check_log(None)?; // Its records stay: what is right now is right in the end.
-        }
         Ok(Transaction {
             home,
             base,

@@ -28,7 +28,7 @@ impl Transaction {
         Ok(Transaction { inner: Mutex::new(Some(inner)), generation: generation(), options })
     }
 
-    /// What tells this transaction from others while it is used.
+    /// A number that no other transaction has as long as this one lives.
     fn address(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }

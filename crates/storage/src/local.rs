@@ -147,7 +147,7 @@ impl Local {
     fn was_linked(&self, temporary: &Path) -> Option<bool> {
         match self.files.links(temporary) {
             Ok(links) => Some(links > 1),
-            // Renamed, where there are no links; or its folder was, and nobody can tell.
+            // The file was renamed to its name (no hard links here), or its folder was renamed: unknown.
             Err(_) => None,
         }
     }

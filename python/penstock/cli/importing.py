@@ -35,7 +35,7 @@ def import_(
 
     if memory_bytes:
         penstock.configure(memory_bytes=memory_bytes)
-    console = Console(stderr=True, width=show.console.width)
+    console = Console(stderr=True, width=show.WIDTH)
     parts = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -17,7 +17,8 @@ from penstock.errors import Error, InvalidInputError
 from penstock.schema import Boxes, Bytes, Category, ColumnType, Image, Json, Keypoints, Label, Mask, Scalar, Tensor, Text
 
 # Rich takes a terminal of no columns at its word.
-console = Console(width=80 if os.environ.get("COLUMNS") == "0" else None)
+WIDTH = 80 if os.environ.get("COLUMNS") == "0" else None
+console = Console(width=WIDTH)
 # What a command has done that must not be done twice, should it fail to say so.
 done = ""
 

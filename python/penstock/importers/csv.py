@@ -155,8 +155,8 @@ def _next(path: pathlib.Path, stream: Any, first: int = 0) -> pa.RecordBatch | N
 
 
 def _is_open(path: pathlib.Path, options: Options, last: str) -> bool:
-    """Tell whether the last value of a file is the rest of it, behind a quote that nothing closes. Cost: reads the end; of a file that is
-    packed or of another encoding, all.
+    """Tell whether the quote before the last value of a file is never closed. Cost: reads the end of the file; if the file is compressed or has
+    another encoding, all of it.
     """
     quote = options.quote
     if not quote:

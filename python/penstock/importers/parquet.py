@@ -36,6 +36,8 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     if len(typed) != len(schema.names):
         raise InvalidInputError(f"cannot import `{files[0]}`: two columns have the same name", code="invalid-schema")
     kinds = {name: options.types.get(name) or _guard(files[0], partial(_infer, files, kind, name)) for name, kind in typed.items()}
+    for file, found in zip(files, schemas, strict=True):
+        _check_columns(file, found, files[0], typed)
     progress = {"done": 0}
 
     def chunks() -> Iterator[Chunk]:
@@ -45,19 +47,6 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
             following = partial(_guard, file, partial(next, batches, None))
             # One is read while the one before it is stored.
             for batch in itertools.takewhile(lambda batch: batch is not None, ahead(itertools.repeat(following), 1)):
-                if batch.schema.names != schema.names:
-                    raise InvalidInputError(
-                        f"cannot import `{file}`: its columns are {batch.schema.names}, those of `{files[0]}` {schema.names}",
-                        code="invalid-schema",
-                    )
-                for name in schema.names:
-                    mine, theirs = batch.schema.field(name).type, typed[name]
-                    if mine != theirs and (pa.types.is_duration(mine) or pa.types.is_time(mine)):  # Stored as numbers of their unit.
-                        raise InvalidInputError(
-                            f"cannot import `{file}`: its column `{name}` is {mine}, that of `{files[0]}` {theirs}",
-                            code="invalid-schema",
-                            hint="cast one to the unit of the other first",
-                        )
                 yield _chunk(file, batch, kinds, first)
                 first += batch.num_rows
             progress["done"] += file.stat().st_size
@@ -66,14 +55,32 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     return Source(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"], names)
 
 
+def _check_columns(file: pathlib.Path, schema: pa.Schema, first: pathlib.Path, typed: dict[str, pa.DataType]) -> None:
+    """Refuse a file whose columns are not those of the first one, or count times in another unit: they are stored as numbers of it."""
+    if schema.names != list(typed):
+        raise InvalidInputError(
+            f"cannot import `{file}`: its columns are {schema.names}, those of `{first}` {list(typed)}", code="invalid-schema"
+        )
+    for name, theirs in typed.items():
+        mine = schema.field(name).type
+        if mine != theirs and (pa.types.is_duration(mine) or pa.types.is_time(mine)):
+            raise InvalidInputError(
+                f"cannot import `{file}`: its column `{name}` is {mine}, that of `{first}` {theirs}",
+                code="invalid-schema",
+                hint="cast one to the unit of the other first",
+            )
+
+
 def _files(folder: pathlib.Path, options: Options) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
     """Files of a folder by name: those to import, and those left out."""
-    found = sorted(file for file in folder.rglob("*") if file.is_file())
-    wanted = [file for file in found if chosen(file.relative_to(folder).as_posix(), options)]
-    # With `include` the user says which are tables: what is none of them is refused.
-    files = [file for file in wanted if options.include or file.suffix.lower() in SUFFIXES or _is_parquet(file) or _is_ipc_file(file)]
-    hidden = [file for file in files if any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)]
-    files = [file for file in files if file not in set(hidden)]
+    files: list[pathlib.Path] = []
+    left_out: list[pathlib.Path] = []
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        place = file.relative_to(folder)
+        hidden = any(part.startswith((".", "_")) for part in place.parts)
+        # With `include` the user says which files are tables: any other file is refused.
+        a_table = bool(options.include) or file.suffix.lower() in SUFFIXES or _is_parquet(file) or _is_ipc_file(file)
+        (files if chosen(place.as_posix(), options) and not hidden and a_table else left_out).append(file)
     parted = next((part for file in files for part in file.relative_to(folder).parts[:-1] if "=" in part), None)
     if parted is not None:
         raise InvalidInputError(
@@ -83,7 +90,7 @@ def _files(folder: pathlib.Path, options: Options) -> tuple[list[pathlib.Path], 
         )
     if not files:
         raise InvalidInputError(f"cannot import `{folder}`: it holds no files like {', '.join(SUFFIXES)}", hint="see --include")
-    return files, [file for file in found if file not in set(files)]
+    return files, left_out
 
 
 def _infer(files: list[pathlib.Path], kind: pa.DataType, name: str) -> ColumnType:

@@ -24,7 +24,7 @@ HEAD_BYTES = 32 << 20
 
 
 class BadRow:
-    """Stands in the stream of rows for what is none; one without a message is an empty line, which is no item."""
+    """Takes the place of an item that cannot be a row. An empty message means an empty line, which is not counted."""
 
     def __init__(self, message: str) -> None:
         self.message = message

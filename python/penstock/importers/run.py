@@ -53,7 +53,7 @@ class Report:
 
 
 def detect(source: pathlib.Path) -> str:
-    """Tell the format of a source: a file goes by its ending; a folder is images, unless its first files are tables and no images."""
+    """Choose the format of a source: by the ending of a file; for a folder tables, if its first files are tables and no images, else images."""
     if source.is_dir():
         first = {file.suffix.lower() for file in itertools.islice(source.rglob("*"), FILES_TO_DETECT)}
         return "parquet" if first & set(parquet.SUFFIXES) and not first & set(images.SUFFIXES) else "images"

@@ -44,7 +44,7 @@ class Options:
 
 
 def chosen(name: str, options: Options) -> bool:
-    """Tell whether include and exclude choose a file of a folder, by its path there or its name."""
+    """Tell whether a file is to be imported: include and exclude are compared with its path in the folder and with its name."""
 
     def matches(patterns: Sequence[str]) -> bool:
         return any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name.rpartition("/")[2], pattern) for pattern in patterns)
