@@ -537,3 +537,22 @@ def test_a_struct_that_holds_nan_is_refused_as_json_is(tmp_path):
         import_data(tmp_path / "a.parquet", tmp_path / "raised")
     assert import_data(tmp_path / "a.parquet", tmp_path / "nulled", on_error="null").samples == 2
     assert ps.open(tmp_path / "nulled")["s"][:] == [{"x": 1.5}, None]
+
+
+@pytest.mark.parametrize("text", ["name,age\nada,36\nalan,41\n", "a,b\n1,2\n3\n", 'a\n"', "a\n" + "1\n" * 4_000_000 + "x,y\n"])
+def test_python_does_not_end_while_threads_of_arrow_hold_a_function_of_ours(tmp_path, text):
+    """One that lets go of it then aborts the process: 20 of 400 imports that were refused did, on a busy machine."""
+    (tmp_path / "a.csv").write_text(text)
+    ps.create(tmp_path / "ds", {"z": "int32"})
+    program = """
+import atexit, sys
+atexit.register(lambda: print(len(csv._Reading.functions)))
+from penstock.importers import csv, import_data
+made, invalid = [], csv._Reading._invalid
+csv._Reading._invalid = staticmethod(lambda refuse: made.append(1) or invalid(refuse))
+atexit.register(lambda: print(len(made)))
+import_data(sys.argv[1], sys.argv[2])
+"""
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "a.csv", tmp_path / "ds"], capture_output=True, text=True)
+    made, left = map(int, done.stdout.split())
+    assert made > 0 and left == 0 and done.returncode == 1 and "Error: cannot import" in done.stderr

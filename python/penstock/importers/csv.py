@@ -5,8 +5,12 @@ All columns are read as text and converted here, so that a value that does not f
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import pathlib
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -33,7 +37,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     for what, text in (("delimiter", options.delimiter or ","), ("quote character", options.quote or '"')):
         if len(text) != 1 or not text.isascii():
             raise InvalidInputError(f"cannot import `{path}`: the {what} {text!r} is not one ASCII character")
-    inferred = _read(path, options, None, lambda _: None).schema
+    inferred = _Reading(path, options, None, lambda _: None).schema
     names = _names(path, inferred)
     unknown = [name for name in options.types if name not in names]
     if unknown:
@@ -60,10 +64,10 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
             if row.number is not None:
                 gone.append(row.number - 1)
 
-        stream = _read(path, options, names, refuse)
+        reading = _Reading(path, options, names, refuse)
         first = 1 if options.header else 0
         last = ""
-        while (batch := _next(path, stream, first)) is not None:
+        while (batch := reading.next(first)) is not None:
             start, skipped = first, list(gone)
             first = _row(start, batch.num_rows, skipped)
             gone[:] = [row for row in gone if row >= first]
@@ -87,30 +91,77 @@ def _text(path: pathlib.Path, options: Options) -> Any:
     return recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path)
 
 
-def _read(path: pathlib.Path, options: Options, text_columns: list[str] | None, refuse: Any) -> Any:
-    """Open the reader: inferring types, or with all columns as text."""
+class _Reading:
+    """Arrow's streaming reader of one file.
 
-    def invalid(row: Any) -> str:
-        refuse(row)
-        return "skip"
+    Threads of Arrow may hold it, and our function for rows it refuses, a moment longer than we do. Were one to let go of a function while Python
+    ends, it would abort the process: so Python waits for them.
+    """
 
-    raw = _text(path, options)
-    if not isinstance(raw, pa.NativeFile):
-        raw = pa.PythonFile(raw, mode="r")
-    types = {name: pa.string() for name in text_columns or ()}
-    try:
-        return pc.open_csv(
-            raw,
-            read_options=pc.ReadOptions(block_size=BLOCK_BYTES, autogenerate_column_names=not options.header, use_threads=False),
-            parse_options=pc.ParseOptions(
-                delimiter=options.delimiter or ",", quote_char=options.quote or False, newlines_in_values=True, invalid_row_handler=invalid
-            ),
-            convert_options=pc.ConvertOptions(column_types=types, strings_can_be_null=False, null_values=NULLS),
-        )
-    except (pa.ArrowException, OSError) as error:
-        if hasattr(error, "code"):
-            raise
-        raise _failed(path, error) from error
+    under_way: weakref.WeakSet[_Reading] = weakref.WeakSet()
+    functions: weakref.WeakSet[Callable[[Any], str]] = weakref.WeakSet()  # Those that Arrow holds.
+
+    def __init__(self, path: pathlib.Path, options: Options, text_columns: list[str] | None, refuse: Callable[[Any], None]) -> None:
+        """Open it: inferring types, or with all columns as text."""
+        raw = _text(path, options)
+        if not isinstance(raw, pa.NativeFile):
+            raw = pa.PythonFile(raw, mode="r")
+        types = {name: pa.string() for name in text_columns or ()}
+        self.under_way.add(self)
+        self._path = path
+        try:
+            self._stream = pc.open_csv(
+                raw,
+                read_options=pc.ReadOptions(block_size=BLOCK_BYTES, autogenerate_column_names=not options.header, use_threads=False),
+                parse_options=pc.ParseOptions(
+                    delimiter=options.delimiter or ",",
+                    quote_char=options.quote or False,
+                    newlines_in_values=True,
+                    invalid_row_handler=self._invalid(refuse),
+                ),
+                convert_options=pc.ConvertOptions(column_types=types, strings_can_be_null=False, null_values=NULLS),
+            )
+        except (pa.ArrowException, OSError) as error:
+            if hasattr(error, "code"):
+                raise
+            raise _failed(path, error) from error
+
+    @classmethod
+    def _invalid(cls, refuse: Callable[[Any], None]) -> Callable[[Any], str]:
+        def invalid(row: Any) -> str:
+            refuse(row)
+            return "skip"
+
+        cls.functions.add(invalid)
+        return invalid
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._stream.schema
+
+    def next(self, first: int = 0) -> pa.RecordBatch | None:
+        """The rows of the next block, the first of which is this row of the file."""
+        try:
+            return self._stream.read_next_batch()
+        except StopIteration:
+            return None
+        except (pa.ArrowException, OSError) as error:
+            if hasattr(error, "code"):
+                raise
+            raise _failed(self._path, error, f"after row {first - 1}" if first > 1 else "near its beginning") from error
+
+
+os.register_at_fork(after_in_child=_Reading.functions.clear)  # A child has none of those threads.
+
+
+@atexit.register
+def _let_go() -> None:
+    """Wait until no thread of Arrow holds a function of ours; at most 10 s."""
+    for reading in list(_Reading.under_way):
+        reading._stream = None
+    end = time.monotonic() + 10
+    while _Reading.functions and time.monotonic() < end:
+        time.sleep(0.001)
 
 
 def _names(path: pathlib.Path, schema: pa.Schema) -> list[str]:
@@ -133,7 +184,7 @@ def _infer(kind: pa.DataType, name: str) -> ColumnType:
 def _whole_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) -> Iterator[tuple[str, ColumnType]]:
     """Columns that Arrow takes for floats, but hold whole numbers beyond int64: as floats, different ones would become equal."""
     names = [name for name in inferred.names if pa.types.is_floating(inferred.field(name).type) and name not in options.types]
-    first = _next(path, _read(path, options, inferred.names, lambda _: None)) if names else None
+    first = _Reading(path, options, inferred.names, lambda _: None).next() if names else None
     if first is None:
         return
     for name in names:
@@ -141,17 +192,6 @@ def _whole_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) ->
         if len(texts) and compute.all(compute.match_substring_regex(texts, r"^[+-]?[0-9]+$")).as_py():
             fits = all(0 <= int(text) < 2**64 for text in texts.to_pylist())
             yield name, Scalar("uint64") if fits else Text()
-
-
-def _next(path: pathlib.Path, stream: Any, first: int = 0) -> pa.RecordBatch | None:
-    try:
-        return stream.read_next_batch()
-    except StopIteration:
-        return None
-    except (pa.ArrowException, OSError) as error:
-        if hasattr(error, "code"):
-            raise
-        raise _failed(path, error, f"after row {first - 1}" if first > 1 else "near its beginning") from error
 
 
 def _is_open(path: pathlib.Path, options: Options, last: str) -> bool:
