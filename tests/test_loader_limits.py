@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def test_what_is_fetched_stays_within_the_budget(bucket, order):
     budget = (160 if order == "window" else 96) << 20
     kept = 2 * 64 * SAMPLE_BYTES  # Of the consumer: a batch and the one before. How many more are made ahead is a matter of time.
     command = [sys.executable, "-c", FETCHED, made.uri, str(budget), order]
-    grown, peak = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    grown, peak = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     assert kept <= peak <= budget and grown - kept <= 1.1 * budget, (grown / budget, peak / budget)
 
 
@@ -171,7 +172,7 @@ print(json.dumps([before, peak, after, loader.stats()["peak_bytes"], len(os.list
 
 def memory(ds, budget, epochs):
     command = [sys.executable, "-c", textwrap.dedent(MEMORY), ds.uri, str(budget), str(epochs)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def grows_by_a_hundredth_at_most(after):
@@ -300,3 +301,60 @@ def io_bytes(pixels):
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "JPEG")
     return out.getvalue()
+
+
+TAILS = """
+import json, sys
+import penstock as ps
+
+ps.configure(memory_bytes=int(sys.argv[2]) << 20)
+ds = ps.open(sys.argv[1], io="buffered")
+column, order = sys.argv[3:5]
+try:
+    ds.loader(batch_size=64, shuffle=ps.Window(bytes=256 << 10), columns=[column], memory_bytes=1 << 20)
+except ps.InvalidInputError as error:
+    refused = str(error)
+loader = ds.loader(batch_size=64, shuffle=ps.Window(bytes=256 << 10) if order == "window" else True, columns=[column], memory_bytes=64 << 20)
+asked, before = [], 0
+for _ in range(3):
+    assert sum(len(batch[column]) for batch in loader.stream(1)) == len(ds)
+    asked.append(ds.stats()["range_bytes"] - before)
+    before += asked[-1]
+print(json.dumps([asked, loader.explain(), refused]))
+"""
+
+
+def tails(ds, megabytes, column, order):
+    command = [sys.executable, "-c", TAILS, ds.uri, str(megabytes), column, order]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+
+@pytest.mark.parametrize("order", ["full", "window"])
+def test_files_that_fit_the_budget_together_are_read_once(tmp_path, order):
+    """60 of 240 KiB, each small enough to be read whole: 14 MiB, of 16. Over 8 locks with 2 MiB each, one had more than its share of them.
+
+    Threads that fetch ask for a file once between them.
+    """
+    ds = ps.create(tmp_path / "dataset", {"body": ps.Bytes()})
+    for _ in range(60):
+        ds.append({"body": [np.random.default_rng(0).bytes(1 << 10)] * 240})
+    (first, second, third), explained, _ = tails(ds, 64, "body", order)
+    assert (60 * 240 << 10) < first < 1.05 * (60 * 240 << 10) and second == third == 0 and "tails" not in explained
+
+
+def test_a_window_holds_the_tails_that_it_draws_by(tmp_path):
+    """Of each data file, 0.9 MiB of words: were they read with each batch, an epoch would move gigabytes."""
+    ds = ps.create(tmp_path / "dataset", {"number": "int64", "word": ps.Category()})
+    for part in range(8):
+        ds.append({"number": np.arange(20_000), "word": [f"{part}-{word:040}" for word in range(20_000)]})
+    size = sum(path.stat().st_size for path in (tmp_path / "dataset" / "d").iterdir())
+    asked, explained, refused = tails(ds, 16, "number", "window")
+    runs, tail = 8 * 20_000 // 8192, size / 8
+    assert size > 7 << 20 and all(bytes_ <= 2 * (runs + 8) * tail for bytes_ in asked), [bytes_ / size for bytes_ in asked]
+    assert re.search(r"the window takes up to 7.* MiB on each rank", refused), refused
+    asked, explained, refused = tails(ds, 64, "number", "window")
+    assert asked[0] <= size and max(asked[1:]) <= 1.1 * 8 * 20_000 * 8, asked  # Of data alone.
+    assert re.search(r"the window takes up to [\d.]+ KiB on each rank", refused), refused
+    asked, explained, _ = tails(ds, 16, "number", "full")
+    assert "a batch comes from data files whose tails take 6." in explained and "ps.configure(memory_bytes=" in explained
+    assert "tails" not in tails(ds, 64, "number", "full")[1]

@@ -171,7 +171,7 @@ class Loader:
             "on_corrupt": self.on_corrupt,
             "threads": self.threads,
             "memory_bytes": self.memory_bytes,
-            "sample_bytes": int(max(source.fetched_bytes for source in self._sources)),
+            "sample_bytes": int(max(source.fetched_bytes + self._tail_bytes(source) for source in self._sources)),
             "window_bytes": held + beside,
         }
         views, files = [source.view._view for source in self._sources], [source.view._files for source in self._sources]
@@ -187,9 +187,22 @@ class Loader:
             )  # fmt: skip
         return core
 
+    def _tail_bytes(self, source: Source) -> float:
+        """What a sample takes beside itself while it is fetched, where a batch comes from more data files than are kept."""
+        if source.window_runs:
+            return 0.0  # They are held with the window.
+        draws = self.global_batch_size // self.world_size
+        need, kept = source.tail_bytes(draws)
+        return need / draws if need > kept else 0.0
+
     def _window_bytes(self) -> int:
         """What this rank holds of windows, at most: its lanes; in a mixture, whose draws are dealt out otherwise, any."""
-        return int(sum(source.held_bytes for source in self._sources) / (1 if self._mix else self.world_size))
+        parts = 1 if self._mix else self.world_size
+        tails = 0
+        for source in self._sources:
+            need, kept = source.tail_bytes(2 * source.window_runs // parts)
+            tails += need if need > kept else 0
+        return int(sum(source.held_bytes for source in self._sources) / parts) + tails
 
     @property
     def _processes(self) -> int:

@@ -240,6 +240,22 @@ class Source:
         """What a window takes; 0 without windows."""
         return self.sizes[1] * min(int(self.order["window_samples"]), len(self.view)) if self.order["kind"] == "window" else 0.0
 
+    def tail_bytes(self, draws: int) -> tuple[int, int]:
+        """What so many draws need of data files beside samples, at most: their tails; and what is kept of those. Nothing where files are mapped."""
+        if self.view._snapshot.mapped:
+            return 0, 0
+        every, largest, kept = self.view._kept_bytes(self.columns)
+        return min(every, draws * largest), kept
+
+    @property
+    def window_runs(self) -> int:
+        """Runs that a window draws from; 0 without windows."""
+        return (
+            math.ceil(min(int(self.order["window_samples"]), len(self.view)) / int(self.order["run_samples"]))
+            if self.order["kind"] == "window"
+            else 0
+        )
+
     @property
     def held_bytes(self) -> float:
         """What all ranks hold of windows at most: the next one begins while one ends. What is mapped is the kernel's.
@@ -248,8 +264,7 @@ class Source:
         """
         if self.view._snapshot.mapped or self.order["kind"] != "window":
             return 0.0
-        runs = math.ceil(min(int(self.order["window_samples"]), len(self.view)) / int(self.order["run_samples"]))
-        return 2 * (self.window_bytes + 1.25 * runs * self.sizes[2])
+        return 2 * (self.window_bytes + 1.25 * self.window_runs * self.sizes[2])
 
     def selection(self) -> str:
         """Tell the selection's samples apart from others: "all", or a hash."""

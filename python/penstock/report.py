@@ -82,6 +82,13 @@ def explained(loader: Loader) -> dict[str, str]:
         answer["images"] = (
             f"{names} {'is' if len(loose) == 1 else 'are'} one array where all images of a batch have one size, else a list: T.Resize((height, width)) makes it certain"
         )
+    for source in loader._sources:
+        need, kept = source.tail_bytes(loader.global_batch_size // loader.world_size)
+        if need > kept and not source.window_runs:
+            answer["tails"] = (
+                f"a batch comes from data files whose tails take {size_text(need)}, and {size_text(kept)} of them are kept: the others are read "
+                f"again with each batch, unless ps.configure(memory_bytes={4 * need}) keeps them"
+            )
     if windowed:
         order = windowed.order
         answer["window"] = (

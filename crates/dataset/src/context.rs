@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_error::{Context as _, Error, Kind, Result};
+use penstock_format::cursor::Strings;
 use penstock_format::ids::{ObjectRef, data_name, page_name, words_name};
 use penstock_format::manifest::{FileRef, Fragment, PageRef, WordsSegment, parse_page, parse_words};
 use penstock_format::{Id, ids};
 use penstock_storage::Storage;
 use quick_cache::sync::{Cache, GuardResult, PlaceholderGuard};
+use quick_cache::{OptionsBuilder, Weighter};
 
 use crate::config::Config;
 use crate::datafile::DataFile;
@@ -21,11 +23,13 @@ const MAPPED_FILES: usize = 4096;
 /// Manifest pages held: at 64 KiB each at most 64 MiB, and far less as they are.
 const PAGES: usize = 1024;
 const WORDS: usize = 4096;
+/// Tails take about 1 MiB, the largest blocks a few.
+const SHARD_BYTES: u64 = 32 << 20;
 
 #[derive(Clone)]
 pub struct ByLength;
 
-impl<K> quick_cache::Weighter<K, Bytes> for ByLength {
+impl<K> Weighter<K, Bytes> for ByLength {
     fn weight(&self, _key: &K, block: &Bytes) -> u64 {
         block.len() as u64 + 128
     }
@@ -36,12 +40,12 @@ pub type BlockKey = (Id, u32, u32, u32);
 
 /// Files are counted; those that are not mapped also hold memory.
 #[derive(Clone)]
-struct ByHeld {
+pub struct ByHeld {
     mapped: bool,
     least: u64,
 }
 
-impl quick_cache::Weighter<Id, Arc<DataFile>> for ByHeld {
+impl Weighter<Id, Arc<DataFile>> for ByHeld {
     fn weight(&self, _id: &Id, file: &Arc<DataFile>) -> u64 {
         self.least + file.held_bytes(self.mapped)
     }
@@ -57,22 +61,44 @@ pub type Duty = PlaceholderGuard<
     quick_cache::sync::DefaultLifecycle<BlockKey, Bytes>,
 >;
 
+/// To be fulfilled with a data file that others may be waiting for, or dropped.
+pub type FileDuty<'a> = PlaceholderGuard<
+    'a,
+    Id,
+    Arc<DataFile>,
+    ByHeld,
+    quick_cache::DefaultHashBuilder,
+    quick_cache::sync::DefaultLifecycle<Id, Arc<DataFile>>,
+>;
+
 struct Caches {
     pages: Cache<(Id, u64), Arc<Vec<Fragment>>>,
     files: Cache<Id, Arc<DataFile>, ByHeld>,
-    words: Cache<Id, Arc<Vec<String>>>,
+    words: Cache<Id, Arc<Strings>>,
 }
 
 /// Decoded blocks of all open datasets: the budget is the process's. Ids are random, so keys of two datasets never meet.
 static BLOCKS: PerProcess<Cache<BlockKey, Bytes, ByLength>> = PerProcess::new(|| {
     let block_bytes = Context::block_cache_bytes();
-    Cache::with_weighter((block_bytes / (64 << 10)) as usize, block_bytes, ByLength)
+    cache((block_bytes / (64 << 10)) as usize, block_bytes, ByLength)
 });
 
+/// A cache of so many bytes. It is cut into shards, each with a lock and a part of the bytes of its own: one must be able to hold what comes
+/// together, on a machine of many cores and with a small budget too.
+fn cache<K: Eq + std::hash::Hash, V: Clone, W: Weighter<K, V> + Clone>(items: usize, bytes: u64, weighter: W) -> Cache<K, V, W> {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let shards = (bytes / SHARD_BYTES).clamp(1, 4 * cores as u64) as usize;
+    let options = OptionsBuilder::new().estimated_items_capacity(items).weight_capacity(bytes).shards(shards).build();
+    match options {
+        Ok(options) => Cache::with_options(options, weighter, Default::default(), Default::default()),
+        Err(_) => Cache::with_weighter(items, bytes, weighter),
+    }
+}
+
 fn caches(mapped: bool) -> Caches {
-    let held_bytes = Config::memory_bytes() / 4;
+    let held_bytes = Context::file_cache_bytes();
     let weigher = ByHeld { mapped, least: held_bytes / MAPPED_FILES as u64 };
-    let files = Cache::with_weighter(MAPPED_FILES, held_bytes, weigher);
+    let files = cache(MAPPED_FILES, held_bytes, weigher);
     Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS) }
 }
 
@@ -191,15 +217,16 @@ impl Context {
         fetch::open(file, samples, pieces)
     }
 
-    pub fn has_file(&self, file: Id) -> bool {
-        self.caches.get().files.peek(&file).is_some()
+    /// A data file that is open, or the duty to open it, or nothing while another thread has had that duty for all of `patience`.
+    pub fn file_or_duty(&self, file: Id, patience: Duration) -> Option<std::result::Result<Arc<DataFile>, FileDuty<'_>>> {
+        match self.caches.get().files.get_value_or_guard(&file, Some(patience)) {
+            GuardResult::Value(file) => Some(Ok(file)),
+            GuardResult::Guard(duty) => Some(Err(duty)),
+            GuardResult::Timeout => None,
+        }
     }
 
-    pub fn keep_file(&self, file: DataFile) {
-        self.caches.get().files.insert(file.id, Arc::new(file));
-    }
-
-    pub fn words(&self, segment: &WordsSegment) -> Result<Arc<Vec<String>>> {
+    pub fn words(&self, segment: &WordsSegment) -> Result<Arc<Strings>> {
         self.caches.get().words.get_or_insert_with(&segment.object.id, || {
             let name = words_name(segment.object.id);
             let (column, words) = parse_words(&self.object(&name, &segment.object)?).context(|| format!("cannot read `{name}`"))?;
@@ -213,6 +240,11 @@ impl Context {
     /// A decoded block, from the cache or made by `decode`.
     pub fn block(&self, key: BlockKey, decode: impl FnOnce() -> Result<Bytes>) -> Result<Bytes> {
         BLOCKS.get().get_or_insert_with(&key, decode)
+    }
+
+    /// What data files that are not mapped may take, of each open dataset: their tails, and all of small ones.
+    pub fn file_cache_bytes() -> u64 {
+        Config::memory_bytes() / 4
     }
 
     /// What decoded blocks may take.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use bytes::Bytes;
 use penstock_codec::block::{lz4_decode, zstd_decode};
 use penstock_error::{Context as _, Error, Result};
-use penstock_format::cursor::malformed;
+use penstock_format::cursor::{Strings, malformed};
 use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAGIC, Packed, Tail, UNIT_BYTES};
 use penstock_format::ids::data_name;
 use penstock_format::manifest::FileRef;
@@ -82,7 +82,8 @@ impl DataFile {
 
     /// Bytes of memory that it holds, beside what the page cache has anyway.
     pub fn held_bytes(&self, mapped: bool) -> u64 {
-        if mapped { 0 } else { self.map.len() as u64 + (self.file_bytes - self.data_end) }
+        let words = |chunk: &Chunk| chunk.dictionary.as_ref().map_or(0, Strings::held_bytes);
+        if mapped { 0 } else { self.map.len() as u64 + (self.file_bytes - self.data_end) + self.tail.chunks.iter().map(words).sum::<u64>() }
     }
 
     /// Index of the chunk of a column.

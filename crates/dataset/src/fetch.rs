@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
+use penstock_format::Id;
 use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, Layout, UNIT_BYTES};
 use penstock_format::ids::data_name;
 use penstock_format::manifest::FileRef;
@@ -42,9 +43,11 @@ pub enum Purpose {
 /// Columns begin on such boundaries, which suits any element.
 const COLUMN_ALIGN: usize = 64;
 
-/// Decoded blocks of a take, or why one can't be had.
+/// Data files of a take, and decoded blocks of them, or why one can't be had.
 #[derive(Default)]
 pub struct Fetched {
+    /// Read once, however little the cache holds.
+    files: HashMap<Id, Arc<DataFile>>,
     blocks: HashMap<BlockKey, Result<Bytes>>,
     /// Where samples lie that are not kept: column by column, in the order asked.
     pub memory: Option<Arc<Recycled>>,
@@ -59,14 +62,15 @@ fn memory_of_its_own(bytes: usize) -> Result<Slot> {
     Ok(memory.slot())
 }
 
-/// Blocks of some samples, to be lent to takes of them for as long as their holder likes.
+/// Blocks of some samples and their data files, to be lent to takes of them for as long as their holder likes.
 pub struct Held {
+    files: HashMap<Id, Arc<DataFile>>,
     blocks: Vec<(BlockKey, Bytes)>,
 }
 
 impl Held {
     /// Hold what was fetched of these blocks, each group in memory of its own.
-    fn new(fetched: &Fetched, wanted: &[Wanted]) -> Result<Held> {
+    fn new(fetched: &Fetched, files: HashMap<Id, Arc<DataFile>>, wanted: &[Wanted]) -> Result<Held> {
         // One that could not be had is left out: the take that needs it tells why.
         let mut blocks: Vec<(BlockKey, Bytes)> =
             wanted.iter().filter_map(|wanted| Some((wanted.key, fetched.get(wanted.key).ok()?))).collect();
@@ -77,18 +81,29 @@ impl Held {
         blocks.iter_mut().filter(placed).for_each(|(_, block)| memory.push(block));
         let mut whole = memory.freeze();
         blocks.iter_mut().filter(placed).for_each(|(_, block)| *block = whole.split_to(block.len()));
-        Ok(Held { blocks })
+        Ok(Held { files, blocks })
     }
 
+    /// What its blocks take.
     pub fn bytes(&self) -> u64 {
         self.blocks.iter().map(|(_, block)| block.len() as u64).sum()
+    }
+
+    /// What its data files take, which it may have in common with others.
+    pub fn files(&self) -> impl Iterator<Item = (Id, u64)> {
+        self.files.iter().map(|(id, file)| (*id, file.held_bytes(false)))
     }
 }
 
 impl Fetched {
     /// Take blocks from one who holds them.
     pub fn lend(&mut self, held: &Held) {
+        self.files.extend(held.files.iter().map(|(id, file)| (*id, file.clone())));
         self.blocks.extend(held.blocks.iter().map(|(key, block)| (*key, Ok(block.clone()))));
+    }
+
+    pub fn file(&self, id: Id) -> Option<&Arc<DataFile>> {
+        self.files.get(&id)
     }
 
     pub fn get(&self, key: BlockKey) -> Result<Bytes> {
@@ -232,8 +247,8 @@ impl Snapshot {
             return Ok(());
         }
         self.open_files(plan, columns)?;
-        let mut fetched = std::mem::take(&mut plan.fetched);
         let blocks = self.blocks(plan, columns);
+        let mut fetched = std::mem::take(&mut plan.fetched);
         let mut wanted: Vec<Wanted> = blocks.iter().filter(|block| !fetched.found(&self.context, block.key)).cloned().collect();
         let (mut duties, mut others) = (Vec::new(), Vec::new());
         let around = purpose == Purpose::Epoch && span_bytes(&wanted) <= Context::block_cache_bytes() / 2;
@@ -273,17 +288,20 @@ impl Snapshot {
     /// Fetch the blocks of several groups of neighbours at once, past the cache, for each group to be held by itself.
     pub fn hold(&self, groups: Vec<Vec<u64>>, columns: &[&ColumnSpec]) -> Result<Vec<Held>> {
         let mut plan = Plan::new(self, groups.concat())?;
-        self.open_files(&plan, columns)?;
-        let mut blocks = Vec::with_capacity(groups.len());
+        self.open_files(&mut plan, columns)?;
+        let mut parts = Vec::with_capacity(groups.len());
         for positions in groups {
-            let own = self.blocks(&Plan::new(self, positions)?, columns);
+            let mut part = Plan::new(self, positions)?;
+            let files = files_of(&part, columns).filter_map(|(file, _)| Some((file.id, plan.fetched.file(file.id)?.clone()))).collect();
+            part.fetched.files = files;
+            let own = self.blocks(&part, columns);
             if self.context.storage.fills_slots() {
                 plan.fetched.set_apart(own.iter().filter(|block| block.is_plain()))?;
             }
-            blocks.push(own);
+            parts.push((part.fetched.files, own));
         }
         self.fetch(&mut plan, columns, Purpose::Scan { keep: false })?;
-        blocks.into_iter().map(|blocks| Held::new(&plan.fetched, &blocks)).collect()
+        parts.into_iter().map(|(files, blocks)| Held::new(&plan.fetched, files, &blocks)).collect()
     }
 
     /// Groups of a scan, and batches of an epoch, that are read side by side share the blocks between them (`all`, or those that one group
@@ -357,7 +375,7 @@ impl Snapshot {
     }
 
     /// The ranges that `fetch` would ask for now, once tails are open.
-    pub fn ranges(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<Vec<RangeRequest>> {
+    pub fn ranges(&self, plan: &mut Plan, columns: &[&ColumnSpec]) -> Result<Vec<RangeRequest>> {
         self.open_files(plan, columns)?;
         let mut wanted = self.blocks(plan, columns);
         wanted.retain(|block| self.context.cached_block(block.key).is_none());
@@ -366,14 +384,12 @@ impl Snapshot {
     }
 
     /// What the blocks that a plan reads take once they are decoded; tiles are left out. Cost: the tails.
-    pub fn decoded_bytes(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<u64> {
-        if !self.context.storage.mapped() {
-            self.open_files(plan, columns)?; // Side by side.
-        }
+    pub fn decoded_bytes(&self, plan: &mut Plan, columns: &[&ColumnSpec]) -> Result<u64> {
+        self.open_files(plan, columns)?;
         let mut bytes = 0;
         for group in &plan.groups {
             for column in columns {
-                let Ok(Some(source)) = self.source(group, column) else { continue }; // Reading it reports the error.
+                let Ok(Some(source)) = self.source(plan, group, column) else { continue }; // Reading it reports the error.
                 let entry = source.entry();
                 if entry.layout == Layout::Tiled {
                     continue;
@@ -388,30 +404,46 @@ impl Snapshot {
         Ok(bytes)
     }
 
-    /// Open the data files of a plan side by side. One that is damaged is left to the column that reads it.
-    pub fn open_files(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<()> {
-        let read = |file: &&FileRef| columns.iter().any(|column| file.columns.contains(&column.id));
-        let files = plan.groups.iter().map(|group| group.fragment());
-        self.open_tails(files.flat_map(|fragment| fragment.files.iter().filter(read).map(|file| (file, fragment.samples))))
+    /// Open the data files of a plan side by side, and keep them with it, unless files are mapped. One that is damaged is left to the column
+    /// that reads it.
+    pub fn open_files(&self, plan: &mut Plan, columns: &[&ColumnSpec]) -> Result<()> {
+        if self.context.storage.mapped() {
+            return Ok(());
+        }
+        let opened = self.open_tails(files_of(plan, columns).filter(|(file, _)| plan.fetched.file(file.id).is_none()))?;
+        plan.fetched.files.extend(opened.into_iter().map(|file| (file.id, file)));
+        Ok(())
     }
 
-    /// Open those of these data files, each with its samples, that are not open yet.
-    pub fn open_tails<'a>(&self, files: impl Iterator<Item = (&'a FileRef, u64)>) -> Result<()> {
-        let mut missing: Vec<(&FileRef, u64)> = Vec::new();
-        for (file, samples) in files {
-            if !self.context.has_file(file.id) && !missing.iter().any(|(known, _)| known.id == file.id) {
-                missing.push((file, samples));
+    /// Open these data files, each with its samples, but for damaged ones: those that nobody has or reads with one request each, side by side.
+    pub fn open_tails<'a>(&self, files: impl Iterator<Item = (&'a FileRef, u64)>) -> Result<Vec<Arc<DataFile>>> {
+        let (mut seen, mut opened) = (HashSet::new(), Vec::new());
+        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        for (file, samples) in files.filter(|(file, _)| seen.insert(file.id)) {
+            match self.context.file_or_duty(file.id, Duration::ZERO) {
+                Some(Ok(file)) => opened.push(file),
+                Some(Err(duty)) => ours.push((file, samples, duty)),
+                None => others.push((file, samples)),
             }
         }
-        let ranges = missing.iter().map(|(file, _)| tail_range(file)).collect();
-        for ((file, samples), answer) in missing.into_iter().zip(self.context.storage.fetch(ranges)) {
-            match answer.and_then(|pieces| open(file, samples, pieces)) {
-                Ok(file) => self.context.keep_file(file),
-                Err(error) if error.kind() == Kind::Corrupt => {}
-                Err(error) => return Err(error),
+        let passable = |error: Error| if error.kind() == Kind::Corrupt { Ok(()) } else { Err(error) };
+        let ranges = ours.iter().map(|(file, ..)| tail_range(file)).collect();
+        for ((file, samples, duty), answer) in ours.into_iter().zip(self.context.storage.fetch(ranges)) {
+            match answer.and_then(|pieces| open(file, samples, pieces)).map(Arc::new) {
+                Ok(file) => {
+                    let _ = duty.insert(file.clone());
+                    opened.push(file);
+                }
+                Err(error) => passable(error)?,
             }
         }
-        Ok(())
+        for (file, samples) in others {
+            match self.context.file(file, samples) {
+                Ok(file) => opened.push(file),
+                Err(error) => passable(error)?,
+            }
+        }
+        Ok(opened)
     }
 
     /// The blocks that a plan reads, in its order. Tiles are read by `tiles`.
@@ -419,7 +451,7 @@ impl Snapshot {
         let mut wanted = Vec::new();
         for group in &plan.groups {
             for column in columns {
-                let Ok(Some(source)) = self.source(group, column) else { continue }; // Its reader tells why.
+                let Ok(Some(source)) = self.source(plan, group, column) else { continue }; // Its reader tells why.
                 let (entry, chunk) = (source.entry(), source.chunk);
                 if !source.file.ranged || entry.layout == Layout::Tiled || self.streams(entry) {
                     continue;
@@ -596,7 +628,7 @@ fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage) -> (Arc<Vec<Vec<usize>>
     let (gap_bytes, range_bytes) = (widest_gap(wanted, storage.request_cost()), storage.range_bytes());
     let mut segments: Vec<Vec<usize>> = Vec::new();
     let mut ranges: Vec<RangeRequest> = Vec::new();
-    let mut open: Option<(penstock_format::Id, u64)> = None;
+    let mut open: Option<(Id, u64)> = None;
     for (index, block) in wanted.iter().enumerate() {
         let mut begin = 0;
         while begin < block.bytes {
@@ -647,6 +679,13 @@ fn span_bytes(wanted: &[Wanted]) -> u64 {
     let mut seen = HashSet::new();
     let chunks = wanted.iter().filter(|wanted| seen.insert((wanted.key.0, wanted.chunk)));
     chunks.map(|wanted| wanted.file.tail.chunks[wanted.chunk].span_bytes()).sum()
+}
+
+/// The data files that hold these columns of a plan's samples, and how many samples each has.
+fn files_of<'a>(plan: &'a Plan, columns: &'a [&ColumnSpec]) -> impl Iterator<Item = (&'a FileRef, u64)> {
+    let read = |file: &&FileRef| columns.iter().any(|column| file.columns.contains(&column.id));
+    let fragments = plan.groups.iter().map(|group| group.fragment());
+    fragments.flat_map(move |fragment| fragment.files.iter().filter(read).map(|file| (file, fragment.samples)))
 }
 
 /// The tail of a data file, or all of a small one.

@@ -24,6 +24,7 @@ mod tiles;
 mod transaction;
 mod values;
 mod verify;
+mod words;
 mod writer;
 
 pub use commit::{Event, Machine, Request, check_texts};

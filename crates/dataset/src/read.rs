@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
+use penstock_format::cursor::Strings;
 use penstock_format::datafile::{Chunk, Codec, Layout, UNIT_BYTES};
 use penstock_format::ids::data_name;
 use penstock_format::ints::unpack;
@@ -47,10 +48,13 @@ pub enum OnCorrupt {
 
 impl Snapshot {
     /// Where the rows of a group lie; nothing if its fragment leaves the column out.
-    pub fn source<'a>(&self, group: &'a Group, column: &ColumnSpec) -> Result<Option<Source<'a>>> {
+    pub fn source<'a>(&self, plan: &Plan, group: &'a Group, column: &ColumnSpec) -> Result<Option<Source<'a>>> {
         let fragment = group.fragment();
         let Some(file) = fragment.files.iter().find(|file| file.columns.contains(&column.id)) else { return Ok(None) };
-        let file = self.context.file(file, fragment.samples)?;
+        let file = match plan.fetched.file(file.id) {
+            Some(file) => file.clone(),
+            None => self.context.file(file, fragment.samples)?,
+        };
         let chunk = file.chunk_of(column.id).ok_or_else(|| {
             penstock_format::cursor::malformed(format!(
                 "data file `{}` has no column {}, the manifest says it has",
@@ -100,7 +104,7 @@ impl Snapshot {
     ) -> Result<()> {
         for group in &plan.groups {
             let first = group.rows.first().map_or(0, |(_, place)| *place);
-            let source = match self.source(group, column) {
+            let source = match self.source(plan, group, column) {
                 Err(error) if lenient && error.kind() == Kind::Corrupt => None,
                 other => other.map_err(|error| self.locate_error(error, plan, column, first))?,
             };
@@ -121,7 +125,7 @@ impl Snapshot {
         let memory = plan.fetched.memory.as_ref()?;
         let mut samples: Vec<Bytes> = Vec::new();
         for group in &plan.groups {
-            let source = self.source(group, column).ok()??;
+            let source = self.source(plan, group, column).ok()??;
             let entry = source.entry();
             if entry.layout != Layout::Fixed || entry.rows_per_block != 1 || entry.codec != Codec::None || !source.file.ranged {
                 return None; // Small ones are as well copied.
@@ -346,23 +350,24 @@ impl Snapshot {
 
     /// Map the file-local codes of a category to codes of the vocabulary.
     fn globalise(&self, plan: &Plan, column: &ColumnSpec, codes: &mut [i64], nulls: &mut Nulls, on_corrupt: OnCorrupt) -> Result<()> {
+        let none = Strings::default();
         for group in &plan.groups {
-            let source = match self.source(group, column) {
+            let source = match self.source(plan, group, column) {
                 // Its rows are null already.
                 Err(error) if on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt => continue,
                 other => other?,
             };
             let Some(source) = source else { continue };
-            let words = source.entry().dictionary.as_deref().unwrap_or_default();
-            let to_global = self.codes_of_file(source.file.id, column.id, words)?;
+            let dictionary = source.entry().dictionary.as_ref().unwrap_or(&none);
+            let (vocabulary, known) = self.codes_of_file(source.file.id, column.id, dictionary.len())?;
             for (_, place) in source.rows.iter() {
                 let place = *place as usize;
                 if nulls.as_ref().is_some_and(|nulls| nulls[place]) {
                     continue;
                 }
-                codes[place] = match to_global.get(codes[place] as usize) {
-                    Some(code) if *code >= 0 => *code,
-                    _ => {
+                codes[place] = match known.code(codes[place], dictionary, &vocabulary) {
+                    Some(code) => code.into(),
+                    None => {
                         let why = format!("it has code {}, which no word stands for", codes[place]);
                         self.null_instead(why, plan, column, place as u32, nulls, on_corrupt)?
                     }

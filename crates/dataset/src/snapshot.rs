@@ -1,6 +1,6 @@
 //! A snapshot: the immutable state at one commit. Turns positions and row ids into fragments and rows.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use penstock_error::{Context as _, Error, Kind, Result};
@@ -13,7 +13,9 @@ use penstock_storage::Storage;
 
 use crate::context::{Context, replaced};
 use crate::copies;
+use crate::fetch;
 use crate::log::{self, LogEntry};
+use crate::words::{FileCodes, Vocabulary};
 use penstock_storage::process::PerProcess;
 
 /// How large columns are.
@@ -40,8 +42,8 @@ pub enum Part {
 
 #[derive(Default)]
 struct CodeTables {
-    vocabularies: HashMap<u64, Arc<HashMap<String, i64>>>,
-    tables: HashMap<(Id, u64), Arc<Vec<i64>>>,
+    vocabularies: HashMap<u64, Arc<Vocabulary>>,
+    files: HashMap<(Id, u64), Arc<FileCodes>>,
 }
 
 pub struct Snapshot {
@@ -284,8 +286,7 @@ impl Snapshot {
         // A damaged file is left out of the estimate. The read of one of its samples finds the damage, and the caller decides what it means.
         let passable = |error: &Error| error.kind() == Kind::Corrupt && looked.len() > 1;
         if !self.context.storage.mapped() {
-            self.open_tails(looked.iter().map(|(file, samples)| (file, *samples)))
-                .or_else(|error| if passable(&error) { Ok(()) } else { Err(error) })?;
+            self.open_tails(looked.iter().map(|(file, samples)| (file, *samples)))?;
         }
         let (mut stored, mut spanned, mut decoded, mut of_those) = (0u128, 0u128, 0u128, 0u128);
         let mut blocks: HashMap<u64, u64> = HashMap::new();
@@ -320,6 +321,19 @@ impl Snapshot {
         Ok(ColumnBytes { stored: of_all(stored), spanned: of_all(spanned), decoded: of_all(decoded), blocks })
     }
 
+    /// What reading these columns keeps of data files that are not mapped: of all of them, and of the largest. Cost: the manifest.
+    pub fn kept_bytes(&self, columns: &[u64]) -> Result<(u64, u64)> {
+        let (mut all, mut largest) = (0, 0);
+        self.each_fragment(|_, fragment| {
+            for file in fragment.files.iter().filter(|file| file.columns.iter().any(|column| columns.contains(column))) {
+                let kept = file.tail_bytes + if file.file_bytes <= fetch::WHOLE_FILE_BYTES { file.file_bytes } else { 0 };
+                (all, largest) = (all + kept, kept.max(largest));
+            }
+            Ok(())
+        })?;
+        Ok((all, largest))
+    }
+
     /// Positions of row ids. Cost: all manifest pages the first time, then a binary search each.
     pub fn positions_of(&self, row_ids: &[i64]) -> Result<Vec<u64>> {
         let index = match self.row_index.get().get() {
@@ -351,9 +365,13 @@ impl Snapshot {
             .collect()
     }
 
-    /// The words of a category column, by code. A word that two writers added at once counts where it is first.
-    pub fn vocabulary(&self, column: u64) -> Result<Vec<String>> {
-        let (mut words, mut known, mut listed) = (Vec::new(), HashSet::new(), 0);
+    /// The words of a category column, by code. A word that two writers added at once counts where it is first. Cost: reads them, once.
+    pub fn vocabulary(&self, column: u64) -> Result<Arc<Vocabulary>> {
+        let lock = || self.codes.get().lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lock().vocabularies.get(&column) {
+            return Ok(known.clone());
+        }
+        let (mut vocabulary, mut listed) = (Vocabulary::default(), 0);
         for segment in self.words.get(&column).into_iter().flatten() {
             if segment.first_code != listed {
                 return Err(penstock_format::cursor::malformed(format!(
@@ -361,32 +379,21 @@ impl Snapshot {
                     segment.first_code,
                 )));
             }
-            let more = self.context.words(segment)?;
-            listed += more.len() as u64;
-            words.extend(more.iter().filter(|word| known.insert((*word).clone())).cloned());
+            let words = self.context.words(segment)?;
+            listed += words.len() as u64;
+            vocabulary.push(words)?;
         }
-        Ok(words)
+        let vocabulary = Arc::new(vocabulary);
+        lock().vocabularies.insert(column, vocabulary.clone());
+        Ok(vocabulary)
     }
 
-    /// The table from the local codes of a data file to codes of this snapshot. Cost: the whole vocabulary the first time.
-    pub fn codes_of_file(&self, file: Id, column: u64, dictionary: &[String]) -> Result<Arc<Vec<i64>>> {
-        let lock = || self.codes.get().lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(table) = lock().tables.get(&(file, column)) {
-            return Ok(table.clone());
-        }
-        let known = lock().vocabularies.get(&column).cloned();
-        let vocabulary = match known {
-            Some(vocabulary) => vocabulary,
-            None => {
-                let words = self.vocabulary(column)?.into_iter().enumerate();
-                Arc::new(words.map(|(code, word)| (word, code as i64)).collect())
-            }
-        };
-        let table: Arc<Vec<i64>> = Arc::new(dictionary.iter().map(|word| vocabulary.get(word).copied().unwrap_or(-1)).collect());
-        let mut tables = lock();
-        tables.vocabularies.insert(column, vocabulary);
-        tables.tables.insert((file, column), table.clone());
-        Ok(table)
+    /// The codes in this snapshot of the words of a data file. Cost: the whole vocabulary the first time, then of each word the first time.
+    pub fn codes_of_file(&self, file: Id, column: u64, words: usize) -> Result<(Arc<Vocabulary>, Arc<FileCodes>)> {
+        let vocabulary = self.vocabulary(column)?;
+        let mut tables = self.codes.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let codes = tables.files.entry((file, column)).or_insert_with(|| Arc::new(FileCodes::new(words)));
+        Ok((vocabulary, codes.clone()))
     }
 
     pub fn words_segments(&self) -> impl Iterator<Item = &WordsSegment> {

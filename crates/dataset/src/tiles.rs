@@ -101,11 +101,8 @@ impl Snapshot {
     }
 
     /// Shapes of the samples of a plan in the order asked, no shape for a null; nothing at all where one of them is not tiled.
-    /// Cost: the tails of the data files.
+    /// Cost: the tails of data files that are not open.
     pub fn shapes(&self, plan: &Plan, column: &ColumnSpec, on_corrupt: OnCorrupt) -> Result<Option<Vec<Option<Vec<u64>>>>> {
-        if !self.context.storage.mapped() {
-            self.open_files(plan, &[column])?;
-        }
         let mut shapes = vec![None; plan.len()];
         let mut tiled = true;
         self.each_source(plan, column, on_corrupt == OnCorrupt::Null, |source, rows| {

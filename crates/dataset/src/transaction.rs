@@ -348,7 +348,7 @@ impl Transaction {
 
     fn vocabulary(&mut self, column: u64) -> Result<&mut Vocabulary> {
         if !self.vocabularies.contains_key(&column) {
-            let words: Vec<Arc<str>> = self.base.vocabulary(column)?.into_iter().map(Arc::from).collect();
+            let words: Vec<Arc<str>> = self.base.vocabulary(column)?.iter().map(Arc::from).collect();
             let codes = words.iter().cloned().zip(0..).collect();
             self.vocabularies.insert(column, Vocabulary { base: words.len(), words: Arc::new(words), codes, given: None });
         }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
-use penstock_format::cursor::malformed;
+use penstock_format::cursor::{Strings, malformed};
 use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_header};
 use penstock_format::ids::{NAMES_FOLDER, Run, data_name, row_id};
 use penstock_format::manifest::{FileRef, Fragment};
@@ -141,9 +141,9 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
         let Some(spec) = spec else { continue };
         check_stored_as(&file, chunk, spec)?;
         if matches!(spec.kind, ColumnKind::Category) {
-            let words = chunk.dictionary.as_deref().unwrap_or_default();
-            if let Some(place) = snapshot.codes_of_file(file.id, chunk.column, words)?.iter().position(|code| *code < 0) {
-                return Err(malformed(format!("column `{}` has the word `{}`, which no commit added", spec.name, words[place])));
+            let vocabulary = snapshot.vocabulary(chunk.column)?;
+            if let Some(word) = chunk.dictionary.iter().flat_map(|words| words.iter()).find(|word| vocabulary.code(word).is_none()) {
+                return Err(malformed(format!("column `{}` has the word `{word}`, which no commit added", spec.name)));
             }
         }
     }
@@ -279,7 +279,7 @@ fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: im
     match &spec.kind {
         ColumnKind::Text | ColumnKind::Json => check_text(spec, bytes),
         ColumnKind::Label { names } => check_codes(chunk, bytes, names.len(), valid),
-        ColumnKind::Category => check_codes(chunk, bytes, chunk.dictionary.as_ref().map_or(0, Vec::len), valid),
+        ColumnKind::Category => check_codes(chunk, bytes, chunk.dictionary.as_ref().map_or(0, Strings::len), valid),
         _ if chunk.dtype == Dtype::Bool => check_bools(bytes),
         _ => Ok(()),
     }

@@ -110,6 +110,20 @@ impl Cursor {
         String::from_utf8(bytes.to_vec()).map_err(|_| malformed("a string is not UTF-8"))
     }
 
+    /// A list of strings, to be read in place.
+    pub fn strings(&mut self) -> Result<Strings> {
+        let mut places = Vec::with_capacity(self.count(1)?);
+        for _ in 0..places.capacity() {
+            let length = self.count(1)?;
+            let (begin, end) = (self.at, self.at + length);
+            std::str::from_utf8(&self.bytes[begin..end]).map_err(|_| malformed("a string is not UTF-8"))?;
+            let far = |_| malformed(format!("a string at offset {begin} of an object, which is too far"));
+            places.push((u32::try_from(begin).map_err(far)?, u32::try_from(end).map_err(far)?));
+            self.at = end;
+        }
+        Ok(Strings { bytes: self.bytes.clone(), places })
+    }
+
     /// A flag byte: 0 or 1.
     pub fn flag(&mut self) -> Result<bool> {
         match self.u8()? {
@@ -124,6 +138,39 @@ impl Cursor {
             0 => Ok(()),
             left => Err(malformed(format!("{left} bytes left over at offset {}", self.at))),
         }
+    }
+}
+
+/// Strings that lie in the object they were read from.
+#[derive(Debug, Clone, Default)]
+pub struct Strings {
+    bytes: Bytes,
+    /// Where each begins and ends.
+    places: Vec<(u32, u32)>,
+}
+
+impl Strings {
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// One of them; nothing beyond the last.
+    pub fn get(&self, index: usize) -> Option<&str> {
+        let (begin, end) = *self.places.get(index)?;
+        std::str::from_utf8(&self.bytes[begin as usize..end as usize]).ok()
+    }
+
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
+        (0..self.len()).map(|index| self.get(index).unwrap_or_default())
+    }
+
+    /// Memory beside that of the object.
+    pub fn held_bytes(&self) -> u64 {
+        size_of_val(&self.places[..]) as u64
     }
 }
 

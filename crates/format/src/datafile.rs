@@ -7,7 +7,7 @@ use penstock_error::{Error, Result};
 use penstock_tensor::window::{self, Grid};
 use penstock_tensor::{Dtype, MAX_DIMENSIONS, Shape};
 
-use crate::cursor::{Cursor, Writer, crc, malformed};
+use crate::cursor::{Cursor, Strings, Writer, crc, malformed};
 use crate::ids::Id;
 use crate::ints::{IntArray, pack, unpack, width_for};
 
@@ -81,7 +81,7 @@ pub struct Chunk {
     pub tile: Vec<u64>,
     pub first_tile: Option<IntArray>,
     pub validity: Option<Bytes>,
-    pub dictionary: Option<Vec<String>>,
+    pub dictionary: Option<Strings>,
 }
 
 impl Chunk {
@@ -224,7 +224,7 @@ impl Chunk {
             _ => (Vec::new(), None),
         };
         let validity = if cursor.flag()? { Some(cursor.take(samples.div_ceil(8) as usize)?) } else { None };
-        let dictionary = if cursor.flag()? { Some(cursor.list(1, Cursor::string)?) } else { None };
+        let dictionary = if cursor.flag()? { Some(cursor.strings()?) } else { None };
         let chunk = Chunk {
             column,
             dtype,

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
-use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
+use crate::cursor::{Cursor, Magic, Strings, Writer, malformed, seal, unseal};
 use crate::ids::{Id, ObjectRef, PROVISIONAL, Run};
 
 /// A page closes at this many fragments or bytes, whichever comes first.
@@ -244,10 +244,10 @@ pub fn encode_words(column: u64, words: &[impl AsRef<str>]) -> Vec<u8> {
     })
 }
 
-pub fn parse_words(bytes: &Bytes) -> Result<(u64, Vec<String>)> {
+pub fn parse_words(bytes: &Bytes) -> Result<(u64, Strings)> {
     let mut cursor = unseal(Magic::Words, bytes)?;
     let column = cursor.varint()?;
-    let words = cursor.list(1, Cursor::string)?;
+    let words = cursor.strings()?;
     cursor.end()?;
     Ok((column, words))
 }

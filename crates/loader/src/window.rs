@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use penstock_dataset::Held;
 use penstock_error::Result;
+use penstock_format::Id;
 use penstock_format::schema::ColumnSpec;
 
 use crate::engine::caught;
@@ -46,8 +47,10 @@ struct State {
     steps: Steps,
     /// By epoch and number.
     runs: HashMap<(u64, u64), Run>,
-    /// Of all blocks that are held.
+    /// Of all blocks and data files that are held.
     bytes: u64,
+    /// In how many runs each data file is.
+    files: HashMap<Id, usize>,
     /// Runs that are being fetched, and the bytes of the largest so far.
     fetching: u64,
     run_bytes: u64,
@@ -64,9 +67,28 @@ struct Run {
 }
 
 impl State {
+    fn insert(&mut self, number: &(u64, u64), held: Held) {
+        let Some(run) = self.runs.get_mut(number) else { return };
+        self.bytes += held.bytes();
+        self.run_bytes = self.run_bytes.max(held.bytes());
+        for (file, bytes) in held.files() {
+            let runs = self.files.entry(file).or_default();
+            *runs += 1;
+            self.bytes += if *runs == 1 { bytes } else { 0 };
+        }
+        run.held = Some(Arc::new(held));
+    }
+
     fn remove(&mut self, number: &(u64, u64)) {
-        if let Some(Run { held: Some(held), .. }) = self.runs.remove(number) {
-            self.bytes -= held.bytes();
+        let Some(Run { held: Some(held), .. }) = self.runs.remove(number) else { return };
+        self.bytes -= held.bytes();
+        for (file, bytes) in held.files() {
+            let runs = self.files.entry(file).or_default();
+            *runs -= 1;
+            if *runs == 0 {
+                self.files.remove(&file);
+                self.bytes -= bytes;
+            }
         }
     }
 }
@@ -119,9 +141,7 @@ impl Window {
         self.fetched.notify_all(); // They look when this lock is free.
         let fetched = fetched.inspect_err(|_| missing.iter().for_each(|run| state.remove(run)))?;
         for (run, held) in missing.iter().zip(fetched) {
-            state.bytes += held.bytes();
-            state.run_bytes = state.run_bytes.max(held.bytes());
-            state.runs.entry(*run).and_modify(|run| run.held = Some(Arc::new(held)));
+            state.insert(run, held);
         }
         let mut found = Vec::with_capacity(uses.len());
         for (number, count) in uses {

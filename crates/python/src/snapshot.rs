@@ -10,7 +10,7 @@ use penstock_format::record::Properties;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::{Io, Options};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyList};
 
 use crate::errors::{OrRaise, exception};
 use crate::transaction::Transaction;
@@ -140,8 +140,9 @@ impl Snapshot {
     }
 
     /// Words of a category, by code.
-    fn vocabulary(&self, py: Python<'_>, column: &str) -> PyResult<Vec<String>> {
-        self.inner.column(column).and_then(|spec| self.inner.vocabulary(spec.id)).or_raise(py)
+    fn vocabulary<'py>(&self, py: Python<'py>, column: &str) -> PyResult<Bound<'py, PyList>> {
+        let words = py.detach(|| self.inner.column(column).and_then(|spec| self.inner.vocabulary(spec.id))).or_raise(py)?;
+        PyList::new(py, words.iter())
     }
 
     /// Keep this snapshot under a name, until it is removed.
@@ -227,6 +228,15 @@ impl Snapshot {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
             self.inner.column_bytes(&ids).map(|bytes| (bytes.stored, bytes.decoded, bytes.blocks, bytes.spanned))
+        })
+        .or_raise(py)
+    }
+
+    /// What reading these columns keeps of data files: of all, of the largest, and how much of that may be kept. Cost: the manifest.
+    fn kept_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64)> {
+        py.detach(|| {
+            let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
+            self.inner.kept_bytes(&ids).map(|(all, largest)| (all, largest, Context::file_cache_bytes()))
         })
         .or_raise(py)
     }

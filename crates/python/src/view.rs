@@ -113,7 +113,7 @@ impl View {
     fn ranges(&self, py: Python<'_>, which: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<Vec<(String, u64, u64)>> {
         let specs = self.specs(columns.as_deref()).or_raise(py)?;
         let positions = self.which(py, which, false)?;
-        let ranges = py.detach(|| self.snapshot.ranges(&Plan::new(&self.snapshot, positions)?, &specs)).or_raise(py)?;
+        let ranges = py.detach(|| self.snapshot.ranges(&mut Plan::new(&self.snapshot, positions)?, &specs)).or_raise(py)?;
         Ok(ranges.into_iter().map(|range| (range.name.clone(), range.begin, range.end())).collect())
     }
 
@@ -122,14 +122,19 @@ impl View {
     fn decoded_bytes(&self, py: Python<'_>, which: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<u64> {
         let specs = self.specs(columns.as_deref()).or_raise(py)?;
         let positions = self.which(py, which, false)?;
-        py.detach(|| self.snapshot.decoded_bytes(&Plan::new(&self.snapshot, positions)?, &specs)).or_raise(py)
+        py.detach(|| self.snapshot.decoded_bytes(&mut Plan::new(&self.snapshot, positions)?, &specs)).or_raise(py)
     }
 
     /// Shapes of tiled samples, None for a null; None for all where some sample of these is not tiled.
     fn shapes(&self, py: Python<'_>, positions: Positions<'_>, column: &str) -> PyResult<Option<Vec<Option<Vec<u64>>>>> {
         let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
         let spec = self.snapshot.column(column).or_raise(py)?;
-        py.detach(|| self.snapshot.shapes(&Plan::new(&self.snapshot, positions)?, spec, OnCorrupt::Raise)).or_raise(py)
+        py.detach(|| {
+            let mut plan = Plan::new(&self.snapshot, positions)?;
+            self.snapshot.open_files(&mut plan, &[spec])?;
+            self.snapshot.shapes(&plan, spec, OnCorrupt::Raise)
+        })
+        .or_raise(py)
     }
 
     /// Read a window of each of these samples, all of which are tiled: windows as (low, high) a dimension.

@@ -134,7 +134,7 @@ pub fn contents(snapshot: &Snapshot) -> Result<Vec<String>> {
                 let nulls = snapshot.read_codes(&plan, column, &mut codes, OnCorrupt::Raise)?;
                 // Words, where there are any: codes depend on who committed first.
                 let words = snapshot.vocabulary(column.id)?;
-                let named: Vec<Option<&String>> = codes.iter().map(|code| words.get(*code as usize)).collect();
+                let named: Vec<Option<&str>> = codes.iter().map(|code| words.iter().nth(*code as usize)).collect();
                 if words.is_empty() { format!("{codes:?} {nulls:?}") } else { format!("{named:?} {nulls:?}") }
             }
             _ if shape.is_fixed() => {

@@ -92,7 +92,7 @@ fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::erro
             Some("p") => (3, encode_pages(&parse_page(&body)?)[0].0.clone()),
             Some("w") => {
                 let (column, words) = parse_words(&body)?;
-                (4, encode_words(column, &words))
+                (4, encode_words(column, &words.iter().collect::<Vec<_>>()))
             }
             _ => continue,
         };

@@ -1,0 +1,125 @@
+//! The words of category columns: code of a snapshot → word and back, and code of a data file → code of a snapshot.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use hashbrown::HashTable;
+use penstock_error::Result;
+use penstock_format::cursor::{Strings, malformed};
+
+/// The words of a column in one snapshot. They stay where they were read.
+#[derive(Default)]
+pub struct Vocabulary {
+    segments: Vec<Arc<Strings>>,
+    /// By code: segment and place in it.
+    places: Vec<(u32, u32)>,
+    codes: HashTable<u32>,
+    hasher: RandomState,
+}
+
+impl Vocabulary {
+    /// Add the words of a segment, but for those that are known.
+    pub fn push(&mut self, words: Arc<Strings>) -> Result<()> {
+        let many = |_| malformed("a vocabulary of more than 2^32 words");
+        let segment = u32::try_from(self.segments.len()).map_err(many)?;
+        u32::try_from(self.places.len() + words.len()).map_err(many)?;
+        self.segments.push(words.clone());
+        for (place, word) in words.iter().enumerate() {
+            if self.code(word).is_some() {
+                continue;
+            }
+            let code = self.places.len() as u32;
+            self.places.push((segment, place as u32));
+            let Vocabulary { segments, places, codes, hasher } = self;
+            codes.insert_unique(hasher.hash_one(word), code, |code| hasher.hash_one(word_of(segments, places[*code as usize])));
+        }
+        Ok(())
+    }
+
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    pub fn code(&self, word: &str) -> Option<u32> {
+        self.codes.find(self.hasher.hash_one(word), |code| word_of(&self.segments, self.places[*code as usize]) == word).copied()
+    }
+
+    /// All words, by code.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.places.iter().map(|place| word_of(&self.segments, *place))
+    }
+}
+
+fn word_of(segments: &[Arc<Strings>], (segment, place): (u32, u32)) -> &str {
+    segments[segment as usize].get(place as usize).unwrap_or_default()
+}
+
+/// Codes of a vocabulary by the codes of one data file, looked up as they are met.
+pub struct FileCodes(Vec<AtomicU32>);
+
+/// Not looked up yet.
+const NEW: u32 = u32::MAX;
+/// No word of the vocabulary.
+const NONE: u32 = u32::MAX - 1;
+
+impl FileCodes {
+    pub fn new(words: usize) -> FileCodes {
+        FileCodes((0..words).map(|_| AtomicU32::new(NEW)).collect())
+    }
+
+    /// The code of a word of the data file, of which this is the dictionary; nothing where no word stands for it.
+    pub fn code(&self, own: i64, dictionary: &Strings, vocabulary: &Vocabulary) -> Option<u32> {
+        let known = self.0.get(usize::try_from(own).ok()?)?;
+        match known.load(Relaxed) {
+            NEW => {
+                let found = vocabulary.code(dictionary.get(own as usize)?);
+                known.store(found.unwrap_or(NONE), Relaxed);
+                found
+            }
+            NONE => None,
+            code => Some(code),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use penstock_format::cursor::Cursor;
+
+    use super::*;
+
+    fn strings(words: &[&str]) -> Arc<Strings> {
+        let body = words.iter().flat_map(|word| std::iter::once(word.len() as u8).chain(word.bytes()));
+        Arc::new(Cursor::new(std::iter::once(words.len() as u8).chain(body).collect::<Bytes>()).strings().unwrap())
+    }
+
+    #[test]
+    fn a_word_counts_where_it_is_first() {
+        let mut vocabulary = Vocabulary::default();
+        for words in [&["cat", "", "dog", "cat"][..], &["dog", "ant", "é"]] {
+            vocabulary.push(strings(words)).unwrap();
+        }
+        let words = ["cat", "", "dog", "ant", "é"];
+        assert!(vocabulary.iter().eq(words) && vocabulary.len() == words.len());
+        let codes = words.iter().chain(&["bee"]).map(|word| vocabulary.code(word));
+        assert!(codes.eq([Some(0), Some(1), Some(2), Some(3), Some(4), None]));
+    }
+
+    #[test]
+    fn codes_of_a_file_are_those_of_its_words() {
+        let mut vocabulary = Vocabulary::default();
+        vocabulary.push(strings(&["cat", "dog"])).unwrap();
+        let dictionary = strings(&["dog", "bee", "cat"]);
+        let codes = FileCodes::new(dictionary.len());
+        for _ in 0..2 {
+            let found = [0, 1, 2, 3, -1].map(|own| codes.code(own, &dictionary, &vocabulary));
+            assert_eq!(found, [Some(1), None, Some(0), None, None]);
+        }
+    }
+}
