@@ -320,7 +320,10 @@ def test_a_function_that_fails_names_its_sample(ds):
         ({"batch_size": 2, "last_batch": "keep"}, "last_batch"),
         ({"batch_size": 2, "on_corrupt": "skip"}, "on_corrupt"),
         ({"batch_size": 2, "seed": -1}, "seed=-1"),
-        ({"batch_size": 500, "columns": ["x"], "memory_bytes": 1000}, "takes 45000 bytes, memory_bytes is 1000"),
+        (
+            {"batch_size": 500, "columns": ["x"], "memory_bytes": 1000},
+            "takes 45000 bytes, and the one given before it as many, memory_bytes is 1000",
+        ),
         ({"batch_size": 2, "transform": [T.Resize(3, on="number")]}, "does not fit `number`"),
         ({"batch_size": 2, "transform": [T.RandomCrop(3, on="y")]}, "on `y`"),
         ({"batch_size": 2, "transform": [T.RandomCrop(3)]}, "what it is on"),

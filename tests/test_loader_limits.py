@@ -303,6 +303,22 @@ def io_bytes(pixels):
     return out.getvalue()
 
 
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_what_is_decoded_of_mapped_files_counts(tmp_path, codec):
+    """Values that are as they lie in a mapped file cost nothing; those of compressed blocks are memory of ours."""
+    values = [bytes([row]) * (1 << 20) for row in range(48)]
+    for kind, counted in ((ps.Bytes(codec=codec), 16 << 20), (ps.Bytes(), 0)):
+        ds = ps.create(tmp_path / f"{counted}", {"body": kind})
+        ds.append({"body": values})
+        loader = ds.loader(batch_size=16, memory_bytes=40 << 20)
+        assert [row for batch in loader.stream(1) for row in batch["body"]] == values
+        assert 2 * counted <= loader.stats()["peak_bytes"] <= max(40 << 20 if counted else 0, 1 << 20)
+        if counted:
+            with pytest.raises(ps.InvalidInputError, match="and the one given before it") as caught:
+                list(ds.loader(batch_size=16, memory_bytes=24 << 20).stream(1))
+            assert "memory_bytes=" in caught.value.hint
+
+
 TAILS = """
 import json, sys
 import penstock as ps

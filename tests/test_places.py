@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 import threading
+import time
 
 import numpy as np
 import penstock as ps
@@ -325,11 +326,13 @@ def test_paths_that_turn_at_any_moment_lose_nothing(tmp_path, how):
             place.rename(latest)
 
     ids = {"one": ps.open(one)._snapshot.dataset_id, "other": ps.open(other)._snapshot.dataset_id}
-    told = []
+    told, elsewhere = [], ps.create(tmp_path / "elsewhere", {"n": "int64"})
     for turn in range(40):
         lead_to(one)
         handle = ps.open(latest)
-        turning = threading.Timer((turn % 20) / 2000, lead_to, [other])
+        began = time.monotonic()
+        elsewhere.append({"n": [turn]})
+        turning = threading.Timer((time.monotonic() - began) * (turn % 20) / 3, lead_to, [other])  # In the middle of some commit.
         turning.start()
         for part in range(20):
             try:

@@ -90,6 +90,30 @@ def test_a_range_that_was_spoilt_on_its_way_is_asked_for_again():
 
 
 @pytest.mark.local
+def test_a_small_object_that_was_spoilt_on_its_way_is_asked_for_again():
+    """Each whole object that opening, reading and committing asks for: first record, hint, record, root, page, words."""
+    with wrong_s3.serving() as (state, options):
+        made = ps.create("s3://bucket/set", {"n": "int64", "c": ps.Category()}, storage_options=options)
+        for part in range(70):
+            made.append({"n": range(part * 3, part * 3 + 3), "c": [f"word {part}"] * 3})
+
+        def work(number):
+            ds = ps.open("s3://bucket/set", storage_options=options)
+            assert len(ds) == 210 + number and ds["n"][:].tolist()[:210] == list(range(210))
+            assert ds.vocabulary("c")[:70] == [f"word {part}" for part in range(70)] and len(ds.log()) == 71 + number
+            ds.append({"n": [-1], "c": ["word 3"]})
+
+        state.whole = 0
+        work(0)
+        asked = state.whole
+        assert asked > 70, "a record each for the log, and others"
+        for place in (*range(1, 10), *range(10, asked, 17), asked):
+            state.whole, state.spoilt_whole = 0, place
+            work(len(ps.open("s3://bucket/set", storage_options=options)) - 210)
+            assert state.whole > place, "the fault struck"
+
+
+@pytest.mark.local
 def test_an_answer_that_is_too_short_is_not_taken_for_all():
     """After a connection that breaks the rest is asked for; a server that answers with another range, or in chunks, is refused."""
     values = [bytes([i]) * 150_000 for i in range(5)]

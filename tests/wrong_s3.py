@@ -30,6 +30,8 @@ class State:
         self.overwritten: list[str] = []
         # So many ranges of data files are answered with a bit flipped, or too short.
         self.spoil = self.shorten = self.good_before_spoil = 0
+        # The answers of whole objects so far, and the one of them that is answered with a bit flipped.
+        self.whole, self.spoilt_whole = 0, 0
         self.delay_seconds = 0.0  # Before each answer of a range.
         self.how = HALF
         # Asked before a create-only put of a name: an answer (status, code) instead, or None. What it does itself is not asked of.
@@ -107,7 +109,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         common = {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "ETag": f'"{hash(body):x}"'}
         wanted = self.headers.get("Range")
         if wanted is None:
-            return self.reply(200, body, head, **common)
+            self.state.whole += not head
+            spoilt = not head and self.state.whole == self.state.spoilt_whole
+            return self.reply(200, body[:-1] + bytes([body[-1] ^ 1]) if spoilt else body, head, **common)
         time.sleep(self.state.delay_seconds)  # A slow store, where a test wants one.
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         begin, end = int(first), min(int(last or len(body) - 1), len(body) - 1)

@@ -177,11 +177,12 @@ class Loader:
         views, files = [source.view._view for source in self._sources], [source.view._files for source in self._sources]
         core = _core.Loader(views, files, [source.weights for source in self._sources], _json(declared))
         workers = max(1, self._processes)  # Each holds windows of its own.
-        need = workers * (held + core.least_bytes + beside)
+        batches = 2 * core.least_bytes  # One, and the one given before it.
+        need = workers * (held + batches + beside)
         if held and need > self.memory_bytes:
             raise InvalidInputError(
-                f"the window takes up to {size_text(held)} on each rank{' and in each worker' if workers > 1 else ''}, a batch "
-                f"{size_text(core.least_bytes)}, fetching {size_text(beside)}: {size_text(need)}, memory_bytes is {size_text(self.memory_bytes)}",
+                f"the window takes up to {size_text(held)} on each rank{' and in each worker' if workers > 1 else ''}, two batches "
+                f"{size_text(batches)}, fetching {size_text(beside)}: {size_text(need)}, memory_bytes is {size_text(self.memory_bytes)}",
                 code="invalid-argument",
                 hint=f"memory_bytes={int(1.5 * need)}, or a smaller window",
             )  # fmt: skip
@@ -532,8 +533,8 @@ class Loader:
         `seconds` from batch to batch, your own work between them included, but not the time that threads and workers take to start;
         `samples_per_second` and `bytes_per_second` of these; `waiting_seconds` that you waited for batches, `stall` their share. `stages`
         seconds of all threads by what they did, `occupancy` their share of the threads' time, `function_seconds` of your callables,
-        all processes together. `kept_bytes` of batches you still hold, `peak_bytes` of those made ahead and of windows, with what is set aside for them, `read` what was asked of
-        storage, `refused` damaged samples. With `step_seconds`, `accelerator_utilisation` is what an accelerator of that step time would reach.
+        all processes together. `kept_bytes` of batches you still hold, `peak_bytes` the most of those made ahead, the one given last and windows, with what is set aside for them,
+        `read` what was asked of storage, `refused` damaged samples. With `step_seconds`, `accelerator_utilisation` is what an accelerator of that step time would reach.
         """
         pools = self._pool.spent.values() if self._pool else ()
         counts = _sum(self._spent, self._core.stats(), *pools)

@@ -41,7 +41,7 @@ pub struct Stats {
     pub transform_ns: AtomicU64,
     /// Bytes of batches that the consumer still holds.
     pub kept_bytes: Arc<AtomicU64>,
-    /// Most bytes of batches in work or waiting, and of windows, at a time.
+    /// Most bytes of batches in work, waiting or given last, and of windows, at a time.
     pub peak_bytes: AtomicU64,
 }
 
@@ -74,6 +74,8 @@ struct State {
     entries: BTreeMap<u64, Entry>,
     /// What a batch takes, by what others took.
     estimate_bytes: u64,
+    /// Whether anything is known of that: until then one batch is in work.
+    estimated: bool,
     /// What the batch given last took: the consumer has it until the next one comes.
     given_bytes: u64,
     threads: usize,
@@ -111,13 +113,15 @@ impl Engine {
     pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stride: u64, stats: Arc<Stats>) -> Result<Engine> {
         let fetches = recipe.sources.iter().any(|source| !source.snapshot.context.storage.mapped());
         recipe.windows.iter().flatten().for_each(|window| window.begin(Steps { begin, stride }));
+        let estimate_bytes = recipe.least_bytes().max(recipe.fetched_bytes);
         let state = State {
             begin,
             give: begin,
             end,
             stride,
             entries: BTreeMap::new(),
-            estimate_bytes: recipe.least_bytes().max(recipe.fetched_bytes),
+            estimate_bytes,
+            estimated: estimate_bytes > 0,
             given_bytes: 0,
             threads: budget.threads.max(1),
         };
@@ -165,10 +169,13 @@ impl Engine {
                 && let Some(Entry { slot: Slot::Done(batch), bytes, .. }) = state.entries.remove(&step)
             {
                 state.give += state.stride;
-                state.given_bytes = bytes;
+                let before = std::mem::replace(&mut state.given_bytes, bytes);
                 drop(state);
                 inner.work.notify_all();
                 let mut batch = batch?;
+                if before + bytes > inner.budget.memory_bytes {
+                    return Err(too_large(bytes, bytes, before, inner.budget.memory_bytes));
+                }
                 batch.give(&inner.stats.kept_bytes);
                 return Ok(Some(batch));
             }
@@ -230,7 +237,7 @@ impl State {
 
     /// Whether another batch may be begun within so many bytes.
     fn admits(&self, memory_bytes: u64) -> bool {
-        let room = self.in_flight_bytes() + self.given_bytes + self.estimate_bytes <= memory_bytes;
+        let room = self.estimated && self.in_flight_bytes() + self.given_bytes + self.estimate_bytes <= memory_bytes;
         self.begin < self.end && self.entries.len() < AHEAD && (room || self.entries.is_empty())
     }
 
@@ -384,7 +391,7 @@ impl Inner {
         let (tasks, Needs { bytes, held_bytes, scratch_bytes }) = (job.tasks(), job.needs());
         let room_bytes = self.room_bytes();
         let mut state = self.lock();
-        state.estimate_bytes = state.estimate_bytes.max(bytes);
+        (state.estimate_bytes, state.estimated) = (state.estimate_bytes.max(bytes), true);
         let alone = bytes + scratch_bytes * tasks.min(state.threads) as u64;
         if alone > self.budget.memory_bytes {
             drop(state);
@@ -410,7 +417,7 @@ impl Inner {
     }
 
     fn note_peak(&self, state: &State) {
-        self.stats.peak_bytes.fetch_max(state.in_flight_bytes() + self.window_bytes(), Relaxed);
+        self.stats.peak_bytes.fetch_max(state.in_flight_bytes() + state.given_bytes + self.window_bytes(), Relaxed);
     }
 
     fn finish(&self, step: u64, job: Job) {
@@ -435,7 +442,7 @@ impl Inner {
 fn too_large(alone: u64, bytes: u64, given: u64, memory_bytes: u64) -> Error {
     let before = if given > 0 { format!(", and the one given before it {given}") } else { String::new() };
     let text = format!("a batch of this loader takes {alone} bytes{before}, memory_bytes is {memory_bytes}");
-    Error::new("invalid-argument", text).hint(format!("a smaller batch, or memory_bytes={}", alone + bytes))
+    Error::new("invalid-argument", text).hint(format!("a smaller batch, or memory_bytes={}", alone + bytes.max(given)))
 }
 
 /// A panic of the work is an error of the batch: a consumer must not wait for ever.

@@ -174,10 +174,11 @@ impl Loader {
         let weights = weights.into_iter().map(|weights| weights.map(|weights| weights.0.clone())).collect();
         let recipe = py.detach(|| recipe(&declared, sources, weights)).or_raise(py)?;
         let budget = Budget { threads: declared.threads, memory_bytes: declared.memory_bytes };
-        if recipe.least_bytes() > budget.memory_bytes {
-            let text =
-                format!("cannot make a loader: a batch takes {} bytes, memory_bytes is {}", recipe.least_bytes(), budget.memory_bytes);
-            return Err(invalid(text).hint("a smaller batch, or more memory")).or_raise(py);
+        let (least, several) = (recipe.least_bytes(), recipe.cut.steps() > 1);
+        if least * if several { 2 } else { 1 } > budget.memory_bytes {
+            let before = if several { ", and the one given before it as many" } else { "" };
+            let text = format!("cannot make a loader: a batch takes {least} bytes{before}, memory_bytes is {}", budget.memory_bytes);
+            return Err(invalid(text).hint(format!("a smaller batch, or memory_bytes={}", 2 * least))).or_raise(py);
         }
         Ok(Loader { recipe: Arc::new(recipe), budget, stats: Arc::default(), engine: Mutex::default() })
     }
