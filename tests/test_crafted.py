@@ -8,7 +8,11 @@ import pathlib
 import subprocess
 import sys
 
+import crafted_runner
+import penstock as ps
 import pytest
+import spec_reader
+from google_crc32c import value as crc32c
 
 FOLDER = pathlib.Path(__file__).parent
 
@@ -32,3 +36,41 @@ def test_some_integers_of_every_object_changed(tmp_path):
 @pytest.mark.local
 def test_every_integer_of_every_object_changed(tmp_path):
     run(1, tmp_path)
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
+@pytest.mark.parametrize("first", [[0], [10], [0, 10], [10, 0]])
+def test_two_fragments_that_name_one_data_file(tmp_path, io, first):
+    """What is known of the file by one of them is not taken for what the other one says of it, whichever was read first."""
+    varint = crafted_runner.varint
+    ds = ps.create(tmp_path / "set", {"a": "int64", "b": "int64", "t": ps.Text()})
+    ds.append({"a": range(10), "b": range(10), "t": ["x"] * 10})
+    ds.append({"a": range(100, 105), "b": range(200, 205), "t": ["y"] * 5})
+
+    def fragment(samples, first, files):
+        """As the spec has it in section 4."""
+        body = varint(samples) * 2 + varint(1) + first.to_bytes(8, "little") + varint(samples) + varint(len(files))
+        for file in files:
+            columns = varint(len(file.columns)) + b"".join(map(varint, file.columns))
+            crc = file.tail_crc.to_bytes(4, "little")
+            body += b"\0" + bytes.fromhex(file.id) + varint(file.length) + varint(file.tail_length) + crc + columns
+        return body
+
+    one, two = spec_reader.Dataset(tmp_path / "set").fragments[:2]
+    written = [fragment(10, 0, one.files), fragment(5, 10, two.files)]
+    records = [path for path in (tmp_path / "set" / "log").rglob("*") if path.is_file()]
+    [record] = [path for path in records if all(part in path.read_bytes() for part in written)]
+    body = record.read_bytes().replace(written[0], fragment(10, 0, two.files))[:-4]
+    record.write_bytes(body + crc32c(body).to_bytes(4, "little"))
+    ds = ps.open(tmp_path / "set", io=io)
+    for rows in (first, [7], range(10), [10, 3]):
+        for columns in (["a"], ["t"], ["b", "a"]):
+            if list(rows) == [10]:
+                assert ds.take([10], columns=columns)
+                continue
+            with pytest.raises(ps.CorruptError):
+                ds.take(rows, columns=columns)
+    with pytest.raises(ps.CorruptError):
+        list(ds.loader(batch_size=5, columns=["a"]))
+    assert ds.verify()["problems"]

@@ -556,3 +556,164 @@ import_data(sys.argv[1], sys.argv[2])
     done = subprocess.run([sys.executable, "-c", program, tmp_path / "a.csv", tmp_path / "ds"], capture_output=True, text=True)
     made, left = map(int, done.stdout.split())
     assert made > 0 and left == 0 and done.returncode == 1 and "Error: cannot import" in done.stderr
+
+
+def test_an_import_into_a_dataset_goes_by_the_types_that_are_there(tmp_path):
+    """A word that looks like a number is a word there: as a number it would be the code of another one."""
+    path = tmp_path / "a.csv"
+    path.write_text("zip,label,text,bool\n20,7,007,1\n10,8,008,0\n2,0,1e3,1\n0,7,,0\n1,8,true,1\n")
+    kinds = {"zip": ps.Category(), "label": ps.Label(["7", "8", "0"]), "text": ps.Text(), "bool": "bool"}
+    ds = ps.create(tmp_path / "ds", kinds)
+    for _ in range(2):
+        assert import_data(path, ds.uri).samples == 5
+    got = pa.table(ps.open(ds.uri)).to_pydict()
+    assert got["zip"] == 2 * ["20", "10", "2", "0", "1"] and got["label"] == 2 * ["7", "8", "0", "7", "8"]
+    assert got["text"] == 2 * ["007", "008", "1e3", "", "true"] and got["bool"] == 2 * [True, False, True, False, True]
+    import_data(path, ds.uri, types={"text": ps.Text()})
+    rows = [{"zip": "20", "label": "8", "text": "x", "bool": False}, {"zip": None, "label": None, "text": None, "bool": None}]
+    assert import_data(rows, ds.uri).samples == 2 and ps.open(ds.uri)["zip"][15] == 0
+
+
+@pytest.mark.parametrize("kind", ["rows", "jsonl", "parquet"])
+@pytest.mark.parametrize("on_error", ["raise", "skip", "null"])
+def test_numbers_are_no_words_of_a_category(tmp_path, kind, on_error):
+    """They would be codes, which mean other words elsewhere."""
+    ds = ps.create(tmp_path / "ds", {"c": ps.Category()})
+    ds.append({"c": ["one", "two"]})
+    values, source = [1, None, 0], tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"c": values}), source)
+    elif kind == "jsonl":
+        source.write_text("".join(json.dumps({"c": value}) + "\n" for value in values))
+    else:
+        source = [{"c": value} for value in values]
+    if on_error == "raise":
+        with pytest.raises(ps.InvalidInputError, match="holds 1, expected a word") as caught:
+            import_data(source, ds.uri)
+        assert caught.value.column == "c" and len(ps.open(ds.uri)) == 2
+    else:
+        report = import_data(source, ds.uri, on_error=on_error)
+        assert len(report.refused) == 2 and report.samples == (1 if on_error == "skip" else 3)
+        assert pa.table(ps.open(ds.uri))["c"].to_pylist() == ["one", "two"] + report.samples * [None]
+
+
+@pytest.mark.parametrize("on_error", ["skip", "null"])
+@pytest.mark.parametrize("row", ['"2,y', '2,"y'])
+def test_an_open_quote_in_a_row_that_is_refused_does_not_swallow_the_rest(tmp_path, on_error, row):
+    """A row of too few fields, up to the end of the file, is one refusal in place of all the others."""
+    path = tmp_path / "a.csv"
+    path.write_text(f"a,b,c\n1,x,z\n{row}\n" + "".join(f"{i},z,z\n" for i in range(3, 20_000)))
+    with pytest.raises(ps.InvalidInputError, match="a quote in row 2 is never closed") as caught:
+        import_data(path, tmp_path / "ds", on_error=on_error)
+    assert "--quote" in caught.value.hint
+    path.write_text(f'a,b,c\n1,x,z\n{row}\n3,z,z\n4,"z\n5,z,z\n')
+    report = import_data(path, tmp_path / "ds", on_error=on_error)
+    assert report.samples == 2 and [refusal.message for refusal in report.refused] == [
+        f"{2 if row[0] == '2' else 1} fields, expected 3, over 3 lines"
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_line_ends_within_quotes_are_kept_wherever_a_piece_ends(tmp_path, encoding):
+    """Arrow drops the LF of a CR LF that lies across two of its pieces: one or two values of 44 MiB of addresses."""
+    rng = np.random.default_rng(5)
+    addresses = ["\r\n".join("x" * length for length in lengths) for lengths in rng.integers(0, 30, (180_000, 4))]
+    path = tmp_path / "a.csv"
+    with path.open("w", encoding=encoding, newline="") as out:
+        out.write("n,address\r\n")
+        out.writelines(f'{number},"{address}"\r\n' for number, address in enumerate(addresses))
+    assert path.stat().st_size > 12 << 20
+    import_data(path, tmp_path / "ds", encoding=encoding)
+    assert ps.open(tmp_path / "ds")["address"][:] == addresses
+    piece, row = 4 << 20, b"1," + b"x" * 996 + b"\r\n"
+    for size in (piece, piece - piece // 64):  # And where a piece of 4 MiB, or a little less, ends around it.
+        for at in range(-3, 4):
+            rows, rest = divmod(size + at - 20, len(row))
+            body = b"a,b\r\n" + row * (rows - 1) + b"1," + b"x" * (rest + len(row) - 4) + b"\r\n"
+            path.write_bytes(body + b'2,"yyyyyyy\r\n\r\nz"\r\n3,w\r\n')
+            import_data(path, f"memory://{encoding}{at}{size}", encoding=encoding)
+            assert ps.open(f"memory://{encoding}{at}{size}")["b"][rows:] == ["yyyyyyy\r\n\r\nz", "w"]
+
+
+def test_numbers_of_rows_where_very_many_are_refused(tmp_path):
+    """In one walk: a walk over all that were refused for each value that is, too, would take hours."""
+    path, many = tmp_path / "a.csv", 150_000
+    path.write_text("a,b\n" + "1,2\n" * 100 + "1\nx,2\n" * many)
+    report = import_data(path, tmp_path / "ds", types={"a": "int64"}, on_error="skip")
+    assert report.samples == 100 and len(report.refused) == 2 * many
+    assert {int(refusal.path.rpartition(" ")[2]) for refusal in report.refused} == set(range(101, 101 + 2 * many))
+    from penstock.importers.csv import _numbers
+
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        first, gone = int(rng.integers(0, 5)), sorted({int(row) for row in rng.integers(0, 30, rng.integers(0, 20))})
+        gone = [row for row in gone if row >= first]
+        number = _numbers(first, gone)
+        assert [number(row) for row in range(40)] == [row for row in range(first, 100) if row not in gone][:40]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "null"])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_row_of_a_csv_that_is_not_utf_8_is_refused_by_its_row(tmp_path, on_error, early):
+    path, before = tmp_path / "a.csv", 1 if early else 1_000_000
+    path.write_bytes(b"a,b\n" + b"1,x\n" * before + b"2,\xffy\n3,w\n")
+    if on_error == "raise":
+        with pytest.raises(ps.InvalidInputError, match="not UTF-8") as caught:
+            import_data(path, tmp_path / "ds")
+        assert "--encoding" in str(caught.value)
+        return
+    report = import_data(path, tmp_path / "ds", on_error=on_error)
+    assert [refusal.path for refusal in report.refused] == [f"{path}: row {before + 1}"] and "not UTF-8" in report.refused[0].message
+    assert report.samples == before + (1 if on_error == "skip" else 2) and ps.open(tmp_path / "ds")["a"][-1] == 3
+    path.write_bytes(b"a,b\n1,x\n\xff,y,z\n3,w\n")
+    with pytest.raises(ps.InvalidInputError, match="not UTF-8") as caught:
+        import_data(path, tmp_path / "other", on_error=on_error)
+    assert "--encoding" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_an_import_in_a_thread_goes_on_when_the_main_thread_is_done(tmp_path, kind):
+    """Python waits for the thread, but pools take nothing more by then."""
+    table, path = pa.table({"a": np.arange(300_000), "b": ["text"] * 300_000}), tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    elif kind == "csv":
+        path.write_text("a,b\n" + "".join(f"{number},text\n" for number in range(300_000)))
+    else:
+        path.write_text("".join(f'{{"a":{number},"b":"text"}}\n' for number in range(300_000)))
+    code = (
+        "import sys, threading\nfrom penstock.importers import import_data\nthreading.Thread(target=import_data, args=sys.argv[1:]).start()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path, tmp_path / "ds"], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert np.array_equal(ps.open(tmp_path / "ds")["a"][:], np.arange(300_000))
+
+
+def test_what_cannot_be_read_says_so(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a\n1\n")
+    for encoding in ("hex", "base64", "rot13", "zlib", "a\0b", "no-such"):
+        with pytest.raises(ps.InvalidInputError, match="unknown encoding"):
+            import_data(path, tmp_path / "ds", encoding=encoding)
+    for name in ("a.csv.xz", "a.jsonl.xz"):
+        (tmp_path / name).write_bytes(b"\xfd7zXZ\0")
+        with pytest.raises(ps.InvalidInputError, match="xz is not read"):
+            import_data(tmp_path / name, tmp_path / "ds")
+    whole = gzip.compress(b"a,b\n" + np.random.default_rng(0).integers(48, 57, 1 << 20, dtype=np.uint8).tobytes())
+    (tmp_path / "a.csv.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ps.CorruptError, match=r"a\.csv\.gz"):
+        import_data(tmp_path / "a.csv.gz", tmp_path / "ds")
+    (tmp_path / "b.jsonl").write_text('{"a":1}\n' * 400_000 + '{"a":"q"}\n')
+    with pytest.raises(ps.InvalidInputError, match="line 400001") as caught:
+        import_data(tmp_path / "b.jsonl", tmp_path / "ds")
+    assert caught.value.rows == [] and caught.value.column == "a"
+    folder = tmp_path / "images"
+    for number, name in enumerate(("cat/1", "dog/2")):
+        (folder / name).parent.mkdir(parents=True)
+        Pillow.new("RGB", (4, 4), number).save(folder / f"{name}.{'webp' if number else 'png'}", format="WEBP" if number else "PNG")
+    for options, text in (({"types": {"imgae": ps.Bytes()}}, "no column `imgae`"), ({"include": [1]}, "is no pattern")):
+        with pytest.raises(ps.InvalidInputError, match=text):
+            import_data(folder, tmp_path / "ds", **options)
+    for on_error in ("raise", "skip", "null"):
+        report = import_data(folder, tmp_path / on_error, types={"image": ps.Bytes()}, on_error=on_error)
+        assert report.samples == 2 and not report.refused, on_error

@@ -171,3 +171,70 @@ def test_overhead_on_disk(root, mean, share, each, kind):
     assert overhead <= max(share * value_bytes, each * count), (
         f"{overhead / count:.2f} bytes a sample, {100 * overhead / value_bytes:.3f} %"
     )
+
+
+KNOWN = """
+import sys
+import penstock as ps
+
+def anonymous():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1]) << 10
+
+ps.configure(memory_bytes=16 << 20)
+ds = ps.open(sys.argv[1], io=sys.argv[2])
+ds.take([0], columns=[sys.argv[3]])
+before = anonymous()
+for file in range(40):
+    ds.take([file * 20_000 + 7], columns=[sys.argv[3]])
+print(anonymous() - before)
+"""
+
+
+@pytest.fixture(scope="module")
+def wordy(tmp_path_factory):
+    """40 data files, each with a tail of 0.8 MiB, all but of words."""
+    ds = ps.create(tmp_path_factory.mktemp("wordy") / "dataset", {"n": "int64", "c": ps.Category()})
+    for _ in range(40):
+        ds.append({"n": np.arange(20_000), "c": [f"{word:040}" for word in range(20_000)]})
+    return ds
+
+
+@pytest.mark.parametrize("io", ["mapped", "buffered"])
+@pytest.mark.parametrize("column", ["n", "c"])
+def test_what_is_known_of_data_files_keeps_to_the_budget(wordy, io, column):
+    """A quarter of it for tails; an eighth for codes of their words; 2 MiB of words, and the tail that is being read. It was 32 MiB and more."""
+    command = [sys.executable, "-c", KNOWN, wordy.uri, io, column]
+    assert int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) <= (4 + 2 + 6) << 20
+
+
+def test_small_files_come_whole_only_where_all_of_them_may_be_kept(root):
+    """One number of each of 100 files of 240 KiB, in a budget that keeps 4 MiB of 24."""
+    ds = ps.create(root, {"n": "int64", "body": ps.Bytes()})
+    for part in range(100):
+        ds.append({"n": [part] * 60, "body": [np.random.default_rng(part).bytes(4000)] * 60})
+    before = ps.configure()["memory_bytes"]
+    try:
+        for memory_bytes, asked in ((16 << 20, 1 << 20), (256 << 20, 25 << 20)):
+            ps.configure(memory_bytes=memory_bytes)
+            fresh = ps.open(root, io="buffered")
+            assert fresh.take(range(0, 6000, 60), columns=["n"])["n"].tolist() == list(range(100))
+            assert asked / 25 < fresh.stats()["range_bytes"] <= asked, fresh.stats()
+    finally:
+        ps.configure(memory_bytes=before)
+
+
+def test_a_budget_that_is_lowered_holds_from_then_on(tmp_path):
+    """For blocks that are kept, too."""
+    ds = ps.create(tmp_path / "set", {"v": ps.Tensor((1 << 16,), "float32")})
+    ds.append({"v": np.zeros((400, 1 << 16), np.float32)})
+    before = ps.configure(memory_bytes=512 << 20)["memory_bytes"]
+    try:
+        ds = ps.open(ds.uri, io="buffered")
+        for row in range(400):
+            ds.take([row])
+        assert not spent(ds, lambda: [ds.take([row]) for row in range(400)]).get("range_bytes")
+        ps.configure(memory_bytes=16 << 20)
+        again = spent(ds, lambda: [ds.take([row]) for row in range(400)])["range_bytes"]
+        assert again >= (100 - 16) << 20
+    finally:
+        ps.configure(memory_bytes=before)

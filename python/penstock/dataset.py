@@ -25,9 +25,9 @@ from penstock.view import View
 def configure(*, memory_bytes: int | None = None, threads: int | None = None, image_pixels: int | None = None) -> dict[str, int]:
     """Set the budgets of this process, and give all of them as they are now.
 
-    Units: memory_bytes for caches and writers together (default 512 MiB, or an eighth of the cgroup's limit if less); threads
-    a call may use (default: the processors we may run on, divided by LOCAL_WORLD_SIZE); image_pixels that an image may have
-    (default 2^28).
+    Units: memory_bytes for caches and writers together (default 512 MiB, or an eighth of the cgroup's limit if less; at least
+    16 MiB), of which a dataset that is opened from then on keeps a quarter for what it knows of its data files; threads a call
+    may use (default: the processors we may run on, divided by LOCAL_WORLD_SIZE); image_pixels that an image may have (default 2^28).
 
     >>> configure(threads=2)["threads"]
     2

@@ -79,6 +79,9 @@ class Files(View):
     def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int, int]:
         return (self._bytes, self._bytes, 0, self._bytes) if self._name in columns else super()._column_bytes(columns)
 
+    def _counts(self) -> int:
+        return id(self._files)
+
     def _kept_bytes(self, columns: Sequence[str]) -> tuple[int, int, int]:
         return super()._kept_bytes([name for name in columns if name != self._name])
 

@@ -194,6 +194,12 @@ class Loader:
             return 0.0  # They are held with the window.
         draws = self.global_batch_size // self.world_size
         need, kept = source.tail_bytes(draws)
+        if kept < need and need > self.memory_bytes:
+            raise InvalidInputError(
+                f"a batch of {draws} samples comes from data files whose tails take {size_text(need)}, memory_bytes is {size_text(self.memory_bytes)}",
+                code="invalid-argument",
+                hint=f"memory_bytes={2 * need}, a smaller batch, ps.Window, or ps.configure(memory_bytes={4 * need}), which keeps them",
+            )
         return need / draws if need > kept else 0.0
 
     def _window_bytes(self) -> int:
@@ -519,7 +525,7 @@ class Loader:
     # Seeing
 
     def _counted(self) -> dict[str, int]:
-        return _sum(*(source.view.stats() for source in {source.view.uri: source for source in self._sources}.values()))
+        return _sum(*(source.view.stats() for source in {source.view._counts(): source for source in self._sources}.values()))
 
     def _read(self) -> dict[str, int]:
         """What was asked of storage since this loader was made, by workers too."""

@@ -152,6 +152,10 @@ class View:
         """Bytes of these columns, of the whole snapshot: stored, decoded, of a block of each whose samples share blocks, from its first to its last block."""
         return self._snapshot.column_bytes(list(columns))
 
+    def _counts(self) -> int:
+        """What `stats` counts: the same number for views that count together."""
+        return self._snapshot.handle()
+
     def _kept_bytes(self, columns: Sequence[str]) -> tuple[int, int, int]:
         """Bytes that reading these columns keeps of data files, if they are not mapped: of all, of the largest, and what may be kept."""
         return self._snapshot.kept_bytes(list(columns))

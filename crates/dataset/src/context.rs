@@ -200,7 +200,8 @@ impl Context {
 
     /// A data file, its tail verified.
     pub fn file(&self, file: &FileRef, samples: u64) -> Result<Arc<DataFile>> {
-        self.caches.get().files.get_or_insert_with(&file.id, || Ok(Arc::new(self.open_file(file, samples)?)))
+        let found = self.caches.get().files.get_or_insert_with(&file.id, || Ok(Arc::new(self.open_file(file, samples)?)))?;
+        if found.is(file, samples) { Ok(found) } else { self.open_file(file, samples).map(Arc::new) }
     }
 
     /// The same, read anew.
@@ -245,6 +246,11 @@ impl Context {
     /// What data files that are not mapped may take, of each open dataset: their tails, and all of small ones.
     pub fn file_cache_bytes() -> u64 {
         Config::memory_bytes() / 4
+    }
+
+    /// Keep to a budget that was changed. What is kept of data files goes by that of the time when their dataset was opened.
+    pub fn fit_budget() {
+        BLOCKS.get().set_capacity(Context::block_cache_bytes());
     }
 
     /// What decoded blocks may take.

@@ -18,6 +18,7 @@ use crate::fetch::Fetched;
 pub struct DataFile {
     pub id: Id,
     pub file_bytes: u64,
+    tail_crc: u32,
     /// The whole file; nothing if it is `ranged`.
     pub map: Bytes,
     /// Its blocks are fetched range by range, and verified as they come.
@@ -77,13 +78,22 @@ impl DataFile {
         let verified = tail.chunks.iter().map(|chunk| (0..bits(chunk)).map(|_| AtomicU64::new(0)).collect()).collect();
         let unverified = tail.chunks.iter().map(|chunk| AtomicU64::new(chunk.crcs.len() as u64)).collect();
         let expected_in_order = AtomicBool::new(true);
-        Ok(DataFile { id: file.id, file_bytes: file.file_bytes, map, ranged, tail, data_end, verified, expected_in_order, unverified })
+        let (id, file_bytes, tail_crc) = (file.id, file.file_bytes, file.tail_crc);
+        Ok(DataFile { id, file_bytes, tail_crc, map, ranged, tail, data_end, verified, expected_in_order, unverified })
+    }
+
+    /// Whether a manifest means this file: another one may name the same id, and mean something else by it.
+    pub fn is(&self, file: &FileRef, samples: u64) -> bool {
+        (self.id, self.file_bytes, self.tail_crc, self.tail.samples) == (file.id, file.file_bytes, file.tail_crc, samples)
+            && self.data_end + file.tail_bytes + FOOTER_BYTES == self.file_bytes
+            && self.tail.chunks.iter().map(|chunk| chunk.column).eq(file.columns.iter().copied())
     }
 
     /// Bytes of memory that it holds, beside what the page cache has anyway.
     pub fn held_bytes(&self, mapped: bool) -> u64 {
         let words = |chunk: &Chunk| chunk.dictionary.as_ref().map_or(0, Strings::held_bytes);
-        if mapped { 0 } else { self.map.len() as u64 + (self.file_bytes - self.data_end) + self.tail.chunks.iter().map(words).sum::<u64>() }
+        let of_tail = self.file_bytes - self.data_end + self.tail.chunks.iter().map(words).sum::<u64>();
+        of_tail + if mapped { 0 } else { self.map.len() as u64 }
     }
 
     /// Index of the chunk of a column.

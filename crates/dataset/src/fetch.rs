@@ -26,7 +26,7 @@ const STREAM_GAP_BYTES: u64 = 16 << 10;
 /// Blocks are joined up to this length.
 const JOINED_BYTES: u64 = 8 << 20;
 /// Data files up to this size are read whole, together with their tail.
-pub const WHOLE_FILE_BYTES: u64 = 256 << 10;
+const WHOLE_FILE_BYTES: u64 = 256 << 10;
 
 /// What is read for what: a scan comes by once, in groups that may be read side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -421,15 +421,20 @@ impl Snapshot {
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         for (file, samples) in files.filter(|(file, _)| seen.insert(file.id)) {
             match self.context.file_or_duty(file.id, Duration::ZERO) {
-                Some(Ok(file)) => opened.push(file),
+                Some(Ok(known)) if known.is(file, samples) => opened.push(known),
+                Some(Ok(_)) => {} // Another fragment means something else by it: its reader tells.
                 Some(Err(duty)) => ours.push((file, samples, duty)),
                 None => others.push((file, samples)),
             }
         }
         let passable = |error: Error| if error.kind() == Kind::Corrupt { Ok(()) } else { Err(error) };
-        let ranges = ours.iter().map(|(file, ..)| tail_range(file)).collect();
+        // Small files come whole, unless these together are more than may be kept.
+        let whole = ours.iter().map(|(file, ..)| whole_bytes(file)).sum::<u64>() <= Context::file_cache_bytes();
+        let ranges = ours.iter().map(|(file, ..)| if whole { tail_range(file) } else { bare_tail(file) }).collect();
         for ((file, samples, duty), answer) in ours.into_iter().zip(self.context.storage.fetch(ranges)) {
-            match answer.and_then(|pieces| open(file, samples, pieces)).map(Arc::new) {
+            let opened_as =
+                |pieces: Vec<Bytes>| if whole { open(file, samples, pieces) } else { DataFile::ranged(first(pieces), file, samples) };
+            match answer.and_then(opened_as).map(Arc::new) {
                 Ok(file) => {
                     let _ = duty.insert(file.clone());
                     opened.push(file);
@@ -690,19 +695,30 @@ fn files_of<'a>(plan: &'a Plan, columns: &'a [&ColumnSpec]) -> impl Iterator<Ite
 
 /// The tail of a data file, or all of a small one.
 pub fn tail_range(file: &FileRef) -> RangeRequest {
-    let begin = match file.file_bytes <= WHOLE_FILE_BYTES {
-        true => 0,
-        false => file.file_bytes.saturating_sub(FOOTER_BYTES).saturating_sub(file.tail_bytes),
-    };
-    let end = if begin == 0 { file.file_bytes } else { begin + file.tail_bytes };
-    RangeRequest::plain(&data_name(file.id), begin, end - begin, Some(file.file_bytes))
+    match whole_bytes(file) {
+        0 => bare_tail(file),
+        whole => RangeRequest::plain(&data_name(file.id), 0, whole, Some(whole)),
+    }
+}
+
+fn bare_tail(file: &FileRef) -> RangeRequest {
+    let begin = file.file_bytes.saturating_sub(FOOTER_BYTES).saturating_sub(file.tail_bytes);
+    RangeRequest::plain(&data_name(file.id), begin, file.tail_bytes.min(file.file_bytes), Some(file.file_bytes))
+}
+
+/// All bytes of a data file that is read whole; none of another one.
+pub fn whole_bytes(file: &FileRef) -> u64 {
+    if file.file_bytes <= WHOLE_FILE_BYTES { file.file_bytes } else { 0 }
+}
+
+fn first(pieces: Vec<Bytes>) -> Bytes {
+    pieces.into_iter().next().unwrap_or_default()
 }
 
 /// A data file from what `tail_range` gave.
 pub fn open(file: &FileRef, samples: u64, pieces: Vec<Bytes>) -> Result<DataFile> {
-    let body = pieces.into_iter().next().unwrap_or_default();
-    match file.file_bytes <= WHOLE_FILE_BYTES {
-        true => DataFile::whole(body, file, samples),
-        false => DataFile::ranged(body, file, samples),
+    match whole_bytes(file) {
+        0 => DataFile::ranged(first(pieces), file, samples),
+        _ => DataFile::whole(first(pieces), file, samples),
     }
 }

@@ -52,8 +52,8 @@ impl Snapshot {
         let fragment = group.fragment();
         let Some(file) = fragment.files.iter().find(|file| file.columns.contains(&column.id)) else { return Ok(None) };
         let file = match plan.fetched.file(file.id) {
-            Some(file) => file.clone(),
-            None => self.context.file(file, fragment.samples)?,
+            Some(known) if known.is(file, fragment.samples) => known.clone(),
+            _ => self.context.file(file, fragment.samples)?,
         };
         let chunk = file.chunk_of(column.id).ok_or_else(|| {
             penstock_format::cursor::malformed(format!(

@@ -44,6 +44,7 @@ pub enum Part {
 struct CodeTables {
     vocabularies: HashMap<u64, Arc<Vocabulary>>,
     files: HashMap<(Id, u64), Arc<FileCodes>>,
+    files_bytes: u64,
 }
 
 pub struct Snapshot {
@@ -323,15 +324,18 @@ impl Snapshot {
 
     /// What reading these columns keeps of data files that are not mapped: of all of them, and of the largest. Cost: the manifest.
     pub fn kept_bytes(&self, columns: &[u64]) -> Result<(u64, u64)> {
-        let (mut all, mut largest) = (0, 0);
+        let (mut all, mut largest, mut whole) = (0, 0, 0);
         self.each_fragment(|_, fragment| {
             for file in fragment.files.iter().filter(|file| file.columns.iter().any(|column| columns.contains(column))) {
-                let kept = file.tail_bytes + if file.file_bytes <= fetch::WHOLE_FILE_BYTES { file.file_bytes } else { 0 };
-                (all, largest) = (all + kept, kept.max(largest));
+                // Marks among its words take a quarter of them at most.
+                let kept = file.tail_bytes + file.tail_bytes / 4;
+                (all, largest, whole) = (all + kept, kept.max(largest), whole + fetch::whole_bytes(file));
             }
             Ok(())
         })?;
-        Ok((all, largest))
+        // Small files are kept whole where all of them may be.
+        let fits = all + whole <= Context::file_cache_bytes();
+        Ok((all + if fits { whole } else { 0 }, largest))
     }
 
     /// Positions of row ids. Cost: all manifest pages the first time, then a binary search each.
@@ -392,8 +396,16 @@ impl Snapshot {
     pub fn codes_of_file(&self, file: Id, column: u64, words: usize) -> Result<(Arc<Vocabulary>, Arc<FileCodes>)> {
         let vocabulary = self.vocabulary(column)?;
         let mut tables = self.codes.get().lock().unwrap_or_else(PoisonError::into_inner);
-        let codes = tables.files.entry((file, column)).or_insert_with(|| Arc::new(FileCodes::new(words)));
-        Ok((vocabulary, codes.clone()))
+        if let Some(codes) = tables.files.get(&(file, column)) {
+            return Ok((vocabulary, codes.clone()));
+        }
+        let codes = Arc::new(FileCodes::new(words));
+        tables.files_bytes += codes.bytes();
+        if tables.files_bytes > Context::file_cache_bytes() / 2 {
+            (tables.files, tables.files_bytes) = (HashMap::new(), codes.bytes()); // They are looked up again as they are met.
+        }
+        tables.files.insert((file, column), codes.clone());
+        Ok((vocabulary, codes))
     }
 
     pub fn words_segments(&self) -> impl Iterator<Item = &WordsSegment> {

@@ -72,6 +72,10 @@ impl FileCodes {
         FileCodes((0..words).map(|_| AtomicU32::new(NEW)).collect())
     }
 
+    pub fn bytes(&self) -> u64 {
+        size_of_val(&self.0[..]) as u64
+    }
+
     /// The code of a word of the data file, of which this is the dictionary; nothing where no word stands for it.
     pub fn code(&self, own: i64, dictionary: &Strings, vocabulary: &Vocabulary) -> Option<u32> {
         let known = self.0.get(usize::try_from(own).ok()?)?;

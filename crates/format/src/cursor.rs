@@ -112,16 +112,17 @@ impl Cursor {
 
     /// A list of strings, to be read in place.
     pub fn strings(&mut self) -> Result<Strings> {
-        let mut places = Vec::with_capacity(self.count(1)?);
-        for _ in 0..places.capacity() {
+        let (count, mut marks) = (self.count(1)?, Vec::new());
+        for index in 0..count {
+            if index % EACH_MARK == 0 {
+                marks.push(u32::try_from(self.at).map_err(|_| malformed(format!("a string at offset {} of an object", self.at)))?);
+            }
             let length = self.count(1)?;
-            let (begin, end) = (self.at, self.at + length);
-            std::str::from_utf8(&self.bytes[begin..end]).map_err(|_| malformed("a string is not UTF-8"))?;
-            let far = |_| malformed(format!("a string at offset {begin} of an object, which is too far"));
-            places.push((u32::try_from(begin).map_err(far)?, u32::try_from(end).map_err(far)?));
+            let end = self.at + length;
+            std::str::from_utf8(&self.bytes[self.at..end]).map_err(|_| malformed("a string is not UTF-8"))?;
             self.at = end;
         }
-        Ok(Strings { bytes: self.bytes.clone(), places })
+        Ok(Strings { bytes: self.bytes.clone(), count, marks })
     }
 
     /// A flag byte: 0 or 1.
@@ -141,38 +142,76 @@ impl Cursor {
     }
 }
 
-/// Strings that lie in the object they were read from.
+/// A string is found from the mark before it.
+const EACH_MARK: usize = 16;
+
+/// Strings that lie in the object they were read from, each checked once.
 #[derive(Debug, Clone, Default)]
 pub struct Strings {
     bytes: Bytes,
-    /// Where each begins and ends.
-    places: Vec<(u32, u32)>,
+    count: usize,
+    /// Where every `EACH_MARK`th begins, with its length.
+    marks: Vec<u32>,
 }
 
 impl Strings {
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.count
     }
 
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.count == 0
     }
 
     /// One of them; nothing beyond the last.
     pub fn get(&self, index: usize) -> Option<&str> {
-        let (begin, end) = *self.places.get(index)?;
-        std::str::from_utf8(&self.bytes[begin as usize..end as usize]).ok()
+        let begin = *self.marks.get(index / EACH_MARK)? as usize;
+        let mut rest = Rest { bytes: &self.bytes[begin..], left: (self.count - index / EACH_MARK * EACH_MARK).min(EACH_MARK) };
+        rest.nth(index % EACH_MARK)
     }
 
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
-        (0..self.len()).map(|index| self.get(index).unwrap_or_default())
+        let begin = self.marks.first().map_or(0, |mark| *mark as usize);
+        Rest { bytes: &self.bytes[begin..], left: self.count }
     }
 
     /// Memory beside that of the object.
     pub fn held_bytes(&self) -> u64 {
-        size_of_val(&self.places[..]) as u64
+        size_of_val(&self.marks[..]) as u64
     }
 }
+
+/// Strings one after the other.
+struct Rest<'a> {
+    bytes: &'a [u8],
+    left: usize,
+}
+
+impl<'a> Iterator for Rest<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        self.left = self.left.checked_sub(1)?;
+        let (mut length, mut at) = (0usize, 0);
+        loop {
+            let byte = *self.bytes.get(at)?;
+            length |= usize::from(byte & 0x7f) << (7 * at);
+            at += 1;
+            if byte & 0x80 == 0 {
+                break;
+            }
+        }
+        let (text, rest) = self.bytes[at..].split_at(length);
+        self.bytes = rest;
+        std::str::from_utf8(text).ok()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl ExactSizeIterator for Rest<'_> {}
 
 /// The writing twin of [`Cursor`].
 #[derive(Default)]

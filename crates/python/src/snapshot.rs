@@ -218,6 +218,11 @@ impl Snapshot {
         Ok(answer.unbind())
     }
 
+    /// A number that handles which count together have in common.
+    fn handle(&self) -> usize {
+        Arc::as_ptr(&self.inner.context) as usize
+    }
+
     /// Requests and bytes of this handle so far.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         self.inner.context.storage.counters().read().entries()

@@ -6,12 +6,13 @@ All columns are read as text and converted here, so that a value that does not f
 from __future__ import annotations
 
 import atexit
+import bisect
 import contextlib
 import os
 import pathlib
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ import pyarrow.compute as compute
 import pyarrow.csv as pc
 
 from penstock.arrow import column_type
-from penstock.errors import InvalidInputError
+from penstock.errors import CorruptError, Error, InternalError, InvalidInputError
 from penstock.importers import tables
 from penstock.importers.encoding import recoded
 from penstock.importers.source import Chunk, Options, Refusal, Source
@@ -38,17 +39,18 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
         if len(text) != 1 or not text.isascii():
             raise InvalidInputError(f"cannot import `{path}`: the {what} {text!r} is not one ASCII character")
     inferred = _Reading(path, options, None, lambda _: None).schema
-    names = _names(path, inferred)
+    names = _names(path, inferred, options)
     unknown = [name for name in options.types if name not in names]
     if unknown:
         raise InvalidInputError(f"cannot import `{path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(names)}")
     kinds = (
         {name: _infer(inferred.field(name).type, name) for name in names}
         | dict(_whole_numbers(path, options, inferred))
+        | {name: kind for name, kind in options.defaults.items() if name in names and _is_plain(kind)}
         | dict(options.types)
     )
     for name, kind in kinds.items():
-        if not isinstance(kind, Scalar | Text | Category | Label) or (isinstance(kind, Scalar) and kind.dtype.startswith("complex")):
+        if not _is_plain(kind):
             raise InvalidInputError(
                 f"column `{name}` of a CSV file cannot be {kind}", hint="scalars, Text, Category and Label can be given"
             )
@@ -57,27 +59,36 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     def chunks() -> Iterator[Chunk]:
         refused: list[Refusal] = []
         gone: list[int] = []  # Rows that were refused before they became one of a batch, from the next batch on.
+        broken = (0, "")  # The last of them, and its text.
 
         def refuse(row: Any) -> None:
+            nonlocal broken
             place = f"a line `{row.text[:80]}`" if row.number is None else f"row {row.number - 1}"
-            refused.append(Refusal(f"{path}: {place}", "invalid-value", f"{row.actual_columns} fields, expected {row.expected_columns}"))
+            lines = row.text.count("\n") + 1
+            why = f"{row.actual_columns} fields, expected {row.expected_columns}{f', over {lines} lines' if lines > 1 else ''}"
+            refused.append(Refusal(f"{path}: {place}", "invalid-value", why))
             if row.number is not None:
                 gone.append(row.number - 1)
+                broken = (row.number - 1, row.text)
 
         reading = _Reading(path, options, names, refuse)
         first = 1 if options.header else 0
-        last = ""
+        last, last_row = b"", first - 1
         while (batch := reading.next(first)) is not None:
-            start, skipped = first, list(gone)
-            first = _row(start, batch.num_rows, skipped)
+            number = _numbers(first, gone)
+            last_row, first = number(batch.num_rows - 1) if batch.num_rows else last_row, number(batch.num_rows)
             gone[:] = [row for row in gone if row >= first]
             progress["done"] = min(progress["done"] + batch.nbytes, path.stat().st_size)
             taken, refused[:] = list(refused), []
             last = batch.column(batch.num_columns - 1)[-1].as_py() if batch.num_rows else last
-            yield _chunk(path, batch, kinds, partial(_name, path, start, skipped), taken)
-        if _is_open(path, options, last):
+            yield _chunk(batch, kinds, partial(_name, path, number), taken)
+        if broken[0] > last_row:
+            is_open, last_row = bool(options.quote) and broken[1].count(options.quote) % 2 == 1, broken[0]
+        else:
+            is_open = _is_open(path, options, last.decode("utf-8", "replace"))
+        if is_open:
             raise InvalidInputError(
-                f"cannot import `{path}`: a quote in row {first - 1} is never closed",
+                f"cannot import `{path}`: a quote in row {last_row} is never closed",
                 code="invalid-value",
                 hint="a file cut short? if quotes mean nothing in it, import it with --quote ''",
             )
@@ -91,6 +102,29 @@ def _text(path: pathlib.Path, options: Options) -> Any:
     return recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path)
 
 
+class _Pieces:
+    """A file whose pieces never end with a CR: an LF that begins a piece is dropped by Arrow then, also within quotes."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw, self.closed = raw, False
+
+    def readable(self) -> bool:
+        """Tell Arrow that this can be read."""
+        return True
+
+    def read(self, size: int) -> bytes:
+        """Read up to `size` bytes."""
+        piece = bytes(self._raw.read(size - size // 64))
+        while piece.endswith(b"\r") and len(piece) < size and (more := self._raw.read(1)):
+            piece += more
+        return piece
+
+    def close(self) -> None:
+        """Close the file beneath."""
+        self.closed = True
+        self._raw.close()
+
+
 class _Reading:
     """Arrow's streaming reader of one file.
 
@@ -100,13 +134,13 @@ class _Reading:
 
     under_way: weakref.WeakSet[_Reading] = weakref.WeakSet()
     functions: weakref.WeakSet[Callable[[Any], str]] = weakref.WeakSet()  # Those that Arrow holds.
+    ending = False
 
     def __init__(self, path: pathlib.Path, options: Options, text_columns: list[str] | None, refuse: Callable[[Any], None]) -> None:
-        """Open it: inferring types, or with all columns as text."""
-        raw = _text(path, options)
-        if not isinstance(raw, pa.NativeFile):
-            raw = pa.PythonFile(raw, mode="r")
-        types = {name: pa.string() for name in text_columns or ()}
+        """Open it: inferring types, or with all columns as the bytes of their text."""
+        raw = pa.PythonFile(_Pieces(_text(path, options)), mode="r")
+        types = {name: pa.binary() for name in text_columns or ()}
+        self._check_ending()
         self.under_way.add(self)
         self._path = path
         try:
@@ -135,14 +169,21 @@ class _Reading:
         cls.functions.add(invalid)
         return invalid
 
+    @classmethod
+    def _check_ending(cls) -> None:
+        if cls.ending:  # Only threads that Python does not wait for come here then.
+            raise InternalError("cannot import: Python ends", hint="wait for the thread that imports")
+
     @property
     def schema(self) -> pa.Schema:
         return self._stream.schema
 
     def next(self, first: int = 0) -> pa.RecordBatch | None:
         """The rows of the next block, the first of which is this row of the file."""
+        stream = self._stream
+        self._check_ending()
         try:
-            return self._stream.read_next_batch()
+            return stream.read_next_batch()
         except StopIteration:
             return None
         except (pa.ArrowException, OSError) as error:
@@ -157,6 +198,7 @@ os.register_at_fork(after_in_child=_Reading.functions.clear)  # A child has none
 @atexit.register
 def _let_go() -> None:
     """Wait until no thread of Arrow holds a function of ours; at most 10 s."""
+    _Reading.ending = True
     for reading in list(_Reading.under_way):
         reading._stream = None
     end = time.monotonic() + 10
@@ -164,7 +206,7 @@ def _let_go() -> None:
         time.sleep(0.001)
 
 
-def _names(path: pathlib.Path, schema: pa.Schema) -> list[str]:
+def _names(path: pathlib.Path, schema: pa.Schema, options: Options) -> list[str]:
     try:
         names = list(schema.names)
     except UnicodeDecodeError as error:
@@ -172,13 +214,13 @@ def _names(path: pathlib.Path, schema: pa.Schema) -> list[str]:
     if len(set(names)) != len(names):
         raise InvalidInputError(f"cannot import `{path}`: two columns have the same name", code="invalid-schema")
     binary = [name for name in names if pa.types.is_binary(schema.field(name).type)]
-    if binary:
+    if binary and options.on_error == "raise":
         raise _failed(path, ValueError(f"UTF8 is broken in column `{binary[0]}`"))
     return names
 
 
 def _infer(kind: pa.DataType, name: str) -> ColumnType:
-    return Text() if pa.types.is_time(kind) else tables.infer(kind, name)
+    return Text() if pa.types.is_time(kind) or pa.types.is_binary(kind) else tables.infer(kind, name)
 
 
 def _whole_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) -> Iterator[tuple[str, ColumnType]]:
@@ -188,7 +230,7 @@ def _whole_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) ->
     if first is None:
         return
     for name in names:
-        texts = _nulled(compute.utf8_trim_whitespace(first.column(name))).drop_null()
+        texts = _nulled(compute.utf8_trim_whitespace(_texts(first.column(name))[0])).drop_null()
         if len(texts) and compute.all(compute.match_substring_regex(texts, r"^[+-]?[0-9]+$")).as_py():
             fits = all(0 <= int(text) < 2**64 for text in texts.to_pylist())
             yield name, Scalar("uint64") if fits else Text()
@@ -211,29 +253,33 @@ def _is_open(path: pathlib.Path, options: Options, last: str) -> bool:
     return end.endswith(open_value) and before in ("", "\n", "\r", "\ufeff", options.delimiter or ",")
 
 
-def _row(first: int, row: int, gone: list[int]) -> int:
-    """The row of the file that is this row of a batch, which begins with `first` and lacks those that are `gone`.
+def _numbers(first: int, gone: Sequence[int]) -> Callable[[int], int]:
+    """Number the rows of a batch as rows of the file: it begins with `first`, and lacks those that are `gone`.
 
-    >>> [_row(3, row, [4, 5]) for row in range(3)]
+    >>> number = _numbers(3, [4, 5])
+    >>> [number(row) for row in range(3)]
     [3, 6, 7]
     """
-    number = first + row
-    for lacking in gone:
-        number += lacking <= number
-    return number
+    before = [row - place for place, row in enumerate(gone)]  # The place in the batch that each would have, counted from row 0 of the file.
+    return lambda row: first + row + bisect.bisect_right(before, first + row)
 
 
-def _name(path: pathlib.Path, first: int, gone: list[int], row: int) -> str:
-    return f"{path}: row {_row(first, row, gone)}"
+def _name(path: pathlib.Path, number: Callable[[int], int], row: int) -> str:
+    return f"{path}: row {number(row)}"
 
 
-def _chunk(
-    path: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnType], name: Callable[[int], str], refused: list[Refusal]
-) -> Chunk:
+def _is_plain(kind: ColumnType) -> bool:
+    """Tell whether text stands for values of this type."""
+    return isinstance(kind, Text | Category | Label) or (isinstance(kind, Scalar) and not kind.dtype.startswith("complex"))
+
+
+def _chunk(batch: pa.RecordBatch, kinds: dict[str, ColumnType], name: Callable[[int], str], refused: list[Refusal]) -> Chunk:
     columns: dict[str, Any] = {}
     problems: list[tuple[int, str, Refusal]] = []
     for column, kind in kinds.items():
-        texts = batch.column(column)
+        texts, broken = _texts(batch.column(column))
+        why = f"cannot append to column `{column}`: it is not UTF-8; if all of the file is of another encoding, give --encoding, such as latin-1"
+        problems += [(row, column, Refusal(name(row), "invalid-value", why)) for row in broken]
         if isinstance(kind, Scalar):
             converted, bad = _converted(texts, kind)
             why = f"cannot append to column `{column}`: %r, expected {kind.dtype}"
@@ -242,6 +288,22 @@ def _chunk(
         else:
             columns[column] = texts if isinstance(kind, Text) else _nulled(texts)
     return Chunk(columns, batch.num_rows, name, refused, problems)
+
+
+def _texts(values: pa.Array) -> tuple[pa.Array, list[int]]:
+    """Bytes → text; also the rows that are none, which are null then."""
+    try:
+        return values.cast(pa.string()), []
+    except pa.ArrowInvalid:
+        each = [_text_of(value.as_py()) for value in values]
+        return pa.array(each, pa.string()), [row for row, text in enumerate(each) if text is None]
+
+
+def _text_of(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _nulled(texts: pa.Array) -> pa.Array:
@@ -292,8 +354,12 @@ def _timestamps(texts: pa.Array) -> tuple[pa.Array, list[int]]:
     return pa.concat_arrays([value for value, _ in each]), [row for row, (_, bad) in enumerate(each) if bad]
 
 
-def _failed(path: pathlib.Path, error: Exception, place: str = "near its beginning") -> InvalidInputError:
+def _failed(path: pathlib.Path, error: Exception, place: str = "near its beginning") -> Error:
     text = str(error).splitlines()[0]
+    if isinstance(error, OSError):  # What is compressed is cut short, or damaged.
+        return CorruptError(f"cannot import `{path}`: {text}", code="object-malformed")
+    if text.startswith("CSV parse error: Row"):  # We refuse such a row, unless Arrow cannot show it.
+        text = f"UTF8: a row {place} has another number of fields, and cannot be shown"
     if "UTF8" in text:
         return InvalidInputError(
             f"cannot import `{path}`: it is not UTF-8 ({text})", code="invalid-value", hint="give --encoding, such as latin-1"

@@ -13,7 +13,9 @@ def recoded(raw: Any, encoding: str, path: pathlib.Path) -> Any:
     """Give the file itself if it is UTF-8, else one that recodes it on the way."""
     try:
         name = codecs.lookup(encoding).name
-    except LookupError:
+        codecs.getincrementaldecoder(encoding)
+        "".encode(encoding)  # Others, such as hex, are no encodings of text.
+    except (LookupError, ValueError):
         raise InvalidInputError(f"cannot import `{path}`: unknown encoding {encoding!r}") from None
     return raw if name == "utf-8" else Recoded(raw, encoding, path)
 

@@ -15,7 +15,7 @@ from typing import Any
 from penstock import _core
 from penstock.errors import InvalidInputError
 from penstock.importers.source import Chunk, Options, Refusal, Source, chosen
-from penstock.schema import ColumnType, Image, Label, Text
+from penstock.schema import ColumnType, Image, Label, Mask, Text
 from penstock.values import is_utf8
 
 # A chunk of files is held whole: at most so many, and no more bytes than this unless one file has more.
@@ -42,8 +42,12 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
         if left_out and (options.include or options.exclude):
             found = f"{len(left_out)} files, none of which include and exclude choose"
         raise InvalidInputError(f"cannot import `{folder}`: it holds {found}", hint="see --format, --include and --exclude")
-    classes = _classes(folder, files, accepted=options.on_error == "skip")
-    schema: dict[str, ColumnType] = {"image": options.types.get("image", Image()), "path": Text()}
+    schema: dict[str, ColumnType] = {"image": options.types.get("image", Image()), "path": options.types.get("path", Text())}
+    decoded = isinstance(schema["image"], Image | Mask)
+    classes = _classes(folder, files, accepted=options.on_error == "skip" and decoded)
+    unknown = [name for name in options.types if name not in (*schema, "label")]
+    if unknown:
+        raise InvalidInputError(f"cannot import `{folder}`: it has no column `{unknown[0]}`", hint="columns: image, path, label")
     if classes:
         schema["label"] = options.types.get("label", Label(classes))
     progress = {"done": 0}

@@ -8,17 +8,18 @@ import itertools
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock import _core
 from penstock.dataset import Dataset, Transaction, create, open
 from penstock.errors import Error, InvalidInputError, NotFoundError
 from penstock.importers import csv, images, jsonl, parquet, rows
 from penstock.importers.source import Chunk, Options, Refusal, Source
-from penstock.schema import ColumnType, Image, Mask, from_json, to_json
+from penstock.schema import Category, ColumnType, Image, Mask, from_json, to_json
 from penstock.values import container, is_arrow, items_of
 
 FORMATS: dict[str, Callable[[pathlib.Path, Options], Source]] = {
@@ -88,7 +89,7 @@ def import_data(
         raise InvalidInputError(f"on_error={on_error!r}, expected raise, skip or null")
     if validate not in ("header", "decode"):
         raise InvalidInputError(f"validate={validate!r}, expected header or decode")
-    known = {field.name for field in dataclasses.fields(Options)}
+    known = {field.name for field in dataclasses.fields(Options)} - {"defaults"}
     if unknown := sorted(set(options) - known):
         raise InvalidInputError(
             f"cannot import: unknown option `{unknown[0]}`", hint=f"options: {', '.join(sorted(known - {'types', 'on_error'}))}"
@@ -96,9 +97,14 @@ def import_data(
     for name in ("include", "exclude"):
         if isinstance(options.get(name), str):
             raise InvalidInputError(f"{name}={options[name]!r}, expected a list of patterns", hint=f"write {name}=[{options[name]!r}]")
-    settings = Options(types={name: _type(name, kind) for name, kind in (types or {}).items()}, on_error=on_error, **options)
+        wrong = [pattern for pattern in options.get(name) or () if not isinstance(pattern, str)]
+        if wrong:
+            raise InvalidInputError(f"{name}={options[name]!r}: {wrong[0]!r} is no pattern", hint='patterns are str, such as "*.jpg"')
+    there = _existing(destination)
+    given = {name: _type(name, kind) for name, kind in (types or {}).items()}
+    settings = Options(types=given, on_error=on_error, defaults={} if there is None else there.schema, **options)
     opened, name = _open_source(source, format, settings)
-    dataset, created = _destination(destination, opened.schema, f"create for import of {name}")
+    dataset, created = _destination(there, destination, opened.schema, f"create for import of {name}")
     report = Report(0, [], None, opened.left_out)
     with _undo(dataset, created), dataset.transaction(message or f"import {name}") as transaction:
         kinds = dataset.schema
@@ -128,6 +134,8 @@ def _open_source(source: Any, format: str, settings: Options) -> tuple[Source, s
     path = pathlib.Path(source)
     if not path.exists():
         raise NotFoundError(f"cannot import `{path}`: there is no such file or folder", code="source-not-found")
+    if path.suffix.lower() == ".xz":
+        raise InvalidInputError(f"cannot import `{path}`: xz is not read", hint="unpack it, or pack it as .gz, .bz2 or .zst")
     chosen = detect(path) if format == "auto" else format
     if chosen not in FORMATS:
         raise InvalidInputError(f"cannot import `{path}`: unknown format {chosen!r}", hint=f"one of auto, {', '.join(FORMATS)}")
@@ -141,14 +149,19 @@ def _open_source(source: Any, format: str, settings: Options) -> tuple[Source, s
         raise NotFoundError(f"cannot import `{path}`: {error}", code="source-not-found") from error
 
 
-def _destination(uri: str | os.PathLike[str], schema: dict[str, ColumnType], message: str) -> tuple[Dataset, bool]:
+def _existing(uri: str | os.PathLike[str]) -> Dataset | None:
     if str(uri).lower().startswith(("http://", "https://")):
-        return create(uri, schema, message=message), True  # Says that nothing can be written there.
+        return None  # `create` says that nothing can be written there.
     try:
-        dataset = open(uri)
+        return open(uri)
     except NotFoundError as error:
         if error.code != "dataset-not-found":
             raise
+        return None
+
+
+def _destination(dataset: Dataset | None, uri: str | os.PathLike[str], schema: dict[str, ColumnType], message: str) -> tuple[Dataset, bool]:
+    if dataset is None:
         return create(uri, schema, message=message), True
     missing = [name for name in schema if name not in dataset.schema]
     if missing:
@@ -230,6 +243,9 @@ class _Appender:
         found = {(row, column if each else ""): (row, column, refusal) for row, column, refusal in reversed(chunk.problems)}
         for name, values in list(columns.items()):
             kind = self.kinds[name]
+            for row, number in _numbers(values) if isinstance(kind, Category) else ():
+                why = f"cannot append to column `{name}`: holds {number}, expected a word: codes mean others elsewhere"
+                found.setdefault((row, name if each else ""), (row, name, Refusal(chunk.name(row), "invalid-value", why)))
             if not isinstance(kind, Image | Mask) or is_arrow(values):
                 continue
             bodies = [_body(value) for value in values]
@@ -298,6 +314,15 @@ def _body(value: Any) -> bytes | None:
     return bytes(value) if isinstance(value, bytes | bytearray) else None
 
 
+def _numbers(values: Any) -> Iterator[tuple[int, Any]]:
+    """The whole numbers among values, and their rows."""
+    if is_arrow(values) and not pa.types.is_integer(values.type):
+        return
+    for row, value in enumerate(values.to_pylist() if is_arrow(values) else values):
+        if isinstance(value, int | np.integer) and not isinstance(value, bool):
+            yield row, value
+
+
 def _picked(values: Any, rows: Sequence[int]) -> Any:
     return (
         values.take(list(rows)) if is_arrow(values) else values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
@@ -312,4 +337,5 @@ def _name(error: Error, chunk: Chunk, rows: Sequence[int]) -> None:
     """Put the item's own name into the error."""
     if error.rows and error.rows[0] < len(rows):
         error._within(f"cannot import `{chunk.name(rows[error.rows[0]])}`")
+        error.rows = []  # They were rows of a part, which nobody else knows.
         error.hint = error.hint or "pass --on-error skip to leave such items out"

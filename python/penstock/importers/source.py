@@ -20,7 +20,7 @@ def ahead(tasks: Iterable[Callable[[], Result]], threads: int) -> Iterator[Resul
         waiting: collections.deque[Future[Result]] = collections.deque()
         try:
             for task in tasks:
-                waiting.append(pool.submit(task))
+                waiting.append(_submitted(pool, task))
                 if len(waiting) > threads:
                     yield waiting.popleft().result()
             while waiting:
@@ -29,9 +29,24 @@ def ahead(tasks: Iterable[Callable[[], Result]], threads: int) -> Iterator[Resul
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _submitted(pool: ThreadPoolExecutor, task: Callable[[], Result]) -> Future[Result]:
+    try:
+        return pool.submit(task)
+    except RuntimeError:  # The main thread is done, and Python waits for this one: pools take nothing more.
+        done: Future[Result] = Future()
+        try:
+            done.set_result(task())
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a user may set. `types` gives columns a type by name; `include` and `exclude` are of folders; the rest are of CSV."""
+    """What a user may set. `types` gives columns a type by name; `include` and `exclude` are of folders; the rest are of CSV.
+
+    `defaults` are the types of the dataset that is appended to: they hold for columns that the source has, and `types` says nothing of.
+    """
 
     types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     on_error: str = "raise"
@@ -41,6 +56,7 @@ class Options:
     delimiter: str | None = None
     quote: str = '"'
     header: bool = True
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def chosen(name: str, options: Options) -> bool:
