@@ -18,8 +18,8 @@ from xml.sax.saxutils import escape
 # How a create-only put is answered, and how names are listed.
 SAFE, IGNORED, UNSAFE = "safe", "ignored", "unsafe"
 ORDERED, SHUFFLED, REVERSED = "ordered", "shuffled", "reversed"
-# How too little is answered: as half of the range, as all of it on a connection that breaks, in chunks that end well.
-HALF, BROKEN, CHUNKED = "half", "broken", "chunked"
+# How too little is answered: as half of the range, as all of it on a connection that breaks, in chunks that end well; or all of it, with more announced.
+HALF, BROKEN, CHUNKED, LONGER = "half", "broken", "chunked", "longer"
 
 
 class State:
@@ -125,10 +125,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if self.state.how == HALF:
                 return self.reply(206, half, head, **{**common, "Content_Range": f"bytes {begin}-{begin + len(half) - 1}/{len(body)}"})
             self.send_response(206)
-            for name, value in {**common, "Content-Length": str(len(part))}.items():
+            longer = self.state.how == LONGER
+            for name, value in {**common, "Content-Length": str(2**62 if longer else len(part))}.items():
                 self.send_header(name.replace("_", "-"), value)
             self.end_headers()
-            self.wfile.write(half)
+            self.wfile.write(part if longer else half)
             self.close_connection = True
             return None
         if "/d/" in self.name and self.state.spoil > 0:

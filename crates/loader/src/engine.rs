@@ -391,8 +391,8 @@ impl Inner {
         let (tasks, Needs { bytes, held_bytes, scratch_bytes }) = (job.tasks(), job.needs());
         let room_bytes = self.room_bytes();
         let mut state = self.lock();
-        (state.estimate_bytes, state.estimated) = (state.estimate_bytes.max(bytes), true);
         let alone = bytes + scratch_bytes * tasks.min(state.threads) as u64;
+        (state.estimate_bytes, state.estimated) = (state.estimate_bytes.max(alone), true);
         if alone > self.budget.memory_bytes {
             drop(state);
             return self.put(step, Slot::Done(Err(too_large(alone, bytes, 0, self.budget.memory_bytes))));

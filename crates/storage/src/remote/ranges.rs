@@ -135,6 +135,7 @@ impl Live {
             let error = match result {
                 Ok(None) => return Ok(filling.done),
                 Ok(Some(error)) => return Err(error.context(format!("cannot {}", asked.what))),
+                Err(_) if filling.done.len() == filling.pieces.len() => return Ok(filling.done), // It broke off behind the last byte.
                 Err(error) => error,
             };
             if filling.taken > before {
