@@ -38,7 +38,7 @@ impl<K> Weighter<K, Bytes> for ByLength {
 /// A decoded block: data file, chunk, block; and which checksum unit of it, or `u32::MAX` for all.
 pub type BlockKey = (Id, u32, u32, u32);
 
-/// Files are counted; those that are not mapped also hold memory.
+/// Files are counted, and the memory that each holds.
 #[derive(Clone)]
 pub struct ByHeld {
     mapped: bool,
@@ -243,7 +243,7 @@ impl Context {
         BLOCKS.get().get_or_insert_with(&key, decode)
     }
 
-    /// What data files that are not mapped may take, of each open dataset: their tails, and all of small ones.
+    /// What data files may take, of each open dataset: their tails, and all of small ones that are not mapped.
     pub fn file_cache_bytes() -> u64 {
         Config::memory_bytes() / 4
     }
