@@ -175,10 +175,10 @@ impl Loader {
         let recipe = py.detach(|| recipe(&declared, sources, weights)).or_raise(py)?;
         let budget = Budget { threads: declared.threads, memory_bytes: declared.memory_bytes };
         let (least, several) = (recipe.least_bytes(), recipe.cut.steps() > 1);
-        if least * if several { 2 } else { 1 } > budget.memory_bytes {
+        if least.saturating_mul(if several { 2 } else { 1 }) > budget.memory_bytes {
             let before = if several { ", and the one given before it as many" } else { "" };
             let text = format!("cannot make a loader: a batch takes {least} bytes{before}, memory_bytes is {}", budget.memory_bytes);
-            return Err(invalid(text).hint(format!("a smaller batch, or memory_bytes={}", 2 * least))).or_raise(py);
+            return Err(invalid(text).hint(format!("a smaller batch, or memory_bytes={}", least.saturating_mul(2)))).or_raise(py);
         }
         Ok(Loader { recipe: Arc::new(recipe), budget, stats: Arc::default(), engine: Mutex::default() })
     }
