@@ -539,7 +539,7 @@ class Loader:
         `seconds` from batch to batch, your own work between them included, but not the time that threads and workers take to start;
         `samples_per_second` and `bytes_per_second` of these; `waiting_seconds` that you waited for batches, `stall` their share. `stages`
         seconds of all threads by what they did, `occupancy` their share of the threads' time, `function_seconds` of your callables,
-        all processes together. `kept_bytes` of batches you still hold, `peak_bytes` the most of those made ahead, the one given last and windows, with what is set aside for them,
+        all processes together. `kept_bytes` of batches you still hold, `peak_bytes` the most of those made ahead and of windows, with what is set aside for them,
         `read` what was asked of storage, `refused` damaged samples. With `step_seconds`, `accelerator_utilisation` is what an accelerator of that step time would reach.
         """
         pools = self._pool.spent.values() if self._pool else ()

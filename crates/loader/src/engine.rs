@@ -41,7 +41,7 @@ pub struct Stats {
     pub transform_ns: AtomicU64,
     /// Bytes of batches that the consumer still holds.
     pub kept_bytes: Arc<AtomicU64>,
-    /// Most bytes of batches in work, waiting or given last, and of windows, at a time.
+    /// Most bytes of batches in work or waiting, and of windows, at a time.
     pub peak_bytes: AtomicU64,
 }
 
@@ -392,7 +392,7 @@ impl Inner {
         let room_bytes = self.room_bytes();
         let mut state = self.lock();
         let alone = bytes + scratch_bytes * tasks.min(state.threads) as u64;
-        (state.estimate_bytes, state.estimated) = (state.estimate_bytes.max(alone), true);
+        (state.estimate_bytes, state.estimated) = (state.estimate_bytes.max(bytes), true);
         if alone > self.budget.memory_bytes {
             drop(state);
             return self.put(step, Slot::Done(Err(too_large(alone, bytes, 0, self.budget.memory_bytes))));
@@ -417,7 +417,7 @@ impl Inner {
     }
 
     fn note_peak(&self, state: &State) {
-        self.stats.peak_bytes.fetch_max(state.in_flight_bytes() + state.given_bytes + self.window_bytes(), Relaxed);
+        self.stats.peak_bytes.fetch_max(state.in_flight_bytes() + self.window_bytes(), Relaxed);
     }
 
     fn finish(&self, step: u64, job: Job) {
