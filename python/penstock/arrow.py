@@ -166,7 +166,7 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
 
 
 def _is_even(kind: ColumnType) -> bool:
-    """Tell whether all values of a column take the same."""
+    """Check whether all values of a column take the same number of bytes."""
     return isinstance(kind, Scalar | Label | Category) or (isinstance(kind, Tensor) and None not in kind.shape)
 
 

@@ -193,22 +193,19 @@ class Loader:
         if source.window_runs:
             return 0.0  # They are held with the window.
         draws = self.global_batch_size // self.world_size
-        need, kept = source.tail_bytes(draws)
-        if kept < need and need > self.memory_bytes:
+        need, _ = source.tail_bytes(draws)
+        if need > self.memory_bytes:
             raise InvalidInputError(
                 f"a batch of {draws} samples comes from data files whose tails take {size_text(need)}, memory_bytes is {size_text(self.memory_bytes)}",
                 code="invalid-argument",
                 hint=f"memory_bytes={2 * need}, a smaller batch, ps.Window, or ps.configure(memory_bytes={4 * need}), which keeps them",
             )
-        return need / draws if need > kept else 0.0
+        return need / draws
 
     def _window_bytes(self) -> int:
         """What this rank holds of windows, at most: its lanes; in a mixture, whose draws are dealt out otherwise, any."""
         parts = 1 if self._mix else self.world_size
-        tails = 0
-        for source in self._sources:
-            need, kept = source.tail_bytes(2 * source.window_runs // parts)
-            tails += need if need > kept else 0
+        tails = sum(source.tail_bytes(2 * source.window_runs // parts)[0] for source in self._sources)
         return int(sum(source.held_bytes for source in self._sources) / parts) + tails
 
     @property

@@ -174,6 +174,8 @@ class Source:
     given: npt.NDArray[np.float64] | None = None
     # What `sizes` found. No cached_property: Python 3.11's has a lock, which a forked child may inherit.
     measured: tuple[float, float, float] | None = None
+    # What `tail_bytes` found.
+    tails: tuple[int, int, int] | None = None
 
     @classmethod
     def ordered(cls, name: str, view: View, shuffle: bool | Window | Replacement, columns: Sequence[str], block: int) -> Source:
@@ -241,20 +243,24 @@ class Source:
         return self.sizes[1] * min(int(self.order["window_samples"]), len(self.view)) if self.order["kind"] == "window" else 0.0
 
     def tail_bytes(self, draws: int) -> tuple[int, int]:
-        """What so many draws need of data files beside samples, at most: their tails; and what is kept of those. Nothing where files are mapped."""
-        if self.view._snapshot.mapped:
+        """Give what the tails of data files take that so many draws need, and how much of tails is kept; 0 if they fit, or files are mapped.
+
+        Cost: the whole manifest, once.
+        """
+        if self.view._snapshot.mapped or not draws:
             return 0, 0
-        every, largest, kept = self.view._kept_bytes(self.columns)
-        return min(every, draws * largest), kept
+        if self.tails is None:
+            self.tails = self.view._kept_bytes(self.columns)
+        every, largest, kept = self.tails
+        need = min(every, draws * largest)
+        return (need, kept) if need > kept else (0, kept)
 
     @property
     def window_runs(self) -> int:
         """Runs that a window draws from; 0 without windows."""
-        return (
-            math.ceil(min(int(self.order["window_samples"]), len(self.view)) / int(self.order["run_samples"]))
-            if self.order["kind"] == "window"
-            else 0
-        )
+        if self.order["kind"] != "window":
+            return 0
+        return math.ceil(min(int(self.order["window_samples"]), len(self.view)) / int(self.order["run_samples"]))
 
     @property
     def held_bytes(self) -> float:

@@ -84,7 +84,7 @@ def explained(loader: Loader) -> dict[str, str]:
         )
     for source in loader._sources:
         need, kept = source.tail_bytes(loader.global_batch_size // loader.world_size)
-        if need > kept and not source.window_runs:
+        if need and not source.window_runs:
             answer["tails"] = (
                 f"a batch comes from data files whose tails take {size_text(need)}, and {size_text(kept)} of them are kept: the others are read "
                 f"again with each batch, unless ps.configure(memory_bytes={4 * need}) keeps them"

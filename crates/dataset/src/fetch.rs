@@ -415,14 +415,15 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Open these data files, each with its samples, but for damaged ones: those that nobody has or reads with one request each, side by side.
+    /// Open these data files; each comes with its number of samples. Damaged files are left out. A file that is in the cache, or that another
+    /// thread is reading, is not requested again; the others take one request each, side by side.
     pub fn open_tails<'a>(&self, files: impl Iterator<Item = (&'a FileRef, u64)>) -> Result<Vec<Arc<DataFile>>> {
         let (mut seen, mut opened) = (HashSet::new(), Vec::new());
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         for (file, samples) in files.filter(|(file, _)| seen.insert(file.id)) {
             match self.context.file_or_duty(file.id, Duration::ZERO) {
                 Some(Ok(known)) if known.is(file, samples) => opened.push(known),
-                Some(Ok(_)) => {} // Another fragment means something else by it: its reader tells.
+                Some(Ok(_)) => {} // The cached file does not match this reference. Reading the column reports it.
                 Some(Err(duty)) => ours.push((file, samples, duty)),
                 None => others.push((file, samples)),
             }
@@ -432,9 +433,7 @@ impl Snapshot {
         let whole = ours.iter().map(|(file, ..)| whole_bytes(file)).sum::<u64>() <= Context::file_cache_bytes();
         let ranges = ours.iter().map(|(file, ..)| if whole { tail_range(file) } else { bare_tail(file) }).collect();
         for ((file, samples, duty), answer) in ours.into_iter().zip(self.context.storage.fetch(ranges)) {
-            let opened_as =
-                |pieces: Vec<Bytes>| if whole { open(file, samples, pieces) } else { DataFile::ranged(first(pieces), file, samples) };
-            match answer.and_then(opened_as).map(Arc::new) {
+            match answer.and_then(|pieces| open(file, samples, pieces)).map(Arc::new) {
                 Ok(file) => {
                     let _ = duty.insert(file.clone());
                     opened.push(file);
@@ -456,7 +455,7 @@ impl Snapshot {
         let mut wanted = Vec::new();
         for group in &plan.groups {
             for column in columns {
-                let Ok(Some(source)) = self.source(plan, group, column) else { continue }; // Its reader tells why.
+                let Ok(Some(source)) = self.source(plan, group, column) else { continue }; // Reading it reports the error.
                 let (entry, chunk) = (source.entry(), source.chunk);
                 if !source.file.ranged || entry.layout == Layout::Tiled || self.streams(entry) {
                     continue;
@@ -711,14 +710,11 @@ pub fn whole_bytes(file: &FileRef) -> u64 {
     if file.file_bytes <= WHOLE_FILE_BYTES { file.file_bytes } else { 0 }
 }
 
-fn first(pieces: Vec<Bytes>) -> Bytes {
-    pieces.into_iter().next().unwrap_or_default()
-}
-
-/// A data file from what `tail_range` gave.
+/// A data file from what `tail_range` or `bare_tail` gave.
 pub fn open(file: &FileRef, samples: u64, pieces: Vec<Bytes>) -> Result<DataFile> {
-    match whole_bytes(file) {
-        0 => DataFile::ranged(first(pieces), file, samples),
-        _ => DataFile::whole(first(pieces), file, samples),
+    let body = pieces.into_iter().next().unwrap_or_default();
+    match body.len() as u64 == file.file_bytes {
+        true => DataFile::whole(body, file, samples),
+        false => DataFile::ranged(body, file, samples),
     }
 }

@@ -19,7 +19,7 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Add the words of a segment, but for those that are known.
+    /// Add the words of a segment. A word that is in the vocabulary already is skipped.
     pub fn push(&mut self, words: Arc<Strings>) -> Result<()> {
         let many = |_| malformed("a vocabulary of more than 2^32 words");
         let segment = u32::try_from(self.segments.len()).map_err(many)?;
@@ -76,7 +76,7 @@ impl FileCodes {
         size_of_val(&self.0[..]) as u64
     }
 
-    /// The code of a word of the data file, of which this is the dictionary; nothing where no word stands for it.
+    /// Translate code `own` of the data file, whose dictionary this is, to a code of the vocabulary. Returns None if the vocabulary lacks the word.
     pub fn code(&self, own: i64, dictionary: &Strings, vocabulary: &Vocabulary) -> Option<u32> {
         let known = self.0.get(usize::try_from(own).ok()?)?;
         match known.load(Relaxed) {

@@ -108,10 +108,6 @@ class _Pieces:
     def __init__(self, raw: Any) -> None:
         self._raw, self.closed = raw, False
 
-    def readable(self) -> bool:
-        """Tell Arrow that this can be read."""
-        return True
-
     def read(self, size: int) -> bytes:
         """Read up to `size` bytes."""
         piece = bytes(self._raw.read(size - size // 64))
@@ -180,7 +176,7 @@ class _Reading:
 
     def next(self, first: int = 0) -> pa.RecordBatch | None:
         """The rows of the next block, the first of which is this row of the file."""
-        stream = self._stream
+        stream = self._stream  # Before the look: `_let_go` takes it away after it has said that Python ends.
         self._check_ending()
         try:
             return stream.read_next_batch()
@@ -203,7 +199,7 @@ def _let_go() -> None:
         reading._stream = None
     end = time.monotonic() + 10
     while _Reading.functions and time.monotonic() < end:
-        time.sleep(0.001)
+        time.sleep(0.001)  # Arrow does not say when its threads are done.
 
 
 def _names(path: pathlib.Path, schema: pa.Schema, options: Options) -> list[str]:
@@ -237,7 +233,7 @@ def _whole_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) ->
 
 
 def _is_open(path: pathlib.Path, options: Options, last: str) -> bool:
-    """Tell whether the quote before the last value of a file is never closed. Cost: reads the end of the file; if the file is compressed or has
+    """Check whether the last value of a file has an opening quote and no closing one. Cost: reads the end of the file; if the file is compressed or has
     another encoding, all of it.
     """
     quote = options.quote
@@ -269,7 +265,7 @@ def _name(path: pathlib.Path, number: Callable[[int], int], row: int) -> str:
 
 
 def _is_plain(kind: ColumnType) -> bool:
-    """Tell whether text stands for values of this type."""
+    """Check whether a CSV column can have this type: its values are written as text."""
     return isinstance(kind, Text | Category | Label) or (isinstance(kind, Scalar) and not kind.dtype.startswith("complex"))
 
 

@@ -14,7 +14,7 @@ def recoded(raw: Any, encoding: str, path: pathlib.Path) -> Any:
     try:
         name = codecs.lookup(encoding).name
         codecs.getincrementaldecoder(encoding)
-        "".encode(encoding)  # Others, such as hex, are no encodings of text.
+        "".encode(encoding)  # Raises LookupError for a codec that does not encode text, such as hex.
     except (LookupError, ValueError):
         raise InvalidInputError(f"cannot import `{path}`: unknown encoding {encoding!r}") from None
     return raw if name == "utf-8" else Recoded(raw, encoding, path)
@@ -28,10 +28,6 @@ class Recoded:
         self.decoder = codecs.getincrementaldecoder(encoding)("strict")
         self.rest = b""
         self.closed = False
-
-    def readable(self) -> bool:
-        """Tell Arrow that this can be read."""
-        return True
 
     def read(self, size: int = -1) -> bytes:
         """Read up to `size` bytes of UTF-8."""
