@@ -74,3 +74,38 @@ def test_two_fragments_that_name_one_data_file(tmp_path, io, first):
     with pytest.raises(ps.CorruptError):
         list(ds.loader(batch_size=5, columns=["a"]))
     assert ds.verify()["problems"]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize(("io", "codec"), [("buffered", "none"), ("direct", "none"), ("mapped", "zstd")])
+@pytest.mark.parametrize("other", ["as many", "few large", "few small"])
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_two_datasets_that_name_one_data_file(tmp_path, io, codec, other, order):
+    """Blocks of one that this process holds are not taken for those of the other."""
+    values = {
+        "a": {"n": list(range(60_000)), "t": [f"good {i}" for i in range(60_000)]},
+        "b": {
+            "as many": {"n": [-i for i in range(60_000)], "t": [f"evil {i}" for i in range(60_000)]},
+            "few large": {"n": [-i for i in range(20)], "t": [f"{i}" * 30_000 for i in range(20)]},
+            "few small": {"n": [-i for i in range(20)], "t": [""] * 20},
+        }[other],
+    }
+    files = {}
+    for name, columns in values.items():
+        ds = ps.create(tmp_path / name, {"n": "int64", "t": ps.Text(codec=codec)})
+        ds.append(columns)
+        [files[name]] = (tmp_path / name / "d").iterdir()
+    mine, theirs = (bytes.fromhex(files[name].name) for name in "ba")
+    for record in (tmp_path / "b" / "log").rglob("*"):
+        if record.is_file() and mine in record.read_bytes():
+            body = record.read_bytes().replace(mine, theirs)[:-4]
+            record.write_bytes(body + crc32c(body).to_bytes(4, "little"))
+    files["b"].with_name(files["a"].name).write_bytes(files["b"].read_bytes().replace(mine, theirs, 1))
+    files["b"].unlink()
+    for name in order:
+        ds, count = ps.open(tmp_path / name, io=io), len(values[name]["n"])
+        assert ds.verify()["problems"] == []
+        for rows in ([3, count - 1], range(0, count, 3)):
+            batch = ds.take(rows)
+            assert list(batch["n"]) == [values[name]["n"][row] for row in rows]
+            assert list(batch["t"]) == [values[name]["t"][row] for row in rows]

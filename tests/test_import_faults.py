@@ -717,3 +717,180 @@ def test_what_cannot_be_read_says_so(tmp_path):
     for on_error in ("raise", "skip", "null"):
         report = import_data(folder, tmp_path / on_error, types={"image": ps.Bytes()}, on_error=on_error)
         assert report.samples == 2 and not report.refused, on_error
+
+
+def imported(root, text, **options):
+    source = root.parent / "source.csv"
+    source.write_bytes(text if isinstance(text, bytes) else text.encode())
+    report = import_data(source, root, **options)
+    return report, ps.open(root)
+
+
+@pytest.mark.local
+def test_words_of_a_csv_that_look_like_numbers_stay_words(tmp_path):
+    """Arrow takes hexadecimal digits for bits: 0xdeadbeefdeadbeef is negative as int64. Zeros in front are lost in numbers."""
+    text = "id,zip,n,x\n0xdeadbeefdeadbeef,00501,1,0.5\n0X11,10115,-20,7\n"
+    _, ds = imported(tmp_path / "set", text)
+    assert list(ds["id"][:]) == ["0xdeadbeefdeadbeef", "0X11"] and list(ds["zip"][:]) == ["00501", "10115"]
+    assert list(ds["n"][:]) == [1, -20] and list(ds["x"][:]) == [0.5, 7.0]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("text", ["0x7f", "0xFF", "0X10", "-0x1", " 0x1 "])
+@pytest.mark.parametrize("kind", ["int8", "int32", "int64", "uint64", "float64"])
+def test_hexadecimal_numbers_are_refused_where_numbers_are_wanted(tmp_path, text, kind):
+    report, ds = imported(tmp_path / "set", f"v\n1\n{text}\nx\n2\n", types={"v": kind}, on_error="skip")
+    assert list(ds["v"][:]) == [1, 2]
+    assert [refusal.path.rpartition(": ")[2] for refusal in report.refused] == ["row 2", "row 3"]
+    with pytest.raises(ps.InvalidInputError, match=f"row 2.*{text.strip()}"):
+        imported(tmp_path / "set", f"v\n1\n{text}\nx\n2\n")
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("rest", ["", "x\n"])
+def test_json_and_bytes_of_a_csv_do_not_depend_on_the_other_rows(tmp_path, rest):
+    ps.create(tmp_path / "json", {"v": ps.Json()})
+    rows = ['"[1, {""a"": null}]"', "9007199254740993", "1.50", '"""word"""', "true", ""]
+    report, ds = imported(tmp_path / "json", "v\n" + "".join(f"{row}\n" for row in rows[:5]) + '"null"\n' + rest, on_error="skip")
+    assert [ds[row]["v"] for row in range(len(ds))] == [[1, {"a": None}], 9007199254740993, 1.5, "word", True, None]
+    assert [refusal.path.rpartition(": ")[2] for refusal in report.refused] == (["row 7"] if rest else [])
+    ps.create(tmp_path / "bytes", {"v": ps.Bytes()})
+    _, ds = imported(tmp_path / "bytes", "v\n007\n12\n" + rest)
+    assert [ds[row]["v"] for row in range(2)] == [b"007", b"12"]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("on_error", ["raise", "skip", "null"])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\r"])
+def test_quotes_at_the_end_of_a_csv(tmp_path, on_error, end):
+    """Open is what has no closing quote, not what has an odd number of them, and not a value that looks like a line end."""
+    closed = ['a,b\r\n1,"x"\r\n2,"\r\n"', 'a,b\n1,x\n2,19"', 'a\n1\n"2"', 'a\n"x\ny"', 'a,b\n1,"\n"']
+    for number, text in enumerate(closed):
+        _, ds = imported(tmp_path / f"closed{number}", text + end, on_error=on_error)
+        expected = [row for row in csv.reader(io.StringIO(text + end, newline="")) if row][1:]
+        assert [[str(ds[row][name]) for name in ds.schema] for row in range(len(ds))] == expected
+    for number, text in enumerate(['a,b\n1,x\n2,"y', 'a\nx\n"', 'a,b\n1,x\n2,"y"",', 'a,b\n1,x\n2"3,y,"z']):
+        with pytest.raises(ps.InvalidInputError, match=r"a quote in row \d is never closed"):
+            imported(tmp_path / f"open{number}", text + end, on_error=on_error)
+        assert not (tmp_path / f"open{number}").exists()
+    if on_error != "raise":
+        report, ds = imported(tmp_path / "stray", f'a,b\n1,x\n2,y\n3,19" monitor,extra{end}', on_error=on_error)
+        assert (report.samples, len(ds)) == (2, 2)
+        assert [(refusal.path.rpartition(": ")[2], refusal.message) for refusal in report.refused] == [("row 3", "3 fields, expected 2")]
+
+
+@pytest.mark.local
+def test_times_before_1970_are_the_same_by_every_way(tmp_path):
+    """Of nanoseconds, digits go: downwards, as NumPy does it, and not towards 1970."""
+    texts = ["1969-12-31T23:59:59.999999999", "1969-12-31T23:59:58.000000001", "1970-01-01T00:00:00.000000999"]
+    times = np.array(texts, "datetime64[ns]")
+    expected = times.astype("datetime64[us]").tolist()
+    assert expected[0].microsecond == 999_999
+    ps.create(tmp_path / "append", {"t": "timestamp"}).append({"t": times})
+    pq.write_table(pa.table({"t": pa.array(times)}), tmp_path / "t.parquet")
+    (tmp_path / "t.csv").write_text("t\n" + "\n".join(texts) + "\n")
+    (tmp_path / "mixed.csv").write_text("t\n" + "\n".join(texts) + "\nx\n")
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"t": text}) + "\n" for text in texts))
+    for source in ("t.parquet", "t.csv", "mixed.csv", "t.jsonl"):
+        import_data(tmp_path / source, tmp_path / source.replace(".", "-"), types={"t": "timestamp"}, on_error="skip")
+    for name in ("append", "t-parquet", "t-csv", "mixed-csv", "t-jsonl"):
+        assert ps.open(tmp_path / name)["t"][:].tolist() == expected, name
+
+
+@pytest.mark.local
+def test_what_is_no_point_in_time_does_not_become_one(tmp_path):
+    ps.create(tmp_path / "set", {"t": "timestamp"})
+    for kind in (pa.duration("s"), pa.time32("s"), pa.time64("us")):
+        pq.write_table(pa.table({"t": pa.array([3], kind)}), tmp_path / "t.parquet")
+        for destination, types in (("set", None), ("new", {"t": "timestamp"})):
+            with pytest.raises(ps.InvalidInputError, match=r"its column `t` is .*, which is no point in time"):
+                import_data(tmp_path / "t.parquet", tmp_path / destination, types=types)
+    assert len(ps.open(tmp_path / "set")) == 0 and not (tmp_path / "new").exists()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for number, other in enumerate([pa.array([1577836800]), pa.array([3], pa.duration("s")), pa.array(["2020-01-01"])]):
+        pq.write_table(pa.table({"t": pa.array([1577836800], pa.timestamp("s"))}), folder / "0.parquet")
+        pq.write_table(pa.table({"t": other}), folder / "1.parquet")
+        for order in ("01", "10"):
+            with pytest.raises(ps.InvalidInputError, match=r"1\.parquet`: its column `t` is"):
+                import_data(folder, tmp_path / f"folder{number}{order}")
+            (folder / "0.parquet").rename(folder / "2.parquet")
+            (folder / "1.parquet").rename(folder / "0.parquet")
+            (folder / "2.parquet").rename(folder / "1.parquet")
+    pq.write_table(pa.table({"t": pa.array([1577836800], pa.timestamp("s"))}), folder / "0.parquet")
+    pq.write_table(pa.table({"t": pa.array([1577836800000], pa.timestamp("ms"))}), folder / "1.parquet")
+    import_data(folder, tmp_path / "units")
+    assert len(set(ps.open(tmp_path / "units")["t"][:].tolist())) == 1
+
+
+PARQUET = """
+import sys, threading
+import penstock as ps
+import pandas, pyarrow.parquet
+from penstock.importers import import_data
+
+def anonymous():
+    return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+
+ps.configure(memory_bytes=16 << 20)
+peak, over = 0, threading.Event()
+def watch():
+    global peak
+    while not over.wait(0.002):
+        peak = max(peak, anonymous())
+
+before = anonymous()
+watcher = threading.Thread(target=watch)
+watcher.start()
+import_data(sys.argv[1], sys.argv[2])
+over.set()
+watcher.join()
+print(peak - before)
+"""
+
+
+@pytest.mark.local
+def test_what_parquet_stores_once_counts_as_often_as_it_comes(tmp_path):
+    """400 MB of text in 100 KB: of a row group, its encoded size tells nothing. Small rows come first, so these do not tell either."""
+    words = [f"{number} " * 4000 for number in range(50)]
+    rows = ["a"] * 5000 + [words[row % 50] for row in range(20_000)]
+    pq.write_table(pa.table({"t": rows, "n": range(len(rows))}), tmp_path / "t.parquet", row_group_size=len(rows))
+    run = subprocess.run(
+        [sys.executable, "-c", PARQUET, tmp_path / "t.parquet", tmp_path / "set"], capture_output=True, text=True, check=True
+    )
+    assert int(run.stdout) <= 200 << 20  # Was 735 MiB.
+    ds = ps.open(tmp_path / "set")
+    assert len(ds) == 25_000 and ds[24_999]["t"] == words[49] and list(ds["n"][[0, 4999, 24_999]]) == [0, 4999, 24_999]
+
+
+INTERRUPTED = """
+import signal, sys, threading
+import penstock as ps
+from penstock.importers import import_data, {module}
+
+# pyarrow imports pandas when it first needs it, and drops what that raises: here, a Ctrl-C.
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pandas":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+try:
+    import_data(sys.argv[1], sys.argv[2])
+    print("finished")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_ctrl_c_while_pandas_is_imported_ends_the_import(tmp_path, kind):
+    source = tmp_path / f"t.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"n": [1], "t": ["x"]}), source)
+    else:
+        source.write_text("n,t\n1,x\n" if kind == "csv" else '{"n": 1, "t": "x"}\n')
+    command = [sys.executable, "-c", INTERRUPTED.format(module=kind), source, tmp_path / "set"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "interrupted\n"
+    assert not (tmp_path / "set").exists()

@@ -400,3 +400,40 @@ ds.loader(batch_size=64, shuffle=True, columns=["number"], memory_bytes=6 << 20)
 """
     done = subprocess.run([sys.executable, "-c", code, ds.uri], capture_output=True, text=True)
     assert "a batch of 64 samples comes from data files whose tails take 7.8" in done.stderr and "ps.Window" in done.stderr, done.stderr
+
+
+def test_a_stream_whose_batches_do_not_fit_together_is_refused_before_its_first(root):
+    """Epochs of one batch: each fits alone, but a stream has the next one made while the consumer holds the one before."""
+    ds = ps.create(root, {"x": ps.Tensor((1 << 20,), "float32")})
+    ds.append({"x": np.zeros((4, 1 << 20), np.float32)})
+    loader = ds.loader(batch_size=4, memory_bytes=24 << 20)
+    for _ in range(2):
+        assert len(list(loader)) == 1
+    with pytest.raises(ps.InvalidInputError, match=r"the one given before it as many.*\n.*memory_bytes=33554432"):
+        next(iter(loader.stream(3)))
+    assert len(list(ds.loader(batch_size=4, memory_bytes=32 << 20).stream(3))) == 3
+
+
+WIDE = """
+import sys, penstock as ps
+def anonymous(): return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+ps.configure(memory_bytes=8 << 20)
+ds = ps.open(sys.argv[1], io=sys.argv[2])
+ds.take([0], columns=["c1"])
+before = anonymous()
+for row in range(len(ds)):
+    assert ds.take([row], columns=["c1"])["c1"][0] == row
+print(anonymous() - before)
+"""
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", ["mapped", "buffered"])
+def test_what_is_known_of_many_columns_counts(tmp_path, io):
+    """600 columns: what a process knows of them takes 16 times the tail."""
+    names = [f"c{number}" for number in range(600)]
+    ds = ps.create(tmp_path / "wide", dict.fromkeys(names, "int8"))
+    for row in range(60):
+        ds.append({name: [row] for name in names})
+    run = subprocess.run([sys.executable, "-c", WIDE, ds.uri, io], capture_output=True, text=True, check=True)
+    assert int(run.stdout) <= 6 << 20  # 20 MB of all.

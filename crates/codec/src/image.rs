@@ -131,6 +131,20 @@ pub fn decode(bytes: &[u8], limits: Limits, upright: bool) -> Result<Picture> {
     Ok(if upright { exif::upright(picture, exif::orientation(bytes)) } else { picture })
 }
 
+/// Read the header of a mask only; refuses what `decode_mask` would refuse without looking at pixels.
+pub fn probe_mask(bytes: &[u8], limits: Limits) -> Result<Header> {
+    let header = probe(bytes, limits)?;
+    if header.channels != 1 && !png::is_indexed(bytes) {
+        return Err(no_mask(header.channels));
+    }
+    Ok(header)
+}
+
+fn no_mask(channels: usize) -> Error {
+    undecodable(format!("cannot decode mask: it has {channels} channels, expected 1"))
+        .hint("a mask has one number a pixel: grey or indexed; map colours to class numbers first, or use ps.Image()")
+}
+
 /// Decode a mask: one channel; the palette of an indexed PNG is not applied, so values are class numbers.
 pub fn decode_mask(bytes: &[u8], limits: Limits) -> Result<Picture> {
     let header = probe(bytes, limits)?;
@@ -141,7 +155,7 @@ pub fn decode_mask(bytes: &[u8], limits: Limits) -> Result<Picture> {
     }
     let picture = decode(bytes, limits, false)?;
     if picture.channels != 1 {
-        return Err(undecodable(format!("cannot decode mask: it has {} channels, expected 1", picture.channels)));
+        return Err(no_mask(picture.channels));
     }
     Ok(picture)
 }

@@ -2,8 +2,11 @@
  * lies below the region as well. Errors come back by longjmp inside this file, never through Rust. Called by region.rs alone. */
 #include <setjmp.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <jpeglib.h>
 #include <jerror.h>
 
@@ -158,3 +161,60 @@ int penstock_jpeg_region(void *memory, entropy entropy, int denominator, int lef
   }
   return (int)d->err->num_warnings; /* What lies below is left alone. */
 }
+
+/* Where libjpeg-turbo takes its memory from. It leaves these functions to each system (its jmemsys.h), and calls its own only where a program has
+ * none: those take from malloc, and glibc keeps up to 64 MiB of what is freed for each thread. The coefficients of a progressive file of 12 MP are
+ * 36 MB. Here, what is large goes back to the kernel at once. They must stay in this file, which the linker takes in before the library. */
+#define MAPPED_FROM_BYTES (1u << 20)
+
+typedef union {
+  size_t mapped_bytes; /* 0: it is malloc's. */
+  char aligned[64];
+} before_large;
+
+void *jpeg_get_small(j_common_ptr info, size_t bytes) {
+  (void)info;
+  return malloc(bytes);
+}
+
+void jpeg_free_small(j_common_ptr info, void *memory, size_t bytes) {
+  (void)info, (void)bytes;
+  free(memory);
+}
+
+void *jpeg_get_large(j_common_ptr info, size_t bytes) {
+  (void)info;
+  if (bytes > SIZE_MAX - sizeof(before_large)) return NULL;
+  size_t all = bytes + sizeof(before_large);
+  int mapped = all >= MAPPED_FROM_BYTES;
+  before_large *before = mapped ? mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : malloc(all);
+  if (before == NULL || before == MAP_FAILED) return NULL;
+  before->mapped_bytes = mapped ? all : 0;
+  return before + 1;
+}
+
+void jpeg_free_large(j_common_ptr info, void *memory, size_t bytes) {
+  (void)info, (void)bytes;
+  before_large *before = (before_large *)memory - 1;
+  if (before->mapped_bytes) munmap(before, before->mapped_bytes);
+  else free(before);
+}
+
+size_t jpeg_mem_available(j_common_ptr info, size_t least, size_t most, size_t allocated) {
+  (void)least;
+  if (info->mem->max_memory_to_use == 0) return most;
+  size_t limit = (size_t)info->mem->max_memory_to_use;
+  return limit > allocated ? limit - allocated : 0;
+}
+
+void jpeg_open_backing_store(j_common_ptr info, void *store, long bytes) {
+  (void)store, (void)bytes;
+  ERREXIT(info, JERR_NO_BACKING_STORE);
+}
+
+long jpeg_mem_init(j_common_ptr info) {
+  (void)info;
+  return 0;
+}
+
+void jpeg_mem_term(j_common_ptr info) { (void)info; }

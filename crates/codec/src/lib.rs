@@ -14,5 +14,5 @@ mod png;
 pub mod region;
 pub mod resize;
 
-pub use image::{Format, Header, Limits, Outline, Picture, decode, decode_mask, encode_png, outline, probe};
+pub use image::{Format, Header, Limits, Outline, Picture, decode, decode_mask, encode_png, outline, probe, probe_mask};
 pub use mode::{Mode, decode_in};

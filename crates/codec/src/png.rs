@@ -41,13 +41,17 @@ pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
     Ok(if color == ColorType::GrayscaleAlpha { grey_alpha_to_rgba(picture) } else { picture })
 }
 
-/// The class numbers of an indexed PNG; nothing for one without a palette.
+/// Whether the pixels of a PNG, whose header was read, are numbers of colours.
+pub fn is_indexed(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"\x89PNG") && bytes.get(25) == Some(&(ColorType::Indexed as u8))
+}
+
+/// The class numbers of an indexed or grey PNG, as they are stored: a transparent colour is a class like any other. Nothing for one of colours.
 pub fn decode_indices(bytes: &[u8], header: &Header) -> Result<Option<Picture>> {
     let mut decoder = decoder(bytes, Some(header));
     let info = decoder.read_header_info().map_err(failed)?;
     let bits = info.bit_depth as usize;
-    let plain = info.color_type == ColorType::Grayscale && bits < 8;
-    if info.color_type != ColorType::Indexed && !plain {
+    if !matches!(info.color_type, ColorType::Indexed | ColorType::Grayscale) {
         return Ok(None);
     }
     decoder.set_transformations(Transformations::IDENTITY);

@@ -105,16 +105,19 @@ impl Drop for Session {
     }
 }
 
+/// What a thread keeps for its next image: no budget knows of it.
+const KEPT_BYTES: usize = 2 << 20;
+
 thread_local! {
     static SESSION: RefCell<Session> = RefCell::new(Session::open());
-    /// Pixels of the image before, to be used again.
+    /// Pixels of the image before, to be used again: `KEPT_BYTES` at most.
     static PIXELS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Give pixels back, for the next image of this thread.
 pub fn recycle(pixels: Vec<u8>) {
     PIXELS.with_borrow_mut(|kept| {
-        if kept.capacity() < pixels.capacity() && pixels.capacity() <= 64 << 20 {
+        if kept.capacity() < pixels.capacity() && pixels.capacity() <= KEPT_BYTES {
             *kept = pixels;
         }
     });

@@ -35,8 +35,8 @@ impl<K> Weighter<K, Bytes> for ByLength {
     }
 }
 
-/// A decoded block: data file, chunk, block; and which checksum unit of it, or `u32::MAX` for all.
-pub type BlockKey = (Id, u32, u32, u32);
+/// A decoded block: data file, and the checksum of its tail; chunk, block; and which checksum unit of it, or `u32::MAX` for all.
+pub type BlockKey = (Id, u32, u32, u32, u32);
 
 /// Files are counted, and the memory that each holds.
 #[derive(Clone)]
@@ -72,12 +72,13 @@ pub type FileDuty<'a> = PlaceholderGuard<
 >;
 
 struct Caches {
-    pages: Cache<(Id, u64), Arc<Vec<Fragment>>>,
+    pages: Cache<PageRef, Arc<Vec<Fragment>>>,
     files: Cache<Id, Arc<DataFile>, ByHeld>,
-    words: Cache<Id, Arc<Strings>>,
+    words: Cache<WordsSegment, Arc<Strings>>,
 }
 
-/// Decoded blocks of all open datasets: the budget is the process's. Ids are random, so keys of two datasets never meet.
+/// Decoded blocks of all open datasets: the budget is the process's. Ids are random, so keys of two datasets meet only where somebody made one
+/// dataset from another: the tail has the checksums of all blocks, so one key means the same bytes in both.
 static BLOCKS: PerProcess<Cache<BlockKey, Bytes, ByLength>> = PerProcess::new(|| {
     let block_bytes = Context::block_cache_bytes();
     cache((block_bytes / (64 << 10)) as usize, block_bytes, ByLength)
@@ -186,7 +187,7 @@ impl Context {
 
     /// Fragments of a page, their row ids final.
     pub fn page(&self, page: &PageRef) -> Result<Arc<Vec<Fragment>>> {
-        self.caches.get().pages.get_or_insert_with(&(page.object.id, page.base), || {
+        self.caches.get().pages.get_or_insert_with(page, || {
             let name = page_name(page.object.id);
             let fragments = parse_page(&self.object(&name, &page.object)?).context(|| format!("cannot read `{name}`"))?;
             let samples: u64 = fragments.iter().map(|fragment| fragment.samples).sum();
@@ -228,7 +229,7 @@ impl Context {
     }
 
     pub fn words(&self, segment: &WordsSegment) -> Result<Arc<Strings>> {
-        self.caches.get().words.get_or_insert_with(&segment.object.id, || {
+        self.caches.get().words.get_or_insert_with(segment, || {
             let name = words_name(segment.object.id);
             let (column, words) = parse_words(&self.object(&name, &segment.object)?).context(|| format!("cannot read `{name}`"))?;
             if (column, words.len() as u64) != (segment.column, segment.words) {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use bytes::Bytes;
 use penstock_codec::block::{lz4_decode, zstd_decode};
 use penstock_error::{Context as _, Error, Result};
-use penstock_format::cursor::{Strings, malformed};
+use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAGIC, Packed, Tail, UNIT_BYTES};
 use penstock_format::ids::data_name;
 use penstock_format::manifest::FileRef;
@@ -91,8 +91,9 @@ impl DataFile {
 
     /// Bytes of memory that it holds, beside what the page cache has anyway.
     pub fn held_bytes(&self, mapped: bool) -> u64 {
-        let words = |chunk: &Chunk| chunk.dictionary.as_ref().map_or(0, Strings::held_bytes);
-        let of_tail = self.file_bytes - self.data_end + self.tail.chunks.iter().map(words).sum::<u64>();
+        let chunks: u64 = self.tail.chunks.iter().map(Chunk::held_bytes).sum();
+        let marks: usize = self.verified.iter().map(|units| size_of::<(Vec<AtomicU64>, AtomicU64)>() + size_of_val(&units[..])).sum();
+        let of_tail = self.file_bytes - self.data_end + chunks + marks as u64;
         of_tail + if mapped { 0 } else { self.map.len() as u64 }
     }
 
@@ -195,7 +196,7 @@ impl DataFile {
 
     /// The name of a decoded block in caches, or of one checksum unit of it.
     pub fn key(&self, chunk: usize, block: usize, unit: Option<usize>) -> BlockKey {
-        (self.id, chunk as u32, block as u32, unit.map_or(u32::MAX, |unit| unit as u32))
+        (self.id, self.tail_crc, chunk as u32, block as u32, unit.map_or(u32::MAX, |unit| unit as u32))
     }
 
     /// Where a decoded block is: a buffer and a range in it. Uncompressed blocks of a map are the map itself.

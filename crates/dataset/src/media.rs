@@ -1,6 +1,6 @@
 //! Look at media before they are stored: at their headers, or at every pixel.
 
-use penstock_codec::{decode, decode_mask, probe};
+use penstock_codec::{decode, decode_mask, probe, probe_mask};
 use penstock_error::{Error, Result};
 
 use crate::config::Config;
@@ -27,7 +27,8 @@ pub fn check<'a>(
     parallel::map(count, bytes, |index| {
         let media = value(index)?;
         let checked = match (validate, mask) {
-            (Validate::Header, _) => probe(media, limits).map(|_| ()),
+            (Validate::Header, true) => probe_mask(media, limits).map(|_| ()),
+            (Validate::Header, false) => probe(media, limits).map(|_| ()),
             (Validate::Decode, true) => decode_mask(media, limits).map(|_| ()),
             (Validate::Decode, false) => decode(media, limits, false).map(|_| ()),
         };

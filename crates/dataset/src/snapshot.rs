@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use penstock_error::{Context as _, Error, Kind, Result};
+use penstock_format::datafile::Chunk;
 use penstock_format::ids::{log_folder, root_name};
 use penstock_format::manifest::{FileRef, Fragment, PageRef, Root, WordsSegment};
 use penstock_format::record::{Delta, Record};
@@ -32,6 +33,8 @@ pub struct ColumnBytes {
 
 /// Tails that say how large columns are.
 const TAILS_READ: usize = 16;
+/// What an open data file takes for each of its columns, beside the tail.
+const COLUMN_BYTES: u64 = (size_of::<Chunk>() + 64) as u64;
 
 /// A stretch of samples in manifest order.
 #[derive(Debug, Clone)]
@@ -327,8 +330,8 @@ impl Snapshot {
         let (mut all, mut largest, mut whole) = (0, 0, 0);
         self.each_fragment(|_, fragment| {
             for file in fragment.files.iter().filter(|file| file.columns.iter().any(|column| columns.contains(column))) {
-                // Marks among its words take a quarter of them at most.
-                let kept = file.tail_bytes + file.tail_bytes / 4;
+                // Marks among its words take a quarter of them at most; what is known of a column takes about as much as its fields.
+                let kept = file.tail_bytes + file.tail_bytes / 4 + file.columns.len() as u64 * COLUMN_BYTES;
                 (all, largest, whole) = (all + kept, kept.max(largest), whole + fetch::whole_bytes(file));
             }
             Ok(())

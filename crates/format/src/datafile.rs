@@ -85,6 +85,13 @@ pub struct Chunk {
 }
 
 impl Chunk {
+    /// Bytes of memory that it takes beside the tail.
+    pub fn held_bytes(&self) -> u64 {
+        let units = self.first_unit.as_ref().map_or(0, |first| size_of_val(&first[..]));
+        let shape = size_of_val(&self.shape.0[..]) + size_of_val(&self.free[..]) + size_of_val(&self.tile[..]);
+        (size_of::<Chunk>() + units + shape) as u64 + self.dictionary.as_ref().map_or(0, Strings::held_bytes)
+    }
+
     pub fn blocks(&self) -> usize {
         self.offset.len()
     }

@@ -70,7 +70,7 @@ pub fn sealed_crc(body: &[u8]) -> u32 {
 }
 
 /// A child object as its parent knows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ObjectRef {
     pub id: Id,
     pub bytes: u64,

@@ -99,7 +99,7 @@ impl Fragment {
 }
 
 /// A page as root or record know it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PageRef {
     pub object: ObjectRef,
     pub base: u64,
@@ -132,7 +132,7 @@ impl PageRef {
 }
 
 /// New words of a category column, and the code of the first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WordsSegment {
     pub column: u64,
     pub first_code: u64,

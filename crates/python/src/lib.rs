@@ -15,6 +15,10 @@ mod view;
 use numpy::{PyArray1, PyArrayMethods as _};
 use pyo3::prelude::*;
 
+/// Loaders and takes keep to their budgets by it.
+#[global_allocator]
+static ALLOCATOR: penstock_storage::Returning = penstock_storage::Returning;
+
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();

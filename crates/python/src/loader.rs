@@ -155,6 +155,17 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
     Ok(Recipe { sources, specs, program, windows, cut, base, pipeline, row_ids, on_corrupt, fetched_bytes, window_bytes })
 }
 
+/// Whether so many batches can be given one after the other: each is there together with the one given before it.
+fn fits(recipe: &Recipe, budget: Budget, batches: u64) -> penstock_error::Result<()> {
+    let least = recipe.least_bytes();
+    if least.saturating_mul(batches.min(2)) <= budget.memory_bytes {
+        return Ok(());
+    }
+    let before = if batches > 1 { ", and the one given before it as many" } else { "" };
+    let text = format!("cannot make a loader: a batch takes {least} bytes{before}, memory_bytes is {}", budget.memory_bytes);
+    Err(invalid(text).hint(format!("a smaller batch, or memory_bytes={}", least.saturating_mul(2))))
+}
+
 #[pymethods]
 impl Loader {
     /// `files`: of each view, a column beside its own.
@@ -174,12 +185,7 @@ impl Loader {
         let weights = weights.into_iter().map(|weights| weights.map(|weights| weights.0.clone())).collect();
         let recipe = py.detach(|| recipe(&declared, sources, weights)).or_raise(py)?;
         let budget = Budget { threads: declared.threads, memory_bytes: declared.memory_bytes };
-        let (least, several) = (recipe.least_bytes(), recipe.cut.steps() > 1);
-        if least.saturating_mul(if several { 2 } else { 1 }) > budget.memory_bytes {
-            let before = if several { ", and the one given before it as many" } else { "" };
-            let text = format!("cannot make a loader: a batch takes {least} bytes{before}, memory_bytes is {}", budget.memory_bytes);
-            return Err(invalid(text).hint(format!("a smaller batch, or memory_bytes={}", least.saturating_mul(2)))).or_raise(py);
-        }
+        fits(&recipe, budget, recipe.cut.steps()).or_raise(py)?;
         Ok(Loader { recipe: Arc::new(recipe), budget, stats: Arc::default(), engine: Mutex::default() })
     }
 
@@ -227,6 +233,7 @@ impl Loader {
             engine.set_end(end);
             return Ok(());
         }
+        fits(&self.recipe, self.budget, end.saturating_sub(begin).div_ceil(stride.max(1))).or_raise(py)?;
         self.close(py);
         let engine =
             py.detach(|| Engine::start(self.recipe.clone(), self.budget, begin, end, stride.max(1), self.stats.clone())).or_raise(py)?;

@@ -3,6 +3,7 @@
 //! Knows no format. [`Local`] is a folder on disk, [`Memory`] one process; object stores come beside them, file by file.
 //! `conformance` holds every one of them to the same promises.
 
+mod allocator;
 mod buffer;
 pub mod conformance;
 mod counters;
@@ -23,6 +24,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
+pub use allocator::Returning;
 pub use buffer::{Frozen, Recycled, Slot};
 pub use counters::{Counters, Counts};
 pub use disk::{Disk, File, FileSystem, check_length};

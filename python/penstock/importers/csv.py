@@ -8,8 +8,11 @@ from __future__ import annotations
 import atexit
 import bisect
 import contextlib
+import json
 import os
 import pathlib
+import secrets
+import string
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +27,8 @@ from penstock.arrow import column_type
 from penstock.errors import CorruptError, Error, InternalError, InvalidInputError
 from penstock.importers import tables
 from penstock.importers.encoding import recoded
-from penstock.importers.source import Chunk, Options, Refusal, Source
-from penstock.schema import Category, ColumnType, Label, Scalar, Text
+from penstock.importers.source import Chunk, Options, Refusal, Source, import_pandas
+from penstock.schema import Bytes, Category, ColumnType, Json, Label, Scalar, Text
 
 BLOCK_BYTES = 4 << 20
 NULLS = ["", "NA", "NaN", "nan", "null", "NULL", "None"]
@@ -35,6 +38,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     """Open the file; `.gz`, `.bz2` and `.zst` are unpacked on the way."""
     if path.stat().st_size == 0:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")
+    import_pandas()
     for what, text in (("delimiter", options.delimiter or ","), ("quote character", options.quote or '"')):
         if len(text) != 1 or not text.isascii():
             raise InvalidInputError(f"cannot import `{path}`: the {what} {text!r} is not one ASCII character")
@@ -45,50 +49,56 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
         raise InvalidInputError(f"cannot import `{path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(names)}")
     kinds = (
         {name: _infer(inferred.field(name).type, name) for name in names}
-        | dict(_whole_numbers(path, options, inferred))
+        | dict(_no_numbers(path, options, inferred))
         | {name: kind for name, kind in options.defaults.items() if name in names and _is_plain(kind)}
         | dict(options.types)
     )
     for name, kind in kinds.items():
         if not _is_plain(kind):
             raise InvalidInputError(
-                f"column `{name}` of a CSV file cannot be {kind}", hint="scalars, Text, Category and Label can be given"
+                f"column `{name}` of a CSV file cannot be {kind}", hint="scalars, Text, Category, Label, Json and Bytes can be given"
             )
     progress = {"done": 0}
 
     def chunks() -> Iterator[Chunk]:
+        # A row that we add to the file. It does not come as a row of its own if a quote before it is never closed.
+        end = "".join(
+            secrets.choice([letter for letter in string.ascii_letters if letter not in (options.delimiter, options.quote)])
+            for _ in range(32)
+        )
+        closed = False
         refused: list[Refusal] = []
         gone: list[int] = []  # Rows that were refused before they became one of a batch, from the next batch on.
-        broken = (0, "")  # The last of them, and its text.
+        open_row: int | None = None  # The row of them that `end` became a part of.
 
         def refuse(row: Any) -> None:
-            nonlocal broken
+            nonlocal open_row, closed
+            if row.text.endswith(end):
+                closed = row.text == end
+                open_row = None if closed or row.number is None else row.number - 1
+                return
             place = f"a line `{row.text[:80]}`" if row.number is None else f"row {row.number - 1}"
             lines = row.text.count("\n") + 1
             why = f"{row.actual_columns} fields, expected {row.expected_columns}{f', over {lines} lines' if lines > 1 else ''}"
             refused.append(Refusal(f"{path}: {place}", "invalid-value", why))
             if row.number is not None:
                 gone.append(row.number - 1)
-                broken = (row.number - 1, row.text)
 
-        reading = _Reading(path, options, names, refuse)
+        reading = _Reading(path, options, names, refuse, end)
         first = 1 if options.header else 0
-        last, last_row = b"", first - 1
+        last_row = first - 1
         while (batch := reading.next(first)) is not None:
+            if batch.num_rows and batch.num_columns == 1 and batch.column(0)[-1].as_py() == end.encode():
+                closed, batch = True, batch.slice(0, batch.num_rows - 1)
             number = _numbers(first, gone)
             last_row, first = number(batch.num_rows - 1) if batch.num_rows else last_row, number(batch.num_rows)
             gone[:] = [row for row in gone if row >= first]
             progress["done"] = min(progress["done"] + batch.nbytes, path.stat().st_size)
             taken, refused[:] = list(refused), []
-            last = batch.column(batch.num_columns - 1)[-1].as_py() if batch.num_rows else last
             yield _chunk(batch, kinds, partial(_name, path, number), taken)
-        if broken[0] > last_row:
-            is_open, last_row = bool(options.quote) and broken[1].count(options.quote) % 2 == 1, broken[0]
-        else:
-            is_open = _is_open(path, options, last.decode("utf-8", "replace"))
-        if is_open:
+        if not closed:
             raise InvalidInputError(
-                f"cannot import `{path}`: a quote in row {last_row} is never closed",
+                f"cannot import `{path}`: a quote in row {last_row if open_row is None else open_row} is never closed",
                 code="invalid-value",
                 hint="a file cut short? if quotes mean nothing in it, import it with --quote ''",
             )
@@ -98,21 +108,19 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     return Source(kinds, chunks(), path.stat().st_size, "bytes", lambda: progress["done"])
 
 
-def _text(path: pathlib.Path, options: Options) -> Any:
-    return recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path)
-
-
 class _Pieces:
-    """A file whose pieces never end with a CR: an LF that begins a piece is dropped by Arrow then, also within quotes."""
+    """A file with a line added to its end, whose pieces never end with a CR: an LF that begins a piece is dropped by Arrow then, also within quotes."""
 
-    def __init__(self, raw: Any) -> None:
-        self._raw, self.closed = raw, False
+    def __init__(self, raw: Any, end: str) -> None:
+        self._raw, self._end, self.closed = raw, f"\n{end}".encode(), False
 
     def read(self, size: int) -> bytes:
         """Read up to `size` bytes."""
         piece = bytes(self._raw.read(size - size // 64))
         while piece.endswith(b"\r") and len(piece) < size and (more := self._raw.read(1)):
             piece += more
+        if not piece:
+            piece, self._end = self._end, b""
         return piece
 
     def close(self) -> None:
@@ -132,9 +140,11 @@ class _Reading:
     functions: weakref.WeakSet[Callable[[Any], str]] = weakref.WeakSet()  # Those that Arrow holds.
     ending = False
 
-    def __init__(self, path: pathlib.Path, options: Options, text_columns: list[str] | None, refuse: Callable[[Any], None]) -> None:
-        """Open it: inferring types, or with all columns as the bytes of their text."""
-        raw = pa.PythonFile(_Pieces(_text(path, options)), mode="r")
+    def __init__(
+        self, path: pathlib.Path, options: Options, text_columns: list[str] | None, refuse: Callable[[Any], None], end: str = ""
+    ) -> None:
+        """Open it: inferring types, or with all columns as the bytes of their text. `end` is read as its last line."""
+        raw = pa.PythonFile(_Pieces(recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path), end), mode="r")
         types = {name: pa.binary() for name in text_columns or ()}
         self._check_ending()
         self.under_way.add(self)
@@ -219,34 +229,27 @@ def _infer(kind: pa.DataType, name: str) -> ColumnType:
     return Text() if pa.types.is_time(kind) or pa.types.is_binary(kind) else tables.infer(kind, name)
 
 
-def _whole_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) -> Iterator[tuple[str, ColumnType]]:
-    """Columns that Arrow takes for floats, but hold whole numbers beyond int64: as floats, different ones would become equal."""
-    names = [name for name in inferred.names if pa.types.is_floating(inferred.field(name).type) and name not in options.types]
+def _no_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) -> Iterator[tuple[str, ColumnType]]:
+    """Columns that Arrow takes for numbers, and that lose something as such.
+
+    As floats, different whole numbers beyond int64 would become equal; words such as `00501` and `0x7f` would lose their form.
+    """
+    names = [name for name in inferred.names if _is_number(inferred.field(name).type) and name not in options.types]
     first = _Reading(path, options, inferred.names, lambda _: None).next() if names else None
     if first is None:
         return
     for name in names:
         texts = _nulled(compute.utf8_trim_whitespace(_texts(first.column(name))[0])).drop_null()
-        if len(texts) and compute.all(compute.match_substring_regex(texts, r"^[+-]?[0-9]+$")).as_py():
+        if pa.types.is_integer(inferred.field(name).type):
+            if compute.any(compute.match_substring_regex(texts, r"^[+-]?0[0-9xX]")).as_py():
+                yield name, Text()
+        elif len(texts) and compute.all(compute.match_substring_regex(texts, r"^[+-]?[0-9]+$")).as_py():
             fits = all(0 <= int(text) < 2**64 for text in texts.to_pylist())
             yield name, Scalar("uint64") if fits else Text()
 
 
-def _is_open(path: pathlib.Path, options: Options, last: str) -> bool:
-    """Check whether the last value of a file has an opening quote and no closing one. Cost: reads the end of the file; if the file is compressed or has
-    another encoding, all of it.
-    """
-    quote = options.quote
-    if not quote:
-        return False
-    open_value = (quote + last.replace(quote, quote * 2)).encode()
-    text, end = _text(path, options), b""
-    if isinstance(text, pa.NativeFile) and text.seekable():
-        text.seek(max(0, text.size() - len(open_value) - 1))
-    while piece := text.read(BLOCK_BYTES):
-        end = (end + piece)[-len(open_value) - 1 :]
-    before = end[: -len(open_value)].decode("utf-8", "replace")
-    return end.endswith(open_value) and before in ("", "\n", "\r", "\ufeff", options.delimiter or ",")
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
 def _numbers(first: int, gone: Sequence[int]) -> Callable[[int], int]:
@@ -266,7 +269,7 @@ def _name(path: pathlib.Path, number: Callable[[int], int], row: int) -> str:
 
 def _is_plain(kind: ColumnType) -> bool:
     """Check whether a CSV column can have this type: its values are written as text."""
-    return isinstance(kind, Text | Category | Label) or (isinstance(kind, Scalar) and not kind.dtype.startswith("complex"))
+    return isinstance(kind, Text | Category | Label | Json | Bytes) or (isinstance(kind, Scalar) and not kind.dtype.startswith("complex"))
 
 
 def _chunk(batch: pa.RecordBatch, kinds: dict[str, ColumnType], name: Callable[[int], str], refused: list[Refusal]) -> Chunk:
@@ -281,6 +284,13 @@ def _chunk(batch: pa.RecordBatch, kinds: dict[str, ColumnType], name: Callable[[
             why = f"cannot append to column `{column}`: %r, expected {kind.dtype}"
             problems += [(row, column, Refusal(name(row), "invalid-value", why % texts[row].as_py()[:80])) for row in bad]
             columns[column] = tables.values(converted, kind)
+        elif isinstance(kind, Json):
+            columns[column], no_json = _parsed(_nulled(texts))
+            problems += [
+                (row, column, Refusal(name(row), "invalid-value", f"cannot append to column `{column}`: {why}")) for row, why in no_json
+            ]
+        elif isinstance(kind, Bytes):
+            columns[column] = _nulled(texts).cast(pa.binary())
         else:
             columns[column] = texts if isinstance(kind, Text) else _nulled(texts)
     return Chunk(columns, batch.num_rows, name, refused, problems)
@@ -307,6 +317,19 @@ def _nulled(texts: pa.Array) -> pa.Array:
     return compute.if_else(compute.is_in(texts, pa.array(NULLS)), pa.scalar(None, texts.type), texts)
 
 
+def _parsed(texts: pa.Array) -> tuple[list[Any], list[tuple[int, str]]]:
+    """Text of JSON → values; also the rows that are none, each with why."""
+    values: list[Any] = []
+    bad: list[tuple[int, str]] = []
+    for row, text in enumerate(texts.to_pylist()):
+        try:
+            values.append(None if text is None else json.loads(text))
+        except (ValueError, RecursionError) as error:
+            values.append(None)
+            bad.append((row, f"{text[:80]!r} is no JSON: {error}"))
+    return values, bad
+
+
 def _converted(texts: pa.Array, kind: Scalar) -> tuple[pa.Array, list[int]]:
     """Text → the type of a scalar; also the rows that are none."""
     texts = _nulled(compute.utf8_trim_whitespace(texts))
@@ -316,6 +339,11 @@ def _converted(texts: pa.Array, kind: Scalar) -> tuple[pa.Array, list[int]]:
     floats = "float" in kind.dtype
     wanted = pa.float64() if floats else column_type(kind)
     bad: list[int] = []
+    if not floats:  # Arrow takes the digits of hexadecimal numbers for bits: 0xff is -1 as int8.
+        digits = compute.or_(compute.match_substring(texts, "x"), compute.match_substring(texts, "X"))
+        if compute.any(digits).as_py():
+            bad = compute.indices_nonzero(digits).to_pylist()
+            texts = compute.if_else(digits, pa.scalar(None, texts.type), texts)
     try:
         numbers = texts.cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -327,6 +355,7 @@ def _converted(texts: pa.Array, kind: Scalar) -> tuple[pa.Array, list[int]]:
                 values.append(None)
                 bad.append(row)
         numbers = pa.array(values, wanted)
+        bad.sort()
     if floats:
         beyond = compute.and_not(compute.is_inf(numbers), compute.match_substring(texts, "inf", ignore_case=True))
         if compute.any(beyond).as_py():
@@ -343,7 +372,7 @@ def _timestamps(texts: pa.Array) -> tuple[pa.Array, list[int]]:
     """Text → microseconds, in UTC; also the rows that are none."""
     for kind in _TIMES:
         with contextlib.suppress(pa.ArrowInvalid):
-            return texts.cast(kind).cast(pa.timestamp("us", tz=kind.tz), safe=False).cast(pa.int64()).cast(pa.timestamp("us")), []
+            return tables.microseconds(texts.cast(kind)).cast(pa.timestamp("us")), []
     if len(texts) == 1:
         return pa.nulls(1, pa.timestamp("us")), [0]
     each = [_timestamps(texts[row : row + 1]) for row in range(len(texts))]

@@ -24,7 +24,7 @@ from penstock.arrow import element_type
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import rows, tables
 from penstock.importers.encoding import recoded
-from penstock.importers.source import Chunk, Options, Source, ahead
+from penstock.importers.source import Chunk, Options, Source, ahead, import_pandas
 from penstock.schema import Category, ColumnType, Label, Scalar, Text
 
 # A longer line is no sample but a file of another format.
@@ -37,6 +37,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     """Open the file; `.gz`, `.bz2` and `.zst` are unpacked on the way."""
     if path.stat().st_size == 0:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")
+    import_pandas()
     blocks = _blocks(recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path), path)
     begun: list[bytes] = []
     head: list[Any] = []

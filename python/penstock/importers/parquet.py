@@ -13,12 +13,14 @@ import pyarrow.parquet as pq
 
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import tables
-from penstock.importers.source import Chunk, Options, Refusal, Source, ahead, chosen
-from penstock.schema import ColumnType
+from penstock.importers.source import Chunk, Options, Refusal, Source, ahead, chosen, import_pandas
+from penstock.schema import Bytes, ColumnType, Scalar
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 ROWS_AT_ONCE = 65_536
-CHUNK_BYTES = 16 << 20
+# Rows decoded in one go: what repeats is stored once, so only decoding tells how large rows are. With dictionaries, which come whole each time.
+ROWS_DECODED, ROWS_DECODED_WITH_DICTIONARIES = 1024, 8192
+CHUNK_BYTES, JOINED_BYTES = 16 << 20, 4 << 20
 
 
 def open_source(path: pathlib.Path, options: Options) -> Source:
@@ -38,6 +40,15 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     kinds = {name: options.types.get(name) or _guard(files[0], partial(_infer, files, kind, name)) for name, kind in typed.items()}
     for file, found in zip(files, schemas, strict=True):
         _check_columns(file, found, files[0], typed)
+    for name, theirs in typed.items():
+        if _counts(theirs) and (options.types.get(name) or options.defaults.get(name)) == Scalar("timestamp"):
+            raise InvalidInputError(
+                f"cannot import `{files[0]}`: its column `{name}` is {theirs}, which is no point in time",
+                code="invalid-schema",
+                hint="add it to a date first, or import it as int64",
+            )
+    if not all(isinstance(kind, Bytes) for kind in kinds.values()):
+        import_pandas()
     progress = {"done": 0}
 
     def chunks() -> Iterator[Chunk]:
@@ -63,12 +74,19 @@ def _check_columns(file: pathlib.Path, schema: pa.Schema, first: pathlib.Path, t
         )
     for name, theirs in typed.items():
         mine = schema.field(name).type
-        if mine != theirs and (pa.types.is_duration(mine) or pa.types.is_time(mine)):
+        if pa.types.is_null(mine) or pa.types.is_null(theirs) or mine == theirs:
+            continue
+        if _counts(mine) or _counts(theirs) or pa.types.is_temporal(mine) != pa.types.is_temporal(theirs):
             raise InvalidInputError(
                 f"cannot import `{file}`: its column `{name}` is {mine}, that of `{first}` {theirs}",
                 code="invalid-schema",
-                hint="cast one to the unit of the other first",
+                hint="cast one to the type of the other first",
             )
+
+
+def _counts(kind: pa.DataType) -> bool:
+    """Check whether values of this type are stored as their number of some unit."""
+    return bool(pa.types.is_duration(kind) or pa.types.is_time(kind))
 
 
 def _files(folder: pathlib.Path, options: Options) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
@@ -149,11 +167,34 @@ def _batches(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
 def _row_groups(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
     """Read row group by row group: pyarrow would read several ahead, and hold them."""
     opened = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
+    dictionaries = any(pa.types.is_dictionary(kind) for kind in opened.schema_arrow.types)
+    most = ROWS_DECODED_WITH_DICTIONARIES if dictionaries else ROWS_DECODED
     for index in range(opened.num_row_groups):
         group = opened.metadata.row_group(index)
         mean = max(1.0, group.total_byte_size / max(1, group.num_rows))
-        rows = max(1, min(ROWS_AT_ONCE, int(CHUNK_BYTES / mean)))
-        yield from _bounded(opened.iter_batches(rows, row_groups=[index], use_threads=False))
+        rows = max(1, min(most, int(CHUNK_BYTES / mean)))
+        yield from _bounded(_joined(opened.iter_batches(rows, row_groups=[index], use_threads=False)))
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join batches while they are small."""
+    held: list[pa.RecordBatch] = []
+    held_bytes = held_rows = 0
+    for batch in batches:
+        held.append(batch)
+        held_bytes, held_rows = held_bytes + batch.nbytes, held_rows + batch.num_rows
+        if held_bytes >= JOINED_BYTES or held_rows >= ROWS_AT_ONCE:
+            yield _one(held)
+            held_bytes = held_rows = 0
+    if held:
+        yield _one(held)
+
+
+def _one(held: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Join these; the list holds none of them any more."""
+    joined = held[0] if len(held) == 1 else pa.concat_batches(held)
+    held.clear()
+    return joined
 
 
 def _bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import fnmatch
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -12,6 +14,15 @@ from typing import Any, TypeVar
 from penstock.schema import ColumnType
 
 Result = TypeVar("Result")
+
+
+def import_pandas() -> None:
+    """Import pandas, where it is there, before pyarrow does.
+
+    pyarrow imports it with the first array that it gives to NumPy, and drops what that raises: a Ctrl-C too, so the import would go on.
+    """
+    with contextlib.suppress(Exception):
+        importlib.import_module("pandas")
 
 
 def ahead(tasks: Iterable[Callable[[], Result]], threads: int) -> Iterator[Result]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as compute
 
 from penstock.errors import UnsupportedError
 from penstock.importers.images import begins_as_image
@@ -106,10 +107,7 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
     if pa.types.is_dictionary(array.type) and not isinstance(kind, Category):
         array = array.dictionary_decode()
     if isinstance(kind, Scalar) and kind.dtype == "timestamp":
-        if not pa.types.is_timestamp(array.type):
-            array = array.cast(pa.timestamp("us"))
-        # Only nanoseconds lose digits; a coarser unit that does not fit is an error.
-        numbers = array.cast(pa.timestamp("us", tz=array.type.tz), safe=array.type.unit != "ns").cast(pa.int64())
+        numbers = microseconds(array if pa.types.is_timestamp(array.type) else array.cast(pa.timestamp("us")))
         filled = np.asarray(numbers.fill_null(0)).view("datetime64[us]")
         return np.ma.MaskedArray(filled, ~np.asarray(array.is_valid())) if array.null_count else filled
     if isinstance(kind, Scalar) and (pa.types.is_time(array.type) or pa.types.is_duration(array.type)):
@@ -126,10 +124,15 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
     return array if isinstance(kind, Text | Bytes | Category | Scalar | Image) else array.to_pylist()
 
 
+def microseconds(times: pa.Array) -> pa.Array:
+    """Give timestamps as microseconds since 1970. Nanoseconds are rounded down, as NumPy does; a coarser unit that does not fit is an error."""
+    if times.type.unit == "ns":
+        times = compute.floor_temporal(times, unit="microsecond")
+    return times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64())
+
+
 def media(array: pa.StructArray) -> tuple[pa.Array, list[tuple[int, str]]]:
     """Give the bytes of media, and the rows that are only a path, each with why: the file it means may be on another machine."""
-    import pyarrow.compute as compute
-
     bodies, paths = compute.struct_field(array, "bytes"), compute.struct_field(array, "path")
     only_path = np.flatnonzero(compute.and_(compute.is_null(bodies), compute.is_valid(paths)))
     return bodies, [(int(row), f"it is the path {str(paths[row])[:80]!r} without bytes") for row in only_path]

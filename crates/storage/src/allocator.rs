@@ -1,0 +1,155 @@
+//! An allocator that gives large memory back to the kernel as soon as it is freed.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ptr::null_mut;
+
+use crate::buffer::HUGE_PAGE_BYTES;
+
+/// The largest page of any kernel that we run on: what is mapped is a multiple of it.
+const PAGE_BYTES: usize = 64 << 10;
+/// The smallest one: what the kernel moves is a multiple of it.
+const SMALLEST_PAGE_BYTES: usize = 4096;
+
+/// The system's allocator for small memory; maps of the kernel, on huge pages, for memory of at least [`HUGE_PAGE_BYTES`].
+///
+/// glibc keeps up to 64 MiB of what is freed for each thread, once one array of 32 MiB was freed. Decoded images are of that size, so a loader
+/// with a few threads took 1.5 times its budget.
+pub struct Returning;
+
+const fn is_large(layout: &Layout) -> bool {
+    layout.size() >= HUGE_PAGE_BYTES && layout.align() <= HUGE_PAGE_BYTES
+}
+
+fn mapped_bytes(size: usize) -> usize {
+    size.next_multiple_of(PAGE_BYTES)
+}
+
+/// Map zeros at a multiple of a huge page. Null where there is no memory.
+fn map(size: usize) -> *mut u8 {
+    let (bytes, access) = (mapped_bytes(size), libc::PROT_READ | libc::PROT_WRITE);
+    let room = bytes + HUGE_PAGE_BYTES; // A layout is at most half the address space.
+    // SAFETY: a new map, at an address of the kernel's choice, touches no memory that is there.
+    let start = unsafe { libc::mmap(null_mut(), room, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return null_mut();
+    }
+    let start = start.cast::<u8>();
+    let before = start.align_offset(HUGE_PAGE_BYTES);
+    // SAFETY: both parts lie inside the new map, outside of what is given; nothing refers to them. The advice changes no content.
+    unsafe {
+        let memory = start.add(before);
+        unmap(start, before);
+        unmap(memory.add(bytes), HUGE_PAGE_BYTES - before);
+        libc::madvise(memory.cast(), bytes, libc::MADV_HUGEPAGE);
+        memory
+    }
+}
+
+/// # Safety
+/// The range is mapped by `map`, and nothing refers to it any more.
+unsafe fn unmap(start: *mut u8, bytes: usize) {
+    if bytes > 0 {
+        // SAFETY: the caller's promise.
+        unsafe { libc::munmap(start.cast(), bytes) };
+    }
+}
+
+// SAFETY: what is large by its layout comes from `map` and goes to `unmap`, anything else comes from `System` and goes there; `realloc` moves
+// what crosses the line. Nothing here allocates or panics.
+unsafe impl GlobalAlloc for Returning {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        if is_large(&layout) { map(layout.size()) } else { unsafe { System.alloc(layout) } }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        if is_large(&layout) { map(layout.size()) } else { unsafe { System.alloc_zeroed(layout) } }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise: it was allocated with this layout.
+        unsafe { if is_large(&layout) { unmap(memory, mapped_bytes(layout.size())) } else { System.dealloc(memory, layout) } }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller's promise: a size that is no layout is not asked for.
+        let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        // SAFETY: the caller's promise for `memory` and `layout`; the new memory is as large as `new` says, and other than the old.
+        unsafe {
+            match (is_large(&layout), is_large(&new)) {
+                (false, false) => System.realloc(memory, layout, size),
+                (true, true) if mapped_bytes(layout.size()) == mapped_bytes(size) => memory,
+                (true, true) if layout.align() <= SMALLEST_PAGE_BYTES => {
+                    let moved = libc::mremap(memory.cast(), mapped_bytes(layout.size()), mapped_bytes(size), libc::MREMAP_MAYMOVE);
+                    if moved == libc::MAP_FAILED { null_mut() } else { moved.cast() }
+                }
+                _ => {
+                    let other = self.alloc(new);
+                    if !other.is_null() {
+                        std::ptr::copy_nonoverlapping(memory, other, layout.size().min(size));
+                        self.dealloc(memory, layout);
+                    }
+                    other
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pages of this memory that are there, which is what the kernel counts for it.
+    fn is_mapped(memory: *mut u8) -> bool {
+        let mut state = 0;
+        // SAFETY: the call reads nothing of that memory; one page has one byte of state.
+        unsafe { libc::mincore(memory.cast(), 1, &raw mut state) == 0 }
+    }
+
+    #[test]
+    fn memory_of_any_size_keeps_its_bytes_as_it_grows_and_shrinks() {
+        let sizes = [1, 4096, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 1, 3 * HUGE_PAGE_BYTES + 5, 40 << 20];
+        for align in [1, 64, 4096, HUGE_PAGE_BYTES, 2 * HUGE_PAGE_BYTES] {
+            for (from, to) in sizes.iter().flat_map(|from| sizes.map(|to| (*from, to))) {
+                let layout = Layout::from_size_align(from, align).unwrap();
+                // SAFETY: the layouts are those that the memory has at the time; all that is read was written, or came as zeros.
+                unsafe {
+                    let memory = Returning.alloc_zeroed(layout);
+                    assert!(memory.addr().is_multiple_of(align) && *memory == 0 && *memory.add(from - 1) == 0);
+                    for at in [0, from / 2, from - 1] {
+                        *memory.add(at) = (at % 100) as u8 + 1;
+                    }
+                    let moved = Returning.realloc(memory, layout, to);
+                    assert!(moved.addr().is_multiple_of(align));
+                    assert!([0, from / 2, from - 1].iter().filter(|at| **at < to).all(|at| *moved.add(*at) == (*at % 100) as u8 + 1));
+                    *moved.add(to - 1) = 1;
+                    let layout = Layout::from_size_align(to, align).unwrap();
+                    Returning.dealloc(moved, layout);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn large_memory_goes_back_to_the_kernel_at_once() {
+        let layout = Layout::from_size_align(3 << 20, 8).unwrap();
+        // SAFETY: the layouts are those that the memory has.
+        unsafe {
+            let memory = Returning.alloc(layout);
+            memory.write_bytes(1, layout.size());
+            let last = memory.add(layout.size() - 1).map_addr(|address| address & !4095);
+            assert!(is_mapped(memory) && is_mapped(last));
+            Returning.dealloc(memory, layout);
+            assert!(!is_mapped(memory) && !is_mapped(last));
+        }
+    }
+
+    #[test]
+    fn memory_that_nobody_has_is_null() {
+        let layout = Layout::from_size_align(1 << 60, 8).unwrap();
+        // SAFETY: the layout has a size; null is not used.
+        assert!(unsafe { Returning.alloc(layout) }.is_null());
+    }
+}
