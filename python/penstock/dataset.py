@@ -207,7 +207,7 @@ class Dataset(View):
         """Read and check every byte this snapshot rests on.
 
         Gives counts, and `problems`: a list of (object, error); empty for a whole dataset. `progress(data_files, data_bytes)`
-        is called as it goes. Cost: every data file once.
+        is called as it goes. Media are not decoded: `append(validate="decode")` and reading do that. Cost: every data file once.
         """
         return self._snapshot.verify(progress)
 

@@ -80,8 +80,8 @@ def import_data(
     """Import a folder of images, CSV/TSV, JSON lines, Parquet/Arrow, or any iterable of dicts, as one commit.
 
     The destination is created, or appended to if it is a dataset with these columns. `types` gives column types by name; the
-    rest are inferred. `on_error`: "raise" (nothing is committed), "skip" the item, or "null" the value. Memory is bounded by
-    the budget. `progress(done, total, unit)` is called as it goes. `options`: encoding, delimiter, quote and header of CSV; include and
+    rest are inferred. `on_error`: "raise" (nothing is committed), "skip" the item, or "null" the value. Memory: the budget, and what is
+    parsed ahead, up to 250 MiB or a few times the largest line or Arrow record batch. `progress(done, total, unit)` is called as it goes. `options`: encoding, delimiter, quote and header of CSV; include and
     exclude, lists of patterns such as "*.jpg" or "train/*", choose among the files of a folder of images.
     Raises: InvalidInputError, NotFoundError (source-not-found), CorruptError (media-undecodable).
     """
