@@ -126,6 +126,9 @@ pub fn recycle(pixels: Vec<u8>) {
 /// Memory of at least that many bytes, with any content.
 fn pixels(bytes: usize) -> Vec<u8> {
     let mut kept = PIXELS.take();
+    if kept.capacity() < bytes {
+        return vec![0; bytes]; // Zeros of the kernel: nothing is written to them here.
+    }
     kept.resize(bytes, 0);
     kept
 }
