@@ -851,7 +851,7 @@ print(peak - before)
 
 @pytest.mark.local
 def test_what_parquet_stores_once_counts_as_often_as_it_comes(tmp_path):
-    """400 MB of text in 100 KB: of a row group, its encoded size tells nothing. Small rows come first, so these do not tell either."""
+    """400 MB of text in a file of 100 KB: neither the encoded size of the row group nor its first rows, which are small, give the size of the rest."""
     words = [f"{number} " * 4000 for number in range(50)]
     rows = ["a"] * 5000 + [words[row % 50] for row in range(20_000)]
     pq.write_table(pa.table({"t": rows, "n": range(len(rows))}), tmp_path / "t.parquet", row_group_size=len(rows))
@@ -864,9 +864,8 @@ def test_what_parquet_stores_once_counts_as_often_as_it_comes(tmp_path):
 
 
 INTERRUPTED = """
-import signal, sys, threading
-import penstock as ps
-from penstock.importers import import_data, {module}
+import signal, sys
+from penstock.importers import import_data
 
 # pyarrow imports pandas when it first needs it, and drops what that raises: here, a Ctrl-C.
 class Finder:
@@ -891,6 +890,6 @@ def test_a_ctrl_c_while_pandas_is_imported_ends_the_import(tmp_path, kind):
         pq.write_table(pa.table({"n": [1], "t": ["x"]}), source)
     else:
         source.write_text("n,t\n1,x\n" if kind == "csv" else '{"n": 1, "t": "x"}\n')
-    command = [sys.executable, "-c", INTERRUPTED.format(module=kind), source, tmp_path / "set"]
+    command = [sys.executable, "-c", INTERRUPTED, source, tmp_path / "set"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "interrupted\n"
     assert not (tmp_path / "set").exists()

@@ -24,7 +24,7 @@ fn mapped_bytes(size: usize) -> usize {
     size.next_multiple_of(PAGE_BYTES)
 }
 
-/// Map zeros at a multiple of a huge page. Null where there is no memory.
+/// Map `size` bytes of zeros; the address is a multiple of a huge page. Returns null if the kernel has no memory.
 fn map(size: usize) -> *mut u8 {
     let (bytes, access) = (mapped_bytes(size), libc::PROT_READ | libc::PROT_WRITE);
     let room = bytes + HUGE_PAGE_BYTES; // A layout is at most half the address space.
@@ -73,7 +73,7 @@ unsafe impl GlobalAlloc for Returning {
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller's promise: a size that is no layout is not asked for.
+        // SAFETY: the caller promises that `size`, rounded up to the alignment, does not overflow.
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         // SAFETY: the caller's promise for `memory` and `layout`; the new memory is as large as `new` says, and other than the old.
         unsafe {

@@ -18,7 +18,8 @@ from penstock.schema import Bytes, ColumnType, Scalar
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 ROWS_AT_ONCE = 65_536
-# Rows decoded in one go: what repeats is stored once, so only decoding tells how large rows are. With dictionaries, which come whole each time.
+# Rows decoded at a time. A file stores a repeated value once, so the size of rows is known only after decoding. Each batch brings its dictionaries whole,
+# so files with dictionaries are decoded in larger batches.
 ROWS_DECODED, ROWS_DECODED_WITH_DICTIONARIES = 1024, 8192
 CHUNK_BYTES, JOINED_BYTES = 16 << 20, 4 << 20
 
