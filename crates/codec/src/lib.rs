@@ -1,5 +1,5 @@
 //! One file per codec: block codecs (`block`), media codecs (`jpeg`, `png`, parts of them `region` with `entropy`), what they share
-//! (`image`, `exif`, `mode`), and operations on pixels (`resize`, `cut`).
+//! (`image`, `exif`, `mode`, `pixels`), and operations on pixels (`resize`, `cut`).
 //!
 //! Knows nothing of storage. `dataset` calls `block`; `python` calls `image`, `loader` the rest.
 
@@ -10,6 +10,7 @@ pub mod exif;
 pub mod image;
 mod jpeg;
 pub mod mode;
+pub mod pixels;
 mod png;
 pub mod region;
 pub mod resize;

@@ -13,6 +13,7 @@ use penstock_error::Result;
 use crate::entropy::{self, Entropy};
 use crate::image::{Header, Limits, decode, probe};
 use crate::mode::{Mode, in_mode};
+use crate::pixels::{Pixels, Pool};
 use crate::{exif, image};
 
 /// A part of an image, in pixels.
@@ -32,11 +33,11 @@ impl Region {
 
 /// Decoded RGB pixels around a region.
 #[derive(Debug)]
-pub struct Decoded {
+pub struct Decoded<'a> {
     pub width: usize,
     pub height: usize,
     /// RGB, rows back to back.
-    pub data: Vec<u8>,
+    pub data: Pixels<'a>,
     /// The region inside, in pixels of `data`; whole numbers unless the image was decoded at a smaller scale.
     pub left: f64,
     pub top: f64,
@@ -105,32 +106,8 @@ impl Drop for Session {
     }
 }
 
-/// What a thread keeps for its next image: no budget knows of it.
-const KEPT_BYTES: usize = 2 << 20;
-
 thread_local! {
     static SESSION: RefCell<Session> = RefCell::new(Session::open());
-    /// Pixels of the image before, to be used again: `KEPT_BYTES` at most.
-    static PIXELS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Give pixels back, for the next image of this thread.
-pub fn recycle(pixels: Vec<u8>) {
-    PIXELS.with_borrow_mut(|kept| {
-        if kept.capacity() < pixels.capacity() && pixels.capacity() <= KEPT_BYTES {
-            *kept = pixels;
-        }
-    });
-}
-
-/// Memory of at least that many bytes, with any content.
-fn pixels(bytes: usize) -> Vec<u8> {
-    let mut kept = PIXELS.take();
-    if kept.capacity() < bytes {
-        return vec![0; bytes]; // Zeros of the kernel: nothing is written to them here.
-    }
-    kept.resize(bytes, 0);
-    kept
 }
 
 /// What an image is before it is decoded: its header and its orientation.
@@ -139,15 +116,16 @@ pub struct Encoded<'a> {
     bytes: &'a [u8],
     header: Header,
     orientation: u8,
+    pixels: &'a Pool,
 }
 
 impl<'a> Encoded<'a> {
-    /// `upright` heeds the EXIF orientation.
-    pub fn open(bytes: &'a [u8], limits: Limits, upright: bool) -> Result<Encoded<'a>> {
+    /// `upright` heeds the EXIF orientation; decoded pixels lie in memory of `pixels`.
+    pub fn open(bytes: &'a [u8], limits: Limits, upright: bool, pixels: &'a Pool) -> Result<Encoded<'a>> {
         let header = probe(bytes, limits)?;
         Mode::Rgb.check(header.bits)?;
         let orientation = if upright { exif::orientation(bytes) } else { 1 };
-        Ok(Encoded { bytes, header, orientation })
+        Ok(Encoded { bytes, header, orientation, pixels })
     }
 
     /// Width and height as it stands upright.
@@ -157,7 +135,7 @@ impl<'a> Encoded<'a> {
     }
 
     /// Decode a region as RGB, at 1/`denominator` where that can be done.
-    pub fn region(&self, region: Region, denominator: usize) -> Result<Decoded> {
+    pub fn region(&self, region: Region, denominator: usize) -> Result<Decoded<'a>> {
         let (width, height) = self.size();
         assert!(
             region.width > 0 && region.height > 0 && region.left + region.width <= width && region.top + region.height <= height,
@@ -175,7 +153,7 @@ impl<'a> Encoded<'a> {
         Ok(Decoded {
             width: rgb.width,
             height: rgb.height,
-            data: rgb.data,
+            data: rgb.data.into(),
             left,
             top,
             region_width: region.width as f64,
@@ -184,7 +162,7 @@ impl<'a> Encoded<'a> {
     }
 
     /// Nothing where only the full decoder knows what to do, or what to say.
-    fn jpeg_region(&self, region: Region, denominator: usize) -> Option<Decoded> {
+    fn jpeg_region(&self, region: Region, denominator: usize) -> Option<Decoded<'a>> {
         SESSION.with_borrow_mut(|session| {
             let decoded = self.jpeg_region_by(session, region, denominator, true);
             // Where our entropy decoder gives up, the library's decides: so it makes no difference for which files ours was tried.
@@ -192,7 +170,7 @@ impl<'a> Encoded<'a> {
         })
     }
 
-    fn jpeg_region_by(&self, session: &mut Session, region: Region, denominator: usize, own: bool) -> Option<Decoded> {
+    fn jpeg_region_by(&self, session: &mut Session, region: Region, denominator: usize, own: bool) -> Option<Decoded<'a>> {
         let [width, height, mcu_width, mcu_height, able] = session.header(self.bytes)?;
         if able == 0 {
             return None;
@@ -208,7 +186,7 @@ impl<'a> Encoded<'a> {
         let (top, _) = along(region.top, region.height, mcu_height.max(1), height);
         let bottom = (region.top + region.height).div_ceil(denominator).min(height);
         let (out_width, out_height) = (right - left, bottom - top);
-        let mut data = pixels(out_width * out_height * 3);
+        let mut data = self.pixels.take(out_width * out_height * 3);
         // SAFETY: the header of these bytes was read just now; `data` has out_height rows of out_width RGB pixels.
         let code = unsafe {
             penstock_jpeg_region(
@@ -228,7 +206,6 @@ impl<'a> Encoded<'a> {
             )
         };
         if code != 0 {
-            recycle(data);
             return None;
         }
         let scale = denominator as f64;

@@ -7,7 +7,7 @@ use fast_image_resize::images::{CroppedImage, Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use penstock_error::{Error, Result};
 
-use crate::region::{Encoded, Region, recycle};
+use crate::region::{Encoded, Region};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filter {
@@ -99,7 +99,6 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Resul
         for (row, out) in out.chunks_exact_mut(part.width * 3).enumerate() {
             out.copy_from_slice(&decoded.data[(top + row) * pitch + left * 3..][..part.width * 3]);
         }
-        recycle(decoded.data);
         return Ok(());
     };
     let (across, down) = (crop.width as f64 / width as f64, crop.height as f64 / height as f64);
@@ -114,7 +113,6 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Resul
     if filter.is_nearest() {
         let corner = (decoded.left as i64 - low_x as i64, decoded.top as i64 - low_y as i64);
         pick_nearest(&decoded.data, (decoded.width, 3), corner, geometry, out);
-        recycle(decoded.data);
         return Ok(());
     }
     let from = (window.left as f64 * across - low_x as f64, window.top as f64 * down - low_y as f64);
@@ -129,9 +127,7 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Resul
     let (left, from_width) = inside(left, window.width as f64 * across * scale.0, view.width);
     let (top, from_height) = inside(top, window.height as f64 * down * scale.1, view.height);
     let from = [left, top, from_width, from_height];
-    resize(&decoded.data, PixelType::U8x3, (decoded.width, decoded.height), view, from, geometry.size(), filter.algorithm(antialias), out)?;
-    recycle(decoded.data);
-    Ok(())
+    resize(&decoded.data, PixelType::U8x3, (decoded.width, decoded.height), view, from, geometry.size(), filter.algorithm(antialias), out)
 }
 
 /// The pixels that a stretch of the result is made of.

@@ -2,9 +2,13 @@
 //! With `PENSTOCK_TEST_DATA` set, on real photographs too.
 
 use penstock_codec::mode::{Mode, in_mode};
+use penstock_codec::pixels::Pool;
 use penstock_codec::region::{Encoded, Region};
 use penstock_codec::{Limits, decode};
 use turbojpeg_sys as tj;
+
+/// Of one for all, what is decoded lies in memory of other images.
+static POOL: Pool = Pool::new(1 << 20);
 
 /// A JPEG of noise and slopes, by the library's own encoder.
 fn jpeg(width: usize, height: usize, subsampling: i32, grey: bool, seed: u32) -> Vec<u8> {
@@ -40,7 +44,7 @@ fn jpeg_with(width: usize, height: usize, subsampling: i32, grey: bool, seed: u3
 }
 
 fn check(bytes: &[u8], regions: usize) {
-    let encoded = Encoded::open(bytes, Limits::default(), false).unwrap();
+    let encoded = Encoded::open(bytes, Limits::default(), false, &POOL).unwrap();
     let (width, height) = encoded.size();
     let full = in_mode(decode(bytes, Limits::default(), false).unwrap(), Mode::Rgb).unwrap();
     let mut state = 12345u64;
@@ -124,7 +128,7 @@ fn scaled_regions_equal_parts_of_scaled_decodes() {
             assert_eq!(tj::tj3Decompress8(handle, bytes.as_ptr(), bytes.len() as _, full.as_mut_ptr(), 0, tj::TJPF_TJPF_RGB), 0);
             tj::tj3Destroy(handle);
         }
-        let encoded = Encoded::open(&bytes, Limits::default(), false).unwrap();
+        let encoded = Encoded::open(&bytes, Limits::default(), false, &POOL).unwrap();
         for region in [
             Region::whole(width, height),
             Region { left: 160, top: 144, width: 200, height: 100 },
@@ -159,7 +163,7 @@ fn damaged_files_give_what_a_full_decode_gives_or_are_refused() {
             if state & 0x300 == 0 {
                 bytes.truncate(good.len() - (state >> 16) as usize % 1000);
             }
-            let Ok(encoded) = Encoded::open(&bytes, Limits { pixels: 1 << 20 }, false) else { continue };
+            let Ok(encoded) = Encoded::open(&bytes, Limits { pixels: 1 << 20 }, false, &POOL) else { continue };
             let (width, height) = encoded.size();
             match encoded.region(Region::whole(width, height), 1) {
                 Err(_) => {
@@ -223,8 +227,8 @@ fn files_do_not_depend_on_those_before() {
         files.push(bytes);
     }
     let decoded = |bytes: &[u8], region, denominator| {
-        let encoded = Encoded::open(bytes, Limits::default(), false).unwrap();
-        encoded.region(region, denominator).ok().map(|part| (part.width, part.data))
+        let encoded = Encoded::open(bytes, Limits::default(), false, &POOL).unwrap();
+        encoded.region(region, denominator).ok().map(|part| (part.width, part.data.to_vec()))
     };
     let regions = [Region::whole(150, 130), Region { left: 40, top: 30, width: 60, height: 50 }];
     let before = [plain.clone(), own, swapped, way(tj::TJPARAM_TJPARAM_PROGRESSIVE, 1), b"\xff\xd8".to_vec()];
@@ -235,7 +239,8 @@ fn files_do_not_depend_on_those_before() {
             refused += usize::from(alone.is_none());
             for before in before.iter().chain([bytes]) {
                 for _ in 0..2 {
-                    let _ = Encoded::open(before, Limits::default(), false).map(|before| before.region(Region::whole(150, 130), 1).is_ok());
+                    let _ = Encoded::open(before, Limits::default(), false, &POOL)
+                        .map(|before| before.region(Region::whole(150, 130), 1).is_ok());
                 }
                 assert!(decoded(bytes, region, denominator) == alone);
             }
@@ -258,7 +263,7 @@ fn regions_of_real_photographs_equal_crops() {
                     continue;
                 }
                 let bytes = std::fs::read(&path).unwrap();
-                let small = Encoded::open(&bytes, Limits { pixels: 4 << 20 }, false).is_ok();
+                let small = Encoded::open(&bytes, Limits { pixels: 4 << 20 }, false, &POOL).is_ok();
                 if small && decode(&bytes, Limits::default(), false).is_ok_and(|picture| picture.bits == 8) && seen < 150 {
                     check(&bytes, 6);
                     seen += 1;
@@ -273,6 +278,6 @@ fn regions_of_real_photographs_equal_crops() {
 fn a_file_cut_short_is_refused() {
     let whole = jpeg(200, 200, 2, false, 3);
     let cut = &whole[..whole.len() / 2];
-    let encoded = Encoded::open(cut, Limits::default(), false).unwrap();
+    let encoded = Encoded::open(cut, Limits::default(), false, &POOL).unwrap();
     assert_eq!(encoded.region(Region::whole(200, 200), 1).unwrap_err().code(), "media-undecodable");
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use penstock_codec::pixels::Pool;
 use penstock_dataset::generation;
 use penstock_error::{Error, Result};
 use penstock_storage::process;
@@ -22,6 +23,8 @@ const AHEAD: usize = 16;
 const FETCHERS: usize = 8;
 /// What a thread that fetches is worth: an allocator keeps about as much of what each of them frees.
 const FETCHER_BYTES: u64 = 32 << 20;
+/// The part of the budget that may lie idle, for the pixels of images to come.
+const SPARE_PART: u64 = 16;
 /// How often a waiting consumer looks whether its user wants it to stop.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -62,6 +65,8 @@ struct Inner {
     stop: Arc<AtomicBool>,
     stats: Arc<Stats>,
     fetches: bool,
+    /// Decoders take their memory from here.
+    pool: Pool,
 }
 
 struct State {
@@ -134,6 +139,7 @@ impl Engine {
             stop: Arc::default(),
             stats,
             fetches,
+            pool: Pool::new((budget.memory_bytes / SPARE_PART) as usize),
         });
         let engine = Engine { inner, threads: Mutex::default(), generation: generation() };
         let fetchers = if fetches { ((budget.memory_bytes / FETCHER_BYTES) as usize).clamp(1, FETCHERS) } else { 0 };
@@ -362,7 +368,7 @@ impl Inner {
                     if task == 0 {
                         self.note_peak(&self.lock());
                     }
-                    self.timed(&self.stats.transform_ns, || job.run(&self.recipe, task));
+                    self.timed(&self.stats.transform_ns, || job.run(&self.recipe, task, &self.pool));
                     let mut state = self.lock();
                     drop(job);
                     let Some(Entry { slot, .. }) = state.entries.get_mut(&step) else { continue };

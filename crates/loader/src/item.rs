@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 
 use penstock_codec::cut::{self, Convert, Cut};
+use penstock_codec::pixels::Pool;
 use penstock_codec::region::{Encoded, Region};
 use penstock_codec::resize::{self, Filter, Geometry, Resized};
 use penstock_codec::{Limits, Picture, decode_mask};
@@ -43,8 +44,8 @@ pub struct Array<'a> {
 }
 
 impl<'a> Image<'a> {
-    pub fn open(bytes: &'a [u8], limits: Limits, upright: bool) -> Result<Image<'a>> {
-        let encoded = Encoded::open(bytes, limits, upright)?;
+    pub fn open(bytes: &'a [u8], limits: Limits, upright: bool, pool: &'a Pool) -> Result<Image<'a>> {
+        let encoded = Encoded::open(bytes, limits, upright, pool)?;
         let (width, height) = encoded.size();
         Ok(Image { pixels: Pixels::Encoded(encoded), geometry: Geometry::whole(width, height), mirrored: [false; 2] })
     }

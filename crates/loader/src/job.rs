@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
+use penstock_codec::pixels::Pool;
 use penstock_dataset::check_text;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::ColumnSpec;
@@ -348,18 +349,18 @@ impl Job {
         Some(self.next.fetch_add(1, Relaxed)).filter(|task| *task < self.tasks.len())
     }
 
-    /// Do a task; errors are kept for `finish`.
-    pub fn run(&self, recipe: &Recipe, task: usize) {
+    /// Do a task, with memory for pixels; errors are kept for `finish`.
+    pub fn run(&self, recipe: &Recipe, task: usize, pool: &Pool) {
         let (group, samples) = self.tasks[task].clone();
         for at in samples {
-            let done = caught(|| self.sample(recipe, &recipe.pipeline.groups[group], &self.work[group], at));
+            let done = caught(|| self.sample(recipe, &recipe.pipeline.groups[group], &self.work[group], at, pool));
             if let Err(error) = done {
                 self.bad.lock().unwrap_or_else(PoisonError::into_inner).push((at, error));
             }
         }
     }
 
-    fn sample(&self, recipe: &Recipe, group: &Group, work: &Work, at: usize) -> Result<()> {
+    fn sample(&self, recipe: &Recipe, group: &Group, work: &Work, at: usize, pool: &Pool) -> Result<()> {
         let pipeline = &recipe.pipeline;
         let mut inputs = Vec::with_capacity(work.inputs.len());
         for (input, output) in work.inputs.iter().zip(&group.outputs) {
@@ -372,7 +373,7 @@ impl Job {
                 }
             });
         }
-        let items = pipeline.sample(group, &inputs, self.started.epoch, self.started.draws[at]);
+        let items = pipeline.sample(group, &inputs, self.started.epoch, self.started.draws[at], pool);
         let items = items.map_err(|error| recipe.locate(&self.started, at, &pipeline.outputs[group.outputs[0]], error))?;
         for ((item, target), output) in items.into_iter().zip(&work.targets).zip(&group.outputs) {
             let output = &pipeline.outputs[*output];

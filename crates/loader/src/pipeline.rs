@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use penstock_codec::cut::{Convert, MAX_RANK};
+use penstock_codec::pixels::Pool;
 use penstock_codec::{Mode, Outline, decode_in, outline};
 use penstock_dataset::Config;
 use penstock_error::{Error, Result};
@@ -131,9 +132,9 @@ impl Pipeline {
         Some((made, 2 * pixels(height, width) * channels.max(3) as u64 + decoder_bytes))
     }
 
-    /// Make one sample of a group: its items, all transforms applied. `inputs` gives what is stored of each result.
-    pub fn sample<'a>(&self, group: &Group, inputs: &[Input<'a>], epoch: u64, draw: u64) -> Result<Vec<Item<'a>>> {
-        let items = group.outputs.iter().zip(inputs).map(|(at, input)| self.outputs[*at].item(input));
+    /// Make one sample of a group: its items, all transforms applied. `inputs` gives what is stored of each result, `pool` memory for pixels.
+    pub fn sample<'a>(&self, group: &Group, inputs: &[Input<'a>], epoch: u64, draw: u64, pool: &'a Pool) -> Result<Vec<Item<'a>>> {
+        let items = group.outputs.iter().zip(inputs).map(|(at, input)| self.outputs[*at].item(input, pool));
         let mut items = items.collect::<Result<Vec<Item<'a>>>>()?;
         for (key, operation, on) in &group.transforms {
             transform::apply(operation, &mut items, on, &mut Draws::new(*key, epoch, draw))?;
@@ -270,12 +271,12 @@ impl Output {
         })
     }
 
-    fn item<'a>(&self, input: &Input<'a>) -> Result<Item<'a>> {
+    fn item<'a>(&self, input: &Input<'a>, pool: &'a Pool) -> Result<Item<'a>> {
         let Some(bytes) = input.bytes else { return Ok(Item::Null) };
         let sizes = || input.shape.iter().map(|size| *size as usize).collect::<Vec<_>>();
         let numbers = || bytes.as_chunks::<4>().0.iter().map(|number| f32::from_ne_bytes(*number)).collect::<Vec<f32>>();
         Ok(match &self.role {
-            Role::Image { upright, mode: Mode::Rgb } => Item::Image(Image::open(bytes, Config::limits(), *upright)?),
+            Role::Image { upright, mode: Mode::Rgb } => Item::Image(Image::open(bytes, Config::limits(), *upright, pool)?),
             Role::Image { upright, mode } => Item::Array(item::picture(decode_in(bytes, Config::limits(), *upright, *mode)?)),
             Role::Mask => Item::Array(item::mask(bytes, Config::limits())?),
             Role::Boxes(format) => {

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use penstock_codec::Limits;
-use penstock_codec::region::{Encoded, Region, recycle};
+use penstock_codec::pixels::Pool;
+use penstock_codec::region::{Encoded, Region};
 use penstock_loader::random::Draws;
 
 fn main() {
@@ -13,15 +14,16 @@ fn main() {
     let (threads, seconds): (u64, f64) = (arguments[2].parse().expect("threads"), arguments[3].parse().expect("seconds"));
     let files = std::fs::read_dir(&arguments[1]).expect("a folder").flatten();
     let images: Vec<Vec<u8>> = files.filter_map(|file| std::fs::read(file.path()).ok()).collect();
+    let pixels = Pool::new(32 << 20);
     let (done, began) = (AtomicUsize::new(0), Instant::now());
     std::thread::scope(|scope| {
         for thread in 0..threads {
-            let (images, done) = (&images, &done);
+            let (images, done, pixels) = (&images, &done, &pixels);
             scope.spawn(move || {
                 let mut draws = Draws::new(1, thread, 0);
                 while began.elapsed() < Duration::from_secs_f64(seconds) {
                     let encoded =
-                        Encoded::open(&images[draws.below(images.len() as u64) as usize], Limits::default(), true).expect("a JPEG");
+                        Encoded::open(&images[draws.below(images.len() as u64) as usize], Limits::default(), true, pixels).expect("a JPEG");
                     let (width, height) = encoded.size();
                     let target = (width * height) as f64 * draws.between(0.08, 1.0);
                     let aspect = draws.between((0.75f64).ln(), (4.0f64 / 3.0).ln()).exp();
@@ -30,7 +32,7 @@ fn main() {
                         continue;
                     }
                     let (left, top) = (draws.below((width - w) as u64 + 1) as usize, draws.below((height - h) as u64 + 1) as usize);
-                    recycle(encoded.region(Region { left, top, width: w, height: h }, 1).expect("pixels").data);
+                    encoded.region(Region { left, top, width: w, height: h }, 1).expect("pixels");
                     done.fetch_add(1, Relaxed);
                 }
             });
