@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
-import textwrap
 
+import measured
 import numpy as np
 import penstock as ps
 import pytest
@@ -156,39 +154,28 @@ def test_explain_says_which_images_may_come_as_a_list(tmp_path):
 
 
 LARGE = """
-import json, sys, threading, time
+import json, sys
 import penstock as ps
+from measured import Grown
 from penstock import transforms as T
-
-def anonymous():
-    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon:")).split()[1]) << 10
-
-def watch():
-    global peak
-    while not over.wait(0.001):
-        peak = max(peak, anonymous())
 
 ds, budget = ps.open(sys.argv[1]), int(sys.argv[2])
 transform = {"none": [], "normalise": [T.Normalize([0.5], [0.5])], "crop": [T.RandomResizedCrop(224)]}[sys.argv[3]]
 next(iter(ds.select([0]).loader(batch_size=1, transform=[T.CenterCrop(8)])))
-before, peak, seen, over = anonymous(), 0, 0, threading.Event()
-watcher = threading.Thread(target=watch)
-watcher.start()
-loader = ds.loader(batch_size=int(sys.argv[4]), transform=transform, memory_bytes=budget, threads=2)
+seen = 0
 try:
-    for batch in loader:
-        seen += len(batch["image"])
-    print(json.dumps([peak - before, loader.stats()["peak_bytes"], seen]))
+    with Grown() as grown:
+        loader = ds.loader(batch_size=int(sys.argv[4]), transform=transform, memory_bytes=budget, threads=2)
+        for batch in loader:
+            seen += len(batch["image"])
+    print(json.dumps([grown.peak, loader.stats()["peak_bytes"], seen]))
 except ps.InvalidInputError as error:
     print(json.dumps(str(error)))
-finally:
-    over.set()
 """
 
 
 def large(ds, budget, what, batch):
-    command = [sys.executable, "-c", textwrap.dedent(LARGE), ds.uri, str(budget), what, str(batch)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return json.loads(measured.run(LARGE, ds.uri, budget, what, batch))
 
 
 @pytest.mark.local
@@ -250,27 +237,16 @@ def test_memory_that_decoders_let_go_of_goes_back(tmp_path, kind, height, width)
 
 
 THREADS = """
-import sys, threading
+import sys
 import penstock as ps
+from measured import Grown, anonymous
 from penstock import transforms as T
 
-def anonymous():
-    return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
-
-ds, peak, over = ps.open(sys.argv[1]), 0, threading.Event()
-def watch():
-    global peak
-    while not over.wait(0.001):
-        peak = max(peak, anonymous())
-
-before = anonymous()
-watcher = threading.Thread(target=watch)
-watcher.start()
-for _ in ds.loader(batch_size=1, transform=[T.RandomResizedCrop(64)], threads=12, memory_bytes=128 << 20):
-    pass
-over.set()
-watcher.join()
-print(peak - before, anonymous() - before)
+ds = ps.open(sys.argv[1])
+with Grown() as grown:
+    for _ in ds.loader(batch_size=1, transform=[T.RandomResizedCrop(64)], threads=12, memory_bytes=128 << 20):
+        pass
+print(grown.peak, anonymous() - grown.before)
 """
 
 
@@ -279,8 +255,7 @@ print(peak - before, anonymous() - before)
 def test_threads_keep_nothing_of_large_images(tmp_path, kind):
     ds = ps.create(tmp_path / "large", {"image": ps.Image()})
     ds.append({"image": [encoded(Image.open(io.BytesIO(photograph(3000, 4000, 1))), kind)] * 24})
-    run = subprocess.run([sys.executable, "-c", THREADS, ds.uri], capture_output=True, text=True, check=True)
-    peak, after = map(int, run.stdout.split())
+    peak, after = map(int, measured.run(THREADS, ds.uri).split())
     assert peak <= 144 << 20 and after <= 48 << 20, (peak >> 20, after >> 20)
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import measured
 import numpy as np
 import penstock as ps
 import pyarrow as pa
@@ -824,28 +825,16 @@ def test_what_is_no_point_in_time_does_not_become_one(tmp_path):
 
 
 PARQUET = """
-import sys, threading
+import sys
 import penstock as ps
 import pandas, pyarrow.parquet
+from measured import Grown
 from penstock.importers import import_data
 
-def anonymous():
-    return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
-
 ps.configure(memory_bytes=16 << 20)
-peak, over = 0, threading.Event()
-def watch():
-    global peak
-    while not over.wait(0.002):
-        peak = max(peak, anonymous())
-
-before = anonymous()
-watcher = threading.Thread(target=watch)
-watcher.start()
-import_data(sys.argv[1], sys.argv[2])
-over.set()
-watcher.join()
-print(peak - before)
+with Grown() as grown:
+    import_data(sys.argv[1], sys.argv[2])
+print(grown.peak)
 """
 
 
@@ -855,10 +844,7 @@ def test_what_parquet_stores_once_counts_as_often_as_it_comes(tmp_path):
     words = [f"{number} " * 4000 for number in range(50)]
     rows = ["a"] * 5000 + [words[row % 50] for row in range(20_000)]
     pq.write_table(pa.table({"t": rows, "n": range(len(rows))}), tmp_path / "t.parquet", row_group_size=len(rows))
-    run = subprocess.run(
-        [sys.executable, "-c", PARQUET, tmp_path / "t.parquet", tmp_path / "set"], capture_output=True, text=True, check=True
-    )
-    assert int(run.stdout) <= 200 << 20  # Was 735 MiB.
+    assert int(measured.run(PARQUET, tmp_path / "t.parquet", tmp_path / "set")) <= 200 << 20  # Was 735 MiB.
     ds = ps.open(tmp_path / "set")
     assert len(ds) == 25_000 and ds[24_999]["t"] == words[49] and list(ds["n"][[0, 4999, 24_999]]) == [0, 4999, 24_999]
 

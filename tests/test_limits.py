@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import measured
 import numpy as np
 import penstock as ps
 import psutil
@@ -176,9 +177,7 @@ def test_overhead_on_disk(root, mean, share, each, kind):
 KNOWN = """
 import sys
 import penstock as ps
-
-def anonymous():
-    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1]) << 10
+from measured import anonymous
 
 ps.configure(memory_bytes=16 << 20)
 ds = ps.open(sys.argv[1], io=sys.argv[2])
@@ -203,8 +202,7 @@ def wordy(tmp_path_factory):
 @pytest.mark.parametrize("column", ["n", "c"])
 def test_what_is_known_of_data_files_keeps_to_the_budget(wordy, io, column):
     """A quarter of it for tails; an eighth for codes of their words; 2 MiB of words, and the tail that is being read. It was 32 MiB and more."""
-    command = [sys.executable, "-c", KNOWN, wordy.uri, io, column]
-    assert int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) <= (4 + 2 + 6) << 20
+    assert int(measured.run(KNOWN, wordy.uri, io, column)) <= (4 + 2 + 6) << 20
 
 
 def test_small_files_come_whole_only_where_all_of_them_may_be_kept(root):

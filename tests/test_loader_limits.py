@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 
+import measured
 import numpy as np
 import penstock as ps
 import psutil
@@ -416,7 +417,7 @@ def test_a_stream_whose_batches_do_not_fit_together_is_refused_before_its_first(
 
 WIDE = """
 import sys, penstock as ps
-def anonymous(): return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+from measured import anonymous
 ps.configure(memory_bytes=8 << 20)
 ds = ps.open(sys.argv[1], io=sys.argv[2])
 ds.take([0], columns=["c1"])
@@ -435,5 +436,4 @@ def test_what_is_known_of_many_columns_counts(tmp_path, io):
     ds = ps.create(tmp_path / "wide", dict.fromkeys(names, "int8"))
     for row in range(60):
         ds.append({name: [row] for name in names})
-    run = subprocess.run([sys.executable, "-c", WIDE, ds.uri, io], capture_output=True, text=True, check=True)
-    assert int(run.stdout) <= 6 << 20  # 20 MB of all.
+    assert int(measured.run(WIDE, ds.uri, io)) <= 6 << 20  # 20 MB of all.

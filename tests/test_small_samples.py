@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 
+import measured
 import numpy as np
 import penstock as ps
 import pytest
@@ -212,16 +213,14 @@ def test_a_long_scan_holds_the_same_memory_as_a_short_one(tmp_path, io):
     program = """
 import sys
 import penstock as ps
-def anonymous():
-    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon:")).split()[1]) << 10
+from measured import anonymous
 ps.configure(memory_bytes=64 << 20)
 peaks = []
 for batch in ps.open(sys.argv[1], io=sys.argv[2]).scan(batch_size=1000):
     peaks.append(anonymous())
 print(max(peaks[: len(peaks) // 3]), max(peaks))
 """
-    out = subprocess.run([sys.executable, "-c", program, ds.uri, io], capture_output=True, text=True, check=True)
-    early, late = map(int, out.stdout.split())
+    early, late = map(int, measured.run(program, ds.uri, io).split())
     assert late <= early + (16 << 20), f"{late - early >> 20} MiB more after 375 MiB than after 125"
 
 
@@ -233,8 +232,7 @@ def test_small_files_that_are_held_whole_count_in_the_budget(tmp_path):
     program = """
 import sys
 import penstock as ps
-def anonymous():
-    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon:")).split()[1]) << 10
+from measured import anonymous
 ps.configure(memory_bytes=32 << 20)
 ds = ps.open(sys.argv[1], io="buffered")
 before, peak = anonymous(), 0
@@ -243,5 +241,5 @@ for position in range(len(ds)):
     peak = max(peak, anonymous())
 print(peak - before)
 """
-    grown = int(subprocess.run([sys.executable, "-c", program, ds.uri], capture_output=True, text=True, check=True).stdout)
+    grown = int(measured.run(program, ds.uri))
     assert grown <= 64 << 20, f"{grown >> 20} MiB"

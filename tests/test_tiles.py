@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import h5py
+import measured
 import numpy as np
 import penstock as ps
 import pytest
@@ -290,33 +291,24 @@ def test_tiles_that_cannot_be(root):
 
 
 PROGRAM = """
-import sys, threading, time
+import sys
 import numpy as np
 import penstock as ps
+from measured import Grown
 
 source, place, columns, rows = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-peak = 0
-def anonymous():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
-def watch():
-    global peak
-    while True:
-        peak = max(peak, anonymous())
-        time.sleep(0.005)
 ps.create("memory://warm", {"x": "int32"}).append({"x": [1]})
-before = anonymous()
-threading.Thread(target=watch, daemon=True).start()
-values = np.memmap(source, np.int32, "r", shape=(rows, 1024, columns))
-ds = ps.create(place, {"volume": ps.Tensor((None, 1024, columns), "int32")})
-ds.append({"volume": [values]})
-rng = np.random.default_rng(0)
-for _ in range(50):
-    low = int(rng.integers(0, rows - 8))
-    found = ds["volume"][0, low:low + 8, 100:300]
-    assert found.shape == (8, 200, columns) and np.array_equal(found, values[low:low + 8, 100:300])
-assert ds.verify()["problems"] == []
-print(peak - before)
+with Grown() as grown:
+    values = np.memmap(source, np.int32, "r", shape=(rows, 1024, columns))
+    ds = ps.create(place, {"volume": ps.Tensor((None, 1024, columns), "int32")})
+    ds.append({"volume": [values]})
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        low = int(rng.integers(0, rows - 8))
+        found = ds["volume"][0, low:low + 8, 100:300]
+        assert found.shape == (8, 200, columns) and np.array_equal(found, values[low:low + 8, 100:300])
+    assert ds.verify()["problems"] == []
+print(grown.peak)
 """
 
 
@@ -326,8 +318,7 @@ def beyond_memory(tmp_path, place, gib):
     with (tmp_path / "values.bin").open("wb") as file:
         for row in range(rows):
             file.write((np.arange(1 << 18, dtype=np.int32) * 3 + row).tobytes())
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "values.bin"), str(place), "256", str(rows)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return int(measured.run(PROGRAM, tmp_path / "values.bin", place, 256, rows))
 
 
 def test_a_sample_larger_than_the_budget(root, tmp_path):
