@@ -103,7 +103,7 @@ pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
         return Err(undecodable(format!("cannot decode JPEG: {}", decoder.message())));
     }
     if cmyk {
-        data = cmyk_to_rgb(&data);
+        cmyk_to_rgb(&mut data);
     }
     Ok(Picture { height, width, channels: header.channels, bits: 8, data })
 }
@@ -114,8 +114,13 @@ fn has_end_marker(bytes: &[u8]) -> bool {
     bytes.windows(2).rev().find(|pair| matches!(pair, [0xff, 0xd9 | 0xda])).is_some_and(|pair| pair[1] == 0xd9)
 }
 
-/// Adobe stores CMYK inverted (255 is no ink), as every CMYK JPEG in the wild does.
-fn cmyk_to_rgb(data: &[u8]) -> Vec<u8> {
+/// Adobe stores CMYK inverted (255 is no ink), as every CMYK JPEG in the wild does. In its place: pictures are large.
+fn cmyk_to_rgb(data: &mut Vec<u8>) {
     let ink = |colour: u8, key: u8| ((u16::from(colour) * u16::from(key) + 127) / 255) as u8;
-    data.chunks_exact(4).flat_map(|pixel| [ink(pixel[0], pixel[3]), ink(pixel[1], pixel[3]), ink(pixel[2], pixel[3])]).collect()
+    let pixels = data.len() / 4;
+    for at in 0..pixels {
+        let [cyan, magenta, yellow, key] = [0, 1, 2, 3].map(|ink| data[4 * at + ink]);
+        data[3 * at..][..3].copy_from_slice(&[ink(cyan, key), ink(magenta, key), ink(yellow, key)]);
+    }
+    data.truncate(3 * pixels);
 }

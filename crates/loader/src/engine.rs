@@ -247,12 +247,14 @@ impl State {
         self.begin < self.end && self.entries.len() < AHEAD && (room || self.entries.is_empty())
     }
 
-    /// Let those batches run that there is room for, and the earliest in any case, unless it and the one given before it are too much.
+    /// Let those batches run that there is room for, and the earliest in any case once no other runs, unless it and the one given before it are
+    /// too much.
     fn unpark(&mut self, memory_bytes: u64, room_bytes: u64) {
         let parked = self.entries.iter().filter(|(_, entry)| matches!(entry.slot, Slot::Parked(_)));
         for step in parked.map(|(step, _)| *step).collect::<Vec<u64>>() {
             let used = self.in_flight_bytes() + self.given_bytes;
             let first = self.entries.keys().next() == Some(&step);
+            let running = self.entries.values().any(|entry| matches!(entry.slot, Slot::Running { .. }));
             // Earlier ones that nobody has looked at yet must run before this one is given: they may be as large as any so far.
             let earlier = self.entries.range(..step).filter(|(_, entry)| matches!(entry.slot, Slot::Taken | Slot::Fetched(_)));
             let unknown: u64 = earlier.map(|(_, entry)| self.estimate_bytes.saturating_sub(entry.bytes)).sum();
@@ -260,7 +262,7 @@ impl State {
             let Slot::Parked(job) = &entry.slot else { return };
             let (tasks, Needs { bytes, held_bytes, scratch_bytes }) = (job.tasks(), job.needs());
             let alone = bytes + scratch_bytes * tasks.min(threads) as u64;
-            if !first && used + unknown + alone - held_bytes > room_bytes {
+            if used + unknown + alone - held_bytes > room_bytes && (!first || running) {
                 return;
             }
             if first && alone + self.given_bytes > memory_bytes {
@@ -438,7 +440,7 @@ impl Inner {
 
     fn put(&self, step: u64, slot: Slot) {
         if let Some(entry) = self.lock().entries.get_mut(&step) {
-            entry.slot = slot;
+            (entry.slot, entry.scratch) = (slot, (0, 0));
         }
         self.work.notify_all();
         self.done.notify_all();

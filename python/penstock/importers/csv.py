@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import bisect
-import contextlib
 import json
 import os
 import pathlib
@@ -15,7 +14,7 @@ import secrets
 import string
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,19 +39,15 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")
     import_pandas()
     for what, text in (("delimiter", options.delimiter or ","), ("quote character", options.quote or '"')):
-        if len(text) != 1 or not text.isascii():
+        if not isinstance(text, str) or len(text) != 1 or not text.isascii() or text in "\0\r\n":
             raise InvalidInputError(f"cannot import `{path}`: the {what} {text!r} is not one ASCII character")
     inferred = _Reading(path, options, None, lambda _: None).schema
     names = _names(path, inferred, options)
     unknown = [name for name in options.types if name not in names]
     if unknown:
         raise InvalidInputError(f"cannot import `{path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(names)}")
-    kinds = (
-        {name: _infer(inferred.field(name).type, name) for name in names}
-        | dict(_no_numbers(path, options, inferred))
-        | {name: kind for name, kind in options.defaults.items() if name in names and _is_plain(kind)}
-        | dict(options.types)
-    )
+    given = {name: kind for name, kind in options.defaults.items() if name in names and _is_plain(kind)} | dict(options.types)
+    kinds = {name: _infer(inferred.field(name).type, name) for name in names} | dict(_no_numbers(path, options, inferred)) | given
     for name, kind in kinds.items():
         if not _is_plain(kind):
             raise InvalidInputError(
@@ -95,7 +90,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
             gone[:] = [row for row in gone if row >= first]
             progress["done"] = min(progress["done"] + batch.nbytes, path.stat().st_size)
             taken, refused[:] = list(refused), []
-            yield _chunk(batch, kinds, partial(_name, path, number), taken)
+            yield _chunk(batch, kinds, given, partial(_name, path, number), taken)
         if not closed:
             raise InvalidInputError(
                 f"cannot import `{path}`: a quote in row {last_row if open_row is None else open_row} is never closed",
@@ -113,15 +108,21 @@ class _Pieces:
 
     def __init__(self, raw: Any, end: str) -> None:
         self._raw, self._end, self.closed = raw, f"\n{end}".encode(), False
+        self._next = b""
 
     def read(self, size: int) -> bytes:
         """Read up to `size` bytes."""
-        piece = bytes(self._raw.read(size - size // 64))
-        while piece.endswith(b"\r") and len(piece) < size and (more := self._raw.read(1)):
+        piece = self._take(size - size // 64)
+        while piece.endswith(b"\r") and len(piece) < size and (more := self._take(1)):
             piece += more
-        if not piece:
-            piece, self._end = self._end, b""
+        self._next = self._take(1)
+        if not self._next and len(piece) + len(self._end) <= size:  # Arrow refuses a first piece without a whole line.
+            piece, self._end = piece + self._end, b""
         return piece
+
+    def _take(self, size: int) -> bytes:
+        begun, self._next = self._next, b""
+        return begun + bytes(self._raw.read(size - len(begun)))
 
     def close(self) -> None:
         """Close the file beneath."""
@@ -232,7 +233,8 @@ def _infer(kind: pa.DataType, name: str) -> ColumnType:
 def _no_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) -> Iterator[tuple[str, ColumnType]]:
     """Columns that Arrow takes for numbers, and that lose something as such.
 
-    As floats, different whole numbers beyond int64 would become equal; words such as `00501` and `0x7f` would lose their form.
+    As floats, different whole numbers beyond int64 would become equal; words such as `00501` and `0x7f` would lose their form. Behind the first
+    block such words are refused: `_converted`.
     """
     names = [name for name in inferred.names if _is_number(inferred.field(name).type) and name not in options.types]
     first = _Reading(path, options, inferred.names, lambda _: None).next() if names else None
@@ -240,12 +242,19 @@ def _no_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) -> It
         return
     for name in names:
         texts = _nulled(compute.utf8_trim_whitespace(_texts(first.column(name))[0])).drop_null()
-        if pa.types.is_integer(inferred.field(name).type):
-            if compute.any(compute.match_substring_regex(texts, r"^[+-]?0[0-9xX]")).as_py():
-                yield name, Text()
-        elif len(texts) and compute.all(compute.match_substring_regex(texts, r"^[+-]?[0-9]+$")).as_py():
+        if compute.any(compute.match_substring_regex(texts, f"{_FRONT_ZEROS}|^[+-]?0[xX]")).as_py():
+            yield name, Text()
+        elif (
+            pa.types.is_floating(inferred.field(name).type)
+            and len(texts)
+            and compute.all(compute.match_substring_regex(texts, r"^[+-]?[0-9]+$")).as_py()
+        ):
             fits = all(0 <= int(text) < 2**64 for text in texts.to_pylist())
             yield name, Scalar("uint64") if fits else Text()
+
+
+# Whole numbers with zeros in front, which are words: postal codes, identifiers.
+_FRONT_ZEROS = "^[+-]?0[0-9]+$"
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -272,7 +281,10 @@ def _is_plain(kind: ColumnType) -> bool:
     return isinstance(kind, Text | Category | Label | Json | Bytes) or (isinstance(kind, Scalar) and not kind.dtype.startswith("complex"))
 
 
-def _chunk(batch: pa.RecordBatch, kinds: dict[str, ColumnType], name: Callable[[int], str], refused: list[Refusal]) -> Chunk:
+def _chunk(
+    batch: pa.RecordBatch, kinds: dict[str, ColumnType], given: Collection[str], name: Callable[[int], str], refused: list[Refusal]
+) -> Chunk:
+    """Convert a batch; types that were not given are a guess of ours, so what would lose its form is refused."""
     columns: dict[str, Any] = {}
     problems: list[tuple[int, str, Refusal]] = []
     for column, kind in kinds.items():
@@ -280,7 +292,7 @@ def _chunk(batch: pa.RecordBatch, kinds: dict[str, ColumnType], name: Callable[[
         why = f"cannot append to column `{column}`: it is not UTF-8; if all of the file is of another encoding, give --encoding, such as latin-1"
         problems += [(row, column, Refusal(name(row), "invalid-value", why)) for row in broken]
         if isinstance(kind, Scalar):
-            converted, bad = _converted(texts, kind)
+            converted, bad = _converted(texts, kind, column in given)
             why = f"cannot append to column `{column}`: %r, expected {kind.dtype}"
             problems += [(row, column, Refusal(name(row), "invalid-value", why % texts[row].as_py()[:80])) for row in bad]
             columns[column] = tables.values(converted, kind)
@@ -330,20 +342,24 @@ def _parsed(texts: pa.Array) -> tuple[list[Any], list[tuple[int, str]]]:
     return values, bad
 
 
-def _converted(texts: pa.Array, kind: Scalar) -> tuple[pa.Array, list[int]]:
+def _converted(texts: pa.Array, kind: Scalar, is_given: bool) -> tuple[pa.Array, list[int]]:
     """Text → the type of a scalar; also the rows that are none."""
     texts = _nulled(compute.utf8_trim_whitespace(texts))
     if kind.dtype == "timestamp":
-        return _timestamps(texts)
+        return tables.timestamps(texts)
     # What does not fit a smaller float is for us to refuse.
     floats = "float" in kind.dtype
     wanted = pa.float64() if floats else column_type(kind)
     bad: list[int] = []
+    words = []
     if not floats:  # Arrow takes the digits of hexadecimal numbers for bits: 0xff is -1 as int8.
-        digits = compute.or_(compute.match_substring(texts, "x"), compute.match_substring(texts, "X"))
-        if compute.any(digits).as_py():
-            bad = compute.indices_nonzero(digits).to_pylist()
-            texts = compute.if_else(digits, pa.scalar(None, texts.type), texts)
+        words += [compute.match_substring(texts, "x"), compute.match_substring(texts, "X")]
+    if not is_given and kind.dtype != "bool":
+        words.append(compute.match_substring_regex(texts, _FRONT_ZEROS))
+    for word in words:
+        if compute.any(word).as_py():
+            bad = sorted(bad + compute.indices_nonzero(word).to_pylist())
+            texts = compute.if_else(word, pa.scalar(None, texts.type), texts)
     try:
         numbers = texts.cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -362,21 +378,6 @@ def _converted(texts: pa.Array, kind: Scalar) -> tuple[pa.Array, list[int]]:
             numbers = compute.if_else(beyond, pa.scalar(None, wanted), numbers)
             bad = sorted(bad + compute.indices_nonzero(beyond).to_pylist())
     return numbers, bad
-
-
-# With and without a zone; of nanoseconds the last three digits go.
-_TIMES = [pa.timestamp(unit, tz=zone) for unit in ("us", "ns") for zone in (None, "UTC")]
-
-
-def _timestamps(texts: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Text → microseconds, in UTC; also the rows that are none."""
-    for kind in _TIMES:
-        with contextlib.suppress(pa.ArrowInvalid):
-            return tables.microseconds(texts.cast(kind)).cast(pa.timestamp("us")), []
-    if len(texts) == 1:
-        return pa.nulls(1, pa.timestamp("us")), [0]
-    each = [_timestamps(texts[row : row + 1]) for row in range(len(texts))]
-    return pa.concat_arrays([value for value, _ in each]), [row for row, (_, bad) in enumerate(each) if bad]
 
 
 def _failed(path: pathlib.Path, error: Exception, place: str = "near its beginning") -> Error:

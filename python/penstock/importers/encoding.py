@@ -15,7 +15,7 @@ def recoded(raw: Any, encoding: str, path: pathlib.Path) -> Any:
         name = codecs.lookup(encoding).name
         codecs.getincrementaldecoder(encoding)
         "".encode(encoding)  # Raises LookupError for a codec that does not encode text, such as hex.
-    except (LookupError, ValueError):
+    except (LookupError, TypeError, ValueError):
         raise InvalidInputError(f"cannot import `{path}`: unknown encoding {encoding!r}") from None
     return raw if name == "utf-8" else Recoded(raw, encoding, path)
 
@@ -34,7 +34,7 @@ class Recoded:
         while len(self.rest) < size or size < 0:
             piece = self.raw.read(1 << 20)
             try:
-                text = self.decoder.decode(piece, final=not piece)
+                self.rest += self.decoder.decode(piece, final=not piece).encode()
             except UnicodeError as error:
                 place = self.at + getattr(error, "start", 0)
                 raise InvalidInputError(
@@ -43,7 +43,6 @@ class Recoded:
                     hint="give --encoding, such as latin-1 or utf-16",
                 ) from error
             self.at += len(piece)
-            self.rest += text.encode()
             if not piece:
                 break
         taken, self.rest = (self.rest, b"") if size < 0 else (self.rest[:size], self.rest[size:])

@@ -29,20 +29,14 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     files, left_out = _files(path, options) if path.is_dir() else ([path], [])
     schemas = [_guard(file, partial(_schema, file)) for file in files]
     schema = schemas[0]
-    # A column that is null throughout in one file has its type from another.
-    typed = {
-        name: next(
-            (found.field(name).type for found in schemas if name in found.names and not pa.types.is_null(found.field(name).type)), pa.null()
-        )
-        for name in schema.names
-    }
+    typed = {name: _type([found.field(name).type for found in schemas if name in found.names]) for name in schema.names}
     if len(typed) != len(schema.names):
         raise InvalidInputError(f"cannot import `{files[0]}`: two columns have the same name", code="invalid-schema")
     kinds = {name: options.types.get(name) or _guard(files[0], partial(_infer, files, kind, name)) for name, kind in typed.items()}
     for file, found in zip(files, schemas, strict=True):
-        _check_columns(file, found, files[0], typed)
+        _check_columns(file, found, files[0], typed, options)
     for name, theirs in typed.items():
-        if _counts(theirs) and (options.types.get(name) or options.defaults.get(name)) == Scalar("timestamp"):
+        if _counts(tables.storage(theirs)) and (options.types.get(name) or options.defaults.get(name)) == Scalar("timestamp"):
             raise InvalidInputError(
                 f"cannot import `{files[0]}`: its column `{name}` is {theirs}, which is no point in time",
                 code="invalid-schema",
@@ -67,22 +61,40 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     return Source(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"], names)
 
 
-def _check_columns(file: pathlib.Path, schema: pa.Schema, first: pathlib.Path, typed: dict[str, pa.DataType]) -> None:
-    """Refuse a file whose columns are not those of the first one, or count times in another unit: they are stored as numbers of it."""
+def _type(kinds: list[pa.DataType]) -> pa.DataType:
+    """Choose one type for a column of several files: numbers become as wide as all of them need; else it is that of the first that is not all null."""
+    kinds = [kind for kind in kinds if not pa.types.is_null(kind)] or [pa.null()]
+    chosen_type = kinds[0]
+    for kind in kinds[1:]:
+        chosen_type = tables.wider(chosen_type, kind) or chosen_type
+    return chosen_type
+
+
+def _check_columns(file: pathlib.Path, schema: pa.Schema, first: pathlib.Path, typed: dict[str, pa.DataType], options: Options) -> None:
+    """Refuse a file whose columns are not those of the first one, count times in another unit, or lose something as the type that was inferred."""
     if schema.names != list(typed):
         raise InvalidInputError(
             f"cannot import `{file}`: its columns are {schema.names}, those of `{first}` {list(typed)}", code="invalid-schema"
         )
     for name, theirs in typed.items():
-        mine = schema.field(name).type
+        mine, theirs = tables.storage(schema.field(name).type), tables.storage(theirs)
         if pa.types.is_null(mine) or pa.types.is_null(theirs) or mine == theirs:
             continue
-        if _counts(mine) or _counts(theirs) or pa.types.is_temporal(mine) != pa.types.is_temporal(theirs):
+        counts = _counts(mine) or _counts(theirs) or pa.types.is_temporal(mine) != pa.types.is_temporal(theirs)
+        loses = name not in options.types and name not in options.defaults and _loses(mine, theirs)
+        if counts or loses:
             raise InvalidInputError(
-                f"cannot import `{file}`: its column `{name}` is {mine}, that of `{first}` {theirs}",
+                f"cannot import `{file}`: its column `{name}` is {mine}, that of other files, such as `{first}`, {theirs}",
                 code="invalid-schema",
-                hint="cast one to the type of the other first",
+                hint=f"cast one to the type of the other first{', or give the type of the column' if loses and not counts else ''}",
             )
+
+
+def _loses(mine: pa.DataType, theirs: pa.DataType) -> bool:
+    """Check whether numbers, or lists of them, change as this type of numbers."""
+    mine, theirs = (kind.value_type if hasattr(kind, "value_type") else kind for kind in (mine, theirs))
+    numbers = all(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) for kind in (mine, theirs))
+    return numbers and tables.wider(mine, theirs) != theirs
 
 
 def _counts(kind: pa.DataType) -> bool:
@@ -134,6 +146,11 @@ def _chunk(file: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnTyp
             problems += [
                 (row, name, Refusal(named(row), "invalid-value", f"cannot append to column `{name}`: {why}")) for row, why in only_paths
             ]
+        if kind == Scalar("timestamp") and (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+            texts = array.cast(pa.string())
+            array, bad = tables.timestamps(texts)
+            why = f"cannot append to column `{name}`: %r, expected timestamp"
+            problems += [(row, name, Refusal(named(row), "invalid-value", why % texts[row].as_py()[:80])) for row in bad]
         columns[name] = _guard(file, partial(tables.values, array, kind))
     return Chunk(columns, batch.num_rows, named, problems=problems)
 

@@ -60,6 +60,8 @@ def kinds_of(head: list[Any], options: Options) -> dict[str, ColumnType]:
     for row in good:
         for key, value in row.items():
             columns.setdefault(str(key), []).append(value)
+    if not columns and not options.types:
+        raise InvalidInputError("cannot import: its first rows have no columns", hint="give the types of the columns")
     kinds = {key: options.types.get(key) or options.defaults.get(key) or infer(values, key) for key, values in columns.items()}
     return kinds | {key: kind for key, kind in options.types.items() if key not in kinds}
 

@@ -104,9 +104,10 @@ def import_data(
     given = {name: _type(name, kind) for name, kind in (types or {}).items()}
     settings = Options(types=given, on_error=on_error, defaults={} if there is None else there.schema, **options)
     opened, name = _open_source(source, format, settings)
+    was_folder = pathlib.Path(destination).is_dir()
     dataset, created = _destination(there, destination, opened.schema, f"create for import of {name}")
     report = Report(0, [], None, opened.left_out)
-    with _undo(dataset, created), dataset.transaction(message or f"import {name}") as transaction:
+    with _undo(dataset, created, was_folder), dataset.transaction(message or f"import {name}") as transaction:
         kinds = dataset.schema
         appender = _Appender(transaction, kinds, validate, on_error, report.refused)
         for chunk in opened.chunks:
@@ -174,10 +175,12 @@ def _destination(dataset: Dataset | None, uri: str | os.PathLike[str], schema: d
 
 
 class _undo:
-    """Remove a dataset that this import has just made, if the import fails and nobody else has committed to it."""
+    """Remove a dataset that this import has just made, if the import fails and nobody else has committed to it. A folder that was there stays."""
 
-    def __init__(self, dataset: Dataset, created: bool) -> None:
-        self.root = pathlib.Path(dataset.uri) if created and "://" not in dataset.uri else None
+    def __init__(self, dataset: Dataset, created: bool, was_folder: bool) -> None:
+        # Where links lead: a link is the user's.
+        self.root = pathlib.Path(dataset.uri).resolve() if created and "://" not in dataset.uri else None
+        self.was_folder = was_folder
         self.left = dataset.uri if created and self.root is None else None
         self.first = dataset.snapshot
 
@@ -198,6 +201,8 @@ class _undo:
             self.root.rename(aside)
             if open(aside).snapshot == self.first:
                 shutil.rmtree(aside, ignore_errors=True)
+                if self.was_folder:
+                    self.root.mkdir(exist_ok=True)
             else:
                 aside.rename(self.root)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow.compute as compute
 
 from penstock.errors import UnsupportedError
 from penstock.importers.images import begins_as_image
-from penstock.schema import Bytes, Category, ColumnType, Image, Json, Scalar, Tensor, Text
+from penstock.schema import Bytes, Category, ColumnType, Image, Json, Label, Scalar, Tensor, Text
 from penstock.values import fail
 
 _PLAIN = {pa.bool_(): "bool", pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"} | {
@@ -121,14 +122,74 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         return [None if value is None else text(value) for value in array.to_pylist()]
     if isinstance(kind, Json):
         return [_plain(value) for value in array.to_pylist()]
-    return array if isinstance(kind, Text | Bytes | Category | Scalar | Image) else array.to_pylist()
+    return array if isinstance(kind, Text | Bytes | Category | Label | Scalar | Image) else array.to_pylist()
 
 
 def microseconds(times: pa.Array) -> pa.Array:
     """Give timestamps as microseconds since 1970. Nanoseconds are rounded down, as NumPy does; a coarser unit that does not fit is an error."""
-    if times.type.unit == "ns":
-        times = compute.floor_temporal(times, unit="microsecond")
+    if times.type.unit == "ns":  # Arrow's own rounding is of local times, of which some come twice.
+        counts = times.cast(pa.int64())
+        return pa.array(np.asarray(counts.fill_null(0)) // 1000, mask=np.asarray(counts.is_null()))
     return times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64())
+
+
+def timestamps(texts: pa.Array) -> tuple[pa.Array, list[int]]:
+    """Text → microseconds, in UTC, of up to nine decimals; also the rows that are none."""
+    cut = compute.replace_substring_regex(texts, r"(\.\d{6})\d{1,3}(\D|$)", r"\1\2")
+    for form in (texts, cut):
+        for zone in (None, "UTC"):
+            with contextlib.suppress(pa.ArrowInvalid):
+                return form.cast(pa.timestamp("us", tz=zone)).cast(pa.timestamp("us")), []
+    if len(texts) == 1:
+        return pa.nulls(1, pa.timestamp("us")), [0]
+    each = [timestamps(texts[row : row + 1]) for row in range(len(texts))]
+    return pa.concat_arrays([value for value, _ in each]), [row for row, (_, bad) in enumerate(each) if bad]
+
+
+def storage(kind: pa.DataType) -> pa.DataType:
+    """Give the type of the values that a dictionary, runs or an extension stand for."""
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return storage(kind.value_type)
+    return storage(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+# Bits of whole numbers that a float holds.
+_WHOLE_BITS = {16: 11, 32: 24, 64: 53}
+
+
+def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Choose the type, of numbers or lists of numbers, that holds what either does. Returns None if there is none.
+
+    >>> wider(pa.float32(), pa.float64()), wider(pa.int32(), pa.uint16()), wider(pa.int64(), pa.float64())
+    (DataType(double), DataType(int32), None)
+    """
+    if one == other:
+        return one
+    if _is_list(one) and _is_list(other):
+        inner = wider(one.value_type, other.value_type)
+        return None if inner is None else pa.list_(inner)
+    if not _is_number(one) or not _is_number(other):
+        return None
+    small, large = sorted((one, other), key=lambda kind: (pa.types.is_floating(kind), kind.bit_width))
+    if pa.types.is_floating(small) or (not pa.types.is_floating(large) and _is_signed(small) == _is_signed(large)):
+        return large
+    if pa.types.is_floating(large):
+        bits = small.bit_width - _is_signed(small)
+        return large if bits <= _WHOLE_BITS[large.bit_width] else pa.float64() if bits <= _WHOLE_BITS[64] else None
+    bits = max(kind.bit_width * (1 if _is_signed(kind) else 2) for kind in (one, other))
+    return getattr(pa, f"int{bits}")() if bits <= 64 else None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _is_signed(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_signed_integer(kind))
 
 
 def media(array: pa.StructArray) -> tuple[pa.Array, list[tuple[int, str]]]:
