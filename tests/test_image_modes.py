@@ -259,6 +259,35 @@ def test_threads_keep_nothing_of_large_images(tmp_path, kind):
     assert peak <= 144 << 20 and after <= 48 << 20, (peak >> 20, after >> 20)
 
 
+MIXED = """
+import json, sys
+import penstock as ps
+from measured import Grown
+from penstock import transforms as T
+
+ds = ps.open(sys.argv[1])
+with Grown() as grown:
+    loader = ds.loader(batch_size=1, shuffle=True, seed=0, transform=[T.Resize((8, 8))], threads=8, memory_bytes=80 << 20)
+    assert sum(len(batch["image"]) for batch in loader) == len(ds)
+print(json.dumps([grown.peak, loader.stats()["peak_bytes"]]))
+"""
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("mode", ["RGB", "CMYK"])
+def test_large_images_that_come_late_wait_for_those_before(tmp_path, mode):
+    """What an image takes is known when its header is read; another large one may be in work by then. 12 MP take 69 MiB, or with CMYK as much."""
+    bodies = []
+    for height, width in ((3000, 4000), (2000, 3000), (400, 600)):
+        body = io.BytesIO()
+        Image.open(io.BytesIO(photograph(height, width, 1))).convert(mode).save(body, "JPEG")
+        bodies.append(body.getvalue())
+    ds = ps.create(tmp_path / "large", {"image": ps.Image()})
+    ds.append({"image": bodies * 16})
+    grown, peak = json.loads(measured.run(MIXED, ds.uri))
+    assert peak <= 80 << 20 and grown <= 104 << 20, (grown >> 20, peak >> 20)
+
+
 def png(mode, **options):
     body = io.BytesIO()
     Image.fromarray(np.arange(4, dtype=np.uint8).reshape(2, 2)).convert(mode).save(body, "PNG", **options)

@@ -452,7 +452,9 @@ def test_files_of_other_units_are_refused(tmp_path, kind):
         pq.write_table(pa.table({"d": pa.array([1, 2], make(unit))}), tmp_path / "source" / f"{name}.parquet")
     assert import_data(tmp_path / "source", tmp_path / "same", format="parquet").samples == 4
     pq.write_table(pa.table({"d": pa.array([1, 2], make("ns"))}), tmp_path / "source" / "b.parquet")
-    with pytest.raises(ps.InvalidInputError, match=rf"b.parquet`: its column `d` is {kind}\[ns\], that of `.*a.parquet` {kind}\[us\]"):
+    with pytest.raises(
+        ps.InvalidInputError, match=rf"b.parquet`: its column `d` is {kind}\[ns\], that of files such as `.*a.parquet` {kind}\[us\]"
+    ):
         import_data(tmp_path / "source", tmp_path / "set", format="parquet")
 
 
@@ -878,4 +880,168 @@ def test_a_ctrl_c_while_pandas_is_imported_ends_the_import(tmp_path, kind):
         source.write_text("n,t\n1,x\n" if kind == "csv" else '{"n": 1, "t": "x"}\n')
     command = [sys.executable, "-c", INTERRUPTED, source, tmp_path / "set"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "interrupted\n"
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (pa.array([0.5], pa.float32()), pa.array([123456789.123]), "float64"),
+        (pa.array([123456789.123]), pa.array([0.5], pa.float32()), "float64"),
+        (pa.array([7], pa.int32()), pa.array([2**53 + 1]), "int64"),
+        (pa.array([200], pa.uint8()), pa.array([-7], pa.int8()), "int16"),
+        (pa.array([0.5], pa.float32()), pa.array([2**24 + 1], pa.int32()), "float64"),
+        (pa.array([0.5], pa.float32()), pa.array([-7], pa.int16()), "float32"),
+        (pa.array([[0.5]], pa.list_(pa.float32())), pa.array([[0.1]], pa.list_(pa.float64())), ps.Tensor((None,), "float64")),
+        (pa.array([0.5]), pa.array([2**53 + 1]), None),
+        (pa.array([2**53 + 1]), pa.array([0.5]), None),
+        (pa.array([1], pa.int64()), pa.array([2**63], pa.uint64()), None),
+        (pa.array([0.5], pa.float32()), pa.array([2**24 + 1]), None),
+        (pa.array([[0.5]], pa.list_(pa.float32())), pa.array([[2**24 + 1]], pa.list_(pa.int64())), None),
+        (pa.array([1], pa.int8()), pa.array([True]), None),
+    ],
+)
+def test_files_of_other_numbers_lose_nothing(tmp_path, first, second, expected):
+    """A column is as wide as all files need; where no type holds both, they are refused, unless the user chooses."""
+    (tmp_path / "source").mkdir()
+    for name, values in (("a", first), ("b", pa.array([None] * 2, pa.null())), ("c", second)):
+        pq.write_table(pa.table({"n": values}), tmp_path / "source" / f"{name}.parquet")
+    if expected is None:
+        with pytest.raises(ps.InvalidInputError, match=r"c.parquet`: its column `n` is .*, that of files such as `.*a.parquet`"):
+            import_data(tmp_path / "source", tmp_path / "set")
+        assert not (tmp_path / "set").exists()
+        if not pa.types.is_list(first.type):
+            assert import_data(tmp_path / "source", tmp_path / "set", types={"n": "float64"}).samples == 4
+        return
+    import_data(tmp_path / "source", tmp_path / "set")
+    ds = ps.open(tmp_path / "set")
+    assert ds.schema["n"] == (ps.Scalar(expected) if isinstance(expected, str) else expected)
+    stored = [np.asarray(ds[row]["n"]).tolist() for row in (0, 3)]
+    assert stored == [first[0].as_py(), second[0].as_py()]
+
+
+@pytest.mark.parametrize(("first", "second"), [(pa.duration("s"), pa.duration("ms")), (pa.timestamp("s"), pa.int64())])
+def test_units_within_dictionaries_are_looked_at(tmp_path, first, second):
+    (tmp_path / "source").mkdir()
+    for name, kind in (("a", first), ("b", second)):
+        table = pa.table({"d": pa.array([5], kind).dictionary_encode()})
+        with pa.ipc.new_file(tmp_path / "source" / f"{name}.arrow", table.schema) as out:
+            out.write_table(table)
+    with pytest.raises(ps.InvalidInputError, match=r"b.arrow`: its column `d` is"):
+        import_data(tmp_path / "source", tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["00340123450000000018", "18446744073709551615"], ["00340123450000000018", "18446744073709551615"]),
+        (["00501", "1.5"], ["00501", "1.5"]),
+        (["0", "0.5", "-0.25"], [0.0, 0.5, -0.25]),
+    ],
+)
+def test_zeros_in_front_stay_whatever_else_a_column_holds(tmp_path, lines, expected):
+    (tmp_path / "a.csv").write_text("id,b\n" + "".join(f"{line},1\n" for line in lines))
+    import_data(tmp_path / "a.csv", tmp_path / "set")
+    assert list(ps.open(tmp_path / "set")["id"][:]) == expected
+
+
+@pytest.mark.parametrize(("numbers", "late"), [("%d", "00501"), ("%d.5", "-007")])
+def test_zeros_in_front_behind_the_first_block_are_refused(tmp_path, numbers, late):
+    """The type is a guess by the first 4 MiB; a type that is given, or that a dataset has, is none."""
+    rows = [f"{numbers % number},{'y' * 60}\n" for number in range(1, 80_000)]
+    (tmp_path / "a.csv").write_text("id,x\n" + "".join(rows) + f"{late},z\n0,z\n")
+    with pytest.raises(ps.InvalidInputError, match=rf"row 80000`: cannot append to column `id`: '{late}', expected"):
+        import_data(tmp_path / "a.csv", tmp_path / "set")
+    report = import_data(tmp_path / "a.csv", tmp_path / "set", on_error="skip")
+    assert report.samples == 80_000 and len(report.refused) == 1
+    assert import_data(tmp_path / "a.csv", tmp_path / "set").samples == 80_001
+    assert import_data(tmp_path / "a.csv", tmp_path / "given", types={"id": "float64"}).samples == 80_001
+    assert float(ps.open(tmp_path / "given")["id"][79_999]) == float(late)
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "UTC", "+05:30", "Foo/Bar"])
+def test_nanoseconds_of_any_zone_are_rounded_down(tmp_path, zone):
+    """Local times of a night in autumn come twice."""
+    counts = np.concatenate([np.arange(1_698_364_800, 1_698_537_600, 1800), np.arange(1_712_300_000, 1_712_400_000, 1800)]) * 10**9 + 1999
+    counts = np.concatenate([counts, [-1, -(2**63) + 1, 2**63 - 1]])
+    times = pa.array(counts, mask=np.arange(len(counts)) == 5).cast(pa.timestamp("ns", tz=zone))
+    with pa.ipc.new_file(tmp_path / "t.arrow", pa.schema({"t": times.type})) as out:
+        out.write_table(pa.table({"t": times}))
+    assert import_data(tmp_path / "t.arrow", tmp_path / "set").samples == len(counts)
+    stored = ps.open(tmp_path / "set")["t"][:]
+    assert stored.mask.nonzero()[0].tolist() == [5]
+    kept = ~stored.mask
+    assert (np.ma.getdata(stored).view("int64")[kept] == counts[kept] // 1000).all()
+
+
+def test_a_failed_import_leaves_links_and_folders_as_they_were(tmp_path):
+    (tmp_path / "a.csv").write_text("a\nx\n")
+    for name in ("real", "folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    before = sorted(tmp_path.iterdir())
+    for name in ("link", "folder", "nothing"):
+        with pytest.raises(ps.InvalidInputError, match="expected int64"):
+            import_data(tmp_path / "a.csv", tmp_path / name, types={"a": "int64"})
+        assert sorted(tmp_path.iterdir()) == before
+        assert not any((tmp_path / "real").iterdir()) and not any((tmp_path / "folder").iterdir())
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_line_without_an_end_is_a_line(tmp_path):
+    (tmp_path / "a.csv").write_text("1,2,3")
+    assert import_data(tmp_path / "a.csv", tmp_path / "row", header=False).samples == 1
+    assert ps.open(tmp_path / "row")[0] == {"f0": 1, "f1": 2, "f2": 3}
+    (tmp_path / "a.csv").write_text("a,b")
+    assert import_data(tmp_path / "a.csv", tmp_path / "names").samples == 0
+    assert list(ps.open(tmp_path / "names").schema) == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", [ps.Label(["b"]), ps.Category(), ps.Text()])
+def test_a_word_that_is_no_text_is_refused_by_its_line(tmp_path, kind):
+    (tmp_path / "a.jsonl").write_bytes(b'{"a":"b"}\n{"a":"\xff"}\n{"a":"b"}\n')
+    report = import_data(tmp_path / "a.jsonl", tmp_path / "set", types={"a": kind}, on_error="skip")
+    assert report.samples == 2 and [refusal.path.rpartition(": ")[2] for refusal in report.refused] == ["line 2"]
+    with pytest.raises(ps.InvalidInputError, match=r"a\.jsonl: line 2"):
+        import_data(tmp_path / "a.jsonl", tmp_path / "other", types={"a": kind})
+
+
+def test_times_in_text_of_parquet_are_refused_one_by_one(tmp_path):
+    texts = ["2020-01-01T00:00:00Z", "x", None, "2020-01-01 00:00:00.1234567", "0001-01-01T00:00:00.0000009"]
+    for kind in (pa.string(), pa.large_string()):
+        pq.write_table(pa.table({"t": pa.array(texts, kind)}), tmp_path / "t.parquet")
+        place = tmp_path / str(kind)
+        report = import_data(tmp_path / "t.parquet", place, types={"t": "timestamp"}, on_error="null")
+        assert [refusal.message for refusal in report.refused] == ["cannot append to column `t`: 'x', expected timestamp"]
+        found = ps.open(place)["t"][:]
+        assert found.mask.tolist() == [False, True, True, False, False]
+        assert [str(time) for time in np.ma.getdata(found)[[0, 3, 4]]] == [
+            "2020-01-01T00:00:00.000000", "2020-01-01T00:00:00.123456", "0001-01-01T00:00:00.000000",
+        ]  # fmt: skip
+
+
+def test_times_beyond_nanoseconds_keep_their_microseconds(tmp_path):
+    """As .NET writes its least and greatest ones."""
+    times = ["0001-01-01T00:00:00.0000000", "9999-12-31T23:59:59.9999999", "1969-12-31T23:59:59.9999999Z", "2020-01-01"]
+    (tmp_path / "a.csv").write_text("t,b\n" + "".join(f"{time},1\n" for time in times))
+    import_data(tmp_path / "a.csv", tmp_path / "set", types={"t": "timestamp"})
+    assert [str(time) for time in ps.open(tmp_path / "set")["t"][:]] == [
+        "0001-01-01T00:00:00.000000", "9999-12-31T23:59:59.999999", "1969-12-31T23:59:59.999999", "2020-01-01T00:00:00.000000",
+    ]  # fmt: skip
+
+
+def test_rows_without_columns_are_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{}\n{}\n")
+    for source in (tmp_path / "a.jsonl", [{}, {}]):
+        with pytest.raises(ps.InvalidInputError, match="no columns"):
+            import_data(source, tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    "options", [{"delimiter": "\0"}, {"delimiter": 5}, {"quote": "\n"}, {"encoding": None}, {"encoding": "unicode_escape"}]
+)
+def test_options_that_mean_nothing_are_refused_by_us(tmp_path, options):
+    (tmp_path / "a.csv").write_text("a,b\n\\ud800,2\n")
+    with pytest.raises(ps.InvalidInputError, match=r"cannot import"):
+        import_data(tmp_path / "a.csv", tmp_path / "set", **options)
     assert not (tmp_path / "set").exists()

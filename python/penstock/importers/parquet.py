@@ -84,7 +84,7 @@ def _check_columns(file: pathlib.Path, schema: pa.Schema, first: pathlib.Path, t
         loses = name not in options.types and name not in options.defaults and _loses(mine, theirs)
         if counts or loses:
             raise InvalidInputError(
-                f"cannot import `{file}`: its column `{name}` is {mine}, that of other files, such as `{first}`, {theirs}",
+                f"cannot import `{file}`: its column `{name}` is {mine}, that of files such as `{first}` {theirs}",
                 code="invalid-schema",
                 hint=f"cast one to the type of the other first{', or give the type of the column' if loses and not counts else ''}",
             )
