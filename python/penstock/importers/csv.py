@@ -15,7 +15,7 @@ import string
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
@@ -242,7 +242,7 @@ def _no_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) -> It
         return
     for name in names:
         texts = _nulled(compute.utf8_trim_whitespace(_texts(first.column(name))[0])).drop_null()
-        if compute.any(compute.match_substring_regex(texts, f"{_FRONT_ZEROS}|^[+-]?0[xX]")).as_py():
+        if compute.any(compute.match_substring_regex(texts, f"{_FRONT_ZEROS}|{_HEXADECIMAL}")).as_py():
             yield name, Text()
         elif (
             pa.types.is_floating(inferred.field(name).type)
@@ -255,6 +255,13 @@ def _no_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) -> It
 
 # Whole numbers with zeros in front, which are words: postal codes, identifiers.
 _FRONT_ZEROS = "^[+-]?0[0-9]+$"
+_HEXADECIMAL = "^[+-]?0[xX]"
+
+
+def _begins_with_zero(texts: pa.Array) -> pa.Array:
+    """Tell of each text whether more follows a zero at its beginning; an eighth of the time of an expression."""
+    zero = reduce(compute.or_, (compute.starts_with(texts, start) for start in ("0", "+0", "-0")))
+    return compute.and_(zero, compute.greater(compute.binary_length(texts), 1))
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -351,15 +358,12 @@ def _converted(texts: pa.Array, kind: Scalar, is_given: bool) -> tuple[pa.Array,
     floats = "float" in kind.dtype
     wanted = pa.float64() if floats else column_type(kind)
     bad: list[int] = []
-    words = []
-    if not floats:  # Arrow takes the digits of hexadecimal numbers for bits: 0xff is -1 as int8.
-        words += [compute.match_substring(texts, "x"), compute.match_substring(texts, "X")]
-    if not is_given and kind.dtype != "bool":
-        words.append(compute.match_substring_regex(texts, _FRONT_ZEROS))
-    for word in words:
-        if compute.any(word).as_py():
-            bad = sorted(bad + compute.indices_nonzero(word).to_pylist())
-            texts = compute.if_else(word, pa.scalar(None, texts.type), texts)
+    # Arrow takes the digits of hexadecimal numbers for bits: 0xff is -1 as int8.
+    lost = [_HEXADECIMAL] * (not floats) + [_FRONT_ZEROS] * (not is_given)
+    if lost and compute.any(_begins_with_zero(texts)).as_py():
+        words = compute.match_substring_regex(texts, "|".join(lost))
+        bad = compute.indices_nonzero(words).to_pylist()
+        texts = compute.if_else(words, pa.scalar(None, texts.type), texts)
     try:
         numbers = texts.cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
