@@ -61,8 +61,8 @@ class Local:
         return {"n": lambda: sample}
 
 
-def test_what_cannot_be_sent_from_a_worker_is_said_to_be_just_that():
-    ds = ps.create(f"{os.environ.get('TMPDIR', '/tmp')}/penstock-errors-{os.getpid()}-{threading.get_ident()}", {"n": "int64"})
+def test_what_cannot_be_sent_from_a_worker_is_said_to_be_just_that(tmp_path):
+    ds = ps.create(tmp_path / "ds", {"n": "int64"})
     ds.append({"n": range(8)})
     with pytest.raises(ps.InvalidInputError, match="cannot be sent from a python worker") as caught:
         list(ds.loader(batch_size=4, transform=[Local()], python_workers=1))

@@ -211,7 +211,7 @@ fn client_options(options: &Options) -> Result<ClientOptions> {
     let timeout = options.timeout()?;
     let mut client = ClientOptions::new()
         .with_allow_http(true)
-        .with_connect_timeout(timeout.min(Duration::from_secs(5)))
+        .with_connect_timeout((timeout / 2).min(Duration::from_secs(5))) // Shorter than the deadline, which knows no reason.
         .with_read_timeout(timeout.min(Duration::from_secs(15)))
         .with_timeout_disabled()
         .with_pool_idle_timeout(Duration::from_secs(30))

@@ -91,14 +91,18 @@ impl Patience {
         tries.count += 1;
         let wait = wait(tries.count, throttled);
         if Instant::now() + wait >= until {
-            let before = match &tries.before {
-                Some(before) if before.message() != error.message() => format!("; before that: {}", before.message()),
-                _ => String::new(),
+            // A try that the deadline cut short knows nothing: how the one before it ended is the reason to tell.
+            let cut = Instant::now() >= until;
+            let (told, other, when) = match tries.before.take() {
+                Some(before) if cut => (before, Some(error), "at last"),
+                before => (error, before, "before that"),
             };
+            let other = other.filter(|other| other.message() != told.message());
+            let other = other.map(|other| format!("; {when}: {}", other.message())).unwrap_or_default();
             let spent = self.deadline.saturating_sub(until.saturating_duration_since(Instant::now()));
-            let text = format!("{} ({} tries in {:.1} s{before})", error.message(), tries.count, spent.as_secs_f64());
-            let hint = error.hint_text().unwrap_or("see whether the store answers with `penstock doctor`").to_owned();
-            return Err(Error::new(error.code(), text).hint(hint));
+            let text = format!("{} ({} tries in {:.1} s{other})", told.message(), tries.count, spent.as_secs_f64());
+            let hint = told.hint_text().unwrap_or("see whether the store answers with `penstock doctor`").to_owned();
+            return Err(Error::new(told.code(), text).hint(hint));
         }
         tries.before = Some(error.clone());
         add(&counters.retries, 1);
@@ -200,5 +204,38 @@ fn refused(what: &str, status: u16, code: &str) -> Verdict {
         (429 | 503, _) | (_, "SlowDown" | "RequestLimitExceeded" | "Throttling") => again(true),
         (408 | 409 | 425 | 500..=599, _) => again(false),
         _ => Verdict::Final(make("storage-failed")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ask where the first two tries end as `ending` says and the third has no answer.
+    fn silent_after(ending: &Ending) -> Error {
+        let patience = Patience { deadline: Duration::from_millis(800), level: Level::new() };
+        let (counters, mut tried) = (Counters::default(), 0);
+        let work = || {
+            tried += 1;
+            let silent = tried > 2;
+            async move {
+                ENDING.with(|last| last.replace(if silent { Ending::Lost("the request was given up".into()) } else { ending.clone() }));
+                if silent {
+                    std::future::pending::<()>().await;
+                }
+                Err::<(), _>(object_store::Error::Generic { store: "remote", source: "no".into() })
+            }
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(patience.ask(&counters, "read `x`", work)).unwrap_err()
+    }
+
+    #[test]
+    fn what_the_deadline_cuts_short_hides_no_reason() {
+        let error = silent_after(&Ending::Unsent("dns error".into()));
+        assert_eq!(error.code(), "storage-unreachable", "{error}");
+        assert!(error.message().contains("dns error (3 tries in 0.8 s; at last: cannot read `x`: the request was given up)"), "{error}");
+        let error = silent_after(&Ending::Refused { status: 503, code: "SlowDown".into() });
+        assert!(error.message().contains("503 SlowDown (3 tries"), "{error}");
     }
 }
