@@ -8,7 +8,7 @@ import threading
 
 
 def anonymous():
-    """Bytes of this process that are no file's."""
+    """Bytes that this process holds and that are not pages of files."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon:"))
 

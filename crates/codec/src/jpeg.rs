@@ -114,7 +114,8 @@ fn has_end_marker(bytes: &[u8]) -> bool {
     bytes.windows(2).rev().find(|pair| matches!(pair, [0xff, 0xd9 | 0xda])).is_some_and(|pair| pair[1] == 0xd9)
 }
 
-/// Adobe stores CMYK inverted (255 is no ink), as every CMYK JPEG in the wild does. In its place: pictures are large.
+/// Adobe stores CMYK inverted (255 is no ink), as every CMYK JPEG in the wild does. The result takes the place of
+/// the data, as a second picture beside it might not fit the memory.
 fn cmyk_to_rgb(data: &mut Vec<u8>) {
     let ink = |colour: u8, key: u8| ((u16::from(colour) * u16::from(key) + 127) / 255) as u8;
     let pixels = data.len() / 4;

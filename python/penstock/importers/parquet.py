@@ -93,7 +93,7 @@ def _check_columns(file: pathlib.Path, schema: pa.Schema, first: pathlib.Path, t
 def _loses(mine: pa.DataType, theirs: pa.DataType) -> bool:
     """Check whether numbers, or lists of them, change as this type of numbers."""
     mine, theirs = (kind.value_type if hasattr(kind, "value_type") else kind for kind in (mine, theirs))
-    numbers = all(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) for kind in (mine, theirs))
+    numbers = all(tables.is_number(kind) or pa.types.is_boolean(kind) for kind in (mine, theirs))
     return numbers and tables.wider(mine, theirs) != theirs
 
 
@@ -143,14 +143,11 @@ def _chunk(file: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnTyp
         array = batch.column(name)
         if tables.is_media(array.type):
             array, only_paths = _guard(file, partial(tables.media, array))
-            problems += [
-                (row, name, Refusal(named(row), "invalid-value", f"cannot append to column `{name}`: {why}")) for row, why in only_paths
-            ]
+            problems += [(row, name, Refusal.of_value(named(row), name, why)) for row, why in only_paths]
         if kind == Scalar("timestamp") and (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
             texts = array.cast(pa.string())
             array, bad = tables.timestamps(texts)
-            why = f"cannot append to column `{name}`: %r, expected timestamp"
-            problems += [(row, name, Refusal(named(row), "invalid-value", why % texts[row].as_py()[:80])) for row in bad]
+            problems += [(row, name, tables.unlike(named(row), name, texts[row], kind)) for row in bad]
         columns[name] = _guard(file, partial(tables.values, array, kind))
     return Chunk(columns, batch.num_rows, named, problems=problems)
 

@@ -249,8 +249,8 @@ class _Appender:
         for name, values in list(columns.items()):
             kind = self.kinds[name]
             for row, number in _numbers(values) if isinstance(kind, Category) else ():
-                why = f"cannot append to column `{name}`: holds {number}, expected a word: codes mean others elsewhere"
-                found.setdefault((row, name if each else ""), (row, name, Refusal(chunk.name(row), "invalid-value", why)))
+                refusal = Refusal.of_value(chunk.name(row), name, f"holds {number}, expected a word: codes mean others elsewhere")
+                found.setdefault((row, name if each else ""), (row, name, refusal))
             if not isinstance(kind, Image | Mask) or is_arrow(values):
                 continue
             bodies = [_body(value) for value in values]

@@ -87,6 +87,11 @@ class Refusal:
     code: str
     message: str
 
+    @classmethod
+    def of_value(cls, path: str, column: str, why: str) -> Refusal:
+        """Refuse a value that its column cannot take."""
+        return cls(path, "invalid-value", f"cannot append to column `{column}`: {why}")
+
 
 @dataclasses.dataclass
 class Chunk:

@@ -13,6 +13,7 @@ import pyarrow.compute as compute
 
 from penstock.errors import UnsupportedError
 from penstock.importers.images import begins_as_image
+from penstock.importers.source import Refusal
 from penstock.schema import Bytes, Category, ColumnType, Image, Json, Label, Scalar, Tensor, Text
 from penstock.values import fail
 
@@ -46,7 +47,7 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
         return infer(kind.storage_type, name)
     if pa.types.is_fixed_size_list(kind) and kind.value_type in _PLAIN:
         return Tensor((kind.list_size,), _PLAIN[kind.value_type])
-    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and kind.value_type in _PLAIN:
+    if _is_list(kind) and kind.value_type in _PLAIN:
         return Tensor((None,), _PLAIN[kind.value_type])
     if is_media(kind):
         return Bytes()  # Of what kind, their first bytes say: `media_type`.
@@ -135,8 +136,8 @@ def microseconds(times: pa.Array) -> pa.Array:
 
 def timestamps(texts: pa.Array) -> tuple[pa.Array, list[int]]:
     """Text → microseconds, in UTC, of up to nine decimals; also the rows that are none."""
-    cut = compute.replace_substring_regex(texts, r"(\.\d{6})\d{1,3}(\D|$)", r"\1\2")
-    for form in (texts, cut):
+    for decimals in (6, 9):
+        form = texts if decimals == 6 else compute.replace_substring_regex(texts, r"(\.\d{6})\d{1,3}(\D|$)", r"\1\2")
         for zone in (None, "UTC"):
             with contextlib.suppress(pa.ArrowInvalid):
                 return form.cast(pa.timestamp("us", tz=zone)).cast(pa.timestamp("us")), []
@@ -144,6 +145,11 @@ def timestamps(texts: pa.Array) -> tuple[pa.Array, list[int]]:
         return pa.nulls(1, pa.timestamp("us")), [0]
     each = [timestamps(texts[row : row + 1]) for row in range(len(texts))]
     return pa.concat_arrays([value for value, _ in each]), [row for row, (_, bad) in enumerate(each) if bad]
+
+
+def unlike(path: str, column: str, text: pa.StringScalar, kind: Scalar) -> Refusal:
+    """Refuse text that is not of the column's type."""
+    return Refusal.of_value(path, column, f"{text.as_py()[:80]!r}, expected {kind.dtype}")
 
 
 def storage(kind: pa.DataType) -> pa.DataType:
@@ -168,7 +174,7 @@ def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     if _is_list(one) and _is_list(other):
         inner = wider(one.value_type, other.value_type)
         return None if inner is None else pa.list_(inner)
-    if not _is_number(one) or not _is_number(other):
+    if not is_number(one) or not is_number(other):
         return None
     small, large = sorted((one, other), key=lambda kind: (pa.types.is_floating(kind), kind.bit_width))
     if pa.types.is_floating(small) or (not pa.types.is_floating(large) and _is_signed(small) == _is_signed(large)):
@@ -184,7 +190,8 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _is_number(kind: pa.DataType) -> bool:
+def is_number(kind: pa.DataType) -> bool:
+    """Tell whether values of this type are whole numbers or floats."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
