@@ -78,7 +78,16 @@ def is_null(value: Any) -> bool:
     """Tell whether a value stands for a null: None, pandas' NA, NaT, or a masked element."""
     if value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType"):
         return True
-    return isinstance(value, np.datetime64) and bool(np.isnat(value))
+    return isinstance(value, np.datetime64 | np.timedelta64) and bool(np.isnat(value))
+
+
+def is_whole(value: Any) -> bool:
+    """Tell whether this is a whole number. Truth values are none, nor are durations, which NumPy takes for some.
+
+    >>> is_whole(np.int8(1)), is_whole(True), is_whole(np.timedelta64(1, "s"))
+    (True, False, False)
+    """
+    return isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
 
 
 def is_null_word(value: Any) -> bool:
@@ -489,7 +498,7 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
         )
         for row, item in enumerate(items):
             unfit = isinstance(item, np.ndarray) and (item.ndim or (item.dtype.kind == "c" and wanted.kind != "c"))
-            if unfit or not isinstance(item, kinds | ml_dtypes.bfloat16):
+            if unfit or not isinstance(item, kinds | ml_dtypes.bfloat16) or isinstance(item, np.timedelta64):
                 raise fail(f"is {shown(item)}, expected {dtype}", row)
             if isinstance(item, int) and item.bit_length() > 1024:
                 raise fail(f"is {str(item)[:80]}, which is out of the range of {dtype}", row)
@@ -550,8 +559,9 @@ def whole_number(item: Any, row: int, dtype: str) -> int:
     """Give an integer that fits the dtype."""
     if isinstance(item, np.ndarray) and item.ndim == 0:
         item = item[()]
-    if not isinstance(item, int | np.integer | np.bool_):
-        raise fail(f"is {shown(item)}, expected {dtype}", row)
+    if not is_whole(item) and not isinstance(item, bool | np.bool_):
+        duration = isinstance(item, datetime.timedelta | np.timedelta64)
+        raise fail(f"is {shown(item)}, expected {dtype}", row, "give durations as whole numbers of one unit" if duration else None)
     info = np.iinfo(numpy_dtype(dtype))
     if not info.min <= int(item) <= info.max:
         raise fail(f"is {str(item)[:80]}, out of the range of {dtype}, {info.min} to {info.max}", row)
@@ -561,7 +571,7 @@ def whole_number(item: Any, row: int, dtype: str) -> int:
 def timestamp(item: Any, row: int) -> np.datetime64:
     """Give a datetime, date, string, datetime64, or whole number of microseconds since 1970."""
     try:
-        if isinstance(item, int | np.integer) and not isinstance(item, bool):
+        if is_whole(item):
             return np.datetime64(int(item), "us")
         if isinstance(item, datetime.datetime) and item.tzinfo is not None:
             item = item.astimezone(datetime.UTC).replace(tzinfo=None)
@@ -665,7 +675,7 @@ def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -
         array = from_torch(value) if hasattr(value, "detach") else np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise fail(f"makes no array: {error}", row) from error
-    if array.size == 0 and array.ndim != len(shape):
+    if array.size == 0 and array.ndim < len(shape):
         array = np.empty([size or 0 for size in shape], numpy_dtype(dtype))
     wrong = array.ndim != len(shape) or any(size is not None and size != array.shape[axis] for axis, size in enumerate(shape))
     if array.dtype.kind == "O" and not wrong:
@@ -845,7 +855,7 @@ def codes_or_words(values: Any) -> Prepared:
                 raise fail(f"is a {type(value).__name__} among words", row)
         return ("items", items)
     for row, value in enumerate(items):
-        if value is not None and (isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer)):
+        if value is not None and not is_whole(value):
             raise fail(f"is {str(value)[:80]!r}, expected a word or a whole number", row)
     validity = np.array([value is not None for value in items], dtype=bool)
     codes = [0 if value is None else whole_number(value, row, "int64") for row, value in enumerate(items)]

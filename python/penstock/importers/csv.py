@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import bisect
-import json
 import os
 import pathlib
 import secrets
@@ -26,7 +25,7 @@ from penstock.arrow import column_type
 from penstock.errors import CorruptError, Error, InternalError, InvalidInputError
 from penstock.importers import tables
 from penstock.importers.encoding import recoded
-from penstock.importers.source import Chunk, Options, Refusal, Source, import_pandas
+from penstock.importers.source import Chunk, Options, Refusal, Source, import_pandas, parse_json
 from penstock.schema import Bytes, Category, ColumnType, Json, Label, Scalar, Text
 
 BLOCK_BYTES = 4 << 20
@@ -104,20 +103,29 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
 
 
 class _Pieces:
-    """A file with a line added to its end, whose pieces never end with a CR: an LF that begins a piece is dropped by Arrow then, also within quotes."""
+    """A file with a line added to its end, whose pieces never end with a CR: an LF that begins a piece is dropped by Arrow then, also within quotes.
 
-    def __init__(self, raw: Any, end: str) -> None:
-        self._raw, self._end, self.closed = raw, f"\n{end}".encode(), False
-        self._next = b""
+    `skip_blank` leaves out the empty lines it begins with.
+    """
+
+    def __init__(self, raw: Any, end: str, skip_blank: bool) -> None:
+        self._raw, self._end, self.closed = raw, end.encode(), False
+        self._next, self._last, self._skip_blank = b"", b"\n", skip_blank
 
     def read(self, size: int) -> bytes:
         """Read up to `size` bytes."""
         piece = self._take(size - size // 64)
+        while self._skip_blank and piece:
+            piece = piece.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
+            self._skip_blank = not piece
+            piece = piece or self._take(size - size // 64)
         while piece.endswith(b"\r") and len(piece) < size and (more := self._take(1)):
             piece += more
+        self._last = piece[-1:] or self._last
         self._next = self._take(1)
-        if not self._next and len(piece) + len(self._end) <= size:  # Arrow refuses a first piece without a whole line.
-            piece, self._end = piece + self._end, b""
+        end = self._end if self._last == b"\n" else b"\n" + self._end
+        if not self._next and self._end and len(piece) + len(end) <= size:  # Arrow refuses a first piece without a whole line.
+            piece, self._end = piece + end, b""
         return piece
 
     def _take(self, size: int) -> bytes:
@@ -145,7 +153,10 @@ class _Reading:
         self, path: pathlib.Path, options: Options, text_columns: list[str] | None, refuse: Callable[[Any], None], end: str = ""
     ) -> None:
         """Open it: inferring types, or with all columns as the bytes of their text. `end` is read as its last line."""
-        raw = pa.PythonFile(_Pieces(recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path), end), mode="r")
+        # An empty line is a null where there is one column, but for those before its name; it means nothing where there are several.
+        one_column = text_columns is not None and len(text_columns) == 1
+        file = recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path)
+        raw = pa.PythonFile(_Pieces(file, end, one_column and options.header), mode="r")
         types = {name: pa.binary() for name in text_columns or ()}
         self._check_ending()
         self.under_way.add(self)
@@ -158,6 +169,7 @@ class _Reading:
                     delimiter=options.delimiter or ",",
                     quote_char=options.quote or False,
                     newlines_in_values=True,
+                    ignore_empty_lines=not one_column,
                     invalid_row_handler=self._invalid(refuse),
                 ),
                 convert_options=pc.ConvertOptions(column_types=types, strings_can_be_null=False, null_values=NULLS),
@@ -247,8 +259,9 @@ def _no_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) -> It
             continue
         whole = compute.all(compute.match_substring_regex(texts, r"^[+-]?[0-9]+$")).as_py()
         if whole and len(texts) and pa.types.is_floating(inferred.field(name).type):
-            fits = all(0 <= int(text) < 2**64 for text in texts.to_pylist())
-            yield name, Scalar("uint64") if fits else Text()
+            numbers = [int(text) for text in texts.to_pylist()]
+            low, high = min(numbers), max(numbers)
+            yield name, Scalar("int64") if -(2**63) <= low <= high < 2**63 else Scalar("uint64") if 0 <= low <= high < 2**64 else Text()
 
 
 # Whole numbers with zeros in front, which are words: postal codes, identifiers.
@@ -333,7 +346,7 @@ def _parsed(texts: pa.Array) -> tuple[list[Any], list[tuple[int, str]]]:
     bad: list[tuple[int, str]] = []
     for row, text in enumerate(texts.to_pylist()):
         try:
-            values.append(None if text is None else json.loads(text))
+            values.append(None if text is None else parse_json(text))
         except (ValueError, RecursionError) as error:
             values.append(None)
             bad.append((row, f"{text[:80]!r} is no JSON: {error}"))
@@ -355,6 +368,8 @@ def _converted(texts: pa.Array, kind: Scalar, is_given: bool) -> tuple[pa.Array,
         words = compute.match_substring_regex(texts, "|".join(lost))
         bad = compute.indices_nonzero(words).to_pylist()
         texts = compute.if_else(words, pa.scalar(None, texts.type), texts)
+    if "int" in kind.dtype and compute.any(compute.starts_with(texts, "+")).as_py():  # Arrow takes that sign for floats only.
+        texts = compute.replace_substring_regex(texts, r"^\+([0-9])", r"\1")
     try:
         numbers = texts.cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
-import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -24,7 +22,7 @@ from penstock.arrow import element_type
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import rows, tables
 from penstock.importers.encoding import recoded
-from penstock.importers.source import Chunk, Options, Source, ahead, import_pandas
+from penstock.importers.source import Chunk, Options, Source, ahead, import_pandas, parse_json
 from penstock.schema import Category, ColumnType, Label, Scalar, Text
 
 # A longer line is no sample but a file of another format.
@@ -143,18 +141,11 @@ def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
     return None if any(pc.any(pc.is_inf(column)).as_py() for column in numbers) else table
 
 
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"{text[:80]} is beyond float64")
-    return number
-
-
 def _object(line: bytes) -> Mapping[str, Any] | rows.BadRow:
     if not line.strip():
         return rows.BadRow("")
     try:
-        value = json.loads(line, parse_float=_finite)
+        value = parse_json(line)
     except (ValueError, RecursionError) as error:
         return rows.BadRow(f"no JSON: {error}")
     return value if isinstance(value, dict) else rows.BadRow(f"a {type(value).__name__}, expected an object")

@@ -128,7 +128,7 @@ def _infer(files: list[pathlib.Path], kind: pa.DataType, name: str) -> ColumnTyp
     if not tables.is_media(kind):
         return tables.infer(kind, name)
     for batch in itertools.chain.from_iterable(map(_batches, files)):
-        if tables.is_media(batch.column(name).type) and len(bodies := batch.column(name).field("bytes").drop_null()):
+        if tables.is_media(batch.column(name).type) and len(bodies := tables.media(batch.column(name))[0].drop_null()):
             return tables.media_type(bodies[0].as_py())
     return tables.media_type(None)
 
@@ -144,8 +144,8 @@ def _chunk(file: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnTyp
         if tables.is_media(array.type):
             array, only_paths = _guard(file, partial(tables.media, array))
             problems += [(row, name, Refusal.of_value(named(row), name, why)) for row, why in only_paths]
-        if kind == Scalar("timestamp") and (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
-            texts = array.cast(pa.string())
+        if kind == Scalar("timestamp") and tables.is_text(tables.storage(array.type)):
+            texts = tables.decoded(array).cast(pa.string())
             array, bad = tables.timestamps(texts)
             problems += [(row, name, tables.unlike(named(row), name, texts[row], kind)) for row in bad]
         columns[name] = _guard(file, partial(tables.values, array, kind))
@@ -161,7 +161,7 @@ def _schema(file: pathlib.Path) -> pa.Schema:
     if file.stat().st_size == 0:
         raise pa.ArrowInvalid("it has 0 bytes")
     if _is_parquet(file):
-        return pq.ParquetFile(file).schema_arrow
+        return _parquet(file).schema_arrow
     return pa.ipc.open_file(file).schema if _is_ipc_file(file) else pa.ipc.open_stream(file).schema
 
 
@@ -179,9 +179,14 @@ def _batches(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
     return _bounded(pa.ipc.open_stream(pa.memory_map(str(file))))
 
 
+def _parquet(file: pathlib.Path) -> pq.ParquetFile:
+    # As nanoseconds, the 96 bits that Spark and Hive write for a time would wrap outside of 1677 to 2262.
+    return pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
+
+
 def _row_groups(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
     """Read row group by row group: pyarrow would read several ahead, and hold them."""
-    opened = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
+    opened = _parquet(file)
     dictionaries = any(pa.types.is_dictionary(kind) for kind in opened.schema_arrow.types)
     most = ROWS_DECODED_WITH_DICTIONARIES if dictionaries else ROWS_DECODED
     for index in range(opened.num_row_groups):

@@ -122,9 +122,12 @@ def infer(values: list[Any], name: str) -> ColumnType:
     """Choose a column type for Python values."""
     words = any(isinstance(value, str) for value in values)
     present = [value for value in values if not (is_null_word(value) if words else is_null(value))]
-    kinds = {type(value) for value in present}
     if not present:
         return Text()
+    present = [value for value in present if not isinstance(value, datetime.timedelta | np.timedelta64)]
+    if not present:
+        return Scalar("int64")  # Of what unit is for the user to say: durations are refused.
+    kinds = {type(value) for value in present}
     if all(issubclass(kind, str) for kind in kinds):
         return Text()
     if kinds <= {bool, np.bool_}:
@@ -143,7 +146,7 @@ def infer(values: list[Any], name: str) -> ColumnType:
         return Scalar("timestamp")
     if all(isinstance(value, np.ndarray) for value in present):
         return _tensor(present, name)
-    if all(hasattr(value, "__array_interface__") for value in present):  # PIL images
+    if all(hasattr(value, "__array_interface__") and not isinstance(value, np.generic) for value in present):  # PIL images
         return Image()
     return Json()
 
@@ -155,6 +158,15 @@ def _tensor(arrays: list[Any], name: str) -> ColumnType:
     shapes = np.array([array.shape for array in arrays])
     shape = tuple(int(sizes[0]) if (sizes == sizes[0]).all() else None for sizes in shapes.T)
     try:
-        return Tensor(shape, dtype_name(np.result_type(*arrays)))
+        common = np.result_type(*arrays)
+        kind = Tensor(shape, dtype_name(common))
     except (TypeError, Error) as error:
         raise InvalidInputError(f"cannot import column `{name}`: {error}") from error
+    dtypes = {array.dtype for array in arrays}
+    whole_bits = np.finfo(common).nmant + 1 if common.kind in "fc" else 64
+    if any(dtype.kind in "iu" and 8 * dtype.itemsize - (dtype.kind == "i") > whole_bits for dtype in dtypes):
+        raise InvalidInputError(
+            f"cannot import column `{name}`: its arrays are {', '.join(sorted(map(str, dtypes)))}, and {common} does not hold all of their numbers",
+            hint="give the type of the column",
+        )
+    return kind

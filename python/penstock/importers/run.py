@@ -20,7 +20,7 @@ from penstock.errors import Error, InvalidInputError, NotFoundError
 from penstock.importers import csv, images, jsonl, parquet, rows
 from penstock.importers.source import Chunk, Options, Refusal, Source
 from penstock.schema import Category, ColumnType, Image, Mask, from_json, to_json
-from penstock.values import container, is_arrow, items_of
+from penstock.values import container, is_arrow, is_whole, items_of
 
 FORMATS: dict[str, Callable[[pathlib.Path, Options], Source]] = {
     "images": images.open_source,
@@ -104,10 +104,10 @@ def import_data(
     given = {name: _type(name, kind) for name, kind in (types or {}).items()}
     settings = Options(types=given, on_error=on_error, defaults={} if there is None else there.schema, **options)
     opened, name = _open_source(source, format, settings)
-    was_folder = pathlib.Path(destination).is_dir()
+    missing = _missing(destination)
     dataset, created = _destination(there, destination, opened.schema, f"create for import of {name}")
     report = Report(0, [], None, opened.left_out)
-    with _undo(dataset, created, was_folder), dataset.transaction(message or f"import {name}") as transaction:
+    with _undo(dataset, created, missing), dataset.transaction(message or f"import {name}") as transaction:
         kinds = dataset.schema
         appender = _Appender(transaction, kinds, validate, on_error, report.refused)
         for chunk in opened.chunks:
@@ -174,13 +174,19 @@ def _destination(dataset: Dataset | None, uri: str | os.PathLike[str], schema: d
     return dataset, False
 
 
+def _missing(destination: str | os.PathLike[str]) -> list[pathlib.Path]:
+    """List the folders that have to be made for a dataset, its own first."""
+    path = pathlib.Path(destination).absolute()
+    return list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
+
+
 class _undo:
     """Remove a dataset that this import has just made, if the import fails and nobody else has committed to it. A folder that was there stays."""
 
-    def __init__(self, dataset: Dataset, created: bool, was_folder: bool) -> None:
+    def __init__(self, dataset: Dataset, created: bool, missing: list[pathlib.Path]) -> None:
         # Where links lead: a link is the user's.
         self.root = pathlib.Path(dataset.uri).resolve() if created and "://" not in dataset.uri else None
-        self.was_folder = was_folder
+        self.missing = missing
         self.left = dataset.uri if created and self.root is None else None
         self.first = dataset.snapshot
 
@@ -201,8 +207,10 @@ class _undo:
             self.root.rename(aside)
             if open(aside).snapshot == self.first:
                 shutil.rmtree(aside, ignore_errors=True)
-                if self.was_folder:
+                if not self.missing:
                     self.root.mkdir(exist_ok=True)
+                for folder in self.missing[1:]:
+                    folder.rmdir()  # Ends at one that holds something.
             else:
                 aside.rename(self.root)
 
@@ -324,7 +332,7 @@ def _numbers(values: Any) -> Iterator[tuple[int, Any]]:
     if is_arrow(values) and not pa.types.is_integer(values.type):
         return
     for row, value in enumerate(values.to_pylist() if is_arrow(values) else values):
-        if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        if is_whole(value):
             yield row, value
 
 

@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import fnmatch
 import importlib
+import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -91,6 +93,29 @@ class Refusal:
     def of_value(cls, path: str, column: str, why: str) -> Refusal:
         """Refuse a value that its column cannot take."""
         return cls(path, "invalid-value", f"cannot append to column `{column}`: {why}")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON; what would lose something as Python's own values is an error.
+
+    Raises: ValueError, RecursionError.
+    """
+    return json.loads(text, parse_float=_finite, object_pairs_hook=_object)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:80]} is beyond float64")
+    return number
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = next(name for at, (name, _) in enumerate(pairs) if name in dict(pairs[:at]))
+        raise ValueError(f"two values of the name {twice[:80]!r}")
+    return made
 
 
 @dataclasses.dataclass

@@ -26,14 +26,13 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
     """Choose a column type for an Arrow type."""
     if kind in _PLAIN:
         return Scalar(_PLAIN[kind])
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind):
+    if is_text(kind) or pa.types.is_null(kind):
         return Text()
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
         return Bytes()
     if pa.types.is_dictionary(kind):
-        return (
-            Category() if pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type) else infer(kind.value_type, name)
-        )
+        words = pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)
+        return Category() if words else infer(kind.value_type, name)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return Scalar("timestamp")
     if pa.types.is_time(kind) or pa.types.is_duration(kind):
@@ -51,11 +50,11 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
         return Tensor((None,), _PLAIN[kind.value_type])
     if is_media(kind):
         return Bytes()  # Of what kind, their first bytes say: `media_type`.
-    if _holds_binary(kind):
+    if (what := _no_json(kind)) is not None:
         raise UnsupportedError(
-            f"cannot import column `{name}`: it holds binary values inside {kind}, which JSON cannot",
+            f"cannot import column `{name}`: it holds {what} inside {kind}, which JSON cannot",
             code="unsupported-format",
-            hint="flatten it first to a column of binary values, or leave it out",
+            hint="flatten it first to a column of its own, or leave it out",
         )
     if pa.types.is_nested(kind) or pa.types.is_run_end_encoded(kind):
         return Json()
@@ -72,12 +71,20 @@ def _is_binary(kind: pa.DataType) -> bool:
     )
 
 
-def _holds_binary(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Tell whether values of this type are text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _no_json(kind: pa.DataType) -> str | None:
+    """Tell what values of this type hold that would lose something as JSON."""
     if _is_binary(kind):
-        return True
-    if isinstance(kind, pa.BaseExtensionType):
-        return _holds_binary(kind.storage_type)
-    return any(_holds_binary(kind.field(index).type) for index in range(kind.num_fields))
+        return "binary values"
+    if pa.types.is_time64(kind) and kind.unit == "ns":  # Python's times of day end at microseconds.
+        return "times of day in nanoseconds"
+    inner = storage(kind)
+    parts = [inner] if inner != kind else [kind.field(index).type for index in range(kind.num_fields)]
+    return next((what for part in parts if (what := _no_json(part)) is not None), None)
 
 
 def is_media(kind: pa.DataType) -> bool:
@@ -102,20 +109,22 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         return array  # `prepare` takes tensors and lists of numbers as they are.
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
+    if not (isinstance(kind, Category) and pa.types.is_dictionary(array.type)):
+        array = decoded(array)
     if is_media(array.type):
         array, only_paths = media(array)
         if only_paths:
             raise fail(only_paths[0][1], only_paths[0][0], hint="embed the files (datasets: `embed_external_files`)")
-    if pa.types.is_dictionary(array.type) and not isinstance(kind, Category):
-        array = array.dictionary_decode()
     if isinstance(kind, Scalar) and kind.dtype == "timestamp":
         numbers = microseconds(array if pa.types.is_timestamp(array.type) else array.cast(pa.timestamp("us")))
         filled = np.asarray(numbers.fill_null(0)).view("datetime64[us]")
         return np.ma.MaskedArray(filled, ~np.asarray(array.is_valid())) if array.null_count else filled
     if isinstance(kind, Scalar) and (pa.types.is_time(array.type) or pa.types.is_duration(array.type)):
         array = array.cast(pa.int32() if array.type.bit_width == 32 else pa.int64())
-    if isinstance(kind, Text | Json) and not _is_binary(array.type) and _holds_binary(array.type):
-        raise UnsupportedError(f"{array.type} holds binary values, which are no text", code="unsupported-format", hint="flatten it first")
+    if isinstance(kind, Text) and pa.types.is_time64(array.type) and array.type.unit == "ns":
+        return array.cast(pa.string())
+    if isinstance(kind, Text | Json) and not _is_binary(array.type) and (what := _no_json(array.type)) is not None:
+        raise UnsupportedError(f"{array.type} holds {what}, which are no text", code="unsupported-format", hint="flatten it first")
     if isinstance(kind, Text) and _is_binary(array.type):
         return array.cast(pa.large_binary())  # Taken as text where it is UTF-8.
     if isinstance(kind, Text) and not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
@@ -157,6 +166,19 @@ def storage(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return storage(kind.value_type)
     return storage(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def decoded(array: pa.Array) -> pa.Array:
+    """Give the values that a dictionary, runs or an extension stand for."""
+    if isinstance(array, pa.ExtensionArray):
+        return decoded(array.storage)
+    if pa.types.is_run_end_encoded(array.type):
+        return decoded(compute.run_end_decode(array))
+    if not pa.types.is_dictionary(array.type):
+        return array
+    words = decoded(array.dictionary)
+    wanted = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}  # Views cannot be taken from by index.
+    return pa.DictionaryArray.from_arrays(array.indices, words.cast(wanted.get(words.type, words.type))).dictionary_decode()
 
 
 # Bits of whole numbers that a float holds.
