@@ -1045,3 +1045,106 @@ def test_options_that_mean_nothing_are_refused_by_us(tmp_path, options):
     with pytest.raises(ps.InvalidInputError, match=r"cannot import"):
         import_data(tmp_path / "a.csv", tmp_path / "set", **options)
     assert not (tmp_path / "set").exists()
+
+
+def test_times_of_spark_in_any_century(tmp_path):
+    """Spark and Hive write 96 bits a time, which pyarrow makes nanoseconds of unless told not to: those of 9999 wrap."""
+    times = ["9999-12-31", "1500-01-01", "2024-01-01T00:00:00.000001", "0001-01-01"]
+    table = pa.table({"t": pa.array(np.array(times, "datetime64[us]"))})
+    pq.write_table(table, tmp_path / "t.parquet", use_deprecated_int96_timestamps=True)
+    import_data(tmp_path / "t.parquet", tmp_path / "set")
+    assert ps.open(tmp_path / "set")["t"][:].tolist() == table["t"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("text", "header", "expected"),
+    [
+        ("x\n1\n\n3\n", True, [1, None, 3]),
+        ("x\r\n\r\n1\r\n\r\n\r\n", True, [None, 1, None, None]),
+        ("\n\nx\n\n3", True, [None, 3]),
+        ("\ufeff\nx\n1\n", True, [1]),
+        ("\n1\n", False, [None, 1]),
+    ],
+)
+def test_empty_lines_of_a_csv_of_one_column_are_nulls(tmp_path, text, header, expected):
+    (tmp_path / "a.csv").write_bytes(text.encode())
+    assert import_data(tmp_path / "a.csv", tmp_path / "set", header=header).samples == len(expected)
+    assert ps.open(tmp_path / "set")["x" if header else "f0"][:].tolist() == expected
+
+
+def test_refusals_count_the_empty_lines_of_one_column(tmp_path):
+    (tmp_path / "a.csv").write_text("x\n1\n\n\nbad,1\n2\n")
+    report = import_data(tmp_path / "a.csv", tmp_path / "set", on_error="skip")
+    assert [refusal.path.rpartition(": ")[2] for refusal in report.refused] == ["row 4"] and report.samples == 4
+
+
+def test_durations_are_no_whole_numbers(tmp_path):
+    rows = [{"x": np.timedelta64(1, "ns")}, {"x": np.timedelta64(1, "s")}, {"x": 7}, {"x": np.timedelta64("NaT", "ns")}]
+    report = import_data(rows, tmp_path / "set", on_error="skip")
+    assert ps.open(tmp_path / "set")["x"][:].tolist() == [7, None] and len(report.refused) == 2
+    with pytest.raises(ps.InvalidInputError, match="row 0 is 1 seconds, expected float64"):
+        ps.create(tmp_path / "f", {"x": "float64"}).append({"x": [np.timedelta64(1, "s")]})
+
+
+def test_times_of_day_keep_their_nanoseconds_or_are_refused(tmp_path):
+    times = pa.array([45296123456789], pa.time64("ns"))
+    pq.write_table(pa.table({"t": times}), tmp_path / "plain.parquet")
+    import_data(tmp_path / "plain.parquet", tmp_path / "set", types={"t": ps.Text()})
+    assert ps.open(tmp_path / "set")["t"][0] == "12:34:56.123456789"
+    for nested in (pa.StructArray.from_arrays([times], ["at"]), pa.ListArray.from_arrays([0, 1], times)):
+        pq.write_table(pa.table({"t": nested}), tmp_path / "nested.parquet")
+        with pytest.raises(ps.UnsupportedError, match="times of day in nanoseconds"):
+            import_data(tmp_path / "nested.parquet", tmp_path / "nested")
+
+
+def test_media_behind_a_null_are_what_they_are(tmp_path):
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table({"image": pa.array([None, {"bytes": encoded(), "path": "x"}], kind)})
+    with pa.ipc.new_file(tmp_path / "m.arrow", table.schema) as out:
+        out.write(table)
+    import_data(tmp_path / "m.arrow", tmp_path / "set")
+    assert isinstance(ps.open(tmp_path / "set").schema["image"], ps.Image)
+
+
+@pytest.mark.parametrize("other", ["uint64", "float64"])
+def test_arrays_of_numbers_that_no_type_holds_are_refused(tmp_path, other):
+    rows = [{"x": np.array([2**53 + 1])}, {"x": np.array([1], other)}]
+    with pytest.raises(ps.InvalidInputError, match="column `x`: its arrays are"):
+        import_data(rows, tmp_path / "set")
+
+
+def test_dictionaries_and_views_of_text(tmp_path):
+    texts = pa.array(["2020-01-01T00:00:00Z", "x", None]).dictionary_encode()
+    views = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", "b"], pa.string_view()))
+    table = pa.table({"t": texts, "v": views})
+    with pa.ipc.new_file(tmp_path / "s.arrow", table.schema) as out:
+        out.write(table)
+    report = import_data(tmp_path / "s.arrow", tmp_path / "set", types={"t": "timestamp"}, on_error="null")
+    assert [refusal.path.rpartition(": ")[2] for refusal in report.refused] == ["row 1"]
+    ds = ps.open(tmp_path / "set")
+    assert [str(ds["t"][0]), *ds["t"][:].mask.tolist()] == ["2020-01-01T00:00:00.000000", False, True, True]
+    assert list(ds["v"][:]) == ["a", "b", "a"]
+
+
+def test_a_plus_sign_of_a_csv(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n1,a\n+5,b\n-3,c\n")
+    import_data(tmp_path / "a.csv", tmp_path / "set")
+    assert ps.open(tmp_path / "set")["x"][:].tolist() == [1, 5, -3]
+
+
+def test_two_values_of_one_name_are_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a":1,"j":{}}\n{"a":1,"a":2,"j":{}}\n{"a":3,"j":{"b":1,"b":2}}\n')
+    report = import_data(tmp_path / "a.jsonl", tmp_path / "set", on_error="skip")
+    assert report.samples == 1 and ["two values of the name" in refusal.message for refusal in report.refused] == [True, True]
+
+
+def test_empty_lists_of_another_depth_are_refused(tmp_path):
+    with pytest.raises(ps.InvalidInputError, match="shape"):
+        ps.create(tmp_path / "set", {"x": ps.Tensor((None,), "int8")}).append({"x": [[[], []]]})
+
+
+def test_a_failed_import_removes_the_folders_it_made(tmp_path):
+    (tmp_path / "a.csv").write_text("x\n1\ny\n")
+    with pytest.raises(ps.InvalidInputError):
+        import_data(tmp_path / "a.csv", tmp_path / "new" / "a" / "b", types={"x": "int64"})
+    assert not (tmp_path / "new").exists()
