@@ -109,7 +109,8 @@ class _Pieces:
     """
 
     def __init__(self, raw: Any, end: str, skip_blank: bool) -> None:
-        self._raw, self._end, self.closed = raw, end.encode(), False
+        self._raw, self.closed = raw, False
+        self._end: bytes | None = end.encode()
         self._next, self._last, self._skip_blank = b"", b"\n", skip_blank
 
     def read(self, size: int) -> bytes:
@@ -123,9 +124,10 @@ class _Pieces:
             piece += more
         self._last = piece[-1:] or self._last
         self._next = self._take(1)
-        end = self._end if self._last == b"\n" else b"\n" + self._end
-        if not self._next and self._end and len(piece) + len(end) <= size:  # Arrow refuses a first piece without a whole line.
-            piece, self._end = piece + end, b""
+        if not self._next and self._end is not None:
+            end = self._end if self._last == b"\n" else b"\n" + self._end
+            if len(piece) + len(end) <= size:  # Arrow refuses a first piece without a whole line.
+                piece, self._end = piece + end, None
         return piece
 
     def _take(self, size: int) -> bytes:
