@@ -17,6 +17,7 @@ import pyarrow as pa
 from penstock import _core
 from penstock.errors import InvalidInputError
 from penstock.schema import Boxes, Category, ColumnType, Json, Keypoints, Label, Scalar, Tensor, Text
+from penstock.values import is_whole
 from penstock.view import _names
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def reader(view: View, columns: Sequence[str] | None, batch_size: int) -> pa.Rec
 
 def scan(view: View, columns: Sequence[str] | None, batch_size: int) -> Iterator[pa.RecordBatch]:
     """Read batch by batch."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size <= 0:
+    if not is_whole(batch_size) or batch_size <= 0:
         raise InvalidInputError(f"cannot scan with batch_size={batch_size!r}: expected a whole number above 0")
     view = view._as_it_is()
     batch_size = min(int(batch_size), max(1, len(view)))

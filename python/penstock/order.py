@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.errors import InvalidInputError, NotFoundError
+from penstock.values import is_whole
 from penstock.view import View
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ LANES = 48
 
 def whole(value: Any, what: str, least: int, below: int = 2**62) -> int:
     """Give a whole number of at least `least`, or say that it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value < below:
+    if not is_whole(value) or not least <= value < below:
         power = below.bit_length() - 1
         raise InvalidInputError(
             f"{what}={value!r}, expected a whole number of at least {least} and less than 2^{power}", code="invalid-argument"

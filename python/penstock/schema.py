@@ -23,6 +23,7 @@ from penstock.values import (
     is_null,
     is_null_word,
     is_utf8,
+    is_whole,
     items_of,
     numpy_dtype,
     pictures,
@@ -248,14 +249,12 @@ class Tensor(ColumnType):
     def __post_init__(self) -> None:
         sizes = tuple(self.shape)
         for size in sizes:
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0):
+            if size is not None and (not is_whole(size) or size < 0):
                 raise InvalidInputError(f"dimension {size!r}, expected a whole number or None", code="invalid-schema")
         object.__setattr__(self, "shape", tuple(None if size is None else int(size) for size in sizes))
         if self.tile is not None:
             sides = tuple(self.tile) if isinstance(self.tile, tuple | list) else (None,)
-            if len(sides) != len(sizes) or any(
-                isinstance(side, bool) or not isinstance(side, int | np.integer) or side < 1 for side in sides
-            ):
+            if len(sides) != len(sizes) or any(not is_whole(side) or side < 1 for side in sides):
                 raise InvalidInputError(
                     f"tile={self.tile!r}, expected a whole number above 0 for each of {len(sizes)} dimensions", code="invalid-schema"
                 )

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.errors import InvalidInputError
+from penstock.values import is_whole
 
 # Pixels a side, elements a dimension.
 MOST = 1 << 16
@@ -275,7 +276,7 @@ class Tokenize(PerBatch):
 
     def __init__(self, tokenizer: Any, on: str, length: int | None = None, pad: int = 0) -> None:
         for what, value, low, high in (("length", length, 1, MOST_TOKENS), ("pad", pad, -(2**63), 2**63 - 1)):
-            good = isinstance(value, int | np.integer) and not isinstance(value, bool) and low <= value <= high
+            good = is_whole(value) and low <= value <= high
             if not good and not (what == "length" and value is None):
                 raise InvalidInputError(
                     f"Tokenize: {what}={value!r}, expected a whole number from {low} to {high}", code="invalid-argument"

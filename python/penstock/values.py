@@ -11,7 +11,7 @@ import numbers
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import ml_dtypes
 import numpy as np
@@ -81,8 +81,8 @@ def is_null(value: Any) -> bool:
     return isinstance(value, np.datetime64 | np.timedelta64) and bool(np.isnat(value))
 
 
-def is_whole(value: Any) -> bool:
-    """Tell whether this is a whole number. Truth values are none, nor are durations, which NumPy takes for some.
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Check whether a value is a whole number. Truth values and durations are not, although NumPy calls a duration an integer.
 
     >>> is_whole(np.int8(1)), is_whole(True), is_whole(np.timedelta64(1, "s"))
     (True, False, False)

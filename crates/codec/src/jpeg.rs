@@ -114,8 +114,8 @@ fn has_end_marker(bytes: &[u8]) -> bool {
     bytes.windows(2).rev().find(|pair| matches!(pair, [0xff, 0xd9 | 0xda])).is_some_and(|pair| pair[1] == 0xd9)
 }
 
-/// Adobe stores CMYK inverted (255 is no ink), as every CMYK JPEG in the wild does. The result takes the place of
-/// the data, as a second picture beside it might not fit the memory.
+/// Convert in place, since a second picture might not fit the memory. Adobe inverts CMYK (255 means no ink), and so does every CMYK JPEG
+/// in the wild.
 fn cmyk_to_rgb(data: &mut Vec<u8>) {
     let ink = |colour: u8, key: u8| ((u16::from(colour) * u16::from(key) + 127) / 255) as u8;
     let pixels = data.len() / 4;

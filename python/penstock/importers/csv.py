@@ -155,7 +155,7 @@ class _Reading:
         self, path: pathlib.Path, options: Options, text_columns: list[str] | None, refuse: Callable[[Any], None], end: str = ""
     ) -> None:
         """Open it: inferring types, or with all columns as the bytes of their text. `end` is read as its last line."""
-        # An empty line is a null where there is one column, but for those before its name; it means nothing where there are several.
+        # In a file of one column, each empty line behind the header is a null. In any other file, empty lines mean nothing.
         one_column = text_columns is not None and len(text_columns) == 1
         file = recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path)
         raw = pa.PythonFile(_Pieces(file, end, one_column and options.header), mode="r")
@@ -259,8 +259,9 @@ def _no_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) -> It
         if compute.any(compute.match_substring_regex(texts, f"{_FRONT_ZEROS}|{_HEXADECIMAL}")).as_py():
             yield name, Text()
             continue
-        whole = compute.all(compute.match_substring_regex(texts, r"^[+-]?[0-9]+$")).as_py()
-        if whole and len(texts) and pa.types.is_floating(inferred.field(name).type):
+        if not pa.types.is_floating(inferred.field(name).type) or not len(texts):
+            continue
+        if compute.all(compute.match_substring_regex(texts, r"^[+-]?[0-9]+$")).as_py():
             numbers = [int(text) for text in texts.to_pylist()]
             low, high = min(numbers), max(numbers)
             yield name, Scalar("int64") if -(2**63) <= low <= high < 2**63 else Scalar("uint64") if 0 <= low <= high < 2**64 else Text()
@@ -272,7 +273,7 @@ _HEXADECIMAL = "^[+-]?0[xX]"
 
 
 def _begins_with_zero(texts: pa.Array) -> pa.Array:
-    """Tell of each text whether more follows a zero at its beginning. A regular expression takes eight times as long."""
+    """Check which texts begin with a zero and are longer. A regular expression would take eight times as long."""
     zero = reduce(compute.or_, (compute.starts_with(texts, start) for start in ("0", "+0", "-0")))
     return compute.and_(zero, compute.greater(compute.binary_length(texts), 1))
 
@@ -370,11 +371,11 @@ def _converted(texts: pa.Array, kind: Scalar, is_given: bool) -> tuple[pa.Array,
         words = compute.match_substring_regex(texts, "|".join(lost))
         bad = compute.indices_nonzero(words).to_pylist()
         texts = compute.if_else(words, pa.scalar(None, texts.type), texts)
-    if "int" in kind.dtype and compute.any(compute.starts_with(texts, "+")).as_py():  # Arrow takes that sign for floats only.
+    numbers = _cast(texts, wanted)
+    if numbers is None and "int" in kind.dtype:  # Arrow takes a plus sign for floats only.
         texts = compute.replace_substring_regex(texts, r"^\+([0-9])", r"\1")
-    try:
-        numbers = texts.cast(wanted)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        numbers = _cast(texts, wanted)
+    if numbers is None:
         values = []
         for row, text in enumerate(texts):
             try:
@@ -390,6 +391,14 @@ def _converted(texts: pa.Array, kind: Scalar, is_given: bool) -> tuple[pa.Array,
             numbers = compute.if_else(beyond, pa.scalar(None, wanted), numbers)
             bad = sorted(bad + compute.indices_nonzero(beyond).to_pylist())
     return numbers, bad
+
+
+def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array | None:
+    """Cast all texts to a type of numbers. Returns None if Arrow refuses one of the texts."""
+    try:
+        return texts.cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
 
 
 def _failed(path: pathlib.Path, error: Exception, place: str = "near its beginning") -> Error:

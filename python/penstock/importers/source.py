@@ -113,7 +113,7 @@ def _finite(text: str) -> float:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        twice = next(name for at, (name, _) in enumerate(pairs) if name in dict(pairs[:at]))
+        [(twice, _)] = collections.Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"two values of the name {twice[:80]!r}")
     return made
 

@@ -72,12 +72,12 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Tell whether values of this type are text."""
+    """Check whether an Arrow type is one of the types of text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _no_json(kind: pa.DataType) -> str | None:
-    """Tell what values of this type hold that would lose something as JSON."""
+    """Name the values within an Arrow type that JSON cannot hold. Returns None if there are none."""
     if _is_binary(kind):
         return "binary values"
     if pa.types.is_time64(kind) and kind.unit == "ns":  # Python's times of day end at microseconds.
@@ -145,15 +145,23 @@ def microseconds(times: pa.Array) -> pa.Array:
 
 def timestamps(texts: pa.Array) -> tuple[pa.Array, list[int]]:
     """Text → microseconds, in UTC, of up to nine decimals; also the rows that are none."""
-    for decimals in (6, 9):
-        form = texts if decimals == 6 else compute.replace_substring_regex(texts, r"(\.\d{6})\d{1,3}(\D|$)", r"\1\2")
-        for zone in (None, "UTC"):
-            with contextlib.suppress(pa.ArrowInvalid):
-                return form.cast(pa.timestamp("us", tz=zone)).cast(pa.timestamp("us")), []
+    times = _times(texts)
+    if times is None:
+        times = _times(compute.replace_substring_regex(texts, r"(\.\d{6})\d{1,3}(\D|$)", r"\1\2"))
+    if times is not None:
+        return times, []
     if len(texts) == 1:
         return pa.nulls(1, pa.timestamp("us")), [0]
     each = [timestamps(texts[row : row + 1]) for row in range(len(texts))]
     return pa.concat_arrays([value for value, _ in each]), [row for row, (_, bad) in enumerate(each) if bad]
+
+
+def _times(texts: pa.Array) -> pa.Array | None:
+    """Cast text to microseconds in UTC. Returns None if Arrow refuses one of the texts."""
+    for zone in (None, "UTC"):
+        with contextlib.suppress(pa.ArrowInvalid):
+            return texts.cast(pa.timestamp("us", tz=zone)).cast(pa.timestamp("us"))
+    return None
 
 
 def unlike(path: str, column: str, text: pa.StringScalar, kind: Scalar) -> Refusal:
@@ -213,7 +221,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Tell whether values of this type are whole numbers or floats."""
+    """Check whether an Arrow type is one of the integers or floats."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 

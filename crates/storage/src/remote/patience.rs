@@ -91,7 +91,7 @@ impl Patience {
         tries.count += 1;
         let wait = wait(tries.count, throttled);
         if Instant::now() + wait >= until {
-            // A try that the deadline cut short knows nothing: how the one before it ended is the reason to tell.
+            // If the deadline cut the last try short, only the try before it can say why requests fail.
             let cut = Instant::now() >= until;
             let (told, other, when) = match tries.before.take() {
                 Some(before) if cut => (before, Some(error), "at last"),
