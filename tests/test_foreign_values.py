@@ -149,6 +149,32 @@ def test_times_as_iso_8601(given):
     assert given("timestamp", ["-0044-03-15"])[0] == np.datetime64("-0044-03-15", "us")
 
 
+@pytest.mark.parametrize(
+    "second", ["2300-01-01T00:00:00", "1600-01-01T00:00:00", "9999-12-31T23:59:59", "-0044-03-15T00:00:00", "1969-12-31T23:59:59"]
+)
+def test_times_with_nine_decimals_of_any_year(given, second):
+    """NumPy takes such a text for nanoseconds, and those wrap outside of 1677 to 2262."""
+    found = given("timestamp", [f"{second}.{digits}" for digits in ("1", "123456", "123456789", "999999999", "000000999")])
+    whole = np.datetime64(second).astype("datetime64[us]")
+    assert (found - whole).astype(int).tolist() == [100_000, 123_456, 123_456, 999_999, 0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-01-01T00:00:00.1234567890",
+        "2026-01-01T00:00:00.",
+        "2026-01-01T00:00.5",
+        "+2026-01-01",
+        "-290309-01-01T00:00:00.5",
+    ],
+)
+def test_times_that_are_none_or_beyond_microseconds(given, text):
+    with pytest.raises(ps.InvalidInputError) as caught:
+        given("timestamp", ["2026-01-31", text])
+    assert caught.value.rows == [1]
+
+
 def test_a_csv_of_pandas_with_times_in_a_zone(tmp_path):
     times = pd.DatetimeIndex(np.array(["2026-01-31T12:00:00.123456", "NaT", "1999-12-31T23:59:59"], "datetime64[us]")).tz_localize(
         "Europe/Berlin"

@@ -1,12 +1,15 @@
 """What importers refuse, and how they say it: the right item, the right column, nothing read out of a message."""
 
 import csv
+import gc
 import gzip
 import io
 import json
 import shutil
 import subprocess
 import sys
+import threading
+from types import GeneratorType
 
 import measured
 import numpy as np
@@ -828,6 +831,8 @@ def test_what_is_no_point_in_time_does_not_become_one(tmp_path):
 
 PARQUET = """
 import sys
+import threading
+from types import GeneratorType
 import penstock as ps
 import pandas, pyarrow.parquet
 from measured import Grown
@@ -1148,3 +1153,88 @@ def test_a_failed_import_removes_the_folders_it_made(tmp_path):
     with pytest.raises(ps.InvalidInputError):
         import_data(tmp_path / "a.csv", tmp_path / "new" / "a" / "b", types={"x": "int64"})
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
+def test_a_failed_import_leaves_nothing_to_the_collector_of_garbage(tmp_path, ending):
+    """What was read ahead ends with the import, not when its error is dropped: the collector may run in a thread that such an end waits for."""
+    path = tmp_path / f"x.{ending}"
+    if ending == "parquet":
+        pq.write_table(pa.table({"a": ["x", "y"]}), path)
+    else:
+        path.write_text('{"a": "x"}\n' if ending == "jsonl" else "a\nx\n")
+    with pytest.raises(ps.InvalidInputError) as caught:
+        import_data(path, tmp_path / "set", types={"a": "int64"})
+    assert caught.value.__traceback__ is not None  # It holds the frame of `import_data`, and so what that held.
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-import")]
+    suspended = [thing for thing in gc.get_objects() if isinstance(thing, GeneratorType) and thing.gi_frame is not None]
+    assert not [thing for thing in suspended if "/penstock/importers/" in thing.gi_code.co_filename]
+
+
+def _arrow(path, **columns):
+    table = pa.table(columns)
+    with pa.ipc.new_file(path, table.schema) as out:
+        out.write(table)
+    return path
+
+
+@pytest.mark.parametrize("given", [{}, {"c": ps.Category()}])
+@pytest.mark.parametrize("codes", [pa.array([0, 2]), pa.array([0, 2], pa.uint8()).dictionary_encode()])
+def test_numbers_are_never_taken_for_codes_of_words(tmp_path, given, codes):
+    ps.create(tmp_path / "set", {"c": ps.Category()}).append({"c": ["red", "green", "blue"]})
+    path = _arrow(tmp_path / "c.arrow", c=codes)
+    with pytest.raises(ps.InvalidInputError, match=r"row 0.*expected a word"):
+        import_data(path, tmp_path / "set", types=given)
+    report = import_data(path, tmp_path / "set", types=given, on_error="skip")
+    assert report.samples == 0 and len(report.refused) == 2 and len(ps.open(tmp_path / "set")) == 3
+
+
+@pytest.mark.parametrize("on_error", ["skip", "null"])
+def test_views_beside_a_row_that_is_refused(tmp_path, on_error):
+    media = pa.struct([("bytes", pa.binary_view()), ("path", pa.string())])
+    columns = {
+        "b": pa.array([b"x", b"y", None], pa.binary_view()),
+        "s": pa.array(["x", "y", None], pa.string_view()),
+        "c": pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", "b"], pa.string_view())),
+        "v": pa.array(["p", "q", None], pa.string_view()),
+        "m": pa.array([{"bytes": b"1", "path": "a"}, None, {"bytes": b"2", "path": None}], media),
+        "n": pa.array([1, 300, 2]),
+    }
+    given = {"n": "int8", "c": ps.Category(), "v": ps.Category()}
+    report = import_data(_arrow(tmp_path / "v.arrow", **columns), tmp_path / "set", types=given, on_error=on_error)
+    assert [refusal.path.rpartition(": ")[2] for refusal in report.refused] == ["row 1"]
+    ds = ps.open(tmp_path / "set")
+    rows = [0, 2] if on_error == "skip" else [0, 1, 2]
+    for name in ("b", "s"):
+        assert list(ds[name][:]) == [columns[name][row].as_py() for row in rows], name
+    assert list(ds["m"][:]) == [[b"1", None, b"2"][row] for row in rows]
+    words = {name: [None if code is None else ds.vocabulary(name)[code] for code in ds[name][:].tolist()] for name in ("c", "v")}
+    assert words == {"c": [["a", "b", "a"][row] for row in rows], "v": [["p", "q", None][row] for row in rows]}
+
+
+def test_words_in_views_are_appended(tmp_path):
+    ds = ps.create(tmp_path / "set", {"c": ps.Category(), "t": ps.Text(), "b": ps.Bytes()})
+    views = pa.array(["a", None, "b"], pa.string_view())
+    words = pa.DictionaryArray.from_arrays(pa.array([1, None, 0]), pa.array(["a", "b"], pa.string_view()))
+    ds.append({"c": views, "t": views, "b": pa.array([b"x", None, b"y"], pa.binary_view())})
+    ds.append({"c": words, "t": ["x"] * 3, "b": [b"x"] * 3})
+    ds = ps.open(tmp_path / "set")
+    assert ds.vocabulary("c") == ["a", "b"] and ds["c"][:].tolist() == [0, None, 1, 1, None, 0]
+    assert list(ds["t"][:3]) == ["a", None, "b"] and list(ds["b"][:3]) == [b"x", None, b"y"]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(3)])
+def test_bytes_do_not_become_json_that_python_shows(tmp_path, kind):
+    path = _arrow(tmp_path / "j.arrow", j=pa.array([b'{"}', b"[1]"], kind))
+    with pytest.raises(ps.UnsupportedError, match="binary"):
+        import_data(path, tmp_path / "set", types={"j": ps.Json()})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [pa.array([1.5]), pa.array([True]), pa.array([1], pa.uint8()), pa.array([[1]]), pa.array([2**31 - 1], pa.int32()).cast(pa.date32())],
+)
+def test_what_is_no_point_in_time_is_refused_by_its_column(tmp_path, values):
+    path = _arrow(tmp_path / "t.arrow", t=values)
+    with pytest.raises(ps.InvalidInputError, match=r"column `t` of `.*t\.arrow`: values are .* (expected|beyond what a) timestamp"):
+        import_data(path, tmp_path / "set", types={"t": "timestamp"})

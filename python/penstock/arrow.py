@@ -193,18 +193,23 @@ class _Ahead:
         self._batch: pa.RecordBatch | None = None
         self._error: BaseException | None = None
         self._stop = _core.Stop()
-        self._thread: threading.Thread | None = threading.Thread(target=self._run, name="penstock-scan", daemon=True)
+        self._worker: int | None = None
+        self._at_work = threading.Lock()
+        self._at_work.acquire()
         try:
-            self._thread.start()
+            threading.Thread(target=self._run, name="penstock-scan", daemon=True).start()
         except RuntimeError:  # No more threads are to be had: read when asked for, then.
-            self._thread = None
+            self._at_work.release()
 
     def _run(self) -> None:
-        self._stop.heed()
+        self._worker = threading.get_ident()
         try:
+            self._stop.heed()
             self._batch = self._read(*self._rows)
         except BaseException as error:
             self._error = error
+        finally:
+            self._at_work.release()
 
     def stop(self) -> None:
         """Give up what is under way, and wait for the thread to have done so."""
@@ -212,8 +217,10 @@ class _Ahead:
         self._wait()
 
     def _wait(self) -> None:
-        if self._thread is not None and os.getpid() == self._process:
-            self._thread.join()
+        """Wait for a lock, not with `join`: the collector of garbage may call this where Python starts a thread, and holds what `join` takes."""
+        if os.getpid() == self._process and threading.get_ident() != self._worker:
+            with self._at_work:
+                pass
 
     def result(self) -> pa.RecordBatch:
         self._wait()

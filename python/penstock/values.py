@@ -28,7 +28,7 @@ MANY = 1000
 # Lists of more text are converted part by part.
 WHOLE_BYTES = 256 << 20
 Array = npt.NDArray[Any]
-ISO_8601 = re.compile(r"(\d{4}|[+-]\d{4,6})(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d([.,]\d+)?)?)?)?)?)?")
+ISO_8601 = re.compile(r"(\d{4}|-\d{4,6})(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?)?)?)?")
 
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -582,8 +582,10 @@ def timestamp(item: Any, row: int) -> np.datetime64:
             item = parsed.astimezone(datetime.UTC).replace(tzinfo=None) if parsed is not None and parsed.tzinfo is not None else item
         if isinstance(item, str) and not ISO_8601.fullmatch(item):  # NumPy takes "", "now" and "202001", too.
             raise ValueError("expected ISO 8601, as 2026-01-31T12:00:00Z")
-        made = np.datetime64(item)
-        return np.datetime64(cast(np.array([made]), "timestamp", row)[0], "us")
+        whole, _, decimals = item.partition(".") if isinstance(item, str) else (item, "", "")
+        made = np.datetime64(cast(np.array([np.datetime64(whole)]), "timestamp", row)[0], "us")
+        # With nine decimals, NumPy would take years beyond 2262 for others.
+        return made + np.timedelta64(int(decimals[:6].ljust(6, "0")), "us")
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, InvalidInputError):
             raise
@@ -694,9 +696,9 @@ def flat_from_arrow(values: Any) -> Prepared | None:
 
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
-    if pa.types.is_string(values.type):
+    if pa.types.is_string(values.type) or pa.types.is_string_view(values.type):
         values = values.cast(pa.large_string())
-    elif pa.types.is_binary(values.type):
+    elif pa.types.is_binary(values.type) or pa.types.is_binary_view(values.type):
         values = values.cast(pa.large_binary())
     elif not (pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)):
         return None

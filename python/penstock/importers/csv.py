@@ -13,7 +13,7 @@ import secrets
 import string
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import partial, reduce
 from typing import Any
 
@@ -54,7 +54,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
             )
     progress = {"done": 0}
 
-    def chunks() -> Iterator[Chunk]:
+    def chunks() -> Generator[Chunk, None, None]:
         # A row that we add to the file. It does not come as a row of its own if a quote before it is never closed.
         end = "".join(
             secrets.choice([letter for letter in string.ascii_letters if letter not in (options.delimiter, options.quote)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from penstock import _core
@@ -52,7 +52,7 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
         schema["label"] = options.types.get("label", Label(classes))
     progress = {"done": 0}
 
-    def chunks() -> Iterator[Chunk]:
+    def chunks() -> Generator[Chunk, None, None]:
         for group in _groups(files):
             good, names, refused = [], [], []
             for file in group:

@@ -10,7 +10,7 @@ import functools
 import itertools
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     kinds = rows.kinds_of(head, options)
     progress = {"done": 0}
 
-    def chunks() -> Iterator[Chunk]:
+    def chunks() -> Generator[Chunk, None, None]:
         parse = functools.partial(_parsed, kinds)
         for block, table in ahead((functools.partial(parse, block) for block in itertools.chain(begun, blocks)), THREADS):
             first = progress["done"]

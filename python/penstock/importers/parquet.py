@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
         import_pandas()
     progress = {"done": 0}
 
-    def chunks() -> Iterator[Chunk]:
+    def chunks() -> Generator[Chunk, None, None]:
         for file in files:
             first = 0
             batches = _guard(file, partial(_batches, file))
@@ -148,7 +148,11 @@ def _chunk(file: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnTyp
             texts = tables.decoded(array).cast(pa.string())
             array, bad = tables.timestamps(texts)
             problems += [(row, name, tables.unlike(named(row), name, texts[row], kind)) for row in bad]
-        columns[name] = _guard(file, partial(tables.values, array, kind))
+        try:
+            columns[name] = _guard(file, partial(tables.values, array, kind))
+        except InvalidInputError as error:
+            error._within(f"cannot import column `{name}` of `{file}`")
+            raise
     return Chunk(columns, batch.num_rows, named, problems=problems)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ def open_source(iterable: Iterable[Any], options: Options) -> Source:
     kinds = kinds_of(head, options)
     progress = {"done": 0}
 
-    def chunks() -> Iterator[Chunk]:
+    def chunks() -> Generator[Chunk, None, None]:
         for chunk, done in chunks_of(itertools.chain(head, iterator), kinds, 0, lambda row: f"row {row}"):
             progress["done"] = done
             yield chunk

@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock import _core
 from penstock.dataset import Dataset, Transaction, create, open
 from penstock.errors import Error, InvalidInputError, NotFoundError
-from penstock.importers import csv, images, jsonl, parquet, rows
+from penstock.importers import csv, images, jsonl, parquet, rows, tables
 from penstock.importers.source import Chunk, Options, Refusal, Source
 from penstock.schema import Category, ColumnType, Image, Mask, from_json, to_json
 from penstock.values import container, is_arrow, is_whole, items_of
@@ -107,10 +107,14 @@ def import_data(
     missing = _missing(destination)
     dataset, created = _destination(there, destination, opened.schema, f"create for import of {name}")
     report = Report(0, [], None, opened.left_out)
-    with _undo(dataset, created, missing), dataset.transaction(message or f"import {name}") as transaction:
+    with (
+        _undo(dataset, created, missing),
+        contextlib.closing(opened.chunks) as chunks,
+        dataset.transaction(message or f"import {name}") as transaction,
+    ):
         kinds = dataset.schema
         appender = _Appender(transaction, kinds, validate, on_error, report.refused)
-        for chunk in opened.chunks:
+        for chunk in chunks:
             report.refused.extend(chunk.refused)
             if chunk.refused and on_error == "raise":
                 raise _as_error(chunk.refused[0])
@@ -329,7 +333,7 @@ def _body(value: Any) -> bytes | None:
 
 def _numbers(values: Any) -> Iterator[tuple[int, Any]]:
     """The whole numbers among values, and their rows."""
-    if is_arrow(values) and not pa.types.is_integer(values.type):
+    if is_arrow(values) and not pa.types.is_integer(tables.storage(values.type)):
         return
     for row, value in enumerate(values.to_pylist() if is_arrow(values) else values):
         if is_whole(value):

@@ -9,7 +9,7 @@ import fnmatch
 import importlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -136,11 +136,12 @@ class Chunk:
 class Source:
     """An opened source. `total` is in `unit` (files, bytes, rows), for the progress bar; `done()` tells how far it is.
 
-    `left_out` are files of other kinds, or that were not chosen.
+    `left_out` are files of other kinds, or that were not chosen. Whoever takes `chunks` closes them: the collector of garbage must not do so, since
+    it may run where a thread that they wait for starts.
     """
 
     schema: dict[str, ColumnType]
-    chunks: Iterator[Chunk]
+    chunks: Generator[Chunk, None, None]
     total: int | None
     unit: str
     done: Callable[[], int]

@@ -116,17 +116,18 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         if only_paths:
             raise fail(only_paths[0][1], only_paths[0][0], hint="embed the files (datasets: `embed_external_files`)")
     if isinstance(kind, Scalar) and kind.dtype == "timestamp":
-        numbers = microseconds(array if pa.types.is_timestamp(array.type) else array.cast(pa.timestamp("us")))
+        numbers = microseconds(array)
         filled = np.asarray(numbers.fill_null(0)).view("datetime64[us]")
         return np.ma.MaskedArray(filled, ~np.asarray(array.is_valid())) if array.null_count else filled
     if isinstance(kind, Scalar) and (pa.types.is_time(array.type) or pa.types.is_duration(array.type)):
         array = array.cast(pa.int32() if array.type.bit_width == 32 else pa.int64())
     if isinstance(kind, Text) and pa.types.is_time64(array.type) and array.type.unit == "ns":
         return array.cast(pa.string())
-    if isinstance(kind, Text | Json) and not _is_binary(array.type) and (what := _no_json(array.type)) is not None:
+    as_text = isinstance(kind, Text) and _is_binary(array.type)  # Taken as text where it is UTF-8.
+    if isinstance(kind, Text | Json) and not as_text and (what := _no_json(array.type)) is not None:
         raise UnsupportedError(f"{array.type} holds {what}, which are no text", code="unsupported-format", hint="flatten it first")
-    if isinstance(kind, Text) and _is_binary(array.type):
-        return array.cast(pa.large_binary())  # Taken as text where it is UTF-8.
+    if as_text:
+        return array.cast(pa.large_binary())
     if isinstance(kind, Text) and not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
         text = (lambda value: json.dumps(_plain(value), ensure_ascii=False)) if pa.types.is_nested(array.type) else str
         return [None if value is None else text(value) for value in array.to_pylist()]
@@ -136,11 +137,16 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
 
 
 def microseconds(times: pa.Array) -> pa.Array:
-    """Give timestamps as microseconds since 1970. Nanoseconds are rounded down, as NumPy does; a coarser unit that does not fit is an error."""
-    if times.type.unit == "ns":  # Arrow's own rounding is of local times, of which some come twice.
+    """Give timestamps and dates as microseconds since 1970. Nanoseconds are rounded down, as NumPy does; a coarser unit that does not fit is an error."""
+    if pa.types.is_timestamp(times.type) and times.type.unit == "ns":  # Arrow's own rounding is of local times, of which some come twice.
         counts = times.cast(pa.int64())
         return pa.array(np.asarray(counts.fill_null(0)) // 1000, mask=np.asarray(counts.is_null()))
-    return times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64())
+    try:
+        return times.cast(pa.timestamp("us", tz=getattr(times.type, "tz", None))).cast(pa.int64())
+    except pa.ArrowNotImplementedError as error:
+        raise fail(f"values are {times.type}, expected timestamp", hint="cast them first") from error
+    except pa.ArrowInvalid as error:
+        raise fail(f"values are {times.type} beyond what a timestamp holds: {error}", hint="set them to null first") from error
 
 
 def timestamps(texts: pa.Array) -> tuple[pa.Array, list[int]]:
@@ -177,16 +183,15 @@ def storage(kind: pa.DataType) -> pa.DataType:
 
 
 def decoded(array: pa.Array) -> pa.Array:
-    """Give the values that a dictionary, runs or an extension stand for."""
+    """Give the values that a dictionary, runs, an extension or views stand for."""
     if isinstance(array, pa.ExtensionArray):
         return decoded(array.storage)
     if pa.types.is_run_end_encoded(array.type):
         return decoded(compute.run_end_decode(array))
-    if not pa.types.is_dictionary(array.type):
-        return array
-    words = decoded(array.dictionary)
+    if pa.types.is_dictionary(array.type):
+        return pa.DictionaryArray.from_arrays(array.indices, decoded(array.dictionary)).dictionary_decode()
     wanted = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}  # Views cannot be taken from by index.
-    return pa.DictionaryArray.from_arrays(array.indices, words.cast(wanted.get(words.type, words.type))).dictionary_decode()
+    return array.cast(wanted[array.type]) if array.type in wanted else array
 
 
 # Bits of whole numbers that a float holds.
@@ -231,7 +236,7 @@ def _is_signed(kind: pa.DataType) -> bool:
 
 def media(array: pa.StructArray) -> tuple[pa.Array, list[tuple[int, str]]]:
     """Give the bytes of media, and the rows that are only a path, each with why: the file it means may be on another machine."""
-    bodies, paths = compute.struct_field(array, "bytes"), compute.struct_field(array, "path")
+    bodies, paths = decoded(compute.struct_field(array, "bytes")), compute.struct_field(array, "path")
     only_path = np.flatnonzero(compute.and_(compute.is_null(bodies), compute.is_valid(paths)))
     return bodies, [(int(row), f"it is the path {str(paths[row])[:80]!r} without bytes") for row in only_path]
 
