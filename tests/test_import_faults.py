@@ -15,6 +15,7 @@ import measured
 import numpy as np
 import penstock as ps
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 from penstock.importers import import_data
@@ -1238,3 +1239,21 @@ def test_what_is_no_point_in_time_is_refused_by_its_column(tmp_path, values):
     path = _arrow(tmp_path / "t.arrow", t=values)
     with pytest.raises(ps.InvalidInputError, match=r"column `t` of `.*t\.arrow`: values are .* (expected|beyond what a) timestamp"):
         import_data(path, tmp_path / "set", types={"t": "timestamp"})
+
+
+def test_runs_have_the_type_of_their_values_and_intervals_none(tmp_path):
+    times = pa.array([5, 5, None], pa.timestamp("ms"))
+    runs = {"t": times, "n": pa.array([1, 1, 2]), "s": pa.array(["a", None, None])}
+    path = _arrow(tmp_path / "r.arrow", **{name: pa.compute.run_end_encode(values) for name, values in runs.items()})
+    import_data(path, tmp_path / "set")
+    ds = ps.open(tmp_path / "set")
+    assert ds.schema == {"t": ps.Scalar("timestamp"), "n": ps.Scalar("int64"), "s": ps.Text()}
+    assert (
+        ds["t"][:].astype("int64").tolist() == [5000, 5000, None]
+        and ds["n"][:].tolist() == [1, 1, 2]
+        and list(ds["s"][:]) == ["a", None, None]
+    )
+    months = pa.array([pa.MonthDayNano([1, 2, 3])])
+    for types, values in ((None, months), ({"i": ps.Text()}, months), (None, pa.StructArray.from_arrays([months], ["i"]))):
+        with pytest.raises(ps.UnsupportedError, match="intervals of months"):
+            import_data(_arrow(tmp_path / "i.arrow", i=values), tmp_path / "none", types=types)

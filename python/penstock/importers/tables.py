@@ -37,13 +37,15 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
         return Scalar("timestamp")
     if pa.types.is_time(kind) or pa.types.is_duration(kind):
         return Scalar("int64")
-    if pa.types.is_decimal(kind) or pa.types.is_interval(kind):
+    if pa.types.is_decimal(kind):
         return Text()
     if isinstance(kind, pa.FixedShapeTensorType) and kind.value_type in _PLAIN:
         shape = tuple(kind.shape) if kind.permutation is None else tuple(kind.shape[axis] for axis in kind.permutation)
         return Tensor(shape, _PLAIN[kind.value_type])
     if isinstance(kind, pa.BaseExtensionType):
         return infer(kind.storage_type, name)
+    if pa.types.is_run_end_encoded(kind):
+        return infer(kind.value_type, name)
     if pa.types.is_fixed_size_list(kind) and kind.value_type in _PLAIN:
         return Tensor((kind.list_size,), _PLAIN[kind.value_type])
     if _is_list(kind) and kind.value_type in _PLAIN:
@@ -56,7 +58,7 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
             code="unsupported-format",
             hint="flatten it first to a column of its own, or leave it out",
         )
-    if pa.types.is_nested(kind) or pa.types.is_run_end_encoded(kind):
+    if pa.types.is_nested(kind):
         return Json()
     raise UnsupportedError(
         f"cannot import column `{name}`: no column type for Arrow's {kind}",
@@ -82,6 +84,8 @@ def _no_json(kind: pa.DataType) -> str | None:
         return "binary values"
     if pa.types.is_time64(kind) and kind.unit == "ns":  # Python's times of day end at microseconds.
         return "times of day in nanoseconds"
+    if pa.types.is_interval(kind):
+        return "intervals of months, days and nanoseconds"
     inner = storage(kind)
     parts = [inner] if inner != kind else [kind.field(index).type for index in range(kind.num_fields)]
     return next((what for part in parts if (what := _no_json(part)) is not None), None)
