@@ -1,6 +1,7 @@
 """Values as other libraries hold them: pandas, PyTorch, Arrow, Polars. They come as what they are, or are refused with their row."""
 
 import datetime
+import decimal
 import json
 import subprocess
 import sys
@@ -250,9 +251,10 @@ def test_numbers_beyond_every_float_are_refused(given):
         return  # No wider floats here.
     beyond = np.longdouble("1e4000")
     for dtype in ("float64", "float32", "bfloat16", "complex64"):
-        with pytest.raises(ps.InvalidInputError, match="out of the range"):
-            given(dtype, np.array([1.5, beyond]))
-        assert given(dtype, np.array([1.5, np.longdouble("inf")])).tolist() == [1.5, float("inf")]
+        for form in (np.array, list):
+            with pytest.raises(ps.InvalidInputError, match=r"1e\+4000.* out of the range"):
+                given(dtype, form([1.5, beyond]))
+            assert given(dtype, form([1.5, np.longdouble("inf")])).tolist() == [1.5, float("inf")]
 
 
 @pytest.mark.parametrize("form", ["series", "array"])
@@ -503,3 +505,36 @@ def test_rows_of_very_different_sizes_are_appended_a_few_at_a_time(root):
         finally:
             tracemalloc.stop()
         assert len(ds) == large + small
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "uint8", "bool", "timestamp"])
+def test_nulls_among_the_words_of_a_dictionary_are_nulls(given, dtype):
+    kind = pa.timestamp("us") if dtype == "timestamp" else pa.bool_() if dtype == "bool" else getattr(pa, dtype)()
+    words = pa.array([1, None, 0], pa.int64()).cast(kind)
+    coded = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 2, 1]), words)
+    expected = pa.array([1, None, None, 0, None], pa.int64())
+    for values, wanted in (
+        (coded, expected),
+        (coded[1:4], expected[1:4]),
+        (pa.chunked_array([coded, coded[:1]]), pa.concat_arrays([expected, expected[:1]])),
+    ):
+        found = given(dtype, values)
+        assert np.ma.getmaskarray(found).tolist() == wanted.is_null().to_pylist(), values
+        assert np.ma.getdata(found).astype(np.int64)[~np.ma.getmaskarray(found)].tolist() == wanted.drop_null().to_pylist()
+
+
+def test_times_in_several_of_a_unit(given):
+    assert given("timestamp", np.array([3, -1], "i8").view("M8[7us]")).astype("int64").tolist() == [21, -7]
+    for count, unit in ((2**61, "7us"), (2**62, "10ms"), (2**62, "3000ns"), (1, "1500ns")):
+        value = np.array([0, count], "i8").view(f"M8[{unit}]")
+        for values in (value, list(value)):
+            with pytest.raises(ps.InvalidInputError, match=r"out of the range of microseconds|does not fit timestamp"):
+                given("timestamp", values)
+
+
+def test_what_is_no_number_or_bytes_is_named(given):
+    with pytest.raises(ps.InvalidInputError, match=r"row 0 holds '1\.5', expected int64"):
+        given(ps.Tensor((None,), "int64"), [[decimal.Decimal("1.5"), decimal.Decimal("1")]])
+    with pytest.raises(ps.InvalidInputError, match="void"):
+        given(ps.Bytes(), np.array([(1, 2.5)], [("a", "i4"), ("b", "f8")]))
+    assert given(ps.Bytes(), np.array([b"ab"], "V2")) == [b"ab"]

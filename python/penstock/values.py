@@ -245,7 +245,7 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
 
     def refuse(bad: Array, why: str) -> InvalidInputError:
         place = row if row is not None else first_row(bad)
-        return fail(f"has {array[bad].flat[0]}, which {why}", place)
+        return fail(f"has {array[bad].flat[0]!s}, which {why}", place)
 
     kind = array.dtype.kind
     if dtype == "timestamp":
@@ -253,9 +253,10 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
             raise refuse(bad, "is no number of microseconds since 1970 that fits 64 bits")
         if kind in "iu":  # Whole numbers are microseconds since 1970.
             return array.astype(np.int64).view(wanted)
-        if kind == "M":
+        unit, count = np.datetime_data(array.dtype) if kind == "M" else ("", 0)
+        coarser = unit in ("Y", "M", "W", "D", "h", "m", "s", "ms", "us")
+        if kind == "M" and (coarser or count == 1):  # Several nanoseconds as one unit wrap unseen.
             out = array.astype(wanted)
-            coarser = np.datetime_data(array.dtype)[0] in ("Y", "M", "W", "D", "h", "m", "s", "ms")
             bad = (out.astype(array.dtype) != array) & ~np.isnat(array) if coarser else np.zeros(array.shape, bool)
             if bad.any():
                 raise refuse(bad, "is out of the range of microseconds")
@@ -415,6 +416,8 @@ def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
         values = values.storage
     if pa.types.is_nested(values.type):
         return tensors_of_lists(values, shape)
+    if pa.types.is_dictionary(values.type):  # Its words may be null, which its own count of nulls leaves out.
+        values = values.dictionary_decode()
     if values.null_count == 0 or pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
         return values.to_numpy(zero_copy_only=False)  # A null among times is NaT.
     boolean = pa.types.is_boolean(values.type)
@@ -505,7 +508,9 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
     try:
         # float64 holds what Python calls a float; arrays keep their own dtype.
         array = (
-            np.asarray(items) if shape or wanted.kind == "b" else np.array(items, dtype=np.complex128 if wanted.kind == "c" else np.float64)
+            np.asarray(items)
+            if shape or wanted.kind == "b" or any(getattr(item, "dtype", None) in (np.longdouble, np.clongdouble) for item in items)
+            else np.array(items, dtype=np.complex128 if wanted.kind == "c" else np.float64)
         )
     except (ValueError, TypeError, OverflowError) as error:
         raise fail(f"values do not make an array of {dtype}: {error}") from error
@@ -681,7 +686,7 @@ def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -
         array = np.empty([size or 0 for size in shape], numpy_dtype(dtype))
     wrong = array.ndim != len(shape) or any(size is not None and size != array.shape[axis] for axis, size in enumerate(shape))
     if array.dtype.kind == "O" and not wrong:
-        within = next((item for item in array.flat if item is None or not isinstance(item, numbers.Number)), None)
+        within = next((item for item in array.flat if not isinstance(item, numbers.Complex)), array.flat[0])
         raise fail(f"holds {str(within)[:80]!r}, expected {dtype}", row, hint="a sample is null as a whole, or not at all")
     if wrong:
         raise fail(f"has the shape {array.shape}, expected {shape}", row)
@@ -870,7 +875,7 @@ def blob(value: Any, row: int) -> Any:
         return None
     if isinstance(value, bytes | bytearray | os.PathLike):
         return value
-    if isinstance(value, memoryview | np.void):
+    if isinstance(value, memoryview) or (isinstance(value, np.void) and value.dtype.names is None):
         return value.tobytes()
     raise fail(f"is a {type(value).__name__}, expected bytes, Path or None", row)
 
