@@ -538,3 +538,13 @@ def test_what_is_no_number_or_bytes_is_named(given):
     with pytest.raises(ps.InvalidInputError, match="void"):
         given(ps.Bytes(), np.array([(1, 2.5)], [("a", "i4"), ("b", "f8")]))
     assert given(ps.Bytes(), np.array([b"ab"], "V2")) == [b"ab"]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int64", "float32", "float64", "complex64"])
+def test_arrays_without_dimensions_in_lists_are_numbers(given, dtype):
+    one = np.ones((), dtype)
+    found = given(dtype, [one, None, one.item()])
+    assert np.ma.getmaskarray(found).tolist() == [False, True, False]
+    assert found.compressed().tolist() == [one.item(), one.item()]
+    with pytest.raises(ps.InvalidInputError, match="row 1"):
+        given(dtype, [one, np.ones((1,), dtype)])

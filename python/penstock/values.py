@@ -493,7 +493,7 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
         return np.array([whole_number(item, row, dtype) for row, item in enumerate(items)], dtype=wanted)
     if not shape:
         kinds = (
-            bool | np.bool_
+            bool | np.bool_ | np.ndarray
             if wanted.kind == "b"
             else int | float | complex | np.number | np.ndarray
             if wanted.kind == "c"
