@@ -522,42 +522,20 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def plain_numbers(items: list[Any], dtype: str) -> tuple[Array, npt.NDArray[np.bool_] | None] | None:
-    """Convert a list of Python's own numbers and None at once; None where that does not go, for the row to be found one by one."""
+    """Convert a list of Python's own numbers and None at once. Returns None where that does not go, for the row to be found one by one."""
     wanted = numpy_dtype(dtype)
-    floats = at_once(items, {float}, "float64") if wanted.kind == "f" else None
-    if floats is not None:
-        return cast(np.asarray(floats.fill_null(0.0)), dtype), np.asarray(floats.is_valid()) if floats.null_count else None
-    kinds = set(map(type, items))
-    validity = None
-    if type(None) in kinds:
-        validity = np.fromiter((item is not None for item in items), bool, len(items))
-        kinds.discard(type(None))
-        items = [0 if item is None else item for item in items]
-    if kinds == {int} and wanted.kind in "iu":
-        array = whole_numbers(items, dtype)
-    elif kinds and kinds <= {int, float} and wanted.kind == "f":
-        try:
-            array = np.array(items, np.float64)
-        except OverflowError:  # An integer beyond every float.
+    kind = "u" if dtype == "uint64" else "i" if wanted.kind in "iu" else wanted.kind
+    found = _core.numbers(items, kind) if items and kind in "iufb" else None
+    if found is None:
+        return None
+    array, validity = found
+    if kind == "f":
+        array = cast(array, dtype)
+    elif kind in "iu":
+        if not np.iinfo(wanted).min <= int(array.min()) <= int(array.max()) <= np.iinfo(wanted).max:
             return None
-        array = array if wanted.itemsize == 8 else cast(array, dtype)
-    elif kinds == {bool} and wanted.kind == "b" and validity is None:
-        array = np.array(items, np.bool_)
-    else:
-        return None
-    return None if array is None else (array, validity)
-
-
-def whole_numbers(items: list[int], dtype: str) -> Array | None:
-    """Convert Python integers at once; None where one of them is out of range."""
-    wanted = numpy_dtype(dtype)
-    try:
-        array = np.array(items, np.uint64 if dtype == "uint64" else np.int64)
-    except OverflowError:
-        return None
-    if array.size and not np.iinfo(wanted).min <= int(array.min()) <= int(array.max()) <= np.iinfo(wanted).max:
-        return None
-    return array.astype(wanted, copy=False)
+        array = array.astype(wanted, copy=False)
+    return array, validity
 
 
 def whole_number(item: Any, row: int, dtype: str) -> int:
@@ -795,25 +773,16 @@ def coded_from_arrow(values: Any) -> Coded | None:
     return Coded(_core.Words(words[1], words[2]), np.asarray(filled).astype(np.int64), validity)
 
 
-def at_once(values: Any, kinds: set[type], kind: str) -> Any:
-    """Convert a long list of these types, and None, to an Arrow array; None where it holds others, or some value does not fit.
-
-    Types are looked at before: Arrow takes some values for what they are not, and is ended by a few.
-    """
-    if not isinstance(values, list) or len(values) < MANY or not set(map(type, values)) <= {*kinds, type(None)}:
+def strings(values: Any) -> Any:
+    """Convert a long list of texts, and None, to Arrow at once. Returns None where that does not go."""
+    found = _core.texts(values) if isinstance(values, list) and len(values) >= MANY else None
+    if found is None:
         return None
     import pyarrow as pa
 
-    try:
-        array = pa.array(values, kind)
-    except (pa.ArrowException, ValueError, OverflowError):
-        return None  # The row is found one by one.
-    return array if isinstance(array, pa.Array) else None  # Text beyond 2 GiB comes in chunks.
-
-
-def strings(values: Any) -> Any:
-    """Convert a long list of texts, and None, to Arrow at once; None where that does not go."""
-    return at_once(values, {str}, "string")
+    data, offsets, validity = found
+    bits = None if validity is None else pa.py_buffer(np.packbits(validity, bitorder="little"))
+    return pa.LargeStringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(data), bits)
 
 
 def short_strings(values: Any) -> Any:
@@ -848,13 +817,12 @@ def codes_or_words(values: Any) -> Prepared:
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and values.ndim == 1 and not isinstance(values, np.ma.MaskedArray):
         return fixed(cast(values, "int64"), None)
     items = items_of(values)
-    kinds = set(map(type, items))
-    if kinds <= {str, type(None)}:
-        return flat_from_arrow(strings(items)) or ("items", items)
-    if kinds == {int}:
-        whole = whole_numbers(items, "int64")
-        if whole is not None:
-            return fixed(whole, None)
+    texts = flat_from_arrow(strings(items))
+    if texts is not None:
+        return texts
+    quick = plain_numbers(items, "int64")
+    if quick is not None:
+        return fixed(*quick)
     items = [None if is_null_word(value) else value for value in items]
     if any(isinstance(value, str) for value in items):
         for row, value in enumerate(items):

@@ -3,6 +3,7 @@
 mod config;
 mod errors;
 mod input;
+mod lists;
 mod loader;
 mod made;
 mod media;
@@ -43,5 +44,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(snapshot::doctor, module)?)?;
     module.add_function(wrap_pyfunction!(config::configure, module)?)?;
     module.add_function(wrap_pyfunction!(media::check_media, module)?)?;
+    module.add_function(wrap_pyfunction!(lists::numbers, module)?)?;
+    module.add_function(wrap_pyfunction!(lists::texts, module)?)?;
     Ok(())
 }

@@ -1,0 +1,84 @@
+//! Lists of Python's own numbers and texts → arrays, in one pass. Called by `penstock/values.py`, which looks for the row where a list is
+//! not of one kind.
+
+use numpy::{Element, PyArray1};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyString};
+
+/// Values, and which of them are not null; None if none is null.
+type Values<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyArray1<bool>>>);
+
+/// Which rows hold a value. It takes no memory until the first null.
+#[derive(Default)]
+struct Validity(Vec<bool>);
+
+impl Validity {
+    fn null(&mut self, row: usize, rows: usize) {
+        if self.0.is_empty() {
+            self.0 = vec![true; rows];
+        }
+        self.0[row] = false;
+    }
+
+    fn array<'py>(self, py: Python<'py>) -> Option<Bound<'py, PyArray1<bool>>> {
+        (!self.0.is_empty()).then(|| PyArray1::from_vec(py, self.0))
+    }
+}
+
+/// Convert a list of `int`, `float` or `bool`, as `kind` ("i", "u", "f" or "b") says, and None. Returns None if it holds anything else, a
+/// subclass included, or a number beyond int64, uint64 or float64. Integers are taken among floats, as NumPy takes them.
+#[pyfunction]
+pub fn numbers<'py>(py: Python<'py>, list: &Bound<'py, PyList>, kind: char) -> Option<Values<'py>> {
+    match kind {
+        'i' => collect(py, list, |item| if item.is_exact_instance_of::<PyInt>() { item.extract::<i64>().ok() } else { None }),
+        'u' => collect(py, list, |item| if item.is_exact_instance_of::<PyInt>() { item.extract::<u64>().ok() } else { None }),
+        'b' => collect(py, list, |item| item.cast_exact::<PyBool>().ok().map(|value| value.is_true())),
+        'f' => collect(py, list, |item| {
+            if let Ok(float) = item.cast_exact::<PyFloat>() {
+                return Some(float.value());
+            }
+            if item.is_exact_instance_of::<PyInt>() { item.extract::<f64>().ok() } else { None }
+        }),
+        _ => None,
+    }
+}
+
+fn collect<'py, T: Element + Default>(
+    py: Python<'py>,
+    list: &Bound<'py, PyList>,
+    value: impl Fn(&Bound<'py, PyAny>) -> Option<T>,
+) -> Option<Values<'py>> {
+    let (mut values, mut validity) = (Vec::with_capacity(list.len()), Validity::default());
+    for (row, item) in list.iter().enumerate() {
+        values.push(match value(&item) {
+            Some(value) => value,
+            None if item.is_none() => {
+                validity.null(row, list.len());
+                T::default()
+            }
+            None => return None,
+        });
+    }
+    Some((PyArray1::from_vec(py, values).into_any(), validity.array(py)))
+}
+
+/// The bytes of texts in one array, their offsets (rows + 1,), and which are not null.
+type Texts<'py> = (Bound<'py, PyArray1<u8>>, Bound<'py, PyArray1<i64>>, Option<Bound<'py, PyArray1<bool>>>);
+
+/// Join the UTF-8 of a list of `str` and None. Returns None if it holds anything else, a subclass included, or text that is not UTF-8.
+#[pyfunction]
+pub fn texts<'py>(py: Python<'py>, list: &Bound<'py, PyList>) -> Option<Texts<'py>> {
+    let (mut data, mut offsets, mut validity) = (Vec::new(), Vec::with_capacity(list.len() + 1), Validity::default());
+    offsets.push(0);
+    for (row, item) in list.iter().enumerate() {
+        if let Ok(text) = item.cast_exact::<PyString>() {
+            data.extend_from_slice(text.to_str().ok()?.as_bytes());
+        } else if item.is_none() {
+            validity.null(row, list.len());
+        } else {
+            return None;
+        }
+        offsets.push(data.len() as i64);
+    }
+    Some((PyArray1::from_vec(py, data), PyArray1::from_vec(py, offsets), validity.array(py)))
+}
