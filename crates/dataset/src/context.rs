@@ -219,6 +219,11 @@ impl Context {
         fetch::open(file, samples, pieces)
     }
 
+    /// Whether a data file of this id is open.
+    pub fn is_open(&self, file: Id) -> bool {
+        self.caches.get().files.peek(&file).is_some()
+    }
+
     /// A data file that is open, or the duty to open it, or nothing while another thread has had that duty for all of `patience`.
     pub fn file_or_duty(&self, file: Id, patience: Duration) -> Option<std::result::Result<Arc<DataFile>, FileDuty<'_>>> {
         match self.caches.get().files.get_value_or_guard(&file, Some(patience)) {

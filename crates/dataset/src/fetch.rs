@@ -240,11 +240,11 @@ impl Wanted {
 }
 
 impl Snapshot {
-    /// Fetch what a take of these columns needs. Costs nothing where files are mapped; else at most one request for each tail
+    /// Fetch what a take of these columns needs. Where files are mapped, their tails are read; else at most one request for each tail
     /// that is not open and one for each run of blocks that are not in the cache.
     pub fn fetch(&self, plan: &mut Plan, columns: &[&ColumnSpec], purpose: Purpose) -> Result<()> {
         if self.context.storage.mapped() {
-            return Ok(());
+            return self.open_mapped(plan, columns);
         }
         self.open_files(plan, columns)?;
         let blocks = self.blocks(plan, columns);
@@ -412,6 +412,21 @@ impl Snapshot {
         }
         let opened = self.open_tails(files_of(plan, columns).filter(|(file, _)| plan.fetched.file(file.id).is_none()))?;
         plan.fetched.files.extend(opened.into_iter().map(|file| (file.id, file)));
+        Ok(())
+    }
+
+    /// Open mapped data files on all threads where there are several with large tails. One that cannot be opened is left to the column that
+    /// reads it.
+    fn open_mapped(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<()> {
+        if plan.groups.len() < 2 {
+            return Ok(());
+        }
+        let closed: Vec<(&FileRef, u64)> = files_of(plan, columns).filter(|(file, _)| !self.context.is_open(file.id)).collect();
+        let tails = closed.iter().map(|(file, _)| file.tail_bytes).fold(0, u64::saturating_add);
+        // One thread does as well with few bytes, and files that the cache cannot hold would be opened twice.
+        if closed.len() > 1 && (2 * parallel::WORTH_A_THREAD_BYTES as u64..Context::file_cache_bytes() / 2).contains(&tails) {
+            parallel::map(closed.len(), tails as usize, |index| drop(self.context.file(closed[index].0, closed[index].1)))?;
+        }
         Ok(())
     }
 

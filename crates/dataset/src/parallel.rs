@@ -5,7 +5,7 @@ use penstock_error::{Error, Result};
 use crate::config::Config;
 
 /// Starting a thread costs about 20 µs; work below this many bytes is done in place.
-const WORTH_A_THREAD_BYTES: usize = 1 << 20;
+pub const WORTH_A_THREAD_BYTES: usize = 1 << 20;
 
 /// `work(i)` for i in 0..count, in order of i, on up to `Config::threads` threads. `bytes` is about what the work touches.
 pub fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
