@@ -548,3 +548,11 @@ def test_arrays_without_dimensions_in_lists_are_numbers(given, dtype):
     assert found.compressed().tolist() == [one.item(), one.item()]
     with pytest.raises(ps.InvalidInputError, match="row 1"):
         given(dtype, [one, np.ones((1,), dtype)])
+
+
+def test_torch_numbers_in_lists_are_codes_and_times(given):
+    torch = pytest.importorskip("torch")
+    assert given(ps.Label(["a", "b"]), [torch.tensor(1), np.array(0), 1, None]).compressed().tolist() == [1, 0, 1]
+    assert given("timestamp", [np.array("2020-01-01", "M8[s]"), None]).compressed().tolist() == [datetime.datetime(2020, 1, 1)]
+    with pytest.raises(ps.InvalidInputError, match="row 1"):
+        given(ps.Label(["a", "b"]), [1, np.array([1])])

@@ -205,6 +205,26 @@ def test_include_and_exclude_choose(folder, root):
         import_data(folder, root.with_name("wrong"), include=["*.md", "*.png"])
 
 
+@pytest.mark.parametrize("pattern", ["*", "cat/*", "**/*", "[cd]*", "*.[pj]*"])
+def test_a_pattern_of_places_leaves_other_kinds_of_files_out(folder, root, pattern):
+    (folder / "cat" / "notes.md").write_text("# Cats")
+    (folder / "cat" / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    report = import_data(folder, root, include=[pattern])
+    assert report.samples == (2 if pattern == "cat/*" else 3) and "cat/notes.md" in report.left_out
+
+
+def test_a_value_that_stops_an_import_is_named_by_one_row(tmp_path):
+    """The row of a part, which nobody knows of, is not told."""
+    with pytest.raises(ps.InvalidInputError) as caught:
+        import_data([{"a": index} for index in range(3000)] + [{"a": "x"}], tmp_path / "rows")
+    assert "`row 3000`" in caught.value.message and caught.value.message.count("row") == 1 and caught.value.column == "a"
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(f'{{"a": {index}}}\n' for index in range(5000)) + '{"a": 2.5}\n')
+    with pytest.raises(ps.InvalidInputError) as caught:
+        import_data(lines, tmp_path / "lines")
+    assert "line 5001`" in caught.value.message and "row" not in caught.value.message
+
+
 def test_the_command_says_what_it_left_out(folder, tmp_path):
     from penstock.cli import app
     from typer.testing import CliRunner

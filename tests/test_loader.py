@@ -6,6 +6,7 @@ import gc
 import hashlib
 import itertools
 import json
+import math
 import os
 import pickle
 import signal
@@ -599,3 +600,15 @@ print("done")
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert ended.stdout == "done\n", ended.stderr
+
+
+@pytest.mark.parametrize("samples", [3, 4, 5, 6])
+def test_a_view_within_one_window_comes_in_every_order(samples):
+    """Also with the lanes that a window chooses: few samples are not shared out to many of them."""
+    ds = ps.create(f"memory://within-{samples}", {"x": "int32"})
+    ds.append({"x": range(1000)})
+    view, seen = ds.select(range(samples)), set()
+    for seed in range(25 * math.factorial(samples) // (3 if samples == 6 else 1)):
+        loader = view.loader(batch_size=samples, shuffle=ps.Window(bytes=10**6), seed=seed, columns=["x"])
+        seen.add(tuple(next(iter(loader))["x"].tolist()))
+    assert len(seen) >= 0.99 * math.factorial(samples)

@@ -111,8 +111,9 @@ def test_one_thread_after_another_may_iterate():
 def test_nulls_are_an_error_in_every_column_until_it_is_said_what_they_become(kind, values):
     ds = ps.create(f"memory://errors-nulls-{kind}", {"x": kind})
     ds.append({"x": values})
-    with pytest.raises(ps.InvalidInputError, match="column `x` has 1 nulls in this batch"):
+    with pytest.raises(ps.InvalidInputError, match="column `x` has 1 nulls in this batch") as caught:
         next(iter(ds.loader(batch_size=2)))
+    assert caught.value.column == "x"
     batch = next(iter(ds.loader(batch_size=2, nulls={"x": "mask"})))
     assert batch["x_valid"].tolist() == [True, False]
 
@@ -368,3 +369,82 @@ def test_workers_have_the_budgets_of_their_process(tmp_path):
 def budgets(batch):
     now = ps.configure()
     return {"n": np.array([now["memory_bytes"], now["image_pixels"]])}
+
+
+@pytest.mark.parametrize("how", ["a sample", "a batch", "a null"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_fails_in_python_is_not_passed_by(tmp_path, how, workers):
+    """What nobody got comes when training is resumed from the state of that moment."""
+    ds = ps.create(tmp_path / "ds", {"n": "int64", "o": "int64", "text": ps.Text()})
+    ds.append({"n": range(20), "o": [None if row == 9 and how == "a null" else row for row in range(20)], "text": ["a"] * 20})
+    options = {"batch_size": 4, "columns": ["n", "o"], "python_workers": workers}
+    options["transform"] = [fails_at_9] if how == "a sample" else [T.PerBatch(fails_with_9)] if how == "a batch" else [T.PerBatch(kept)]
+    loader, given = ds.loader(**options), []
+    with pytest.raises((OSError, ps.Error, TypeError)):
+        for batch in loader:
+            given += [int(number) for number in batch["n"]]
+    assert given == list(range(8))
+    again = ds.loader(batch_size=4, columns=["n"])
+    again.load_state_dict(loader.state_dict())
+    assert [number for batch in again for number in batch["n"].tolist()] == list(range(8, 20))
+
+
+def fails_at_9(sample, rng):
+    if sample["n"] == 9:
+        raise OSError("network away")
+    return sample
+
+
+def fails_with_9(batch):
+    if 9 in batch["n"]:
+        raise OSError("network away")
+    return batch
+
+
+def kept(batch):
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask"),
+    [([2**70], [1]), ([2**63], [1]), ([[1]], [1]), (["a"], [1]), (None, [1]), ([1.5], [1]), ([1, 2], [1]), ([1], ["x"]), ([1], [[1]]), ([[1], 2], [1, 1])],
+)  # fmt: skip
+def test_what_a_tokenizer_gives_is_looked_at(ids, mask):
+    class Odd:
+        def encode_batch(self, texts):
+            return [types.SimpleNamespace(ids=[7], attention_mask=[1])] + [types.SimpleNamespace(ids=ids, attention_mask=mask)] * (
+                len(texts) - 1
+            )
+
+    with pytest.raises(ps.InvalidInputError, match=r"Tokenize: (ids|attention_mask) of text 1"):
+        T.Tokenize(Odd(), "text")({"text": ["a", "b"]})
+
+
+def test_a_tokenizer_that_is_none_or_leaves_texts_out_is_refused():
+    class Short:
+        def encode_batch(self, texts):
+            return [types.SimpleNamespace(ids=[7])]
+
+    with pytest.raises(ps.InvalidInputError, match="1 encodings for 2 texts"):
+        T.Tokenize(Short(), "text")({"text": ["a", "b"]})
+    assert T.Tokenize(Short(), "text")({"text": ["a"]})["input_ids"].tolist() == [[7]]
+    with pytest.raises(ps.InvalidInputError, match="has no encode_batch"):
+        T.Tokenize(len, "text")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fill"),
+    [(ps.Text(), 5), (ps.Text(), b"a"), (ps.Bytes(), "a"), (ps.Image(), 0), (ps.Image(), np.zeros((2, 2), np.uint8)), (ps.Mask(), 0), (ps.Mask(), np.zeros((2, 2, 1), np.uint8))],
+)  # fmt: skip
+def test_nulls_become_values_of_their_column_only(tmp_path, kind, fill):
+    ds = ps.create(tmp_path / "ds", {"x": kind})
+    ds.append({"x": [None]})
+    with pytest.raises(ps.InvalidInputError, match="nulls of `x` cannot become"):
+        ds.loader(batch_size=1, nulls={"x": fill})
+
+
+def test_a_global_batch_below_the_ranks_is_refused():
+    ds = ps.create("memory://errors-few", {"n": "int64"})
+    ds.append({"n": range(10)})
+    with pytest.raises(ps.InvalidInputError, match="global_batch_size"):
+        ds.loader(global_batch_size=1, rank=0, world_size=2)

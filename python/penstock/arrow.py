@@ -111,9 +111,10 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
     if not len(view):
         return
     memory_bytes, _, _ = _core.configure()
-    decoded = view._snapshot.column_bytes([name for name in names if name in kinds])[1]
-    mean_bytes = decoded / len(view._snapshot)
     uneven = [name for name in names if name in kinds and not _is_even(kinds[name])]
+    decoded = view._snapshot.column_bytes(uneven)[1]
+    # A null of a fixed shape takes as much as a value.
+    mean_bytes = decoded / len(view._snapshot) + sum(kinds[name].row_bytes() or 8 for name in names if name in kinds and name not in uneven)
 
     def rows_that_fit(row_bytes: float) -> int:
         """As many as were asked for, if so many of this size take no more than their part of the budget."""
@@ -122,10 +123,15 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
     def rows_of_batch(row_bytes: float) -> int:
         """The same for rows that are not read yet: by those before, and on average."""
         rows = rows_that_fit(max(row_bytes, mean_bytes))
-        if uneven and decoded > memory_bytes / BATCHES:  # And by those to come.
-            while rows > 1 and view._view.decoded_bytes((start, min(start + rows, len(view))), uneven) > memory_bytes / BATCHES:
-                rows //= 2
+        while rows > 1 and decoded_bytes(start, rows) > memory_bytes / BATCHES:  # And by those to come.
+            rows //= 2
         return rows
+
+    def decoded_bytes(start: int, rows: int) -> int:
+        """What rows to come take in columns of uneven values; not looked at where all values together are few bytes."""
+        if decoded <= memory_bytes / BATCHES:
+            return 0
+        return view._view.decoded_bytes((start, min(start + rows, len(view))), uneven)
 
     start = 0
     if view._snapshot.mapped:
@@ -146,7 +152,7 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
         rows = rows_of_batch(row_bytes)
         # Batches larger than a group are memory enough one at a time.
         while start < len(view) and len(groups) < (GROUPS if row_bytes * rows <= group_bytes else 1):
-            end = _group_end(view, names, start, rows, row_bytes, group_bytes)
+            end = _group_end(view, names, start, rows, row_bytes, group_bytes, decoded_bytes)
             # What would fill half of the block cache is not kept in it.
             groups.append(_Ahead(read, start, end, row_bytes * len(view) <= memory_bytes // 4))
             start, group_bytes = end, min(2 * group_bytes, most)
@@ -157,9 +163,13 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
             group = groups.popleft().result()
             row_bytes = group.nbytes / len(group)
             read_ahead()
-            rows = rows_that_fit(row_bytes)
-            for row in range(0, len(group), rows):
+            row, most_rows = 0, rows_that_fit(row_bytes)
+            while row < len(group):
+                rows = most_rows
+                while rows > 1 and group.slice(row, rows).nbytes > memory_bytes / BATCHES:
+                    rows //= 2
                 yield group.slice(row, rows)
+                row += rows
             del group
     finally:
         for ahead in groups:
@@ -177,10 +187,12 @@ def _asked(view: View, names: list[str], start: int, rows: int) -> float:
     return sum(high - low for _, low, high in view._view.ranges((start, end), names)) / (end - start)
 
 
-def _group_end(view: View, names: list[str], start: int, batch_size: int, row_bytes: float, group_bytes: int) -> int:
-    """As many whole batches as make up a group: guessed by those just read, held to what storage will be asked for."""
+def _group_end(
+    view: View, names: list[str], start: int, batch_size: int, row_bytes: float, group_bytes: int, decoded_bytes: Callable[[int, int], int]
+) -> int:
+    """As many whole batches as make up a group: guessed by those just read, held to what storage will be asked for, and what that becomes."""
     rows = min(int(group_bytes / row_bytes), GROUP_ROWS) // batch_size * batch_size if row_bytes else 0
-    while rows > batch_size and _asked(view, names, start, rows) * rows > 1.25 * group_bytes:
+    while rows > batch_size and max(_asked(view, names, start, rows) * rows, decoded_bytes(start, rows)) > 1.25 * group_bytes:
         rows = rows // 2 // batch_size * batch_size
     return min(start + max(rows, batch_size), len(view))
 

@@ -261,7 +261,7 @@ def _commit(entry: dict[str, Any]) -> Commit:
     )  # fmt: skip
 
 
-# One call to the core takes about this many bytes, so that memory of a large append stays within the budget.
+# One call to the core takes about this many bytes, or an eighth of the budget, so that memory of a large append stays within it.
 SLICE_BYTES = 16 << 20
 # Texts and bytes up to this length are not measured one by one.
 SHORT_BYTES = 256
@@ -288,32 +288,36 @@ def _size(value: Any) -> int:
         return 32
 
 
-def slices(columns: Iterable[Any], rows: int) -> Iterator[tuple[int, int]]:
-    """Cut rows into slices of bounded bytes. Cost: arrays are not looked at, of text and lists from Arrow the offsets, of lists every value."""
-    columns = list(columns)
+def slices(columns: Iterable[Any], rows: int, least: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Cut rows into slices of bounded bytes. Cost: arrays are not looked at, of text and lists from Arrow the offsets, of lists every value.
+
+    `least`: what each column's rows take at least, whatever is given for them.
+    """
+    slice_bytes = min(SLICE_BYTES, _core.configure()[0] // 8)
     even, uneven = 0.0, []
-    for values in columns:
+    for values, bytes_there in zip(columns, least, strict=True):
         sizes = _sizes(values)
         if isinstance(sizes, float):
-            even += sizes
+            even += max(sizes, bytes_there)
         else:
-            uneven.append(sizes)
+            uneven.append(np.maximum(sizes, bytes_there) if bytes_there else sizes)
     if not uneven:
-        step = max(1, int(SLICE_BYTES / even) if even else rows)
+        step = max(1, int(slice_bytes / even) if even else rows)
         yield from ((start, min(start + step, rows)) for start in range(0, max(rows, 1), step))
         return
     ends = np.cumsum(np.sum(uneven, axis=0) + even)  # Bytes of all rows up to each, itself included.
     start, before = 0, 0.0
     while start < rows:
-        end = min(int(np.searchsorted(ends, before + SLICE_BYTES)) + 1, rows)
+        end = min(int(np.searchsorted(ends, before + slice_bytes)) + 1, rows)
         yield start, end
         start, before = end, float(ends[end - 1])
     if rows == 0:
         yield 0, 0
 
 
-# Approximate overhead of a Python object.
-_PLAIN_BYTES = 32.0
+# About what a small Python value takes on its way beside its bytes, and what an array does, or another object.
+_PLAIN_BYTES = 96.0
+_OBJECT_BYTES = 256.0
 # Of {"a": 1, "b": "2"}, 20 bytes in Arrow, Python makes 370.
 _ARROW_TO_PYTHON = 20.0
 _PLAIN = {int, float, bool, complex, type(None)}
@@ -330,7 +334,7 @@ def _sizes(values: Any) -> float | npt.NDArray[np.float64]:
             if longest <= SHORT_BYTES:  # A bound that is close enough to size slices by.
                 return float(longest) + _PLAIN_BYTES
             return np.fromiter((len(value or "") for value in values), np.float64, len(values)) + _PLAIN_BYTES
-        return np.fromiter(map(_size, values), np.float64, len(values)) + _PLAIN_BYTES
+        return np.fromiter(map(_size, values), np.float64, len(values)) + _OBJECT_BYTES
     if is_arrow(values):
         return row_bytes_of(values) * (_ARROW_TO_PYTHON if becomes_objects(values) else 1.0)
     return float(values.nbytes) / max(1, len(values))
@@ -389,7 +393,8 @@ class Transaction:
                 code="column-lengths-differ",
                 hint="give every column the same number of samples; None stands for a null",
             )
-        for start, end in slices(ready.values(), next(iter(lengths.values()), 0)):
+        least = [self._schema[name].row_bytes() for name in ready]
+        for start, end in slices(ready.values(), next(iter(lengths.values()), 0), least):
             try:
                 self.append_slice(ready, start, end, validate)
             except BaseException as error:

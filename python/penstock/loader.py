@@ -200,7 +200,7 @@ class Loader:
                 code="invalid-argument",
                 hint=f"memory_bytes={2 * need}, a smaller batch, ps.Window, or ps.configure(memory_bytes={4 * need}), which keeps them",
             )
-        return need / draws
+        return need / max(1, draws)
 
     def _window_bytes(self) -> int:
         """What this rank holds of windows, at most: its lanes; in a mixture, whose draws are dealt out otherwise, any."""
@@ -348,9 +348,11 @@ class Loader:
         given = self._core.next() if self._pool is None else self._pool.next()
         if given is None:
             raise ClosedError("this loader was closed while it was iterated", code="loader-closed")
+        batch = self._as_output(given[0] if self._pool is not None else self._staged(self._core, *given))
+        # Counted once nothing can fail: a state must not pass by a batch that nobody got.
         self._step += 1
         self._given += np.array([1, len(given[1]["valid"]), given[1]["bytes"], len(given[1]["refused"])])
-        return self._as_output(given[0] if self._pool is not None else self._staged(self._core, *given))
+        return batch
 
     def _staged(self, core: _core.Loader, batch: Batch, about: dict[str, Any]) -> Batch:
         """Apply all that is Python's but the output type, to a batch of `core`."""
@@ -613,10 +615,12 @@ def _two_threads() -> ClosedError:
 
 
 def _has_nulls(name: str, count: int) -> InvalidInputError:
-    return InvalidInputError(
+    error = InvalidInputError(
         f"column `{name}` has {count} nulls in this batch", code="invalid-value",
         hint=f'say what they become: nulls={{"{name}": value}}, or "mask" for a column `{name}_valid`',
     )  # fmt: skip
+    error.column = name
+    return error
 
 
 def _function_name(fn: Any) -> str:

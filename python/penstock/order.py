@@ -208,7 +208,7 @@ class Source:
         run = min(run, window)
         if shuffle.lanes is None:
             common = math.gcd(block, LANES)
-            most = max(1, window // (4 * run))
+            most = max(1, min(window, len(view)) // (4 * run))  # Each lane has several runs to shuffle.
             lanes = max(lanes for lanes in range(1, common + 1) if common % lanes == 0 and lanes <= most)
         else:
             lanes = whole(shuffle.lanes, "lanes", 1)
@@ -218,7 +218,7 @@ class Source:
 
     @property
     def sizes(self) -> tuple[float, float, float]:
-        """What a sample's columns take by the mean of the whole snapshot, stored and decoded; and a block of each whose samples share blocks.
+        """What a sample's columns take stored, by the mean of the whole snapshot, and decoded, of the fragments that have them; and a block of each.
 
         Cost: the whole manifest and a few tails, once.
         """
@@ -308,9 +308,8 @@ class Source:
 
 
 def _sizes(view: View, columns: Sequence[str]) -> tuple[float, float, float]:
-    stored, decoded, blocks, _ = view._column_bytes(columns)
-    samples = max(1, len(view._snapshot))
-    return stored / samples, decoded / samples, float(blocks)
+    stored, _, blocks, _, decoded = view._column_bytes(columns)
+    return stored / max(1, len(view._snapshot)), decoded, float(blocks)
 
 
 def _reopened(view: View, snapshot: str) -> _core.Snapshot:

@@ -50,7 +50,7 @@ def explained(loader: Loader) -> dict[str, str]:
         for source, counts in ranged:
             some, some_bytes = (number / max(1, len(looked)) * steps for number in counts)
             gap, kept = source.view._snapshot.request_cost()
-            stored, decoded, block, spanned = source.view._column_bytes(source.columns)
+            stored, decoded, block, spanned, _ = source.view._column_bytes(source.columns)
             if spanned <= kept:
                 # The cache can hold what lies between a source's first and last block: each block is read once, with its neighbours, or in
                 # ranges as long as those of one batch, if they are longer.

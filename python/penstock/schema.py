@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -77,6 +78,10 @@ class ColumnType:
     def rows(self, values: Any) -> Any:
         """Make a container of all values that can be sliced."""
         return rows_of(values)
+
+    def row_bytes(self) -> int:
+        """Give the bytes that each value takes once it is prepared, a null as well; 0 where that depends on the value."""
+        return 0
 
     def prepare(self, values: Any) -> Prepared:
         """Turn one value a sample, or a slice of what `rows` gave, into a form for the core."""
@@ -222,6 +227,9 @@ class Scalar(ColumnType):
         array, validity = quick
         return array if validity is None else np.ma.MaskedArray(array, ~validity)
 
+    def row_bytes(self) -> int:
+        return numpy_dtype(self.dtype).itemsize
+
     def prepare(self, values: Any) -> Prepared:
         return dense(values, (), self.dtype)
 
@@ -267,6 +275,9 @@ class Tensor(ColumnType):
 
     def rows(self, values: Any) -> Any:
         return rows_of(without_torch(values))
+
+    def row_bytes(self) -> int:
+        return math.prod(size or 0 for size in self.shape) * numpy_dtype(self.dtype).itemsize
 
     def prepare(self, values: Any) -> Prepared:
         large = pulled(values, self.shape, self.dtype, self.tile)

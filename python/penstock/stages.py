@@ -185,6 +185,14 @@ def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, lis
                 f"nulls of `{name}` cannot be filled: it is ragged", code="invalid-argument", hint='say "mask"; they stay None'
             )
         if None in shape or dtype == "bytes":
+            if dtype == "bytes":
+                wanted_type = {"text": str, "json": object}.get(kind, bytes)
+                fits, expected = isinstance(value, wanted_type), wanted_type.__name__
+            else:
+                fits = isinstance(value, np.ndarray) and value.ndim == len(shape)
+                expected = f"an array of {dtype} with {len(shape)} dimensions"
+            if not fits:
+                raise InvalidInputError(f"nulls of `{name}` cannot become {value!r}: expected {expected}", code="invalid-argument")
             continue
         try:
             filler(value, dtype, tuple(size or 0 for size in shape))

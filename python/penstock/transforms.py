@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import InvalidInputError
 from penstock.values import is_whole
@@ -283,6 +284,10 @@ class Tokenize(PerBatch):
                 )
         if not isinstance(on, str):
             raise InvalidInputError(f"Tokenize: on={on!r}, expected the name of a text column", code="invalid-argument")
+        if not hasattr(tokenizer, "encode_batch"):
+            raise InvalidInputError(
+                f"Tokenize: {tokenizer!r} has no encode_batch", code="invalid-argument", hint="give a tokenizers.Tokenizer"
+            )
         self.tokenizer, self.on, self.length, self.pad = tokenizer, on, length, pad
 
     def __repr__(self) -> str:
@@ -293,15 +298,34 @@ class Tokenize(PerBatch):
             raise InvalidInputError(f"Tokenize is on `{self.on}`, the batch has {', '.join(batch)}", code="invalid-argument")
         if any(not isinstance(text, str | None) for text in batch[self.on]):
             raise InvalidInputError(f"Tokenize is on `{self.on}`, which is no text", code="invalid-argument")
-        found = self.tokenizer.encode_batch([text or "" for text in batch[self.on]])
-        length = self.length or max((len(encoding.ids) for encoding in found), default=0)
+        texts = [text or "" for text in batch[self.on]]
+        found = self.tokenizer.encode_batch(texts)
+        if len(found) != len(texts):
+            raise InvalidInputError(f"Tokenize: encode_batch gave {len(found)} encodings for {len(texts)} texts", code="invalid-argument")
+        tokens = [_whole_numbers(encoding.ids, "ids", row) for row, encoding in enumerate(found)]
+        length = self.length or max(map(len, tokens), default=0)
         ids, mask = np.full((len(found), length), self.pad, np.int64), np.zeros((len(found), length), np.int64)
-        for row, encoding in enumerate(found):
-            tokens = encoding.ids[:length]
-            ids[row, : len(tokens)] = tokens
+        for row, (encoding, made) in enumerate(zip(found, tokens, strict=True)):
+            ids[row, : len(made)] = made[:length]
             # A tokenizer that fills up by itself says which of its tokens stand for text.
-            mask[row, : len(tokens)] = getattr(encoding, "attention_mask", [1] * len(encoding.ids))[:length]
+            marks = _whole_numbers(getattr(encoding, "attention_mask", np.ones(len(made), int)), "attention_mask", row)
+            if len(marks) != len(made):
+                raise InvalidInputError(
+                    f"Tokenize: attention_mask of text {row} has {len(marks)} numbers for {len(made)} tokens", code="invalid-argument"
+                )
+            mask[row, : len(made)] = marks[:length]
         return {**batch, "input_ids": ids, "attention_mask": mask}
+
+
+def _whole_numbers(values: Any, what: str, row: int) -> npt.NDArray[np.int64]:
+    """Give what a tokenizer made of a text as numbers, if it is that."""
+    try:
+        array = np.asarray(values)
+        if array.ndim == 1 and (not len(array) or (array.dtype.kind in "iu" and int(array.max()) < 2**63)):
+            return array.astype(np.int64)
+    except (TypeError, ValueError):  # Lists of unequal lengths.
+        pass
+    raise InvalidInputError(f"Tokenize: {what} of text {row} are {str(values)[:80]}, expected whole numbers", code="invalid-argument")
 
 
 def _interpolation(name: Any) -> str:

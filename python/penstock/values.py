@@ -487,7 +487,7 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
         if np.shape(item) != shape:
             raise fail(f"has the shape {np.shape(item)}, expected {shape}", row)
     if dtype == "timestamp" and not shape:
-        return np.array([timestamp(item, row) for row, item in enumerate(items)], dtype="datetime64[us]")
+        return np.array([timestamp(without_dimensions(item), row) for row, item in enumerate(items)], dtype="datetime64[us]")
     wanted = numpy_dtype(dtype)
     if not shape and wanted.kind in "iu":
         return np.array([whole_number(item, row, dtype) for row, item in enumerate(items)], dtype=wanted)
@@ -538,10 +538,14 @@ def plain_numbers(items: list[Any], dtype: str) -> tuple[Array, npt.NDArray[np.b
     return array, validity
 
 
+def without_dimensions(item: Any) -> Any:
+    """Give the number of an array without dimensions; all else as it is."""
+    return item[()] if isinstance(item, np.ndarray) and item.ndim == 0 else item
+
+
 def whole_number(item: Any, row: int, dtype: str) -> int:
     """Give an integer that fits the dtype."""
-    if isinstance(item, np.ndarray) and item.ndim == 0:
-        item = item[()]
+    item = without_dimensions(item)
     if not is_whole(item) and not isinstance(item, bool | np.bool_):
         duration = isinstance(item, datetime.timedelta | np.timedelta64)
         raise fail(f"is {shown(item)}, expected {dtype}", row, "give durations as whole numbers of one unit" if duration else None)
@@ -695,31 +699,62 @@ def flat_from_arrow(values: Any) -> Prepared | None:
 
 
 def row_bytes_of(values: Any) -> npt.NDArray[np.float64] | float:
-    """Give about how many bytes each value of an Arrow array takes there; one number where all take the same. Values are not looked at."""
+    """Give about how many bytes each value of an Arrow array takes on its own; one number where all take the same. Values are not looked at."""
     import pyarrow as pa
-    import pyarrow.compute as compute
 
+    types, kind, rows = pa.types, values.type, len(values)
+    if not rows:
+        return 0.0
     if isinstance(values, pa.ChunkedArray):
-        parts = [row_bytes_of(chunk) for chunk in values.chunks]
-        if not any(isinstance(part, np.ndarray) for part in parts):
-            return float(values.nbytes) / max(1, len(values))
-        return np.concatenate([np.broadcast_to(part, len(chunk)) for part, chunk in zip(parts, values.chunks, strict=True)])
-    kind = values.type
-    wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
-    if (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)) and len(values):
-        offsets = np.frombuffer(values.buffers()[1], np.int64 if wide else np.int32)[values.offset : values.offset + len(values) + 1]
-        return np.diff(offsets).astype(np.float64) + 8.0
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = row_bytes_of(values.flatten())
-        lengths = np.asarray(compute.list_value_length(values).fill_null(0)).astype(np.int64)
-        if isinstance(inner, float):
-            return np.asarray(lengths * inner + 8.0, np.float64)
-        ends = np.concatenate([[0.0], np.cumsum(inner)])[np.cumsum(np.concatenate([[0], lengths]))]
-        return np.asarray(np.diff(ends) + 8.0, np.float64)
-    if pa.types.is_struct(kind) and len(values):
+        parts = [(row_bytes_of(chunk), len(chunk)) for chunk in values.chunks if len(chunk)]
+        if len({part if isinstance(part, float) else None for part, _ in parts}) == 1 and isinstance(parts[0][0], float):
+            return parts[0][0]
+        return np.concatenate([np.broadcast_to(part, length) for part, length in parts])
+    if isinstance(values, pa.ExtensionArray):
+        return row_bytes_of(values.storage)
+    wide = types.is_large_string(kind) or types.is_large_binary(kind)
+    if wide or types.is_string(kind) or types.is_binary(kind):
+        ends = np.frombuffer(values.buffers()[1], np.int64 if wide else np.int32)[values.offset : values.offset + rows + 1]
+        return np.diff(ends).astype(np.float64) + 8.0
+    if types.is_string_view(kind) or types.is_binary_view(kind):  # Four numbers each, of which the first is the length.
+        lengths = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)[values.offset : values.offset + rows, 0]
+        return lengths.astype(np.float64) + 8.0
+    if types.is_dictionary(kind):  # What several values share is there once, and becomes as many.
+        return _picked(row_bytes_of(values.dictionary), np.asarray(values.indices.fill_null(0)).astype(np.int64)) + 8.0
+    if types.is_run_end_encoded(kind):
+        first, count = values.find_physical_offset(), values.find_physical_length()
+        ends = np.minimum(np.asarray(values.run_ends)[first : first + count].astype(np.int64) - values.offset, rows)
+        return _picked(row_bytes_of(values.values), np.repeat(np.arange(first, first + count), np.diff(ends, prepend=0)))
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        first_of: Array = np.asarray(values.offsets)
+        return _sums(row_bytes_of(values.values), len(values.values), first_of, first_of + np.asarray(values.sizes))
+    if types.is_list(kind) or types.is_large_list(kind):
+        offsets: Array = np.asarray(values.offsets)
+        return _sums(row_bytes_of(values.values), len(values.values), offsets[:-1], offsets[1:])
+    if types.is_fixed_size_list(kind):
+        begins: Array = (values.offset + np.arange(rows)) * kind.list_size
+        inner = row_bytes_of(values.values)
+        return (
+            inner * kind.list_size + 8.0 if isinstance(inner, float) else _sums(inner, len(values.values), begins, begins + kind.list_size)
+        )
+    if types.is_struct(kind):
         fields = [row_bytes_of(field) for field in values.flatten()]
         return np.sum(np.broadcast_arrays(*fields), axis=0, dtype=np.float64) if fields else 1.0
-    return float(values.nbytes) / max(1, len(values))
+    return float(values.nbytes) / rows
+
+
+def _picked(sizes: npt.NDArray[np.float64] | float, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | float:
+    return sizes if isinstance(sizes, float) else sizes[places]
+
+
+def _sums(sizes: npt.NDArray[np.float64] | float, count: int, begins: Array, ends: Array) -> npt.NDArray[np.float64]:
+    """Sum the sizes of `count` values within lists."""
+    if isinstance(sizes, float):
+        summed: npt.NDArray[np.float64] = np.multiply(ends - begins, sizes, dtype=np.float64)
+        summed += 8.0
+        return summed
+    before = np.concatenate([[0.0], np.cumsum(np.broadcast_to(sizes, count))])
+    return np.asarray(before[ends] - before[begins] + 8.0, np.float64)
 
 
 def becomes_objects(values: Any) -> bool:
@@ -823,7 +858,7 @@ def codes_or_words(values: Any) -> Prepared:
     quick = plain_numbers(items, "int64")
     if quick is not None:
         return fixed(*quick)
-    items = [None if is_null_word(value) else value for value in items]
+    items = [None if is_null_word(value) else without_dimensions(value) for value in without_torch(items)]
     if any(isinstance(value, str) for value in items):
         for row, value in enumerate(items):
             if value is not None and not isinstance(value, str):

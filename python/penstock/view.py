@@ -148,8 +148,11 @@ class View:
         """What to do with a state of so many samples that is of another `what`."""
         return f"open the same {what} that the state was taken of"
 
-    def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int, int]:
-        """Bytes of these columns, of the whole snapshot: stored, decoded, of a block of each whose samples share blocks, from its first to its last block."""
+    def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int, int, float]:
+        """Bytes of these columns, of the whole snapshot: stored, decoded, of a block of each whose samples share blocks, from its first to its last block.
+
+        And of a sample, decoded, by the mean of the fragments that have the column.
+        """
         return self._snapshot.column_bytes(list(columns))
 
     def _counts(self) -> int:

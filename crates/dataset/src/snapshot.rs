@@ -29,6 +29,8 @@ pub struct ColumnBytes {
     pub decoded: u64,
     /// A block of each whose samples share blocks, decoded: what reading one sample takes.
     pub blocks: u64,
+    /// A sample's values, decoded, by the mean of those fragments that have the column: they may be all that is read.
+    pub decoded_of_sample: f64,
 }
 
 /// Tails that say how large columns are.
@@ -292,8 +294,8 @@ impl Snapshot {
         if !self.context.storage.mapped() {
             self.open_tails(looked.iter().map(|(file, samples)| (file, *samples)))?;
         }
-        let (mut stored, mut spanned, mut decoded, mut of_those) = (0u128, 0u128, 0u128, 0u128);
-        let mut blocks: HashMap<u64, u64> = HashMap::new();
+        let (mut spanned, mut of_those) = (0u128, 0u128);
+        let (mut blocks, mut sizes): (HashMap<u64, u64>, HashMap<u64, (u128, u128)>) = Default::default();
         let mut damage = None;
         for (file, samples) in &looked {
             let opened = match self.context.file(file, *samples) {
@@ -307,9 +309,10 @@ impl Snapshot {
             of_those += u128::from(file.file_bytes);
             for chunk in tail.chunks.iter().filter(|chunk| columns.contains(&chunk.column)) {
                 let raw: u128 = chunk.raw_bytes.as_ref().unwrap_or(&chunk.stored_bytes).iter().map(u128::from).sum();
-                stored += chunk.stored_bytes.iter().map(u128::from).sum::<u128>();
+                let (stored, decoded) = sizes.entry(chunk.column).or_default();
+                *stored += chunk.stored_bytes.iter().map(u128::from).sum::<u128>();
+                *decoded += raw;
                 spanned += u128::from(chunk.span_bytes());
-                decoded += raw;
                 if chunk.rows_per_block != 1 {
                     let mean = (raw / chunk.blocks().max(1) as u128) as u64;
                     blocks.entry(chunk.column).and_modify(|most| *most = mean.max(*most)).or_insert(mean);
@@ -321,8 +324,20 @@ impl Snapshot {
         }
         let total: u128 = files.iter().map(|(file, _)| u128::from(file.file_bytes)).sum();
         let of_all = |read: u128| (total * read / of_those.max(1)) as u64;
-        let blocks = blocks.into_values().sum();
-        Ok(ColumnBytes { stored: of_all(stored), spanned: of_all(spanned), decoded: of_all(decoded), blocks })
+        let mut samples: HashMap<u64, u64> = HashMap::new();
+        for (file, of_file) in &files {
+            file.columns.iter().for_each(|column| *samples.entry(*column).or_default() += of_file);
+        }
+        let of_sample = |column: &u64, bytes: u128| of_all(bytes) as f64 / samples.get(column).map_or(1.0, |samples| *samples as f64);
+        // In the order of the columns, as sums of floats depend on it.
+        let each = columns.iter().filter_map(|column| sizes.get(column).map(|(stored, decoded)| (column, *stored, *decoded)));
+        Ok(ColumnBytes {
+            stored: of_all(each.clone().map(|(_, stored, _)| stored).sum()),
+            spanned: of_all(spanned),
+            decoded: of_all(each.clone().map(|(_, _, decoded)| decoded).sum()),
+            blocks: blocks.into_values().sum(),
+            decoded_of_sample: each.map(|(column, _, decoded)| of_sample(column, decoded)).sum(),
+        })
     }
 
     /// What reading these columns keeps of data files that are not mapped: of all of them, and of the largest. Cost: the manifest.

@@ -79,6 +79,8 @@ struct State {
     entries: BTreeMap<u64, Entry>,
     /// What a batch takes, by what others took.
     estimate_bytes: u64,
+    /// The most scratch memory that a batch wanted so far.
+    scratch_bytes: u64,
     /// Whether anything is known of that: until then one batch is in work.
     estimated: bool,
     /// What the batch given last took: the consumer has it until the next one comes.
@@ -126,6 +128,7 @@ impl Engine {
             stride,
             entries: BTreeMap::new(),
             estimate_bytes,
+            scratch_bytes: 0,
             estimated: estimate_bytes > 0,
             given_bytes: 0,
             threads: budget.threads.max(1),
@@ -230,6 +233,14 @@ impl Drop for Engine {
 impl State {
     /// What all batches in work or waiting take, and the scratch memory of those threads that make samples of them.
     fn in_flight_bytes(&self) -> u64 {
+        self.batches_bytes() + self.busy_scratch_bytes()
+    }
+
+    fn batches_bytes(&self) -> u64 {
+        self.entries.values().map(|entry| entry.bytes).sum()
+    }
+
+    fn busy_scratch_bytes(&self) -> u64 {
         let (mut left, mut scratch): (usize, Vec<(u64, usize)>) =
             (self.threads, self.entries.values().map(|entry| entry.scratch).collect());
         scratch.sort_unstable_by(|one, other| other.cmp(one));
@@ -238,12 +249,14 @@ impl State {
             left -= busy;
             bytes * busy as u64
         });
-        self.entries.values().map(|entry| entry.bytes).sum::<u64>() + worst.sum::<u64>()
+        worst.sum()
     }
 
-    /// Whether another batch may be begun within so many bytes.
+    /// Whether another batch may be begun within so many bytes. The scratch memory of the next one to be made is left free: it is made, whatever
+    /// those behind it hold by then.
     fn admits(&self, memory_bytes: u64) -> bool {
-        let room = self.estimated && self.in_flight_bytes() + self.given_bytes + self.estimate_bytes <= memory_bytes;
+        let scratch = self.busy_scratch_bytes().max(self.scratch_bytes);
+        let room = self.estimated && self.batches_bytes() + scratch + self.given_bytes + self.estimate_bytes <= memory_bytes;
         self.begin < self.end && self.entries.len() < AHEAD && (room || self.entries.is_empty())
     }
 
@@ -401,6 +414,7 @@ impl Inner {
         let mut state = self.lock();
         let alone = bytes + scratch_bytes * tasks.min(state.threads) as u64;
         (state.estimate_bytes, state.estimated) = (state.estimate_bytes.max(bytes), true);
+        state.scratch_bytes = state.scratch_bytes.max(alone - bytes);
         if alone > self.budget.memory_bytes {
             drop(state);
             return self.put(step, Slot::Done(Err(too_large(alone, bytes, 0, self.budget.memory_bytes))));

@@ -124,12 +124,19 @@ impl Pipeline {
         } else {
             2
         };
-        let mine = group.transforms.iter().filter(|(_, _, on)| on.contains(&place));
-        let (to_height, to_width) = mine.fold((height, width), |size, (_, operation, _)| transform::size_after(operation, size));
+        let mine = group.transforms.iter().filter(|(_, _, on)| on.contains(&place)).map(|(_, operation, _)| operation);
         let pixels = |height: usize, width: usize| height as u64 * width as u64;
+        // Resizing goes by way of an image of which one side is the result's: of 8 bits the height, of 16 the width.
+        let shallow = matches!(&output.role, Role::Image { mode, .. } if mode.form().is_some_and(|(_, bits)| bits == 8));
+        let ((to_height, to_width), between) = mine.fold(((height, width), 0), |(from, between), operation| {
+            let to = transform::size_after(operation, from);
+            let (down, across) = (pixels(to.0, from.1), pixels(from.0, to.1));
+            let passes = if shallow { down } else { down.max(across) };
+            (to, if transform::resizes(operation) { between.max(passes) } else { between })
+        });
         let made = pixels(to_height, to_width) * channels as u64 * if output.convert.is_some() { output.dtype.size() as u64 } else { 1 };
         // What the decoder gives, and the same again where that is not its place in the batch.
-        Some((made, 2 * pixels(height, width) * channels.max(3) as u64 + decoder_bytes))
+        Some((made, (2 * pixels(height, width) + between) * channels.max(3) as u64 + decoder_bytes))
     }
 
     /// Make one sample of a group: its items, all transforms applied. `inputs` gives what is stored of each result, `pool` memory for pixels.

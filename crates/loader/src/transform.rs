@@ -229,6 +229,16 @@ pub fn size_after(operation: &Operation, (height, width): (usize, usize)) -> (us
     }
 }
 
+/// Whether an operation computes pixels of others in two passes.
+pub fn resizes(operation: &Operation) -> bool {
+    match operation {
+        Operation::Resize { interpolation, .. } | Operation::RandomResizedCrop { interpolation, .. } => {
+            !interpolation.filter().is_nearest()
+        }
+        _ => false,
+    }
+}
+
 /// The size of a dimension after padding.
 pub fn padded_size(size: usize, padding: &[i64], dimension: usize) -> usize {
     let (before, after) = padding_of(padding, dimension);

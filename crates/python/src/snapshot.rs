@@ -229,10 +229,11 @@ impl Snapshot {
     }
 
     /// Bytes of these columns, about: stored, decoded, of a block of each whose samples share blocks, and from the first to the last block of each. Cost: the manifest, and a few tails.
-    fn column_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64, u64)> {
+    fn column_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64, u64, f64)> {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
-            self.inner.column_bytes(&ids).map(|bytes| (bytes.stored, bytes.decoded, bytes.blocks, bytes.spanned))
+            let bytes = self.inner.column_bytes(&ids)?;
+            Ok((bytes.stored, bytes.decoded, bytes.blocks, bytes.spanned, bytes.decoded_of_sample))
         })
         .or_raise(py)
     }

@@ -7,6 +7,7 @@ image that is damaged, or of a format that is not read, is refused and reported:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 from collections.abc import Generator, Iterator
@@ -31,10 +32,13 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
         raise InvalidInputError(f"cannot import `{folder}` as images: it is no folder")
     files: list[pathlib.Path] = []
     left_out: list[pathlib.Path] = []
+    # An `include` such as "*.dat" says that these are images, whatever they begin with; one such as "train/*" says only where they lie.
+    endings = [pattern for pattern in options.include if (ending := pathlib.PurePosixPath(pattern).suffix) and not set(ending) & set("*?[")]
+    said = dataclasses.replace(options, include=endings)
     for file in sorted(_walk(folder)):
-        # With `include` the user says that these are images: what is none of them is refused.
-        offered = chosen(file.relative_to(folder).as_posix(), options) and (
-            bool(options.include) or file.suffix.lower() in SUFFIXES or not file.is_file() or begins_as_image(_head(file))
+        name = file.relative_to(folder).as_posix()
+        offered = chosen(name, options) and (
+            (bool(endings) and chosen(name, said)) or file.suffix.lower() in SUFFIXES or not file.is_file() or begins_as_image(_head(file))
         )
         (files if offered else left_out).append(file)
     if not files:

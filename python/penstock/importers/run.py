@@ -354,5 +354,5 @@ def _name(error: Error, chunk: Chunk, rows: Sequence[int]) -> None:
     """Put the item's own name into the error."""
     if error.rows and error.rows[0] < len(rows):
         error._within(f"cannot import `{chunk.name(rows[error.rows[0]])}`")
-        error.rows = []  # They were rows of a part, which nobody else knows.
+        error._row, error.rows = None, []  # They were rows of a part, which nobody else knows.
         error.hint = error.hint or "pass --on-error skip to leave such items out"
