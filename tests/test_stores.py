@@ -235,16 +235,19 @@ def test_hedging_asks_again_for_a_slow_range(cifar, proxy):
     uri, images = cifar
     with environment(AWS_ENDPOINT_URL=proxy.endpoint):
         ds = ps.open(uri, storage_options={"hedge": True})
+        plain = ps.open(uri)
         for position in range(0, 2000, 60):
             ds.take([position], columns=["image"])
-        assert ds.stats()["hedges"] <= 5
+            plain.take([position], columns=["image"])
+        # A range is asked for again once at most, and only where that is wanted, however slow the machine is.
+        assert ds.stats()["hedges"] <= 34 and plain.stats()["hedges"] == 0
         proxy.faults("seed=5&late=150&late_ms=1000")
         try:
             before = ds.stats()["hedges"]
             positions = np.arange(1, 4000, 97)
             for position in positions:
                 np.testing.assert_array_equal(ds.take([position], columns=["image"])["image"][0], images[position])
-            assert ds.stats()["hedges"] - before >= 3
+            assert 3 <= ds.stats()["hedges"] - before <= len(positions)
         finally:
             proxy.faults()
 
