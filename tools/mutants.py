@@ -46,7 +46,7 @@ def tests_of(path: str) -> list[list[str]]:
         return [of("import_model", "importers", "import_faults", "cli", "bad_input")]
     if path.startswith("crates/loader/"):
         return [
-            of("loader_model", "loader", "planted", "loader_review", "loader_review2", "window_memory"),
+            of("loader_model", "loader", "planted", "loader_review", "loader_review2", "window_memory", "loader_limits"),
             ["cargo", "test", *CARGO, "-p", "penstock-loader"],
         ]
     if path.startswith("crates/dataset/"):
