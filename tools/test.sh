@@ -51,6 +51,7 @@ grep -q "^test result" "$log/rust" || { failed=$((failed + 1)); echo "FAILED: no
 
 stores s3 proxy versity azure
 wait "$beside"
+beside=
 for name in local s3 proxy versity azure buffered direct; do count_of "$name"; done
 
 SHOW=40 step "demo" .venv/bin/python examples/demo.py

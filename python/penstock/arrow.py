@@ -178,7 +178,7 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
 
 def _is_even(kind: ColumnType) -> bool:
     """Check whether all values of a column take the same number of bytes."""
-    return isinstance(kind, Scalar | Label | Category) or (isinstance(kind, Tensor) and None not in kind.shape)
+    return isinstance(kind, Label | Category) or kind.row_bytes() > 0
 
 
 def _asked(view: View, names: list[str], start: int, rows: int) -> float:
@@ -192,7 +192,8 @@ def _group_end(
 ) -> int:
     """As many whole batches as make up a group: guessed by those just read, held to what storage will be asked for, and what that becomes."""
     rows = min(int(group_bytes / row_bytes), GROUP_ROWS) // batch_size * batch_size if row_bytes else 0
-    while rows > batch_size and max(_asked(view, names, start, rows) * rows, decoded_bytes(start, rows)) > 1.25 * group_bytes:
+    most = 1.25 * group_bytes
+    while rows > batch_size and (_asked(view, names, start, rows) * rows > most or decoded_bytes(start, rows) > most):
         rows = rows // 2 // batch_size * batch_size
     return min(start + max(rows, batch_size), len(view))
 

@@ -707,8 +707,9 @@ def row_bytes_of(values: Any) -> npt.NDArray[np.float64] | float:
         return 0.0
     if isinstance(values, pa.ChunkedArray):
         parts = [(row_bytes_of(chunk), len(chunk)) for chunk in values.chunks if len(chunk)]
-        if len({part if isinstance(part, float) else None for part, _ in parts}) == 1 and isinstance(parts[0][0], float):
-            return parts[0][0]
+        first = parts[0][0]
+        if isinstance(first, float) and all(isinstance(part, float) and part == first for part, _ in parts):
+            return first
         return np.concatenate([np.broadcast_to(part, length) for part, length in parts])
     if isinstance(values, pa.ExtensionArray):
         return row_bytes_of(values.storage)
@@ -722,9 +723,9 @@ def row_bytes_of(values: Any) -> npt.NDArray[np.float64] | float:
     if types.is_dictionary(kind):  # What several values share is there once, and becomes as many.
         return _picked(row_bytes_of(values.dictionary), np.asarray(values.indices.fill_null(0)).astype(np.int64)) + 8.0
     if types.is_run_end_encoded(kind):
-        first, count = values.find_physical_offset(), values.find_physical_length()
-        ends = np.minimum(np.asarray(values.run_ends)[first : first + count].astype(np.int64) - values.offset, rows)
-        return _picked(row_bytes_of(values.values), np.repeat(np.arange(first, first + count), np.diff(ends, prepend=0)))
+        begin, count = values.find_physical_offset(), values.find_physical_length()
+        ends = np.minimum(np.asarray(values.run_ends)[begin : begin + count].astype(np.int64) - values.offset, rows)
+        return _picked(row_bytes_of(values.values), np.repeat(np.arange(begin, begin + count), np.diff(ends, prepend=0)))
     if types.is_list_view(kind) or types.is_large_list_view(kind):
         first_of: Array = np.asarray(values.offsets)
         return _sums(row_bytes_of(values.values), len(values.values), first_of, first_of + np.asarray(values.sizes))
