@@ -1,4 +1,4 @@
-//! Images: what the header lets through must decode or be refused, within limits; so must regions of it, at every scale.
+//! Fuzzes images. An image whose header is accepted must decode or be refused within limits, and so must its regions at every scale.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
 use penstock_codec::region::{Encoded, Region, recycle};
@@ -12,7 +12,7 @@ fuzz_target!(|data: &[u8]| {
     if let Ok(encoded) = Encoded::open(data, limits, false) {
         let (width, height) = encoded.size();
         let part = Region { left: width / 3, top: height / 3, width: width.div_ceil(3), height: height.div_ceil(3) };
-        // Tables of a small file are made when they come for the second time.
+        // The decoder builds the tables of a small file when it sees them for the second time.
         for (region, denominator) in [(Region::whole(width, height), 1), (part, 1), (part, 2), (part, 8)] {
             if let Ok(decoded) = encoded.region(region, denominator) {
                 recycle(decoded.data);

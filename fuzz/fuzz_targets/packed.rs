@@ -1,4 +1,4 @@
-//! Packed blocks of ragged samples.
+//! Fuzzes packed blocks of ragged samples.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
 use penstock_format::datafile::Packed;
@@ -13,7 +13,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let rows = usize::from(*rows);
     let Ok(packed) = Packed::parse(block, rows, dtype, &shape) else { return };
-    let cell = shape.fixed_bytes(dtype).expect("a small shape");
+    let cell = shape.fixed_bytes(dtype).expect("a small shape has a valid size");
     for row in 0..rows {
         if let Ok(range) = packed.range(block, row) {
             let bytes = block[range].len();

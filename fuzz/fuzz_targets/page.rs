@@ -1,4 +1,4 @@
-//! Manifest pages, roots and words, as found and behind a good checksum.
+//! Fuzzes manifest pages, roots and words objects, both unchanged and with a valid checksum.
 #![no_main]
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Commit records, as found and behind a good checksum.
+//! Fuzzes commit records, both unchanged and with a valid checksum.
 #![no_main]
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
@@ -14,7 +14,7 @@ fuzz_target!(|data: &[u8]| {
         sealed[end..].copy_from_slice(&sum);
         if let Ok(record) = Record::parse(&sealed.into(), 0, 0) {
             let again = Bytes::from(record.encode());
-            assert_eq!(Record::parse(&again, record.branch, record.number).expect("what was written reads"), record);
+            assert_eq!(Record::parse(&again, record.branch, record.number).expect("an encoded record parses"), record);
         }
     }
 });

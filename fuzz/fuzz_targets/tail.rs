@@ -1,4 +1,4 @@
-//! Tail indexes; what parses must answer every look-up without a panic.
+//! Fuzzes tail indexes. Every look-up in a tail that parses must succeed without a panic.
 #![no_main]
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;

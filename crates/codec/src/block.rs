@@ -1,28 +1,28 @@
-//! Block codecs: none, lz4 (block format), zstd (frame). Lengths come from the tail index, never from the data.
+//! The block codecs lz4 (block format) and zstd (frame). Lengths come from the tail index, never from the data.
 
 use penstock_error::{Error, Result};
 
-/// Compress with lz4, block format without a length prefix. Source: lz4_Block_format.md.
+/// Compress with lz4 in the block format, without a length prefix. Source: lz4_Block_format.md.
 pub fn lz4_encode(raw: &[u8]) -> Vec<u8> {
     lz4_flex::block::compress(raw)
 }
 
-/// Decompress exactly `raw_bytes` of lz4.
+/// Decompress an lz4 block to exactly `raw_bytes` bytes.
 pub fn lz4_decode(stored: &[u8], raw_bytes: usize) -> Result<Vec<u8>> {
     let mut out = vec![0; raw_bytes];
     let count = lz4_flex::block::decompress_into(stored, &mut out).map_err(|error| undecodable("lz4", error))?;
     exact(count, out, "lz4")
 }
 
-/// Level 3 is zstd's own default.
+/// Level 3 is the default of zstd.
 const ZSTD_LEVEL: i32 = 3;
 
-/// Compress with zstd, one frame. Source: RFC 8878.
+/// Compress with zstd into one frame. Source: RFC 8878.
 pub fn zstd_encode(raw: &[u8]) -> Result<Vec<u8>> {
-    zstd::bulk::compress(raw, ZSTD_LEVEL).map_err(|error| Error::new("internal", format!("zstd cannot compress: {error}")))
+    zstd::bulk::compress(raw, ZSTD_LEVEL).map_err(|error| Error::new("internal", format!("cannot compress zstd block: {error}")))
 }
 
-/// Decompress exactly `raw_bytes` of zstd. The claimed length is not allocated before the frame confirms it.
+/// Decompress a zstd frame to exactly `raw_bytes` bytes. Allocates nothing until the frame confirms that length.
 pub fn zstd_decode(stored: &[u8], raw_bytes: usize) -> Result<Vec<u8>> {
     match zstd::zstd_safe::get_frame_content_size(stored) {
         Ok(Some(size)) if size == raw_bytes as u64 => {}

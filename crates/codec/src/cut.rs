@@ -1,4 +1,4 @@
-//! Cut a box out of an n-dimensional array, padded, mirrored, and converted to another dtype, in one pass into its place.
+//! Cuts a box out of an n-dimensional array. One pass pads, mirrors and converts the values to another dtype, directly into the output.
 
 use std::cell::RefCell;
 
@@ -6,10 +6,10 @@ use half::{bf16, f16};
 use penstock_error::{Error, Result};
 use penstock_tensor::Dtype;
 
-/// Arrays of more dimensions are not cut.
+/// Maximum number of dimensions of an array that can be cut.
 pub const MAX_RANK: usize = 8;
 
-/// A box of an array; it may reach beyond the array, where `fill` stands.
+/// A box of an array. Elements of the box that are outside the array have the value `fill`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cut {
     pub rank: usize,
@@ -21,7 +21,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// All of an array.
+    /// Return the box that covers a whole array.
     pub fn whole(shape: &[usize]) -> Cut {
         let mut cut = Cut {
             rank: shape.len(),
@@ -40,12 +40,12 @@ impl Cut {
         &self.size[..self.rank]
     }
 
-    /// Elements of what comes out.
+    /// Return the number of elements of the box.
     pub fn elements(&self) -> usize {
         self.size().iter().product()
     }
 
-    /// Cut `size` elements at `begin` out of what this gives, in one dimension.
+    /// Cut the box in one dimension to the `size` elements from `begin` on, counted after mirroring.
     pub fn narrow(&mut self, dimension: usize, begin: i64, size: usize) {
         let begin = if self.mirrored[dimension] { self.size[dimension] as i64 - begin - size as i64 } else { begin };
         self.origin[dimension] += begin;
@@ -56,7 +56,7 @@ impl Cut {
         self.mirrored[dimension] = !self.mirrored[dimension];
     }
 
-    /// Whether it is another box than all of the array.
+    /// Return whether the box differs from the whole array.
     pub fn is_narrowed(&self) -> bool {
         (0..self.rank).any(|dimension| self.origin[dimension] != 0 || self.size[dimension] != self.shape[dimension])
     }
@@ -66,7 +66,7 @@ impl Cut {
     }
 }
 
-/// value · scale + bias, by channel (the last dimension) or for all, as another dtype.
+/// A conversion to another dtype by value · scale + bias. The factors are per channel (the last dimension) or common to all values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Convert {
     pub to: Dtype,
@@ -75,12 +75,12 @@ pub struct Convert {
 }
 
 impl Convert {
-    /// A cast.
+    /// Return a conversion that only changes the dtype.
     pub fn cast(to: Dtype) -> Convert {
         Convert { to, scale: vec![1.0], bias: vec![0.0] }
     }
 
-    /// Then: (value - mean) / std.
+    /// Append (value - mean) / std to the conversion.
     pub fn normalise(&mut self, mean: &[f32], std: &[f32]) {
         let channels = self.scale.len().max(mean.len()).max(std.len());
         let of = |list: &[f32], channel: usize| list[channel % list.len()];
@@ -100,17 +100,18 @@ thread_local! {
 
 struct Row {
     bytes: Vec<u8>,
-    /// Factors by channel, and the same of a whole row, so that the loop over it is plain.
+    /// The factors per channel that `scale` and `bias` were expanded from.
     of: (Vec<f32>, Vec<f32>),
+    /// The factors of each element of a row, so that the conversion loop needs no channel index.
     scale: Vec<f32>,
     bias: Vec<f32>,
 }
 
-/// Write the box of `source`, an array of `dtype`, into `out`.
+/// Write a box of `source`, an array of `dtype`, into `out`.
 pub fn cut(source: &[u8], dtype: Dtype, cut: &Cut, convert: Option<&Convert>, out: &mut [u8]) -> Result<()> {
     let convert = convert.filter(|convert| convert.to != dtype || !convert.is_plain());
     let changed = (0..cut.rank).rev().find(|dimension| cut.changed(*dimension));
-    // Rows that are converted stay short enough for their factors to stay in the cache.
+    // Converted rows span at most two dimensions, so that their factors stay in the CPU cache.
     let inner = changed.unwrap_or(0).max(if convert.is_some() { cut.rank.saturating_sub(2) } else { 0 });
     if cut.rank == 0 || (convert.is_none() && changed.is_none()) {
         match convert {
@@ -122,7 +123,7 @@ pub fn cut(source: &[u8], dtype: Dtype, cut: &Cut, convert: Option<&Convert>, ou
         }
         return Ok(());
     }
-    // Dimensions behind `inner` are whole: a cell. A row is a line of cells along `inner`.
+    // The dimensions after `inner` are whole and form a cell. A row is a line of cells along `inner`.
     let cell = cut.shape[inner + 1..cut.rank].iter().product::<usize>() * dtype.size();
     let row_elements = cut.size[inner..cut.rank].iter().product::<usize>();
     let rows: usize = cut.size[..inner].iter().product();
@@ -135,7 +136,7 @@ pub fn cut(source: &[u8], dtype: Dtype, cut: &Cut, convert: Option<&Convert>, ou
             let channels = convert.scale.len();
             let last = cut.size[cut.rank - 1];
             if channels > 1 && channels != last {
-                return Err(Error::new("invalid-argument", format!("{channels} channels to normalise, the values have {last}")));
+                return Err(Error::new("invalid-argument", format!("cannot normalise {channels} channels: the values have {last}")));
             }
             scratch.factors(convert, row_elements);
         }
@@ -177,7 +178,7 @@ impl Row {
     }
 }
 
-/// The cell where the row of `index` begins in the source (its place 0 along `inner`); nothing where it lies outside.
+/// Return the source cell at which the row `index` begins (position 0 along `inner`), or None if the row is outside the array.
 #[inline]
 fn row_begin(cut: &Cut, inner: usize, index: &[usize; MAX_RANK]) -> Option<usize> {
     let mut begin = 0;
@@ -192,7 +193,7 @@ fn row_begin(cut: &Cut, inner: usize, index: &[usize; MAX_RANK]) -> Option<usize
     Some(begin)
 }
 
-/// A row that lies in the source as it is wanted.
+/// Return a row as a slice of the source, or None if the row needs mirroring or padding.
 #[inline]
 fn whole_row<'a>(source: &'a [u8], begin: Option<usize>, cell: usize, cut: &Cut, inner: usize) -> Option<&'a [u8]> {
     let (origin, size) = (cut.origin[inner], cut.size[inner]);
@@ -220,7 +221,7 @@ fn cut_row(source: &[u8], begin: Option<usize>, cell: usize, dtype: Dtype, cut: 
     Ok(())
 }
 
-/// Copy cells in the opposite order.
+/// Copy cells in reverse order.
 fn mirror(row: &[u8], cell: usize, out: &mut [u8]) {
     match cell {
         1 => out.iter_mut().zip(row.iter().rev()).for_each(|(out, byte)| *out = *byte),
@@ -271,7 +272,7 @@ fn general(row: &[u8], dtype: Dtype, factors: impl Fn(usize) -> (f32, f32), to: 
     Ok(())
 }
 
-/// Read one element.
+/// Read one element as a number.
 pub fn load(bytes: &[u8], dtype: Dtype) -> Result<f64> {
     macro_rules! as_number {
         ($kind:ty) => {
@@ -291,11 +292,11 @@ pub fn load(bytes: &[u8], dtype: Dtype) -> Result<f64> {
         Dtype::Bfloat16 => bf16::from_ne_bytes(bytes.try_into().unwrap_or_default()).to_f64(),
         Dtype::Float32 => as_number!(f32),
         Dtype::Float64 => as_number!(f64),
-        other => return Err(Error::new("invalid-argument", format!("{} values are not converted", other.name()))),
+        other => return Err(Error::new("invalid-argument", format!("cannot convert {} values", other.name()))),
     })
 }
 
-/// Write one element; what does not fit is clipped, as Rust's `as` has it.
+/// Write one element. Values out of range are clipped, as by Rust's `as`.
 fn store(out: &mut [u8], dtype: Dtype, value: f64) -> Result<()> {
     match dtype {
         Dtype::Bool => out[0] = u8::from(value != 0.0),
@@ -311,7 +312,7 @@ fn store(out: &mut [u8], dtype: Dtype, value: f64) -> Result<()> {
         Dtype::Bfloat16 => out.copy_from_slice(&bf16::from_f64(value).to_ne_bytes()),
         Dtype::Float32 => out.copy_from_slice(&(value as f32).to_ne_bytes()),
         Dtype::Float64 => out.copy_from_slice(&value.to_ne_bytes()),
-        other => return Err(Error::new("invalid-argument", format!("{} values are not converted", other.name()))),
+        other => return Err(Error::new("invalid-argument", format!("cannot convert values to {}", other.name()))),
     }
     Ok(())
 }
@@ -321,7 +322,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What `cut` should give, element by element.
+    /// Compute the expected result of `cut`, element by element.
     fn plainly(source: &[u8], cut: &Cut) -> Vec<u8> {
         let mut out = Vec::new();
         let mut index = vec![0usize; cut.rank];

@@ -1,27 +1,28 @@
-//! The entropy decoder of baseline JPEG, for regions: blocks that nobody wants are skipped several Huffman codes at a time.
+//! The entropy decoder of baseline JPEG for regions. It skips blocks outside the region several Huffman codes at a time.
 //!
-//! Three quarters of the time of a large photograph were its Huffman codes, and some 40 % of those lie above or beside a random crop.
-//! A skipped block needs no coefficients, only where it ends and what it adds to DC. So one table tells, for the next [`SKIP_BITS`] bits,
-//! how long all codes and numbers in them are together and how many coefficients they stand for; another, for blocks that are wanted,
-//! the run and the value of the next coefficient. What this does not know is left to libjpeg-turbo: restart intervals, several scans,
-//! codes that are no good, files that end early. Where it gives up, the library decides what becomes of the file (`region`). Called by
-//! `jpeg_region.c`, MCU by MCU; no input makes it panic.
+//! Huffman codes took three quarters of the decoding time of a large photograph, and about 40 % of them are above or beside a random crop.
+//! For a skipped block, only its end and its DC difference matter, not its coefficients. One table therefore maps the next [`SKIP_BITS`]
+//! bits to the total length of the codes and numbers in them, and to the number of coefficients that these represent. For required blocks,
+//! another table returns the run and the value of the next coefficient. libjpeg-turbo handles everything else: restart intervals, several
+//! scans, invalid codes, and files that end early. If this decoder fails, `region` decodes the file with the library instead.
+//! `jpeg_region.c` calls this decoder MCU by MCU. No input makes it panic.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
 
-/// Bits that one look into a table sees: for a coefficient, and for as many as there are in them.
+/// Index bits of the tables that look up one code or one coefficient.
 const VALUE_BITS: u32 = 10;
+/// Index bits of the table that looks up as many coefficients as the bits contain.
 const SKIP_BITS: u32 = 12;
-/// Coefficients to go on by, where the block ends.
+/// Run of the end-of-block code. It is longer than every real run.
 const END: u32 = 128;
-/// Nothing can be told from these bits.
+/// Coefficients of a `skips` entry whose bits do not contain a whole code and its number.
 const UNKNOWN: u32 = 512;
-/// Tables are made for files from so many bytes on, or where the image before had them as well: they take 0.1 ms.
+/// Tables are built for files of at least this many bytes, or if the previous image had the same tables. Building them takes 0.1 ms.
 const LARGE: usize = 16 << 10;
-/// Tables that are kept: those of the standard, and some more.
+/// Number of tables that are kept: those of the standard, and some more.
 const KEPT: usize = 16;
-/// Bytes that the library does not read ahead.
+/// A number of bytes that exceeds the library's read-ahead.
 const FAR: usize = 64;
 const BLOCKS_IN_MCU: usize = 10;
 
@@ -30,7 +31,7 @@ const NATURAL: [u8; 64] = [
     57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
 ];
 
-/// A Huffman table as the library has it: how many codes there are of each length, from 1 on, and their symbols.
+/// A Huffman table in the library's layout: the number of codes of each length from 1 on, and their symbols.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Codes {
@@ -38,12 +39,12 @@ pub struct Codes {
     symbols: [u8; 256],
 }
 
-/// What the C side says of a scan. Pointers are good for the call.
+/// The C side's description of a scan. Its pointers are valid during the call.
 #[repr(C)]
 pub struct Scan {
     count: usize,
     blocks: c_int,
-    /// Of each block of an MCU.
+    /// One entry for each block of an MCU.
     members: [Member; BLOCKS_IN_MCU],
 }
 
@@ -51,13 +52,13 @@ pub struct Scan {
 #[derive(Clone, Copy)]
 struct Member {
     component: c_int,
-    /// Only DC is wanted.
+    /// Whether only DC is required.
     flat: c_int,
     dc: *const Codes,
     ac: *const Codes,
 }
 
-/// A code, and with it the number that follows: the zeros before it and its bits.
+/// A Huffman code. Its symbol describes the number that follows: the zeros before the number, and its size in bits.
 #[derive(Clone, Copy)]
 struct Code {
     length: u32,
@@ -69,7 +70,7 @@ impl Code {
         u32::from(self.symbol & 15)
     }
 
-    /// Of code and number.
+    /// Return the length of the code and its number in bits.
     fn both(self) -> u32 {
         self.length + self.size()
     }
@@ -82,14 +83,15 @@ impl Code {
 struct Table {
     codes: Codes,
     ac: bool,
-    /// Of each length: its last code, or -1, and what to add to a code for the place of its symbol.
+    /// The last code of each length, or -1 if there is none.
     last: [i32; 17],
+    /// For each length, the difference between the index of a code's symbol and the code.
     place: [i32; 17],
-    /// Length in bits 0–7, symbol in 8–15; 0 where the code is longer.
+    /// Length in bits 0–7, symbol in bits 8–15. 0 if the code is longer than the index.
     short: Box<[u16; 1 << VALUE_BITS]>,
-    /// Of AC: length of code and number in bits 0–7, zeros before it in 8–15, the number in 16–31; 0 where it is longer.
+    /// For AC: length of code and number in bits 0–7, run in bits 8–15, number in bits 16–31. 0 if they are longer than the index.
     values: Box<[u32; 1 << VALUE_BITS]>,
-    /// Of AC: length in bits 0–3, coefficients in 4–15.
+    /// For AC: length in bits 0–3, number of coefficients in bits 4–15.
     skips: Box<[u16; 1 << SKIP_BITS]>,
 }
 
@@ -131,7 +133,7 @@ impl Table {
         Some(table)
     }
 
-    /// The code at the top of `bits`.
+    /// Return the code at the top of `bits`, or None if it is invalid.
     #[inline(always)]
     fn code(&self, bits: u64) -> Option<Code> {
         match self.short[(bits >> (64 - VALUE_BITS)) as usize] {
@@ -146,7 +148,7 @@ impl Table {
         Some(Code { length, symbol: *self.codes.symbols.get(at as usize)? })
     }
 
-    /// An entry of `values`.
+    /// Compute the entry of `values` for the top of `bits`.
     fn value(&self, bits: u64) -> u32 {
         match self.code(bits) {
             Some(code) if code.both() <= VALUE_BITS => code.both() | code.run() << 8 | number(bits << code.length, code.size()) << 16,
@@ -154,10 +156,10 @@ impl Table {
         }
     }
 
-    /// An entry of `skips`.
+    /// Compute the entry of `skips` for the top of `bits`.
     fn skipped(&self, mut bits: u64) -> u16 {
         let (mut length, mut coefficients) = (0, 0);
-        // More than a block has need not be told, and END stays apart.
+        // Counting stops at the 64 coefficients of a block, so that a count without END stays below END.
         while let Some(code) = self.code(bits)
             && coefficients < 64
             && length + code.both() <= SKIP_BITS
@@ -174,33 +176,33 @@ impl Table {
     }
 }
 
-/// The number of `size` bits at the top of `bits`, as JPEG writes them: those that begin with 0 are negative.
+/// Return the number of `size` bits at the top of `bits` in JPEG's encoding: numbers that begin with 0 are negative.
 #[inline(always)]
 fn number(bits: u64, size: u32) -> u32 {
     let value = (bits >> 1 >> (63 - size)) as u32;
     if bits >> 63 == 0 { value.wrapping_sub((1 << size) - 1) } else { value }
 }
 
-/// The bits of a scan.
+/// A reader of the bits of a scan.
 #[derive(Clone, Copy, Default)]
 struct Bits {
-    /// The byte to go on with.
+    /// Index of the next byte.
     next: usize,
-    /// The next bits, from the top. Below `count` of them there may be more, which come again.
+    /// The next bits, from the top. Bits below the first `count` may be set, and are read again.
     bits: u64,
     count: u32,
-    /// How many of `count` are zeros behind the end of the data.
+    /// How many of the `count` bits are zeros after the end of the data.
     padding: u32,
 }
 
 impl Bits {
-    /// Make it 56 bits or more.
+    /// Refill to at least 56 bits.
     #[inline(always)]
     fn refill(&mut self, bytes: &[u8]) {
         const LOW: u64 = 0x0101_0101_0101_0101;
         if let Some(word) = bytes.get(self.next..).and_then(|rest| rest.first_chunk()) {
             let word = u64::from_be_bytes(*word);
-            // No byte is 0xff, so that none is a marker or followed by a stuffed zero.
+            // No byte is 0xff, so no byte begins a marker or precedes a stuffed zero.
             if (!word).wrapping_sub(LOW) & word & (LOW << 7) == 0 {
                 self.bits |= word >> self.count;
                 self.next += ((63 - self.count) / 8) as usize;
@@ -228,8 +230,8 @@ impl Bits {
         self
     }
 
-    /// Whether no bit was taken from behind the end, and the end is a marker or far. Without a marker the library may refuse what it
-    /// reads ahead.
+    /// Return whether no bit was taken from after the end of the data, and the end is far away or a marker. Without a marker, the library
+    /// may refuse the bytes that it reads ahead.
     #[inline(always)]
     fn is_sound(&self, bytes: &[u8]) -> bool {
         let rest = bytes.get(self.next..).unwrap_or_default();
@@ -242,7 +244,7 @@ impl Bits {
         self.count -= bits;
     }
 
-    /// The next code and its number, of any length.
+    /// Read the next code and its number, of any length.
     #[inline(always)]
     fn coded(&mut self, bytes: &[u8], table: &Table) -> Option<(Code, u32)> {
         if self.count < 32 {
@@ -255,14 +257,15 @@ impl Bits {
         Some((code, value))
     }
 
-    /// The same, out of the way of those that are told by a table; by value, so that the caller's bits stay in registers.
+    /// Do the same as `coded`, but out of line, because most codes are in a table. `self` is passed by value, so that the caller's bits
+    /// stay in registers.
     #[inline(never)]
     fn one(mut self, bytes: &[u8], table: &Table) -> Option<(Bits, Code, u32)> {
         let (code, value) = self.coded(bytes, table)?;
         Some((self, code, value))
     }
 
-    /// The coefficients of a block behind the first.
+    /// Read the coefficients of a block after the first one.
     #[inline(always)]
     fn coefficients(&mut self, bytes: &[u8], table: &Table, block: &mut [i16; 64]) -> Option<()> {
         let mut k = 1;
@@ -289,7 +292,7 @@ impl Bits {
         Some(())
     }
 
-    /// The same, of a block that nobody wants.
+    /// Skip the coefficients of a block after the first one.
     #[inline(always)]
     fn skip(&mut self, bytes: &[u8], table: &Table) -> Option<()> {
         let mut k = 1;
@@ -306,7 +309,7 @@ impl Bits {
                 self.take(entry & 15);
                 return Some(());
             } else {
-                // Nothing is told, or more than the block has.
+                // The entry is unknown, or has more coefficients than the block.
                 let (bits, code, _) = self.one(bytes, table)?;
                 *self = bits;
                 k += code.run() + 1;
@@ -319,7 +322,7 @@ impl Bits {
     }
 }
 
-/// Where the decoder is in a scan. Tables are numbers of those that are kept.
+/// The state of the decoder in a scan. `tables` are indexes into `Entropy::tables`.
 struct Place {
     bits: Bits,
     dc: [i32; 4],
@@ -329,22 +332,22 @@ struct Place {
     tables: [[usize; 2]; BLOCKS_IN_MCU],
 }
 
-/// Tables of the images before, and the scan at hand.
+/// The tables of previous images, and the state of the current scan.
 #[derive(Default)]
 pub struct Entropy {
     tables: Vec<Table>,
-    /// Tables that the image before had and for which it did not pay to make one.
+    /// Tables of the previous image that were not built, because it was small.
     before: Vec<(Codes, bool)>,
     place: Option<Place>,
 }
 
 impl Entropy {
-    /// Be done with a scan; tell whether there was one.
+    /// End the scan. Returns whether one had begun.
     pub fn end(&mut self) -> bool {
         self.place.take().is_some()
     }
 
-    /// Nothing where the library does better.
+    /// Begin a scan. Returns None if the library should decode it.
     fn begin(&mut self, scan: &Scan) -> Option<()> {
         self.place = None;
         if self.tables.len() > KEPT {
@@ -358,7 +361,7 @@ impl Entropy {
             place.component[number] = usize::try_from(member.component).ok().filter(|component| *component < 4)?;
             place.flat[number] = member.flat != 0;
             for (ac, codes) in [(false, member.dc), (true, member.ac)] {
-                // SAFETY: a table of the library, or nothing.
+                // SAFETY: the pointer is null or points to a table of the library.
                 let codes = unsafe { codes.as_ref() }?;
                 let known = self.tables.iter().position(|table| table.ac == ac && table.codes == *codes);
                 if known.is_none() {
@@ -375,7 +378,7 @@ impl Entropy {
         self.place.as_ref().map(|_| ())
     }
 
-    /// Decode an MCU into zeroed blocks, or skip it.
+    /// Decode an MCU into zeroed blocks, or skip it if `wanted` is None.
     fn mcu(&mut self, bytes: &[u8], mut wanted: Option<&mut [[i16; 64]]>) -> Option<()> {
         let place = self.place.as_mut()?;
         let mut bits = place.bits;
@@ -396,25 +399,26 @@ impl Entropy {
     }
 }
 
-/// Begin a scan. 0: done; otherwise the library has to decode it.
+/// Begin a scan. Returns 0, or -1 if the library has to decode it.
 ///
 /// # Safety
-/// `entropy` is an [`Entropy`] that nobody else looks at; the pointers in `scan` are good.
+/// `entropy` points to an [`Entropy`] that no other code accesses. The pointers in `scan` are null or valid.
 pub unsafe extern "C" fn begin(entropy: *mut c_void, scan: *const Scan) -> c_int {
-    // SAFETY: as promised.
+    // SAFETY: the caller guarantees this.
     let (entropy, scan) = unsafe { (&mut *entropy.cast::<Entropy>(), &*scan) };
     if entropy.begin(scan).is_some() { 0 } else { -1 }
 }
 
-/// Decode the next MCU into its zeroed blocks, or skip it where `blocks` is null. 0: done; otherwise the data are no good.
+/// Decode the next MCU into its zeroed blocks, or skip it if `blocks` is null. Returns 0, or -1 if the data are invalid.
 ///
 /// # Safety
-/// `entropy` is an [`Entropy`] that nobody else looks at and began a scan of these bytes; `blocks` has as many blocks as its MCUs.
+/// `entropy` points to an [`Entropy`] that began a scan of these bytes, and that no other code accesses. `blocks` is null or has the blocks
+/// of one MCU.
 pub unsafe extern "C" fn mcu(entropy: *mut c_void, bytes: *const u8, count: usize, blocks: *mut [i16; 64]) -> c_int {
-    // SAFETY: as promised.
+    // SAFETY: the caller guarantees this.
     let (entropy, bytes) = unsafe { (&mut *entropy.cast::<Entropy>(), slice::from_raw_parts(bytes, count)) };
     let number = entropy.place.as_ref().map_or(0, |place| place.blocks);
-    // SAFETY: as promised.
+    // SAFETY: the caller guarantees the number of blocks.
     let blocks = (!blocks.is_null()).then(|| unsafe { slice::from_raw_parts_mut(blocks, number) });
     if entropy.mcu(bytes, blocks).is_some() { 0 } else { -1 }
 }
@@ -423,7 +427,7 @@ pub unsafe extern "C" fn mcu(entropy: *mut c_void, bytes: *const u8, count: usiz
 mod tests {
     use super::*;
 
-    /// Codes of lengths 2 to 16 for all symbols that AC has, and some more; no code is all ones.
+    /// Return codes of lengths 2 to 16 for all symbols of AC and some others. No code consists only of ones.
     fn codes() -> Codes {
         let mut codes = Codes { lengths: [0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6, 7, 10, 14, 18, 24, 80], symbols: [0; 256] };
         let symbols = [0x01, 0x00, 0x02, 0x11, 0x03, 0xf0].into_iter().chain((0..=255u8).rev().filter(|symbol| symbol & 15 <= 10));
@@ -434,11 +438,11 @@ mod tests {
         codes
     }
 
-    /// Whatever the bits are: skipping a block ends where decoding it ends, or both refuse it.
+    /// For any bits, skipping a block ends where decoding it ends, or both refuse the block.
     #[test]
     fn skipping_ends_where_decoding_ends() {
         check(&codes(), 1_000);
-        // Sixteen zeros in a bit: many times what a block has in one look.
+        // One bit encodes sixteen zeros, so one look-up covers many times the coefficients of a block.
         let mut zeros = Codes { lengths: [0; 17], symbols: [0; 256] };
         zeros.lengths[1..4].copy_from_slice(&[1, 1, 1]);
         zeros.symbols[..3].copy_from_slice(&[0xf0, 0x00, 0x21]);
@@ -462,7 +466,7 @@ mod tests {
             loop {
                 let (one, other) = (decoded.coefficients(&bytes, &table, &mut [0; 64]), skipped.skip(&bytes, &table));
                 assert_eq!(one, other);
-                // Both have used up as many bits, of which some may wait in a buffer.
+                // Both must have consumed the same number of bits, of which some may still be buffered.
                 let used = |bits: &Bits| (bits.next as i64, bits.padding, bits.count);
                 let (mut a, mut b) = (decoded, skipped);
                 (a.refill(&bytes), b.refill(&bytes));
@@ -491,7 +495,7 @@ mod tests {
         assert!(Table::new(&many, true).is_none(), "five codes of two bits");
         let mut long = good;
         long.lengths[1..].fill(255);
-        assert!(Table::new(&long, true).is_none(), "more symbols than there are");
+        assert!(Table::new(&long, true).is_none(), "more symbols than a table holds");
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! EXIF orientation: read it (by the `kamadak-exif` library) and turn pixels by it.
+//! Reads the EXIF orientation with the `kamadak-exif` library and applies it to pixels.
 
 use crate::image::Picture;
 use crate::jpeg;
 
-/// Orientation 1…8 of a JPEG or PNG; 1 where there is none, or where it can't be read.
+/// Return the orientation of a JPEG or PNG, from 1 to 8. It is 1 if the image has none or if it cannot be read.
 pub fn orientation(bytes: &[u8]) -> u8 {
     if has_no_exif(bytes) {
         return 1;
@@ -16,13 +16,14 @@ pub fn orientation(bytes: &[u8]) -> u8 {
     value.filter(|value| (1..=8).contains(value)).unwrap_or(1) as u8
 }
 
-/// Whether this is a JPEG without an EXIF segment before its scan, as most are for training. Odd files are left to the library.
+/// Return whether this is a JPEG without an EXIF segment before its first scan, as most training images are. Returns false for unusual
+/// files, which the library handles.
 fn has_no_exif(bytes: &[u8]) -> bool {
     let known = jpeg::segments(bytes).find(|(marker, body)| *marker == 0xda || (*marker == 0xe1 && body.starts_with(b"Exif")));
     known.is_some_and(|(marker, _)| marker == 0xda)
 }
 
-/// Turn and mirror a picture so that it stands upright. Source: EXIF 2.32, tag 0x0112.
+/// Rotate and mirror a picture so that it is upright. Source: EXIF 2.32, tag 0x0112.
 pub fn upright(picture: Picture, orientation: u8) -> Picture {
     if !(2..=8).contains(&orientation) {
         return picture;

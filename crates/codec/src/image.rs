@@ -1,19 +1,19 @@
-//! Images as columns hold them: probe a header, decode to (H, W, C), encode arrays as PNG.
+//! Images as columns store them: probes headers, decodes to (H, W, C), and encodes arrays as PNG.
 //!
-//! Which codec reads what is decided here by magic bytes; the file name never counts.
+//! The magic bytes select the codec; file names are never used.
 
 use penstock_error::{Error, Result};
 
 use crate::{exif, jpeg, png};
 
-/// What a decoder may use. Images beyond it are refused before any pixel is allocated.
+/// Limits of a decoder. An image beyond a limit is refused before its pixels are allocated.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub pixels: u64,
 }
 
 impl Default for Limits {
-    /// 2^28 pixels: above any camera, below what would hurt (Pillow warns at 89 M and refuses at 179 M).
+    /// Return 2^28 pixels: more than any camera has, but few enough to be harmless (Pillow warns at 89 M and refuses at 179 M).
     fn default() -> Limits {
         Limits { pixels: 1 << 28 }
     }
@@ -25,7 +25,7 @@ pub enum Format {
     Png,
 }
 
-/// What the header of an image says.
+/// The properties that the header of an image contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     pub format: Format,
@@ -35,7 +35,7 @@ pub struct Header {
     pub bits: u8,
 }
 
-/// Decoded pixels, (height, width, channels), 8 or 16 bits (native byte order) a channel.
+/// Decoded pixels of shape (height, width, channels), with 8 or 16 bits per channel in native byte order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
     pub height: usize,
@@ -64,7 +64,7 @@ fn format_of(bytes: &[u8]) -> Result<Format> {
         .hint("convert it first, or store it in a Bytes column"))
 }
 
-/// Read the header only; refuses what `decode` would refuse without looking at pixels.
+/// Read only the header. Refuses every image that `decode` would refuse because of its header.
 pub fn probe(bytes: &[u8], limits: Limits) -> Result<Header> {
     let header = match format_of(bytes)? {
         Format::Jpeg => jpeg::probe(bytes)?,
@@ -79,11 +79,11 @@ pub fn probe(bytes: &[u8], limits: Limits) -> Result<Header> {
 pub struct Outline {
     pub width: usize,
     pub height: usize,
-    /// Memory that decoding takes beside the pixels: the coefficients of a JPEG of several scans, else 0.
+    /// Memory that decoding needs in addition to the pixels: the coefficients of a JPEG with several scans, else 0.
     pub decoder_bytes: u64,
 }
 
-/// Read the outline of an image. Returns None if only a decoder can find it.
+/// Read the outline of an image. Returns None if only a decoder can determine it.
 pub fn outline(bytes: &[u8]) -> Option<Outline> {
     if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
         let size = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize);
@@ -116,7 +116,7 @@ fn check_size(header: &Header, limits: Limits) -> Result<()> {
             "media-too-large",
             format!("cannot decode image: {} x {} pixels, at most {} are allowed", header.width, header.height, limits.pixels),
         )
-        .hint("a decompression bomb, or raise the limit with ps.configure(image_pixels=…)"));
+        .hint("this may be a decompression bomb; if it is not, raise the limit with ps.configure(image_pixels=…)"));
     }
     Ok(())
 }
@@ -131,7 +131,7 @@ pub fn decode(bytes: &[u8], limits: Limits, upright: bool) -> Result<Picture> {
     Ok(if upright { exif::upright(picture, exif::orientation(bytes)) } else { picture })
 }
 
-/// Read the header of a mask only; refuses what `decode_mask` would refuse without looking at pixels.
+/// Read only the header of a mask. Refuses every mask that `decode_mask` would refuse because of its header.
 pub fn probe_mask(bytes: &[u8], limits: Limits) -> Result<Header> {
     let header = probe(bytes, limits)?;
     if header.channels != 1 && !png::is_indexed(bytes) {
@@ -142,10 +142,10 @@ pub fn probe_mask(bytes: &[u8], limits: Limits) -> Result<Header> {
 
 fn no_mask(channels: usize) -> Error {
     undecodable(format!("cannot decode mask: it has {channels} channels, expected 1"))
-        .hint("a mask has one number a pixel: grey or indexed; map colours to class numbers first, or use ps.Image()")
+        .hint("a mask has one number per pixel, grey or indexed; map colours to class numbers first, or use ps.Image()")
 }
 
-/// Decode a mask: one channel; the palette of an indexed PNG is not applied, so values are class numbers.
+/// Decode a mask of one channel. The palette of an indexed PNG is not applied, so the values are class numbers.
 pub fn decode_mask(bytes: &[u8], limits: Limits) -> Result<Picture> {
     let header = probe(bytes, limits)?;
     if header.format == Format::Png
@@ -160,7 +160,7 @@ pub fn decode_mask(bytes: &[u8], limits: Limits) -> Result<Picture> {
     Ok(picture)
 }
 
-/// Encode pixels as PNG, losslessly. `data` is (height, width, channels) in native byte order.
+/// Encode pixels as PNG, losslessly. `data` has shape (height, width, channels) and native byte order.
 pub fn encode_png(height: usize, width: usize, channels: usize, bits: u8, data: &[u8]) -> Result<Vec<u8>> {
     png::encode(height, width, channels, bits, data)
 }

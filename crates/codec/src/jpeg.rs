@@ -1,7 +1,7 @@
-//! JPEG by libjpeg-turbo 3 through its TurboJPEG 3 API (C, errors by setjmp inside the library, so no unwinding).
+//! Decodes JPEG with libjpeg-turbo 3 through its TurboJPEG 3 API. The C library handles errors with setjmp internally, so nothing unwinds.
 //!
-//! 8-bit baseline, progressive, arithmetic and lossless; grey, RGB/YCbCr, and CMYK/YCCK turned to RGB. Warnings are
-//! tolerated as browsers and Pillow do, unless the file has no end marker: then it was cut short.
+//! Supports 8-bit baseline, progressive, arithmetic and lossless files in grey, RGB/YCbCr and CMYK/YCCK, which becomes RGB. Warnings are
+//! tolerated, as in browsers and Pillow, unless the file has no end marker, which means that it is truncated.
 
 use std::ffi::CStr;
 
@@ -10,7 +10,7 @@ use turbojpeg_sys as tj;
 
 use crate::image::{Format, Header, Picture, undecodable};
 
-/// A progressive file with more scans than this is an attack (libjpeg-turbo's own fuzzers use 500).
+/// A progressive file with more scans than this is treated as an attack. libjpeg-turbo's own fuzzers use 500.
 const SCAN_LIMIT: i32 = 500;
 
 struct Decoder(tj::tjhandle);
@@ -24,10 +24,10 @@ impl Drop for Decoder {
 
 impl Decoder {
     fn open(bytes: &[u8]) -> Result<(Decoder, Header)> {
-        // SAFETY: no preconditions; null is checked.
+        // SAFETY: the function has no preconditions. Null is checked below.
         let handle = unsafe { tj::tj3Init(tj::TJINIT_TJINIT_DECOMPRESS as i32) };
         if handle.is_null() {
-            return Err(Error::new("internal", "libjpeg-turbo gave no decoder"));
+            return Err(Error::new("internal", "cannot create a libjpeg-turbo decoder"));
         }
         let decoder = Decoder(handle);
         // SAFETY: the handle is live; the buffer outlives the call.
@@ -40,7 +40,7 @@ impl Decoder {
         }
         let precision = decoder.get(tj::TJPARAM_TJPARAM_PRECISION as i32);
         if precision != 8 {
-            return Err(Error::new("unsupported-format", format!("cannot decode JPEG: {precision} bits a sample, expected 8"))
+            return Err(Error::new("unsupported-format", format!("cannot decode JPEG: {precision} bits per channel, expected 8"))
                 .hint("store it as a 16-bit PNG"));
         }
         let channels = if decoder.get(tj::TJPARAM_TJPARAM_COLORSPACE as i32) == tj::TJCS_TJCS_GRAY as i32 { 1 } else { 3 };
@@ -65,7 +65,7 @@ impl Decoder {
     }
 }
 
-/// Iterate over the segments of a JPEG as (marker, body). Ends behind the first scan's header, or at the first malformed segment.
+/// Iterate over the segments of a JPEG as (marker, body). Ends after the first scan's header or at the first malformed segment.
 pub fn segments(bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let mut rest = bytes.strip_prefix(&[0xff, 0xd8]).unwrap_or_default();
     std::iter::from_fn(move || {
@@ -83,7 +83,7 @@ pub fn probe(bytes: &[u8]) -> Result<Header> {
     Ok(Decoder::open(bytes)?.1)
 }
 
-/// Decode all pixels. The caller has checked the size of the header against its limits.
+/// Decode all pixels. The caller has checked the size in the header against its limits.
 pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
     let (decoder, again) = Decoder::open(bytes)?;
     debug_assert_eq!(&again, header);
@@ -96,7 +96,7 @@ pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
         _ => (tj::TJPF_TJPF_RGB, 3),
     };
     let mut data = vec![0u8; width * height * stride];
-    // SAFETY: the handle is live; `data` has width x height x stride bytes, which is what the format and pitch say.
+    // SAFETY: the handle is live; `data` has width x height x stride bytes, as the format and pitch require.
     let code =
         unsafe { tj::tj3Decompress8(decoder.0, bytes.as_ptr(), bytes.len() as _, data.as_mut_ptr(), (width * stride) as i32, format) };
     if code != 0 && (decoder.is_fatal() || !has_end_marker(bytes)) {
@@ -108,14 +108,14 @@ pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
     Ok(Picture { height, width, channels: header.channels, bits: 8, data })
 }
 
-/// Whether an end-of-image marker follows the last scan header; inside scan data 0xff is always stuffed. A thumbnail in an EXIF segment,
-/// before the scans, has markers of its own.
+/// Return whether an end-of-image marker follows the last scan header. Scan data has no markers, because 0xff is always stuffed there. The
+/// markers of a thumbnail in an EXIF segment precede the scans.
 fn has_end_marker(bytes: &[u8]) -> bool {
     bytes.windows(2).rev().find(|pair| matches!(pair, [0xff, 0xd9 | 0xda])).is_some_and(|pair| pair[1] == 0xd9)
 }
 
-/// Convert in place, since a second picture might not fit the memory. Adobe inverts CMYK (255 means no ink), and so does every CMYK JPEG
-/// in the wild.
+/// Convert CMYK to RGB in place, because a second picture might not fit into memory. CMYK is inverted (255 means no ink), as Adobe and
+/// every CMYK JPEG in the wild store it.
 fn cmyk_to_rgb(data: &mut Vec<u8>) {
     let ink = |colour: u8, key: u8| ((u16::from(colour) * u16::from(key) + 127) / 255) as u8;
     let pixels = data.len() / 4;

@@ -1,5 +1,5 @@
-/* Decode a region of a JPEG, at 1/1, 1/2, 1/4 or 1/8, by libjpeg-turbo's own API: its TurboJPEG API entropy-decodes whatever
- * lies below the region as well. Errors come back by longjmp inside this file, never through Rust. Called by region.rs alone. */
+/* Decodes a region of a JPEG at 1/1, 1/2, 1/4 or 1/8 with libjpeg-turbo's own API, because its TurboJPEG API also entropy-decodes
+ * everything below the region. Errors return by longjmp within this file, never through Rust. Only region.rs calls these functions. */
 #include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -16,15 +16,15 @@ typedef struct {
   char *message;
 } failure;
 
-/* How the library's own begins, which is made by the library: there is no public way to decode entropy by other means. With another
- * release, compare jpegint.h before raising the numbers. */
-_Static_assert(LIBJPEG_TURBO_VERSION_NUMBER >= 3000000 && LIBJPEG_TURBO_VERSION_NUMBER < 3002000, "jpegint.h was read up to 3.1");
+/* The beginning of the library's private entropy decoder, which the library creates. No public API can replace it. Before raising the
+ * version numbers, compare jpegint.h of the new release. */
+_Static_assert(LIBJPEG_TURBO_VERSION_NUMBER >= 3000000 && LIBJPEG_TURBO_VERSION_NUMBER < 3002000, "jpegint.h was checked up to 3.1");
 struct jpeg_entropy_decoder {
   void (*start_pass)(j_decompress_ptr);
   boolean (*decode_mcu)(j_decompress_ptr, JBLOCKROW *);
 };
 
-/* As entropy.rs has it. */
+/* Matches `Scan` in entropy.rs. */
 typedef struct {
   size_t count;
   int blocks;
@@ -34,8 +34,8 @@ typedef struct {
   } members[D_MAX_BLOCKS_IN_MCU];
 } scan;
 
-_Static_assert(D_MAX_BLOCKS_IN_MCU == 10 && sizeof(JBLOCK) == 128, "as entropy.rs has it");
-_Static_assert(offsetof(JHUFF_TBL, bits) == 0 && offsetof(JHUFF_TBL, huffval) == 17, "as entropy.rs has it");
+_Static_assert(D_MAX_BLOCKS_IN_MCU == 10 && sizeof(JBLOCK) == 128, "must match entropy.rs");
+_Static_assert(offsetof(JHUFF_TBL, bits) == 0 && offsetof(JHUFF_TBL, huffval) == 17, "must match entropy.rs");
 
 typedef struct {
   void *state;
@@ -49,7 +49,7 @@ typedef struct {
   entropy entropy;
   const unsigned char *bytes;
   size_t count;
-  JDIMENSION column, first, last; /* Of MCUs: the next, those that are wanted. */
+  JDIMENSION column, first, last; /* MCU columns: the next one, and the first and last required ones. */
 } session;
 
 static void give_up(j_common_ptr decoder) {
@@ -58,7 +58,7 @@ static void give_up(j_common_ptr decoder) {
   longjmp(failed->escape, 1);
 }
 
-/* Warnings are counted by the library; traces are nobody's business. */
+/* Count warnings in the library's counter, and ignore traces. */
 static void note(j_common_ptr decoder, int level) {
   if (level < 0) decoder->err->num_warnings++;
 }
@@ -67,16 +67,16 @@ static boolean decode_mcu(j_decompress_ptr d, JBLOCKROW *blocks) {
   session *s = (session *)d;
   int wanted = blocks && s->column >= s->first && s->column <= s->last;
   s->column = s->column + 1 == d->MCUs_per_row ? 0 : s->column + 1;
-  /* Blocks of an MCU lie one behind the other. */
+  /* The blocks of an MCU are contiguous. */
   if (s->entropy.mcu(s->entropy.state, s->bytes, s->count, wanted ? blocks[0][0] : NULL)) ERREXIT(d, JERR_BAD_HUFF_TABLE);
   return TRUE;
 }
 
-/* Decode entropy by entropy.rs, where it can; columns left..left + width of the output are wanted. */
+/* Let entropy.rs decode the scan if it can. Columns left..left + width of the output are required. */
 static void take_over(session *s, int denominator, int left, int width) {
   struct jpeg_decompress_struct *d = &s->decoder;
   if (d->restart_interval) return;
-  int column = (d->num_components == 1 ? 1 : d->max_h_samp_factor) * DCTSIZE / denominator; /* An MCU of one component is a block. */
+  int column = (d->num_components == 1 ? 1 : d->max_h_samp_factor) * DCTSIZE / denominator; /* An MCU of one component is one block. */
   s->first = (JDIMENSION)(left / column);
   s->last = (JDIMENSION)((left + width - 1) / column);
   s->bytes = d->src->next_input_byte;
@@ -96,7 +96,7 @@ static void take_over(session *s, int denominator, int left, int width) {
 size_t penstock_jpeg_session_bytes(void) { return sizeof(session); }
 size_t penstock_jpeg_message_bytes(void) { return JMSG_LENGTH_MAX; }
 
-/* Make a session in zeroed memory of that size; `message` takes error texts. */
+/* Create a session in zeroed memory of penstock_jpeg_session_bytes(). `message` receives error texts. */
 void penstock_jpeg_open(void *memory, char *message) {
   session *s = memory;
   s->decoder.err = jpeg_std_error(&s->failure.base);
@@ -111,8 +111,8 @@ void penstock_jpeg_close(void *memory) {
   jpeg_destroy_decompress(&s->decoder);
 }
 
-/* Read the header: width, height, width and height of an iMCU, and whether a region can be decoded by itself. 0: done.
- * The decoder is a new one, for the library keeps tables, which files may lack, from image to image. */
+/* Read the header: width, height, width and height of an iMCU, and whether a region can be decoded separately. Returns 0, or -1 on error.
+ * Creates a new decoder for each image, because the library keeps tables and would use them for a later file that lacks its own. */
 int penstock_jpeg_header(void *memory, const unsigned char *bytes, size_t count, int out[5]) {
   session *s = memory;
   struct jpeg_decompress_struct *d = &s->decoder;
@@ -126,7 +126,7 @@ int penstock_jpeg_header(void *memory, const unsigned char *bytes, size_t count,
   out[1] = (int)d->image_height;
   out[2] = d->max_h_samp_factor * DCTSIZE;
   out[3] = d->max_v_samp_factor * DCTSIZE;
-  /* Files of several scans are kept whole in memory by the library anyway; others, like lossless ones (Se is 0), are rare. */
+  /* The library keeps files of several scans in memory as a whole anyway. Other excluded files, like lossless ones (Se is 0), are rare. */
   out[4] = !d->progressive_mode && !d->arith_code && d->data_precision == 8 && !d->err->num_warnings &&
            d->comps_in_scan == d->num_components && d->Se == DCTSIZE2 - 1 &&
            ((d->jpeg_color_space == JCS_YCbCr && d->num_components == 3) || (d->jpeg_color_space == JCS_GRAYSCALE && d->num_components == 1)) &&
@@ -134,8 +134,9 @@ int penstock_jpeg_header(void *memory, const unsigned char *bytes, size_t count,
   return 0;
 }
 
-/* After the header: decode rows top..top + height and columns left..left + width of the picture at 1 / denominator as RGB rows of `pitch` bytes.
- * `left` is on an iMCU boundary. 0: done; -1: failed; -2: the library chose other columns; > 0: warnings. */
+/* Decode rows top..top + height and columns left..left + width of the picture at 1 / denominator as RGB rows of `pitch` bytes. Call
+ * penstock_jpeg_header first. `left` must be on an iMCU boundary. Returns 0, -1 on error, -2 if the library chose other columns, or the
+ * number of warnings. */
 int penstock_jpeg_region(void *memory, entropy entropy, int denominator, int left, int top, int width, int height, unsigned char *out, size_t pitch) {
   session *s = memory;
   struct jpeg_decompress_struct *d = &s->decoder;
@@ -159,16 +160,16 @@ int penstock_jpeg_region(void *memory, entropy entropy, int denominator, int lef
     if (got == 0) break;
     row += got;
   }
-  return (int)d->err->num_warnings; /* What lies below is left alone. */
+  return (int)d->err->num_warnings; /* Rows below the region are not decoded. */
 }
 
-/* Where libjpeg-turbo takes its memory from. It leaves these functions to each system (its jmemsys.h), and calls its own only where a program has
- * none: those take from malloc, and glibc keeps up to 64 MiB of what is freed for each thread. The coefficients of a progressive file of 12 MP are
- * 36 MB. Here, what is large goes back to the kernel at once. They must stay in this file, which the linker takes in before the library. */
+/* The memory functions of libjpeg-turbo, which each system defines (jmemsys.h). The library's own are used only if a program has none. They
+ * call malloc, and glibc keeps up to 64 MiB of freed memory per thread. The coefficients of a progressive file of 12 MP occupy 36 MB. The
+ * functions here return large memory to the kernel at once. They must stay in this file, because the linker reads it before the library. */
 #define MAPPED_FROM_BYTES (1u << 20)
 
 typedef union {
-  size_t mapped_bytes; /* 0: it is malloc's. */
+  size_t mapped_bytes; /* 0 if malloc allocated it. */
   char aligned[64];
 } before_large;
 

@@ -1,7 +1,7 @@
-//! One file per codec: block codecs (`block`), media codecs (`jpeg`, `png`, parts of them `region` with `entropy`), what they share
+//! Codecs, one per file: block codecs (`block`), media codecs (`jpeg`, `png`; `region` and `entropy` decode parts of images), shared code
 //! (`image`, `exif`, `mode`, `pixels`), and operations on pixels (`resize`, `cut`).
 //!
-//! Knows nothing of storage. `dataset` calls `block`; `python` calls `image`, `loader` the rest.
+//! This crate knows nothing about storage. `dataset` calls `block` and `image`, `python` calls `image`, and `loader` calls all but `block`.
 
 pub mod block;
 pub mod cut;

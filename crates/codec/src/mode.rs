@@ -1,6 +1,6 @@
-//! What pixels are asked for: 8-bit colours or grey, or what is stored. Called by `region` and the loader.
+//! The requested pixel format: 8-bit colour or grey, 16-bit grey, or the stored format. Called by `region` and the loader.
 //!
-//! Nothing is lost in silence: what a mode can't hold is refused, and alpha is composited or kept.
+//! Bits and alpha are never dropped silently: an image that a mode cannot hold is refused, and alpha is composited or kept.
 
 use penstock_error::{Error, Result};
 
@@ -13,7 +13,7 @@ pub enum Mode {
     Rgba,
     /// 16-bit grey.
     Deep,
-    /// Channels and bits as they are stored.
+    /// The stored channels and bits.
     Stored,
 }
 
@@ -28,7 +28,7 @@ impl Mode {
         }
     }
 
-    /// The channels, and the bits of each; None if they differ from image to image.
+    /// Return the number of channels and the bits of each, or None if they differ from image to image.
     pub fn form(self) -> Option<(usize, u8)> {
         match self {
             Mode::Rgb => Some((3, 8)),
@@ -39,13 +39,13 @@ impl Mode {
         }
     }
 
-    /// Refuse an image of so many bits a channel if it would lose some.
+    /// Refuse an image of `bits` bits per channel if this mode would lose some of them.
     pub fn check(self, bits: u8) -> Result<()> {
         match (self.form(), bits) {
             (Some((_, 8)), 16) => {
-                let text = format!("the image has 16 bits a channel, mode {} holds 8", self.name());
+                let text = format!("the image has 16 bits per channel, but mode {} holds 8", self.name());
                 let hint =
-                    "make the column ps.Image(mode=\"stored\"), or mode=\"I;16\" for grey; or convert the images before they are appended";
+                    "use ps.Image(mode=\"stored\") for the column, or mode=\"I;16\" for grey; or convert the images before appending them";
                 Err(Error::new("unsupported-format", text).hint(hint))
             }
             _ => Ok(()),
@@ -53,13 +53,13 @@ impl Mode {
     }
 }
 
-/// Decode all of an image in a mode; `upright` heeds the EXIF orientation.
+/// Decode an image in a mode; `upright` applies the EXIF orientation.
 pub fn decode_in(bytes: &[u8], limits: Limits, upright: bool, mode: Mode) -> Result<Picture> {
     in_mode(decode(bytes, limits, upright)?, mode)
 }
 
-/// Give a picture the channels of a mode. Alpha is composited onto white; grey of colours is ITU-R 601's luma, as Pillow has it; 8-bit grey
-/// becomes 16 bits by the factor 257, so that white stays white.
+/// Convert a picture to a mode. Alpha is composited onto white. Colours become grey by the ITU-R 601 luma, as in Pillow. 8-bit grey becomes
+/// 16-bit grey by the factor 257, so that white stays white.
 pub fn in_mode(picture: Picture, mode: Mode) -> Result<Picture> {
     mode.check(picture.bits)?;
     let of = |channels: usize, bits: u8, data: Vec<u8>| Ok(Picture { channels, bits, data, ..picture });
@@ -69,8 +69,8 @@ pub fn in_mode(picture: Picture, mode: Mode) -> Result<Picture> {
         (Mode::Deep, 1, 16) | (Mode::Rgb, 3, 8) | (Mode::Grey, 1, 8) | (Mode::Rgba, 4, 8) => Ok(picture),
         (Mode::Deep, 1, _) => of(1, 16, picture.data.iter().flat_map(|grey| (u16::from(*grey) * 257).to_ne_bytes()).collect()),
         (Mode::Deep, channels, _) => {
-            let text = format!("the image has {channels} channels, mode I;16 holds one");
-            Err(Error::new("unsupported-format", text).hint("make the column ps.Image(mode=\"stored\"), or another mode"))
+            let text = format!("the image has {channels} channels, but mode I;16 holds one");
+            Err(Error::new("unsupported-format", text).hint("use ps.Image(mode=\"stored\") or another mode for the column"))
         }
         (Mode::Rgb, 1, 8) => of(3, 8, picture.data.iter().flat_map(|grey| [*grey; 3]).collect()),
         (Mode::Rgb, 4, 8) => of(3, 8, pixels().flat_map(on_white).collect()),
@@ -78,7 +78,9 @@ pub fn in_mode(picture: Picture, mode: Mode) -> Result<Picture> {
         (Mode::Rgba, 3, 8) => of(4, 8, pixels().flat_map(|pixel| [pixel[0], pixel[1], pixel[2], 255]).collect()),
         (Mode::Grey, 3, 8) => of(1, 8, pixels().map(|pixel| luma([pixel[0], pixel[1], pixel[2]])).collect()),
         (Mode::Grey, 4, 8) => of(1, 8, pixels().map(|pixel| luma(on_white(pixel))).collect()),
-        (_, channels, bits) => Err(Error::new("unsupported-format", format!("{channels} channels of {bits} bits as {}", mode.name()))),
+        (_, channels, bits) => {
+            Err(Error::new("unsupported-format", format!("cannot convert {channels} channels of {bits} bits to {}", mode.name())))
+        }
     }
 }
 

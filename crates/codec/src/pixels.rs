@@ -1,9 +1,10 @@
-//! Memory for decoded pixels, used again for image after image: the kernel clears fresh pages, which takes up to a third of decoding.
+//! Memory for decoded pixels that is reused for the next images. The kernel clears fresh pages, which takes up to a third of the decoding
+//! time.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Memory that decoders take their pixels from, and what it may hold of it beyond the pixels in use.
+/// A pool of memory for decoded pixels. It holds at most `most_bytes` beyond the pixels in use.
 #[derive(Debug)]
 pub struct Pool {
     idle: Mutex<Idle>,
@@ -13,11 +14,11 @@ pub struct Pool {
 #[derive(Debug)]
 struct Idle {
     memory: Vec<Vec<u8>>,
-    /// Bytes of what is idle, and of what was handed out those that were not asked for.
+    /// Bytes of idle memory, plus the bytes of memory in use that were not requested.
     spare_bytes: usize,
 }
 
-/// Decoded pixels. Their memory goes back to its pool.
+/// Decoded pixels. Dropping them returns their memory to the pool.
 #[derive(Debug)]
 pub struct Pixels<'a> {
     memory: Vec<u8>,
@@ -34,7 +35,7 @@ impl Pool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// So many bytes of any content.
+    /// Return memory for `bytes` bytes with arbitrary content.
     pub fn take(&self, bytes: usize) -> Pixels<'_> {
         let fitting = {
             let Idle { memory, spare_bytes } = &mut *self.idle();
@@ -45,13 +46,14 @@ impl Pool {
                 memory.swap_remove(at)
             })
         };
-        // Fresh zeros are the kernel's: nothing is written to them here.
+        // The kernel provides fresh memory as zeros, so `vec!` writes nothing.
         Pixels { memory: fitting.unwrap_or_else(|| vec![0; bytes]), bytes, pool: Some(self) }
     }
 
-    /// Takes back memory of which so many bytes were asked for. Where that is too much, the smallest goes: the largest fits most images.
+    /// Take back memory of which `bytes` bytes were requested. If the pool holds too much, it frees the smallest memory first, because the
+    /// largest fits most images.
     fn give(&self, returned: Vec<u8>, bytes: usize) {
-        let mut let_go = Vec::new(); // Freed behind the lock.
+        let mut let_go = Vec::new(); // Dropped after the lock is released.
         let Idle { memory, spare_bytes } = &mut *self.idle();
         *spare_bytes += bytes;
         memory.push(returned);
@@ -110,7 +112,7 @@ mod tests {
         drop(first);
         let again = pool.take(50);
         assert_eq!((again.as_ptr(), again.len()), (begin, 50));
-        // Ten bytes of that are spare, so ninety more may be.
+        // Ten bytes of `again` are spare, so the pool may keep ninety more.
         drop((pool.take(80), pool.take(70)));
         assert_eq!(kept(&pool), [80]);
         drop(again);

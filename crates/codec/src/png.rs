@@ -1,4 +1,5 @@
-//! PNG by the `png` crate: 1 to 16 bits; palettes become RGB(A), grey with alpha becomes RGBA, 16 bits stay 16 bits.
+//! Decodes and encodes PNG of 1 to 16 bits with the `png` crate. 16-bit channels keep 16 bits; palettes become RGB or RGBA, and grey with
+//! alpha becomes RGBA.
 
 use std::io::Cursor;
 
@@ -11,7 +12,7 @@ fn failed(error: png::DecodingError) -> Error {
     undecodable(format!("cannot decode PNG: {error}"))
 }
 
-/// Text and colour profiles may not use more than this beside the pixels.
+/// Memory limit of a decoder in addition to its pixels, for example for text and colour profiles.
 const SIDE_BYTES: usize = 16 << 20;
 
 fn decoder<'a>(bytes: &'a [u8], header: Option<&Header>) -> Decoder<Cursor<&'a [u8]>> {
@@ -41,12 +42,13 @@ pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
     Ok(if color == ColorType::GrayscaleAlpha { grey_alpha_to_rgba(picture) } else { picture })
 }
 
-/// Whether the pixels of a PNG, whose header was read, are numbers of colours.
+/// Return whether the pixels of a PNG are palette indexes. The caller has checked the header.
 pub fn is_indexed(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x89PNG") && bytes.get(25) == Some(&(ColorType::Indexed as u8))
 }
 
-/// The class numbers of an indexed or grey PNG, as they are stored: a transparent colour is a class like any other. Nothing for one of colours.
+/// Decode the class numbers of an indexed or grey PNG as stored; a transparent colour is a class like any other. Returns None for other
+/// colour types.
 pub fn decode_indices(bytes: &[u8], header: &Header) -> Result<Option<Picture>> {
     let mut decoder = decoder(bytes, Some(header));
     let info = decoder.read_header_info().map_err(failed)?;
@@ -68,7 +70,7 @@ pub fn decode_indices(bytes: &[u8], header: &Header) -> Result<Option<Picture>> 
 
 fn read(decoder: Decoder<Cursor<&[u8]>>) -> Result<(Picture, ColorType)> {
     let mut reader = decoder.read_info().map_err(failed)?;
-    let size = reader.output_buffer_size().ok_or_else(|| undecodable("cannot decode PNG: it is larger than memory"))?;
+    let size = reader.output_buffer_size().ok_or_else(|| undecodable("cannot decode PNG: it is larger than the address space"))?;
     let mut data = vec![0; size];
     let info = reader.next_frame(&mut data).map_err(failed)?;
     data.truncate(info.buffer_size());

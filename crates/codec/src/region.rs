@@ -1,9 +1,9 @@
-//! Decode only the part of an image that is wanted, and no finer than it is wanted.
+//! Decodes only the required part of an image, at no more than the required resolution.
 //!
-//! JPEG: blocks above and beside a region are passed by (`entropy`), those below are not looked at. What a region gives equals the crop of
-//! a full decode, exactly: the decoder gets a margin, because chroma is interpolated across the edge. At 1/2, 1/4 and 1/8 (the sizes that
-//! libjpeg-turbo has SIMD for, or skips most work at) it gives what a full decode at that size would. Everything else is decoded in full
-//! and cut.
+//! In a JPEG, `entropy` skips the blocks above and beside a region, and the blocks below it are not read. The result equals the crop of a
+//! full decode exactly: the decoder reads a margin, because it interpolates chroma across the edge. At 1/2, 1/4 and 1/8, the result equals
+//! the crop of a full decode at that scale. For these scales, libjpeg-turbo has SIMD code or skips most of the work. Other images are
+//! decoded in full and cropped.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -16,7 +16,7 @@ use crate::mode::{Mode, in_mode};
 use crate::pixels::{Pixels, Pool};
 use crate::{exif, image};
 
-/// A part of an image, in pixels.
+/// A rectangle of an image, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
     pub left: usize,
@@ -31,21 +31,21 @@ impl Region {
     }
 }
 
-/// Decoded RGB pixels around a region.
+/// Decoded RGB pixels that contain a region.
 #[derive(Debug)]
 pub struct Decoded<'a> {
     pub width: usize,
     pub height: usize,
-    /// RGB, rows back to back.
+    /// RGB pixels, rows back to back.
     pub data: Pixels<'a>,
-    /// The region inside, in pixels of `data`; whole numbers unless the image was decoded at a smaller scale.
+    /// Left edge of the region in pixels of `data`. This and the next three fields are integral unless the image was scaled down.
     pub left: f64,
     pub top: f64,
     pub region_width: f64,
     pub region_height: f64,
 }
 
-/// Who decodes entropy, or, where `state` is null, that the library does: the C side's `entropy`.
+/// The entropy decoder to use, or the library's own if `state` is null. The C side calls this struct `entropy`.
 #[repr(C)]
 struct Taken {
     state: *mut c_void,
@@ -73,7 +73,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// One libjpeg-turbo decoder, used again for image after image.
+/// The memory of one libjpeg-turbo decoder, which is reused for all images of a thread.
 struct Session {
     memory: Vec<u64>,
     message: Vec<u8>,
@@ -82,18 +82,18 @@ struct Session {
 
 impl Session {
     fn open() -> Session {
-        // SAFETY: no preconditions.
+        // SAFETY: the functions have no preconditions.
         let (bytes, message) = unsafe { (penstock_jpeg_session_bytes(), penstock_jpeg_message_bytes()) };
         let mut session = Session { memory: vec![0; bytes.div_ceil(8) + 1], message: vec![0; message], entropy: Entropy::default() };
-        // SAFETY: zeroed memory of the size asked for, aligned for anything in it; neither buffer moves while the session lives.
+        // SAFETY: the memory is zeroed, has the required size and is aligned for every field. Neither buffer moves while the session lives.
         unsafe { penstock_jpeg_open(session.memory.as_mut_ptr().cast(), session.message.as_mut_ptr().cast()) };
         session
     }
 
-    /// Width, height, iMCU width, iMCU height, whether regions can be decoded; nothing where the header is no good.
+    /// Read width, height, iMCU width, iMCU height, and whether regions can be decoded. Returns None if the header is invalid.
     fn header(&mut self, bytes: &[u8]) -> Option<[c_int; 5]> {
         let mut found = [0; 5];
-        // SAFETY: an open session; `bytes` outlives the reading of it, which ends with `region` or the next header.
+        // SAFETY: the session is open, and `bytes` outlives all reads, which end with the decoding of the region or the next header.
         let code = unsafe { penstock_jpeg_header(self.memory.as_mut_ptr().cast(), bytes.as_ptr(), bytes.len(), found.as_mut_ptr()) };
         (code == 0).then_some(found)
     }
@@ -101,7 +101,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // SAFETY: an open session, closed once.
+        // SAFETY: the session is open and is closed only here.
         unsafe { penstock_jpeg_close(self.memory.as_mut_ptr().cast()) }
     }
 }
@@ -110,7 +110,7 @@ thread_local! {
     static SESSION: RefCell<Session> = RefCell::new(Session::open());
 }
 
-/// What an image is before it is decoded: its header and its orientation.
+/// An image that is not decoded yet, with its header and its orientation.
 #[derive(Debug, Clone, Copy)]
 pub struct Encoded<'a> {
     bytes: &'a [u8],
@@ -120,7 +120,7 @@ pub struct Encoded<'a> {
 }
 
 impl<'a> Encoded<'a> {
-    /// `upright` heeds the EXIF orientation; decoded pixels lie in memory of `pixels`.
+    /// Read the header of an image. `upright` applies the EXIF orientation. Regions of a JPEG are decoded into memory from `pixels`.
     pub fn open(bytes: &'a [u8], limits: Limits, upright: bool, pixels: &'a Pool) -> Result<Encoded<'a>> {
         let header = probe(bytes, limits)?;
         Mode::Rgb.check(header.bits)?;
@@ -128,18 +128,18 @@ impl<'a> Encoded<'a> {
         Ok(Encoded { bytes, header, orientation, pixels })
     }
 
-    /// Width and height as it stands upright.
+    /// Return width and height after the orientation is applied.
     pub fn size(&self) -> (usize, usize) {
         let (width, height) = (self.header.width as usize, self.header.height as usize);
         if self.orientation >= 5 { (height, width) } else { (width, height) }
     }
 
-    /// Decode a region as RGB, at 1/`denominator` where that can be done.
+    /// Decode a region as RGB, at the scale 1/`denominator` if the image supports it, else at full size.
     pub fn region(&self, region: Region, denominator: usize) -> Result<Decoded<'a>> {
         let (width, height) = self.size();
         assert!(
             region.width > 0 && region.height > 0 && region.left + region.width <= width && region.top + region.height <= height,
-            "a region lies inside its image"
+            "a region must be inside its image"
         );
         if self.header.format == image::Format::Jpeg
             && self.orientation == 1
@@ -161,11 +161,11 @@ impl<'a> Encoded<'a> {
         })
     }
 
-    /// Nothing where only the full decoder knows what to do, or what to say.
+    /// Decode a region of a JPEG. Returns None if only the full decoder supports the file or can report its error.
     fn jpeg_region(&self, region: Region, denominator: usize) -> Option<Decoded<'a>> {
         SESSION.with_borrow_mut(|session| {
             let decoded = self.jpeg_region_by(session, region, denominator, true);
-            // Where our entropy decoder gives up, the library's decides: so it makes no difference for which files ours was tried.
+            // If our entropy decoder fails, the library's decoder decides. The result thus never depends on whether ours was tried.
             if session.entropy.end() && decoded.is_none() { self.jpeg_region_by(session, region, denominator, false) } else { decoded }
         })
     }
@@ -175,7 +175,7 @@ impl<'a> Encoded<'a> {
         if able == 0 {
             return None;
         }
-        // In pixels of the scaled image: those that the region touches, one iMCU more on each side, cut on iMCU boundaries.
+        // The range to decode in pixels of the scaled image: the iMCUs that the region touches, and one more on each side.
         let (width, height) = ((width as usize).div_ceil(denominator), (height as usize).div_ceil(denominator));
         let (mcu_width, mcu_height) = (mcu_width as usize / denominator, mcu_height as usize / denominator);
         let along = |begin: usize, length: usize, mcu: usize, size: usize| {
@@ -187,7 +187,7 @@ impl<'a> Encoded<'a> {
         let bottom = (region.top + region.height).div_ceil(denominator).min(height);
         let (out_width, out_height) = (right - left, bottom - top);
         let mut data = self.pixels.take(out_width * out_height * 3);
-        // SAFETY: the header of these bytes was read just now; `data` has out_height rows of out_width RGB pixels.
+        // SAFETY: the session has just read the header of these bytes. `data` has out_height rows of out_width RGB pixels.
         let code = unsafe {
             penstock_jpeg_region(
                 session.memory.as_mut_ptr().cast(),

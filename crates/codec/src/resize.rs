@@ -1,4 +1,4 @@
-//! Resize RGB pixels by the `fast_image_resize` library: Pillow's and torchvision's antialiased filters.
+//! Resizes pixels with the `fast_image_resize` library, which has the antialiased filters of Pillow and torchvision.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -11,7 +11,7 @@ use crate::region::{Encoded, Region};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filter {
-    /// The pixel at the corner, as torchvision's `nearest` has it.
+    /// The pixel at the corner, as in torchvision's `nearest`.
     Nearest,
     /// The pixel at the centre.
     NearestExact,
@@ -21,7 +21,7 @@ pub enum Filter {
 }
 
 impl Filter {
-    /// Pixels of the result on each side that the filter looks at.
+    /// Return the radius of the filter, in pixels of the result.
     fn support(self) -> f64 {
         match self {
             Filter::Nearest | Filter::NearestExact => 0.5,
@@ -46,25 +46,25 @@ impl Filter {
     }
 }
 
-/// A size, and how pixels come to it.
+/// A target size, and how to resize to it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Resized {
     pub width: usize,
     pub height: usize,
     pub filter: Filter,
     pub antialias: bool,
-    /// Whether a JPEG may be decoded at 1/2, 1/4 or 1/8 on the way.
+    /// Whether a JPEG may be decoded at 1/2, 1/4 or 1/8 before it is resized.
     pub fast: bool,
 }
 
-/// A crop of an image, resized, and a window of that.
+/// A crop of an image, the size that the crop is resized to, and a window of the resized crop.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Geometry {
-    /// In pixels of the image; nothing outside is looked at.
+    /// The crop, in pixels of the image. Pixels outside it do not affect the result.
     pub crop: Region,
     /// The size that the crop is resized to; None if it keeps its size.
     pub resized: Option<Resized>,
-    /// In pixels of the resized crop.
+    /// The window, in pixels of the resized crop.
     pub window: Region,
 }
 
@@ -73,24 +73,24 @@ impl Geometry {
         Geometry { crop: Region::whole(width, height), resized: None, window: Region::whole(width, height) }
     }
 
-    /// Width and height of what comes out.
+    /// Return width and height of the result.
     pub fn size(&self) -> (usize, usize) {
         (self.window.width, self.window.height)
     }
 }
 
-/// An image is decoded at 1/2, 1/4 or 1/8 where at least so many of those pixels remain for each pixel of the result. At 1.0 the PSNR against a
-/// full decode is 43 dB in the median and 29.6 at worst, on photographs that were not looked at when it was chosen.
+/// An image is decoded at 1/2, 1/4 or 1/8 if this many decoded pixels remain for each pixel of the result, along each axis. At 1.0, the
+/// PSNR against a full decode is 43 dB in the median and 29.6 dB at worst, on photographs that were not used to choose this value.
 const PIXELS_LEFT: f64 = 1.0;
 
-/// What a thread keeps for its next image. Loaders count what resizing takes only while a thread is at it.
+/// Maximum buffer memory that a thread keeps for its next image. Loaders count the memory for resizing only while a thread resizes.
 const KEPT_BYTES: usize = 4 << 20;
 
 thread_local! {
     static RESIZER: RefCell<Resizer> = RefCell::new(Resizer::new());
 }
 
-/// Decode what a geometry needs, and apply it: RGB rows of `geometry.size()` into `out`, which has room for just that.
+/// Decode the pixels that a geometry needs, and apply it. Writes RGB rows of `geometry.size()` into `out`, which has exactly that size.
 pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Result<()> {
     let Geometry { crop, resized, window } = *geometry;
     let Some(Resized { width, height, filter, antialias, fast }) =
@@ -111,7 +111,7 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Resul
     let sharp = |denominator: &usize| across.min(down) >= PIXELS_LEFT * *denominator as f64;
     let denominator = if antialias && fast { [8, 4, 2].into_iter().find(sharp).unwrap_or(1) } else { 1 };
     let decoded = image.region(part, denominator)?;
-    // The same window in pixels of what was decoded.
+    // Decoded pixels per pixel of the image, along each axis.
     let scale = (decoded.region_width / part.width as f64, decoded.region_height / part.height as f64);
     if filter.is_nearest() {
         let corner = (decoded.left as i64 - low_x as i64, decoded.top as i64 - low_y as i64);
@@ -133,7 +133,7 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Resul
     resize(&decoded.data, PixelType::U8x3, (decoded.width, decoded.height), view, from, geometry.size(), filter.algorithm(antialias), out)
 }
 
-/// The pixels that a stretch of the result is made of.
+/// Return the range of source pixels that affect `length` pixels of the result from `begin` on.
 fn needed(begin: usize, length: usize, scale: f64, filter: Filter, size: usize) -> (usize, usize) {
     let margin = filter.support() * scale.max(1.0) + 1.0;
     let low = (begin as f64 * scale - margin).floor().max(0.0) as usize;
@@ -141,7 +141,7 @@ fn needed(begin: usize, length: usize, scale: f64, filter: Filter, size: usize) 
     (low.min(size - 1), high.min(size))
 }
 
-/// Resize a box of a view of pixels.
+/// Resize a box within a view of the pixels.
 #[allow(clippy::too_many_arguments)]
 fn resize(
     data: &[u8],
@@ -169,12 +169,12 @@ fn resize(
     })
 }
 
-/// Arithmetic may step over the edge by a rounding error.
+/// Clip a range to `0..size`, because it may exceed the edges by a rounding error.
 fn inside(begin: f64, length: f64, size: usize) -> (f64, f64) {
     (begin.max(0.0), length.min(size as f64 - begin.max(0.0)))
 }
 
-/// Resize decoded pixels, `channels` of 8 or 16 bits, by a geometry, into `out`. Channels are resized one like the other, alpha too.
+/// Resize decoded pixels of 8 or 16 bits per channel by a geometry, into `out`. All channels are resized alike, including alpha.
 pub fn resize_pixels(
     data: &[u8],
     (width, height): (usize, usize),
@@ -206,13 +206,14 @@ pub fn resize_pixels(
     let (left, from_width) = inside(window.left as f64 * across, window.width as f64 * across, crop.width);
     let (top, from_height) = inside(window.top as f64 * down, window.height as f64 * down, crop.height);
     let from = [left, top, from_width, from_height];
-    // The library wants 16-bit pixels where 16-bit numbers lie.
+    // The library requires 16-bit pixels to be aligned like `u16`.
     let aligned = bits == 8 || data.as_ptr().cast::<u16>().is_aligned();
     let data = if aligned { Cow::Borrowed(data) } else { Cow::Owned(data.to_vec()) };
     resize(&data, kind, (width, height), crop, from, geometry.size(), filter.algorithm(antialias), out)
 }
 
-/// Copy the nearest pixel for each of a geometry's window; `corner` is where its crop begins in `data`, of rows of `width` pixels.
+/// Copy the nearest source pixel to each pixel of a geometry's window. The crop begins at `corner` in `data`, which has rows of `width`
+/// pixels.
 fn pick_nearest(data: &[u8], (width, pixel_bytes): (usize, usize), corner: (i64, i64), geometry: &Geometry, out: &mut [u8]) {
     let Geometry { crop, resized: Some(resized), window } = geometry else { return };
     let rows = nearest((crop.height, resized.height), window.top, window.height, resized.filter);
@@ -227,8 +228,8 @@ fn pick_nearest(data: &[u8], (width, pixel_bytes): (usize, usize), corner: (i64,
     }
 }
 
-/// Which of `size` places each of `count` places from `begin` on, of `to_size`, takes. Source: torch's `nearest` and `nearest-exact`, with
-/// their 32-bit arithmetic.
+/// Return the nearest source index for each of `count` result indexes from `begin` on, when `size` pixels are resized to `to_size`. Source:
+/// torch's `nearest` and `nearest-exact`, with their 32-bit arithmetic.
 fn nearest((size, to_size): (usize, usize), begin: usize, count: usize, filter: Filter) -> impl Iterator<Item = usize> {
     let (scale, offset) = (size as f32 / to_size as f32, if filter == Filter::NearestExact { 0.5 } else { 0.0 });
     (begin..begin + count).map(move |at| (((at as f32 + offset) * scale) as usize).min(size - 1))

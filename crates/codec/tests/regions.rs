@@ -1,5 +1,5 @@
-//! Regions equal the crops of full decodes, exactly; scaled ones what the library gives for the whole image at that scale.
-//! With `PENSTOCK_TEST_DATA` set, on real photographs too.
+//! Tests that regions equal the crops of full decodes exactly, and that scaled regions equal the crops of full decodes at that scale.
+//! If `PENSTOCK_TEST_DATA` is set, real photographs are tested too.
 
 use penstock_codec::mode::{Mode, in_mode};
 use penstock_codec::pixels::Pool;
@@ -7,15 +7,15 @@ use penstock_codec::region::{Encoded, Region};
 use penstock_codec::{Limits, decode};
 use turbojpeg_sys as tj;
 
-/// Of one for all, what is decoded lies in memory of other images.
+/// One pool for all tests, so that pixels are decoded into memory of earlier images.
 static POOL: Pool = Pool::new(1 << 20);
 
-/// A JPEG of noise and slopes, by the library's own encoder.
+/// Encode a JPEG of noise and gradients with the library's own encoder.
 fn jpeg(width: usize, height: usize, subsampling: i32, grey: bool, seed: u32) -> Vec<u8> {
     jpeg_with(width, height, subsampling, grey, seed, &[])
 }
 
-/// The same, with parameters of the library.
+/// Encode the same JPEG as `jpeg`, with further parameters of the library.
 fn jpeg_with(width: usize, height: usize, subsampling: i32, grey: bool, seed: u32, parameters: &[(tj::TJPARAM, i32)]) -> Vec<u8> {
     let mut state = seed | 1;
     let mut noise = || {
@@ -78,7 +78,7 @@ fn regions_equal_crops_of_full_decodes() {
     }
 }
 
-/// Tables of the file's own, restart intervals, progressive and arithmetic coding, and numbers as long as they get.
+/// The files have custom tables, restart intervals, progressive or arithmetic coding, or numbers of the maximum length.
 #[test]
 fn regions_of_all_ways_to_code_equal_crops() {
     let restarts = (tj::TJPARAM_TJPARAM_RESTARTBLOCKS, 3);
@@ -100,7 +100,7 @@ fn regions_of_all_ways_to_code_equal_crops() {
     }
 }
 
-/// One component with sampling factors: they mean nothing, an MCU is one block.
+/// The sampling factors of a single component have no effect: an MCU is one block.
 #[test]
 fn regions_of_grey_files_with_sampling_factors_equal_crops() {
     let mut bytes = jpeg(200, 150, 0, true, 4);
@@ -112,7 +112,7 @@ fn regions_of_grey_files_with_sampling_factors_equal_crops() {
     }
 }
 
-/// A region at 1/2, 1/4 or 1/8 is that part of what the library gives for the whole at that scale.
+/// A region at 1/2, 1/4 or 1/8 equals the same part of the library's full decode at that scale.
 #[test]
 fn scaled_regions_equal_parts_of_scaled_decodes() {
     let (width, height) = (501, 377);
@@ -146,7 +146,7 @@ fn scaled_regions_equal_parts_of_scaled_decodes() {
     }
 }
 
-/// Damage is refused or gives what a full decode gives, and never anything else; one decoder sees all of it.
+/// A damaged file is either refused or decodes to the pixels of a full decode. One decoder reads all files.
 #[test]
 fn damaged_files_give_what_a_full_decode_gives_or_are_refused() {
     let (mut refused, mut equal) = (0, 0);
@@ -170,7 +170,7 @@ fn damaged_files_give_what_a_full_decode_gives_or_are_refused() {
                     assert!(decode(&bytes, Limits::default(), false).is_err());
                     refused += 1;
                 }
-                // What lies behind the last row is not looked at by a region.
+                // A region ignores the data after its last row, so the full decode may refuse the file.
                 Ok(part) => {
                     if let Ok(full) = decode(&bytes, Limits::default(), false) {
                         assert!(part.data[..width * height * 3] == in_mode(full, Mode::Rgb).unwrap().data);
@@ -183,7 +183,7 @@ fn damaged_files_give_what_a_full_decode_gives_or_are_refused() {
     assert!(refused > 100 && equal > 1000, "{refused} refused, {equal} equal");
 }
 
-/// Without its segments of that marker.
+/// Return the file without its segments of that marker.
 fn without(bytes: &[u8], marker: u8) -> Vec<u8> {
     let (mut kept, mut at) = (bytes[..2].to_vec(), 2);
     while bytes[at + 1] != 0xda {
@@ -197,12 +197,12 @@ fn without(bytes: &[u8], marker: u8) -> Vec<u8> {
     kept
 }
 
-/// What comes of a file, whole or refused, is the same whatever the thread decoded before: nothing, other tables, a progressive file, itself.
+/// The result for a file never depends on what the thread decoded before: nothing, other tables, a progressive file, or the same file.
 #[test]
 fn files_do_not_depend_on_those_before() {
     let way = |parameter, value| jpeg_with(150, 130, 2, false, 11, &[(parameter, value)]);
     let (plain, own) = (jpeg(150, 130, 2, false, 11), way(tj::TJPARAM_TJPARAM_OPTIMIZE, 1));
-    // Two symbols of AC swapped: with this table, files without one would come out wrong, and nobody would notice.
+    // Two AC symbols are swapped. With this table, files that lack a table would silently decode to wrong pixels.
     let mut swapped = plain.clone();
     let table = swapped.windows(5).position(|part| part[..2] == [0xff, 0xc4] && part[4] == 0x10).unwrap() + 21;
     swapped.swap(table + 2, table + 3);

@@ -1,21 +1,21 @@
-//! Reading and writing the primitives of spec section 1, and the envelope around every metadata object.
+//! Reads and writes the primitives of spec section 1 and the envelope around every metadata object.
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 use crate::ids::Id;
 
-/// CRC-32C of the bytes.
+/// Return the CRC-32C of the bytes.
 pub fn crc(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// Error for bytes that break the spec.
+/// Return the error for bytes that violate the spec.
 pub fn malformed(what: impl Into<String>) -> Error {
     Error::new("object-malformed", what).hint("run `penstock verify` to see what else is damaged")
 }
 
-/// A place in a byte string. Every read is bounds-checked.
+/// A read position in a byte string. Every read is bounds-checked.
 pub struct Cursor {
     bytes: Bytes,
     at: usize,
@@ -30,10 +30,10 @@ impl Cursor {
         self.bytes.len() - self.at
     }
 
-    /// The next n bytes, shared, not copied.
+    /// Return the next `count` bytes without copying them.
     pub fn take(&mut self, count: usize) -> Result<Bytes> {
         if count > self.left() {
-            return Err(malformed(format!("{count} bytes wanted at offset {}, {} left", self.at, self.left())));
+            return Err(malformed(format!("expected {count} bytes at offset {}, {} remain", self.at, self.left())));
         }
         let slice = self.bytes.slice(self.at..self.at + count);
         self.at += count;
@@ -43,7 +43,7 @@ impl Cursor {
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut array = [0; N];
         if N > self.left() {
-            return Err(malformed(format!("{N} bytes wanted at offset {}, {} left", self.at, self.left())));
+            return Err(malformed(format!("expected {N} bytes at offset {}, {} remain", self.at, self.left())));
         }
         array.copy_from_slice(&self.bytes[self.at..self.at + N]);
         self.at += N;
@@ -83,10 +83,10 @@ impl Cursor {
                 return Ok(value);
             }
         }
-        Err(malformed(format!("varint before offset {} does not fit 64 bits", self.at)))
+        Err(malformed(format!("the varint before offset {} does not fit into 64 bits", self.at)))
     }
 
-    /// A count of things that take at least `each` bytes; refused when they can't be there.
+    /// Read the count of a list whose entries have at least `each` bytes. Fails if the remaining bytes cannot hold that many entries.
     pub fn count(&mut self, each: usize) -> Result<usize> {
         let count = self.varint()?;
         if count > (self.left() / each.max(1)) as u64 {
@@ -110,13 +110,14 @@ impl Cursor {
         String::from_utf8(bytes.to_vec()).map_err(|_| malformed("a string is not UTF-8"))
     }
 
-    /// A list of strings, to be read in place. Words are mostly ASCII: a stretch of them is looked at as a whole, which takes a fifth of the time.
+    /// Read a list of strings that stay in place. Most words are ASCII, so one check covers a stretch of strings. This takes a fifth of the
+    /// time of checking each string.
     pub fn strings(&mut self) -> Result<Strings> {
         let (count, mut marks) = (self.count(1)?, Vec::new());
         let (mut stretch_end, mut ascii) = (0, false);
         for index in 0..count {
             if index % EACH_MARK == 0 {
-                marks.push(u32::try_from(self.at).map_err(|_| malformed(format!("a string at offset {} of an object", self.at)))?);
+                marks.push(u32::try_from(self.at).map_err(|_| malformed(format!("a string starts at offset {}, beyond 2^32", self.at)))?);
             }
             let length = self.count(1)?;
             let end = self.at + length;
@@ -132,35 +133,35 @@ impl Cursor {
         Ok(Strings { bytes: self.bytes.clone(), count, marks })
     }
 
-    /// A flag byte: 0 or 1.
+    /// Read a flag byte, which must be 0 or 1.
     pub fn flag(&mut self) -> Result<bool> {
         match self.u8()? {
             0 => Ok(false),
             1 => Ok(true),
-            other => Err(malformed(format!("flag byte {other}, expected 0 or 1"))),
+            other => Err(malformed(format!("a flag byte is {other}, expected 0 or 1"))),
         }
     }
 
     pub fn end(&self) -> Result<()> {
         match self.left() {
             0 => Ok(()),
-            left => Err(malformed(format!("{left} bytes left over at offset {}", self.at))),
+            left => Err(malformed(format!("{left} bytes remain at offset {}, expected the end", self.at))),
         }
     }
 }
 
-/// A string is found from the mark before it.
+/// Number of strings per stored offset. A look-up starts at the last stored offset at or before the string.
 const EACH_MARK: usize = 16;
 
-/// Bytes of strings that are looked at as a whole.
+/// Number of bytes that one ASCII check covers.
 const STRETCH_BYTES: usize = 4096;
 
-/// Strings that lie in the object they were read from, each checked once.
+/// A list of strings that stay in the object they were read from. Each is checked once, when it is read.
 #[derive(Debug, Clone, Default)]
 pub struct Strings {
     bytes: Bytes,
     count: usize,
-    /// Where every `EACH_MARK`th begins, with its length.
+    /// Offset of every `EACH_MARK`th string, including its length prefix.
     marks: Vec<u32>,
 }
 
@@ -173,7 +174,7 @@ impl Strings {
         self.count == 0
     }
 
-    /// One of them; nothing beyond the last.
+    /// Return the string at `index`, or None beyond the last.
     pub fn get(&self, index: usize) -> Option<&str> {
         let begin = *self.marks.get(index / EACH_MARK)? as usize;
         let mut rest = Rest { bytes: &self.bytes[begin..], left: (self.count - index / EACH_MARK * EACH_MARK).min(EACH_MARK) };
@@ -185,13 +186,13 @@ impl Strings {
         Rest { bytes: &self.bytes[begin..], left: self.count }
     }
 
-    /// Memory beside that of the object.
+    /// Return the bytes of memory that this list occupies in addition to the object.
     pub fn held_bytes(&self) -> u64 {
         size_of_val(&self.marks[..]) as u64
     }
 }
 
-/// Strings one after the other.
+/// An iterator over consecutive strings.
 struct Rest<'a> {
     bytes: &'a [u8],
     left: usize,
@@ -223,7 +224,7 @@ impl<'a> Iterator for Rest<'a> {
 
 impl ExactSizeIterator for Rest<'_> {}
 
-/// The writing twin of [`Cursor`].
+/// The counterpart of [`Cursor`] for writing.
 #[derive(Default)]
 pub struct Writer(pub Vec<u8>);
 
@@ -269,7 +270,7 @@ impl Writer {
     }
 }
 
-/// What kind of metadata object an envelope holds.
+/// The kind of metadata object in an envelope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Magic {
     Record,
@@ -305,7 +306,7 @@ const VERSION: u16 = 1;
 const HEADER_BYTES: usize = 8;
 const CRC_BYTES: usize = 4;
 
-/// Wrap a body into the envelope of spec section 1.
+/// Wrap a body in the envelope of spec section 1.
 pub fn seal(magic: Magic, body: impl FnOnce(&mut Writer)) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.0.extend_from_slice(magic.bytes());
@@ -317,7 +318,7 @@ pub fn seal(magic: Magic, body: impl FnOnce(&mut Writer)) -> Vec<u8> {
     writer.0
 }
 
-/// Check an envelope and give a cursor over its body.
+/// Check an envelope and return a cursor over its body.
 pub fn unseal(magic: Magic, bytes: &Bytes) -> Result<Cursor> {
     let noun = magic.noun();
     if bytes.len() < HEADER_BYTES + CRC_BYTES {
@@ -340,7 +341,7 @@ pub fn unseal(magic: Magic, bytes: &Bytes) -> Result<Cursor> {
     let version = cursor.u16()?;
     if version != VERSION {
         return Err(Error::new("unsupported-format", format!("cannot read {noun}: format version {version}, expected {VERSION}"))
-            .hint("this dataset was written by a newer Penstock; upgrade"));
+            .hint("a newer Penstock wrote this dataset; upgrade Penstock"));
     }
     if cursor.u16()? != 0 {
         return Err(malformed(format!("cannot read {noun}: reserved bytes are not zero")));

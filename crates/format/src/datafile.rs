@@ -14,27 +14,28 @@ use crate::ints::{IntArray, pack, unpack, width_for};
 pub const MAGIC: &[u8; 8] = b"PNSTKD1\n";
 pub const HEADER_BYTES: u64 = 24;
 pub const FOOTER_BYTES: u64 = 32;
-/// Stored bytes that one checksum covers.
+/// Number of stored bytes that one checksum covers.
 pub const UNIT_BYTES: u64 = 64 << 10;
-/// Bytes that a block of small values aims at, as one cold sample costs a block. Of fixed shape: four bytes of the tail a block.
+/// Target size of a block of small fixed-shape samples. A cold read of one sample reads the whole block. Each block adds four bytes to
+/// the tail.
 pub const FIXED_BLOCK_BYTES: usize = 4 << 10;
-/// Ragged values: sixteen bytes of the tail a block.
+/// Target size of a block of ragged values. Each block adds sixteen bytes to the tail.
 pub const PACKED_BLOCK_BYTES: usize = 8 << 10;
-/// With a codec, before it is applied: one that finds less to repeat makes more bytes.
+/// Target size of a block before compression. Smaller blocks compress worse, because they contain fewer repetitions.
 pub const COMPRESSED_BLOCK_BYTES: usize = 16 << 10;
-/// A data file closes here,
+/// A data file closes when its blocks reach this size.
 pub const FILE_BYTES: u64 = 256 << 20;
-/// or when its tail index would be longer than this.
+/// A data file also closes when its tail index reaches about this size.
 pub const TAIL_BYTES: usize = 1 << 20;
-/// A column whose mean value is this large has data files of its own.
+/// A column whose mean value has at least this size gets separate data files.
 pub const OWN_FILE_BYTES: u64 = 64 << 10;
-/// From this mean size on a sample is a block of its own.
+/// Samples of at least this mean size are stored in one block each.
 pub const SINGLE_BYTES: u64 = 1 << 10;
-/// No chunk may have more blocks: a tail that claims more is forged, as its entries would not fit any tail.
+/// Maximum number of blocks of a chunk. A tail that claims more is forged, because the entries would not fit into a tail.
 pub const MAX_BLOCKS: u64 = 1 << 22;
-/// Tensors of this mean size are tiled.
+/// Tensors of at least this mean size are tiled.
 pub const TILED_BYTES: u64 = 8 << 20;
-/// From this size on a value starts on a page.
+/// Values of at least this size start on a 4,096-byte boundary.
 pub const PAGE_ALIGNED_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +55,7 @@ pub enum Codec {
     Zstd = 2,
 }
 
-/// Number of checksum units of a block.
+/// Return the number of checksum units of a block.
 pub fn units(stored_bytes: u64) -> u64 {
     stored_bytes.div_ceil(UNIT_BYTES)
 }
@@ -74,18 +75,19 @@ pub struct Chunk {
     pub stored_bytes: IntArray,
     pub raw_bytes: Option<IntArray>,
     pub crcs: IntArray,
-    /// First unit of each block, where some block has more than one.
+    /// First checksum unit of each block. None if every block has exactly one unit.
     pub first_unit: Option<Vec<u32>>,
     pub free: Vec<IntArray>,
-    /// Tiled: sides of a tile, and the block of each sample's first tile, with the count of all at the end.
+    /// Sides of a tile; empty unless the chunk is tiled.
     pub tile: Vec<u64>,
+    /// Block of each sample's first tile, then the number of all tiles. None unless the chunk is tiled.
     pub first_tile: Option<IntArray>,
     pub validity: Option<Bytes>,
     pub dictionary: Option<Strings>,
 }
 
 impl Chunk {
-    /// Bytes of memory that it takes beside the tail.
+    /// Return the bytes of memory that this chunk occupies in addition to the tail.
     pub fn held_bytes(&self) -> u64 {
         let units = self.first_unit.as_ref().map_or(0, |first| size_of_val(&first[..]));
         let shape = size_of_val(&self.shape.0[..]) + size_of_val(&self.free[..]) + size_of_val(&self.tile[..]);
@@ -96,43 +98,43 @@ impl Chunk {
         self.offset.len()
     }
 
-    /// Bytes from the first block to the end of the last one.
+    /// Return the number of bytes from the start of the first block to the end of the last one.
     pub fn span_bytes(&self) -> u64 {
         let Some(last) = self.blocks().checked_sub(1) else { return 0 };
         (self.offset.get(last) + self.stored_bytes.get(last)).saturating_sub(self.offset.get(0))
     }
 
-    /// The shape of a sample whose free dimensions are in the tail (layouts 0, 2 and 3).
+    /// Return the shape of a sample whose free dimensions are stored in the tail (layouts 0, 2 and 3).
     pub fn shape_of(&self, row: u64) -> Vec<u64> {
         let free: Vec<u64> = self.free.iter().map(|sizes| sizes.get(row as usize)).collect();
         self.shape.fill(&free)
     }
 
-    /// The tiles of a sample, and the block of the first; nothing where the layout is another.
+    /// Return the tile grid of a sample and the block of its first tile. None if the chunk is not tiled.
     pub fn grid_of(&self, row: u64) -> Option<(Grid, u64)> {
         self.first_tile.as_ref().map(|first| (Grid::new(&self.shape_of(row), &self.tile), first.get(row as usize)))
     }
 
-    /// Block of a row, and the row's place in it. Of tiled samples: `grid_of`.
+    /// Return the block of a row and the row's index within the block. For tiled samples, call `grid_of` instead.
     #[inline]
     pub fn locate(&self, row: u64) -> (usize, u64) {
         match &self.first_row {
             None if self.rows_per_block == 1 => (row as usize, 0),
             None => ((row / self.rows_per_block) as usize, row % self.rows_per_block),
             Some(first) => {
-                let guess = row as f64 / self.samples as f64 * first.len() as f64; // Blocks have about as many rows each.
+                let guess = row as f64 / self.samples as f64 * first.len() as f64; // Blocks have similar numbers of rows.
                 let block = first.last_at_most(row, guess as usize).unwrap_or(0);
                 (block, row - first.get(block))
             }
         }
     }
 
-    /// The first row of a block of samples that are not tiled.
+    /// Return the first row of a block. The chunk must not be tiled.
     pub fn first_row_of(&self, block: usize) -> u64 {
         self.first_row.as_ref().map_or(block as u64 * self.rows_per_block, |first| first.get(block))
     }
 
-    /// How many rows block `block` holds.
+    /// Return the number of rows in a block.
     pub fn rows_of(&self, block: usize) -> u64 {
         match &self.first_row {
             None => (self.samples - block as u64 * self.rows_per_block).min(self.rows_per_block),
@@ -148,7 +150,7 @@ impl Chunk {
         }
     }
 
-    /// The checksum units of a block: index of the first, and how many.
+    /// Return the index of a block's first checksum unit and the number of its units.
     #[inline]
     pub fn units_of(&self, block: usize) -> (usize, usize) {
         match &self.first_unit {
@@ -160,20 +162,16 @@ impl Chunk {
     fn read(cursor: &mut Cursor, samples: u64, data_end: u64) -> Result<Chunk> {
         let column = cursor.varint()?;
         let dtype = cursor.u8()?;
-        let dtype = Dtype::from_code(dtype).ok_or_else(|| {
-            Error::new("unknown-codec", format!("column {column} has the dtype {dtype}, which this release does not know"))
-        })?;
+        let dtype = Dtype::from_code(dtype)
+            .ok_or_else(|| Error::new("unknown-codec", format!("column {column} has dtype {dtype}, which this release does not know")))?;
         let layout = match cursor.u8()? {
             0 => Layout::Fixed,
             1 => Layout::Packed,
             2 => Layout::Single,
             3 => Layout::Tiled,
             other => {
-                return Err(Error::new(
-                    "unknown-feature",
-                    format!("column {column} has the layout {other}, which this release does not know"),
-                )
-                .hint("upgrade Penstock"));
+                return Err(Error::new("unknown-feature", format!("column {column} has layout {other}, which this release does not know"))
+                    .hint("upgrade Penstock"));
             }
         };
         let codec = match cursor.u8()? {
@@ -196,7 +194,7 @@ impl Chunk {
             Layout::Tiled => !shape.0.is_empty() && dtype != Dtype::Bytes,
         };
         if shape.0.len() > MAX_DIMENSIONS || !fits {
-            return Err(malformed(format!("column {column} has the shape {:?} in layout {layout:?}", shape.0)));
+            return Err(malformed(format!("column {column} has shape {:?}, which is invalid in layout {layout:?}", shape.0)));
         }
         let rows_per_block = cursor.varint()?;
         let blocks = cursor.varint()?;
@@ -211,7 +209,7 @@ impl Chunk {
         let first_row = if rows_per_block == 0 { Some(IntArray::read(cursor, blocks)?) } else { None };
         let ordinals = IntArray::read(cursor, blocks)?;
         if ordinals.iter().any(|ordinal| ordinal != 0) {
-            return Err(Error::new("unknown-feature", format!("column {column} lies in other objects, which this release cannot read"))
+            return Err(Error::new("unknown-feature", format!("column {column} uses foreign objects, which this release cannot read"))
                 .hint("upgrade Penstock"));
         }
         let offset = IntArray::read(cursor, blocks)?;
@@ -220,7 +218,7 @@ impl Chunk {
         let (first_unit, unit_count) = count_units(&stored_bytes)?;
         let crcs = IntArray::read(cursor, unit_count)?;
         let free = match layout {
-            // Of bytes the one free dimension is the length itself.
+            // For dtype bytes, the only free dimension is the length of the value.
             Layout::Single | Layout::Tiled if dtype != Dtype::Bytes => {
                 (0..shape.free_count()).map(|_| IntArray::read(cursor, samples as usize)).collect::<Result<_>>()?
             }
@@ -256,7 +254,7 @@ impl Chunk {
         Ok(chunk)
     }
 
-    /// Everything later reads rely on: rows are covered, blocks lie inside the file, lengths fit shapes.
+    /// Check what later reads rely on: blocks cover all rows and lie inside the file, and lengths match shapes.
     fn check(&self, cell: u64, data_end: u64) -> Result<()> {
         let column = self.column;
         let bad = |text: String| Err(malformed(format!("column {column}: {text}")));
@@ -278,10 +276,10 @@ impl Chunk {
             }
         }
         if matches!(self.layout, Layout::Single | Layout::Tiled) && self.rows_per_block != 1 {
-            return bad("a single-sample layout with more than one row a block".into());
+            return bad("a single-sample layout does not have one row per block".into());
         }
         self.check_tiles()?;
-        // Blocks of equal size in a line need a look at the two ends only.
+        // For equally spaced blocks of equal size, it suffices to check the first and the last block.
         let even = self.first_row.is_none()
             && self.raw_bytes.is_none()
             && self.layout == Layout::Fixed
@@ -291,27 +289,28 @@ impl Chunk {
         for block in checked {
             let (offset, stored) = (self.offset.get(block), self.stored_bytes.get(block));
             if offset < HEADER_BYTES || offset.checked_add(stored).is_none_or(|end| end > data_end) {
-                return bad(format!("block {block} at {offset} has {stored} bytes, the data ends at {data_end}"));
+                return bad(format!("block {block} at offset {offset} has {stored} bytes, but the data ends at {data_end}"));
             }
             let raw = self.raw_bytes.as_ref().map_or(stored, |raw| raw.get(block));
-            // lz4 and zstd cannot expand further than this for real data; a forged length must not buy memory.
+            // The spec limits a block to 2^40 bytes, and lz4 cannot expand beyond this ratio. A forged length must not cause a large
+            // allocation.
             if raw > 1 << 40 || (self.codec == Codec::Lz4 && raw / 256 > stored + 16) {
-                return bad(format!("block {block} of {stored} bytes claims to hold {raw}"));
+                return bad(format!("block {block} of {stored} bytes claims to hold {raw} bytes"));
             }
             if self.layout == Layout::Fixed && self.rows_of(block).checked_mul(cell) != Some(raw) {
-                return bad(format!("block {block} has {raw} bytes, expected {} samples of {cell}", self.rows_of(block)));
+                return bad(format!("block {block} has {raw} bytes, expected {} samples of {cell} bytes", self.rows_of(block)));
             }
             if self.layout == Layout::Single && self.dtype != Dtype::Bytes && self.is_valid(block as u64) {
                 let wanted = self.free.iter().try_fold(cell, |product, free| product.checked_mul(free.get(block)));
                 if wanted != Some(raw) {
-                    return bad(format!("sample {block} has {raw} bytes, its shape wants {wanted:?}"));
+                    return bad(format!("sample {block} has {raw} bytes, its shape requires {wanted:?}"));
                 }
             }
         }
         Ok(())
     }
 
-    /// Every sample has the tiles that its shape wants, each as long as its window.
+    /// Check that every sample has the tiles that its shape requires, and that each tile has the size of its window.
     fn check_tiles(&self) -> Result<()> {
         let Some(first) = &self.first_tile else { return Ok(()) };
         let bad = |text: String| Err(malformed(format!("column {}: {text}", self.column)));
@@ -319,7 +318,7 @@ impl Chunk {
             return bad(format!("tiles of {:?} for the shape {:?}", self.tile, self.shape.0));
         }
         if first.get(0) != 0 || first.get(self.samples as usize) != self.blocks() as u64 {
-            return bad(format!("{} blocks, its samples have tiles up to {}", self.blocks(), first.get(self.samples as usize)));
+            return bad(format!("{} blocks, but its samples have {} tiles", self.blocks(), first.get(self.samples as usize)));
         }
         for row in 0..self.samples {
             let (begin, end) = (first.get(row as usize), first.get(row as usize + 1));
@@ -327,16 +326,16 @@ impl Chunk {
             let grid = Grid::new(&shape, &self.tile);
             let wanted = if self.is_valid(row) { grid.tiles() } else { Some(0) };
             if end.checked_sub(begin) != wanted || end > self.blocks() as u64 {
-                return bad(format!("sample {row} has the tiles {begin}..{end}, its shape wants {wanted:?}"));
+                return bad(format!("sample {row} has tiles {begin}..{end}, its shape requires {wanted:?} tiles"));
             }
-            // Tiles that are all alike need a look at one.
+            // If all tiles have the same size, it suffices to check one.
             let alike = matches!(self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes), IntArray::Linear { step: 0, .. })
                 && shape.iter().zip(&self.tile).all(|(size, side)| size % side == 0);
             for block in (begin..end).take(if alike { 1 } else { usize::MAX }) {
                 let elements = window::elements(&grid.tile(block - begin));
                 let raw = self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes).get(block as usize);
                 if elements.and_then(|elements| elements.checked_mul(self.dtype.size() as u64)) != Some(raw) {
-                    return bad(format!("tile {} of sample {row} has {raw} bytes, its window wants {elements:?} elements", block - begin));
+                    return bad(format!("tile {} of sample {row} has {raw} bytes, its window has {elements:?} elements", block - begin));
                 }
             }
         }
@@ -358,12 +357,12 @@ fn count_units(stored_bytes: &IntArray) -> Result<(Option<Vec<u32>>, usize)> {
         first.push(u32::try_from(total).map_err(|_| malformed("more checksum units than a data file can have"))?);
         total = total.saturating_add(units(bytes));
     }
-    // Bounded again by the bytes that are left when the array itself is read.
+    // When the crc array is read, the remaining bytes bound this count again.
     let total = usize::try_from(total).ok().filter(|total| *total <= u32::MAX as usize);
     Ok((Some(first), total.ok_or_else(|| malformed("more checksum units than a data file can have"))?))
 }
 
-/// The tail index: where everything in a data file is.
+/// The tail index: the locations of all blocks of a data file.
 #[derive(Debug, Clone)]
 pub struct Tail {
     pub samples: u64,
@@ -371,17 +370,16 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Parse a verified tail of a file whose blocks end at `data_end`.
+    /// Parse a tail whose checksum is verified, of a file whose blocks end at `data_end`.
     pub fn parse(bytes: Bytes, data_end: u64) -> Result<Tail> {
         let mut cursor = Cursor::new(bytes);
         let samples = cursor.varint()?;
         if samples > 1 << 40 {
-            return Err(malformed(format!("a data file of {samples} samples")));
+            return Err(malformed(format!("a data file claims to have {samples} samples, expected at most 2^40")));
         }
         if cursor.varint()? != 0 {
-            return Err(
-                Error::new("unknown-feature", "a data file names foreign objects, which this release cannot read").hint("upgrade Penstock")
-            );
+            return Err(Error::new("unknown-feature", "a data file refers to foreign objects, which this release cannot read")
+                .hint("upgrade Penstock"));
         }
         let chunks = cursor.list(8, |cursor| Chunk::read(cursor, samples, data_end))?;
         cursor.end()?;
@@ -456,7 +454,7 @@ impl ChunkBuilder {
         }
     }
 
-    /// About how many bytes this column takes in the tail.
+    /// Estimate how many bytes this column occupies in the tail.
     pub fn tail_bytes(&self) -> usize {
         self.offset.len() * 8
             + self.first_row.len() * 4
@@ -467,14 +465,14 @@ impl ChunkBuilder {
     }
 }
 
-/// Header of a data file.
+/// Encode the header of a data file.
 pub fn write_header(id: Id) -> Vec<u8> {
     let mut header = MAGIC.to_vec();
     header.extend_from_slice(&id.0);
     header
 }
 
-/// Tail and footer for a file whose blocks end at `data_end`; also the crc of the tail.
+/// Encode tail and footer of a file whose blocks end at `data_end`. Returns the bytes, the length of the tail and its crc.
 pub fn write_tail(samples: u64, chunks: &[ChunkBuilder], data_end: u64) -> (Vec<u8>, u64, u32) {
     let mut writer = Writer::default();
     writer.varint(samples);
@@ -520,22 +518,22 @@ pub fn write_packed(shape: &Shape, dtype: Dtype, values: &[&[u8]], free: &[&[u64
     out
 }
 
-/// Where things are in a packed block; checked once a block, so that `value` is arithmetic only.
+/// The positions of the parts of a packed block. `parse` checks them once per block, so `range` and `free` are cheap.
 #[derive(Debug, Clone)]
 pub struct Packed {
     width: u8,
     ends: usize,
     values: usize,
-    /// Per stored free dimension: width and offset.
+    /// Width and offset of each stored free dimension.
     free: Vec<(u8, usize)>,
 }
 
 impl Packed {
-    /// Read the head of a packed block of `rows` rows.
+    /// Parse the head of a packed block of `rows` rows.
     pub fn parse(block: &[u8], rows: usize, dtype: Dtype, shape: &Shape) -> Result<Packed> {
-        let [width, flags, 0, 0, ..] = *block else { return Err(malformed("a packed block without its head")) };
+        let [width, flags, 0, 0, ..] = *block else { return Err(malformed("a packed block has no valid head")) };
         if !matches!(width, 1 | 2 | 4 | 8) || flags > 1 {
-            return Err(malformed(format!("a packed block with ends of {width} bytes and flags {flags:#x}")));
+            return Err(malformed(format!("a packed block has invalid ends of {width} bytes or invalid flags {flags:#x}")));
         }
         let free_count = shape.free_count();
         let stored = if flags & 1 == 1 { free_count } else { free_count - 1 };
@@ -545,49 +543,49 @@ impl Packed {
             let width = *block
                 .get(at)
                 .filter(|width| matches!(width, 1 | 2 | 4 | 8))
-                .ok_or_else(|| malformed("a packed block with a dimension of no width"))?;
+                .ok_or_else(|| malformed("a packed block has a dimension without a valid width"))?;
             free.push((width, at + 1));
             at = rows
                 .checked_mul(width as usize)
                 .and_then(|bytes| bytes.checked_add(at + 1))
                 .filter(|at| *at <= block.len())
-                .ok_or_else(|| malformed("a packed block shorter than its dimensions"))?;
+                .ok_or_else(|| malformed("a packed block is shorter than its dimensions"))?;
         }
         let ends = at;
         let values = rows
             .checked_mul(width as usize)
             .and_then(|bytes| bytes.checked_add(at))
-            .ok_or_else(|| malformed("a packed block shorter than its ends"))?;
+            .ok_or_else(|| malformed("a packed block is shorter than its ends"))?;
         let values = values.next_multiple_of(dtype.size());
         if values > block.len() {
-            return Err(malformed("a packed block shorter than its ends"));
+            return Err(malformed("a packed block is shorter than its ends"));
         }
         let packed = Packed { width, ends, values, free };
         let last = if rows == 0 { 0 } else { unpack(&block[ends..], width, rows - 1) };
         if last != (block.len() - values) as u64 {
-            return Err(malformed(format!("a packed block ends at {last}, it has {} bytes of values", block.len() - values)));
+            return Err(malformed(format!("a packed block ends at {last}, but has {} bytes of values", block.len() - values)));
         }
         Ok(packed)
     }
 
-    /// Range of the bytes of a row; refused when the ends do not ascend inside the block.
+    /// Return the byte range of a row. Fails if the ends descend or exceed the block.
     #[inline]
     pub fn range(&self, block: &[u8], row: usize) -> Result<std::ops::Range<usize>> {
         let ends = &block[self.ends..self.values];
         let begin = if row == 0 { 0 } else { unpack(ends, self.width, row - 1) };
         let end = unpack(ends, self.width, row);
         if begin > end || end > (block.len() - self.values) as u64 {
-            return Err(malformed(format!("row {row} of a packed block lies at {begin}..{end}")));
+            return Err(malformed(format!("row {row} of a packed block has the invalid range {begin}..{end}")));
         }
         Ok(self.values + begin as usize..self.values + end as usize)
     }
 
-    /// Free dimensions of a row whose value has `bytes` bytes.
+    /// Append the free dimensions of a row whose value has `bytes` bytes to `out`.
     pub fn free(&self, block: &[u8], row: usize, bytes: usize, cell: u64, out: &mut Vec<u64>, free_count: usize) -> Result<()> {
         let mut product = cell;
         for (width, offset) in &self.free {
             let size = unpack(&block[*offset..], *width, row);
-            product = product.checked_mul(size).ok_or_else(|| malformed("a shape larger than memory"))?;
+            product = product.checked_mul(size).ok_or_else(|| malformed("a shape is larger than the address space"))?;
             out.push(size);
         }
         if self.free.len() < free_count {
@@ -596,7 +594,7 @@ impl Packed {
             out.push(last);
         }
         if product != bytes as u64 {
-            return Err(malformed(format!("row {row} of a packed block has {bytes} bytes, its shape wants {product}")));
+            return Err(malformed(format!("row {row} of a packed block has {bytes} bytes, its shape requires {product}")));
         }
         Ok(())
     }

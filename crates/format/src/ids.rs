@@ -1,4 +1,4 @@
-//! Object ids, snapshot ids, row ids and the names of objects (spec section 2).
+//! Object ids, snapshot ids, row ids and object names (spec sections 2 and 5).
 
 use std::fmt;
 
@@ -33,7 +33,7 @@ impl Id {
     }
 }
 
-/// Names a commit for ever: branch, number, and the uuid of its first transaction.
+/// A permanent name of a commit: its branch, its number, and the uuid of its first transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SnapshotId {
     pub branch: u64,
@@ -63,13 +63,13 @@ impl SnapshotId {
     }
 }
 
-/// What a parent stores of a sealed object: the crc of all but the crc it ends with. Over the whole it would be the same
-/// number for every object, as a CRC of a message with its own CRC behind it is a constant.
+/// Return the crc that a parent stores for a sealed object. It excludes the object's own trailing crc, because the CRC of any message
+/// followed by its CRC is the same constant.
 pub fn sealed_crc(body: &[u8]) -> u32 {
     crc(&body[..body.len().saturating_sub(4)])
 }
 
-/// A child object as its parent knows it.
+/// A parent's reference to a child object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ObjectRef {
     pub id: Id,
@@ -92,13 +92,13 @@ impl ObjectRef {
         writer.u32(self.crc);
     }
 
-    /// Check that these bytes are the object the parent meant.
+    /// Check that these bytes are the object that the parent refers to.
     pub fn check(&self, name: &str, body: &Bytes) -> Result<()> {
         if body.len() as u64 != self.bytes {
             let text = format!("cannot read `{name}`: {} bytes, expected {}", body.len(), self.bytes);
             return Err(Error::new("object-truncated", text).object(name));
         }
-        // The one that it ends with may be what is damaged.
+        // The damage may be in the trailing crc itself, so check it too.
         let own = body.last_chunk().map_or(0, |own| u32::from_le_bytes(*own));
         match [sealed_crc(body), own].into_iter().find(|found| *found != self.crc) {
             None => Ok(()),
@@ -110,7 +110,7 @@ impl ObjectRef {
     }
 }
 
-/// A run of row ids: `first`, `first + 1`, … `count` of them.
+/// A run of `count` row ids: `first`, `first + 1`, …
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     pub first: u64,
@@ -128,55 +128,57 @@ impl Run {
     }
 }
 
-/// Bit that marks a row id as provisional: relative to the base its commit gave out.
+/// Bit that marks a row id as provisional: relative to the base that its commit allocated.
 pub const PROVISIONAL: u64 = 1 << 63;
 const COUNTER_BITS: u32 = 40;
 
-/// The first lineage, and the first counter, that no row id can have.
+/// Number of lineages that a row id can encode.
 pub const LINEAGES: u64 = 1 << 23;
+/// Number of counters that a row id can encode.
 pub const COUNTERS: u64 = 1 << COUNTER_BITS;
 
-/// Row id of `counter` in `lineage`.
+/// Return the row id of `counter` in `lineage`.
 pub fn row_id(lineage: u64, counter: u64) -> u64 {
     debug_assert!(lineage < LINEAGES && counter <= COUNTERS);
     lineage << COUNTER_BITS | counter
 }
 
-/// Folder of the records that name branches, tags and pins.
+/// The folder of the records that name branches, tags and pins.
 pub const NAMES_FOLDER: &str = "refs";
 
-/// Folder of the commit records of a branch: in ascending order of names the newest comes first, and the hint last.
+/// Return the folder of the commit records of a branch. In ascending order of names, the newest record is first and the hint is last.
 pub fn log_folder(branch: u64) -> String {
     format!("log/{branch:016x}")
 }
 
-/// Name of commit record `number` of a branch.
+/// Return the name of commit record `number` of a branch.
 pub fn record_name(branch: u64, number: u64) -> String {
     numbered(&log_folder(branch), number)
 }
 
-/// Name of record `number` of a log.
+/// Return the name of record `number` of a log.
 pub fn numbered(folder: &str, number: u64) -> String {
     format!("{folder}/{:020}", u64::MAX - number)
 }
 
-/// The number of the record with this name in its folder, or nothing if it is no record.
+/// Return the number of the record with this name in its folder, or None if the name is not that of a record.
 pub fn record_number(name: &str) -> Option<u64> {
     let digits = name.len() == 20 && name.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| name.parse::<u64>().ok()).flatten().map(|rest| u64::MAX - rest)
 }
 
-/// What stands under a name below the root of a dataset.
+/// What a name below the root of a dataset refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// A commit record: a dataset is here.
+    /// A commit record, which means that a dataset exists.
     Commit,
     /// A folder or an object of a dataset, a temporary file, or a probe.
     Ours,
+    /// A name that Penstock never creates.
     Foreign,
 }
 
-/// Read a name: what an unfinished create leaves is ours, what anybody else put there is not. Folders end in `/`.
+/// Classify a name; names of folders end in `/`. Leftovers of an interrupted create are `Ours`; files of other programs are `Foreign`.
 pub fn place_of(name: &str) -> Place {
     let temporary = |last: &str| last.starts_with("tmp-") || last.starts_with("probe-");
     let in_log = |last: &str| record_number(last).is_some() || last == "hint" || temporary(last);
@@ -197,7 +199,7 @@ pub fn place_of(name: &str) -> Place {
     if ours { Place::Ours } else { Place::Foreign }
 }
 
-/// Name of the hint of a log.
+/// Return the name of the hint of a log.
 pub fn hint_name(folder: &str) -> String {
     format!("{folder}/hint")
 }
@@ -218,7 +220,7 @@ pub fn words_name(id: Id) -> String {
     format!("w/{id}")
 }
 
-/// Body of a hint object: the newest record, and the place that it was written in (0: none).
+/// Encode a hint: the number of the newest record, and the identity of the folder that it is written in, or 0 if the folder has none.
 pub fn write_hint(number: u64, place: u64) -> Vec<u8> {
     let mut writer = Writer(b"PNSH".to_vec());
     writer.u64(number);
@@ -228,7 +230,7 @@ pub fn write_hint(number: u64, place: u64) -> Vec<u8> {
     writer.0
 }
 
-/// The number and the place in a hint, or nothing when it is not one: hints are never trusted.
+/// Return the number and the place in a hint, or None if it is not a valid hint. Readers never trust a hint.
 pub fn read_hint(body: &[u8]) -> Option<(u64, u64)> {
     if body.len() != 24 || &body[..4] != b"PNSH" || crc(&body[..20]).to_le_bytes() != body[20..] {
         return None;

@@ -1,11 +1,11 @@
-//! The int array of spec section 1: base + step, or base + integers of 1, 2, 4 or 8 bytes, read in place.
+//! The int array of spec section 1, read in place: either base and step, or base and integers of 1, 2, 4 or 8 bytes.
 
 use bytes::Bytes;
 use penstock_error::Result;
 
 use crate::cursor::{Cursor, Writer, malformed};
 
-/// n integers, read where they lie.
+/// An array of n integers, read in place without copying them.
 #[derive(Debug, Clone)]
 pub enum IntArray {
     Linear { base: u64, step: u64, count: usize },
@@ -19,10 +19,10 @@ impl IntArray {
             0 => Ok(IntArray::Linear { base: cursor.varint()?, step: cursor.varint()?, count }),
             1 | 2 | 4 | 8 => {
                 let base = cursor.varint()?;
-                let bytes = count.checked_mul(width as usize).ok_or_else(|| malformed("an int array is longer than memory"))?;
+                let bytes = count.checked_mul(width as usize).ok_or_else(|| malformed("an int array is larger than the address space"))?;
                 Ok(IntArray::Packed { base, width, values: cursor.take(bytes)? })
             }
-            other => Err(malformed(format!("int array of width {other}"))),
+            other => Err(malformed(format!("an int array has width {other}, expected 0, 1, 2, 4 or 8"))),
         }
     }
 
@@ -37,7 +37,7 @@ impl IntArray {
         self.len() == 0
     }
 
-    /// Value at `index`, which the caller has checked against `len`.
+    /// Return the value at `index`, which the caller has checked against `len`.
     #[inline]
     pub fn get(&self, index: usize) -> u64 {
         match self {
@@ -46,12 +46,12 @@ impl IntArray {
         }
     }
 
-    /// Whether this is a line that rises without wrapping around.
+    /// Return whether the values are `base + i · step` and do not wrap at 2^64.
     pub fn rises_evenly(&self) -> bool {
         matches!(self, IntArray::Linear { base, step, count } if step.checked_mul(*count as u64).is_some_and(|rise| base.checked_add(rise).is_some()))
     }
 
-    /// Whether neighbours differ by `wanted`, or there is one value only.
+    /// Return whether all neighbours differ by `wanted`, or the array has exactly one value.
     pub fn is_line_of(&self, wanted: u64) -> bool {
         matches!(self, IntArray::Linear { step, count, .. } if *count == 1 || (*step == wanted && *count > 0))
     }
@@ -60,11 +60,11 @@ impl IntArray {
         (0..self.len()).map(|index| self.get(index))
     }
 
-    /// Place of the last value ≤ `target` in an ascending array. Cost: the logarithm of how far that is from `guess`.
+    /// Return the index of the last value ≤ `target` in an ascending array. Cost: logarithmic in the distance from `guess`.
     #[inline]
     pub fn last_at_most(&self, target: u64, guess: usize) -> Option<usize> {
         let guess = guess.min(self.len());
-        // Values below `low` are at most the target; those from `high` on are above it.
+        // Values before index `low` are at most the target; values from index `high` on are greater.
         let (mut low, mut high, mut step) = (guess, guess, 1);
         while high < self.len() && self.get(high) <= target {
             (low, high, step) = (high + 1, (high + step).min(self.len()), 2 * step);
@@ -79,7 +79,7 @@ impl IntArray {
         low.checked_sub(1)
     }
 
-    /// Write `values` in the smallest form.
+    /// Write `values` in the smallest encoding.
     pub fn write(writer: &mut Writer, values: &[u64]) {
         let step = if values.len() > 1 { values[1].wrapping_sub(values[0]) } else { 0 };
         if values.windows(2).all(|pair| pair[1].wrapping_sub(pair[0]) == step) {
@@ -96,7 +96,7 @@ impl IntArray {
     }
 }
 
-/// The smallest width that holds `largest`.
+/// Return the smallest width in bytes that holds `largest`.
 pub fn width_for(largest: u64) -> u8 {
     match largest {
         0..=0xff => 1,
@@ -106,14 +106,14 @@ pub fn width_for(largest: u64) -> u8 {
     }
 }
 
-/// Append integers of `width` bytes.
+/// Append each value as an integer of `width` bytes.
 pub fn pack(out: &mut Vec<u8>, width: u8, values: impl Iterator<Item = u64>) {
     for value in values {
         out.extend_from_slice(&value.to_le_bytes()[..width as usize]);
     }
 }
 
-/// Integer `index` of `width` bytes.
+/// Read the integer at `index` in an array of integers of `width` bytes.
 #[inline]
 pub fn unpack(values: &[u8], width: u8, index: usize) -> u64 {
     match width {

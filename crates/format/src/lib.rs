@@ -1,7 +1,8 @@
-//! Bytes ↔ structs of `spec/format-v1.md`. No I/O, no async, no paths but the names of section 2.
+//! Converts between bytes and the structs of `spec/format-v1.md`. Has no I/O, no async code, and no paths except the object names of
+//! section 2.
 //!
-//! One file per section of the spec. Parsers bound every count by the bytes that are left, so hostile input costs
-//! neither memory nor a panic; `fuzz/` holds them to it. `dataset` is the only caller.
+//! Each file implements one section of the spec. Parsers bound every count by the bytes that remain, so hostile input cannot exhaust
+//! memory or cause a panic; `fuzz/` tests this. `dataset` is the main caller; `loader` and `python` use the schema and the ids.
 
 pub mod cursor;
 pub mod datafile;

@@ -1,4 +1,4 @@
-//! Manifest root, manifest page, fragment and words object (spec sections 4, 5 and 7).
+//! The manifest root, the manifest page, the fragment and the words object (spec sections 4, 5 and 7).
 
 use std::collections::HashSet;
 
@@ -8,13 +8,14 @@ use penstock_error::{Error, Result};
 use crate::cursor::{Cursor, Magic, Strings, Writer, malformed, seal, unseal};
 use crate::ids::{Id, ObjectRef, PROVISIONAL, Run};
 
-/// A page closes at this many fragments or bytes, whichever comes first.
+/// A page has at most this many fragments.
 pub const PAGE_FRAGMENTS: usize = 512;
+/// The fragments of a page occupy at most this many bytes.
 pub const PAGE_BYTES: usize = 64 << 10;
-/// More runs of row ids than this need an id block, which this release does not write.
+/// Maximum number of runs of row ids in a fragment. More runs need an id block, which this release does not write.
 pub const FRAGMENT_RUNS: usize = 16;
 
-/// One data file of a fragment.
+/// A reference to one data file of a fragment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileRef {
     pub id: Id,
@@ -45,7 +46,7 @@ impl Fragment {
         let files = cursor.list(22, |cursor| {
             match cursor.u8()? {
                 0 => {}
-                other => return Err(Error::new("unknown-feature", format!("data file reference of kind {other}"))),
+                other => return Err(Error::new("unknown-feature", format!("a data file reference has the unknown kind {other}"))),
             }
             Ok(FileRef {
                 id: cursor.id()?,
@@ -80,14 +81,14 @@ impl Fragment {
         });
     }
 
-    /// Bytes it takes in a page or record.
+    /// Return the bytes that this fragment occupies in a page or record.
     pub fn encoded_bytes(&self) -> usize {
         let mut writer = Writer::default();
         self.write(&mut writer);
         writer.0.len()
     }
 
-    /// The fragment with provisional row ids made final.
+    /// Return the fragment with final row ids instead of provisional ones.
     pub fn resolved(mut self, base: u64) -> Fragment {
         for run in &mut self.runs {
             if run.first & PROVISIONAL != 0 {
@@ -98,7 +99,7 @@ impl Fragment {
     }
 }
 
-/// A page as root or record know it.
+/// A reference to a page, as stored in a root or a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PageRef {
     pub object: ObjectRef,
@@ -119,7 +120,7 @@ impl PageRef {
         };
         match page.live == page.samples {
             true => Ok(page),
-            false => Err(malformed(format!("a page of {} samples, {} of them live", page.samples, page.live))),
+            false => Err(malformed(format!("a page has {} samples and {} live samples, expected equal counts", page.samples, page.live))),
         }
     }
 
@@ -131,7 +132,7 @@ impl PageRef {
     }
 }
 
-/// New words of a category column, and the code of the first.
+/// New words of a category column, and the code of the first word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WordsSegment {
     pub column: u64,
@@ -158,7 +159,7 @@ impl WordsSegment {
     }
 }
 
-/// The state of a snapshot: schema, pages, words.
+/// The state of a snapshot: its schema, pages and words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Root {
     pub dataset: Id,
@@ -198,13 +199,14 @@ impl Root {
                 Error::new("unknown-feature", "the manifest root has overlays, which this release cannot read").hint("upgrade Penstock")
             );
         }
-        cursor.list(21, ObjectRef::read)?; // Statistics: only queries load them.
+        cursor.list(21, ObjectRef::read)?; // Only queries load the statistics.
         cursor.end()?;
         Ok(root)
     }
 }
 
-/// Pages of at most [`PAGE_FRAGMENTS`] and [`PAGE_BYTES`].
+/// Encode fragments as pages of at most [`PAGE_FRAGMENTS`] and [`PAGE_BYTES`]. Returns each page's body, and its numbers of fragments,
+/// samples and live samples.
 pub fn encode_pages(fragments: &[Fragment]) -> Vec<(Vec<u8>, u64, u64, u64)> {
     let mut pages = Vec::new();
     let (mut group, mut bytes): (Vec<&Fragment>, usize) = (Vec::new(), 0);

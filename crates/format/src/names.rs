@@ -6,7 +6,7 @@ use penstock_error::{Error, Result};
 use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
 use crate::ids::SnapshotId;
 
-/// What a name is of.
+/// What a name refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum NameKind {
@@ -16,7 +16,7 @@ pub enum NameKind {
     Decision = 3,
 }
 
-/// A name that is set, or removed.
+/// An operation that sets or removes a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
     pub removes: bool,
@@ -41,12 +41,12 @@ impl Names {
         })
     }
 
-    /// `number`: that of the place it was read from.
+    /// Parse a names record that was read from the object numbered `number`.
     pub fn parse(body: &Bytes, number: u64) -> Result<Names> {
         let mut cursor = unseal(Magic::Names, body)?;
         let found = cursor.u64()?;
         if found != number {
-            return Err(malformed(format!("a names record of number {found} in the place of {number}")));
+            return Err(malformed(format!("the names record at number {number} has number {found}")));
         }
         let time_us = cursor.u64()?.cast_signed();
         let operations = cursor.list(Operation::LEAST_BYTES, Operation::read)?;
@@ -74,7 +74,7 @@ impl Operation {
             1 => NameKind::Tag,
             2 => NameKind::Pin,
             3 => NameKind::Decision,
-            other => return Err(Error::new("unknown-feature", format!("a name of kind {other}")).hint("upgrade Penstock")),
+            other => return Err(Error::new("unknown-feature", format!("a name has unknown kind {other}")).hint("upgrade Penstock")),
         };
         let name = cursor.string()?;
         let target = SnapshotId { branch: cursor.u64()?, number: cursor.u64()?, uuid: cursor.id()? };

@@ -7,16 +7,17 @@ use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
 use crate::ids::{COUNTERS, Id, LINEAGES, ObjectRef, PROVISIONAL, Run, SnapshotId, row_id};
 use crate::manifest::{Fragment, PageRef, WordsSegment};
 
-/// A record is one small put: at most this many bytes,
+/// A record has at most this many bytes, so that a commit is one small put.
 pub const RECORD_BYTES: usize = 4096;
-/// and at most this many deltas beside its root.
+/// A record has at most this many deltas in addition to its root.
 pub const RECORD_DELTAS: usize = 64;
-/// Times of commits: from year 1 to year 9999, in microseconds since 1970 UTC.
+/// Valid commit times: from year 1 to year 9999, in microseconds since 1970 UTC.
 pub const TIMES_US: std::ops::Range<i64> = -62_135_596_800_000_000..253_402_300_800_000_000;
-/// Feature bit: a data file has tiled chunks.
+/// Feature bit of datasets whose data files have tiled chunks.
 pub const FEATURE_TILED: u64 = 1;
-/// What this release understands, to read and to write.
+/// Features that this release supports when reading.
 pub const KNOWN_READ: u64 = FEATURE_TILED;
+/// Features that this release supports when writing.
 pub const KNOWN_WRITE: u64 = FEATURE_TILED;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +38,7 @@ impl RecordKind {
         [Create, Data, Layout, Schema, Merge, Fence, Reset]
             .get(code as usize)
             .copied()
-            .ok_or_else(|| Error::new("unknown-feature", format!("commit record of kind {code}")).hint("upgrade Penstock"))
+            .ok_or_else(|| Error::new("unknown-feature", format!("a commit record has the unknown kind {code}")).hint("upgrade Penstock"))
     }
 
     pub fn name(self) -> &'static str {
@@ -70,7 +71,7 @@ pub enum Properties {
     Object(ObjectRef),
 }
 
-/// What came since the root.
+/// A change to the snapshot since its root was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Delta {
     Fragment(Fragment),
@@ -84,7 +85,7 @@ impl Delta {
             0 => Ok(Delta::Fragment(Fragment::read(cursor)?)),
             1 => Ok(Delta::Page(PageRef::read(cursor)?)),
             2 => Ok(Delta::Words(WordsSegment::read(cursor)?)),
-            other => Err(Error::new("unknown-feature", format!("delta of kind {other} in a commit record")).hint("upgrade Penstock")),
+            other => Err(Error::new("unknown-feature", format!("a record has a delta of unknown kind {other}")).hint("upgrade Penstock")),
         }
     }
 
@@ -105,7 +106,7 @@ impl Delta {
         }
     }
 
-    /// The delta with its provisional row ids and codes made final: the one thing a rebase changes.
+    /// Return the delta with final row ids and codes instead of provisional ones. A rebase changes nothing else.
     pub fn resolved(&self, base: u64, first_code: impl Fn(u64) -> u64) -> Delta {
         match self {
             Delta::Fragment(fragment) => Delta::Fragment(fragment.clone().resolved(base)),
@@ -115,7 +116,7 @@ impl Delta {
     }
 }
 
-/// One entry of the change set: what kind of change touched which columns of which rows.
+/// One entry of the change set: a kind of change, the columns and the rows that it affected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     pub kind: ChangeKind,
@@ -136,7 +137,7 @@ pub enum ChangeKind {
 impl ChangeKind {
     fn from_code(code: u8) -> Result<ChangeKind> {
         use ChangeKind::*;
-        [Append, Value, Delete, Schema, Layout].get(code as usize).copied().ok_or_else(|| malformed(format!("change of kind {code}")))
+        [Append, Value, Delete, Schema, Layout].get(code as usize).copied().ok_or_else(|| malformed(format!("unknown change kind {code}")))
     }
 }
 
@@ -175,7 +176,7 @@ impl Record {
         SnapshotId { branch: self.branch, number: self.number, uuid: self.uuid() }
     }
 
-    /// Uuid of the first transaction; a parsed record has one.
+    /// Return the uuid of the first transaction. A parsed record has at least one transaction.
     pub fn uuid(&self) -> Id {
         self.transactions.first().map_or(Id::default(), |transaction| transaction.uuid)
     }
@@ -198,7 +199,7 @@ impl Record {
             for value in [self.lineage, self.next_counter, self.samples, self.live] {
                 writer.varint(value);
             }
-            writer.u8(0); // The schema is the root's; feature bit 6 is reserved.
+            writer.u8(0); // The root holds the schema; feature bit 6 is reserved.
             self.root.write(writer);
             writer.list(&self.deltas, |writer, delta| delta.write(writer));
             writer.list(&self.changes, |writer, change| {
@@ -206,7 +207,7 @@ impl Record {
                 writer.list(&change.columns, |writer, column| writer.varint(*column));
                 writer.list(&change.rows, |writer, run| run.write(writer));
             });
-            writer.u8(0); // The change set is whole: no object.
+            writer.u8(0); // The change set is complete, so no object holds the rest.
             writer.list(&self.attachments, |writer, attachment| {
                 writer.string(&attachment.kind);
                 attachment.object.write(writer);
@@ -215,19 +216,21 @@ impl Record {
         })
     }
 
-    /// Parse the record found at `branch` and `number`; refuses features this release must know to read.
+    /// Parse the record found at `branch` and `number`. Refuses read features that this release does not know.
     pub fn parse(bytes: &Bytes, branch: u64, number: u64) -> Result<Record> {
         if bytes.len() > RECORD_BYTES {
-            return Err(malformed(format!("a commit record of {} bytes, at most {RECORD_BYTES}", bytes.len())));
+            return Err(malformed(format!("a commit record has {} bytes, expected at most {RECORD_BYTES}", bytes.len())));
         }
         let mut cursor = unseal(Magic::Record, bytes)?;
         let kind_code = cursor.u8()?;
         let (dataset, found_branch, found_number) = (cursor.id()?, cursor.u64()?, cursor.u64()?);
         if (found_branch, found_number) != (branch, number) {
-            return Err(malformed(format!("the commit record at {branch:x}-{number} is that of {found_branch:x}-{found_number}")));
+            return Err(malformed(format!(
+                "the commit record at {branch:x}-{number} identifies itself as {found_branch:x}-{found_number}"
+            )));
         }
         let (features_read, features_write, features_ignorable) = (cursor.u64()?, cursor.u64()?, cursor.u64()?);
-        // Before anything that a newer release may have changed.
+        // Check the features before parsing any field whose encoding a newer release may have changed.
         if features_read & !KNOWN_READ != 0 {
             return Err(unknown_features("read", features_read & !KNOWN_READ));
         }
@@ -265,7 +268,7 @@ impl Record {
             })?,
             attachments: {
                 if cursor.flag()? {
-                    ObjectRef::read(&mut cursor)?; // The whole change set: only conflict checks load it.
+                    ObjectRef::read(&mut cursor)?; // The complete change set. Only conflict checks load it.
                 }
                 cursor.list(23, |cursor| {
                     Ok(Attachment { kind: cursor.string()?, object: ObjectRef::read(cursor)?, rows: cursor.list(9, Run::read)? })
@@ -274,33 +277,33 @@ impl Record {
         };
         cursor.end()?;
         if record.transactions.is_empty() || record.deltas.len() > RECORD_DELTAS || record.live != record.samples {
-            return Err(malformed(format!("the commit record at {branch:x}-{number} has no transaction, or impossible counts")));
+            return Err(malformed(format!("the commit record at {branch:x}-{number} has no transaction or invalid counts")));
         }
         let given_out = record.transactions.iter().map(|entry| entry.first_counter.checked_add(entry.samples_added));
         if record.lineage >= LINEAGES
             || record.next_counter > COUNTERS
             || !given_out.into_iter().all(|end| end.is_some_and(|end| end <= record.next_counter))
         {
-            let text = format!("the commit record at {branch:x}-{number} gives out row ids beyond its next one, {}", record.next_counter);
+            let text = format!("the commit record at {branch:x}-{number} allocates row ids beyond next_counter {}", record.next_counter);
             return Err(malformed(text));
         }
-        // Of other lineages, and of fragments in pages, `verify` knows.
+        // `verify` checks the row ids of other lineages and of fragments in pages.
         let next = row_id(record.lineage, record.next_counter);
         let beyond = |run: &Run| run.first & PROVISIONAL != 0 || run.first.checked_add(run.count).is_none_or(|end| end > next);
         let fragments = record.deltas.iter().filter_map(|delta| if let Delta::Fragment(fragment) = delta { Some(fragment) } else { None });
         if fragments.flat_map(|fragment| &fragment.runs).any(beyond) {
-            return Err(malformed(format!("the commit record at {branch:x}-{number} has row ids that nobody gave out")));
+            return Err(malformed(format!("the commit record at {branch:x}-{number} has row ids that no commit allocated")));
         }
         if !TIMES_US.contains(&record.time_us) {
             return Err(malformed(format!(
-                "the commit record at {branch:x}-{number} is of no time that a calendar has: {} us",
+                "the commit record at {branch:x}-{number} has an invalid time: {} us, expected one from year 1 to year 9999",
                 record.time_us
             )));
         }
         Ok(record)
     }
 
-    /// Refuse to write after a commit that wants more of a writer than this release knows.
+    /// Refuse to write if this record requires write features that this release does not know.
     pub fn check_writable(&self) -> Result<()> {
         match self.features_write & !KNOWN_WRITE {
             0 => Ok(()),
@@ -310,7 +313,7 @@ impl Record {
 }
 
 fn unknown_features(verb: &str, bits: u64) -> Error {
-    Error::new("unknown-feature", format!("cannot {verb} this dataset: it uses features {bits:#x} that this release does not know"))
+    Error::new("unknown-feature", format!("cannot {verb} this dataset: it uses features {bits:#x}, which this release does not know"))
         .hint("upgrade Penstock")
 }
 

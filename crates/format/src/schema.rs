@@ -1,4 +1,4 @@
-//! The schema of spec section 8: what columns there are and how each lies in a data file.
+//! The schema of spec section 8: the columns of a dataset and how data files store each one.
 
 use penstock_error::{Error, Result};
 use penstock_tensor::{Dtype, MAX_DIMENSIONS, Shape};
@@ -13,7 +13,7 @@ pub struct Schema {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ColumnSpec {
-    /// 0 in a schema that `create` has not numbered yet.
+    /// Column id; 0 until `create` numbers the columns.
     #[serde(default)]
     pub id: u64,
     pub name: String,
@@ -23,7 +23,7 @@ pub struct ColumnSpec {
     pub codec: CodecName,
 }
 
-/// Block codec of a column.
+/// The block codec of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CodecName {
@@ -33,7 +33,7 @@ pub enum CodecName {
     Zstd,
 }
 
-/// Pixels that loaders give of an image.
+/// The pixel format in which loaders return an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum ImageMode {
     #[default]
@@ -55,7 +55,7 @@ impl ImageMode {
     }
 }
 
-/// What a column holds. A reader refuses a type it does not know.
+/// The type of a column. A reader refuses a type it does not know.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum ColumnKind {
@@ -72,14 +72,14 @@ pub enum ColumnKind {
     Tensor {
         dtype: String,
         shape: Vec<Option<u64>>,
-        /// Sides of the tiles; nothing: large samples are tiled as the writer thinks best.
+        /// Sides of the tiles. If None, the writer tiles large samples and chooses the sides.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         tile: Option<Vec<u64>>,
     },
     Image {
         #[serde(default = "yes")]
         exif_orientation: bool,
-        /// What loaders give.
+        /// The pixel format in which loaders return images.
         #[serde(default, skip_serializing_if = "ImageMode::is_default")]
         mode: ImageMode,
     },
@@ -98,7 +98,7 @@ pub enum ColumnKind {
 }
 
 impl ColumnKind {
-    /// The word for messages and tables.
+    /// Return the name of the type for messages and tables.
     pub fn name(&self) -> &'static str {
         match self {
             ColumnKind::Scalar { .. } => "scalar",
@@ -115,7 +115,7 @@ impl ColumnKind {
         }
     }
 
-    /// Element type and shape of what lies in data files.
+    /// Return the element type and the shape that data files store.
     pub fn stored(&self) -> Result<(Dtype, Shape)> {
         Ok(match self {
             ColumnKind::Scalar { dtype } => (dtype_of(dtype)?, Shape::scalar()),
@@ -146,15 +146,15 @@ fn label_dtype(names: usize) -> Dtype {
 fn dtype_of(name: &str) -> Result<Dtype> {
     Dtype::from_name(name).ok_or_else(|| {
         Error::new("invalid-schema", format!("unknown dtype `{name}`"))
-            .hint("one of bool, int8…int64, uint8…uint64, float16, bfloat16, float32, float64, complex64, complex128, timestamp")
+            .hint("use one of bool, int8…int64, uint8…uint64, float16, bfloat16, float32, float64, complex64, complex128, timestamp")
     })
 }
 
-/// One commit may bring new words of every category column, and each takes a delta of about 40 bytes in the record.
+/// Maximum number of category columns. A commit may add words to each of them, and each such delta occupies about 40 bytes of the record.
 pub const MAX_CATEGORIES: usize = 32;
 
 impl Schema {
-    /// Number and check the columns of a new dataset.
+    /// Create the schema of a new dataset: number and check its columns.
     pub fn create(mut columns: Vec<ColumnSpec>) -> Result<Schema> {
         for (index, column) in columns.iter_mut().enumerate() {
             column.id = index as u64 + 1;
@@ -167,7 +167,7 @@ impl Schema {
     pub fn parse(text: &str) -> Result<Schema> {
         let schema: Schema = serde_json::from_str(text).map_err(|error| {
             Error::new("unsupported-format", format!("cannot read the schema: {error}"))
-                .hint("a newer Penstock may have written it; upgrade")
+                .hint("a newer Penstock may have written it; upgrade Penstock")
         })?;
         schema.check()?;
         Ok(schema)
@@ -184,12 +184,12 @@ impl Schema {
     fn check(&self) -> Result<()> {
         let invalid = |text: String| Err(Error::new("invalid-schema", text));
         if self.columns.len() > 10_000 {
-            return invalid(format!("{} columns, at most 10,000 are supported", self.columns.len()));
+            return invalid(format!("cannot create {} columns: at most 10,000 are supported", self.columns.len()));
         }
         let categories = self.columns.iter().filter(|column| matches!(column.kind, ColumnKind::Category)).count();
         if categories > MAX_CATEGORIES {
             return invalid(format!(
-                "{categories} category columns, at most {MAX_CATEGORIES} are supported: new words of all of them must fit one record"
+                "cannot create {categories} category columns: at most {MAX_CATEGORIES} are supported, as their new words must fit a record"
             ));
         }
         let mut seen = std::collections::HashSet::new();
@@ -200,14 +200,14 @@ impl Schema {
                 return invalid(format!("cannot create column `{name}`: the name is given twice"));
             }
             if column.id == 0 || column.id >= self.next_column || !ids.insert(column.id) {
-                return invalid(format!("column `{name}` has the id {}, which is not its own", column.id));
+                return invalid(format!("column `{name}` has id {}, which is out of range or used twice", column.id));
             }
             if name.is_empty() || name.len() > 255 || name.starts_with('_') || name.chars().any(char::is_control) {
                 return Err(Error::new(
                     "invalid-schema",
-                    format!("cannot create column `{name}`: a name has 1 to 255 bytes, no control characters, and does not begin with `_`"),
+                    format!("cannot create column `{name}`: a name needs 1 to 255 bytes, no control characters and no `_` at its start"),
                 )
-                .hint("names that begin with `_` are kept for virtual columns such as _row_id"));
+                .hint("names that begin with `_` are reserved for virtual columns such as _row_id"));
             }
             self.check_kind(column)?;
         }
@@ -222,7 +222,7 @@ impl Schema {
             return invalid(format!("{} dimensions, at most {MAX_DIMENSIONS} are supported", shape.0.len()));
         }
         if shape.0.contains(&Some(0)) {
-            return invalid("a fixed dimension of 0: such samples hold nothing".into());
+            return invalid("it has a fixed dimension of 0, so its samples would be empty".into());
         }
         shape.fixed_bytes(dtype).map_err(|error| error.context(format!("cannot create column `{name}`")))?;
         if let ColumnKind::Tensor { tile: Some(tile), .. } = &column.kind
@@ -255,7 +255,7 @@ impl Schema {
         };
         match of {
             Some(of) if !matches!(self.column(of), Some((_, target)) if matches!(target.kind, ColumnKind::Image { .. })) => {
-                invalid(format!("it belongs to `{of}`, which is no image column of this dataset"))
+                invalid(format!("it belongs to `{of}`, which is not an image column of this dataset"))
             }
             _ => Ok(()),
         }

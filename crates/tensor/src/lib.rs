@@ -1,4 +1,4 @@
-//! Element types, shapes and ragged batches in memory. Knows nothing of files.
+//! Element types, shapes and columns of values in memory. This crate knows nothing about files.
 //!
 //! `format` stores a [`Dtype`], `dataset` fills [`Ragged`] values, `python` turns both into NumPy arrays.
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use penstock_error::{Error, Result};
 
-/// Element type of a stored column; the discriminant is the number in `spec/format-v1.md` section 6.
+/// The element type of a stored column. The discriminant is the number in `spec/format-v1.md` section 6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Dtype {
@@ -66,17 +66,17 @@ impl Dtype {
         TABLE[self as usize].1
     }
 
-    /// Bytes of one element.
+    /// Return the size of one element in bytes.
     pub fn size(self) -> usize {
         TABLE[self as usize].2
     }
 }
 
-/// A shape whose dimensions may be free (`None`): one for all samples of a column.
+/// The common shape of all samples of a column. A dimension of `None` is free: its size may differ from sample to sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape(pub Vec<Option<u64>>);
 
-/// No tensor may have more dimensions than NumPy 1 allowed.
+/// Maximum number of dimensions of a tensor, the same as in NumPy 1.
 pub const MAX_DIMENSIONS: usize = 32;
 
 impl Shape {
@@ -84,7 +84,7 @@ impl Shape {
         Shape(Vec::new())
     }
 
-    /// One free dimension: text, bytes and media.
+    /// Return the shape of text, bytes and media: one free dimension.
     pub fn free() -> Shape {
         Shape(vec![None])
     }
@@ -97,54 +97,56 @@ impl Shape {
         self.free_count() == 0
     }
 
-    /// Product of the fixed dimensions times the element size: bytes of a sample, or of one "cell" of the free ones.
+    /// Return the product of the fixed dimensions and the element size: the bytes of a sample, or of one "cell" of the free dimensions.
     pub fn fixed_bytes(&self, dtype: Dtype) -> Result<u64> {
         self.0
             .iter()
             .flatten()
             .try_fold(dtype.size() as u64, |product, size| product.checked_mul(*size))
             .filter(|bytes| *bytes < 1 << 48)
-            .ok_or_else(|| Error::new("invalid-schema", format!("a sample of shape {:?} has more than 2^48 bytes", self.0)))
+            .ok_or_else(|| Error::new("invalid-schema", format!("a sample of shape {:?} has 2^48 bytes or more", self.0)))
     }
 
-    /// Put the free dimensions `free` of one sample into the shape.
+    /// Return the shape of one sample, whose free dimensions have the sizes `free`.
     pub fn fill(&self, free: &[u64]) -> Vec<u64> {
         let mut free = free.iter();
         self.0.iter().map(|size| size.unwrap_or_else(|| free.next().copied().unwrap_or(0))).collect()
     }
 }
 
-/// Values of one column on their way into a dataset: n samples, owned or borrowed bytes.
+/// The values of one column that are to be written to a dataset: n samples.
 #[derive(Debug, Clone)]
 pub enum Column {
-    /// n equal samples lying one after another.
+    /// n samples of equal size, back to back.
     Fixed { data: Vec<u8>, validity: Option<Vec<bool>>, samples: usize },
-    /// n samples of different length; `ends[i]` is where sample i ends in `data`; `free` has k entries a sample.
+    /// n samples of different sizes.
     Ragged(Ragged),
-    /// n samples that are too large to be held.
+    /// n samples that are too large to be held in memory.
     Pulled(Pulled),
 }
 
-/// n large samples that are fetched from their owner part by part, when they are written.
+/// n large samples that are fetched from a source part by part while they are written.
 #[derive(Debug, Clone)]
 pub struct Pulled {
-    /// Shape of each sample; of a null, nothing is used.
+    /// Shape of each sample; the shape of a null is ignored.
     pub shapes: Vec<Vec<u64>>,
     pub validity: Option<Vec<bool>>,
     pub source: Arc<dyn Pull>,
 }
 
-/// Where the parts of large samples come from.
+/// A source of large samples, which is read part by part.
 pub trait Pull: Debug + Send + Sync {
-    /// Give the bytes of a window of sample `row` to `take`, once.
+    /// Call `take` once with the bytes of a window of sample `row`.
     fn pull(&self, row: usize, window: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 }
 
-/// n values of different length in one buffer.
+/// n values of different sizes in one buffer.
 #[derive(Debug, Clone, Default)]
 pub struct Ragged {
     pub data: Vec<u8>,
+    /// `ends[i]` is where value i ends in `data`.
     pub ends: Vec<u64>,
+    /// Sizes of the free dimensions, the same number of entries for each value.
     pub free: Vec<u64>,
     pub validity: Option<Vec<bool>>,
 }
@@ -158,7 +160,7 @@ impl Ragged {
         self.ends.is_empty()
     }
 
-    /// Add one value; `None` is null.
+    /// Append one value; `None` is null.
     pub fn push(&mut self, value: Option<&[u8]>, free: &[u64]) {
         if let Some(value) = value {
             self.data.extend_from_slice(value);
@@ -178,7 +180,7 @@ impl Ragged {
     }
 }
 
-/// Record whether value `count - 1` is there; the list is made at the first null only.
+/// Record whether value `count - 1` is present. The list is created at the first null.
 pub fn push_validity(validity: &mut Option<Vec<bool>>, count: usize, valid: bool) {
     match validity {
         Some(list) => list.push(valid),
@@ -204,7 +206,7 @@ impl Column {
         self.len() == 0
     }
 
-    /// Bytes of the values that are held here.
+    /// Return the bytes of the values that this column holds in memory.
     pub fn value_bytes(&self) -> usize {
         match self {
             Column::Fixed { data, .. } => data.len(),

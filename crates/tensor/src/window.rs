@@ -1,28 +1,28 @@
-//! Windows of an n-dimensional array, the grid of tiles over one, and copies between two windows that overlap.
+//! Windows of an n-dimensional array, grids of tiles over an array, and copies between two overlapping windows.
 
 use std::ops::Range;
 
-/// A part of an array: one range a dimension.
+/// A part of an array: one range per dimension.
 pub type Window = Vec<Range<u64>>;
 
-/// What a tile aims at by itself: one checksum unit of the format.
+/// Default target size of a tile: one checksum unit of the format.
 pub const TILE_BYTES: u64 = 64 << 10;
-/// A sample of more tiles gets larger ones, so that its index stays small.
+/// A sample that would have more tiles than this gets larger tiles, so that its index stays small.
 pub const SAMPLE_TILES: u64 = 1 << 17;
-/// A last dimension up to this length is not cut: it is read as a whole more often than not.
+/// A last dimension of at most this length is not cut, because most reads need all of it.
 const WHOLE_LAST: u64 = 64;
 
-/// All of an array.
+/// Return the window that covers a whole array.
 pub fn whole(shape: &[u64]) -> Window {
     shape.iter().map(|size| 0..*size).collect()
 }
 
-/// Number of elements; nothing where that is more than a u64 holds.
+/// Return the number of elements of a window, or None if it exceeds a u64.
 pub fn elements(window: &[Range<u64>]) -> Option<u64> {
     window.iter().try_fold(1u64, |product, range| product.checked_mul(range.end.saturating_sub(range.start)))
 }
 
-/// The tiles of one sample: equal, but for those at the far edges, which are clipped. Counted in row-major order.
+/// The tiles of one sample, numbered in row-major order. All have the same size, except that tiles at the far edges are clipped.
 #[derive(Debug, Clone)]
 pub struct Grid {
     shape: Vec<u64>,
@@ -31,18 +31,18 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// No side of `tile` is 0, and it has as many as `shape`.
+    /// Create a grid. `tile` must have as many sides as `shape`, and no side may be 0.
     pub fn new(shape: &[u64], tile: &[u64]) -> Grid {
         let counts = shape.iter().zip(tile).map(|(size, side)| size.div_ceil(*side)).collect();
         Grid { shape: shape.to_vec(), tile: tile.to_vec(), counts }
     }
 
-    /// Number of tiles; nothing where that is more than a u64 holds.
+    /// Return the number of tiles, or None if it exceeds a u64.
     pub fn tiles(&self) -> Option<u64> {
         self.counts.iter().try_fold(1u64, |product, count| product.checked_mul(*count))
     }
 
-    /// Where tile `index` lies in the sample.
+    /// Return the window of tile `index` in the sample.
     pub fn tile(&self, mut index: u64) -> Window {
         let mut window = vec![0..0; self.shape.len()];
         for axis in (0..self.shape.len()).rev() {
@@ -53,7 +53,7 @@ impl Grid {
         window
     }
 
-    /// The tiles that a window which is not empty meets, ascending.
+    /// Return the tiles that overlap a window, in ascending order. The window must not be empty.
     pub fn meeting(&self, window: &[Range<u64>]) -> Vec<u64> {
         let mut found = vec![0];
         for ((range, side), count) in window.iter().zip(&self.tile).zip(&self.counts) {
@@ -63,12 +63,12 @@ impl Grid {
         found
     }
 
-    /// Cut the sample into windows of whole tiles, of at most `bytes` bytes where one tile is not more than that. In this order
-    /// their tiles are in row-major order.
+    /// Cut the sample into windows of whole tiles, each of at most `bytes` bytes unless a single tile is larger. The tiles of consecutive
+    /// windows are in row-major order.
     pub fn slabs(&self, element_bytes: u64, bytes: u64) -> Vec<Window> {
         let thick = |axis: usize| self.tile[axis].min(self.shape[axis]);
         let after = |axis: usize| self.shape[axis + 1..].iter().fold(element_bytes, |product, size| product.saturating_mul(*size));
-        // The first axis along which one layer of tiles, whole in all later ones, fits.
+        // Choose the first axis along which one layer of tiles, covering all later axes, fits into `bytes`.
         let before = |axis: usize| (0..axis).fold(1u64, |product, axis| product.saturating_mul(thick(axis)));
         let layer = |axis: usize| before(axis).saturating_mul(thick(axis)).saturating_mul(after(axis));
         let last = self.shape.len().saturating_sub(1);
@@ -85,7 +85,8 @@ impl Grid {
     }
 }
 
-/// The tile for samples of a shape: at most `TILE_BYTES`; sides are powers of two, as equal as can be, or the whole dimension.
+/// Choose the tile for samples of a shape: at most `TILE_BYTES`, or more if a sample would have over `SAMPLE_TILES` tiles. Each side is a
+/// power of two or the whole dimension, and the sides are as equal as possible.
 pub fn default_tile(shape: &[u64], element_bytes: u64) -> Vec<u64> {
     let mut target = TILE_BYTES.max(element_bytes);
     loop {
@@ -97,7 +98,7 @@ pub fn default_tile(shape: &[u64], element_bytes: u64) -> Vec<u64> {
         {
             *side = *size;
         }
-        // The shortest side that can still grow, of equal ones the first.
+        // Double the shortest side that can still grow; among equal sides, the first.
         let grown = |tile: &[u64], axis: usize| {
             let mut grown = tile.to_vec();
             grown[axis] = (tile[axis] * 2).min(shape[axis]);
@@ -114,7 +115,7 @@ pub fn default_tile(shape: &[u64], element_bytes: u64) -> Vec<u64> {
     }
 }
 
-/// Visit what two windows of one array share, in runs that lie together in the row-major bytes of both:
+/// Visit the overlap of two windows of one array as runs that are contiguous in the row-major bytes of both:
 /// (offset in `from`, offset in `to`, bytes).
 pub fn runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mut each: impl FnMut(usize, usize, usize)) {
     let shared: Window = from.iter().zip(to).map(|(from, to)| from.start.max(to.start)..from.end.min(to.end)).collect();
@@ -122,7 +123,7 @@ pub fn runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mut ea
         return;
     }
     let length = |range: &Range<u64>| (range.end - range.start) as usize;
-    // Per axis: steps in both, and where what is shared begins.
+    // Byte offsets in both windows at which the overlap begins, and byte steps along the current axis.
     let (mut from_at, mut to_at, mut from_step, mut to_step) = (0, 0, element_bytes, element_bytes);
     let mut axes = Vec::with_capacity(shared.len());
     let (mut run, mut together) = (element_bytes, true);
@@ -137,7 +138,7 @@ pub fn runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mut ea
         from_step *= length(&from[axis]);
         to_step *= length(&to[axis]);
     }
-    // `axes` has the innermost first; the last number counts.
+    // `axes` begins with the innermost axis. The last field of an entry counts the steps along its axis.
     loop {
         each(from_at, to_at, run);
         let mut axis = 0;
@@ -161,7 +162,7 @@ pub fn runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mut ea
 mod tests {
     use super::*;
 
-    /// A small array whose elements are their own numbers, as bytes.
+    /// Return the bytes of a small array whose elements are their own indexes.
     fn numbered(shape: &[u64]) -> Vec<u8> {
         (0..shape.iter().product::<u64>()).flat_map(|index| (index as u16).to_le_bytes()).collect()
     }

@@ -1,8 +1,8 @@
-//! A disk that forgets: after a crash it holds what was fsynced, and of the rest a random part.
+//! A simulated disk that loses unsynced data: after a crash it holds everything that was fsynced and a random part of the rest.
 //!
-//! Content is durable by fsync of the file, names by fsync of the folder, each on its own. What was not synced may be
-//! there, be missing, or be there in part, with zeros or old bytes in the holes; names may point to the old file, the new
-//! one, or nothing. `Local` runs on it unchanged.
+//! An fsync of a file makes its content durable; an fsync of a folder makes its names durable. Unsynced content may survive
+//! whole, in part with zeros or old bytes in the holes, or not at all. An unsynced name may point to the old file, the new one,
+//! or nothing. `Local` runs on this disk unchanged.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -34,14 +34,14 @@ struct State {
     inodes: Vec<Inode>,
     names: BTreeMap<PathBuf, Entry>,
     durable_names: BTreeMap<PathBuf, Entry>,
-    /// Operations until the power goes; none: it stays.
+    /// Operations until the power fails; `None` if it does not fail.
     left: Option<u64>,
-    /// First and last operation that fail, with the disk going on after them; `true`: the first is done all the same.
+    /// First and last operation that fail; later ones succeed again. If `true`, the first takes effect but still returns an error.
     fault: Option<(u64, u64, bool)>,
     operations: u64,
 }
 
-/// The disk. Clones share it.
+/// The simulated disk. Clones share its state.
 #[derive(Debug, Clone, Default)]
 pub struct CrashDisk(Arc<Mutex<State>>);
 
@@ -55,22 +55,22 @@ impl CrashDisk {
         disk
     }
 
-    /// Let the power go after `operations` more operations: all later ones fail and change nothing.
+    /// Cut the power after `operations` more operations: all later ones fail and change nothing.
     pub fn fail_after(&self, operations: u64) {
         self.lock().left = Some(operations);
     }
 
-    /// Let operations from `first` to `last` fail. With `done` the first takes effect all the same, as when an answer is lost.
+    /// Make the operations from `first` to `last` fail. With `done`, the first still takes effect, as if only its reply were lost.
     pub fn fail_for_a_while(&self, first: u64, last: u64, done: bool) {
         self.lock().fault = Some((first, last, done));
     }
 
-    /// Operations so far.
+    /// Return the number of operations so far.
     pub fn operations(&self) -> u64 {
         self.lock().operations
     }
 
-    /// The disk as it comes back after the power went.
+    /// Return a disk with what survives a power loss now.
     pub fn after_crash(&self, seed: u64) -> CrashDisk {
         let mut random = Random(seed);
         let state = self.lock();
@@ -85,7 +85,7 @@ impl CrashDisk {
                 };
             }
         }
-        // A name cannot be there without its folder.
+        // A name survives only if all folders above it survive.
         let whole: BTreeMap<PathBuf, Entry> = names
             .iter()
             .filter(|(path, _)| path.ancestors().skip(1).all(|above| names.get(above) == Some(&Entry::Folder)))
@@ -106,25 +106,25 @@ impl CrashDisk {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begin an operation, unless the power has gone.
+    /// Begin an operation; fails if the power is off or a fault is due.
     fn operate(&self) -> io::Result<MutexGuard<'_, State>> {
         let mut state = self.lock();
         state.operations += 1;
         match &mut state.left {
-            Some(0) => return Err(io::Error::other("the power is gone")),
+            Some(0) => return Err(io::Error::other("the power is off")),
             Some(left) => *left -= 1,
             None => {}
         }
         let operation = state.operations;
         let hit = |(first, last, done): (u64, u64, bool)| (first..=last).contains(&operation) && !(done && operation == first);
         if state.fault.is_some_and(hit) {
-            return Err(io::Error::other("a passing fault"));
+            return Err(io::Error::other("a transient fault"));
         }
         Ok(state)
     }
 }
 
-/// What of a file survives.
+/// Return the part of a file that survives a crash.
 fn survive(inode: &Inode, random: &mut Random) -> Inode {
     let mut content = inode.durable.clone();
     if inode.written != inode.durable {
@@ -145,11 +145,11 @@ fn survive(inode: &Inode, random: &mut Random) -> Inode {
 }
 
 impl State {
-    /// The error of an operation that was done, if its answer is to be lost.
+    /// Return the error of an operation that took effect but loses its reply.
     fn lose_answer(&mut self) -> io::Result<()> {
         let operation = self.operations;
         match self.fault {
-            Some((first, _, true)) if first == operation => Err(io::Error::other("a lost answer")),
+            Some((first, _, true)) if first == operation => Err(io::Error::other("a lost reply")),
             _ => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! Hostile images, made here so that they always run: cut short, bit-rotten, bombs, absurd sizes, wrong magic, loops.
+//! Hostile images, generated so that the tests need no files: truncated, bit-rotten, bombs, absurd sizes, wrong magic, loops.
 
 use penstock_codec::encode_png;
 use penstock_error::Result;
@@ -11,7 +11,7 @@ fn crc32(bytes: &[u8]) -> u32 {
         .fold(!0u32, |sum, byte| (0..8).fold(sum ^ u32::from(*byte), |sum, _| if sum & 1 == 1 { sum >> 1 ^ 0xedb8_8320 } else { sum >> 1 }))
 }
 
-/// A PNG whose header claims a size that its data does not have.
+/// Make a PNG whose header claims a size that its data does not have.
 fn png_claiming(png: &[u8], width: u32, height: u32) -> Vec<u8> {
     let mut bytes = png.to_vec();
     bytes[16..20].copy_from_slice(&width.to_be_bytes());
@@ -21,7 +21,7 @@ fn png_claiming(png: &[u8], width: u32, height: u32) -> Vec<u8> {
     bytes
 }
 
-/// A JPEG head (no scan data) that claims a size and a number of components.
+/// Make a JPEG header, with no useful scan data, that claims a size and a number of components.
 fn jpeg_claiming(width: u16, height: u16, components: u8, precision: u8) -> Vec<u8> {
     let mut bytes = vec![0xff, 0xd8, 0xff, 0xc0];
     bytes.extend_from_slice(&(8 + 3 * u16::from(components)).to_be_bytes());
@@ -36,8 +36,8 @@ fn jpeg_claiming(width: u16, height: u16, components: u8, precision: u8) -> Vec<
     bytes
 }
 
-/// Name and bytes of each. None of them may crash, hang, or take memory beyond its limits; whether one is refused is the
-/// decoder's business.
+/// Return the name and bytes of each hostile image. None may make a decoder crash, hang, or exceed its memory limit;
+/// the decoder may refuse or accept any of them.
 pub fn images() -> Result<Vec<(String, Vec<u8>)>> {
     let mut random = Random(7);
     let png = encode_png(40, 30, 3, 8, &random.bytes(40 * 30 * 3))?;

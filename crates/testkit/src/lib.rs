@@ -1,4 +1,4 @@
-//! What tests stand on: a crashing disk, random numbers by seed, sample datasets, hostile images. Never shipped.
+//! Test helpers that are never shipped: crashing disk, MinIO, faulty proxy, seeded random numbers, sample datasets, hostile images.
 
 pub mod crash;
 pub mod hostile;

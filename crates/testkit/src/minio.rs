@@ -1,4 +1,4 @@
-//! A real MinIO for tests: started on a folder and port of its own, ended with the value. `tools/servers.sh` installs it.
+//! A real MinIO server for tests, with its own temporary folder and port. Dropping the value stops it. `tools/servers.sh` installs it.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -27,7 +27,7 @@ impl Minio {
         }
         let folder = tempfile::tempdir()?;
         let data = folder.path().join("data");
-        std::fs::create_dir_all(data.join(BUCKET))?; // A folder is a bucket.
+        std::fs::create_dir_all(data.join(BUCKET))?; // MinIO treats a folder as a bucket.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let log = std::fs::File::create(folder.path().join("log"))?;
         let process = Command::new(binary)
@@ -51,7 +51,7 @@ impl Minio {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        Err(io::Error::other("MinIO does not answer"))
+        Err(io::Error::other("MinIO did not become ready"))
     }
 
     fn is_live(&self) -> bool {
@@ -66,7 +66,7 @@ impl Minio {
         ask().is_ok_and(|answer| answer.contains("200 OK"))
     }
 
-    /// Options for a store that is reached at `address`: the server's own, or a proxy's before it.
+    /// Return options for a store reached at `address`, which is the server's own address or that of a proxy in front of it.
     pub fn options(address: SocketAddr, more: &[(&str, &str)]) -> Result<Options> {
         let endpoint = format!("http://{address}");
         let own = [("endpoint_url", endpoint.as_str()), ("region", "us-east-1"), ("access_key_id", KEY), ("secret_access_key", SECRET)];

@@ -1,8 +1,8 @@
-//! A proxy before an S3 server that does what networks do: loses replies, resets, throttles, cuts bodies short, delays, and
-//! answers listings of a while ago. Seeded: fault `n` of a seed is always the same.
+//! A proxy in front of an S3 server that imitates a bad network: it loses replies, resets connections, throttles, truncates
+//! bodies, delays replies, and returns stale listings. The seed and the number of a request decide its fault.
 //!
-//! One thread a connection. Settings change while it runs: `GET /-/faults?seed=7&lose=10&…` (per mille of the requests), `GET /-/counts`
-//! tells as JSON what was done.
+//! Each connection has one thread. `GET /-/faults?seed=7&lose=10&…` changes the settings of a running proxy, with fault rates in
+//! requests per mille. `GET /-/counts` returns the counters as JSON.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -14,25 +14,25 @@ use std::time::Duration;
 
 use crate::random::Random;
 
-/// What may happen to a request.
+/// A fault that strikes a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// Carried out, but the reply never comes.
+    /// The request is carried out, but its reply is lost.
     Lose,
-    /// The connection breaks before anything is carried out.
+    /// The connection breaks before the request is carried out.
     Reset,
-    /// 503 SlowDown.
+    /// The reply is 503 SlowDown; the request is not carried out.
     Throttle,
-    /// 429.
+    /// The reply is 429 TooManyRequests; the request is not carried out.
     TooMany,
-    /// 500 InternalError, not carried out.
+    /// The reply is 500 InternalError; the request is not carried out.
     Fail,
-    /// The reply breaks off in its body.
+    /// The connection closes halfway through the body of the reply.
     Truncate,
-    /// The reply comes late.
+    /// The reply is late.
     Late,
-    /// A listing is answered as it was before.
+    /// The reply to a listing is an earlier one.
     Stale,
 }
 
@@ -47,26 +47,26 @@ const NAMES: [(&str, Fault); 8] = [
     ("stale", Fault::Stale),
 ];
 
-/// Per mille of the requests that each fault strikes, and what holds for all.
+/// The rate of each fault in requests per mille, and the settings for all faults.
 #[derive(Debug, Clone, Default)]
 pub struct Faults {
     pub seed: u64,
     pub per_mille: [u64; NAMES.len()],
-    /// Added to every reply.
+    /// A delay added to every reply.
     pub delay_ms: u64,
-    /// The longest that a late reply takes.
+    /// The maximum extra delay of a late reply.
     pub late_ms: u64,
-    /// Most faults in a row for one method and path, so that every request gets through in the end; 0: no bound.
+    /// Maximum consecutive faults for one method and path, so that every request eventually succeeds; 0 means no limit.
     pub in_a_row: u64,
 }
 
 impl Faults {
-    /// From `name=value&…`; unknown names are refused.
+    /// Parse `name=value&…`; unknown names are an error.
     pub fn parse(query: &str) -> Result<Faults, String> {
         let mut faults = Faults { late_ms: 50, in_a_row: 3, ..Faults::default() };
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is no name=value"))?;
-            let value: u64 = value.parse().map_err(|_| format!("`{value}` is no number"))?;
+            let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is not of the form name=value"))?;
+            let value: u64 = value.parse().map_err(|_| format!("`{value}` is not a number"))?;
             match (name, NAMES.iter().position(|(known, _)| *known == name)) {
                 (_, Some(index)) => faults.per_mille[index] = value,
                 ("all", _) => faults.per_mille = [value; NAMES.len()],
@@ -74,7 +74,7 @@ impl Faults {
                 ("delay_ms", _) => faults.delay_ms = value,
                 ("late_ms", _) => faults.late_ms = value,
                 ("in_a_row", _) => faults.in_a_row = value,
-                _ => return Err(format!("no fault is called `{name}`")),
+                _ => return Err(format!("unknown fault `{name}`")),
             }
         }
         Ok(faults)
@@ -93,11 +93,11 @@ struct Shared {
     upstream: SocketAddr,
     state: Mutex<State>,
     requests: AtomicU64,
-    /// Bytes of bodies that were passed on.
+    /// Bytes of reply bodies passed on to clients, except listings and chunked bodies.
     body_bytes: AtomicU64,
 }
 
-/// A running proxy; its threads end with their connections.
+/// A running proxy. It accepts connections until the process exits; the thread of a connection ends with the connection.
 pub struct Proxy {
     pub address: SocketAddr,
     shared: Arc<Shared>,
@@ -113,7 +113,7 @@ impl Proxy {
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let shared = accepting.clone();
-                // A connection that breaks is what this is for.
+                // A broken connection is intended here, so its error is ignored.
                 std::thread::spawn(move || Connection { shared, client, upstream: None }.serve());
             }
         });
@@ -127,7 +127,7 @@ impl Proxy {
         self.shared.body_bytes.store(0, Relaxed);
     }
 
-    /// Requests and bytes of bodies so far, and how often each fault struck.
+    /// Return the number of requests, the body bytes, and how often each fault struck.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         self.shared.counts()
     }
@@ -144,7 +144,7 @@ impl Shared {
         all.into_iter().chain(NAMES.iter().zip(struck).map(|((name, _), count)| (*name, count))).collect()
     }
 
-    /// What happens to this request, and how long its reply takes.
+    /// Choose the fault for this request and the delay of its reply.
     fn decide(&self, request: &Request) -> (Fault, Duration) {
         let number = self.requests.fetch_add(1, Relaxed);
         let mut state = self.state();
@@ -195,7 +195,7 @@ impl Request {
     }
 }
 
-/// A head that was read, and what came after it.
+/// The head of a message, and the bytes already read after it.
 struct Head {
     bytes: Vec<u8>,
     rest: Vec<u8>,
@@ -217,7 +217,7 @@ fn read_head(stream: &mut TcpStream, mut begun: Vec<u8>) -> io::Result<Option<He
         }
         let count = stream.read(&mut buffer)?;
         if count == 0 {
-            return if begun.is_empty() { Ok(None) } else { Err(bad("half a head")) };
+            return if begun.is_empty() { Ok(None) } else { Err(bad("the connection closed inside a head")) };
         }
         begun.extend_from_slice(&buffer[..count]);
     }
@@ -227,7 +227,7 @@ fn header<'a>(headers: &'a [httparse::Header<'a>], name: &str) -> Option<&'a str
     headers.iter().find(|header| header.name.eq_ignore_ascii_case(name)).and_then(|header| std::str::from_utf8(header.value).ok())
 }
 
-/// How a reply's body ends.
+/// How the length of a reply's body is given.
 enum Body {
     Bytes(u64),
     Chunked,
@@ -277,10 +277,10 @@ impl Connection {
         self.client.write_all(format!("{head}{body}").as_bytes())
     }
 
-    /// Close so that the other side sees a reset.
+    /// Make the connection close with a reset.
     fn reset(&mut self) -> io::Error {
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-        // SAFETY: the descriptor is open and the option is the struct it wants.
+        // SAFETY: the descriptor is open, and SO_LINGER expects a `libc::linger`.
         unsafe {
             libc::setsockopt(
                 self.client.as_raw_fd(),
@@ -360,11 +360,11 @@ impl Connection {
                 let counts: Vec<String> = self.shared.counts().iter().map(|(name, count)| format!("\"{name}\": {count}")).collect();
                 self.reply("200 OK", &format!("{{{}}}", counts.join(", ")))
             }
-            _ => self.reply("404 Not Found", "faults or counts"),
+            _ => self.reply("404 Not Found", "expected faults or counts"),
         }
     }
 
-    /// Send the request on, and read the head of the reply. A kept connection that the server closed is made anew once.
+    /// Forward the request and read the head of the reply. If the server closed a kept connection, reconnect once.
     fn forward(&mut self, request: &Request) -> io::Result<Head> {
         for fresh in [false, true] {
             if fresh || self.upstream.is_none() {
@@ -390,7 +390,7 @@ impl Connection {
         Err(bad("no server"))
     }
 
-    /// Pass `most` bytes of the body on as they come.
+    /// Pass on the first `most` bytes of the body as they arrive.
     fn pass_bytes(&mut self, head: Head, most: u64) -> io::Result<()> {
         self.client.write_all(&head.bytes)?;
         let first = (head.rest.len() as u64).min(most);
@@ -411,7 +411,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Keep listings, so that an old one can be served later.
+    /// Pass on a listing, and keep it so that it can be returned later as a stale one.
     fn pass_listing(&mut self, request: &Request, mut head: Head, body: Body) -> io::Result<()> {
         let content = match body {
             Body::Chunked => self.read_chunked(head.rest)?,
@@ -436,7 +436,7 @@ impl Connection {
         self.client.write_all(&reply)
     }
 
-    /// A chunked body with its framing.
+    /// Read a chunked body and return it with its framing.
     fn read_chunked(&mut self, mut bytes: Vec<u8>) -> io::Result<Vec<u8>> {
         let Some(upstream) = &mut self.upstream else { return Err(bad("no server")) };
         let mut at = 0;
@@ -444,7 +444,7 @@ impl Connection {
         loop {
             while let Some(line) = bytes[at..].windows(2).position(|two| two == b"\r\n") {
                 let size = std::str::from_utf8(&bytes[at..at + line]).ok().and_then(|size| usize::from_str_radix(size.trim(), 16).ok());
-                let size = size.ok_or_else(|| bad("no chunk"))?;
+                let size = size.ok_or_else(|| bad("invalid chunk size"))?;
                 let end = at + line + 2 + size + 2;
                 if end > bytes.len() {
                     break;
@@ -474,5 +474,5 @@ fn body_of(head: &[u8], method: &str) -> io::Result<Body> {
         return Ok(Body::Chunked);
     }
     let length = header(parsed.headers, "content-length").and_then(|length| length.parse().ok());
-    length.map(Body::Bytes).ok_or_else(|| bad("a reply of unknown length"))
+    length.map(Body::Bytes).ok_or_else(|| bad("the reply has no length"))
 }

@@ -1,4 +1,4 @@
-//! Random numbers that a seed decides: splitmix64. Source: Steele, Lea, Flood, OOPSLA 2014.
+//! Seeded random numbers: splitmix64. Source: Steele, Lea, Flood, OOPSLA 2014.
 
 pub struct Random(pub u64);
 
@@ -11,7 +11,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`, which is above 0.
+    /// Return a number below `limit`, which must be above 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.number() % limit
     }

@@ -1,4 +1,4 @@
-//! A small dataset with every layout, codec and kind of column, and a way to read all of it.
+//! A small dataset with every layout and codec and most kinds of column, and a function that reads all of it.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ fn column(name: &str, kind: ColumnKind, codec: CodecName) -> ColumnSpec {
     ColumnSpec { id: 0, name: name.into(), kind, codec }
 }
 
-/// One column of each layout and codec.
+/// Return a schema with at least one column of each layout and codec.
 pub fn schema() -> Vec<ColumnSpec> {
     let tensor = |shape: &[Option<u64>], dtype: &str| ColumnKind::Tensor { dtype: dtype.into(), shape: shape.to_vec(), tile: None };
     let tiled = |shape: &[Option<u64>], tile: &[u64]| ColumnKind::Tensor {
@@ -37,7 +37,8 @@ pub fn schema() -> Vec<ColumnSpec> {
     ]
 }
 
-/// So many columns that a commit's fragment does not fit its record and goes into a page; and a category, for words.
+/// Return a schema with so many columns that a commit's fragment does not fit into its record and goes into a page.
+/// Its category column makes commits write words.
 pub fn wide_schema() -> Vec<ColumnSpec> {
     let scalar = |index: usize| column(&format!("n{index}"), ColumnKind::Scalar { dtype: "int16".into() }, CodecName::None);
     (0..WIDE_COLUMNS).map(scalar).chain([column("breed", ColumnKind::Category, CodecName::None)]).collect()
@@ -45,7 +46,7 @@ pub fn wide_schema() -> Vec<ColumnSpec> {
 
 const WIDE_COLUMNS: usize = 700;
 
-/// Append to a wide dataset as one commit: all columns, or, where `narrow`, the first and the words only.
+/// Append to a wide dataset as one commit. If `narrow`, append only the first column and the words.
 pub fn append_wide(base: &Arc<Snapshot>, seed: u64, samples: usize, narrow: bool) -> Result<(Receipt, Snapshot)> {
     let values = |index: usize| (0..samples).flat_map(|row| (seed as i16 * 100 + row as i16 + index as i16).to_le_bytes()).collect();
     let count = if narrow { 1 } else { WIDE_COLUMNS };
@@ -63,7 +64,7 @@ fn fixed(data: Vec<u8>, samples: usize, null_at: Option<usize>) -> Column {
     Column::Fixed { data, validity, samples }
 }
 
-/// `samples` samples that a seed decides, with a null here and there.
+/// Make a batch of `samples` samples from a seed, with occasional nulls.
 pub fn batch(seed: u64, samples: usize) -> Result<Vec<Input>> {
     let mut random = Random(seed);
     let mut ragged = |most: u64, words: bool| {
@@ -114,14 +115,14 @@ pub fn batch(seed: u64, samples: usize) -> Result<Vec<Input>> {
     Ok(columns.into_iter().map(|(name, column)| Input { name: name.into(), column, words: None }).collect())
 }
 
-/// Append `samples` samples as one commit.
+/// Append `samples` samples made from a seed as one commit.
 pub fn append(base: &Arc<Snapshot>, seed: u64, samples: usize) -> Result<(Receipt, Snapshot)> {
     let mut transaction = Transaction::begin(base.clone())?;
     transaction.append(batch(seed, samples)?, Validate::Header)?;
     transaction.commit(&format!("seed {seed}"), "testkit", "{}")
 }
 
-/// Everything a reader can see of a snapshot: one string a column, and row ids.
+/// Return everything a reader can see of a snapshot: its id and row ids as one string, then one string per column.
 pub fn contents(snapshot: &Snapshot) -> Result<Vec<String>> {
     let mut plan = Plan::new(snapshot, (0..snapshot.len()).rev().collect())?;
     snapshot.fetch(&mut plan, &snapshot.schema.columns.iter().collect::<Vec<_>>(), Purpose::Take)?;
@@ -132,7 +133,7 @@ pub fn contents(snapshot: &Snapshot) -> Result<Vec<String>> {
             ColumnKind::Label { .. } | ColumnKind::Category => {
                 let mut codes = vec![0; plan.len()];
                 let nulls = snapshot.read_codes(&plan, column, &mut codes, OnCorrupt::Raise)?;
-                // Words, where there are any: codes depend on who committed first.
+                // Compare words if there are any, because codes depend on the order of commits.
                 let words = snapshot.vocabulary(column.id)?;
                 let named: Vec<Option<&str>> = codes.iter().map(|code| words.iter().nth(*code as usize)).collect();
                 if words.is_empty() { format!("{codes:?} {nulls:?}") } else { format!("{named:?} {nulls:?}") }

@@ -1,5 +1,5 @@
-//! The commit machine against every order of answers: lost replies, unreadable records, races. Each transaction that was
-//! told "done" stands in the log exactly once; numbers are dense; each record names the one before.
+//! The commit machine with answers in random order: lost replies, unreadable records, races. Each acknowledged transaction
+//! is in the log exactly once, record numbers are dense, and each record names its predecessor.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -34,7 +34,7 @@ fn entry(log: &Log, number: u64) -> Result<LogEntry> {
     LogEntry::parse(&Bytes::from(log[&number].clone()), 0, number)
 }
 
-/// Answer one request, with faults.
+/// Answer one request; one in `faults` puts or reads fails.
 fn answer(log: &mut Log, request: Request, random: &mut Random, faults: u64) -> Result<Event> {
     Ok(match request {
         Request::ReadNewest => {
@@ -45,12 +45,12 @@ fn answer(log: &mut Log, request: Request, random: &mut Random, faults: u64) -> 
         Request::Create { number, body } => {
             let lost = random.chance(faults);
             if lost && random.chance(2) {
-                return Ok(Event::Unknown); // It never arrived.
+                return Ok(Event::Unknown); // The put never arrived.
             }
             let taken = log.contains_key(&number);
             log.entry(number).or_insert(body);
             match (lost, taken) {
-                (true, _) => Event::Unknown, // It arrived; the reply did not.
+                (true, _) => Event::Unknown, // The put arrived, but its reply is lost.
                 (false, true) => Event::Exists,
                 (false, false) => Event::Created,
             }
@@ -94,14 +94,14 @@ fn run(seed: u64) -> Result<()> {
     let mut seen = HashSet::new();
     let mut before: Option<LogEntry> = None;
     for (index, number) in log.keys().enumerate() {
-        assert_eq!(index as u64, *number, "seed {seed}: numbers are dense");
+        assert_eq!(index as u64, *number, "seed {seed}: record numbers must be dense");
         let now = entry(&log, *number)?;
         if let Some(before) = &before {
-            assert_eq!(now.record.parents[0].crc, before.crc, "seed {seed}: each record names the one before");
+            assert_eq!(now.record.parents[0].crc, before.crc, "seed {seed}: each record must name its predecessor");
             assert_eq!(now.record.samples, before.record.samples + 2);
-            assert_eq!(now.record.transactions[0].first_counter, before.record.next_counter, "seed {seed}: row ids never meet");
+            assert_eq!(now.record.transactions[0].first_counter, before.record.next_counter, "seed {seed}: row ids must not overlap");
             assert!(now.record.time_us > before.record.time_us);
-            assert!(seen.insert(now.record.uuid()), "seed {seed}: a transaction stands twice");
+            assert!(seen.insert(now.record.uuid()), "seed {seed}: a transaction is committed twice");
         }
         before = Some(now);
     }

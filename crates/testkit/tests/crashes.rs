@@ -1,5 +1,5 @@
-//! Crash proof on the crashing disk: whatever moment the power goes, the dataset verifies and holds exactly the
-//! acknowledged commits, and perhaps the one that was in flight.
+//! Crash tests on the simulated disk: whenever the power fails, the dataset verifies and holds exactly the acknowledged
+//! commits, and possibly the one that was in flight.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,23 +21,23 @@ fn open(disk: &CrashDisk) -> Result<Arc<Snapshot>> {
     Ok(Arc::new(Snapshot::open(Context::new(Box::new(local(disk)?)), 0)?))
 }
 
-/// What the writer was told: contents of each acknowledged snapshot, oldest first.
+/// What was acknowledged to the writer: the contents of each committed snapshot, oldest first.
 struct Told {
     contents: Vec<Vec<String>>,
     created: bool,
 }
 
-/// Create and append until done or the power goes.
+/// Create a dataset and append to it until done or until the power fails.
 fn write(disk: &CrashDisk, random: &mut Random, told: &mut Told) -> Result<()> {
     let mut snapshot = Arc::new(create(Box::new(local(disk)?), samples::schema(), "create", "crash")?);
     told.created = true;
     told.contents.push(samples::contents(&snapshot)?);
-    // Enough commits that some runs write roots and pages.
+    // Some runs make enough commits to write roots and pages.
     let commits = if random.chance(20) { 40 } else { 1 + random.below(4) };
     for _ in 0..commits {
         let count = random.below(6) as usize;
         let (_, next) = samples::append(&snapshot, random.number(), count)?;
-        // The commit is acknowledged here; reading what it holds may fail after the power has gone.
+        // The commit is acknowledged at this point. Reading its contents may still fail if the power is off by then.
         told.contents.push(Vec::new());
         snapshot = Arc::new(next);
         let last = told.contents.len() - 1;
@@ -70,19 +70,19 @@ fn check(seed: u64) -> Result<u64> {
     })?;
     let (held, acknowledged) = (numbers.len(), told.contents.len());
     if held < acknowledged || held > acknowledged + 1 || (outcome.is_ok() && held != acknowledged) {
-        return Err(fail(format!("{held} commits are there, {acknowledged} were acknowledged")));
+        return Err(fail(format!("found {held} commits, but {acknowledged} were acknowledged")));
     }
     for record in numbers.iter().rev().take(acknowledged) {
         let expected = &told.contents[record.number as usize];
         let then = Snapshot::open_at(snapshot.context.clone(), &record.snapshot())?;
         if !expected.is_empty() && samples::contents(&then)? != *expected {
-            return Err(fail(format!("commit {} reads otherwise than it did", record.number)));
+            return Err(fail(format!("commit {} no longer reads the same", record.number)));
         }
     }
-    // Life goes on: the next commit stands on what came back.
+    // The recovered dataset must accept another commit.
     let (_, next) = samples::append(&snapshot, seed, 3)?;
     if next.len() != snapshot.len() + 3 || !verify(open(&back)?.as_ref(), |_| {})?.problems.is_empty() {
-        return Err(fail("the commit after the crash is not whole".into()));
+        return Err(fail("the commit after the crash is incomplete".into()));
     }
     Ok(held as u64)
 }
@@ -96,12 +96,12 @@ fn every_crash_leaves_exactly_the_acknowledged_commits() -> Result<()> {
         commits += check(seed)?;
     }
     println!("{seeds} crashes, {commits} commits held");
-    assert!(commits > seeds, "the seeds must reach past the first commit");
+    assert!(commits > seeds, "the seeds must get past the first commit");
     Ok(())
 }
 
-/// One operation fails, or its answer is lost and a few more fail, and the disk goes on: acknowledged commits stand, refused ones do not, and
-/// nothing that a commit rests on was deleted.
+/// One operation fails, or its reply is lost and a few more operations fail; then the disk works again. Acknowledged commits exist, refused
+/// ones do not, and no object that a commit needs is deleted.
 #[test]
 fn every_single_fault_keeps_the_acknowledged_commits() -> Result<()> {
     let calm = CrashDisk::new();
@@ -120,7 +120,7 @@ fn every_single_fault_keeps_the_acknowledged_commits() -> Result<()> {
     Ok(())
 }
 
-/// Create and append three times, going on after errors; whether there was one.
+/// Create a dataset and append three times, continuing after errors; returns whether any operation failed.
 fn faulty(disk: &CrashDisk) -> Result<bool> {
     let mut failed = 0;
     if create(Box::new(local(disk)?), samples::schema(), "create", "fault").is_err() {
@@ -137,18 +137,18 @@ fn faulty(disk: &CrashDisk) -> Result<bool> {
             }
         }
     }
-    disk.fail_for_a_while(0, 0, false); // Now look in peace.
+    disk.fail_for_a_while(0, 0, false); // Check without faults.
     let snapshot = open(disk)?;
     let report = verify(snapshot.as_ref(), |_| {})?;
     assert!(report.problems.is_empty(), "{:?}", report.problems);
-    // Beyond what was told, only a commit that was said to be unknown, or one that could not be read back, may stand.
+    // Besides the acknowledged commits, only those may exist whose state is unknown or that could not be read back.
     let most = told + failed;
     assert!(unknown <= failed);
-    assert!(snapshot.len() >= told * 4 && snapshot.len() <= most * 4, "{} samples, {told} told, {unknown} unknown", snapshot.len());
+    assert!(snapshot.len() >= told * 4 && snapshot.len() <= most * 4, "{} samples, {told} acknowledged, {unknown} unknown", snapshot.len());
     Ok(failed > 0)
 }
 
-/// What is appended: the samples of the testkit, or wide ones, whose commits write pages and words.
+/// The samples to append: the testkit's plain ones, or wide ones, whose commits write pages and words.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Plain,
@@ -173,8 +173,8 @@ impl Kind {
     }
 }
 
-/// None to three commits, and a fault among their operations; the power goes after the last: what each was told holds on what comes back.
-/// A commit after the fault may make good what the fault left, so the last one must be each of them in turn.
+/// Make zero to three commits with a fault among their operations, then cut the power and check that the acknowledged commits survive.
+/// A later commit may repair what the fault left unsynced, so the number of commits varies with the seed. Returns the operations so far.
 fn fault_then_power(kind: Kind, first: u64, last: u64, done: bool, seed: u64) -> Result<u64> {
     let commits = seed % 4;
     let fail = |text: String| Error::new("internal", format!("{kind:?}, operations {first}..={last}, done {done}, seed {seed}: {text}"));
@@ -199,20 +199,20 @@ fn fault_then_power(kind: Kind, first: u64, last: u64, done: bool, seed: u64) ->
     let snapshot = match open(&back) {
         Ok(snapshot) => snapshot,
         Err(error) if created.is_err() && error.kind() == penstock_error::Kind::NotFound => return Ok(operations),
-        Err(error) => return Err(fail(format!("cannot open after the power went: {error}"))),
+        Err(error) => return Err(fail(format!("cannot open after the power loss: {error}"))),
     };
     let report = verify(snapshot.as_ref(), |_| {})?;
     if let Some(problem) = report.problems.first() {
         return Err(fail(format!("{}: {}", problem.object, problem.error)));
     }
     if snapshot.len() < told * 4 || snapshot.len() > (told + unknown) * 4 {
-        return Err(fail(format!("{} samples, {told} commits were acknowledged, {unknown} unknown", snapshot.len())));
+        return Err(fail(format!("found {} samples, but {told} commits were acknowledged and {unknown} are unknown", snapshot.len())));
     }
     samples::contents(&snapshot)?;
     Ok(operations)
 }
 
-/// One fault of each kind at each operation, then power loss: what is acknowledged in spite of a fault must not rest on what was not synced.
+/// One fault of each kind at each operation, then a power loss: a commit acknowledged despite a fault must not depend on unsynced data.
 #[test]
 fn one_fault_and_then_power_loss_keeps_the_acknowledged_commits() -> Result<()> {
     let whole = std::env::var_os("PENSTOCK_SOAK").is_some();
@@ -235,7 +235,7 @@ fn one_fault_and_then_power_loss_keeps_the_acknowledged_commits() -> Result<()> 
     Ok(())
 }
 
-/// Two writers, one of which dies after it made a folder and before it synced it: the other's commits do not rest on that folder's luck.
+/// One writer dies after it makes a folder and before it syncs it. Commits of another writer survive a power loss all the same.
 #[test]
 fn a_folder_that_another_made_is_made_durable_before_a_commit_rests_on_it() -> Result<()> {
     for seed in 0..200 {
@@ -252,7 +252,7 @@ fn a_folder_that_another_made_is_made_durable_before_a_commit_rests_on_it() -> R
     Ok(())
 }
 
-/// A root that gathers what many records held comes with pages: they are as durable as the commit that named it.
+/// A root collects the fragments of many records into pages. The pages are as durable as the commit that names the root.
 #[test]
 fn the_pages_of_a_root_outlive_a_power_loss() -> Result<()> {
     let disk = CrashDisk::new();
@@ -273,7 +273,7 @@ fn the_pages_of_a_root_outlive_a_power_loss() -> Result<()> {
     Ok(())
 }
 
-/// Pages and fragments that lie in records take turns: a root that is written in between keeps their order.
+/// Commits alternate between pages and fragments inline in records. A root written between them keeps their order.
 #[test]
 fn commits_of_pages_and_of_fragments_keep_their_order() -> Result<()> {
     let disk = CrashDisk::new();

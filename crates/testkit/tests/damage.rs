@@ -1,5 +1,5 @@
-//! Damage proof: every bit of a small dataset flipped, every object cut short, any two swapped. Each is opened with empty
-//! caches and read whole: a clear error, or the same values; never other values.
+//! Damage tests: every bit of a small dataset flipped, every object truncated, any two objects swapped. Each damaged dataset is
+//! opened with empty caches and read completely. The result is a clear error or the same values, never other values.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use penstock_testkit::samples;
 
 type Objects = BTreeMap<String, Bytes>;
 
-/// Objects of a dataset of a few commits, with a root that has a page, and what a reader sees of it.
+/// Return the objects of a dataset of a few commits, with a root that has a page, and what a reader sees of it.
 fn dataset(name: &str) -> Result<(Objects, Vec<String>)> {
     let memory = Memory::named(name);
     let mut snapshot = Arc::new(create(Box::new(Memory::named(name)), samples::schema(), "create", "damage")?);
     for seed in 0..3 {
         snapshot = Arc::new(samples::append(&snapshot, seed, 3)?.1);
     }
-    // Empty commits fill the record's deltas with nothing; enough of real ones make it write a root and a page.
+    // Append until the deltas no longer fit into the record and a commit writes a root and a page.
     while snapshot.root.pages.is_empty() {
         snapshot = Arc::new(samples::append(&snapshot, 9, 1)?.1);
     }
@@ -31,7 +31,7 @@ fn read(objects: Objects) -> Result<Vec<String>> {
     samples::contents(&Snapshot::open(Context::new(Box::new(Memory::holding(objects))), 0)?)
 }
 
-/// Objects that a reader of the newest snapshot touches, with one of each kind of data file left in.
+/// Return the names of the newest record, two data files, and all pages, roots, words and hints.
 fn reachable(objects: &Objects) -> Vec<String> {
     let newest = objects.keys().find(|name| name.starts_with("log/") && !name.ends_with("hint")).cloned();
     let data: Vec<String> = objects.keys().filter(|name| name.starts_with("d/")).take(2).cloned().collect();
@@ -43,7 +43,7 @@ fn reachable(objects: &Objects) -> Vec<String> {
 fn judge(what: String, outcome: Result<Vec<String>>, expected: &[String], refused: &mut u64) -> Result<()> {
     match outcome {
         Ok(seen) if seen == expected => Ok(()),
-        Ok(_) => Err(Error::new("internal", format!("{what}: other values"))),
+        Ok(_) => Err(Error::new("internal", format!("{what}: reads other values"))),
         Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound | Kind::Unsupported) => {
             *refused += 1;
             Ok(())
@@ -69,8 +69,8 @@ fn every_flipped_bit_is_an_error_or_harmless() -> Result<()> {
         }
     }
     println!("{flips} bits flipped, {refused} refused, the rest read the same");
-    // Padding, footers, hints, and the root that a later one replaced are all that may be flipped unnoticed by a reader.
-    assert!(refused * 10 > flips * 8, "most bits matter: {refused} of {flips} were refused");
+    // A reader may miss flipped bits only in padding, footers, hints, and a root that a later one replaced.
+    assert!(refused * 10 > flips * 8, "most flips must be refused: {refused} of {flips} were");
     Ok(())
 }
 
@@ -105,7 +105,7 @@ fn every_truncation_is_an_error_or_harmless() -> Result<()> {
         }
         let mut damaged = objects.clone();
         damaged.remove(&name);
-        // A newest record that is gone entirely is the commit before it: a log has no end mark.
+        // If the newest record is missing, the previous commit is the newest one, because a log has no end mark.
         if !name.starts_with("log/") {
             judge(format!("{name} removed"), read(damaged), &expected, &mut refused)?;
         }

@@ -1,4 +1,4 @@
-//! What arrives is what is verified: of two answers to one request, as hedging gets, the one that is used is the one that is checked.
+//! Hedging gets two answers to one request. Checksums are verified on the answer that is used, not on the other one.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use penstock_error::Result;
 use penstock_storage::{Counters, Created, Memory, ObjectWriter, RangeRequest, Storage, Then};
 use penstock_testkit::samples;
 
-/// Shows the reader good pieces, as the loser of a race would, and hands it spoilt ones.
+/// A store that passes good pieces to the `then` callback, like the loser of a race, and returns damaged ones.
 #[derive(Debug)]
 struct Racing(Memory);
 
@@ -27,7 +27,7 @@ impl Storage for Racing {
         let tails = ranges.iter().all(|range| range.pieces.len() == 1 && range.begin > 0 && range.object_bytes == Some(range.end() + 32));
         let answers = self.0.fetch_then(ranges, then);
         if tails {
-            return answers; // Tails are no race.
+            return answers; // Tails are not hedged.
         }
         let spoil = |piece: &Bytes| {
             let mut body = piece.to_vec();
@@ -79,7 +79,7 @@ impl Storage for Racing {
 #[test]
 fn a_piece_that_was_not_checked_is_not_used() -> Result<()> {
     let snapshot = Arc::new(create(Box::new(Memory::named("racing")), samples::schema(), "create", "testkit")?);
-    // Larger than a file that is read whole.
+    // The data file is too large to be read whole.
     let (_, snapshot) = samples::append(&snapshot, 7, 300)?;
     drop(snapshot);
     let racing = Snapshot::open(Context::new(Box::new(Racing(Memory::named("racing")))), 0)?;

@@ -1,7 +1,7 @@
-//! Golden files: `spec/golden/v1` is a dataset written by the first release of the format. It must read the same for ever,
-//! and today's writer must still write every part of it the same way.
+//! Golden files: `spec/golden/v1` is a dataset written by the first release of the format. It must read the same forever,
+//! and the current writer must still encode its metadata objects byte for byte.
 //!
-//! `PENSTOCK_GOLDEN=write` makes it anew: only until v0.1.0, and only in a commit that says so.
+//! `PENSTOCK_GOLDEN=write` rewrites it. This is allowed only before v0.1.0, and only in a commit that says so.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ fn make() -> Ours<Objects> {
 fn golden() -> Result<Objects, Box<dyn std::error::Error>> {
     let folder = folder();
     if std::env::var("PENSTOCK_GOLDEN").is_ok_and(|mode| mode == "write") {
-        let _ = std::fs::remove_dir_all(&folder); // It may not be there yet.
+        let _ = std::fs::remove_dir_all(&folder); // The folder may not exist yet.
         let objects = make()?;
         for (name, body) in &objects {
             let path = folder.join(name);
@@ -99,7 +99,7 @@ fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::erro
         assert_eq!(again, body, "{name}");
         seen[kind] += 1;
     }
-    assert!(seen.iter().all(|count| *count > 0), "one of every kind: {seen:?}");
+    assert!(seen.iter().all(|count| *count > 0), "every kind of object must occur: {seen:?}");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Hostile images and hostile metadata: no panic, no hang, no memory beyond the limits.
+//! Hostile images and hostile metadata must not cause a panic, a hang, or memory use beyond the limits.
 
 use std::time::{Duration, Instant};
 
@@ -20,9 +20,9 @@ fn hostile_images_are_refused_or_decoded_within_limits() -> Result<()> {
     for (name, bytes) in hostile::images()? {
         let header = probe(&bytes, limits);
         let decoded = decode(&bytes, limits, true);
-        let _ = decode_mask(&bytes, limits); // Only that it comes back.
+        let _ = decode_mask(&bytes, limits); // Only check that it returns.
         match (header, decoded) {
-            (Err(_), Ok(_)) => panic!("{name}: refused by its header, decoded all the same"),
+            (Err(_), Ok(_)) => panic!("{name}: probe refuses the header, but decode accepts the image"),
             (_, Ok(picture)) => assert!(picture.data.len() as u64 <= limits.pixels * 8, "{name}"),
             (_, Err(error)) => {
                 refused += 1;
@@ -31,7 +31,7 @@ fn hostile_images_are_refused_or_decoded_within_limits() -> Result<()> {
         }
     }
     assert!(refused > 40);
-    // Not a measure of speed: a decoder that hangs would be at this for ever.
+    // This does not measure speed. The limit only detects a decoder that hangs.
     assert!(begin.elapsed() < Duration::from_secs(60));
     Ok(())
 }
@@ -53,7 +53,7 @@ proptest! {
     }
 }
 
-/// The same bytes with a good checksum reach the code behind it.
+/// Damaged objects with recomputed checksums reach the parsers behind the checksum test.
 #[test]
 fn parsers_survive_rot_behind_a_good_checksum() -> Result<()> {
     let snapshot =

@@ -1,4 +1,4 @@
-//! Records with right checksums that no writer makes: row ids that nobody gave out, or that were given out before.
+//! Records with valid checksums that no writer makes: their row ids were never assigned, or are assigned twice.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use penstock_format::record::{Delta, Record};
 use penstock_storage::Memory;
 use penstock_testkit::samples;
 
-/// Two commits of six samples each, and the newest record.
+/// Make two commits of six samples each; returns the store and the newest record.
 fn two_commits(name: &str) -> Result<(Memory, Record)> {
     let memory = Memory::named(name);
     let first = Arc::new(create(Box::new(Memory::named(name)), samples::schema(), "create", "records")?);
@@ -21,7 +21,7 @@ fn two_commits(name: &str) -> Result<(Memory, Record)> {
 
 fn runs(record: &mut Record) -> &mut penstock_format::ids::Run {
     let fragments = record.deltas.iter_mut().filter_map(|delta| if let Delta::Fragment(fragment) = delta { Some(fragment) } else { None });
-    &mut fragments.last().expect("an append of few samples lies in its record").runs[0]
+    &mut fragments.last().expect("an append of few samples is stored in its record").runs[0]
 }
 
 #[test]
@@ -30,10 +30,10 @@ fn row_ids_that_nobody_gave_out_are_refused() -> Result<()> {
     let changes: [(&str, Change); 8] = [
         ("a lineage of more than 23 bits", |record| record.lineage = 1 << 23),
         ("a counter of more than 40 bits", |record| record.next_counter = (1 << 40) + 1),
-        ("less given out than samples have", |record| record.next_counter = 11),
-        ("none given out", |record| record.next_counter = 0),
+        ("a counter below the number of samples", |record| record.next_counter = 11),
+        ("a counter of zero", |record| record.next_counter = 0),
         ("a transaction beyond the end", |record| record.transactions[0].first_counter = 7),
-        ("a transaction beyond all numbers", |record| record.transactions[0].first_counter = u64::MAX),
+        ("a transaction at the largest number", |record| record.transactions[0].first_counter = u64::MAX),
         ("a run beyond the end", |record| runs(record).first = 7),
         ("a provisional run", |record| runs(record).first |= 1 << 63),
     ];
@@ -52,8 +52,8 @@ fn row_ids_that_nobody_gave_out_are_refused() -> Result<()> {
 fn verify_finds_row_ids_that_were_given_out_twice() -> Result<()> {
     type Change = fn(&mut Record);
     let changes: [(&str, Change); 2] = [
-        ("row ids given out a second time", |record| record.transactions[0].first_counter = 0),
-        ("one row id of two samples", |record| runs(record).first = 5),
+        ("row ids assigned twice", |record| record.transactions[0].first_counter = 0),
+        ("two samples with one row id", |record| runs(record).first = 5),
     ];
     let (memory, record) = two_commits("twice")?;
     for (what, change) in [("nothing", (|_| ()) as Change)].into_iter().chain(changes) {

@@ -1,4 +1,4 @@
-//! Object storage, against a real MinIO: the conformance suite, and commits and reads through a proxy that does to them what networks do.
+//! Object storage on a real MinIO: the conformance suite, then commits and reads through a proxy that injects network faults.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use penstock_testkit::random::Random;
 use penstock_testkit::samples;
 
 const SCHEDULES: u64 = 10_000;
-/// Schedules mostly wait.
+/// More workers than cores, because schedules mostly wait.
 const WORKERS: u64 = 16;
 const MEMORY_BYTES: u64 = 512 << 20;
 
@@ -26,11 +26,11 @@ fn a_bucket_conforms() -> Result<()> {
     let store = Remote::open(&format!("s3://{BUCKET}/some/prefix"), &Minio::options(minio.address, &[])?)?;
     conformance::check(&store)?;
     let root = Remote::open(&format!("s3://{BUCKET}"), &Minio::options(minio.address, &[("hedge", "true")])?)?;
-    assert!(root.exists("some/prefix/d/one")?, "a bucket's own root is a place, too");
+    assert!(root.exists("some/prefix/d/one")?, "a store at the root of a bucket must find the object");
     Ok(())
 }
 
-/// What a schedule tried, and what it was told.
+/// The commits that a schedule tried, by outcome, and the error codes it saw.
 #[derive(Default)]
 struct Told {
     acknowledged: Vec<u64>,
@@ -39,7 +39,7 @@ struct Told {
     codes: Vec<&'static str>,
 }
 
-/// The contents that a dataset of these batches must have, whatever its snapshot id.
+/// Return the contents that a dataset of these batches must have, without its snapshot id.
 fn reference(seeds: &[u64]) -> Result<Vec<String>> {
     let mut snapshot = Arc::new(create(Box::new(Memory::default()), samples::schema(), "create", "testkit")?);
     for seed in seeds {
@@ -59,7 +59,7 @@ fn same(found: Vec<String>, expected: Vec<String>) -> std::result::Result<(), St
         Some((found, expected)) => {
             let at = found.bytes().zip(expected.bytes()).take_while(|(one, other)| one == other).count();
             let around = |text: &str| text.chars().skip(at.saturating_sub(30)).take(90).collect::<String>();
-            Err(format!("a wrong byte: …{}… instead of …{}…", around(found), around(expected)))
+            Err(format!("wrong contents: …{}…, expected …{}…", around(found), around(expected)))
         }
     }
 }
@@ -68,7 +68,7 @@ fn count_of(seed: u64) -> usize {
     (seed % 7) as usize
 }
 
-/// The batches of a snapshot's commits, oldest first.
+/// Return the seeds of the batches that a snapshot's commits appended, oldest first.
 fn seeds_of(snapshot: &Snapshot) -> Result<Vec<u64>> {
     let mut messages = vec![snapshot.record().transactions[0].message.clone()];
     walk(snapshot.context.storage.as_ref(), snapshot.record(), |entry| {
@@ -85,7 +85,7 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
     let uri = format!("s3://{BUCKET}/schedule-{seed}");
     let mut faults = Faults { seed, late_ms: 5, in_a_row: 3, ..Faults::default() };
     faults.per_mille.iter_mut().for_each(|rate| *rate = random.below(60));
-    let hard = random.chance(4); // Some are too much for anybody's patience.
+    let hard = random.chance(4); // Some schedules have more faults than retries can overcome.
     if hard {
         faults.per_mille.iter_mut().for_each(|rate| *rate *= 3);
         faults.in_a_row = 0;
@@ -97,9 +97,9 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
     let note = |error: &Error| {
         told.lock().unwrap_or_else(PoisonError::into_inner).codes.push(error.code());
         match error.kind() {
-            // What a user can act on: try again, or look whether the commit stands.
+            // The user can act on these: retry, or check whether the commit exists.
             Kind::Unavailable | Kind::Conflict if hard => Ok(()),
-            _ => Err(fail(format!("an error that must not be: {} ({})", error, error.code()))),
+            _ => Err(fail(format!("unexpected error: {} ({})", error, error.code()))),
         }
     };
     let made = create(Box::new(Remote::open(&uri, &options)?), samples::schema(), "create", "testkit");
@@ -116,7 +116,7 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
                 let opened = Remote::open(&uri, &options).and_then(|store| Snapshot::open(Context::new(Box::new(store)), 0));
                 let snapshot = match opened {
                     Ok(snapshot) => Arc::new(snapshot),
-                    Err(error) if hard && error.kind() == Kind::NotFound => return Ok(()), // It could not be created.
+                    Err(error) if hard && error.kind() == Kind::NotFound => return Ok(()), // The dataset could not be created.
                     Err(error) => {
                         note(&error)?;
                         continue;
@@ -152,16 +152,16 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(fail("a writer panicked".into())))).collect()
     });
     outcome.into_iter().collect::<Result<()>>()?;
-    // Now look in peace, past the proxy.
+    // Check the result without the proxy.
     let told = told.into_inner().unwrap_or_else(PoisonError::into_inner);
     let store = Remote::open(&uri, &Minio::options(minio.address, &[])?)?;
     let snapshot = match Snapshot::open(Context::new(Box::new(store)), 0) {
         Ok(snapshot) => snapshot,
         Err(error) if hard && error.kind() == Kind::NotFound && told.acknowledged.is_empty() => return Ok(told),
-        Err(error) => return Err(fail(format!("cannot open in the end: {error}"))),
+        Err(error) => return Err(fail(format!("cannot open after the schedule: {error}"))),
     };
     let mut held = seeds_of(&snapshot)?;
-    same(without_id(samples::contents(&snapshot)?)?, reference(&held)?).map_err(|told| fail(format!("in the end: {told}")))?;
+    same(without_id(samples::contents(&snapshot)?)?, reference(&held)?).map_err(|told| fail(format!("after the schedule: {told}")))?;
     if let Some(problem) = verify(&snapshot, |_| {})?.problems.first() {
         return Err(fail(format!("{}: {}", problem.object, problem.error)));
     }
@@ -187,7 +187,7 @@ fn every_schedule_of_faults_keeps_every_promise() -> Result<()> {
     let results: Vec<Result<(u64, u64, u64, Vec<u64>)>> = std::thread::scope(|scope| {
         let worker = || {
             let proxy = Proxy::start("127.0.0.1:0", minio.address, Faults::default())
-                .map_err(|error| Error::new("internal", format!("no proxy: {error}")))?;
+                .map_err(|error| Error::new("internal", format!("cannot start the proxy: {error}")))?;
             let (mut commits, mut unknown, mut errors, mut struck) = (0, 0, 0, Vec::new());
             loop {
                 let seed = next.fetch_add(1, Relaxed);
@@ -220,12 +220,12 @@ fn every_schedule_of_faults_keeps_every_promise() -> Result<()> {
         "{schedules} schedules: {commits} commits acknowledged, {unknown} unknown, {errors} errors with a code; requests and faults {struck:?}; peak {} MiB",
         peak_bytes >> 20
     );
-    assert!(struck.iter().all(|count| *count > 0), "every fault must have struck");
+    assert!(struck.iter().all(|count| *count > 0), "every kind of fault must have struck");
     assert!(commits > schedules && peak_bytes <= MEMORY_BYTES);
     Ok(())
 }
 
-/// The most memory this process has held.
+/// Return the peak resident memory of this process.
 fn peak_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

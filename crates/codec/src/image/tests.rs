@@ -19,7 +19,7 @@ fn png_of_every_shape_comes_back() -> Result<()> {
 
 #[test]
 fn what_is_no_image_is_refused_with_its_first_bytes() {
-    let error = decode(b"GIF89a", Limits::default(), true).expect_err("a GIF is no image here");
+    let error = decode(b"GIF89a", Limits::default(), true).expect_err("a GIF is not a supported image");
     assert_eq!(error.code(), "media-undecodable");
     assert!(error.message().contains("47 49 46"));
     assert!(decode(b"", Limits::default(), true).is_err());

@@ -1,4 +1,4 @@
-//! `faulty-proxy LISTEN UPSTREAM [FAULTS]`: see `penstock_testkit::proxy`. Prints the address it listens on; ends with its input.
+//! `faulty-proxy LISTEN UPSTREAM [FAULTS]`: runs `penstock_testkit::proxy`. Prints the address it listens on, and exits when stdin closes.
 
 use std::io::Read as _;
 
@@ -13,6 +13,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let proxy = Proxy::start(listen, upstream.parse()?, Faults::parse(faults)?)?;
     println!("{}", proxy.address);
-    std::io::stdin().read_to_end(&mut Vec::new())?; // Whoever started it closes this to end it.
+    std::io::stdin().read_to_end(&mut Vec::new())?; // The parent process closes stdin to stop the proxy.
     Ok(())
 }

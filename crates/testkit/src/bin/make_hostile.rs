@@ -1,4 +1,4 @@
-//! `make-hostile FOLDER`: write the hostile images there, for the Python tests.
+//! `make-hostile FOLDER`: writes the hostile images to FOLDER for the Python tests.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = std::path::PathBuf::from(std::env::args_os().nth(1).ok_or("usage: make-hostile FOLDER")?);

@@ -1,7 +1,8 @@
-//! The limit that reading from object storage is measured against: the same HTTP library, signed ranged GETs, bodies discarded.
+//! Measures the upper limit of reading from object storage: signed ranged GETs with the same HTTP library, bodies discarded.
 //!
-//! `plain-gets BUCKET AT_ONCE` with the standard variables; batches on standard input, a line each: `key begin end` separated by
-//! spaces, ranges by `;`. Batches run one after the other, ranges of a batch at once. Prints seconds; the first batch warms up.
+//! `plain-gets BUCKET AT_ONCE` reads the standard AWS variables, and one batch per line of standard input. A batch is a list of
+//! ranges `key begin end`, separated by `;`. Batches run one after another, and the ranges of a batch up to AT_ONCE at a time.
+//! Prints seconds and received bytes without the first batch, which warms up.
 
 use std::io::BufRead as _;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ async fn discard(store: &dyn ObjectStore, key: &Path, begin: u64, end: u64) -> R
     while let Some(chunk) = stream.next().await {
         bytes += chunk?.len() as u64;
     }
-    if bytes == end - begin { Ok(bytes) } else { Err("a short answer".into()) }
+    if bytes == end - begin { Ok(bytes) } else { Err("the reply is shorter than the range".into()) }
 }
 
 fn main() -> Result<(), Failure> {
@@ -33,7 +34,7 @@ fn main() -> Result<(), Failure> {
     for line in std::io::stdin().lock().lines() {
         let parse = |range: &str| -> Result<(Path, u64, u64), Failure> {
             let parts: Vec<&str> = range.split(' ').collect();
-            let [key, begin, end] = parts[..] else { return Err("not `key begin end`".into()) };
+            let [key, begin, end] = parts[..] else { return Err("cannot parse a range: expected `key begin end`".into()) };
             Ok((Path::from(key), begin.parse()?, end.parse()?))
         };
         batches.push(line?.split(';').map(parse).collect::<Result<_, _>>()?);
@@ -43,7 +44,7 @@ fn main() -> Result<(), Failure> {
         let mut began = Instant::now();
         let mut bytes = 0;
         for (number, batch) in batches.into_iter().enumerate() {
-            // As tasks, so that all processors take part.
+            // Each GET is a task of the runtime, so that the GETs use all cores.
             let gets = batch.into_iter().map(|(key, begin, end)| {
                 let store = store.clone();
                 async move { tokio::spawn(async move { discard(store.as_ref(), &key, begin, end).await }).await }

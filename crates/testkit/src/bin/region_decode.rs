@@ -1,5 +1,6 @@
-//! The limit for training on JPEGs: decode random regions alone, of the sizes RandomResizedCrop draws, in so many threads. Prints images a second.
-//! `region-decode FOLDER THREADS SECONDS`
+//! Measures the upper limit of training on JPEGs: decoding random regions of the sizes that RandomResizedCrop draws, and nothing else.
+//!
+//! `region-decode FOLDER THREADS SECONDS` prints images per second.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};

@@ -1,0 +1,10 @@
+//! All integration tests of the core, as one binary: `cargo test --release -p penstock-testkit --test proofs [module]`.
+
+mod commits;
+mod crashes;
+mod damage;
+mod fetch;
+mod golden;
+mod hostile;
+mod records;
+mod remote;
