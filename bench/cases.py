@@ -1,4 +1,4 @@
-"""The benchmarks: same source bytes, same output type (owned and writable), consumers that touch every 64 bytes, medians of 5."""
+"""The benchmarks. All systems read the same bytes and return the same type, owned and writable; consumers touch every 64th byte."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def cifar(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     opened = lance.dataset(str(folder / "lance"))
 
     def lance_epoch() -> None:
-        for start in range(0, SAMPLES // 10, TAKE):  # A tenth of an epoch: the rate is what counts.
+        for start in range(0, SAMPLES // 10, TAKE):  # A tenth of an epoch is enough to measure the rate.
             table = opened.take(order[start : start + TAKE])
             touch(table["image"].combine_chunks().flatten().to_numpy().copy()), touch(table["label"].to_numpy().copy())
 
@@ -78,18 +78,18 @@ def cifar(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     }, rounds=9)  # fmt: skip
     rates = {name: rate(SAMPLES // 10 // TAKE * TAKE + TAKE if name == "lance" else SAMPLES, spent) for name, spent in times.items()}
     return {
-        "what": f"{SAMPLES} samples of 32x32x3 uint8 + label, takes of {TAKE}, one thread unless said; first_epoch opens anew and verifies every checksum",
+        "what": f"{SAMPLES} samples of 32x32x3 uint8 + label, takes of {TAKE}, one thread unless stated; first_epoch uses a fresh handle and verifies every checksum",
         "samples_per_second": rates, "times": times, "lines": [f"{name}: {value / 1e3:,.0f} k/s" for name, value in rates.items()],
         "bars": [
             {"what": "penstock / numpy, one thread, after the first epoch", "value": rates["penstock"] / rates["numpy"], "at_least": 1.0},
-            {"what": "penstock / numpy, one thread, first epoch of a fresh handle each", "value": rates["penstock_first_epoch"] / rates["numpy_first_epoch"], "at_least": 1.0},
+            {"what": "penstock / numpy, one thread, first epoch of a fresh handle", "value": rates["penstock_first_epoch"] / rates["numpy_first_epoch"], "at_least": 1.0},
             {"what": "penstock / lance", "value": rates["penstock"] / rates["lance"], "at_least": 10},
         ],
     }  # fmt: skip
 
 
 def photographs(folder: pathlib.Path, photos: pathlib.Path | None, count: int = 4000) -> list[pathlib.Path]:
-    """Give the user's JPEGs, or cut like-sized ones from scikit-learn's two photographs."""
+    """Return the user's JPEGs, or make JPEGs of similar size from scikit-learn's two photographs."""
     if photos is not None:
         return sorted(path for path in photos.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))[:count]
     from PIL import Image
@@ -168,7 +168,7 @@ def jpeg(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
 
 
 def ingest(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
-    """Ingest of 4,000 JPEG files, headers validated and checksums made, durably; against one file of the same bytes + fsync."""
+    """Durable ingest of 4,000 JPEG files with validated headers and checksums, against one file of the same bytes + fsync."""
     files = photographs(folder, photos)
     total = sum(path.stat().st_size for path in files)
     number = iter(range(10**6))
@@ -192,7 +192,7 @@ def ingest(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
         os.sync()
 
     def settle() -> None:
-        """Remove what was written and let the disk come to rest, so that none pays for another."""
+        """Remove the output of the previous turn and sync the disk, so that no system pays for the writes of another."""
         for path in folder.iterdir():
             if path.name.startswith(("flat", "penstock", "lance")):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -213,7 +213,7 @@ ROWS, ROWS_A_KEY = 500_000, 1024
 
 
 def text(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """500,000 rows (label, text of ~110 B): takes of 1,024 random rows, against RocksDB with 1,024 rows a key."""
+    """500,000 rows (label, text of ~110 B): takes of 1,024 random rows, against RocksDB with 1,024 rows per key."""
     from rocksdict import Rdict
 
     rng = np.random.default_rng(0)
@@ -231,7 +231,7 @@ def text(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     takes = [order[start : start + 1024] for start in range(0, 100 * 1024, 1024)]
 
     def output(label: Any, value: list[str]) -> int:
-        return len(label) + len(value)  # Both give an int64 array and a list of str.
+        return len(label) + len(value)  # Both systems return an int64 array and a list of str.
 
     def rocks_random(takes: list[Any]) -> None:
         for rows in takes:
@@ -268,7 +268,7 @@ def text(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         "lines": [f"{name}: {value / 1e3:,.0f} k rows/s" for name, value in rates.items()],
         "bars": [
             {"what": "penstock / RocksDB, the same random rows", "value": rates["penstock_random"] / rates["rocksdb_random"], "at_least": 20},
-            {"what": "penstock at random / RocksDB in its own block order", "value": rates["penstock_random"] / rates["rocksdb_block_order"], "at_least": 0.5},
+            {"what": "penstock at random / RocksDB in key order", "value": rates["penstock_random"] / rates["rocksdb_block_order"], "at_least": 0.5},
         ],
     }  # fmt: skip
 
@@ -291,9 +291,9 @@ def calls(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         micros[count] = interleaved({"take": work})["take"]["median_seconds"] / repeats * 1e6
     return {
         "what": "takes of CIFAR-shaped samples, warm, one thread", "microseconds_per_call": micros,
-        "lines": [f"take of {count}: {spent:,.1f} µs, {spent / count:.2f} µs a row" for count, spent in micros.items()],
+        "lines": [f"take of {count}: {spent:,.1f} µs, {spent / count:.2f} µs per row" for count, spent in micros.items()],
         "bars": [
-            {"what": "take of 1, µs", "value": micros[1], "at_most": 10}, {"what": "take of 32, µs a row", "value": micros[32] / 32, "at_most": 2},
+            {"what": "take of 1, µs", "value": micros[1], "at_most": 10}, {"what": "take of 32, µs per row", "value": micros[32] / 32, "at_most": 2},
         ],
     }  # fmt: skip
 
@@ -321,7 +321,7 @@ def opening(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def memory(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Peak memory of importing 2 GB at the default budget, beside the interpreter with its libraries."""
+    """Peak memory of importing 2 GB at the default budget, on top of the interpreter and its libraries."""
     source = folder / "files"
     source.mkdir()
     body = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8).tobytes()
@@ -343,13 +343,13 @@ print(report.samples, peak() - before, time.perf_counter() - begin, ps.configure
     ).stdout.split()
     return {
         "what": "2,048 files of 1 MiB imported as one commit", "peak_bytes": int(peak), "seconds": float(seconds), "budget_bytes": int(budget),
-        "lines": [f"{samples} files, peak {int(peak) >> 20} MiB beyond the interpreter, {float(seconds):.1f} s"],
+        "lines": [f"{samples} files, peak {int(peak) >> 20} MiB on top of the interpreter, {float(seconds):.1f} s"],
         "bars": [{"what": "peak memory / budget", "value": int(peak) / int(budget), "at_most": 1.0}],
     }  # fmt: skip
 
 
 def larger_than_memory(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """CIFAR-shaped takes with data 4 x memory: a cgroup of 256 MiB, 1 GiB of samples. Reported, without a bar."""
+    """CIFAR-shaped takes from data 4 x memory: 1 GiB of samples in a cgroup of 256 MiB. Reported without a bar."""
     group = (
         next(
             (pathlib.Path(path) for path in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup") if pathlib.Path(path, "cgroup.procs").exists()),
@@ -384,7 +384,7 @@ print(len(order) / (time.perf_counter() - begin), io() - before)
         knob = next(name for name in ("memory.max", "memory.limit_in_bytes") if (group / name).exists())
         (group / knob).write_text(str(limit))
     except (OSError, StopIteration) as error:
-        return {"what": "data 4 x memory", "lines": [f"not measured: no cgroup can be made here ({error})"]}
+        return {"what": "data 4 x memory", "lines": [f"not measured: cannot make a cgroup on this machine ({error})"]}
     rates = {}
     try:
         for which, path in (("penstock", folder / "penstock"), ("numpy", folder / "flat")):
@@ -395,13 +395,13 @@ print(len(order) / (time.perf_counter() - begin), io() - before)
     finally:
         group.rmdir()
     return {
-        "what": f"{count} samples of 3,072 B in a cgroup of {limit >> 20} MiB, takes of 512 random ones, cold", "systems": rates,
-        "lines": [f"{name}: {row['samples_per_second']:,.0f} samples/s, {row['device_bytes'] / 20480:,.0f} bytes read from the device a sample" for name, row in rates.items()],
+        "what": f"{count} samples of 3,072 B in a cgroup of {limit >> 20} MiB, random takes of 512, cold", "systems": rates,
+        "lines": [f"{name}: {row['samples_per_second']:,.0f} samples/s, {row['device_bytes'] / 20480:,.0f} bytes read from the device per sample" for name, row in rates.items()],
     }  # fmt: skip
 
 
 def codecs(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
-    """What each block codec costs and saves by kind of column: the ground of the default."""
+    """Size and speed of each block codec by kind of column. The results justify the default codec."""
     rng = np.random.default_rng(0)
     words = np.array([f"word{number}" for number in range(2000)])
     data: dict[str, tuple[Callable[[str], Any], Any]] = {
@@ -452,7 +452,7 @@ def _natural_tiles() -> np.ndarray[Any, Any]:
 
 
 def commits(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Small durable commits, against the protocol's own syncs: file, folder, record, folder of the log."""
+    """Small durable commits, against the syncs that the commit protocol needs: file, folder, record, folder of the log."""
     ds = ps.create(folder / "d", {"x": "int64"})
     number = iter(range(10**6))
 
@@ -474,9 +474,9 @@ def commits(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     times = interleaved({"penstock": appends, "own_syncs": syncs})
     rates = {name: rate(100, spent) for name, spent in times.items()}
     return {
-        "what": "commits of one sample; own_syncs writes two small files, each synced, and their folder after each", "commits_per_second": rates, "times": times,
+        "what": "commits of one sample; own_syncs writes two small files, and syncs each file and then its folder", "commits_per_second": rates, "times": times,
         "lines": [f"{name}: {value:,.0f}/s" for name, value in rates.items()],
-        "bars": [{"what": "penstock / what its own syncs allow", "value": rates["penstock"] / rates["own_syncs"], "at_least": 0.5}],
+        "bars": [{"what": "penstock / the rate that its syncs allow", "value": rates["penstock"] / rates["own_syncs"], "at_least": 0.5}],
     }  # fmt: skip
 
 
@@ -488,21 +488,21 @@ def minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
 
 
 def direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Reading past the page cache; see bench/direct.py."""
+    """Reading without the page cache; see bench/direct.py."""
     import direct
 
     return direct.direct(folder)
 
 
 def slices(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Arrays on object storage beside h5py and Zarr; see bench/slices.py."""
+    """Arrays on object storage, against h5py and Zarr; see bench/slices.py."""
     import slices
 
     return slices.slices(folder)
 
 
 def _rows(name: str) -> Callable[[pathlib.Path, pathlib.Path | None], Result]:
-    """Rows by the million; see bench/rows.py."""
+    """Return a benchmark of millions of rows; see bench/rows.py."""
 
     def run(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
         import rows
@@ -514,7 +514,7 @@ def _rows(name: str) -> Callable[[pathlib.Path, pathlib.Path | None], Result]:
 
 
 def _training(name: str) -> Callable[[pathlib.Path, pathlib.Path | None], Result]:
-    """A benchmark of the loader; see bench/training.py."""
+    """Return a benchmark of the loader; see bench/training.py."""
 
     def run(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
         import training

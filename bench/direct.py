@@ -1,4 +1,4 @@
-"""Reading past the page cache, against fio at the same size and depth on the very same file, and a buffered NumPy reader."""
+"""Reading without the page cache, against fio at the same size and depth on the same files, and against a buffered NumPy reader."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Consumer = Callable[[list[Callable[[], Any]]], None]
 
 
 def device_bytes() -> int:
-    """Bytes this process has had read from devices."""
+    """Return the number of bytes that this process has read from devices."""
     return int(next(line for line in pathlib.Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes")).split()[1])
 
 
 def fio(folder: pathlib.Path, pattern: str, size: int, loops: int) -> float:
-    """Bytes a second of fio with io_uring, O_DIRECT and registered buffers, over all data files of a dataset `loops` times.
+    """Return the bytes per second of fio with io_uring, O_DIRECT and registered buffers, reading a dataset's data files `loops` times.
 
-    It has as many jobs as we have threads, each with files of its own, one after the other: jobs that read the same files, or
-    change files at every request, are up to a third slower.
+    fio runs as many jobs as we have threads. Each job reads its own files one after another, because jobs that share files or switch
+    files at every request are up to a third slower.
     """
     files = sorted(str(path) for path in (folder / "d").iterdir() if path.stat().st_size > size)
-    assert len(files) % READERS == 0, f"{len(files)} files are not the same work for {READERS} jobs"
+    assert len(files) % READERS == 0, f"cannot divide {len(files)} files equally among {READERS} jobs"
     command = [
         "fio", "--name=global", "--readonly", f"--rw={pattern}", f"--bs={size}", "--ioengine=io_uring", f"--iodepth={DEPTH}", "--direct=1", "--fixedbufs",
         f"--loops={loops}", f"--file_service_type={'sequential' if pattern == 'read' else 'random'}", "--group_reporting", "--output-format=json",
@@ -49,7 +49,7 @@ def fio(folder: pathlib.Path, pattern: str, size: int, loops: int) -> float:
 
 
 def measured(work: Callable[[], int]) -> tuple[float, float, int]:
-    """Bytes a second, processor seconds per GB, bytes from the device."""
+    """Run `work`; returns bytes per second, processor seconds per GB, and bytes read from the device."""
     before, device, began = resource.getrusage(resource.RUSAGE_SELF), device_bytes(), time.perf_counter()
     total = work()
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
@@ -58,13 +58,13 @@ def measured(work: Callable[[], int]) -> tuple[float, float, int]:
 
 
 def one_thread(reads: list[Callable[[], Any]]) -> None:
-    """Read, touch, read, touch: processor seconds are what reading takes, undisturbed."""
+    """Read and touch in turn in one thread, so that other threads do not disturb the measured processor seconds."""
     for read in reads:
         touch(read())
 
 
 def readers(reads: list[Callable[[], Any]]) -> None:
-    """Two threads read, another touches what they gave in turn: a consumer does not stop the device, as in a loader."""
+    """Read in two threads and touch the results in order in this one, so that, as in a loader, the consumer does not stall the device."""
     waiting: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         for read in reads:
@@ -78,7 +78,7 @@ def readers(reads: list[Callable[[], Any]]) -> None:
 def direct(folder: pathlib.Path) -> dict[str, Any]:
     """140 MB raw tensors one by one, and takes of 256 random samples of 128 KiB."""
     if shutil.which("fio") is None:
-        return {"what": "fio is missing", "lines": ["install fio to run this"], "bars": []}
+        return {"what": "fio is missing", "lines": ["install fio to run this benchmark"], "bars": []}
     rng = np.random.default_rng(0)
     big = ps.create(folder / "big", {"x": ps.Tensor((None,), "uint8")})
     with big.transaction() as tx:
@@ -135,7 +135,7 @@ def direct(folder: pathlib.Path) -> dict[str, Any]:
         rate = {system: statistics.median(row[0] for row in rows) for system, rows in rates.items()}
         spent = {system: statistics.median(row[1] for row in rows) for system, rows in rates.items()}
         read = min(row[2] for system, rows in rates.items() if system.startswith("penstock") for row in rows)
-        lines.append(f"{name}: fio {limit / 1e9:.2f} GB/s; ours read {read / 1e9:.2f} GB a round from the device")
+        lines.append(f"{name}: fio {limit / 1e9:.2f} GB/s; ours read {read / 1e9:.2f} GB per round from the device")
         lines += [f"{name}: {system} {rate[system] / 1e9:.2f} GB/s, {spent[system]:.3f} processor seconds per GB" for system in rates]
         ratio = spent["penstock, one_thread"] / spent["numpy, one_thread"]
         bars.append({"what": f"penstock / fio: {name}", "value": rate["penstock, readers"] / limit, "at_least": 0.95})

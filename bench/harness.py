@@ -1,4 +1,4 @@
-"""What the benchmarks share: a machine card, interleaved rounds with medians, evicted caches, results as JSON."""
+"""Helpers of the benchmarks: a machine card, interleaved rounds with medians, cache eviction, results as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDS = 5
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine and the versions measured."""
+    """Describe the machine and the versions of the measured packages."""
     model = next(
         (line.split(":")[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")),
         platform.processor(),
@@ -44,18 +44,18 @@ def machine() -> dict[str, Any]:
 
 
 def touch(array: Any) -> int:
-    """Read every 64th byte, as a consumer would read all of them."""
+    """Read every 64th byte, which loads every cache line, as a real consumer would."""
     if isinstance(array, bytes):
         array = np.frombuffer(array, np.uint8)
-    return int(np.bitwise_xor.reduce(array.reshape(-1).view(np.uint8)[::64]))  # A sum would convert first.
+    return int(np.bitwise_xor.reduce(array.reshape(-1).view(np.uint8)[::64]))  # A sum would first convert to a wider type.
 
 
 def interleaved(
     systems: dict[str, Callable[[], Any]], rounds: int = ROUNDS, settle: Callable[[], None] | None = None
 ) -> dict[str, dict[str, float]]:
-    """Time each system once a round, all in one process run; seconds as median, minimum, maximum.
+    """Time each system once per round, all in one process; returns the median, minimum and maximum seconds of each.
 
-    `settle` runs before each, untimed.
+    `settle` runs untimed before each turn.
     """
     times: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Reading from a MinIO on loopback, against plain signed ranged GETs of the same ranges by the same HTTP library, bodies discarded."""
+"""Reading from MinIO on loopback, against plain signed GETs of the same ranges with the same HTTP library, bodies discarded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Batches = list[list[tuple[str, int, int]]]
 
 
 def plain_gets(binary: pathlib.Path, batches: Batches, at_once: int) -> float:
-    """Seconds of plain GETs; the first batch, again, warms up."""
+    """Return the seconds of plain GETs. The first batch is sent twice, and its first run, which warms up, is not timed."""
     lines = [";".join(f"{key} {begin} {end}" for key, begin, end in batch) for batch in [batches[0], *batches]]
     done = subprocess.run([str(binary), BUCKET, str(at_once)], input="\n".join(lines), capture_output=True, text=True, check=True)
     seconds, received = done.stdout.split()
@@ -38,7 +38,7 @@ def plain_gets(binary: pathlib.Path, batches: Batches, at_once: int) -> float:
 
 
 def boto3_gets(endpoint: str, batches: Batches) -> float:
-    """Seconds of boto3 in 16 threads, bodies read and dropped."""
+    """Return the seconds of boto3 in 16 threads, bodies read and discarded."""
     import boto3
     from botocore.config import Config
 
@@ -72,7 +72,7 @@ end
 
 
 def wrk_rate(folder: pathlib.Path, endpoint: str, batches: Batches) -> float | None:
-    """Bytes a second of wrk, which neither signs nor waits for the end of a batch: the best over connections."""
+    """Return the best bytes per second of wrk over several numbers of connections. wrk neither signs nor waits for the end of a batch."""
     if shutil.which("wrk") is None:
         return None
     (folder / "wrk.lua").write_text(WRK)
@@ -91,7 +91,7 @@ def wrk_rate(folder: pathlib.Path, endpoint: str, batches: Batches) -> float | N
 
 
 def penstock_takes(ds: ps.Dataset, takes: list[Any], read: Callable[[ps.Dataset, Any], Any], scans: bool) -> float:
-    """Seconds of takes, or of one scan of them all."""
+    """Return the seconds of all takes, or of one scan over the same samples."""
     began = time.perf_counter()
     if scans:
         for batch in ds.scan(batch_size=len(takes[0])):
@@ -105,10 +105,10 @@ def penstock_takes(ds: ps.Dataset, takes: list[Any], read: Callable[[ps.Dataset,
 def workload(
     folder: pathlib.Path, binary: pathlib.Path, uri: str, name: str, takes: list[Any], read: Any, columns: list[str], endpoint: str
 ) -> dict[str, Any]:
-    """Time ours and the others in turn; each round opens anew."""
+    """Time Penstock and the others in turn; each round opens a fresh handle."""
     prefix = uri.removeprefix(f"s3://{BUCKET}/")
     times: dict[str, list[float]] = {"penstock": [], "plain": [], "boto3": []}
-    # Less than what is read, so that the block cache is of no use. A scan keeps nothing this large, and has what is the default.
+    # For takes, the block cache is smaller than the data, so that it cannot help. A scan does not cache this much data anyway.
     ps.configure(memory_bytes=512 << 20 if name.startswith("sequential") else 16 << 20)
     fresh = ps.open(uri)
     fresh.take([0])
@@ -131,9 +131,9 @@ def workload(
     ratio = medians["plain"] / medians["penstock"] * (min(received, total) / total)
     lines = [f"{name}: {system} {seconds:.3f} s, {total / seconds / 1e6:,.0f} MB/s" for system, seconds in medians.items()]
     wrk = wrk_rate(folder, endpoint, batches)
-    lines.append(f"{name}: wrk, unsigned and without batches, " + (f"{wrk / 1e6:,.0f} MB/s" if wrk else "is not installed"))
+    lines.append(f"{name}: wrk, unsigned and without batches, " + (f"{wrk / 1e6:,.0f} MB/s" if wrk else "not installed"))
     requests = sum(len(batch) for batch in batches)
-    lines.append(f"{name}: {requests} ranges, {total / 1e6:.0f} MB, plain GETs best at {best} at once")
+    lines.append(f"{name}: {requests} ranges, {total / 1e6:.0f} MB, plain GETs are fastest with {best} at once")
     return {
         "name": name,
         "times": times,
@@ -147,7 +147,7 @@ def workload(
 
 
 def minio(folder: pathlib.Path, photos: Callable[[], list[pathlib.Path]]) -> dict[str, Any]:
-    """Takes of 128 random JPEGs, a sequential scan, and 1,000 random rows of three small columns; then with 20 ms on each reply."""
+    """Takes of 128 random JPEGs, a sequential scan, and 1,000 random rows of three columns; then all of it with 20 ms added to each reply."""
     binary = servers.cargo_binary("plain-gets")
     server = servers.Minio(folder)
     proxy = servers.Proxy(server.port)
@@ -159,7 +159,7 @@ def minio(folder: pathlib.Path, photos: Callable[[], list[pathlib.Path]]) -> dic
         server.client().create_bucket(Bucket=BUCKET)
         anyone = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{BUCKET}/*"}
         policy = {"Version": "2012-10-17", "Statement": [anyone]}
-        server.client().put_bucket_policy(Bucket=BUCKET, Policy=json.dumps(policy))  # For wrk, which does not sign.
+        server.client().put_bucket_policy(Bucket=BUCKET, Policy=json.dumps(policy))  # wrk does not sign its requests.
         ps.configure(threads=2)
         files = photos()
         images = f"s3://{BUCKET}/images"
@@ -199,7 +199,7 @@ def minio(folder: pathlib.Path, photos: Callable[[], list[pathlib.Path]]) -> dic
         proxy.stop()
         server.stop()
     return {
-        "what": f"{len(files)} JPEGs and {count:,} rows on a MinIO on loopback; everything on the same cores",
+        "what": f"{len(files)} JPEGs and {count:,} rows on MinIO on loopback; all processes share the same cores",
         "workloads": results, "lines": [line for result in results for line in result["lines"]],
         "bars": [
             {"what": f"penstock / plain GETs: {result['name']}", "value": result["ratio"], "at_least": 0.72 if "scan" in result["name"] else 0.9}

@@ -1,5 +1,8 @@
-"""One loader at work, in a process of its own: `rivals.py TASK SYSTEM FOLDER WORKERS`. For each line on stdin it runs an epoch and tells
-seconds, processor seconds and samples as JSON. Each by its documented best path; the consumer touches every 64 bytes."""
+"""Run one loader in a separate process: `rivals.py TASK SYSTEM FOLDER WORKERS`.
+
+For each line on stdin the process runs an epoch and prints seconds, processor seconds and samples as JSON. Each system uses its documented
+best path, and the consumer touches every 64th byte.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +123,7 @@ def ffcv_cifar(folder: pathlib.Path, workers: int) -> Callable[[], Iterator[Any]
 
 
 def _augmented(batch: Any, rng: Any) -> Any:
-    """Pad by 4, cut 32 x 32, flip and normalise a whole batch with NumPy; rows of pixels stay together."""
+    """Pad by 4, cut 32 x 32, flip and normalise a whole batch with NumPy, keeping rows of pixels contiguous."""
     count = len(batch)
     padded = np.zeros((count, 40, 40 * 3), np.uint8)
     padded[:, 4:36, 12:108] = batch.reshape(count, 32, 96)
@@ -161,7 +164,7 @@ def numpy_cifar(folder: pathlib.Path, workers: int) -> Callable[[], Iterator[Any
 
 
 def prepare(folder: pathlib.Path) -> None:
-    """Write the photographs, in FOLDER/class/0, and the CIFAR-shaped arrays in the rivals' formats."""
+    """Convert the photographs in FOLDER/class/0 and the CIFAR-shaped arrays, if any, to the rivals' formats."""
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
     from PIL import Image
@@ -176,7 +179,7 @@ def prepare(folder: pathlib.Path) -> None:
         def __getitem__(self, index: int) -> Any:
             return Image.open(paths[index]).convert("RGB"), 0
 
-    # FFCV keeps no files as they are: it encodes pixels anew, here at the quality the files have.
+    # FFCV cannot store files unchanged: it re-encodes pixels, here at the quality of the files.
     writer = DatasetWriter(
         str(folder / "photos.beton"), {"image": RGBImageField(write_mode="jpg", jpeg_quality=quality), "label": IntField()}, num_workers=2
     )
@@ -194,7 +197,7 @@ def prepare(folder: pathlib.Path) -> None:
         writer = DatasetWriter(str(folder / "cifar.beton"), {"image": RGBImageField(write_mode="raw"), "label": IntField()}, num_workers=2)
         writer.from_indexed_dataset(Cifar())
 
-    import litdata  # From here on processes are spawned.
+    import litdata  # After this import, processes are spawned, not forked.
 
     litdata.optimize(_stored, [str(path) for path in paths], str(folder / "litdata"), chunk_bytes="64MB", num_workers=1)
 
@@ -204,7 +207,7 @@ def _stored(path: str) -> dict[str, Any]:
 
 
 def processor_seconds() -> float:
-    """Of this process and its workers, those that ended and those that still run."""
+    """Return the processor seconds of this process and of its workers, both ended and running."""
     import psutil
 
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -1,5 +1,7 @@
-"""Rows by the million: appending from Arrow, NumPy and lists, beside Lance and uncompressed Parquet; importing CSV, JSONL and Parquet beside
-DuckDB; selecting. All that is written is synced, theirs file by file with its folder, as ours is."""
+"""Millions of rows: appending from Arrow, NumPy and lists, against Lance and uncompressed Parquet; importing, against DuckDB; selecting.
+
+All output is synced. The rivals' files and folders are synced after writing, to match Penstock's durability.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ ROWS, TWEETS, POSITIONS = 2_000_000, 1_600_000, 10_000_000
 
 
 def sync(place: pathlib.Path) -> None:
-    """Make what was written durable: every file, and every folder."""
+    """Sync everything at `place`: all files, all folders, and the parent folder."""
     for path in [place, *(place.rglob("*") if place.is_dir() else ()), place.parent]:
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -27,7 +29,7 @@ def sync(place: pathlib.Path) -> None:
 
 
 class Fresh:
-    """A new place for each turn; what the turns before left is removed, untimed, between rounds."""
+    """Returns a new output path for each turn. `clear` removes the output of earlier turns and runs untimed."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder, self.number = folder, itertools.count()
@@ -42,7 +44,7 @@ class Fresh:
 
 
 def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """2 M rows of int64, float32[16], text, a category of 100,000 words and float64; the same as lists, 1 M rows, for the ratio of the two."""
+    """2 M rows of int64, float32[16], text, a category of 100,000 words and float64; 1 M rows without vectors as lists and from Arrow."""
     import lance
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -92,19 +94,19 @@ def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     positions = rng.integers(0, POSITIONS, POSITIONS)
     select = interleaved({"select": lambda: ds.select(positions)})
     return {
-        "what": f"{ROWS:,} rows from Arrow, NumPy and, without vectors and half as many, lists; all synced", "seconds": seconds, "times": {**times, **select},
+        "what": f"{ROWS:,} rows from Arrow and NumPy; half as many, without vectors, from lists; all synced", "seconds": seconds, "times": {**times, **select},
         "lines": [f"{name}: {value:.2f} s" for name, value in seconds.items()] + [f"select of {POSITIONS:,}: {select['select']['median_seconds']:.3f} s"],
         "bars": [
             {"what": "from Arrow / Lance", "value": seconds["penstock_arrow"] / seconds["lance"], "at_most": 1.0},
             {"what": "from Arrow / uncompressed Parquet", "value": seconds["penstock_arrow"] / seconds["parquet"], "at_most": 1.0},
-            {"what": "lists / the same from Arrow", "value": seconds["penstock_lists"] / seconds["penstock_same"], "at_most": 2.0},
+            {"what": "lists / the same rows from Arrow", "value": seconds["penstock_lists"] / seconds["penstock_same"], "at_most": 2.0},
             {"what": "seconds to select 10^7 positions", "value": select["select"]["median_seconds"], "at_most": 0.1},
         ],
     }  # fmt: skip
 
 
 def import_rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """1.6 M tweet-like rows of six columns as CSV, JSONL and Parquet, imported, beside DuckDB's conversion of the same file to Parquet."""
+    """1.6 M tweet-like rows of six columns as CSV, JSONL and Parquet, imported, against DuckDB's conversion of the same file to Parquet."""
     import duckdb
     import pyarrow as pa
     import pyarrow.csv as pc

@@ -1,4 +1,4 @@
-"""Run the benchmarks: `python bench/run.py [NAME…] [--photos FOLDER]`. Each prints ratios and writes bench/results/NAME.json."""
+"""Run the benchmarks: `python bench/run.py [NAME…] [--photos FOLDER]`. Each benchmark prints ratios and writes bench/results/NAME.json."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from harness import save
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"any of {', '.join(cases.ALL)}")
+    parser.add_argument("--photos", type=pathlib.Path, help="a folder of JPEGs; by default JPEGs are made from scikit-learn's photographs")
     parser.add_argument(
-        "--photos", type=pathlib.Path, help="a folder of JPEGs; without it like-sized ones are cut from scikit-learn's photographs"
+        "--scratch", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()), help="folder in which datasets are made"
     )
-    parser.add_argument("--scratch", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()), help="where data sets are made")
     arguments = parser.parse_args()
     missed = []
     for name in arguments.names or cases.ALL:

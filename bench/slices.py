@@ -1,4 +1,4 @@
-"""E47: random samples and hyperslabs of arrays on object storage, beside h5py and Zarr on the same MinIO: requests, bytes, seconds."""
+"""E47: random samples and slabs of arrays on object storage, against h5py and Zarr on the same MinIO: requests, bytes, seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIDE, WINDOW = 256, 64
 
 
 def penstock_reads(name: str) -> Any:
-    """A dataset as an array of samples, or its one volume."""
+    """Return a function that reads samples of a dataset by position, or windows of its only volume."""
     ds = ps.open(f"s3://{BUCKET}/{name}")
     return (lambda key: ds["x"][key]) if name == "samples" else lambda key: ds["x"][(0, *key)]
 
@@ -54,7 +54,7 @@ def one_sample(read: Any) -> int:
 
 
 def samples(read: Any) -> int:
-    """1,000 random samples, in batches of 100."""
+    """Read 1,000 random samples in batches of 100, and return the bytes needed."""
     order = np.random.default_rng(1).permutation(SAMPLES)[:1000]
     for start in range(0, 1000, BATCH):
         batch = np.sort(order[start : start + BATCH])
@@ -65,7 +65,7 @@ def samples(read: Any) -> int:
 
 
 def slabs(read: Any) -> int:
-    """100 windows of 64³ at random places."""
+    """Read 100 windows of 64³ at random places, and return the bytes needed."""
     whole, lows = volume(), np.random.default_rng(2).integers(0, SIDE - WINDOW + 1, (100, 3))
     for row in lows:
         key = tuple(slice(int(low), int(low) + WINDOW) for low in row)
@@ -82,7 +82,7 @@ def volume() -> np.ndarray[Any, Any]:
 
 
 def write(folder: pathlib.Path) -> None:
-    """The same arrays for each system; chunks of 64³ and 32³ for those that want to be told, tiles by default and by hand for ours."""
+    """Write the same arrays for each system: h5py and Zarr with chunks of 64³ and 32³, Penstock with default tiles and with chosen ones."""
     import h5py
     import zarr
 
@@ -100,8 +100,8 @@ def write(folder: pathlib.Path) -> None:
         zarr.create_array(zarr_store(name), shape=values.shape, chunks=chunks, dtype="float32", compressors=None)[:] = values
 
 
-AS_ASKED: dict[str, Any] = {"default_cache_type": "none"}  # h5py reads what it asks for, and nothing ahead.
-# What is measured: workload, system, its array, and how it is opened.
+AS_ASKED: dict[str, Any] = {"default_cache_type": "none"}  # s3fs fetches only the ranges that h5py asks for, without read-ahead.
+# The name of each case, its workload, and a function that opens the array.
 CASES: dict[str, tuple[Any, Any]] = {
     "one sample, penstock": (one_sample, lambda: penstock_reads("samples")),
     "one sample, h5py": (one_sample, lambda: h5py_reads("samples", **AS_ASKED)),
@@ -120,7 +120,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 
 
 def slices(folder: pathlib.Path) -> dict[str, Any]:
-    """Each case in a process of its own, so that nothing is cached, through a proxy that counts."""
+    """Run each case in a separate process, so that nothing is cached, through a proxy that counts requests and bytes."""
     (folder / "minio").mkdir()
     server = servers.Minio(folder / "minio")
     proxy = servers.Proxy(server.port)
@@ -147,14 +147,14 @@ def slices(folder: pathlib.Path) -> dict[str, Any]:
         return f"{name}: {case['requests']:,} requests, {case['bytes'] / case['needed']:.2f} × the bytes needed, {case['seconds']:.2f} s"
 
     def ratio(name: str, what: str) -> float:
-        """Against the best of those that read no more than they are asked for."""
+        """Return the ratio to the best rival without read-ahead."""
         part = name.partition(", ")[0]
         rivals = [case for other, case in results.items() if other.startswith(part) and "penstock" not in other and "ahead" not in other]
         return results[name][what] / min(case[what] for case in rivals)
 
     ours, slab = "1,000 samples, penstock", "100 slabs, penstock with tile=(64, 32, 8)"
     return {
-        "what": "E47: 10,000 samples of 100 KB and a volume of 256³ float32 on MinIO; opened anew for each line, bodies of all replies counted",
+        "what": "E47: 10,000 samples of 100 KB and a volume of 256³ float32 on MinIO; each case opens a fresh handle, and the bodies of all replies count",
         "cases": results,
         "lines": [line(name) for name in results],
         "bars": [

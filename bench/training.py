@@ -1,4 +1,4 @@
-"""The loader, whole: from files to batches in a consumer's hands, beside the machine's limit and the rivals, in one run."""
+"""The complete loader, from files to batches that a consumer touches, against the machine's limit and rivals in one run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import servers
 Result = dict[str, Any]
 ROOT = pathlib.Path(__file__).parent.parent
 RIVALS = ROOT / ".tools" / "rivals" / "bin" / "python"
-SET_BYTES = 120e6  # Of photographs, so that every system can take its turns in minutes.
+SET_BYTES = 120e6  # A set of photographs has at most this size, so that all turns take minutes.
 CORES = sorted(os.sched_getaffinity(0))[:2]
 
 
@@ -33,7 +33,7 @@ def _pinned() -> None:
 
 
 class System:
-    """A loader in a process of its own, pinned to the same cores as every other."""
+    """A loader in a separate process, pinned to the same cores as the others."""
 
     def __init__(self, python: pathlib.Path, task: str, system: str, folder: pathlib.Path, workers: int) -> None:
         command = [python, ROOT / "bench" / "rivals.py", task, system, folder, str(workers)]
@@ -42,7 +42,7 @@ class System:
             list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_pinned
         )
         self._line("ready")
-        self.epoch()  # Compiles, starts workers, fills caches.
+        self.epoch()  # The first epoch compiles, starts workers and fills caches.
 
     def _line(self, wanted: str | None = None) -> str:
         assert self.process.stdout
@@ -64,7 +64,7 @@ class System:
 
 
 def best_of(python: pathlib.Path, task: str, system: str, folder: pathlib.Path, choices: tuple[int, ...]) -> System:
-    """Give the system with the number of threads or workers at which it is fastest."""
+    """Start the system with each number of workers, and return the fastest."""
     found: list[tuple[float, System]] = []
     for workers in choices:
         candidate = System(python, task, system, folder, workers)
@@ -76,7 +76,7 @@ def best_of(python: pathlib.Path, task: str, system: str, folder: pathlib.Path, 
 
 
 def race(systems: list[System]) -> dict[str, dict[str, Any]]:
-    """Epochs in turn; samples a second and processor seconds a thousand, medians."""
+    """Run epochs in turn; returns the median samples per second and processor seconds per 1,000 samples of each system."""
     rows: dict[str, list[tuple[float, float, int]]] = {system.name: [] for system in systems}
     for _ in range(ROUNDS):
         for system in systems:
@@ -95,13 +95,13 @@ def race(systems: list[System]) -> dict[str, dict[str, Any]]:
 
 def told(rows: dict[str, dict[str, Any]], what: str = "") -> list[str]:
     return [
-        f"{what}{name}: {row['per_second']:,.0f}/s ({row['min']:,.0f}–{row['max']:,.0f}), {row['cpu_seconds_per_1000']:.3g} processor seconds a 1,000, {row['workers']} workers"
+        f"{what}{name}: {row['per_second']:,.0f}/s ({row['min']:,.0f}–{row['max']:,.0f}), {row['cpu_seconds_per_1000']:.3g} processor seconds per 1,000, {row['workers']} workers"
         for name, row in rows.items()
     ]
 
 
 def photos(folder: pathlib.Path, given: pathlib.Path | None) -> Result:
-    """JPEG → RandomResizedCrop(224) + flip → batches of 128 uint8, both cores, for each folder of photographs in `--photos`, or that one."""
+    """JPEG → RandomResizedCrop(224) + flip → batches of 128 uint8, on two cores, for each subfolder of `--photos`, or `--photos` itself."""
     import cases
 
     given = given or cases.photographs(folder, None)[0].parent
@@ -120,16 +120,16 @@ def photos(folder: pathlib.Path, given: pathlib.Path | None) -> Result:
         names = ["torchvision", "dali", "ffcv", "litdata"]
         done = subprocess.run([RIVALS, ROOT / "bench" / "rivals.py", "prepare", "-", place, "2"], capture_output=True, text=True)
         if done.returncode:
-            lines.append(f"{source.name}: rivals could not be prepared: {done.stderr[-500:]}")
+            lines.append(f"{source.name}: cannot prepare the rivals: {done.stderr[-500:]}")
             names = ["torchvision"]
         systems = [best_of(pathlib.Path(sys.executable), "photos", "penstock", place, (2,))]
         for name in names:
             try:
                 systems.append(
                     best_of(RIVALS, "photos", name, place, (1, 2) if name == "ffcv" else (2, 3))
-                )  # FFCV takes no more threads than cores.
+                )  # FFCV allows no more threads than cores.
             except RuntimeError as error:
-                lines.append(f"{source.name}: {name} does not run: {str(error)[-300:]}")
+                lines.append(f"{source.name}: cannot run {name}: {str(error)[-300:]}")
 
         def decoding(place: pathlib.Path = place) -> float:
             command = [limit, place / "class" / "0", "2", "1.5"]
@@ -139,9 +139,7 @@ def photos(folder: pathlib.Path, given: pathlib.Path | None) -> Result:
         rows = race(systems)
         if (place / "photos.beton").exists():
             sizes = [sum(path.stat().st_size for path in files), (place / "photos.beton").stat().st_size]
-            lines.append(
-                f"{source.name}: {sizes[0] / len(files):,.0f} bytes an image; FFCV's own encoding takes {sizes[1] / len(files):,.0f}"
-            )
+            lines.append(f"{source.name}: {sizes[0] / len(files):,.0f} bytes per image; as re-encoded by FFCV {sizes[1] / len(files):,.0f}")
         decoded += [decoding() for _ in range(2)]
         alone = statistics.median(decoded)
         ours = rows["penstock"]["per_second"]
@@ -155,11 +153,11 @@ def photos(folder: pathlib.Path, given: pathlib.Path | None) -> Result:
         if rivals:
             best = max(rivals, key=lambda name: rivals[name])
             bars.append({"what": f"{source.name}: penstock / best rival ({best})", "value": ours / rivals[best], "at_least": 1.4})
-    return {"what": "one epoch, shuffled, uint8 out", "sets": results, "lines": lines, "bars": bars}
+    return {"what": "one shuffled epoch, uint8 output", "sets": results, "lines": lines, "bars": bars}
 
 
 def augment(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """CIFAR-shaped samples with crop, flip and normalise, takes of 512: one thread against one, two against two."""
+    """CIFAR-shaped samples with crop, flip and normalise, batches of 512, with one thread for each system and then with two."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8)
     labels = rng.integers(0, 10, 50_000)
@@ -185,11 +183,11 @@ def augment(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         bars.append({"what": f"{threads} threads: penstock / NumPy", "value": ours / rows["numpy"]["per_second"], "at_least": 0.8})
         if "ffcv" in rows:
             bars.append({"what": f"{threads} threads: penstock / FFCV", "value": ours / rows["ffcv"]["per_second"], "at_least": 1.0})
-    return {"what": "50,000 samples of 32 × 32 × 3 uint8, float32 out", "threads": results, "lines": lines, "bars": bars}
+    return {"what": "50,000 samples of 32 × 32 × 3 uint8, float32 output", "threads": results, "lines": lines, "bars": bars}
 
 
 def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Text: shuffled epochs in batches of 1,024 random rows, lists of str, beside HDF5, Lance and LitData."""
+    """Text: shuffled epochs in batches of 1,024 random rows, as lists of str, against HDF5, Lance and LitData."""
     import h5py
     import lance
     import pyarrow as pa
@@ -243,14 +241,14 @@ def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         rates["litdata"] = some / float(done.stdout.split("seconds")[-1])
     best = max((name for name in rates if name != "penstock"), key=lambda name: rates[name])
     return {
-        "what": "100,000 lines of 5 to 40 words; LitData, which has no takes, item by item and in a process of its own", "rows_per_second": rates, "times": times,
-        "lines": [f"{name}: {value:,.0f} rows/s" for name, value in rates.items()] + ([] if done.returncode == 0 else [f"litdata does not run: {done.stderr[-300:]}"]),
+        "what": "100,000 lines of 5 to 40 words; LitData, which has no takes, reads one sample at a time in a separate process", "rows_per_second": rates, "times": times,
+        "lines": [f"{name}: {value:,.0f} rows/s" for name, value in rates.items()] + ([] if done.returncode == 0 else [f"cannot run litdata: {done.stderr[-300:]}"]),
         "bars": [{"what": f"penstock / best rival ({best})", "value": rates["penstock"] / rates[best], "at_least": 3.0}],
     }  # fmt: skip
 
 
 def jitter(sample: dict[str, Any], rng: Any = None) -> dict[str, Any]:
-    """A function of the user: sorts and scales."""
+    """Stand in for a user's function: sorts and scales."""
     x = sample["x"].astype(np.float32)
     return {"x": np.sort(x, 0) + x * 0.5, "label": sample["label"]}
 
@@ -269,7 +267,7 @@ class Samples:
 
 
 def functions(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """The same Python callable in the same number of processes: ours, and a DataLoader with persistent workers."""
+    """The same Python function in the same number of processes: our loader, and a DataLoader with persistent workers."""
     import torch
 
     images = np.random.default_rng(0).integers(0, 256, (6000, 96, 96, 3), dtype=np.uint8)
@@ -287,20 +285,20 @@ def functions(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
     systems = {"penstock": lambda: run(ours), "dataloader": lambda: run(theirs)}
     for work in systems.values():
-        work()  # Starts the processes.
-    # Our workers begin the next epoch when one ends: not in the rival's turn.
+        work()  # The first run starts the processes.
+    # Our workers start the next epoch as soon as one ends. The pause lets them finish before the rival's turn.
     times = interleaved(systems, settle=lambda: time.sleep(0.5))
     ours.close()
     rates = {name: len(images) / row["median_seconds"] for name, row in times.items()}
     return {
-        "what": "6,000 samples of 96 × 96 × 3 through a NumPy function, two processes; ours may have 6 of 94 batches ready when an epoch begins", "samples_per_second": rates, "times": times,
+        "what": "6,000 samples of 96 × 96 × 3 through a NumPy function, two processes; our loader may have 6 of 94 batches ready when an epoch begins", "samples_per_second": rates, "times": times,
         "lines": [f"{name}: {value:,.0f} samples/s" for name, value in rates.items()],
         "bars": [{"what": "penstock / DataLoader", "value": rates["penstock"] / rates["dataloader"], "at_least": 1.0}],
     }  # fmt: skip
 
 
 def starting(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """From `ps.open` of 1 M samples to the first batch, and what resuming at step 10^6 of 10^9 draws plans."""
+    """The time from `ps.open` of 1 M samples to the first batch, and the time to plan a resume at step 10^6 of 10^9 draws."""
     ds = ps.create(folder / "million", {"x": ps.Tensor((16,), "uint8"), "label": "int64"})
     with ds.transaction() as tx:
         for begin in range(0, 1_000_000, 100_000):
@@ -340,7 +338,7 @@ def starting(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def whole_direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """140 MB raw tensors past the page cache through the whole loader, against fio; a dataset, and NPY files in place."""
+    """140 MB raw tensors through the complete loader without the page cache, from a dataset and from NPY files in place, against fio."""
     import direct
 
     count, epochs = 8, 4
@@ -375,14 +373,14 @@ def whole_direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
             read = direct.device_bytes() - before
     medians = {name: statistics.median(values) for name, values in rates.items()}
     return {
-        "what": f"{count} tensors of 140 MB, {epochs} epochs a round; {read / 1e9:.2f} GB read from the device in the last one", "bytes_per_second": rates,
+        "what": f"{count} tensors of 140 MB, {epochs} epochs per round; {read / 1e9:.2f} GB read from the device in the last round", "bytes_per_second": rates,
         "lines": [f"{name}: {value / 1e9:.2f} GB/s" for name, value in medians.items()],
         "bars": [{"what": f"{name} / fio", "value": medians[name] / medians["fio"], "at_least": 0.95} for name in ("dataset", "npy in place")],
     }  # fmt: skip
 
 
 def whole_minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
-    """Raw JPEG bytes from a MinIO with 20 ms on each reply, through the whole loader, against plain concurrent GETs of the same ranges."""
+    """Raw JPEG bytes from MinIO with 20 ms added to each reply, through the complete loader, against plain GETs of the same ranges."""
     import cases
     import remote
 
@@ -398,7 +396,7 @@ def whole_minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
         uri = f"s3://{remote.BUCKET}/images"
         ps.create(uri, {"image": ps.Image()}).append({"image": files})
         proxy.faults("delay_ms=20")
-        ps.configure(memory_bytes=64 << 20, threads=2)  # The block cache is smaller than what is read.
+        ps.configure(memory_bytes=64 << 20, threads=2)  # The block cache is smaller than the data.
         ds = ps.open(uri)
         ds.take([0])
         order = [ds.loader(batch_size=128, shuffle=True, decode=False)._core.places(step)[2] for step in range(len(files) // 128)]
@@ -408,7 +406,7 @@ def whole_minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
         best = min(remote.AT_ONCE, key=lambda at_once: remote.plain_gets(binary, [flat], at_once))
         rates: dict[str, list[float]] = {"penstock": [], "plain": []}
         received = 0
-        for timed in [False] + [True] * ROUNDS:  # The plain GETs warm up by a run as well.
+        for timed in [False] + [True] * ROUNDS:  # The first, untimed epoch warms up; plain GETs have a warm-up run too.
             fresh = ps.open(uri)
             before = fresh.stats()["received_bytes"]
             with fresh.loader(batch_size=128, shuffle=True, decode=False, last_batch="drop", memory_bytes=512 << 20) as loader:
@@ -426,7 +424,7 @@ def whole_minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
         server.stop()
     medians = {name: statistics.median(values) for name, values in rates.items()}
     return {
-        "what": f"{len(flat)} ranges, {total / 1e6:.0f} MB, shuffled batches of 128; plain GETs best at {best} at once; the loader received {received / 1e6:.0f} MB",
+        "what": f"{len(flat)} ranges, {total / 1e6:.0f} MB, shuffled batches of 128; plain GETs are fastest with {best} at once; the loader received {received / 1e6:.0f} MB",
         "bytes_per_second": rates, "lines": [f"{name}: {value / 1e6:,.0f} MB/s" for name, value in medians.items()],
         "bars": [{"what": "penstock / plain GETs, 20 ms on each reply", "value": medians["penstock"] / medians["plain"], "at_least": 0.9}],
     }  # fmt: skip

@@ -1,8 +1,8 @@
-"""The main job on real data: write three commits, travel in time, read back bit for bit, train a classifier,
-kill and resume it in the middle of an epoch, verify.
+"""A tour of Penstock on real data: write three commits, open old snapshots, read back bit for bit, train a classifier,
+kill it in the middle of an epoch and resume, verify.
 
 Usage: python examples/demo.py [--data FOLDER] [--keep FOLDER]
-Data: the 1,797 handwritten digits and two photographs that come inside scikit-learn; with --data your own images.
+Data: the 1,797 handwritten digits and two photographs that ship with scikit-learn; with --data, your own images.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TILE = 64
 
 
 def digits() -> tuple[list[bytes], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Give every digit as PNG, its label, and a 16-dimensional embedding (PCA), in a fixed shuffled order."""
+    """Return every digit as PNG, its label, and a 16-dimensional embedding (PCA), in a fixed shuffled order."""
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     pixels = (data.images[order] * 15).astype(np.uint8)  # 0…16 → 0…240
@@ -51,7 +51,7 @@ def encoded(pixels: np.ndarray[Any, Any], format: str) -> bytes:
 
 
 def tiles() -> tuple[list[bytes], list[np.ndarray[Any, Any]]]:
-    """Cut the photographs into tiles, as JPEG, each with boxes around what is brighter than most of the photograph."""
+    """Cut the photographs into JPEG tiles, each with a box around its pixels in the brightest fifth of the photograph."""
     images, boxes = [], []
     for photo in load_sample_images().images:
         bright = np.quantile(photo.mean(2), 0.8)
@@ -66,7 +66,7 @@ def tiles() -> tuple[list[bytes], list[np.ndarray[Any, Any]]]:
 
 
 def write(root: pathlib.Path) -> tuple[ps.Dataset, dict[str, list[bytes]]]:
-    """Make the dataset in three commits; gives it and the bytes that went in."""
+    """Make the dataset in three commits; returns it and the encoded images."""
     pngs, labels, embedding = digits()
     jpegs, boxes = tiles()
     ds = ps.create(
@@ -92,7 +92,7 @@ def write(root: pathlib.Path) -> tuple[ps.Dataset, dict[str, list[bytes]]]:
 
 
 def show_time_travel(ds: ps.Dataset) -> None:
-    rows = table("three commits, and what each of them holds", "snapshot", "samples", "message", "sources there")
+    rows = table("the contents of each commit", "snapshot", "samples", "message", "sources")
     for commit in reversed(ds.log()):
         then = ps.open(ds.uri, snapshot=commit.snapshot)
         rows.add_row(commit.snapshot[:14] + "…", str(len(then)), commit.message, ", ".join(then.vocabulary("source")) or "—")
@@ -100,7 +100,7 @@ def show_time_travel(ds: ps.Dataset) -> None:
 
 
 def show_disk(ds: ps.Dataset) -> None:
-    rows = table("what lies on disk", "column", "type", "stored", "blocks", "data files")
+    rows = table("storage on disk", "column", "type", "stored", "blocks", "data files")
     for name, entry in ds.layout().items():
         rows.add_row(name, type_text(ds.schema[name]), size_text(entry["stored_bytes"]), str(entry["blocks"]), str(entry["data_files"]))
     console.print(rows)
@@ -111,13 +111,13 @@ def show_disk(ds: ps.Dataset) -> None:
 
 
 def check_bytes(ds: ps.Dataset, written: list[bytes]) -> None:
-    """Read every stored image back, in random order, and compare with what went in."""
+    """Read every image back in random order, and compare its bytes with those written."""
     order = np.random.default_rng(1).permutation(len(ds))
     stored = ds.take(order, columns=["image"], decode=False)["image"]
     wrong = sum(stored[place] != written[position] for place, position in enumerate(order))
     if wrong:
         sys.exit(f"FAILED: {wrong} images differ from what was written")
-    console.print(f"[bold]read back[/]: {len(order)} images in random order, every byte as it was written")
+    console.print(f"[bold]read back[/]: {len(order)} images in random order, every byte as written")
 
 
 class Classifier(torch.nn.Sequential):
@@ -132,19 +132,19 @@ class Classifier(torch.nn.Sequential):
 
 
 def digits_of(ds: ps.Dataset, name: str) -> ps.View:
-    """Give the digits of one of the first two commits."""
+    """Return a view of the digits of one of the first two commits."""
     return ds.select(np.flatnonzero(ds["source"][:] == ds.vocabulary("source").index(f"digits/{name}")))
 
 
 def loader_of(ds: ps.Dataset, name: str, shuffle: bool = True) -> ps.Loader:
-    """Batches of 64 as torch tensors, decoded and normalised in the core."""
+    """Return a loader of batches of 64 as torch tensors, decoded and normalised in the core."""
     transform = [T.CenterCrop(8), T.Normalize([0.5], [0.5])]
     columns = ["image", "label", "_row_id"]
     return digits_of(ds, name).loader(batch_size=64, shuffle=shuffle, seed=7, columns=columns, transform=transform, output="torch")
 
 
 def train(ds: ps.Dataset) -> float:
-    """Train on the digits of the first commit, test on those of the second; gives the accuracy."""
+    """Train on the digits of the first commit and test on those of the second; returns the accuracy."""
     torch.manual_seed(0)
     torch.set_num_threads(2)
     model = Classifier()
@@ -180,16 +180,16 @@ def train(ds: ps.Dataset) -> float:
 
 
 def go_on(root: str, state: str) -> None:
-    """Run as a process of its own: load batches from a state on, and tell of each the state after it and the row ids in it."""
+    """Load batches from a state on, and print the row ids of each batch and the state after it. Runs in a separate process."""
     loader = loader_of(ps.open(root), "train")
     loader.load_state_dict(json.loads(state))
     for batch in loader.stream(1):
         print(json.dumps([loader.state_dict(), batch["_row_id"].tolist()]), flush=True)
-        time.sleep(0.01)  # A model at work.
+        time.sleep(0.01)  # Simulates the work of a model.
 
 
 def show_resume(ds: ps.Dataset) -> None:
-    """Kill a training process in the middle of an epoch, resume in another one, and compare with an epoch that nobody disturbed."""
+    """Kill a training process in the middle of an epoch, resume in a new one, and compare with an undisturbed epoch."""
     loader = loader_of(ds, "train")
     loader.set_epoch(3)
     first = json.dumps(loader.state_dict())
@@ -210,7 +210,7 @@ def show_resume(ds: ps.Dataset) -> None:
     if [ids for _, ids in lines] != whole:
         sys.exit("FAILED: the resumed epoch differs from the undisturbed one")
     console.print(
-        f"[bold]resume[/]: killed with kill -9 after batch {stop} of {len(whole)}, went on in a new process from a state of {len(state)} bytes: "
+        f"[bold]resume[/]: killed with kill -9 after batch {stop} of {len(whole)}, resumed in a new process from a state of {len(state)} bytes: "
         f"the same {sum(map(len, whole))} samples in the same order"
     )
     for name, batches in (("undisturbed", whole), ("killed and resumed", [ids for _, ids in lines])):
@@ -218,7 +218,7 @@ def show_resume(ds: ps.Dataset) -> None:
 
 
 def measure(ds: ps.View) -> None:
-    """Show how many samples a second shuffled takes of 128 give, decoded and as stored."""
+    """Measure shuffled takes of 128 in images per second, decoded and as stored."""
     for what, decode in (("decoded", True), ("as stored", False)):
         done, begin, rng = 0, time.perf_counter(), np.random.default_rng(2)
         while time.perf_counter() - begin < 1:
@@ -237,7 +237,7 @@ def verify(ds: ps.Dataset) -> None:
 
 
 def own_images(folder: str, root: pathlib.Path) -> None:
-    """Import the user's images, and show the same for them."""
+    """Import the user's images; then show their storage, read them back, measure takes, and verify."""
     report = ps.importers.import_data(folder, root, on_error="skip", validate="decode")
     ds = ps.open(root)
     console.print(f"imported {report.samples} images from {folder}, refused {len(report.refused)}")
@@ -253,8 +253,8 @@ def own_images(folder: str, root: pathlib.Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="a folder of your own images, class = parent folder")
-    parser.add_argument("--keep", help="write the dataset here and leave it there")
+    parser.add_argument("--data", help="a folder of your images; the class is the parent folder")
+    parser.add_argument("--keep", help="write the dataset here and keep it")
     parser.add_argument("--go-on", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.go_on:
@@ -273,9 +273,7 @@ def main() -> None:
         check_bytes(ds, written["digits"] + written["tiles"])
         accuracy = train(ds)
         show_resume(ds)
-        console.print(
-            f"[bold]accuracy[/] on {TEST_DIGITS} digits never trained on: {100 * accuracy:.1f} % (bar {100 * ACCURACY_BAR:.0f} %)"
-        )
+        console.print(f"[bold]accuracy[/] on {TEST_DIGITS} unseen digits: {100 * accuracy:.1f} % (bar {100 * ACCURACY_BAR:.0f} %)")
         if accuracy < ACCURACY_BAR:
             sys.exit("FAILED: the classifier is below the bar")
         measure(ds)

@@ -1,6 +1,6 @@
-"""Moving over from a DataLoader, one line at a time: `python examples/train_dataloader.py FOLDER`.
+"""Migrate from a DataLoader step by step: `python examples/train_dataloader.py FOLDER`.
 
-1. A folder of images and torchvision, as before.  2. The same DataLoader on a Penstock dataset, in our order, which resumes.
+1. A folder of images with torchvision.  2. The same DataLoader on a Penstock dataset, with our sampler, which can resume.
 3. `ds.loader`: the same samples without worker processes, decoded and augmented in the core.
 """
 
@@ -46,7 +46,7 @@ def main(folder: pathlib.Path) -> None:
     before = torch.utils.data.DataLoader(datasets.ImageFolder(folder / "photographs", augment), batch_size=BATCH, shuffle=True)
     timed("1. ImageFolder + DataLoader", before)
 
-    ps.importers.import_data(folder / "photographs", folder / "dataset")  # Once; or: penstock import photographs dataset
+    ps.importers.import_data(folder / "photographs", folder / "dataset")  # Needed only once; or run: penstock import photographs dataset
     ds = ps.open(folder / "dataset")
     keep = v2.Compose([v2.RandomResizedCrop(160), v2.RandomHorizontalFlip()])
 
@@ -57,7 +57,7 @@ def main(folder: pathlib.Path) -> None:
     sampler = ps.torch.Sampler(ds, batch_size=BATCH, seed=0)
     moving = torch.utils.data.DataLoader(ds.torch(["image", "label"]), batch_size=BATCH, sampler=sampler, collate_fn=collate)
     timed("2. the same DataLoader, our dataset and order", moving)
-    state = sampler.state_dict(batches=5)  # What a checkpoint after 5 batches would hold.
+    state = sampler.state_dict(batches=5)  # The state to store in a checkpoint after 5 batches.
 
     loader = ds.loader(
         batch_size=BATCH, shuffle=True, seed=0, columns=["image", "label"], output="torch",

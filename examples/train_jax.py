@@ -1,4 +1,4 @@
-"""Train with JAX: `python examples/train_jax.py FOLDER`. Batches are JAX arrays; the loader's state goes into the checkpoint."""
+"""Train with JAX: `python examples/train_jax.py FOLDER`. Batches are JAX arrays, and the checkpoint holds the loader's state."""
 
 import json
 import pathlib
@@ -42,12 +42,12 @@ def main(folder: pathlib.Path) -> None:
         weights, loss = step(weights, batch["image"], batch["label"])
     checkpoint = json.dumps(batches.state_dict())
     batches = loader()
-    batches.load_state_dict(json.loads(checkpoint))  # In another process, after a crash: the same from here on.
+    batches.load_state_dict(json.loads(checkpoint))  # A process that resumes after a crash does the same.
     for batch in batches.stream(12):
         weights, loss = step(weights, batch["image"], batch["label"])
     plain = next(iter(ds.loader(batch_size=len(ds), transform=[T.CenterCrop(8), T.Normalize([0.5], [0.5])], output="jax")))
     right = float((logits(weights, plain["image"]).argmax(1) == plain["label"]).mean())
-    print(f"done: loss {float(loss):.3f}, {right:.1%} of the digits right on {jax.devices()[0].platform}")
+    print(f"done: loss {float(loss):.3f}, {right:.1%} of the digits correct on {jax.devices()[0].platform}")
     assert right > 0.85
 
 

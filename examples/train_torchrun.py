@@ -1,7 +1,7 @@
-"""Two processes train one model: `torchrun --nproc-per-node=2 examples/train_torchrun.py FOLDER`; without torchrun it starts itself so.
+"""Two processes train one model: `torchrun --nproc-per-node=2 examples/train_torchrun.py FOLDER`.
 
-Every rank gets its part of each global batch from the same order, and checkpoints are the same for any number of ranks: the second half of
-this run loads the state of the first half and goes on with a different number of samples a rank.
+Without torchrun the script starts itself that way. Every rank gets its part of each global batch from the same order. Checkpoints do not
+depend on the number of ranks: the second half of this run loads the state of the first half and resumes with fewer samples per rank.
 """
 
 import os
@@ -31,7 +31,7 @@ def main(folder: pathlib.Path) -> None:
         torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     )
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
-    loader = ds.loader(global_batch_size=120, shuffle=True, seed=1, output="torch")  # Rank and world size are torchrun's.
+    loader = ds.loader(global_batch_size=120, shuffle=True, seed=1, output="torch")  # Rank and world size come from torchrun.
     assert loader.world_size == dist.get_world_size()
 
     def train(batches):
@@ -43,7 +43,7 @@ def main(folder: pathlib.Path) -> None:
         return loss.item()
 
     train(loader.stream(3))
-    state = loader.state_dict()  # The same on all ranks, a few hundred bytes: put it into the checkpoint.
+    state = loader.state_dict()  # A few hundred bytes, equal on all ranks: store it in the checkpoint.
     resumed = ds.loader(global_batch_size=90, shuffle=True, output="torch")
     resumed.load_state_dict(state)
     loss = train(resumed.stream(8))
@@ -51,7 +51,7 @@ def main(folder: pathlib.Path) -> None:
         with torch.no_grad():
             everything = next(iter(ds.loader(batch_size=len(ds), output="torch", rank=0, world_size=1)))
             right = (model.module(everything["x"]).argmax(1) == everything["label"]).float().mean().item()
-        print(f"done: loss {loss:.3f}, {right:.1%} of the digits right", flush=True)
+        print(f"done: loss {loss:.3f}, {right:.1%} of the digits correct", flush=True)
         assert right > 0.9
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""The command line: one file a verb. `main` turns errors into exit codes: 0 done, 1 error, 2 usage."""
+"""The command line: one file per verb. `main` sets the exit code: 0 done, 1 error, 2 usage, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ app.command("doctor")(doctor.doctor)
 
 def main() -> None:
     """Run the command line."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # It was closed by who started us.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # The parent process closed it.
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # Names and values may be beyond what a terminal can show.
+            stream.reconfigure(errors="backslashreplace")  # A terminal may be unable to show a name or a value.
     try:
         try:
             app()
@@ -63,20 +63,20 @@ def main() -> None:
     except KeyboardInterrupt:
         _leave(130, partial(print, f"stopped; {show.done or 'nothing was committed'}", file=sys.stderr))
     except BrokenPipeError:
-        _leave(0, partial(print, file=sys.stderr, end=""))  # The reader of our output has gone: that is its business.
+        _leave(0, partial(print, file=sys.stderr, end=""))  # The reader closed the pipe, which is not an error.
     except OSError as error:
-        # What was done is done: who takes this for a failure would do it twice.
+        # If the work is done, exit with 0: after a failure a script would repeat it.
         done = show.done
         what = f"{done}; the rest of this report cannot be printed" if done else "cannot print"
         _leave(0 if done else 1, partial(print, f"{'note' if done else 'error'}: {what}: {error}", file=sys.stderr))
 
 
 def _leave(code: int, tell: Callable[[], None]) -> NoReturn:
-    """Say why, if that can be said, and end."""
+    """Print the reason, if possible, and exit."""
     with contextlib.suppress(OSError):
         tell()
         sys.stdout.flush()
-    for stream in (sys.stdout, sys.stderr):  # What was not printed is not tried again at exit.
+    for stream in (sys.stdout, sys.stderr):  # Python must not try to flush the rest again at exit.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)

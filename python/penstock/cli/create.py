@@ -9,12 +9,12 @@ from penstock.cli import show
 
 
 def create(
-    uri: str = typer.Argument(help="Where: a new folder."),
+    uri: str = typer.Argument(help="Where to create the dataset: a new folder or a URI."),
     columns: list[str] = typer.Argument(None, metavar="COLUMN…", help=show.TYPES_HELP),
-    message: str = typer.Option("create", "--message", "-m", help="The commit's message."),
+    message: str = typer.Option("create", "--message", "-m", help="The commit message."),
     as_json: bool = typer.Option(False, "--json", help="Print {uri, snapshot}."),
 ) -> None:
-    """Make a new, empty dataset."""
+    """Create a new, empty dataset."""
     dataset = penstock.create(uri, show.parse_types(columns or []), message=message)
     show.done = f"created {dataset.uri} with {len(dataset.schema)} columns, snapshot {dataset.snapshot}"
     if as_json:

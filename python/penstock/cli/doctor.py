@@ -14,17 +14,17 @@ from penstock.errors import NotFoundError
 
 
 def doctor(
-    uri: str = typer.Argument(help="A place for datasets: s3://bucket/prefix, a folder, …"),
+    uri: str = typer.Argument(help="A location for datasets: s3://bucket/prefix, a folder, …"),
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
 ) -> None:
-    """Try what a dataset does at a place, and measure it: rights, create-only puts, latency, rates, clock.
+    """Test a location for datasets and measure it: permissions, create-only puts, latency, rates, clock.
 
-    Writes one object of 32 MiB and removes it again. Exit 1 if something that datasets need does not work.
+    Writes test objects, one of them 32 MiB, and removes them. Exits with 1 if something that datasets need does not work.
     """
     local = "://" not in uri or uri.startswith("file://")
     if local and not pathlib.Path(uri.removeprefix("file://")).is_dir():
-        raise NotFoundError(f"cannot examine `{uri}`: there is no such folder", code="source-not-found", hint="make it first")
-    # Past the page cache, so that it is the disk that is measured.
+        raise NotFoundError(f"cannot examine `{uri}`: there is no such folder", code="source-not-found", hint="create it first")
+    # Bypass the page cache, to measure the disk itself.
     findings = _core.doctor(uri, None if local else [("timeout_seconds", "15")], "direct" if local else "auto")
     bad = [finding for finding in findings if finding[1] is False]
     if as_json:

@@ -10,10 +10,10 @@ from penstock.cli import show
 
 def head(
     uri: str = typer.Argument(help="A dataset."),
-    count: int = typer.Option(5, "--count", "-n", min=1, help="How many samples."),
+    count: int = typer.Option(5, "--count", "-n", min=1, help="The number of samples."),
     columns: list[str] = typer.Option([], "--column", "-c", help="Only these columns."),
     snapshot: str = typer.Option("", help="A snapshot id; the newest by default."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object a line."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object per line."),
 ) -> None:
     """Show the first samples."""
     dataset = penstock.open(uri, snapshot=snapshot or None)

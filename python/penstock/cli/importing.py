@@ -15,23 +15,23 @@ from penstock.cli import show
 
 def import_(
     source: Annotated[str, typer.Argument(help="A folder of images (class = parent folder), or a CSV, TSV, JSONL, Parquet or Arrow file.")],
-    destination: Annotated[str, typer.Argument(help="A new dataset, or one with these columns to append to.")],
+    destination: Annotated[str, typer.Argument(help="A new dataset, or an existing one with these columns, to append to.")],
     format: Annotated[str, typer.Option(help="auto, images, csv, tsv, jsonl, parquet, arrow.")] = "auto",
     types: Annotated[list[str], typer.Option("--type", "-t", help=show.TYPES_HELP)] = [],  # noqa: B006
-    validate: Annotated[str, typer.Option(help="header: look at the headers of images; decode: at every pixel.")] = "header",
-    on_error: Annotated[str, typer.Option(help="raise: commit nothing; skip the item; null the value.")] = "raise",
+    validate: Annotated[str, typer.Option(help="header: check the headers of images; decode: check every pixel.")] = "header",
+    on_error: Annotated[str, typer.Option(help="raise: commit nothing; skip: leave out the item; null: store a null.")] = "raise",
     encoding: Annotated[str, typer.Option(help="Encoding of CSV and JSONL files.")] = "utf-8",
     delimiter: Annotated[str, typer.Option(help="Delimiter of CSV files.")] = "",
     quote: Annotated[str, typer.Option(help="Quote character of CSV files; empty for none.")] = '"',
     header: Annotated[bool, typer.Option(help="Whether the first line of a CSV file names the columns.")] = True,
-    include: Annotated[list[str], typer.Option(help="Import only files of a folder like this: --include '*.jpg'.")] = [],  # noqa: B006
-    exclude: Annotated[list[str], typer.Option(help="Leave out files of a folder like this: --exclude 'thumbnails/*'.")] = [],  # noqa: B006
-    message: Annotated[str, typer.Option("--message", "-m", help="The commit's message.")] = "",
+    include: Annotated[list[str], typer.Option(help="Import only files that match: --include '*.jpg'.")] = [],  # noqa: B006
+    exclude: Annotated[list[str], typer.Option(help="Leave out files that match: --exclude 'thumbnails/*'.")] = [],  # noqa: B006
+    message: Annotated[str, typer.Option("--message", "-m", help="The commit message.")] = "",
     memory_bytes: Annotated[int, typer.Option(help="Memory budget; 0 is the default of 512 MiB.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}], left_out}.")] = False,
 ) -> None:
-    """Import files as one commit; every item that is refused is reported."""
-    from penstock.importers import import_data  # Here, because pyarrow takes a third of a second that other verbs need not wait.
+    """Import files as one commit, and report every refused item."""
+    from penstock.importers import import_data  # Not at the top: loading pyarrow takes a third of a second.
 
     if memory_bytes:
         penstock.configure(memory_bytes=memory_bytes)
@@ -63,7 +63,7 @@ def import_(
     print(show.done, flush=True)
     if report.left_out:
         some = ", ".join(map(show.plain, report.left_out[:3])) + (", …" if len(report.left_out) > 3 else "")
-        print(f"left out {len(report.left_out)} files of other kinds, or that were not chosen: {some}")
+        print(f"left out {len(report.left_out)} files, of other kinds or not selected: {some}")
     if report.refused:
         refused_table = show.table(f"{len(report.refused)} items were refused", "item", "code", "message")
         for refusal in report.refused[:50]:

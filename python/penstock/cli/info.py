@@ -11,9 +11,9 @@ from penstock.cli import show
 def info(
     uri: str = typer.Argument(help="A dataset."),
     snapshot: str = typer.Option("", help="A snapshot id; the newest by default."),
-    as_json: bool = typer.Option(False, "--json", help="Print it as JSON."),
+    as_json: bool = typer.Option(False, "--json", help="Print the information as JSON."),
 ) -> None:
-    """Show columns, samples, and what lies on disk."""
+    """Show the columns, the number of samples, and the bytes stored."""
     dataset = penstock.open(uri, snapshot=snapshot or None)
     layout = dataset.layout()
     newest = dataset.log(1)[0]

@@ -10,8 +10,8 @@ from penstock.cli import show
 
 def log(
     uri: str = typer.Argument(help="A dataset."),
-    limit: int = typer.Option(20, "--limit", "-n", min=1, help="How many commits at most."),
-    as_json: bool = typer.Option(False, "--json", help="Print a list of objects."),
+    limit: int = typer.Option(20, "--limit", "-n", min=1, help="The maximum number of commits."),
+    as_json: bool = typer.Option(False, "--json", help="Print a JSON list of objects."),
 ) -> None:
     """List commits, newest first."""
     commits = penstock.open(uri).log(limit)

@@ -1,4 +1,4 @@
-"""What the verbs share: tables, JSON, errors, type arguments."""
+"""Helpers that the verbs share: tables, JSON, errors, type arguments."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rich.table import Table
 from penstock.errors import Error, InvalidInputError
 from penstock.schema import Boxes, Bytes, Category, ColumnType, Image, Json, Keypoints, Label, Mask, Scalar, Tensor, Text
 
-# Rich takes a terminal of no columns at its word.
+# With COLUMNS=0, Rich would print tables of width 0.
 WIDTH = 80 if os.environ.get("COLUMNS") == "0" else None
 console = Console(width=WIDTH)
-# What a command has done that must not be done twice, should it fail to say so.
+# What the command has committed. `main` reports it even after a failed print, so that the user does not repeat it.
 done = ""
 
 _NAMED: dict[str, ColumnType] = {
@@ -43,11 +43,11 @@ def parse_type(text: str) -> ColumnType:
         except ValueError as error:
             if isinstance(error, Error):
                 raise
-            raise typer.BadParameter(f"`{text}`: the shape is `{shape}`, expected sizes or ? between x") from None
+            raise typer.BadParameter(f"`{text}`: the shape is `{shape}`, expected sizes or ?, separated by x") from None
     try:
         return Scalar(kind if not rest else text)
     except InvalidInputError as error:
-        raise typer.BadParameter(f"`{text}` is no column type: {TYPES_HELP}") from error
+        raise typer.BadParameter(f"`{text}` is not a column type: {TYPES_HELP}") from error
 
 
 def parse_types(arguments: list[str]) -> dict[str, ColumnType]:
@@ -70,7 +70,7 @@ def print_json(value: Any) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: it is told in words."""
+    """Replace NaN and infinity, which JSON cannot hold, with text."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -101,7 +101,7 @@ def print_error(error: Error, as_json: bool) -> None:
 
 
 def table(title: str, *columns: str) -> Table:
-    """Begin a table."""
+    """Create a table without rows."""
     made = Table(title=plain(title), title_justify="left")
     for column in columns:
         made.add_column(plain(column), overflow="fold")
@@ -109,7 +109,7 @@ def table(title: str, *columns: str) -> Table:
 
 
 def size_text(count: float) -> str:
-    """Give bytes in words.
+    """Format a number of bytes with its unit.
 
     >>> size_text(1536)
     '1.5 KiB'
@@ -148,7 +148,7 @@ def cell(value: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """Keep rich from reading markup in what users wrote, and the terminal from obeying control characters.
+    """Escape text from users, so that rich sees no markup in it and the terminal sees no control characters.
 
     >>> plain("a\x1b[2Jb")
     'a\\\\x1b[2Jb'

@@ -1,6 +1,6 @@
-"""Importers: bring what people have into one commit, stream by stream, in bounded memory.
+"""Importers: stream files, folders or iterables into one commit, in bounded memory.
 
-One file a format; each has `open(source, options)` → `Source`: a schema, and chunks of rows. `run` does the rest.
+One file per format. Each has `open_source(source, options)`, which returns a `Source`: a schema and chunks of rows. `run` does the rest.
 
 >>> import penstock as ps, pathlib, tempfile
 >>> folder = pathlib.Path(tempfile.mkdtemp())

@@ -1,6 +1,6 @@
-"""CSV and TSV by pyarrow's streaming reader: any encoding Python knows, quoting, types inferred over the first block or given.
+"""CSV and TSV, read by pyarrow's streaming reader: any encoding that Python supports, quotes, types given or inferred from the first block.
 
-All columns are read as text and converted here, so that a value that does not fit is known by its row, and the rest goes on.
+pyarrow reads all columns as text, and this file converts them. A bad value is refused with its row, and the other rows are imported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NULLS = ["", "NA", "NaN", "nan", "null", "NULL", "None"]
 
 
 def open_source(path: pathlib.Path, options: Options) -> Source:
-    """Open the file; `.gz`, `.bz2` and `.zst` are unpacked on the way."""
+    """Open the file; `.gz`, `.bz2` and `.zst` are decompressed while reading."""
     if path.stat().st_size == 0:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")
     import_pandas()
@@ -55,15 +55,15 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     progress = {"done": 0}
 
     def chunks() -> Generator[Chunk, None, None]:
-        # A row that we add to the file. It does not come as a row of its own if a quote before it is never closed.
+        # A random row appended to the file. Arrow does not return it as a separate row if a quote before it is never closed.
         end = "".join(
             secrets.choice([letter for letter in string.ascii_letters if letter not in (options.delimiter, options.quote)])
             for _ in range(32)
         )
         closed = False
         refused: list[Refusal] = []
-        gone: list[int] = []  # Rows that were refused before they became one of a batch, from the next batch on.
-        open_row: int | None = None  # The row of them that `end` became a part of.
+        gone: list[int] = []  # Numbers of the rows that Arrow refused, in the next batch or later.
+        open_row: int | None = None  # The refused row that contains `end`: its quote is never closed.
 
         def refuse(row: Any) -> None:
             nonlocal open_row, closed
@@ -94,7 +94,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
             raise InvalidInputError(
                 f"cannot import `{path}`: a quote in row {last_row if open_row is None else open_row} is never closed",
                 code="invalid-value",
-                hint="a file cut short? if quotes mean nothing in it, import it with --quote ''",
+                hint="the file may be cut short; if it does not use quotes, import it with --quote ''",
             )
         if refused:
             yield Chunk({name: [] for name in kinds}, 0, str, list(refused))
@@ -103,9 +103,9 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
 
 
 class _Pieces:
-    """A file with a line added to its end, whose pieces never end with a CR: an LF that begins a piece is dropped by Arrow then, also within quotes.
+    """A file with one more line at its end, read in pieces that never end with a CR.
 
-    `skip_blank` leaves out the empty lines it begins with.
+    After a CR, Arrow drops an LF at the start of the next piece, even within quotes. `skip_blank` leaves out empty lines at the start.
     """
 
     def __init__(self, raw: Any, end: str, skip_blank: bool) -> None:
@@ -135,7 +135,7 @@ class _Pieces:
         return begun + bytes(self._raw.read(size - len(begun)))
 
     def close(self) -> None:
-        """Close the file beneath."""
+        """Close the underlying file."""
         self.closed = True
         self._raw.close()
 
@@ -143,19 +143,19 @@ class _Pieces:
 class _Reading:
     """Arrow's streaming reader of one file.
 
-    Threads of Arrow may hold it, and our function for rows it refuses, a moment longer than we do. Were one to let go of a function while Python
-    ends, it would abort the process: so Python waits for them.
+    Arrow's threads may hold the reader, and our handler of refused rows, slightly longer than we do. If a thread released the handler while
+    Python shuts down, the process would abort, so Python waits for these threads at exit.
     """
 
     under_way: weakref.WeakSet[_Reading] = weakref.WeakSet()
-    functions: weakref.WeakSet[Callable[[Any], str]] = weakref.WeakSet()  # Those that Arrow holds.
+    functions: weakref.WeakSet[Callable[[Any], str]] = weakref.WeakSet()  # The handlers that Arrow holds.
     ending = False
 
     def __init__(
         self, path: pathlib.Path, options: Options, text_columns: list[str] | None, refuse: Callable[[Any], None], end: str = ""
     ) -> None:
-        """Open it: inferring types, or with all columns as the bytes of their text. `end` is read as its last line."""
-        # In a file of one column, each empty line behind the header is a null. In any other file, empty lines mean nothing.
+        """Open the file, with inferred types or with `text_columns` as raw bytes. `end` is read as its last line."""
+        # In a file of one column, each empty line after the header is a null. In any other file, empty lines are ignored.
         one_column = text_columns is not None and len(text_columns) == 1
         file = recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path)
         raw = pa.PythonFile(_Pieces(file, end, one_column and options.header), mode="r")
@@ -192,16 +192,16 @@ class _Reading:
 
     @classmethod
     def _check_ending(cls) -> None:
-        if cls.ending:  # Only threads that Python does not wait for come here then.
-            raise InternalError("cannot import: Python ends", hint="wait for the thread that imports")
+        if cls.ending:  # Only daemon threads run this late.
+            raise InternalError("cannot import: Python is shutting down", hint="join the importing thread before the program ends")
 
     @property
     def schema(self) -> pa.Schema:
         return self._stream.schema
 
     def next(self, first: int = 0) -> pa.RecordBatch | None:
-        """The rows of the next block, the first of which is this row of the file."""
-        stream = self._stream  # Before the look: `_let_go` takes it away after it has said that Python ends.
+        """Return the rows of the next block, or None at the end of the file. `first` is the file's number for the first of them."""
+        stream = self._stream  # Read before the check: `_let_go` sets `ending`, then removes the stream.
         self._check_ending()
         try:
             return stream.read_next_batch()
@@ -213,18 +213,18 @@ class _Reading:
             raise _failed(self._path, error, f"after row {first - 1}" if first > 1 else "near its beginning") from error
 
 
-os.register_at_fork(after_in_child=_Reading.functions.clear)  # A child has none of those threads.
+os.register_at_fork(after_in_child=_Reading.functions.clear)  # A forked child does not have these threads.
 
 
 @atexit.register
 def _let_go() -> None:
-    """Wait until no thread of Arrow holds a function of ours; at most 10 s."""
+    """Wait, at most 10 s, until no Arrow thread holds one of our handlers."""
     _Reading.ending = True
     for reading in list(_Reading.under_way):
         reading._stream = None
     end = time.monotonic() + 10
     while _Reading.functions and time.monotonic() < end:
-        time.sleep(0.001)  # Arrow does not say when its threads are done.
+        time.sleep(0.001)  # Arrow does not report when its threads are done.
 
 
 def _names(path: pathlib.Path, schema: pa.Schema, options: Options) -> list[str]:
@@ -236,7 +236,7 @@ def _names(path: pathlib.Path, schema: pa.Schema, options: Options) -> list[str]
         raise InvalidInputError(f"cannot import `{path}`: two columns have the same name", code="invalid-schema")
     binary = [name for name in names if pa.types.is_binary(schema.field(name).type)]
     if binary and options.on_error == "raise":
-        raise _failed(path, ValueError(f"UTF8 is broken in column `{binary[0]}`"))
+        raise _failed(path, ValueError(f"UTF8 is invalid in column `{binary[0]}`"))
     return names
 
 
@@ -245,10 +245,10 @@ def _infer(kind: pa.DataType, name: str) -> ColumnType:
 
 
 def _no_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) -> Iterator[tuple[str, ColumnType]]:
-    """Columns that Arrow takes for numbers, and that lose something as such.
+    """Find the columns that Arrow infers as numbers but that would lose information as numbers.
 
-    As floats, different whole numbers beyond int64 would become equal; words such as `00501` and `0x7f` would lose their form. Behind the first
-    block such words are refused: `_converted`.
+    As floats, different whole numbers beyond int64 would become equal. Words such as `00501` and `0x7f` would lose their form.
+    `_converted` refuses such words after the first block.
     """
     names = [name for name in inferred.names if tables.is_number(inferred.field(name).type) and name not in options.types]
     first = _Reading(path, options, inferred.names, lambda _: None).next() if names else None
@@ -267,25 +267,25 @@ def _no_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) -> It
             yield name, Scalar("int64") if -(2**63) <= low <= high < 2**63 else Scalar("uint64") if 0 <= low <= high < 2**64 else Text()
 
 
-# Whole numbers with zeros in front, which are words: postal codes, identifiers.
+# Whole numbers with leading zeros are words, such as postal codes and identifiers.
 _FRONT_ZEROS = "^[+-]?0[0-9]+$"
 _HEXADECIMAL = "^[+-]?0[xX]"
 
 
 def _begins_with_zero(texts: pa.Array) -> pa.Array:
-    """Check which texts begin with a zero and are longer. A regular expression would take eight times as long."""
+    """Return which texts begin with a zero, signed or not, and are longer than a zero. A regular expression is eight times slower."""
     zero = reduce(compute.or_, (compute.starts_with(texts, start) for start in ("0", "+0", "-0")))
     return compute.and_(zero, compute.greater(compute.binary_length(texts), 1))
 
 
 def _numbers(first: int, gone: Sequence[int]) -> Callable[[int], int]:
-    """Number the rows of a batch as rows of the file: it begins with `first`, and lacks those that are `gone`.
+    """Map row numbers of a batch to row numbers of the file. The batch begins with row `first` and lacks the rows in `gone`.
 
     >>> number = _numbers(3, [4, 5])
     >>> [number(row) for row in range(3)]
     [3, 6, 7]
     """
-    before = [row - place for place, row in enumerate(gone)]  # The place in the batch that each would have, counted from row 0 of the file.
+    before = [row - place for place, row in enumerate(gone)]  # Each row number, less the number of refused rows before it.
     return lambda row: first + row + bisect.bisect_right(before, first + row)
 
 
@@ -294,19 +294,19 @@ def _name(path: pathlib.Path, number: Callable[[int], int], row: int) -> str:
 
 
 def _is_plain(kind: ColumnType) -> bool:
-    """Check whether a CSV column can have this type: its values are written as text."""
+    """Return whether a CSV column can have this type: its values can be written as text."""
     return isinstance(kind, Text | Category | Label | Json | Bytes) or (isinstance(kind, Scalar) and not kind.dtype.startswith("complex"))
 
 
 def _chunk(
     batch: pa.RecordBatch, kinds: dict[str, ColumnType], given: Collection[str], name: Callable[[int], str], refused: list[Refusal]
 ) -> Chunk:
-    """Convert a batch; types that were not given are a guess of ours, so what would lose its form is refused."""
+    """Convert a batch. Types that were not given are inferred, so a value that would lose its form is refused."""
     columns: dict[str, Any] = {}
     problems: list[tuple[int, str, Refusal]] = []
     for column, kind in kinds.items():
         texts, broken = _texts(batch.column(column))
-        why = "it is not UTF-8; if all of the file is of another encoding, give --encoding, such as latin-1"
+        why = "it is not UTF-8; if the whole file has another encoding, pass --encoding, such as latin-1"
         problems += [(row, column, Refusal.of_value(name(row), column, why)) for row in broken]
         if isinstance(kind, Scalar):
             converted, bad = _converted(texts, kind, column in given)
@@ -323,7 +323,7 @@ def _chunk(
 
 
 def _texts(values: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Bytes → text; also the rows that are none, which are null then."""
+    """Decode bytes to text. Also returns the rows that are not UTF-8, whose text is null."""
     try:
         return values.cast(pa.string()), []
     except pa.ArrowInvalid:
@@ -339,12 +339,12 @@ def _text_of(value: bytes) -> str | None:
 
 
 def _nulled(texts: pa.Array) -> pa.Array:
-    """What stands for a null becomes one."""
+    """Replace the texts in `NULLS` with null."""
     return compute.if_else(compute.is_in(texts, pa.array(NULLS)), pa.scalar(None, texts.type), texts)
 
 
 def _parsed(texts: pa.Array) -> tuple[list[Any], list[tuple[int, str]]]:
-    """Text of JSON → values; also the rows that are none, each with why."""
+    """Parse JSON texts to values. Also returns the rows that are not JSON, each with the reason."""
     values: list[Any] = []
     bad: list[tuple[int, str]] = []
     for row, text in enumerate(texts.to_pylist()):
@@ -352,27 +352,27 @@ def _parsed(texts: pa.Array) -> tuple[list[Any], list[tuple[int, str]]]:
             values.append(None if text is None else parse_json(text))
         except (ValueError, RecursionError) as error:
             values.append(None)
-            bad.append((row, f"{text[:80]!r} is no JSON: {error}"))
+            bad.append((row, f"{text[:80]!r} is not JSON: {error}"))
     return values, bad
 
 
 def _converted(texts: pa.Array, kind: Scalar, is_given: bool) -> tuple[pa.Array, list[int]]:
-    """Text → the type of a scalar; also the rows that are none."""
+    """Convert texts to a scalar type. Also returns the rows that do not convert."""
     texts = _nulled(compute.utf8_trim_whitespace(texts))
     if kind.dtype == "timestamp":
         return tables.timestamps(texts)
-    # What does not fit a smaller float is for us to refuse.
+    # All floats are read as float64: the append refuses what a smaller type cannot hold.
     floats = "float" in kind.dtype
     wanted = pa.float64() if floats else column_type(kind)
     bad: list[int] = []
-    # Arrow takes the digits of hexadecimal numbers for bits: 0xff is -1 as int8.
+    # Arrow reads hexadecimal digits as bits: 0xff is -1 as int8.
     lost = [_HEXADECIMAL] * (not floats) + [_FRONT_ZEROS] * (not is_given)
     if lost and compute.any(_begins_with_zero(texts)).as_py():
         words = compute.match_substring_regex(texts, "|".join(lost))
         bad = compute.indices_nonzero(words).to_pylist()
         texts = compute.if_else(words, pa.scalar(None, texts.type), texts)
     numbers = _cast(texts, wanted)
-    if numbers is None and "int" in kind.dtype:  # Arrow takes a plus sign for floats only.
+    if numbers is None and "int" in kind.dtype:  # Arrow accepts a plus sign for floats only.
         texts = compute.replace_substring_regex(texts, r"^\+([0-9])", r"\1")
         numbers = _cast(texts, wanted)
     if numbers is None:
@@ -394,7 +394,7 @@ def _converted(texts: pa.Array, kind: Scalar, is_given: bool) -> tuple[pa.Array,
 
 
 def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array | None:
-    """Cast all texts to a type of numbers. Returns None if Arrow refuses one of the texts."""
+    """Cast all texts to a numeric type. Returns None if Arrow refuses one of the texts."""
     try:
         return texts.cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -403,10 +403,10 @@ def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array | None:
 
 def _failed(path: pathlib.Path, error: Exception, place: str = "near its beginning") -> Error:
     text = str(error).splitlines()[0]
-    if isinstance(error, OSError):  # What is compressed is cut short, or damaged.
+    if isinstance(error, OSError):  # The compressed file is cut short or damaged.
         return CorruptError(f"cannot import `{path}`: {text}", code="object-malformed")
-    if text.startswith("CSV parse error: Row"):  # We refuse such a row, unless Arrow cannot show it.
-        text = f"UTF8: a row {place} has another number of fields, and cannot be shown"
+    if text.startswith("CSV parse error: Row"):  # The handler refuses such rows, unless their text is not UTF-8.
+        text = f"UTF8: a row {place} has the wrong number of fields and cannot be decoded"
     if "UTF8" in text:
         return InvalidInputError(
             f"cannot import `{path}`: it is not UTF-8 ({text})", code="invalid-value", hint="give --encoding, such as latin-1"
@@ -415,6 +415,6 @@ def _failed(path: pathlib.Path, error: Exception, place: str = "near its beginni
         return InvalidInputError(
             f"cannot import `{path}`: a row {place} has more than {BLOCK_BYTES >> 20} MiB, or a quote in it is never closed",
             code="invalid-value",
-            hint="if quotes mean nothing in it, import it with --quote ''; larger values are for JSON lines, Parquet or an iterable of rows",
+            hint="if the file does not use quotes, import it with --quote ''; import larger values from JSON lines, Parquet or an iterable",
         )
     return InvalidInputError(f"cannot import `{path}`: {text}", code="invalid-value", hint="give the column's type with --type name=text")

@@ -1,4 +1,4 @@
-"""Text files of any encoding Python knows, read as UTF-8."""
+"""Text files in any encoding that Python supports, read as UTF-8."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.errors import InvalidInputError
 
 
 def recoded(raw: Any, encoding: str, path: pathlib.Path) -> Any:
-    """Give the file itself if it is UTF-8, else one that recodes it on the way."""
+    """Return the file itself if it is UTF-8, else a file that converts it while reading."""
     try:
         name = codecs.lookup(encoding).name
         codecs.getincrementaldecoder(encoding)
@@ -21,7 +21,7 @@ def recoded(raw: Any, encoding: str, path: pathlib.Path) -> Any:
 
 
 class Recoded:
-    """A file of another encoding, read as UTF-8; a byte that is none of that encoding is an error that names its place."""
+    """A file in another encoding, read as UTF-8. A byte that is invalid in that encoding raises an error with its offset."""
 
     def __init__(self, raw: Any, encoding: str, path: pathlib.Path) -> None:
         self.raw, self.path, self.encoding, self.at = raw, path, encoding, 0
@@ -49,6 +49,6 @@ class Recoded:
         return taken
 
     def close(self) -> None:
-        """Close the file beneath."""
+        """Close the underlying file."""
         self.closed = True
         self.raw.close()

@@ -1,7 +1,7 @@
-"""A folder of images: every image is a sample, its parent folder its class.
+"""A folder of images: every image is a sample, and its parent folder is its class.
 
-A file is an image if it begins as one or is named as one; files of other kinds (README.md, a manifest) are left out and counted. An
-image that is damaged, or of a format that is not read, is refused and reported: it may be what the user counts on.
+A file is an image if its first bytes or its suffix say so. Files of other kinds (README.md, a manifest) are left out and counted. An image
+that is damaged, or in an unsupported format, is refused and reported, because the user may rely on it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from penstock.importers.source import Chunk, Options, Refusal, Source, chosen
 from penstock.schema import ColumnType, Image, Label, Mask, Text
 from penstock.values import is_utf8
 
-# A chunk of files is held whole: at most so many, and no more bytes than this unless one file has more.
+# Limits of a chunk of files, which is held in memory. The last file of a chunk may exceed the limit of bytes.
 FILES_AT_ONCE = 256
 CHUNK_BYTES = 16 << 20
-# No photograph is larger; a file that is would have to be held whole.
+# No photograph is larger. A larger file would have to fit in memory.
 LARGEST_FILE_BYTES = 1 << 30
 
 
 def open_source(folder: pathlib.Path, options: Options) -> Source:
-    """List the folder. Columns: image, path (relative), and label where there are sub-folders."""
+    """List the folder. Columns: image, path (relative), and label if images are in sub-folders."""
     if not folder.is_dir():
-        raise InvalidInputError(f"cannot import `{folder}` as images: it is no folder")
+        raise InvalidInputError(f"cannot import `{folder}` as images: it is not a folder")
     files: list[pathlib.Path] = []
     left_out: list[pathlib.Path] = []
-    # An `include` such as "*.dat" says that these are images, whatever they begin with; one such as "train/*" says only where they lie.
+    # An `include` such as "*.dat" declares these files to be images, whatever their first bytes. "train/*" only says where images are.
     endings = [pattern for pattern in options.include if (ending := pathlib.PurePosixPath(pattern).suffix) and not set(ending) & set("*?[")]
     said = dataclasses.replace(options, include=endings)
     for file in sorted(_walk(folder)):
@@ -44,7 +44,7 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
     if not files:
         found = f"no images, but {len(left_out)} files of other kinds" if left_out else "no files"
         if left_out and (options.include or options.exclude):
-            found = f"{len(left_out)} files, none of which include and exclude choose"
+            found = f"{len(left_out)} files, none of them selected by include and exclude"
         raise InvalidInputError(f"cannot import `{folder}`: it holds {found}", hint="see --format, --include and --exclude")
     schema: dict[str, ColumnType] = {"image": options.types.get("image", Image()), "path": options.types.get("path", Text())}
     decoded = isinstance(schema["image"], Image | Mask)
@@ -76,12 +76,12 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
     return Source(schema, chunks(), len(files), "files", lambda: progress["done"], shown)
 
 
-# Names of images, also of formats that are not read.
+# Suffixes of images, including formats that are not supported.
 SUFFIXES = {
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl",
     ".j2k", ".jpx", ".jpc", ".pbm", ".pgm", ".ppm", ".pnm", ".pam", ".tga", ".ico", ".psd", ".dib", ".exr", ".hdr", ".qoi",
 }  # fmt: skip
-# How files of these formats begin. Source: each format's specification; `file(1)` knows them by the same bytes.
+# The first bytes of image formats. Source: each format's specification; `file(1)` uses the same bytes.
 _BEGINNINGS = (
     b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"\0\0\0\x0cjP  ",
     b"\0\0\0\x0cJXL ", b"8BPS\0",
@@ -89,7 +89,7 @@ _BEGINNINGS = (
 
 
 def begins_as_image(head: bytes) -> bool:
-    """Tell whether these are the first bytes of an image, of a format that is read or not.
+    """Return whether these are the first bytes of an image, in a supported format or not.
 
     >>> begins_as_image(b"GIF89a"), begins_as_image(b"# Read me")
     (True, False)
@@ -103,11 +103,11 @@ def _head(file: pathlib.Path) -> bytes:
         with file.open("rb") as opened:
             return opened.read(16)
     except OSError:
-        return b""  # Left out by its name; one that is named as an image is refused later.
+        return b""  # Left out. An unreadable file with an image suffix is refused later instead.
 
 
 def _classes(folder: pathlib.Path, files: list[pathlib.Path], accepted: bool) -> list[str]:
-    """List the classes: folders with an image, or, where others are skipped, with one that will be accepted."""
+    """List the classes: folders that hold an image. With `accepted`, the image must be one that the import accepts."""
     found: set[str] = set()
     for file in files:
         name = _class_of(folder, file)
@@ -126,11 +126,11 @@ def _accepted(folder: pathlib.Path, file: pathlib.Path) -> bool:
 
 
 def _groups(files: list[pathlib.Path]) -> Iterator[list[pathlib.Path]]:
-    """Cut the list where a chunk would hold too much."""
+    """Split the files into chunks of limited size."""
     group: list[pathlib.Path] = []
     size = 0
     for file in files:
-        with contextlib.suppress(OSError):  # A file that can't be looked at is refused later, by its name.
+        with contextlib.suppress(OSError):  # `_problem` refuses a file whose size cannot be read.
             size += file.stat().st_size
         group.append(file)
         if len(group) >= FILES_AT_ONCE or size >= CHUNK_BYTES:
@@ -141,7 +141,7 @@ def _groups(files: list[pathlib.Path]) -> Iterator[list[pathlib.Path]]:
 
 
 def _walk(folder: pathlib.Path, within: tuple[str, ...] = ()) -> Iterator[pathlib.Path]:
-    """Give the files of a folder and of its sub-folders. Links to folders are followed, unless they lead back to a folder they lie in."""
+    """Yield the files of a folder and its sub-folders. Follows links to folders, except a link to a folder that contains it."""
     real = os.path.realpath(folder)
     if any(f"{one}/".startswith(f"{real}/") for one in within):
         return
@@ -158,7 +158,7 @@ def _walk(folder: pathlib.Path, within: tuple[str, ...] = ()) -> Iterator[pathli
 
 
 def _class_of(folder: pathlib.Path, file: pathlib.Path) -> str | None:
-    """Give the class of a file; those that lie in the folder itself have none."""
+    """Return the class of a file, or None for a file directly in the folder."""
     parent = file.parent
     return None if parent == folder else _shown(parent.relative_to(folder).as_posix())
 
@@ -178,7 +178,7 @@ def _problem(folder: pathlib.Path, file: pathlib.Path) -> Refusal | None:
     except OSError as error:
         return Refusal(name, "source-not-found", str(error))
     if not file.is_file():
-        return Refusal(name, "invalid-value", "it is no regular file")
+        return Refusal(name, "invalid-value", "it is not a regular file")
     if status.st_size > LARGEST_FILE_BYTES:
-        return Refusal(name, "media-too-large", f"{status.st_size} bytes, at most {LARGEST_FILE_BYTES} are imported")
+        return Refusal(name, "media-too-large", f"the file has {status.st_size} bytes, expected at most {LARGEST_FILE_BYTES}")
     return None

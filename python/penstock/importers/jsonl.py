@@ -1,7 +1,7 @@
-"""JSON lines: one object a line; types inferred over the first thousand lines, or given.
+"""JSON lines: one object per line; types are given, or inferred from the first thousand lines.
 
-Blocks of lines are read by pyarrow where all columns are plain values; a block that it does not take, for whatever reason, is read line by
-line, so that what is refused is known by its line.
+pyarrow reads blocks of lines if all columns have plain types. A block that pyarrow does not accept, for any reason, is read line by line,
+so that the error names the refused line.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from penstock.importers.encoding import recoded
 from penstock.importers.source import Chunk, Options, Source, ahead, import_pandas, parse_json
 from penstock.schema import Category, ColumnType, Label, Scalar, Text
 
-# A longer line is no sample but a file of another format.
+# A longer line means that the file has another format.
 LONGEST_LINE_BYTES = 256 << 20
-# That parse blocks while those before are stored.
+# Threads that parse blocks while earlier blocks are stored.
 THREADS = min(4, os.cpu_count() or 1)
 
 
 def open_source(path: pathlib.Path, options: Options) -> Source:
-    """Open the file; `.gz`, `.bz2` and `.zst` are unpacked on the way."""
+    """Open the file; `.gz`, `.bz2` and `.zst` are decompressed while reading."""
     if path.stat().st_size == 0:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")
     import_pandas()
@@ -71,12 +71,12 @@ BLOCK_BYTES = 4 << 20
 def _read(stream: Any, path: pathlib.Path) -> bytes:
     try:
         return bytes(stream.read(BLOCK_BYTES))
-    except OSError as error:  # What is compressed is cut short, or damaged.
+    except OSError as error:  # The compressed file is cut short or damaged.
         raise CorruptError(f"cannot import `{path}`: {error}", code="object-malformed") from error
 
 
 def _blocks(stream: Any, path: pathlib.Path) -> Iterator[bytes]:
-    """Cut a file into blocks of whole lines."""
+    """Split a file into blocks of whole lines."""
     rest, first = b"", True
     while piece := _read(stream, path):
         if first:
@@ -88,7 +88,7 @@ def _blocks(stream: Any, path: pathlib.Path) -> Iterator[bytes]:
         else:
             rest += piece
         if len(rest) > LONGEST_LINE_BYTES:
-            raise InvalidInputError(f"a line is longer than {LONGEST_LINE_BYTES} bytes: this is no file of JSON lines")
+            raise InvalidInputError(f"cannot import `{path}`: a line is longer than {LONGEST_LINE_BYTES} bytes, expected JSON lines")
     if rest.strip():
         yield rest
 
@@ -104,9 +104,10 @@ def _parsed(kinds: Mapping[str, ColumnType], block: bytes) -> tuple[bytes, pa.Ta
 
 
 def _plain_lines(block: bytes) -> int | None:
-    """Count the lines of a block. Returns None unless each begins and ends as an object does, so that none holds several, or a part of one.
+    """Count the lines of a block. Returns None unless each line begins with `{` and ends with `}`.
 
-    NumPy searches without the interpreter's lock, which `bytes.count` holds.
+    `_parsed` compares the count with the rows that pyarrow read, so that each line is one object. NumPy searches without the GIL, which
+    `bytes.count` holds.
     """
     data = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(data == ord("\n"))
@@ -120,13 +121,13 @@ def _plain_lines(block: bytes) -> int | None:
 
 
 def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
-    """Read a block by pyarrow; None where a column is not plain, or a line is not as the columns want."""
+    """Read a block with pyarrow. Returns None if a column type is not plain, or if a line does not fit the columns."""
     fields = []
     for name, kind in kinds.items():
         if isinstance(kind, Text | Category | Label):
             fields.append(pa.field(name, pa.string()))
         elif isinstance(kind, Scalar) and kind.dtype in ("bool", "int8", "int16", "int32", "int64", "float32", "float64"):
-            # What does not fit float32 is for us to refuse.
+            # float32 is read as float64: the append refuses what it cannot hold.
             fields.append(pa.field(name, pa.float64() if kind.dtype == "float32" else element_type(kind.dtype)))
         else:
             return None
@@ -147,5 +148,5 @@ def _object(line: bytes) -> Mapping[str, Any] | rows.BadRow:
     try:
         value = parse_json(line)
     except (ValueError, RecursionError) as error:
-        return rows.BadRow(f"no JSON: {error}")
+        return rows.BadRow(f"not JSON: {error}")
     return value if isinstance(value, dict) else rows.BadRow(f"a {type(value).__name__}, expected an object")

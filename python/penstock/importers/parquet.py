@@ -1,4 +1,4 @@
-"""Parquet and Arrow IPC/Feather files, one or a folder of them, read batch by batch with pyarrow."""
+"""Parquet and Arrow IPC/Feather, one file or a folder of files, read batch by batch with pyarrow."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from penstock.schema import Bytes, ColumnType, Scalar
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 ROWS_AT_ONCE = 65_536
-# Rows decoded at a time. A file stores a repeated value once, so the size of rows is known only after decoding. Each batch brings its dictionaries whole,
-# so files with dictionaries are decoded in larger batches.
+# Rows decoded at a time. A file stores a repeated value once, so the size of rows is known only after decoding. Each batch carries its
+# whole dictionaries, so files with dictionaries are decoded in larger batches.
 ROWS_DECODED, ROWS_DECODED_WITH_DICTIONARIES = 1024, 8192
 CHUNK_BYTES, JOINED_BYTES = 16 << 20, 4 << 20
 
 
 def open_source(path: pathlib.Path, options: Options) -> Source:
-    """Open the file, or every one in a folder and those in it; all must have the first one's columns. Files of other kinds are left out."""
+    """Open a file, or all files of a folder and its sub-folders, which must have the same columns. Files of other kinds are left out."""
     files, left_out = _files(path, options) if path.is_dir() else ([path], [])
     schemas = [_guard(file, partial(_schema, file)) for file in files]
     schema = schemas[0]
@@ -38,7 +38,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
     for name, theirs in typed.items():
         if _counts(tables.storage(theirs)) and (options.types.get(name) or options.defaults.get(name)) == Scalar("timestamp"):
             raise InvalidInputError(
-                f"cannot import `{files[0]}`: its column `{name}` is {theirs}, which is no point in time",
+                f"cannot import `{files[0]}`: its column `{name}` is {theirs}, which is not a point in time",
                 code="invalid-schema",
                 hint="add it to a date first, or import it as int64",
             )
@@ -51,7 +51,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
             first = 0
             batches = _guard(file, partial(_batches, file))
             following = partial(_guard, file, partial(next, batches, None))
-            # One is read while the one before it is stored.
+            # The next batch is read while the current one is stored.
             for batch in itertools.takewhile(lambda batch: batch is not None, ahead(itertools.repeat(following), 1)):
                 yield _chunk(file, batch, kinds, first)
                 first += batch.num_rows
@@ -62,7 +62,7 @@ def open_source(path: pathlib.Path, options: Options) -> Source:
 
 
 def _type(kinds: list[pa.DataType]) -> pa.DataType:
-    """Choose one type for a column of several files: numbers become as wide as all of them need; else it is that of the first that is not all null."""
+    """Choose one type for a column of several files: numbers as wide as all files need, else the first type that is not null."""
     kinds = [kind for kind in kinds if not pa.types.is_null(kind)] or [pa.null()]
     chosen_type = kinds[0]
     for kind in kinds[1:]:
@@ -71,10 +71,10 @@ def _type(kinds: list[pa.DataType]) -> pa.DataType:
 
 
 def _check_columns(file: pathlib.Path, schema: pa.Schema, first: pathlib.Path, typed: dict[str, pa.DataType], options: Options) -> None:
-    """Refuse a file whose columns are not those of the first one, count times in another unit, or lose something as the type that was inferred."""
+    """Refuse a file if its columns differ from the first file's, count time in another unit, or lose information as the inferred type."""
     if schema.names != list(typed):
         raise InvalidInputError(
-            f"cannot import `{file}`: its columns are {schema.names}, those of `{first}` {list(typed)}", code="invalid-schema"
+            f"cannot import `{file}`: its columns are {schema.names}, expected {list(typed)} as in `{first}`", code="invalid-schema"
         )
     for name, theirs in typed.items():
         mine, theirs = tables.storage(schema.field(name).type), tables.storage(theirs)
@@ -84,43 +84,43 @@ def _check_columns(file: pathlib.Path, schema: pa.Schema, first: pathlib.Path, t
         loses = name not in options.types and name not in options.defaults and _loses(mine, theirs)
         if counts or loses:
             raise InvalidInputError(
-                f"cannot import `{file}`: its column `{name}` is {mine}, that of files such as `{first}` {theirs}",
+                f"cannot import `{file}`: its column `{name}` is {mine}, expected {theirs} as in files such as `{first}`",
                 code="invalid-schema",
                 hint=f"cast one to the type of the other first{', or give the type of the column' if loses and not counts else ''}",
             )
 
 
 def _loses(mine: pa.DataType, theirs: pa.DataType) -> bool:
-    """Check whether numbers, or lists of them, change as this type of numbers."""
+    """Return whether numbers of the type `mine`, or lists of them, lose information as `theirs`."""
     mine, theirs = (kind.value_type if hasattr(kind, "value_type") else kind for kind in (mine, theirs))
     numbers = all(tables.is_number(kind) or pa.types.is_boolean(kind) for kind in (mine, theirs))
     return numbers and tables.wider(mine, theirs) != theirs
 
 
 def _counts(kind: pa.DataType) -> bool:
-    """Check whether values of this type are stored as their number of some unit."""
+    """Return whether values of this type are stored as a count of a time unit."""
     return bool(pa.types.is_duration(kind) or pa.types.is_time(kind))
 
 
 def _files(folder: pathlib.Path, options: Options) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-    """Files of a folder by name: those to import, and those left out."""
+    """List the files of a folder in order of their names: the files to import, and the files left out."""
     files: list[pathlib.Path] = []
     left_out: list[pathlib.Path] = []
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
         place = file.relative_to(folder)
         hidden = any(part.startswith((".", "_")) for part in place.parts)
-        # With `include` the user says which files are tables: any other file is refused.
+        # With `include`, the user says which files are tables: a selected file that is not a table is refused later.
         a_table = bool(options.include) or file.suffix.lower() in SUFFIXES or _is_parquet(file) or _is_ipc_file(file)
         (files if chosen(place.as_posix(), options) and not hidden and a_table else left_out).append(file)
     parted = next((part for file in files for part in file.relative_to(folder).parts[:-1] if "=" in part), None)
     if parted is not None:
         raise InvalidInputError(
-            f"cannot import `{folder}`: its folder `{parted}` holds a value that its files do not have",
+            f"cannot import `{folder}`: its folder name `{parted}` holds a value that its files do not have",
             code="unsupported-format",
-            hint="read it with pyarrow.dataset, and import its rows, or import the folders one by one",
+            hint="read it with pyarrow.dataset and import the rows, or import the folders one by one",
         )
     if not files:
-        raise InvalidInputError(f"cannot import `{folder}`: it holds no files like {', '.join(SUFFIXES)}", hint="see --include")
+        raise InvalidInputError(f"cannot import `{folder}`: it holds no files that end in {', '.join(SUFFIXES)}", hint="see --include")
     return files, left_out
 
 
@@ -184,12 +184,12 @@ def _batches(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
 
 
 def _parquet(file: pathlib.Path) -> pq.ParquetFile:
-    # As nanoseconds, the 96 bits that Spark and Hive write for a time would wrap outside of 1677 to 2262.
+    # Spark and Hive write times of 96 bits. As nanoseconds, times outside of 1677 to 2262 would wrap.
     return pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
 
 
 def _row_groups(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
-    """Read row group by row group: pyarrow would read several ahead, and hold them."""
+    """Read one row group at a time: pyarrow would read several ahead and hold them."""
     opened = _parquet(file)
     dictionaries = any(pa.types.is_dictionary(kind) for kind in opened.schema_arrow.types)
     most = ROWS_DECODED_WITH_DICTIONARIES if dictionaries else ROWS_DECODED
@@ -201,7 +201,7 @@ def _row_groups(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join batches while they are small."""
+    """Join small batches."""
     held: list[pa.RecordBatch] = []
     held_bytes = held_rows = 0
     for batch in batches:
@@ -215,21 +215,21 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _one(held: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Join these; the list holds none of them any more."""
+    """Join the batches in a list, and empty the list."""
     joined = held[0] if len(held) == 1 else pa.concat_batches(held)
     held.clear()
     return joined
 
 
 def _bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Cut batches that hold more than a chunk."""
+    """Split batches that are larger than a chunk."""
     for batch in batches:
         rows = max(1, min(ROWS_AT_ONCE, int(CHUNK_BYTES * batch.num_rows / max(1, batch.nbytes))))
         yield from (batch.slice(start, rows) for start in range(0, max(1, batch.num_rows), rows))
 
 
 def _guard(file: pathlib.Path, work: Callable[[], Any]) -> Any:
-    """Turn what pyarrow raises for a damaged file into our error."""
+    """Convert the errors that pyarrow raises for a damaged file to CorruptError."""
     try:
         return work()
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""Any iterable of dicts: types inferred over the first thousand rows, or given."""
+"""Any iterable of dicts; types are given, or inferred from the first thousand rows."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from penstock.values import is_null, is_null_word
 ROWS_TO_INFER = 1000
 ROWS_AT_ONCE = 1024
 CHUNK_BYTES = 16 << 20
-# Types are inferred over fewer rows than `ROWS_TO_INFER` where they take more than this.
+# Types are inferred from fewer than `ROWS_TO_INFER` rows if those rows are larger than this.
 HEAD_BYTES = 32 << 20
 
 
 class BadRow:
-    """Takes the place of an item that cannot be a row. An empty message means an empty line, which is not counted."""
+    """A placeholder for input that cannot be a row. An empty message means an empty line, which is not counted."""
 
     def __init__(self, message: str) -> None:
         self.message = message
 
 
 def open_source(iterable: Iterable[Any], options: Options) -> Source:
-    """Look at the first rows, then go through all."""
+    """Infer types from the first rows, then read all rows."""
     iterator = iter(iterable)
     head: list[Any] = []
     size = 0
@@ -52,7 +52,7 @@ def open_source(iterable: Iterable[Any], options: Options) -> Source:
 
 
 def kinds_of(head: list[Any], options: Options) -> dict[str, ColumnType]:
-    """Choose the columns' types by the first rows, where they are not given."""
+    """Choose the types of the columns: given types, else types inferred from the first rows."""
     good = [row for row in head if isinstance(row, Mapping)]
     if not good:
         raise InvalidInputError("cannot import: no row is an object with named values" if head else "cannot import: there are no rows")
@@ -67,7 +67,7 @@ def kinds_of(head: list[Any], options: Options) -> dict[str, ColumnType]:
 
 
 def chunks_of(rows: Iterable[Any], kinds: Mapping[str, ColumnType], first: int, name: Callable[[int], str]) -> Iterator[tuple[Chunk, int]]:
-    """Group rows, of which the first is number `first`; gives chunks and how many rows there are with each."""
+    """Group rows into chunks; the first row has the number `first`. Yields each chunk with the number of rows up to its end."""
     group: list[Any] = []
     size = 0
     for row in rows:
@@ -95,7 +95,7 @@ def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: 
         elif unknown:
             refused.append(
                 Refusal(
-                    name(first + place), "invalid-value", f"a column `{unknown[0]}` that the first rows (up to {ROWS_TO_INFER}) do not have"
+                    name(first + place), "invalid-value", f"column `{unknown[0]}` is missing from the first rows (up to {ROWS_TO_INFER})"
                 )
             )
         else:
@@ -105,15 +105,15 @@ def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: 
 
 
 def _named(row: Any) -> Any:
-    """Make text of the names of a row's values; a row of which two have one name then is none."""
+    """Convert the names in a row to text. Returns a `BadRow` if two names become equal."""
     if not isinstance(row, Mapping) or all(type(key) is str for key in row):
         return row
     named = {str(key): row[key] for key in row}
-    return named if len(named) == len(row) else BadRow("two of its columns have one name as text")
+    return named if len(named) == len(row) else BadRow("two of its column names are equal as text")
 
 
 def _fitted(value: Any, kind: ColumnType) -> Any:
-    """Whole numbers are floats too, to a JSON writer."""
+    """Convert an int in a float64 column to float: JSON writers write whole floats as ints."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return float(value) if isinstance(kind, Scalar) and kind.dtype == "float64" and whole and abs(value) < 2**1023 else value
 
@@ -126,7 +126,7 @@ def infer(values: list[Any], name: str) -> ColumnType:
         return Text()
     present = [value for value in present if not isinstance(value, datetime.timedelta | np.timedelta64)]
     if not present:
-        return Scalar("int64")  # Of what unit is for the user to say: durations are refused.
+        return Scalar("int64")  # The append refuses durations: the user must choose the unit.
     kinds = {type(value) for value in present}
     if all(issubclass(kind, str) for kind in kinds):
         return Text()
@@ -154,7 +154,7 @@ def infer(values: list[Any], name: str) -> ColumnType:
 def _tensor(arrays: list[Any], name: str) -> ColumnType:
     ranks = {array.ndim for array in arrays}
     if len(ranks) != 1:
-        raise InvalidInputError(f"cannot import column `{name}`: arrays of {sorted(ranks)} dimensions")
+        raise InvalidInputError(f"cannot import column `{name}`: its arrays have {sorted(ranks)} dimensions, expected one rank")
     shapes = np.array([array.shape for array in arrays])
     shape = tuple(int(sizes[0]) if (sizes == sizes[0]).all() else None for sizes in shapes.T)
     try:
@@ -166,7 +166,7 @@ def _tensor(arrays: list[Any], name: str) -> ColumnType:
     whole_bits = np.finfo(common).nmant + 1 if common.kind in "fc" else 64
     if any(dtype.kind in "iu" and 8 * dtype.itemsize - (dtype.kind == "i") > whole_bits for dtype in dtypes):
         raise InvalidInputError(
-            f"cannot import column `{name}`: its arrays are {', '.join(sorted(map(str, dtypes)))}, and {common} does not hold all of their numbers",
+            f"cannot import column `{name}`: its arrays are {', '.join(sorted(map(str, dtypes)))}, and {common} cannot hold all their numbers",
             hint="give the type of the column",
         )
     return kind

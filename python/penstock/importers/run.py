@@ -1,4 +1,4 @@
-"""`import_data`: source → one commit, with a report of every item that was refused."""
+"""`import_data`: imports a source as one commit, and reports every refused item."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ FILES_TO_DETECT = 1000
 
 @dataclasses.dataclass
 class Report:
-    """What an import did: samples in the commit, and every item refused; samples + refused = items offered.
+    """The result of an import: the number of samples in the commit, and every refused item. Samples + refused = items offered.
 
-    With `on_error="null"` an item whose value was refused is a sample all the same, with a null in that column. `left_out` are files of a
-    folder that no one offered: of other kinds, such as README.md, or not chosen by include and exclude.
+    With `on_error="null"`, an item with a refused value still becomes a sample, with a null in that column. `left_out` lists the files of a
+    folder that were not offered: files of other kinds, such as README.md, or files not selected by include and exclude.
     """
 
     samples: int
@@ -54,14 +54,14 @@ class Report:
 
 
 def detect(source: pathlib.Path) -> str:
-    """Choose the format of a source: by the ending of a file; for a folder tables, if its first files are tables and no images, else images."""
+    """Choose the format: of a file by its suffix; of a folder, tables if its first files include tables but no images, else images."""
     if source.is_dir():
         first = {file.suffix.lower() for file in itertools.islice(source.rglob("*"), FILES_TO_DETECT)}
         return "parquet" if first & set(parquet.SUFFIXES) and not first & set(images.SUFFIXES) else "images"
     suffixes = [suffix.lower() for suffix in source.suffixes if suffix.lower() not in (".gz", ".bz2", ".zst", ".xz")]
     found = SUFFIXES.get(suffixes[-1] if suffixes else "")
     if found is None:
-        raise InvalidInputError(f"cannot import `{source}`: its ending tells no format", hint=f"give --format, one of {', '.join(FORMATS)}")
+        raise InvalidInputError(f"cannot import `{source}`: unknown file ending", hint=f"give --format, one of {', '.join(FORMATS)}")
     return found
 
 
@@ -79,10 +79,12 @@ def import_data(
 ) -> Report:
     """Import a folder of images, CSV/TSV, JSON lines, Parquet/Arrow, or any iterable of dicts, as one commit.
 
-    The destination is created, or appended to if it is a dataset with these columns. `types` gives column types by name; the
-    rest are inferred. `on_error`: "raise" (nothing is committed), "skip" the item, or "null" the value. Memory: the budget, and what is
-    parsed ahead, up to 250 MiB or a few times the largest line or Arrow record batch. `progress(done, total, unit)` is called as it goes. `options`: encoding, delimiter, quote and header of CSV; include and
-    exclude, lists of patterns such as "*.jpg" or "train/*", choose among the files of a folder of images.
+    The destination is created, or appended to if it is a dataset with these columns. `types` maps column names to types; other types are
+    inferred. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
+    `progress(done, total, unit)` is called after each chunk. `options`: encoding of CSV and JSON lines; delimiter, quote and header of CSV;
+    include and exclude, lists of patterns such as "*.jpg" or "train/*" that select files of a folder.
+
+    Memory: the budget, plus data parsed ahead: up to 250 MiB, or a few times the largest line or Arrow record batch.
     Raises: InvalidInputError, NotFoundError (source-not-found), CorruptError (media-undecodable).
     """
     if on_error not in ("raise", "skip", "null"):
@@ -99,7 +101,7 @@ def import_data(
             raise InvalidInputError(f"{name}={options[name]!r}, expected a list of patterns", hint=f"write {name}=[{options[name]!r}]")
         wrong = [pattern for pattern in options.get(name) or () if not isinstance(pattern, str)]
         if wrong:
-            raise InvalidInputError(f"{name}={options[name]!r}: {wrong[0]!r} is no pattern", hint='patterns are str, such as "*.jpg"')
+            raise InvalidInputError(f"{name}={options[name]!r}: {wrong[0]!r} is not a pattern", hint='patterns are str, such as "*.jpg"')
     there = _existing(destination)
     given = {name: _type(name, kind) for name, kind in (types or {}).items()}
     settings = Options(types=given, on_error=on_error, defaults={} if there is None else there.schema, **options)
@@ -135,12 +137,12 @@ def _open_source(source: Any, format: str, settings: Options) -> tuple[Source, s
             raise InvalidInputError(f"cannot import a {type(source).__name__}: expected a path or an iterable of dicts")
         return rows.open_source(source, settings), "iterable"
     if "://" in str(source):
-        raise InvalidInputError(f"cannot import `{source}`: sources are local files and folders, or iterables", hint="copy it here first")
+        raise InvalidInputError(f"cannot import `{source}`: sources are local files and folders, or iterables", hint="download it first")
     path = pathlib.Path(source)
     if not path.exists():
         raise NotFoundError(f"cannot import `{path}`: there is no such file or folder", code="source-not-found")
     if path.suffix.lower() == ".xz":
-        raise InvalidInputError(f"cannot import `{path}`: xz is not read", hint="unpack it, or pack it as .gz, .bz2 or .zst")
+        raise InvalidInputError(f"cannot import `{path}`: xz is not supported", hint="decompress it, or compress it as .gz, .bz2 or .zst")
     chosen = detect(path) if format == "auto" else format
     if chosen not in FORMATS:
         raise InvalidInputError(f"cannot import `{path}`: unknown format {chosen!r}", hint=f"one of auto, {', '.join(FORMATS)}")
@@ -156,7 +158,7 @@ def _open_source(source: Any, format: str, settings: Options) -> tuple[Source, s
 
 def _existing(uri: str | os.PathLike[str]) -> Dataset | None:
     if str(uri).lower().startswith(("http://", "https://")):
-        return None  # `create` says that nothing can be written there.
+        return None  # `create` reports that HTTP is read-only.
     try:
         return open(uri)
     except NotFoundError as error:
@@ -179,16 +181,16 @@ def _destination(dataset: Dataset | None, uri: str | os.PathLike[str], schema: d
 
 
 def _missing(destination: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """List the folders that have to be made for a dataset, its own first."""
+    """List the folders that must be created for a dataset, its own first."""
     path = pathlib.Path(destination).absolute()
     return list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
 
 
 class _undo:
-    """Remove a dataset that this import has just made, if the import fails and nobody else has committed to it. A folder that was there stays."""
+    """Removes the dataset that a failed import created, unless another writer committed to it. A folder that existed before stays."""
 
     def __init__(self, dataset: Dataset, created: bool, missing: list[pathlib.Path]) -> None:
-        # Where links lead: a link is the user's.
+        # The target of a link: the link itself belongs to the user.
         self.root = pathlib.Path(dataset.uri).resolve() if created and "://" not in dataset.uri else None
         self.missing = missing
         self.left = dataset.uri if created and self.root is None else None
@@ -202,10 +204,10 @@ class _undo:
             return
         if self.root is None:
             if self.left is not None and isinstance(error, Error):
-                what = f"the dataset `{self.left}` was made and stays, empty: import these columns again, or choose another place"
+                what = f"the empty dataset `{self.left}` remains: import the same columns again, or choose another destination"
                 error.hint = f"{error.hint}; {what}" if error.hint else what
             return
-        # Out of the way first: a commit that comes now fails, instead of being acknowledged and lost.
+        # Rename it first: a concurrent commit then fails, instead of being acknowledged and lost.
         aside = self.root.with_name(f".{self.root.name}.failed-import-{os.getpid()}")
         with contextlib.suppress(OSError):
             self.root.rename(aside)
@@ -214,21 +216,21 @@ class _undo:
                 if not self.missing:
                     self.root.mkdir(exist_ok=True)
                 for folder in self.missing[1:]:
-                    folder.rmdir()  # Ends at one that holds something.
+                    folder.rmdir()  # Fails at the first folder that is not empty, which ends the loop.
             else:
                 aside.rename(self.root)
 
 
 def _as_error(refusal: Refusal, column: str | None = None) -> Error:
     error = InvalidInputError(
-        f"cannot import `{refusal.path}`: {refusal.message}", code=refusal.code, hint="pass --on-error skip to leave such items out"
+        f"cannot import `{refusal.path}`: {refusal.message}", code=refusal.code, hint="pass --on-error skip to leave out such items"
     )
     error.column = column
     return error
 
 
 class _Appender:
-    """Appends the good rows of chunks. What is wrong with a bad one is found by appending ever smaller parts."""
+    """Appends the good rows of chunks, and finds the bad rows by appending ever smaller parts."""
 
     def __init__(
         self, transaction: Transaction, kinds: Mapping[str, ColumnType], validate: str, on_error: str, refused: list[Refusal]
@@ -236,7 +238,7 @@ class _Appender:
         self.transaction, self.kinds, self.validate, self.on_error, self.refused = transaction, kinds, validate, on_error, refused
 
     def append(self, chunk: Chunk) -> int:
-        """Append a chunk; gives the number of samples."""
+        """Append a chunk, and return the number of samples."""
         columns = {name: container(values) for name, values in chunk.columns.items()}
         bad: dict[str, set[int]] = {}
         for row, column, refusal in self._problems(columns, chunk):
@@ -252,16 +254,16 @@ class _Appender:
         return self._part(columns, [row for row in range(chunk.rows) if row not in left_out] if left_out else range(chunk.rows), chunk)
 
     def _problems(self, columns: dict[str, Any], chunk: Chunk) -> list[tuple[int, str, Refusal]]:
-        """What the source found already, and media that do not decode: each with its own reason, one a row.
+        """Collect what the source refused, numbers in category columns, and media that do not decode.
 
-        Files of media are read here, once: `columns` then holds their bytes.
+        Returns one reason per row; per value with `on_error="null"`. Reads each media file once: `columns` then holds its bytes.
         """
-        each = self.on_error == "null"  # Each value counts; else one reason a row is enough.
+        each = self.on_error == "null"  # Every value is reported; else one reason per row is enough.
         found = {(row, column if each else ""): (row, column, refusal) for row, column, refusal in reversed(chunk.problems)}
         for name, values in list(columns.items()):
             kind = self.kinds[name]
             for row, number in _numbers(values) if isinstance(kind, Category) else ():
-                refusal = Refusal.of_value(chunk.name(row), name, f"holds {number}, expected a word: codes mean others elsewhere")
+                refusal = Refusal.of_value(chunk.name(row), name, f"holds {number}, expected a word: codes differ between datasets")
                 found.setdefault((row, name if each else ""), (row, name, refusal))
             if not isinstance(kind, Image | Mask) or is_arrow(values):
                 continue
@@ -296,16 +298,16 @@ class _Appender:
             return self._row(part, chunk.name(rows[0]), error)
 
     def _append(self, columns: Mapping[str, Any], rows: int) -> None:
-        # What `_problems` decoded is not decoded again; it leaves Arrow's media to the transaction.
+        # `_problems` has checked all media except Arrow arrays, which the transaction checks.
         left = any(is_arrow(values) and isinstance(self.kinds[name], Image | Mask) for name, values in columns.items())
         self.transaction.append_slice(columns, 0, rows, self.validate if left else "header")
 
     def _row(self, values: Mapping[str, Any], name: str, error: Error) -> int:
-        """Refuse a row, or make null of what is wrong in it; gives the number of samples."""
+        """Refuse a row, or replace its bad values with nulls. Returns the number of samples appended."""
         while True:
             self.refused.append(Refusal(name, error.code, error.reason))
             column = error.column
-            # A null that is still refused would be refused for ever.
+            # Replacing a refused null with a null would loop forever.
             if self.on_error != "null" or column is None or column not in values or _is_null(values[column], 0):
                 return 0
             values = {**values, column: [None]}
@@ -318,12 +320,12 @@ class _Appender:
                 error = again
 
 
-# Errors that would come for every row: storage that fails, a transaction that is closed.
+# Errors that every row would raise, such as failing storage or a closed transaction.
 _NO_FAULT_OF_A_ROW = ("no-space", "storage-failed", "read-only", "permission-denied", "transaction-closed", "internal", "column-not-found")
 
 
 def _body(value: Any) -> bytes | None:
-    """Give encoded media that can be looked at before they are appended; a file that can't be read is refused later."""
+    """Return encoded media, to check before the append, or None. An unreadable file is None here, and refused later."""
     if isinstance(value, os.PathLike):
         with contextlib.suppress(OSError):
             return pathlib.Path(value).read_bytes()
@@ -332,7 +334,7 @@ def _body(value: Any) -> bytes | None:
 
 
 def _numbers(values: Any) -> Iterator[tuple[int, Any]]:
-    """The whole numbers among values, and their rows."""
+    """Yield the whole numbers among values, with their rows."""
     if is_arrow(values) and not pa.types.is_integer(tables.storage(values.type)):
         return
     for row, value in enumerate(values.to_pylist() if is_arrow(values) else values):
@@ -351,8 +353,8 @@ def _is_null(values: Any, row: int) -> bool:
 
 
 def _name(error: Error, chunk: Chunk, rows: Sequence[int]) -> None:
-    """Put the item's own name into the error."""
+    """Name the refused item in the error."""
     if error.rows and error.rows[0] < len(rows):
         error._within(f"cannot import `{chunk.name(rows[error.rows[0]])}`")
-        error._row, error.rows = None, []  # They were rows of a part, which nobody else knows.
-        error.hint = error.hint or "pass --on-error skip to leave such items out"
+        error._row, error.rows = None, []  # They were rows of a part, which mean nothing to the caller.
+        error.hint = error.hint or "pass --on-error skip to leave out such items"

@@ -1,4 +1,4 @@
-"""What an importer gives: a schema and chunks of rows, each row with a name for the report."""
+"""What an importer returns: a schema and chunks of rows. Each row has a name for the report."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Result = TypeVar("Result")
 
 
 def import_pandas() -> None:
-    """Import pandas, where it is there, before pyarrow does.
+    """Import pandas, if it is installed, before pyarrow does.
 
-    pyarrow imports it with the first array that it gives to NumPy, and drops what that raises: a Ctrl-C too, so the import would go on.
+    pyarrow imports pandas when it first converts an array to NumPy, and drops any exception. A Ctrl-C at that moment would be lost.
     """
     with contextlib.suppress(Exception):
         importlib.import_module("pandas")
 
 
 def ahead(tasks: Iterable[Callable[[], Result]], threads: int) -> Iterator[Result]:
-    """Run tasks in threads before their results are wanted, at most `threads + 1` of them; give results in order."""
+    """Run tasks in threads ahead of the consumer, at most `threads + 1` at a time. Yields the results in order."""
     with ThreadPoolExecutor(threads, "penstock-import") as pool:
         waiting: collections.deque[Future[Result]] = collections.deque()
         try:
@@ -45,7 +45,7 @@ def ahead(tasks: Iterable[Callable[[], Result]], threads: int) -> Iterator[Resul
 def _submitted(pool: ThreadPoolExecutor, task: Callable[[], Result]) -> Future[Result]:
     try:
         return pool.submit(task)
-    except RuntimeError:  # The main thread is done, and Python waits for this one: pools take nothing more.
+    except RuntimeError:  # Python is shutting down and waits for this thread: pools accept no tasks.
         done: Future[Result] = Future()
         try:
             done.set_result(task())
@@ -56,9 +56,9 @@ def _submitted(pool: ThreadPoolExecutor, task: Callable[[], Result]) -> Future[R
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a user may set. `types` gives columns a type by name; `include` and `exclude` are of folders; the rest are of CSV.
+    """What a user may set, as `import_data` describes it.
 
-    `defaults` are the types of the dataset that is appended to: they hold for columns that the source has, and `types` says nothing of.
+    `defaults` are the column types of an existing destination. They apply to columns of the source that `types` does not name.
     """
 
     types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -73,7 +73,7 @@ class Options:
 
 
 def chosen(name: str, options: Options) -> bool:
-    """Tell whether a file is to be imported: include and exclude are compared with its path in the folder and with its name."""
+    """Return whether a file is to be imported. `include` and `exclude` match its path within the folder, or its name."""
 
     def matches(patterns: Sequence[str]) -> bool:
         return any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name.rpartition("/")[2], pattern) for pattern in patterns)
@@ -83,7 +83,7 @@ def chosen(name: str, options: Options) -> bool:
 
 @dataclasses.dataclass
 class Refusal:
-    """One item that was not imported: where it came from, the error's code, and its message."""
+    """One refused item or value: where it came from, the error's code, and its message."""
 
     path: str
     code: str
@@ -91,12 +91,12 @@ class Refusal:
 
     @classmethod
     def of_value(cls, path: str, column: str, why: str) -> Refusal:
-        """Refuse a value that its column cannot take."""
+        """Refuse a value that its column cannot hold."""
         return cls(path, "invalid-value", f"cannot append to column `{column}`: {why}")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; what would lose something as Python's own values is an error.
+    """Parse JSON. Refuses text that would lose information as Python values.
 
     Raises: ValueError, RecursionError.
     """
@@ -106,7 +106,7 @@ def parse_json(text: str | bytes) -> Any:
 def _finite(text: str) -> float:
     number = float(text)
     if math.isinf(number):
-        raise ValueError(f"{text[:80]} is beyond float64")
+        raise ValueError(f"{text[:80]} is outside the range of float64")
     return number
 
 
@@ -114,15 +114,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         [(twice, _)] = collections.Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"two values of the name {twice[:80]!r}")
+        raise ValueError(f"two values have the name {twice[:80]!r}")
     return made
 
 
 @dataclasses.dataclass
 class Chunk:
-    """Some rows: column → values; `name(i)` tells where row i came from. `refused` were never rows at all.
+    """Some rows. `columns` maps names to values; `name(i)` returns where row i came from; `refused` lists input that did not become rows.
 
-    `problems` are (row, column, refusal) of values that the source could not read, and gives as None.
+    `problems` lists (row, column, refusal) for each value that the source could not read, which is None in `columns`.
     """
 
     columns: dict[str, Any]
@@ -134,10 +134,10 @@ class Chunk:
 
 @dataclasses.dataclass
 class Source:
-    """An opened source. `total` is in `unit` (files, bytes, rows), for the progress bar; `done()` tells how far it is.
+    """An opened source. For the progress bar, `total` and `done()` count in `unit`: files, bytes or rows.
 
-    `left_out` are files of other kinds, or that were not chosen. Whoever takes `chunks` closes them: the collector of garbage must not do so, since
-    it may run where a thread that they wait for starts.
+    `left_out` lists files of other kinds or not selected. The consumer of `chunks` must close the generator. The garbage collector
+    must not: it may run while a thread that the generator waits for is starting.
     """
 
     schema: dict[str, ColumnType]

@@ -1,4 +1,4 @@
-"""Arrow tables → columns: types inferred from Arrow's, values handed on without Python objects where that can be."""
+"""Converts Arrow tables to columns: infers types from Arrow's, and avoids Python objects for values if possible."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
     if _is_list(kind) and kind.value_type in _PLAIN:
         return Tensor((None,), _PLAIN[kind.value_type])
     if is_media(kind):
-        return Bytes()  # Of what kind, their first bytes say: `media_type`.
+        return Bytes()  # `media_type` decides by the first bytes.
     if (what := _no_json(kind)) is not None:
         raise UnsupportedError(
-            f"cannot import column `{name}`: it holds {what} inside {kind}, which JSON cannot",
+            f"cannot import column `{name}`: it holds {what} inside {kind}, which JSON cannot hold",
             code="unsupported-format",
-            hint="flatten it first to a column of its own, or leave it out",
+            hint="move it to a separate column first, or leave it out",
         )
     if pa.types.is_nested(kind):
         return Json()
     raise UnsupportedError(
-        f"cannot import column `{name}`: no column type for Arrow's {kind}",
+        f"cannot import column `{name}`: there is no column type for Arrow's {kind}",
         code="unsupported-format",
         hint="cast it first, or leave it out",
     )
@@ -74,15 +74,15 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Check whether an Arrow type is one of the types of text."""
+    """Return whether an Arrow type is a text type."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _no_json(kind: pa.DataType) -> str | None:
-    """Name the values within an Arrow type that JSON cannot hold. Returns None if there are none."""
+    """Name the values within an Arrow type that JSON cannot hold. Returns None if JSON can hold all of them."""
     if _is_binary(kind):
         return "binary values"
-    if pa.types.is_time64(kind) and kind.unit == "ns":  # Python's times of day end at microseconds.
+    if pa.types.is_time64(kind) and kind.unit == "ns":  # Python's times of day have microsecond precision.
         return "times of day in nanoseconds"
     if pa.types.is_interval(kind):
         return "intervals of months, days and nanoseconds"
@@ -92,25 +92,25 @@ def _no_json(kind: pa.DataType) -> str | None:
 
 
 def is_media(kind: pa.DataType) -> bool:
-    """Tell whether this is how Hugging Face stores media: struct<bytes: binary, path: string>."""
+    """Return whether this is the type in which Hugging Face stores media: struct<bytes: binary, path: string>."""
     if not pa.types.is_struct(kind) or {field.name for field in kind} != {"bytes", "path"}:
         return False
     return _is_binary(kind.field("bytes").type)
 
 
 def media_type(first: bytes | None) -> ColumnType:
-    """Choose the type of a column of media by the first value of it."""
+    """Choose the type of a media column by its first value."""
     return Image() if first is not None and begins_as_image(first[:16]) else Bytes()
 
 
 def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
-    """Give an Arrow column in a form that `kind.prepare` takes."""
+    """Convert an Arrow column to a form that `kind.prepare` accepts."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
-    if isinstance(array, pa.ChunkedArray):  # combine_chunks gives one where offsets would overflow
+    if isinstance(array, pa.ChunkedArray):  # combine_chunks returns a ChunkedArray if offsets would overflow.
         return array.to_pylist()
     if isinstance(kind, Tensor):
-        return array  # `prepare` takes tensors and lists of numbers as they are.
+        return array  # `prepare` accepts tensors and lists of numbers unchanged.
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if not (isinstance(kind, Category) and pa.types.is_dictionary(array.type)):
@@ -127,9 +127,9 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         array = array.cast(pa.int32() if array.type.bit_width == 32 else pa.int64())
     if isinstance(kind, Text) and pa.types.is_time64(array.type) and array.type.unit == "ns":
         return array.cast(pa.string())
-    as_text = isinstance(kind, Text) and _is_binary(array.type)  # Taken as text where it is UTF-8.
+    as_text = isinstance(kind, Text) and _is_binary(array.type)  # Accepted as text if it is UTF-8.
     if isinstance(kind, Text | Json) and not as_text and (what := _no_json(array.type)) is not None:
-        raise UnsupportedError(f"{array.type} holds {what}, which are no text", code="unsupported-format", hint="flatten it first")
+        raise UnsupportedError(f"{array.type} holds {what}, which are not text", code="unsupported-format", hint="flatten it first")
     if as_text:
         return array.cast(pa.large_binary())
     if isinstance(kind, Text) and not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
@@ -141,8 +141,8 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
 
 
 def microseconds(times: pa.Array) -> pa.Array:
-    """Give timestamps and dates as microseconds since 1970. Nanoseconds are rounded down, as NumPy does; a coarser unit that does not fit is an error."""
-    if pa.types.is_timestamp(times.type) and times.type.unit == "ns":  # Arrow's own rounding is of local times, of which some come twice.
+    """Convert timestamps and dates to microseconds since 1970. Rounds nanoseconds down, as NumPy does; refuses values that overflow."""
+    if pa.types.is_timestamp(times.type) and times.type.unit == "ns":  # Arrow rounds local times, some of which occur twice.
         counts = times.cast(pa.int64())
         return pa.array(np.asarray(counts.fill_null(0)) // 1000, mask=np.asarray(counts.is_null()))
     try:
@@ -150,11 +150,11 @@ def microseconds(times: pa.Array) -> pa.Array:
     except pa.ArrowNotImplementedError as error:
         raise fail(f"values are {times.type}, expected timestamp", hint="cast them first") from error
     except pa.ArrowInvalid as error:
-        raise fail(f"values are {times.type} beyond what a timestamp holds: {error}", hint="set them to null first") from error
+        raise fail(f"values are {times.type} outside the range of a timestamp: {error}", hint="set them to null first") from error
 
 
 def timestamps(texts: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Text → microseconds, in UTC, of up to nine decimals; also the rows that are none."""
+    """Convert texts with up to nine decimals to microseconds in UTC. Also returns the rows that are not times."""
     times = _times(texts)
     if times is None:
         times = _times(compute.replace_substring_regex(texts, r"(\.\d{6})\d{1,3}(\D|$)", r"\1\2"))
@@ -175,35 +175,35 @@ def _times(texts: pa.Array) -> pa.Array | None:
 
 
 def unlike(path: str, column: str, text: pa.StringScalar, kind: Scalar) -> Refusal:
-    """Refuse text that is not of the column's type."""
+    """Refuse text that does not match the column's type."""
     return Refusal.of_value(path, column, f"{text.as_py()[:80]!r}, expected {kind.dtype}")
 
 
 def storage(kind: pa.DataType) -> pa.DataType:
-    """Give the type of the values that a dictionary, runs or an extension stand for."""
+    """Return the type of the values behind a dictionary, run-end or extension type."""
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return storage(kind.value_type)
     return storage(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def decoded(array: pa.Array) -> pa.Array:
-    """Give the values that a dictionary, runs, an extension or views stand for."""
+    """Return the plain values of a dictionary, run-end, extension or view array."""
     if isinstance(array, pa.ExtensionArray):
         return decoded(array.storage)
     if pa.types.is_run_end_encoded(array.type):
         return decoded(compute.run_end_decode(array))
     if pa.types.is_dictionary(array.type):
         return pa.DictionaryArray.from_arrays(array.indices, decoded(array.dictionary)).dictionary_decode()
-    wanted = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}  # Views cannot be taken from by index.
+    wanted = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}  # Arrow cannot `take` from views.
     return array.cast(wanted[array.type]) if array.type in wanted else array
 
 
-# Bits of whole numbers that a float holds.
+# The bits of the whole numbers that a float of each width holds exactly.
 _WHOLE_BITS = {16: 11, 32: 24, 64: 53}
 
 
 def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Choose the type, of numbers or lists of numbers, that holds what either does. Returns None if there is none.
+    """Choose a type of numbers, or of lists of numbers, that holds the values of both. Returns None if no type does.
 
     >>> wider(pa.float32(), pa.float64()), wider(pa.int32(), pa.uint16()), wider(pa.int64(), pa.float64())
     (DataType(double), DataType(int32), None)
@@ -230,7 +230,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Check whether an Arrow type is one of the integers or floats."""
+    """Return whether an Arrow type is an integer or float type."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
@@ -239,14 +239,14 @@ def _is_signed(kind: pa.DataType) -> bool:
 
 
 def media(array: pa.StructArray) -> tuple[pa.Array, list[tuple[int, str]]]:
-    """Give the bytes of media, and the rows that are only a path, each with why: the file it means may be on another machine."""
+    """Return the bytes of media, and the rows with only a path, each with the reason. The file may be on another machine."""
     bodies, paths = decoded(compute.struct_field(array, "bytes")), compute.struct_field(array, "path")
     only_path = np.flatnonzero(compute.and_(compute.is_null(bodies), compute.is_valid(paths)))
     return bodies, [(int(row), f"it is the path {str(paths[row])[:80]!r} without bytes") for row in only_path]
 
 
 def _plain(value: Any) -> Any:
-    """Turn what Arrow gives for nested values into what JSON can hold."""
+    """Convert nested Arrow values to values that JSON can hold."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
