@@ -1,10 +1,11 @@
-"""What tests share: a folder each, the test data if it is at hand, hostile images from the testkit."""
+"""Shared fixtures: a place for each test's dataset, servers, the faulty proxy, real test data if available, hostile images."""
 
 import contextlib
 import os
 import pathlib
 import subprocess
 import uuid
+import zlib
 
 import pytest
 import servers
@@ -12,33 +13,52 @@ import servers
 ROOT = pathlib.Path(__file__).parent.parent
 BUCKET = servers.BUCKET
 
-# Every fault now and then: about one request in seven meets one.
+# Every kind of fault; about one request in seven gets one.
 FAULTS = "seed=1&lose=20&reset=20&throttle=20&toomany=10&fail=20&truncate=20&late=20&late_ms=30&stale=20"
+
+
+STORES = {"local", "buffered", "direct", "s3", "proxy", "versity", "azure"}
 
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--store", choices=["local", "buffered", "direct", "s3", "proxy", "versity", "azure"], default="local", help="what datasets lie on"
+        "--store",
+        choices=sorted(STORES),
+        default="local",
+        help="where datasets are stored",
     )
 
 
 def pytest_collection_modifyitems(config, items):
-    """Where datasets lie elsewhere, only tests that take `root` as it comes are run."""
-    if config.getoption("--store") == "local":
+    """If datasets are not local, run only tests that use `root` and are not marked `local`: those of `every_store`, and a share of the rest.
+
+    Each of the rest runs on one store other than the local one. PENSTOCK_ROTATION decides which; tools/test.sh prints it.
+    """
+    store = config.getoption("--store")
+    if store == "local":
         return
-    chosen = [item for item in items if "root" in getattr(item, "fixturenames", ()) and item.get_closest_marker("local") is None]
+    rotation = os.environ.get("PENSTOCK_ROTATION", "0")
+    others = sorted(STORES - {"local"})
+
+    def runs_here(item):
+        if "root" not in getattr(item, "fixturenames", ()) or item.get_closest_marker("local"):
+            return False
+        everywhere = rotation == "all" or "every_store" in item.path.parts
+        return everywhere or others[(zlib.crc32(item.name.encode()) + int(rotation)) % len(others)] == store
+
+    chosen = [item for item in items if runs_here(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 
 
 @pytest.fixture(scope="session")
 def minio(tmp_path_factory):
-    """A real MinIO, with a bucket, and the standard variables set to it."""
+    """A real MinIO with a bucket, and the standard variables pointing to it."""
     yield from running(servers.Minio(tmp_path_factory.mktemp("minio")))
 
 
 def running(server):
-    """A server, with the environment set to it, until the session ends."""
+    """Yield a server with the environment pointing to it; stop the server when the session ends."""
     with environment(**server.environment):
         yield server
     server.stop()
@@ -46,14 +66,14 @@ def running(server):
 
 @pytest.fixture(scope="session")
 def other_store(request, tmp_path_factory):
-    """The server that --store names, beside MinIO."""
+    """The server other than MinIO that --store names."""
     kind = {"versity": servers.VersityGateway, "azure": servers.Azurite}[request.config.getoption("--store")]
     yield from running(kind(tmp_path_factory.mktemp("store")))
 
 
 @pytest.fixture(scope="session")
 def proxy(minio):
-    """The faulty proxy before MinIO, without faults; a test sets what it wants, and sees to it that it takes them back."""
+    """The faulty proxy in front of MinIO, without faults. A test that sets faults must clear them again."""
     started = servers.Proxy(minio.port)
     yield started
     started.stop()
@@ -71,14 +91,14 @@ def environment(**variables):
 
 
 def spent(ds, work):
-    """What `work` cost: counters that changed."""
+    """Run `work` and return the changes of the counters that changed."""
     before = ds.stats()
     work()
     return {name: value - before[name] for name, value in ds.stats().items() if value != before[name]}
 
 
 def newest(ds, samples):
-    """Move to the newest snapshot, which has at least so many samples: a store that answers with an old listing gives an old one."""
+    """Refresh until the dataset has at least `samples` samples, because a stale listing leads to an old snapshot."""
     for _ in range(20):
         if len(ds.refresh()) >= samples:
             break
@@ -87,13 +107,13 @@ def newest(ds, samples):
 
 @pytest.fixture
 def bucket(minio):
-    """A prefix of its own on MinIO, for a dataset that does not exist yet."""
+    """A fresh prefix on MinIO for a dataset that does not exist yet."""
     return minio.place(f"{uuid.uuid4().hex}/dataset")
 
 
 @pytest.fixture
 def root(tmp_path, request, monkeypatch):
-    """A place for a dataset that does not exist yet: a local path, or with --store another one."""
+    """A place for a dataset that does not exist yet: a local path, or a place on the store that --store names."""
     store = request.config.getoption("--store")
     if store in ("versity", "azure"):
         return request.getfixturevalue("other_store").place(f"{uuid.uuid4().hex}/dataset")
@@ -120,8 +140,7 @@ def data():
 
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory):
-    """A folder of hostile images that the testkit makes."""
+    """A folder of hostile images made by the testkit."""
     folder = tmp_path_factory.mktemp("hostile")
-    command = ["cargo", "run", "--release", "--quiet", "--locked", "-p", "penstock-testkit", "--bin", "make-hostile", "--", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target")})
+    subprocess.run([servers.cargo_binary("make-hostile"), str(folder)], check=True)
     return folder

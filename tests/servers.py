@@ -1,4 +1,4 @@
-"""Servers that tests start themselves: MinIO and the testkit's faulty proxy before it, Azurite, Versity's gateway. Loopback only; ended by process id."""
+"""Servers that tests start on loopback: MinIO, the testkit's faulty proxy, Versity's gateway, Azurite. They are stopped by process id."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ def free_port() -> int:
 
 
 def cargo_binary(name: str) -> pathlib.Path:
-    """Build a binary of the testkit."""
-    command = ["cargo", "build", "--release", "--quiet", "--locked", "-p", "penstock-testkit", "--bin", name]
-    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target")})
+    """Return the path of a binary of the testkit. Builds it, unless PENSTOCK_BUILT says that tools/test.sh has built all of them."""
+    if "PENSTOCK_BUILT" not in os.environ:
+        command = ["cargo", "build", "--release", "--quiet", "--locked", "-p", "penstock-testkit", "--bin", name]
+        subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target")})
     return ROOT / "target" / "release" / name
 
 
 class Server:
-    """A server that is started on a folder of its own, and ended by its process id."""
+    """A server with its own folder and port, stopped by its process id."""
 
-    # What opens datasets there without options, and the place that they go below.
+    # Variables with which datasets on the server open without options, and the URI of the bucket.
     environment: dict[str, str]
     root: str
 
@@ -61,11 +62,11 @@ class Server:
     def _wait(self) -> None:
         for _ in range(600):
             if self.process.poll() is not None:
-                raise RuntimeError(f"{type(self).__name__} ended: {(self.folder / 'log').read_text()}")
+                raise RuntimeError(f"{type(self).__name__} exited: {(self.folder / 'log').read_text()}")
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
                 return
             time.sleep(0.05)
-        raise RuntimeError(f"{type(self).__name__} does not answer")
+        raise RuntimeError(f"{type(self).__name__} does not accept connections")
 
     def stop(self) -> None:
         self.process.terminate()
@@ -89,7 +90,7 @@ def tool(name: str) -> str:
 
 
 class S3Server(Server):
-    """One that speaks S3: objects are reached by boto3."""
+    """A server that speaks S3; tests access its objects with boto3."""
 
     root = f"s3://{BUCKET}"
 
@@ -142,7 +143,7 @@ class Minio(S3Server):
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.endpoint}/minio/health/live", timeout=1):
                 return
             time.sleep(0.05)
-        raise RuntimeError("MinIO does not answer")
+        raise RuntimeError("MinIO did not become live")
 
 
 class VersityGateway(S3Server):
@@ -155,10 +156,10 @@ class VersityGateway(S3Server):
 
 
 class Azurite(Server):
-    """Microsoft's emulator of Azure's blob storage; objects are reached by Microsoft's client."""
+    """Microsoft's emulator of Azure blob storage; tests access its objects with Microsoft's client."""
 
     root = f"az://{BUCKET}"
-    # Known to everybody: https://learn.microsoft.com/azure/storage/common/storage-use-azurite
+    # Public credentials: https://learn.microsoft.com/azure/storage/common/storage-use-azurite
     ACCOUNT = "devstoreaccount1"
     ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
@@ -196,7 +197,7 @@ class Azurite(Server):
 
 
 class BucketPath(str):
-    """A place in a bucket with the few methods of a Path that tests use on datasets."""
+    """A URI in a bucket with the few methods of `pathlib.Path` that tests use on datasets."""
 
     server: Any
 
@@ -254,14 +255,14 @@ class BucketPath(str):
 
 
 def left_empty(place: pathlib.Path | BucketPath) -> bool:
-    """Whether a failed import left nothing: no folder on disk; in a bucket, where nothing can be moved aside, a dataset without samples."""
+    """Return whether a failed import left nothing on disk. In a bucket, where nothing can be renamed, an empty dataset may remain."""
     import penstock as ps
 
     return not place.exists() or (isinstance(place, BucketPath) and len(ps.open(place)) == 0)
 
 
 class Proxy:
-    """The faulty proxy before a server."""
+    """The faulty proxy in front of a server."""
 
     def __init__(self, upstream_port: int, faults: str = "") -> None:
         command = [str(cargo_binary("faulty-proxy")), "127.0.0.1:0", f"127.0.0.1:{upstream_port}", faults]
@@ -269,7 +270,7 @@ class Proxy:
         self.endpoint = f"http://{self.process.stdout.readline().strip()}"
 
     def faults(self, query: str = "") -> None:
-        """Set the faults; counts begin anew."""
+        """Set the faults and reset the counts."""
         urllib.request.urlopen(f"{self.endpoint}/-/faults?{query}", timeout=10).close()
 
     def counts(self) -> dict[str, int]:

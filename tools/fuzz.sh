@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Fuzz every parser for SECONDS each (default 60), with libFuzzer. Needs the nightly toolchain; installs cargo-fuzz.
+# Fuzz every parser with libFuzzer: tools/fuzz.sh [SECONDS], 60 seconds per parser by default.
+# Installs the nightly toolchain and cargo-fuzz if they are missing.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 unset CARGO_TARGET_DIR

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formatting, lints and types; the same in CI and by hand.
+# Check formatting, lints and types. CI runs this same script.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 cargo fmt --all --check

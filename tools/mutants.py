@@ -1,10 +1,10 @@
-"""Plant errors in the code, one at a time, and count those that some test catches.
+"""Plant errors in the code, one at a time, and count how many the tests catch.
 
-    .venv/bin/python tools/mutants.py --sample 40 --seed 1       # of all that cargo-mutants and cosmic-ray make
-    .venv/bin/python tools/mutants.py --patches folder           # errors of your own, a patch each
+    .venv/bin/python tools/mutants.py --sample 40 --seed 1       # sampled from all mutants of cargo-mutants and cosmic-ray
+    .venv/bin/python tools/mutants.py --patches folder           # your own errors, one patch file per error
 
-It works in a clone below target/, so that the working tree stays as it is; what is not committed is not in it. Ends with the score, and with
-status 1 if it is below 85 % of those mutants that build.
+The script works in a clone under target/: the working tree is not touched, and uncommitted changes are not tested. It prints the score and
+exits with status 1 if the tests catch fewer than 85 % of the mutants that build.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ DATASET = ["commit", "copies", "datafile", "fetch", "log", "plan", "read", "snap
 LOADER = ["order", "permutation", "plan", "quota", "window"]
 RUST = [*(f"crates/dataset/src/{name}.rs" for name in DATASET), *(f"crates/loader/src/{name}.rs" for name in LOADER)]
 PYTHON = "python/penstock/importers/*.py"
-# Quick to build, also where tests build helpers.
+# A quick build profile. It is passed as environment variables so that helpers built by the tests use it too.
 QUICK = {"LTO": "false", "CODEGEN_UNITS": "16", "OPT_LEVEL": "1", "INCREMENTAL": "true", "DEBUG": "0"}
 CARGO = ["--release", "--locked", "-q"]
 STEP_SECONDS = 900
 
 
 def tests_of(path: str) -> list[list[str]]:
-    """Commands that may catch an error in a file, the quickest first."""
+    """Return the test commands that may catch an error in a file, the quickest first."""
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not soak and not data"]
     of = lambda *names: [*pytest, *(f"tests/test_{name}.py" for name in names)]  # noqa: E731
     if path.startswith("python/penstock/importers/"):
@@ -77,18 +77,18 @@ def tests_of(path: str) -> list[list[str]]:
 
 
 def of_rust() -> Iterator[tuple[str, str, str]]:
-    """All mutants that cargo-mutants makes: (name, path, patch)."""
+    """Yield all mutants of cargo-mutants: (name, path, patch)."""
     chosen = [arg for path in RUST for arg in ("-f", path)]
     listed = subprocess.run(
         ["cargo", "mutants", "--list", "--json", "--diff", *chosen], cwd=TREE, check=True, capture_output=True, text=True
     )
     for mutant in json.loads(listed.stdout):
-        hunks = mutant["diff"].split("\n", 2)[2]  # Its second line has what was done for a path.
+        hunks = mutant["diff"].split("\n", 2)[2]  # The second line holds the mutation's description, not a path.
         yield mutant["name"], mutant["file"], f"--- a/{mutant['file']}\n+++ b/{mutant['file']}\n{hunks}"
 
 
 def means(code: str) -> str:
-    """What runs of a file: all but annotations, which are never evaluated."""
+    """Return the AST of a file as text without annotations, which are never evaluated."""
     tree = ast.parse(code)
     for node in ast.walk(tree):
         for field in ("annotation", "returns"):
@@ -98,7 +98,7 @@ def means(code: str) -> str:
 
 
 def of_python() -> Iterator[tuple[str, str, str]]:
-    """All mutants that cosmic-ray makes."""
+    """Yield all mutants of cosmic-ray: (name, path, patch)."""
     from cosmic_ray import plugins
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.mutating import mutate_code
@@ -108,14 +108,14 @@ def of_python() -> Iterator[tuple[str, str, str]]:
         for operator_name in plugins.operator_names():
             operator = plugins.get_operator(operator_name)
             if operator.arguments():
-                continue  # Those that want names of variables.
+                continue  # Skip operators that need variable names as arguments.
             made = operator()
             places = sum(len(list(made.mutation_positions(node))) for node in ast_nodes(get_ast(code)))
             for place in range(places):
                 try:
                     changed = mutate_code(code, made, place)
                     other = changed is not None and means(changed) != means(code)
-                except (AttributeError, SyntaxError):  # It knows no exceptions with dots; `not` before `:=` is no Python.
+                except (AttributeError, SyntaxError):  # It fails on dotted exception names and puts `not` before `:=`.
                     continue
                 if changed and other:
                     lines = difflib.unified_diff(code.splitlines(True), changed.splitlines(True), f"a/{name}", f"b/{name}")
@@ -129,7 +129,7 @@ def of_patches(folder: pathlib.Path) -> Iterator[tuple[str, str, str]]:
 
 
 def run(command: Sequence[str], log: pathlib.Path) -> int:
-    """Run a command in the tree; one that does not end is ended, and counts as failed."""
+    """Run a command in the tree and return its exit status; a command that times out is killed and returns 124."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(TREE / "python"),
@@ -145,7 +145,7 @@ def run(command: Sequence[str], log: pathlib.Path) -> int:
             return 124
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)  # Servers and workers that a failed test left, too.
+                os.killpg(started.pid, signal.SIGKILL)  # Also kills servers and workers that a failed test left behind.
             started.wait()
 
 
@@ -157,13 +157,13 @@ def build(log: pathlib.Path) -> bool:
 
 
 def caught_by(path: str, log: pathlib.Path) -> str | None:
-    """The first command that fails; None if all pass."""
+    """Return what caught the error: the last failure line of the first failing command, or None if all commands pass."""
     for command in tests_of(path):
         if code := run(command, log):
             failed = [
                 line for line in log.read_text(errors="replace").splitlines() if line.startswith(("FAILED", "ERROR", "test result: FAILED"))
             ]
-            ended = "it did not end" if code == 124 else f"exit {code}"
+            ended = "timed out" if code == 124 else f"exit {code}"
             return failed[-1][:160] if failed else f"{' '.join(command[:3])}: {ended}"
     return None
 
@@ -182,10 +182,10 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=40)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--patches", type=pathlib.Path)
-    parser.add_argument("--trust", action="store_true", help="don't look first whether the tests pass without any error planted")
+    parser.add_argument("--trust", action="store_true", help="skip the initial check that the tests pass with no error planted")
     parser.add_argument("--out", type=pathlib.Path, default=FOLDER / "report.json")
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Shells turn it off for jobs in the background, and tests want it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Shells ignore SIGINT in background jobs, but tests need it.
     prepare()
     mutants = list(of_patches(options.patches.resolve()) if options.patches else [*of_rust(), *of_python()])
     total = len(mutants)
@@ -199,7 +199,7 @@ def main() -> int:
     commands = {tuple(command) for _, path, _ in mutants for command in tests_of(path)}
     for command in () if options.trust else sorted(commands):
         if run(command, logs / "tests.log"):
-            raise SystemExit(f"`{' '.join(command)}` fails without any error planted: see {logs / 'tests.log'}")
+            raise SystemExit(f"`{' '.join(command)}` fails with no error planted: see {logs / 'tests.log'}")
     report = []
     for number, (name, path, patch) in enumerate(mutants):
         log, began = logs / f"{number:03}.log", time.monotonic()
@@ -211,15 +211,15 @@ def main() -> int:
         finally:
             subprocess.run(["git", "checkout", "-q", "."], cwd=TREE, check=True)
             if not path.endswith(".py") and number + 1 < len(mutants) and mutants[number + 1][1].endswith(".py"):
-                build(logs / "build.log")  # The next one is tested with the core as it is.
-        outcome = "does not build" if not built else "caught" if by else "LIVED"
+                build(logs / "build.log")  # The next mutant is in Python and needs the unmodified core.
+        outcome = "does not build" if not built else "caught" if by else "SURVIVED"
         report.append({"name": name, "outcome": outcome, "by": by, "patch": patch})
         print(f"{number + 1}/{len(mutants)} {outcome}, {time.monotonic() - began:.0f} s: {name}{f' by {by}' if by else ''}", flush=True)
         options.out.write_text(json.dumps(report, indent=1))
     viable = [one for one in report if one["outcome"] != "does not build"]
     caught = sum(one["outcome"] == "caught" for one in viable)
     print(
-        f"{len(mutants)} of {total} mutants (seed {options.seed}): {caught} of {len(viable)} that build were caught, {caught / max(1, len(viable)):.1%}"
+        f"{len(mutants)} of {total} mutants (seed {options.seed}): {caught} of {len(viable)} that build caught, {caught / max(1, len(viable)):.1%}"
     )
     return int(caught < LEAST * len(viable))
 

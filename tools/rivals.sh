@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make .tools/rivals, a Python environment of its own for the loaders we are compared with: FFCV, DALI, LitData, torchvision.
+# Make .tools/rivals, a separate Python environment for the rival loaders: FFCV, DALI, LitData, torchvision.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 [ -x .tools/rivals/bin/python ] && .tools/rivals/bin/python -c 'import ffcv, nvidia.dali, litdata, torchvision' 2>/dev/null && exit 0

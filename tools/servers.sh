@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Install the servers that tests and benches start themselves into .tools: MinIO, Versity's S3 gateway, Azurite. Quick when they are there.
+# Install the servers that tests and benchmarks start into .tools: MinIO, Versity's S3 gateway, Azurite. Quick if already installed.
+# Usage: tools/servers.sh [minio]   minio installs only MinIO.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 [ -x /usr/local/go/bin/go ] && export PATH="$PATH:/usr/local/go/bin"
@@ -20,7 +21,7 @@ go_tool() { # go_tool NAME PACKAGE VERSION
   [ -x ".tools/bin/$1" ] && [ "$(cat ".tools/bin/$1.version" 2>/dev/null)" = "$3" ] && return
   need go golang-go
   echo "building $1"
-  # Modules ask for a newer Go than distributions have; the go command fetches that by itself.
+  # The modules need a newer Go than distributions ship; with GOTOOLCHAIN=auto the go command downloads it.
   GOTOOLCHAIN=auto GOBIN="$PWD/.tools/bin" go install "$2@$3"
   echo "$3" > ".tools/bin/$1.version"
 }

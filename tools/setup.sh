@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make .venv with the package in release mode and its dev extra. Idempotent and quick when nothing changed.
-# Usage: tools/setup.sh [bench]   bench also installs the rivals.
+# Make .venv with the package, built in release mode, and its dev extra. Idempotent, and quick if nothing changed.
+# Usage: tools/setup.sh [bench]   bench also installs the packages the benchmarks need.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 
@@ -35,24 +35,31 @@ fi
 
 [ -x .venv/bin/python ] || { echo "making .venv"; "$python" -m venv .venv; }
 [ -x .venv/bin/uv ] || .venv/bin/python -m pip install -q --disable-pip-version-check uv
-stamp=.venv/.stamp
-digest() { cat pyproject.toml Cargo.toml Cargo.lock crates/*/Cargo.toml $(find crates -name '*.rs' | sort) | sha256sum; }
-if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$(digest)" ] || ! .venv/bin/python -c 'import penstock' 2>/dev/null; then
-  echo "installing Python packages"
-  .venv/bin/uv pip install -q --python .venv/bin/python -r <(.venv/bin/python - <<'PY'
-import tomllib
+# install [EXTRA…]: the package's dependencies and those of its extras.
+install() {
+  .venv/bin/uv pip install -q --python .venv/bin/python -r <(.venv/bin/python - "$@" <<'PY'
+import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-print("\n".join(project["dependencies"] + project["optional-dependencies"]["dev"]))
+extras = [name for extra in sys.argv[1:] for name in project["optional-dependencies"][extra]]
+print("\n".join([] if extras and "dev" not in sys.argv else project["dependencies"]), *extras, sep="\n")
 PY
 )
-  echo "building penstock (release)"
-  VIRTUAL_ENV="$PWD/.venv" .venv/bin/maturin develop --release --uv -q >/dev/null
-  digest > "$stamp"
+}
+# done_before NAME DIGEST: whether this step ended well with the same input.
+done_before() { [ "$(cat ".venv/.stamp-$1" 2>/dev/null)" = "$2" ]; }
+
+packages=$(sha256sum < pyproject.toml)
+if ! done_before packages "$packages"; then
+  echo "installing Python packages"
+  install dev
+  echo "$packages" > .venv/.stamp-packages
 fi
-if [ "${1:-}" = bench ]; then
-  .venv/bin/uv pip install -q --python .venv/bin/python -r <(.venv/bin/python - <<'PY'
-import tomllib
-print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["bench"]))
-PY
-)
+# `release` builds quickly; `dist` is what users get and what benches measure.
+profile=${PENSTOCK_PROFILE:-release}
+sources=$( { echo "$profile"; cat pyproject.toml Cargo.toml Cargo.lock; find crates -type f -not -path '*/tests/*' | sort | xargs sha256sum; } | sha256sum)
+if ! done_before build "$sources" || ! .venv/bin/python -c 'import penstock' 2>/dev/null; then
+  echo "building penstock ($profile)"
+  VIRTUAL_ENV="$PWD/.venv" .venv/bin/maturin develop --profile "$profile" --uv -q >/dev/null
+  echo "$sources" > .venv/.stamp-build
 fi
+if [ "${1:-}" = bench ]; then install bench; fi

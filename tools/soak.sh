@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The long proofs, whole: 10,000 seeded crashes, 10,000 schedules of faults before MinIO, every bit of a dataset flipped, 200 kills, model tests at length,
-# and MUTANTS (40) errors planted in the core of dataset, loader and importers, of which at least 85 % must be caught.
+# The long tests in full: 10,000 seeded crashes, 10,000 fault schedules against MinIO, every bit of a dataset flipped, 200 kills, and long
+# model tests.
+# Then MUTANTS (default 40) errors are planted in dataset, loader and importers, and the tests must catch at least 85 % of them.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 tools/servers.sh

@@ -1,27 +1,30 @@
 #!/usr/bin/env bash
-# All tests. The last line is `N passed, N failed, N skipped`; the exit status is 0 only when nothing failed, and,
-# with CI=true, when nothing was skipped but what tests/skips.txt lists.
+# Run all tests. The last line is `N passed, N failed, N skipped`. The exit status is 0 only if nothing failed.
+# With CI=true, a skipped test that tests/skips.txt does not list counts as a failure.
 set -uo pipefail
 source "$(dirname "$0")/env.sh"
 log=$(mktemp -d)
 trap 'rm -rf "$log"; [ -z "${beside:-}" ] || kill -- "-$beside" 2>/dev/null' EXIT
 
 passed=0 failed=0 skipped=0
-step() { # step NAME COMMAND…: counts as one test
+step() { # step NAME COMMAND…: runs a command, which counts as one test
   echo "== $1"
   local name=$1; shift
   if "$@" > "$log/step" 2>&1; then passed=$((passed + 1)); tail -n "${SHOW:-3}" "$log/step"; else failed=$((failed + 1)); tail -n 60 "$log/step"; echo "FAILED: $name"; fi
 }
 
-step "layer table" .venv/bin/python tools/check_layers.py
-tools/servers.sh || { failed=$((failed + 1)); echo "FAILED: no servers"; }
+step "layers" .venv/bin/python tools/check_layers.py
 select="not soak"
 [ -n "${PENSTOCK_TEST_DATA:-}" ] || select="not soak and not data"
-start() { # start NAME ARGUMENT…: runs pytest; its output goes to a file
+# Each test that is not in tests/every_store runs locally and on one other store. Replay a run with the number it printed.
+export PENSTOCK_ROTATION=${PENSTOCK_ROTATION:-$((RANDOM % 6))}
+echo "== PENSTOCK_ROTATION=$PENSTOCK_ROTATION"
+
+start() { # start NAME ARGUMENT…: runs pytest and writes its output to a file
   local name=$1; shift
   .venv/bin/python -m pytest -p no:cacheprovider -rs "$@" > "$log/$name" 2>&1
 }
-count_of() { # count_of NAME: shows what ran, and adds its counts
+count_of() { # count_of NAME: prints the output of a pytest run and adds its counts to the totals
   local name=$1 line p f e s
   echo "== python: $name"
   cat "$log/$name" 2>/dev/null | tee -a "$log/all"
@@ -31,25 +34,33 @@ count_of() { # count_of NAME: shows what ran, and adds its counts
   passed=$((passed + ${p:-0})); failed=$((failed + ${f:-0} + ${e:-0})); skipped=$((skipped + ${s:-0}))
   [ "${p:-0}" -gt 0 ] || { failed=$((failed + 1)); echo "FAILED: no test of $name passed"; }
 }
-# The same suite with its datasets elsewhere: on MinIO, through the faulty proxy, on two other servers, and on disk without maps, through the page cache and past it.
+# The same suite with other stores: MinIO, the faulty proxy, two other servers, local disk without maps and without the page cache.
 stores() { for store in "$@"; do start "$store" tests --store "$store" -m "not soak and not data and not local"; done; }
-# Two lanes, since most of these tests wait for servers and disks. Job control, as else what runs beside would not heed Ctrl-C, which tests send.
+
+# Servers are mostly downloaded while Rust is compiled.
+tools/servers.sh > "$log/servers" 2>&1 &
+installing=$!
+rust=(--release --workspace --exclude penstock-python --locked)
+cargo build --release -p penstock-testkit --bins --locked -q && cargo test "${rust[@]}" --no-run -q \
+  || { failed=$((failed + 1)); echo "FAILED: cannot build the Rust tests"; }
+export PENSTOCK_BUILT=1
+wait "$installing" || { failed=$((failed + 1)); tail -n 40 "$log/servers"; echo "FAILED: cannot install the test servers"; }
+
+# Two lanes, because most of these tests wait for servers and disks. Job control is on because background jobs ignore Ctrl-C without it,
+# and tests send Ctrl-C.
 set -m
-{
-  start local tests python/penstock --doctest-modules -m "$select" --durations=5
-  stores buffered direct
-} &
+{ start local tests python/penstock --doctest-modules -m "$select" --durations=5; } &
 beside=$!
 set +m
 
 echo "== rust"
-cargo test --release --workspace --exclude penstock-python --locked 2>&1 | tee "$log/rust" | grep -E "^(test result|error|failures|---- )|FAILED|panicked" || true
+cargo test "${rust[@]}" 2>&1 | tee "$log/rust" | grep -E "^(test result: [^o]|error|failures|---- )|FAILED|panicked" || true
 while read -r p f i; do passed=$((passed + p)); failed=$((failed + f)); skipped=$((skipped + i)); done \
   < <(sed -nE 's/^test result: .* ([0-9]+) passed; ([0-9]+) failed; ([0-9]+) ignored.*/\1 \2 \3/p' "$log/rust")
 grep -qE "^error|could not compile" "$log/rust" && { failed=$((failed + 1)); tail -n 40 "$log/rust"; }
 grep -q "^test result" "$log/rust" || { failed=$((failed + 1)); echo "FAILED: no Rust test ran"; }
 
-stores s3 proxy versity azure
+stores s3 proxy versity azure buffered direct
 wait "$beside"
 beside=
 for name in local s3 proxy versity azure buffered direct; do count_of "$name"; done
