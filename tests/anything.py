@@ -1,4 +1,4 @@
-"""Columns of every kind and layout, random values of them, and how many seeds tests beside a model take."""
+"""A schema with every kind and layout of column, random values for it, and the number of seeds of the model tests."""
 
 import os
 
@@ -16,11 +16,11 @@ SCHEMA = {
 
 
 def values(rng, name, kind, count):
-    """Values of all sizes: none, a few bytes, several checksum units."""
+    """Return `count` random values of a column, some null, of all sizes: empty, a few bytes, several checksum units."""
     size = lambda most: int(rng.choice([0, 1, 7, most]))  # noqa: E731
 
     def floats(*shape):
-        """Some of which are no number, or endless."""
+        """Return random floats, sometimes with a NaN, an infinity or a negative zero."""
         made = rng.random(shape, dtype=np.float32)
         if made.size and rng.random() < 0.3:
             made.reshape(-1)[rng.integers(made.size)] = rng.choice([np.nan, np.inf, -np.inf, -0.0])

@@ -1,7 +1,7 @@
-"""Set every integer of every object of a small dataset to other values, all checksums made right again, and look what reading does.
+"""Set every integer of every object of a small dataset to other values, recompute all checksums, and check how reading reacts.
 
-Run by test_crafted.py in a process of its own: each try is a forked child, so that no cache helps, and a crash is an outcome. Where integers lie
-is found with the second reader (spec_reader.py). Prints one JSON object.
+test_crafted.py runs this file in a separate process. Each try is a forked child, so that caches do not help and a crash is an outcome. The
+second reader (spec_reader.py) finds the positions of the integers. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WIDTHS = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i64": 8}
 
 
 class Traced(spec_reader.Cursor):
-    """A cursor that notes where integers lie: (offset, bytes, "varint" or a width)."""
+    """A cursor that records the positions of integers: (offset, bytes, "varint" or a width)."""
 
     spans: list[tuple[int, int, str]] = []
     base = 0
@@ -38,7 +38,7 @@ class Traced(spec_reader.Cursor):
     def varint(self):
         at, kept = self.at, len(self.spans)
         found = super().varint()
-        del self.spans[kept:]  # Its bytes are no integers of their own.
+        del self.spans[kept:]  # The single bytes of a varint are not integers.
         self.spans.append((self.base + at, self.at - at, "varint"))
         return found
 
@@ -72,13 +72,13 @@ def decoded(body: bytes, span: tuple[int, int, str]) -> int:
 
 
 class Objects:
-    """All objects of a dataset by name, and how they name each other."""
+    """All objects of a dataset by name, and the references between them."""
 
     def __init__(self, place: pathlib.Path) -> None:
         self.bodies = {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
     def spans(self, name: str, form: str) -> list[tuple[int, int, str]]:
-        """Integers of an object, or of the tail of a data file."""
+        """Return the integers of an object, or of the tail of a data file."""
         body, Traced.spans = self.bodies[name], []
         if form == "hint":
             return [(4, 8, "u64")]
@@ -97,7 +97,7 @@ class Objects:
         return sorted(set(Traced.spans))
 
     def changed(self, name: str, body: bytes) -> dict[str, bytes]:
-        """The dataset with another body under a name, checksums and lengths right again in all that refer to it."""
+        """Return all objects with another body for `name`, with checksums and lengths corrected in every object that refers to it."""
         bodies, waiting = dict(self.bodies), {name: body}
         while waiting:
             name, body = waiting.popitem()
@@ -131,7 +131,7 @@ class Objects:
 
 
 def everything(place: pathlib.Path) -> list[bytes]:
-    """All that a reader may ask: each column's values as bytes, whatever way they are read."""
+    """Read the dataset in every way a reader can, and return the values of each column as bytes."""
     ds = ps.open(place)
     found = []
     batch = ds.take(range(len(ds)))
@@ -160,7 +160,7 @@ def flat(value: object) -> bytes:
 
 
 def attempt(place: pathlib.Path, bodies: dict[str, bytes], original: dict[str, bytes], expected: list[bytes]) -> str:
-    """What reading the changed dataset does, as one word; in a child."""
+    """Read the changed dataset in a child process, and return the outcome, whose first word is its kind."""
     changed = [name for name in bodies if bodies[name] != original[name]]
     for name in changed:
         (place / name).write_bytes(bodies[name])

@@ -1,7 +1,7 @@
-"""Try every file call of one job of a dataset: kill -9 before it, or let it fail, and look at what is left. Run by test_faults.py with the shim preloaded.
+"""Kill one job of a dataset with kill -9 before each of its file calls, or make the call fail, and check what remains.
 
-Each try is a forked child, on a copy of the same beginning; the outcome is its exit status. Prints one JSON object: calls, tries, and what
-must not be.
+test_faults.py runs this file with the shim preloaded. Each try is a forked child that works on a copy of the same initial state; its exit
+status is the outcome. Prints one JSON object: calls, tries, and wrong outcomes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def values(schema) -> dict[str, object]:
 
 
 class Job:
-    """What is tried: `prepare` makes the beginning, `run` is the job, `held` counts what it left (rows or pins)."""
+    """A job to test: `prepare` makes the initial state, `run` does the job, `held` counts what exists afterwards (rows or pins)."""
 
     def __init__(self, columns: int = 0, commits: int = 1) -> None:
         self.schema = {"n": "int64", "word": ps.Category(), "text": ps.Text(), **wide(columns)}
@@ -86,7 +86,7 @@ class Create(Job):
 
 
 class Import(Create):
-    """Into a new place: it may be there, empty, when the import was killed; another import then goes into it."""
+    """An import into a new dataset. After a kill the dataset may exist and be empty; another import then appends to it."""
 
     def run(self, place: pathlib.Path, ds) -> None:
         import_data([{"n": index, "text": "x"} for index in range(ROWS)], place / "deeper")
@@ -124,7 +124,7 @@ JOBS = {
 
 
 def attempt(job: Job, place: pathlib.Path, first: int, error: int, last: int) -> int:
-    """Run the job in a child with calls first…last failing; its exit status, negative for a signal."""
+    """Run the job in a child whose file calls first…last fail; returns its exit status, or minus the signal number."""
     child = os.fork()
     if child == 0:
         status = FOREIGN
@@ -173,7 +173,7 @@ def main() -> None:
 
     place = copied("warm")
     before = job.held(place)
-    job.run(place, job.begin(place))  # What is imported or looked up once is not counted.
+    job.run(place, job.begin(place))  # One-time imports and lookups must not be counted.
     calls = count_calls(job, copied("count"))
     tries = 0
     for kind in kinds:
@@ -194,7 +194,7 @@ def main() -> None:
                     job.run(place, job.begin(place))
                     again = job.held(place) - before - added
                     if again != job.step:
-                        wrong.append(f"{label}: the same call again gave {again}")
+                        wrong.append(f"{label}: the repeated call added {again}")
             except Exception as raised:
                 wrong.append(f"{label}: status {status}, {type(raised).__name__}: {raised}")
             shutil.rmtree(folder / label)

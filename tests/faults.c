@@ -1,7 +1,8 @@
-/* A preloaded shim that fails or kills at the k-th file call of a process, so that tests can try every one of them.
+/* A preloaded shim that makes the k-th file call of a process fail, or kills the process there, so that tests can try every call.
  *
- * Not armed it only passes calls on. `faults_arm(k, error, last)` counts from now on: call k to call `last` fail with `error`, or, with
- * error 0, call k ends the process by SIGKILL before it is made. `faults_calls()` gives the count. Built and driven by fault_runner.py.
+ * Unarmed, it only forwards calls. `faults_arm(k, error, last)` starts counting: calls k to `last` fail with `error`. If `error` is 0,
+ * SIGKILL ends the process before call k instead. `faults_disarm()` stops counting and returns the count. test_faults.py builds the shim,
+ * and fault_runner.py drives it.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -30,7 +31,7 @@ long faults_disarm(void) {
     return atomic_load(&calls);
 }
 
-/* Whether this call is to fail. */
+/* Count a call, and return whether it must fail. */
 static int fails(void) {
     if (!atomic_load(&armed)) return 0;
     long number = atomic_fetch_add(&calls, 1) + 1;
@@ -90,7 +91,7 @@ PASS(DIR *, NULL, opendir, (const char *path), path)
 PASS(int, -1, statx, (int folder, const char *restrict path, int flags, unsigned mask, struct statx *restrict to), folder, path, flags, mask, to)
 PASS(void *, MAP_FAILED, mmap64, (void *at, size_t count, int rights, int flags, int file, off64_t from), at, count, rights, flags, file, from)
 
-/* Anonymous memory is no file call. */
+/* An mmap of anonymous memory is not a file call. */
 void *mmap(void *at, size_t count, int rights, int flags, int file, off_t from) {
     if (file >= 0 && fails()) return MAP_FAILED;
     return NEXT(mmap)(at, count, rights, flags, file, from);

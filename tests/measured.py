@@ -1,4 +1,4 @@
-"""Anonymous memory by the kernel's count, measured in a process of its own, which nothing else of the tests has touched."""
+"""Measures anonymous memory by the kernel's count. Programs run in a fresh process, so that other tests have no effect."""
 
 import os
 import pathlib
@@ -8,13 +8,13 @@ import threading
 
 
 def anonymous():
-    """Bytes that this process holds and that are not pages of files."""
+    """Return the resident bytes of this process that are not pages of files."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon:"))
 
 
 class Grown:
-    """What a block of code takes at most, beyond what there was: `peak` bytes; looked at every millisecond by a thread."""
+    """Context manager that measures how far anonymous memory grows, as `peak` bytes. A thread samples it every millisecond."""
 
     def __enter__(self):
         self.peak, self.before, self._over = 0, anonymous(), threading.Event()
@@ -32,7 +32,7 @@ class Grown:
 
 
 def run(program, *arguments):
-    """What a program prints; it can import this file."""
+    """Run a program, which can import this module, and return its output."""
     paths = [str(pathlib.Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-c", program, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})

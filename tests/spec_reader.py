@@ -1,4 +1,4 @@
-"""An independent reader of Penstock datasets, written from spec/format-v1.md alone: strict and plain, not fast."""
+"""An independent reader of Penstock datasets, written only from spec/format-v1.md. It is strict and simple, not fast."""
 
 import itertools
 import json
@@ -14,9 +14,9 @@ from google_crc32c import value as crc32c
 UNIT, PROVISIONAL, TILED_FEATURE, FIXED, PACKED, SINGLE, TILED = 65_536, 1 << 63, 1, 0, 1, 2, 3
 DTYPES = ["bytes", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"]
 DTYPES += ["float32", "float64", "complex64", "complex128", "timestamp"]
-NUMPY = {"bytes": "u1", "bfloat16": "u2", "timestamp": "M8[us]"}  # where the name is another
+NUMPY = {"bytes": "u1", "bfloat16": "u2", "timestamp": "M8[us]"}  # dtypes whose NumPy name differs
 CHOICES = {"zero": 1, "flag": 2, "delta_kind": 3, "change_kind": 5, "record_kind": 7, "dtype": 17, "layout": 4, "codec": 3}
-FORMS = {  # what the spec lays out, field by field; `*` is a list; `zero` a byte for which only 0 is known here
+FORMS = {  # the layouts of the spec, field by field; `*` is a list; `zero` is a byte that must be 0 for this reader
     "object": "id:id length:varint crc:u32",
     "run": "first:u64 count:varint",
     "file": "kind:zero id:id length:varint tail_length:varint tail_crc:u32 columns:varint*",
@@ -44,19 +44,19 @@ def need(condition, what):
 
 
 class Cursor:
-    """Reads values one after another, never past the end."""
+    """Reads values one after another, and never reads past the end."""
 
     def __init__(self, data, name):
         self.data, self.at, self.name = data, 0, name
 
     def take(self, count):
-        """The next bytes."""
+        """Return the next `count` bytes."""
         need(count <= len(self.data) - self.at, f"{self.name}: ends early")
         self.at += count
         return self.data[self.at - count : self.at]
 
     def read(self, form):
-        """A value, a list of them, or a form of the table above."""
+        """Read a value, a list of values, or a form from the table above."""
         if form[1:].isdigit():
             return int.from_bytes(self.take(int(form[1:]) // 8), "little", signed=form[0] == "i")
         if form in CHOICES:
@@ -77,7 +77,7 @@ class Cursor:
         return SimpleNamespace(**{name: self.read(kind) for name, kind in (field.split(":") for field in FORMS[form].split())})
 
     def varint(self):
-        """Unsigned LEB128 of at most 10 bytes and 64 bits."""
+        """Read an unsigned LEB128 integer of at most 10 bytes and 64 bits."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self.read("u8")
@@ -87,29 +87,29 @@ class Cursor:
         raise ValueError(f"{self.name}: a varint does not fit 64 bits")
 
     def integers(self, width, count):
-        """Plain integers of one width, as uint64."""
+        """Read integers of one width, and return them as uint64."""
         need(width in (1, 2, 4, 8), f"{self.name}: integers of {width} bytes")
         return np.frombuffer(self.take(width * count), f"<u{width}").astype(np.uint64)
 
     def int_array(self, count):
-        """An int array, as a list."""
+        """Read an int array, and return it as a list."""
         width, base = self.read("u8"), np.uint64(self.varint())
         rest = self.integers(width, count) if width else np.arange(count, dtype=np.uint64) * np.uint64(self.varint())
         return (base + rest).tolist()
 
 
 def envelope(data, magic, form, name, word=None):
-    """Check magic, version, zeros, crc, and the parent's word if there is one; give the body, which must be of the form."""
+    """Check magic, version, zeros, crc, and the parent's reference if given; parse the body as the form and return it."""
     crc, cursor = int.from_bytes(data[-4:], "little"), Cursor(data[8:-4], name)
     need(data[:8] == magic + b"\1\0\0\0" and crc == crc32c(data[:-4]), f"{name}: header or checksum")
-    need(word is None or (word.length, word.crc) == (len(data), crc), f"{name}: not of the length and crc that its parent says")
+    need(word is None or (word.length, word.crc) == (len(data), crc), f"{name}: length or crc differs from what its parent says")
     result = cursor.read(form)
     need(cursor.at == len(cursor.data), f"{name}: {len(cursor.data) - cursor.at} bytes left over")
     return result
 
 
 def record(data, branch, number):
-    """Section 3."""
+    """Section 3: check a commit record."""
     name = f"record {number}"
     r = envelope(data, b"PNSL", "record", name)
     need((r.branch, r.number) == (branch, number), f"{name}: says that it is {r.number} of branch {r.branch}")
@@ -127,7 +127,7 @@ def record(data, branch, number):
 def root(r, now):
     """Section 4: check the root of a record."""
     same = (r.dataset, r.branch) == (now.dataset, now.branch)
-    need(same and r.number <= now.number and not r.overlays, "a root of another dataset or branch, or newer, or with overlays")
+    need(same and r.number <= now.number and not r.overlays, "the root is of another dataset or branch, or newer, or has overlays")
     r.schema = schema(json.loads(r.schema))
     return r
 
@@ -136,7 +136,7 @@ def page(fragments, word):
     """Section 4: check the fragments of a page, and make their row ids final."""
     counts = len(fragments), sum(f.samples for f in fragments), sum(f.live for f in fragments)
     good = counts == (word.fragments, word.samples, word.live) and len(fragments) <= 512 and word.object.length <= 65_536
-    need(good, f"p/{word.object.id}: {counts} is too much or not what its parent says")
+    need(good, f"p/{word.object.id}: {counts} is too much or differs from what its parent says")
     for run in (run for f in fragments for run in f.runs):
         run.first = word.base + (run.first & ~PROVISIONAL) if run.first & PROVISIONAL else run.first
     return fragments
@@ -152,7 +152,7 @@ def fragment(f):
 
 
 def schema(value):
-    """Check section 8, and add to every column the dtype and the shape of its chunks, as `stored`."""
+    """Section 8: check a schema, and add the dtype and shape of its chunks to every column as `stored`."""
     columns = value["columns"]
     need(len({c["id"] for c in columns}) == len({c["name"] for c in columns}) == len(columns), "schema: a column twice")
     need(all(1 <= column["id"] < value["next_column"] for column in columns), "schema: a column id out of range")
@@ -170,7 +170,7 @@ def schema(value):
 
 
 class Chunk:
-    """One column in one data file (section 6), by its entry in the tail."""
+    """One column in one data file (section 6), parsed from its entry in the tail."""
 
     def __init__(self, c, samples):
         self.column, self.dtype, self.samples = c.varint(), DTYPES[c.read("dtype")], samples
@@ -207,7 +207,7 @@ class Chunk:
         self.valid, self.dictionary = bits[:samples], c.read("string*") if c.read("flag") else []
 
     def block(self, data, index):
-        """Check the units of a block, and decode it."""
+        """Check the checksum units of a block, and return the decoded block."""
         stored = data[self.offset[index] : self.offset[index] + self.stored[index]]
         for unit, crc in enumerate(self.crc[self.first_unit[index] : self.first_unit[index + 1]]):
             need(crc32c(stored[unit * UNIT :][:UNIT]) == crc, f"{self.name}, block {index}: checksum of unit {unit}")
@@ -221,7 +221,7 @@ class Chunk:
         return raw
 
     def value(self, raw, shape):
-        """Bytes, or an array of the shape."""
+        """Return the bytes, or an array of the shape if the dtype is not bytes."""
         if self.dtype == "bytes":
             return raw
         need(len(raw) == math.prod(shape) * self.item.itemsize, f"{self.name}: {len(raw)} bytes for the shape {shape}")
@@ -229,7 +229,7 @@ class Chunk:
         return np.frombuffer(raw, self.item).reshape(shape)
 
     def values(self, data):
-        """All samples, None for null, out of the bytes of the data file."""
+        """Return all samples from the bytes of the data file, None for null."""
         blocks = [self.block(data, index) for index in range(self.blocks)]
         if self.layout == TILED:
             return [self.tiled(blocks, row) for row in range(self.samples)]
@@ -237,13 +237,13 @@ class Chunk:
         return [value for raw, rows in zip(blocks, self.rows, strict=True) for value in decode(raw, rows)]
 
     def fixed(self, raw, rows):
-        """Layout 0."""
+        """Decode a block of layout 0."""
         values, valid = self.value(raw, [len(rows), *self.shape]), self.valid[rows.start : rows.stop]
         need(not values[~valid].tobytes().strip(b"\0"), f"{self.name}: a null that is not zero bytes")
         return [values[place, ...] if valid[place] else None for place in range(len(rows))]
 
     def packed(self, raw, rows):
-        """Layout 1."""
+        """Decode a block of layout 1."""
         c, result = Cursor(raw, f"{self.name}, block of sample {rows[0]}"), []
         width, all_sizes, zero = c.read("u8"), c.read("flag"), c.read("u16")
         sizes = [c.integers(c.read("u8"), len(rows)).tolist() for _ in range(self.shape.count(None) - 1 + all_sizes)]
@@ -262,12 +262,12 @@ class Chunk:
         return result
 
     def single(self, raw, rows):
-        """Layout 2."""
+        """Decode a block of layout 2."""
         need(self.valid[rows[0]] or not raw, f"{self.name}: a null that is not empty")
         return [self.value(raw, self.shapes[rows[0]]) if self.valid[rows[0]] else None]
 
     def tiled(self, blocks, row):
-        """Layout 3."""
+        """Assemble a sample of layout 3 from its tiles."""
         blocks = blocks[self.first_tile[row] : self.first_tile[row + 1]]
         shape = self.shapes[row] if self.valid[row] else [0] * len(self.tile)
         grid = [range(0, size, side) for size, side in zip(shape, self.tile, strict=True)]
@@ -280,7 +280,7 @@ class Chunk:
 
 
 def tail(c, samples):
-    """Section 6: the chunks of a data file, by column."""
+    """Section 6: parse the tail of a data file; returns its chunks by column."""
     need(c.varint() == samples and c.varint() == 0, f"{c.name}: not {samples} samples, or foreign objects, which are not known here")
     count = c.varint()
     chunks = {chunk.column: chunk for chunk in (Chunk(c, samples) for _ in range(count))}
@@ -289,14 +289,14 @@ def tail(c, samples):
 
 
 def data_file(data, file, samples):
-    """Section 6: check all of a data file but its blocks; give its chunks, by column."""
+    """Section 6: check a data file except its blocks; returns its chunks by column."""
     name, end, at = f"data file {file.id}", len(data) - 32 - file.tail_length, 24
     need(len(data) == file.length and end >= at, f"{name}: {len(data)} bytes, not {file.length}")
     footer = struct.pack("<QIIQHH4s", end, file.tail_length, file.tail_crc, len(data), 1, 0, b"PNSD")
     need(data[:at] == b"PNSTKD1\n" + bytes.fromhex(file.id) and data[-32:] == footer, f"{name}: header or footer")
     need(crc32c(data[end:-32]) == file.tail_crc, f"{name}: checksum of the tail")
     chunks = tail(Cursor(data[end:-32], name), samples)
-    need(set(file.columns) <= set(chunks), f"{name}: not all columns that its fragment says")
+    need(set(file.columns) <= set(chunks), f"{name}: lacks columns that its fragment lists")
     spans = ((*span, chunk.layout) for chunk in chunks.values() for span in zip(chunk.offset, chunk.stored, strict=True))
     for offset, stored, layout in [*sorted(spans), (end, 0, None)]:
         good = at <= offset <= offset + stored <= end and offset % {TILED: 64, None: 1}.get(layout, 8) == 0
@@ -307,14 +307,14 @@ def data_file(data, file, samples):
 
 
 class Dataset:
-    """A dataset in a local folder, at its newest snapshot or the one given; all that is read is checked."""
+    """A dataset in a local folder, at its newest snapshot or the given one. Everything that is read is checked."""
 
     def __init__(self, path, snapshot=None):
         self.path, (branch, number, _) = Path(path), (snapshot or "0--").split("-")
         self.branch, self.log = int(branch, 16), f"log/{int(branch, 16):016x}"
         self.record = now = self._record(int(number) if snapshot else self._newest(self.log))
         self.snapshot = f"{now.branch:x}-{now.number}-{now.transactions[0].uuid}"
-        need(snapshot in (None, self.snapshot), f"there is {self.snapshot}, not {snapshot}")
+        need(snapshot in (None, self.snapshot), f"found snapshot {self.snapshot}, not {snapshot}")
         self.root = root(self._object("r", now.root, b"PNSR", "root"), now)
         self.schema, self.fragments, self.words = self.root.schema, [], {}
         for part in [*self.root.pages, *self.root.segments, *now.deltas]:
@@ -329,28 +329,28 @@ class Dataset:
                 self.fragments.append(fragment(part))
         ids = self.row_ids()
         need(len(set(ids)) == len(ids) == now.physical == now.live, f"{len(ids)} samples, or fewer row ids, not {now.live}")
-        need(max(ids, default=0) < PROVISIONAL, "a provisional row id outside of a page")
+        need(max(ids, default=0) < PROVISIONAL, "a provisional row id outside a page")
 
     def __len__(self):
         return self.record.live
 
     def row_ids(self):
-        """Row ids of all samples."""
+        """Return the row ids of all samples."""
         return [id for part in self.fragments for run in part.runs for id in range(run.first, run.first + run.count)]
 
     def commits(self):
-        """Commits up to this snapshot, newest first; each must be the one that its child names."""
+        """Return the commits up to this snapshot, newest first; each must match the reference in its child."""
         records = [self.record]
         for child in records:
             for word in child.parents:
                 parent = self._record(word.number)
                 same = (parent.transactions[0].uuid, parent.crc, parent.dataset) == (word.uuid, word.crc, child.dataset)
-                need(same and parent.time < child.time, f"record {word.number}: not what its child says")
+                need(same and parent.time < child.time, f"record {word.number}: differs from what its child says")
                 records.append(parent)
         return [{"number": r.number, "time": r.time} | vars(t) for r in records for t in reversed(r.transactions)]
 
     def column(self, name):
-        """All samples of a column: None, bytes, the word of a category, or an array of the sample's shape."""
+        """Return all samples of a column. A sample is None, bytes, the word of a category, or an array of the sample's shape."""
         column = {column["name"]: column for column in self.schema["columns"]}[name]
         result, known = [], set(self.words.get(column["id"], ()))
         for part in self.fragments:
@@ -370,7 +370,7 @@ class Dataset:
         return result
 
     def names(self):
-        """Section 9: (kind, name) → branch, number and uuid of a snapshot."""
+        """Section 9: return a dict from (kind, name) to the branch, number and uuid of a snapshot."""
         result = {}
         for number in range(self._newest("refs") + 1 if self._get(self._place("refs", 0), must=False) else 0):
             names = envelope(self._get(self._place("refs", number)), b"PNSN", "names", f"names {number}")
@@ -379,7 +379,7 @@ class Dataset:
         return {key: target for key, target in result.items() if target}
 
     def _newest(self, folder):
-        """Section 2, but plainly counting upward from the hint."""
+        """Section 2: find the newest number by counting up from the hint."""
         hint, number = self._get(f"{folder}/hint", must=False) or b"", 0
         if len(hint) == 24 and hint[:4] == b"PNSH" and crc32c(hint[:20]) == int.from_bytes(hint[20:], "little"):
             number = int.from_bytes(hint[4:12], "little")

@@ -1,4 +1,4 @@
-"""Bad input: the right class and code, what, where, remedy; nothing committed."""
+"""Bad input raises the right class and code, names the cause and the place, and commits nothing."""
 
 import io
 import subprocess
@@ -29,8 +29,8 @@ def test_codes_and_classes_are_in_step():
     ("schema", "text"),
     [
         ({"": "int32"}, "1 to 255 bytes"), ({"_row_id": "int32"}, "virtual columns"), ({"x": "int33"}, "unknown dtype"), ({"x": ps.Text}, "ps.Text()"),
-        ({"x": ps.Label(["a", "a"])}, "given twice"), ({"x": ps.Boxes("abcd")}, "box format"), ({"x": ps.Boxes(of="y")}, "no image column"),
-        ({"x": ps.Tensor((1 << 40, 1 << 20), "int8")}, r"2\^48"), ({"x": ps.Text(codec="brotli")}, "unknown codec"), ({1: "int32"}, "a name is a str"),
+        ({"x": ps.Label(["a", "a"])}, "given twice"), ({"x": ps.Boxes("abcd")}, "box format"), ({"x": ps.Boxes(of="y")}, "not an image column"),
+        ({"x": ps.Tensor((1 << 40, 1 << 20), "int8")}, r"2\^48"), ({"x": ps.Text(codec="brotli")}, "unknown codec"), ({1: "int32"}, "expected a str as name"),
         ({"x": ps.Tensor((1,) * 33, "int8")}, "33 dimensions"), ({"x": ps.Keypoints(1, 9)}, "keypoints of 9"), ({"a\nb": "int32"}, "control"), ([], "expected a dict"),
     ],
 )  # fmt: skip
@@ -98,10 +98,10 @@ def test_values_that_do_not_fit(root, columns, kind, code):
     with pytest.raises(kind) as caught:
         ds.append(columns)
     assert caught.value.code == code, str(caught.value)
-    assert len(ds) == len(ps.open(root)) == 0 and sorted(root.rglob("*")) == before, "nothing is committed, nothing is left"
+    assert len(ds) == len(ps.open(root)) == 0 and sorted(root.rglob("*")) == before, "nothing is committed, and no file remains"
     message = str(caught.value)
     if isinstance(columns, dict) and code != "column-lengths-differ":
-        assert f"`{next(iter(columns))}`" in message, "it says which column"
+        assert f"`{next(iter(columns))}`" in message, "the message names the column"
 
 
 def test_missing_files_and_odd_arguments(root, tmp_path):
@@ -144,7 +144,7 @@ def test_truncated_media_are_found_by_decode_and_reported_with_their_rows(root):
     with pytest.raises(ps.CorruptError) as caught:
         ds.append({"m": [whole, half, whole, half]}, validate="decode")
     assert caught.value.rows == [1, 3] and caught.value.code == "media-undecodable"
-    ds.append({"m": [whole, half, whole]})  # Its header is whole.
+    ds.append({"m": [whole, half, whole]})  # The header of the truncated image is complete.
     with pytest.raises(ps.CorruptError) as caught:
         ds.take([2, 1, 0])
     assert caught.value.rows == [1] and caught.value.row_ids == [1] and "sample 1" in str(caught.value)
@@ -161,7 +161,7 @@ def test_hostile_images_through_import(root, hostile):
     assert all(image.ndim == 3 for image in ds["image"])
     with pytest.raises(ps.Error):
         ps.importers.import_data(hostile, root.with_name("other"), validate="decode")
-    assert left_empty(root.with_name("other")), "a failed import leaves nothing"
+    assert left_empty(root.with_name("other")), "a failed import leaves no dataset"
 
 
 def test_pixel_limit(root):
@@ -179,7 +179,7 @@ def test_pixel_limit(root):
 
 @pytest.mark.local
 def test_damaged_datasets_in_fresh_processes(root, tmp_path):
-    """The testkit flips every bit in memory; here a few on a real disk, each read by a process of its own."""
+    """Flip one bit in each of several files on a real disk, and read in a fresh process. The testkit flips every bit in memory."""
     import shutil
     import sys
 
@@ -204,7 +204,7 @@ def test_damaged_datasets_in_fresh_processes(root, tmp_path):
 
 
 def crc32c(data):
-    """CRC-32C, bit by bit."""
+    """Compute CRC-32C bit by bit."""
     value = 0xFFFFFFFF
     for byte in data:
         value ^= byte
@@ -214,12 +214,12 @@ def crc32c(data):
 
 
 def test_unknown_features_are_refused(root):
-    """Set a feature bit in a real record, and seal it again: read bits stop readers, write bits writers, others nobody."""
+    """Set a feature bit in a real record and recompute its checksum. Read bits stop readers, write bits writers; other bits are ignored."""
     ds = ps.create(root, {"n": "int32"})
     record = next(path for path in (root / "log").rglob("*") if path.is_file() and path.name != "hint")
     body = bytearray(record.read_bytes())
     assert crc32c(body[:-4]) == bytes(body[-4:])
-    first = 8 + 1 + 16 + 8 + 8  # Header, kind, dataset, branch, number.
+    first = 8 + 1 + 16 + 8 + 8  # Sizes of header, kind, dataset, branch, number.
     for offset, outcome in ((first, "read"), (first + 8, "write"), (first + 16, "ignored")):
         changed = bytearray(body)
         changed[offset + 5] |= 1

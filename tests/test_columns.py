@@ -1,4 +1,4 @@
-"""Every column type and dtype comes back bit for bit, with nulls, codecs, and through every layout."""
+"""Every column type and dtype is read back bit for bit, with nulls, all codecs, and every layout."""
 
 import datetime
 import decimal
@@ -28,7 +28,7 @@ def random_array(rng, shape, dtype):
 
 
 def same(a, b):
-    """Equal to the last bit, NaN payloads included."""
+    """Return whether two arrays are equal in every bit, including NaN payloads."""
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
@@ -83,7 +83,7 @@ SOURCES.append(np.dtype(ml_dtypes.bfloat16))
 
 
 def extremes(dtype):
-    """The least, the greatest, and neighbours of what other types hold."""
+    """Return the least and greatest values of a dtype, and values near the limits of other dtypes."""
     if dtype.kind in "iu":
         low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
         some = [
@@ -142,7 +142,7 @@ def test_a_value_of_any_other_type_is_stored_or_refused_but_no_other_value(sourc
 
 @pytest.mark.parametrize("free", [2, 3, 4])
 def test_a_tensor_of_any_empty_shape_keeps_it(free):
-    """Each shape alone, and all in one file."""
+    """Append each shape alone, and then all of them in one file."""
     shapes = list(itertools.product(range(3), repeat=free))
     ds = ps.create(f"memory://empty-{free}", {"v": ps.Tensor((None,) * free, "int16")})
     for shape in shapes:
@@ -154,7 +154,7 @@ def test_a_tensor_of_any_empty_shape_keeps_it(free):
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_ragged_tensors_keep_each_size_however_many_are_none(data):
-    """Sizes of which one is 0 say nothing of the others."""
+    """A size of 0 makes a value empty, so the number of its elements does not determine the other sizes."""
     free = data.draw(st.integers(1, 4))
     fixed = data.draw(st.lists(st.integers(1, 3), max_size=1))
     shapes = data.draw(st.lists(st.one_of(st.none(), st.lists(st.integers(0, 4), min_size=free, max_size=free)), min_size=1, max_size=20))
@@ -180,7 +180,7 @@ def test_nulls_everywhere(root):
         "boxes": ps.Boxes(of="image"), "mask": ps.Mask(of="image"), "points": ps.Keypoints(3, 2, of="image"),
     }  # fmt: skip
     ds = ps.create(root, schema)
-    for name, value in values.items():  # A column alone: all others are null.
+    for name, value in values.items():  # Append one column; all others are null.
         ds.append({name: [value, None, value]})
     assert len(ds) == 3 * len(values)
     for index, (name, value) in enumerate(values.items()):
@@ -193,7 +193,7 @@ def test_nulls_everywhere(root):
     column = ds["scalar"][:]
     assert isinstance(column, np.ma.MaskedArray) and column.mask.sum() == len(ds) - 2
     assert isinstance(ds["fixed"][:], np.ma.MaskedArray) and ds["fixed"][:].mask.shape == (len(ds), 2, 3)
-    assert not isinstance(ds["scalar"][0:1], np.ma.MaskedArray), "masked only where the answer holds a null"
+    assert not isinstance(ds["scalar"][0:1], np.ma.MaskedArray), "the array is masked only if it holds a null"
     assert not ds.verify()["problems"]
 
 
@@ -225,7 +225,7 @@ def test_images_keep_their_bytes_and_decode_as_pillow_does(root):
         found = ds["image"][index]
         assert found.dtype == expected.dtype
         assert found.shape == (*expected.shape[:2], 1 if expected.ndim == 2 else expected.shape[2])
-        # Pillow may be linked to another libjpeg: decoders may differ by a rounding.
+        # Pillow may be linked to another libjpeg, so decoded JPEGs may differ by rounding.
         assert np.abs(found.squeeze().astype(int) - expected.astype(int)).max() <= (1 if body[:2] == b"\xff\xd8" else 0)
 
 
@@ -237,7 +237,7 @@ def test_exif_orientation_and_its_switch(root, orientation, before):
     exif = Pillow.Exif()
     exif[0x0112] = orientation
     body = encoded(pixels, "JPEG", exif=exif, quality=100)
-    # XMP lies in segments of the same kind.
+    # XMP uses segments with the same marker as EXIF.
     others = b"".join(b"\xff\xe1" + (len(part) + 2).to_bytes(2, "big") + part for part in before)
     body = body[:2] + others + body[2:]
     ds = ps.create(root, {"upright": ps.Image(), "raw": ps.Image(exif_orientation=False)})
@@ -278,7 +278,7 @@ def test_two_writers_add_the_same_word(root):
     one = ps.create(root, {"breed": ps.Category()})
     two = ps.open(root)
     one.append({"breed": ["tabby", "siamese"]})
-    two.append({"breed": ["persian", "tabby"]})  # Its handle did not know `tabby`.
+    two.append({"breed": ["persian", "tabby"]})  # The handle of `two` does not know `tabby` yet.
     codes = ps.open(root)["breed"][:]
     words = ps.open(root).vocabulary("breed")
     assert [words[code] for code in codes] == ["tabby", "siamese", "persian", "tabby"]
@@ -318,12 +318,12 @@ def test_any_ragged_shapes_and_texts_come_back(tmp_path_factory, shapes, texts, 
 
 
 def test_files_are_stored_as_they_are_read(tmp_path):
-    """Files go straight into the column's buffer, beside nulls and bytes, empty ones, and those that hold more than they said."""
+    """Files are read straight into the column's buffer, mixed with nulls, bytes, empty files, and files larger than their reported size."""
     paths = []
     for number, size in enumerate([5, 0, 300_000, 1, 2_000_000]):
         paths.append(tmp_path / f"{number}")
         paths[-1].write_bytes(bytes([number]) * size)
-    grows = pathlib.Path("/proc/version")  # 0 bytes, says its size.
+    grows = pathlib.Path("/proc/version")  # Its reported size is 0 bytes.
     for values in ([*paths], [paths[0], None, paths[2]], [None, b"between", *paths, grows, None, paths[4]], [grows]):
         ds = ps.create(tmp_path / f"ds{len(values)}", {"blob": ps.Bytes()})
         ds.append({"blob": values})
@@ -348,7 +348,7 @@ MANY_KINDS = {
 
 @pytest.mark.parametrize("kind", MANY_KINDS)
 def test_a_long_list_takes_and_refuses_what_a_short_one_does(tmp_path, kind):
-    """Long lists are converted at once: nothing may come in, or be changed, that would not if it came alone. The error tells the row."""
+    """Long lists are converted as a whole. They must accept, refuse and store values as short lists do, and errors must name the row."""
     like = {
         "text": ["a", "é"],
         "bytes": [b"a", b"b"],
@@ -389,7 +389,7 @@ def test_nulls_within_a_value_are_told_as_that(tmp_path):
 
 @pytest.mark.parametrize("count", [10, 1500])
 def test_numpy_dates_before_numpy_numbers_are_a_null_and_numbers(tmp_path, count):
-    """Such a list, handed to Arrow without a look at its types, ends the process."""
+    """Arrow crashes the process on such a list unless the types of its elements are checked first."""
     ds = ps.create(tmp_path / "ds", {"v": "float32"})
     ds.append({"v": [np.datetime64("NaT")] + [np.float32(0.5)] * count})
     found = ds["v"][:]

@@ -1,4 +1,4 @@
-"""Transactions: all or nothing, time travel, many writers, kill -9."""
+"""Transactions are all or nothing; time travel, many writers, kill -9, full and read-only disks."""
 
 import itertools
 import multiprocessing
@@ -49,8 +49,8 @@ def test_a_transaction_is_one_commit_or_nothing(root):
         tx.append({"n": np.arange(3_000_000)})
         tx.append({"n": ["no number"]})
     with pytest.raises(ps.InvalidInputError):
-        ds.append({"t": [f"{i}" for i in range(600_000)] + [5]})  # Fails in its second slice.
-    assert sorted(path for path in root.rglob("*") if path.is_file()) == before, "nothing at all is left"
+        ds.append({"t": [f"{i}" for i in range(600_000)] + [5]})  # The value in the second slice is invalid.
+    assert sorted(path for path in root.rglob("*") if path.is_file()) == before, "no file remains"
     with pytest.raises(ps.ClosedError):
         tx.append({"n": [1]})
     with pytest.raises(ps.ClosedError):
@@ -62,9 +62,9 @@ def test_a_transaction_is_one_commit_or_nothing(root):
 
 def test_a_failed_slice_ends_the_transaction(root):
     ds = ps.create(root, {"t": ps.Text()})
-    with pytest.raises(ps.ClosedError, match="append before has failed"), ds.transaction() as tx:
+    with pytest.raises(ps.ClosedError, match="earlier append failed"), ds.transaction() as tx:
         with pytest.raises(ps.InvalidInputError) as caught:
-            tx.append({"t": ["x"] * 600_000 + [1]})  # The first slice of several.
+            tx.append({"t": ["x"] * 600_000 + [1]})  # The first of several slices succeeds.
         assert caught.value.rows == [600_000]
     assert len(ps.open(root)) == 0
 
@@ -82,7 +82,7 @@ def commit_and_open(uri, commits, answers):
 
 @pytest.mark.local
 def test_commits_of_others_are_never_taken_for_a_hole(tmp_path):
-    """Two commits between a look at n + 1 and one at n + 2: in memory, where commits are quick, one in two hundred met that."""
+    """Two commits may land between the reads of records n + 1 and n + 2. In memory, where commits are fast, one open in 200 hit this."""
     root = pathlib.Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path)) / "dataset"
     ds = ps.create(root, {"n": "int32"})
     context = multiprocessing.get_context("spawn")
@@ -123,7 +123,7 @@ def test_many_writers_lose_nothing_and_double_nothing(root):
     pairs = list(zip(ds["worker"][:].tolist(), ds["number"][:].tolist(), strict=True))
     assert len(pairs) == 160 and len(set(pairs)) == 160
     for worker in range(4):
-        assert [number for who, number in pairs if who == worker] == list(range(40)), "each writer's commits are in order"
+        assert [number for who, number in pairs if who == worker] == list(range(40)), "the commits of each writer are in order"
     words = ds.vocabulary("word")
     assert [words[code] for code in ds["word"][:]] == [f"w{number % 7}" for _, number in pairs]
     assert len(set(ds.take(range(160), columns=["_row_id"])["_row_id"].tolist())) == 160 and not ds.verify()["problems"]
@@ -134,7 +134,7 @@ WRITER = """
 import sys, numpy as np, penstock as ps
 ds = ps.open(sys.argv[1])
 for _ in range(20):
-    ds.refresh()  # A store may answer as of a while ago.
+    ds.refresh()  # A store may return a stale listing.
 rng = np.random.default_rng(int(sys.argv[2]))
 while True:
     count = int(rng.integers(1, 2000))
@@ -145,11 +145,11 @@ while True:
 
 
 def kill_at_random(uri, seed):
-    """Run a writer, kill -9 it at a random moment; give the length it last acknowledged."""
+    """Run a writer, kill it with kill -9 at a random moment, and return the length that it last acknowledged."""
     before = len(ps.open(uri))
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(uri), str(seed)], stdout=subprocess.PIPE, text=True)
-    first = writer.stdout.readline()  # The import takes longer than commits: killing starts after the first.
-    time.sleep(random.Random(seed).random() * 0.05)  # The random moment itself, not a wait for anything.
+    first = writer.stdout.readline()  # Importing penstock is slow, so the wait starts after the first commit.
+    time.sleep(random.Random(seed).random() * 0.05)  # This sleep is the random moment, not a wait for an event.
     os.kill(writer.pid, signal.SIGKILL)
     lines = [line for line in (first + writer.stdout.read()).split("\n") if line.strip()]
     writer.wait()
@@ -161,7 +161,7 @@ def killed(root, kills):
     for seed in range(kills):
         acknowledged = kill_at_random(root, seed)
         ds = newest(ps.open(root), acknowledged)
-        if len(ds) != acknowledged:  # The one in flight may stand as well.
+        if len(ds) != acknowledged:  # The commit in flight may exist too.
             assert [commit.samples for commit in ds.log(2)][1] == acknowledged
         assert np.array_equal(ds["n"][:], np.arange(len(ds)))
     report = ds.verify()
@@ -182,14 +182,14 @@ def test_kill_9_two_hundred_times(root):
 @pytest.mark.local
 def test_read_only_folder_reads_and_refuses_to_write(root, tmp_path):
     if os.geteuid() == 0:
-        # Root writes through modes: a read-only bind mount is the same for it.
+        # File modes do not restrict root, so use a read-only bind mount instead.
         mounted = tmp_path / "mount"
         mounted.mkdir()
         ps.create(root, {"n": "int32"}).append({"n": [1]})
         bind = subprocess.run(["mount", "--bind", "-o", "ro", str(root), str(mounted)], capture_output=True)
         remount = subprocess.run(["mount", "-o", "remount,ro,bind", str(mounted)], capture_output=True)
         if bind.returncode or remount.returncode:
-            pytest.skip("root without the right to mount: nothing is read-only to it")
+            pytest.skip("root without the right to mount: nothing is read-only for it")
         try:
             read_only(mounted)
         finally:

@@ -1,4 +1,4 @@
-"""Copies of a local dataset: one that lacks something is refused when it is opened, whatever it lacks and in whatever order it was copied."""
+"""Copies of a local dataset. Opening an incomplete copy fails, whatever object is missing and whatever the copy order was."""
 
 import json
 import multiprocessing
@@ -21,7 +21,7 @@ def batch(number):
 
 @pytest.fixture
 def source(tmp_path):
-    """A dataset of 100 commits: some of its fragments lie in pages, some in the newest record."""
+    """A dataset of 100 commits with some fragments in pages and some in the newest record."""
     ds = ps.create(tmp_path / "source", SCHEMA)
     for number in range(100):
         ds.append(batch(number))
@@ -43,17 +43,17 @@ def listings(ds):
 
 
 def test_a_copy_is_looked_through_until_it_is_written_to(source):
-    assert listings(ps.open(source.uri)) == 0, "the dataset itself is never looked through"
+    assert listings(ps.open(source.uri)) == 0, "opening the original never lists folders"
     place = copy_of(source)
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     for _ in range(2):
         copied = ps.open(place)
         assert listings(copied) > 0 and not copied.verify()["problems"]
-    assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before, "who only reads, writes nothing"
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before, "opening and reading a copy writes nothing"
     copied.append(batch(100))
     assert listings(ps.open(place)) == 0
     place = place.rename(place.with_name("renamed"))
-    assert listings(ps.open(place)) == 0 and len(ps.open(place)) == 303, "a rename is no copy"
+    assert listings(ps.open(place)) == 0 and len(ps.open(place)) == 303, "a renamed dataset is not a copy"
 
 
 def test_a_copy_of_links_is_whole(source):
@@ -76,7 +76,7 @@ def test_the_newest_root_that_was_copied_in_part_stops_it(source, how):
 @pytest.mark.parametrize("folder", ["d", "p", "w", "log"])
 @pytest.mark.parametrize("how", ["missing", "cut short"])
 def test_whatever_a_copy_lacks_stops_it_and_is_named(source, folder, how):
-    """Whichever object of a kind it is; those that older snapshots rest on do not matter to the newest."""
+    """Remove or truncate objects of each kind in turn. Objects that only older snapshots need do not stop the newest one from opening."""
     names = [path for path in below(pathlib.Path(source.uri), folder) if path.is_file() and path.name != "hint"]
     assert names
     refused = 0
@@ -93,8 +93,8 @@ def test_whatever_a_copy_lacks_stops_it_and_is_named(source, folder, how):
             assert error.code in code.get(folder, ["copy-incomplete"]), error
             assert victim.name in str(error) or folder == "log", error
         else:
-            assert folder in ("p", "log"), "an older page, or a record behind the newest that is cut short"
-            assert folder == "p" or how == "cut short" or index == 0, "without its newest record it is the copy of a while ago"
+            assert folder in ("p", "log"), "only an old page or a truncated older record may go unnoticed"
+            assert folder == "p" or how == "cut short" or index == 0, "without its newest record it is a copy of an earlier state"
             opened.take(range(len(opened)))
         if folder in ("d", "w") and index == 0:
             report = subprocess.run([sys.executable, "-m", "penstock", "verify", "--json", place], capture_output=True, text=True)
@@ -108,7 +108,7 @@ def test_whatever_a_copy_lacks_stops_it_and_is_named(source, folder, how):
 @pytest.mark.parametrize("hint", ["first", "last"])
 @pytest.mark.parametrize("order", [["d", "log"], ["log", "d"]])
 def test_what_is_written_between_two_folders_is_right_or_refused(source, order, hint):
-    """In the documented order it is right, whether the log's hint is of before its records or of after them."""
+    """In the documented copy order the copy is right, whether the log's hint was copied before or after the records."""
     place = pathlib.Path(source.uri).with_name("copy")
     place.mkdir()
     hints = pathlib.Path(source.uri) / "log" / "0000000000000000" / "hint"
@@ -128,7 +128,7 @@ def test_what_is_written_between_two_folders_is_right_or_refused(source, order, 
     with pytest.raises(ps.CorruptError) as caught:
         ps.open(place)
     assert caught.value.code == "copy-incomplete" and "copy it again" in str(caught.value)
-    subprocess.run(["cp", "-rn", f"{source.uri}/.", place], check=False)  # What lacks is added; GNU cp exits 1 for what it left.
+    subprocess.run(["cp", "-rn", f"{source.uri}/.", place], check=False)  # Adds missing files; GNU cp may exit with 1.
     assert not ps.open(place).verify()["problems"]
 
 
@@ -149,7 +149,7 @@ def append_on(place, begun, over):
     while not over.is_set():
         ds.append(batch(0))
         begun.set()
-        time.sleep(0.01)  # So that copies don't grow without end.
+        time.sleep(0.01)  # Limits the size of the dataset.
 
 
 def test_cp_of_a_live_dataset_is_right_or_refused(tmp_path):
@@ -162,7 +162,7 @@ def test_cp_of_a_live_dataset_is_right_or_refused(tmp_path):
     assert begun.wait(60)
     for turn in range(10):
         place = tmp_path / f"copy-{turn}"
-        subprocess.run(["cp", "-r", ds.uri, place], stderr=subprocess.DEVNULL)  # Temporary files vanish under it.
+        subprocess.run(["cp", "-r", ds.uri, place], stderr=subprocess.DEVNULL)  # Temporary files may vanish while cp runs.
         try:
             copied = ps.open(place)
         except ps.PenstockError as error:

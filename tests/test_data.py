@@ -1,4 +1,4 @@
-"""Real data and real hostile files, when PENSTOCK_TEST_DATA points to them."""
+"""Real data and real hostile files; runs only if PENSTOCK_TEST_DATA points to them."""
 
 import csv
 import hashlib
@@ -32,7 +32,7 @@ def test_all_corrupt_images_through_import(data, root, tmp_path):
     assert report.samples + len(report.refused) + len(report.left_out) == len(offered)
     ds = ps.open(root)
     decoded = sum(1 for image in ds["image"] if image.ndim == 3 and image.size)
-    assert decoded == report.samples > 50, "every stored sample decodes"
+    assert decoded == report.samples > 50, "every stored sample must decode"
     assert not ds.verify()["problems"]
     print(f"{len(offered)} files, {report.samples} samples, {len(report.refused)} refused")
 
@@ -71,7 +71,7 @@ def test_good_parquet_files(data, tmp_path):
         except ps.Error as error:
             assert error.code in ("object-malformed", "unsupported-format", "invalid-schema", "invalid-value", "source-not-found"), path
             continue
-        # One old file's metadata says 0 rows and holds 6.
+        # The metadata of one old file says 0 rows, but it holds 6.
         claimed = pq.ParquetFile(path).metadata.num_rows
         assert report.samples == claimed or (claimed == 0 and path.name == "repeated_no_annotation.parquet" and report.samples == 6)
         read += 1

@@ -1,7 +1,7 @@
-"""Random programs of several handles beside a model in plain Python: what each call does is tested elsewhere; here they meet.
+"""Random programs on several handles, compared with a model in plain Python. Other files test single calls; this one tests combinations.
 
-Handles of all kinds of access append, in transactions of several appends of which some are refused or given up, read in every form, move on,
-look back and are opened again; the model is a list of samples, and how many of them each handle sees.
+Handles of all kinds of access append in transactions, some of which have refused appends or are aborted. They read in every way, refresh,
+open old snapshots and are reopened. The model is a list of samples and the number of samples that each handle sees.
 """
 
 import io
@@ -17,7 +17,7 @@ from anything import SCHEMA, SEEDS, values
 from PIL import Image
 
 ACCESS = ["mapped", "buffered", "direct", "auto"]
-# What no column of the kind takes; the columns before it have taken theirs by then.
+# Values that columns of each kind refuse, after earlier columns of the same append were accepted.
 UNFIT = {
     "number": [1 << 40],
     "half": ["x"],
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.local
 
 
 def expected(name, value):
-    """A value as it is given back, of what was appended."""
+    """Return the form in which reading returns an appended value."""
     if value is None or name in ("text", "lz4", "meta", "blob", "label", "word", "other", "flag", "number"):
         return value
     if name == "time":
@@ -40,7 +40,7 @@ def expected(name, value):
 
 
 def scanned(ds, name, value):
-    """A value of an Arrow array as `take` gives it."""
+    """Convert a value of an Arrow array to the form that `take` returns."""
     if not value.is_valid:
         return None
     if name in ("label", "word", "other"):
@@ -73,12 +73,12 @@ class Program:
         self.kept = [(ds.snapshot, 0)]
 
     def some(self, count):
-        """Rows of some of the columns, as an append takes them, and as they are."""
+        """Make random values of some columns; returns them as the argument of an append and as rows for the model."""
         names = [name for name in self.kinds if self.rng.random() < 0.85] or list(self.kinds)[:1]
         columns = {name: values(self.numbers, name, self.kinds[name], count) for name in names}
         rows = [{name: columns[name][row] if name in columns else None for name in self.kinds} for row in range(count)]
         for name in columns:
-            # As a list, or as one array where all are there and of one shape.
+            # Sometimes pass one array instead of a list, if all values exist and have one shape.
             if (
                 name in ("fixed", "page", "packed", "even")
                 and count
@@ -127,7 +127,7 @@ class Program:
             assert np.array_equal(found, value, equal_nan=found.dtype.kind == "f"), where
 
     def check(self, ds, seen, where):
-        """Read this handle's samples in one of the ways there are."""
+        """Read samples of this handle in a random way, and compare them with the model."""
         assert len(ds) == seen, where
         rng, names = self.rng, self.rng.sample(list(self.kinds), self.rng.randint(1, len(self.kinds)))
         rows = [rng.randrange(seen) for _ in range(rng.choice([1, 3, 40]))] if seen else []

@@ -1,4 +1,4 @@
-"""The documents are true: the README's tour runs, paths name what exists, every public thing has a docstring."""
+"""The documentation is true: the README's tours run, named paths and functions exist, every public name has a docstring."""
 
 import inspect
 import os

@@ -1,4 +1,4 @@
-"""Every file call of create, append, import and pin: killed before it, or failing, once and for good. Uses a preloaded shim (faults.c)."""
+"""Kill create, append, import and pin before each file call, or make calls fail once or permanently. Uses a preloaded shim (faults.c)."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 FOLDER = pathlib.Path(__file__).parent
 JOBS = ["create", "append", "append-pages", "append-root", "import", "pin"]
-# For good: as long as the job runs. EINTR comes once: the standard library asks again at once, for ever.
+# `:1000000` makes all later calls of the job fail too. EINTR occurs only once, because the standard library would retry forever.
 ERRORS = ["EIO", "ENOSPC", "EACCES", "EINTR", "EIO:2", "EIO:1000000", "ENOSPC:1000000", "EACCES:1000000"]
 
 

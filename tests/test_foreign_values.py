@@ -1,4 +1,4 @@
-"""Values as other libraries hold them: pandas, PyTorch, Arrow, Polars. They come as what they are, or are refused with their row."""
+"""Values from pandas, PyTorch, Arrow, Polars and other libraries keep their meaning when stored, or are refused with their row."""
 
 import datetime
 import decimal
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.local
 
 @pytest.fixture
 def given(root):
-    """What a column gives back of values; each call has a dataset of its own."""
+    """A function that appends values to a new dataset and returns the column as read back."""
     made = []
 
     def append(kind, values):
@@ -57,7 +57,7 @@ def tensors(shape, permutation=None, count=4, null=None):
 @pytest.mark.parametrize("permutation", [None, [2, 0, 1], [1, 0, 2]])
 def test_tensors_of_arrow_keep_their_shape_and_order_of_axes(given, tmp_path, permutation, free, chunked):
     array = tensors([2, 3, 4], permutation)
-    # Arrow's specification; `to_numpy_ndarray` of pyarrow 26 holds to it only where the permutation is its own inverse.
+    # This follows Arrow's specification. `to_numpy_ndarray` of pyarrow 26 does so only for permutations that are their own inverse.
     expected = np.arange(96, dtype=np.float32).reshape(4, 2, 3, 4).transpose(0, *(axis + 1 for axis in permutation or range(3)))
     assert permutation == [2, 0, 1] or np.array_equal(expected, array.to_numpy_ndarray())
     shape = (None,) * 3 if free else expected.shape[1:]
@@ -84,7 +84,7 @@ def test_tensors_of_arrow_of_another_shape_are_refused(given, shape):
 
 
 def test_what_scan_gives_can_be_appended(root):
-    """All but JSON, whose text is text, and complex numbers."""
+    """All column types except JSON, which `scan` returns as text, and complex numbers."""
     schema = {
         "b": "bfloat16", "bs": ps.Tensor((2,), "bfloat16"), "t": ps.Tensor((2, 3), "int16"), "r": ps.Tensor((None, 2), "float32"), "x": ps.Boxes(),
         "k": ps.Keypoints(points=2), "w": ps.Category(), "l": ps.Label(["a", "b"]), "s": ps.Text(), "y": ps.Bytes(), "when": "timestamp", "n": "uint64",
@@ -154,7 +154,7 @@ def test_times_as_iso_8601(given):
     "second", ["2300-01-01T00:00:00", "1600-01-01T00:00:00", "9999-12-31T23:59:59", "-0044-03-15T00:00:00", "1969-12-31T23:59:59"]
 )
 def test_times_with_nine_decimals_of_any_year(given, second):
-    """NumPy takes such a text for nanoseconds, and those wrap outside of 1677 to 2262."""
+    """NumPy parses such a text as nanoseconds, which wrap outside the years 1677 to 2262."""
     found = given("timestamp", [f"{second}.{digits}" for digits in ("1", "123456", "123456789", "999999999", "000000999")])
     whole = np.datetime64(second).astype("datetime64[us]")
     assert (found - whole).astype(int).tolist() == [100_000, 123_456, 123_456, 999_999, 0]
@@ -223,7 +223,7 @@ def test_binary_values_never_become_the_text_that_python_shows(tmp_path):
 
 
 def test_a_batch_of_samples_is_the_batch_that_a_take_gives(root):
-    """`ConcatDataset` asks for samples one by one: what is ragged stays a list, nulls of fixed columns are refused."""
+    """`ConcatDataset` reads samples one by one. Ragged columns stay lists, and nulls in fixed columns are refused."""
     ds = ps.create(root, {"n": "int32", "t": ps.Tensor((2,), "float32"), "x": ps.Boxes(), "r": ps.Tensor((None,), "int16"), "s": ps.Text()})
     ds.append(
         {
@@ -248,7 +248,7 @@ def test_a_batch_of_samples_is_the_batch_that_a_take_gives(root):
 
 def test_numbers_beyond_every_float_are_refused(given):
     if np.finfo(np.longdouble).max <= np.finfo(np.float64).max:
-        return  # No wider floats here.
+        return  # This platform has no wider floats.
     beyond = np.longdouble("1e4000")
     for dtype in ("float64", "float32", "bfloat16", "complex64"):
         for form in (np.array, list):
@@ -265,7 +265,7 @@ def test_pandas_numbers_with_na(given, form):
     assert given("float32", pd.Series([1, None], dtype="UInt8")).tolist() == [1.0, None]
     assert given("bool", pd.Series([True, None, False], dtype="boolean")).tolist() == [True, None, False]
     floats = given("float64", pd.array([1.5, None, np.nan], dtype="Float64"))
-    assert np.ma.getmaskarray(floats).tolist() == [False, True, True], "pandas makes NA of NaN here"
+    assert np.ma.getmaskarray(floats).tolist() == [False, True, True], "pandas converts NaN to NA here"
     assert given("int64", pd.Series([1, None, 3], dtype="int64[pyarrow]")).tolist() == [1, None, 3]
     assert given(ps.Json(), pd.Series([1, None], dtype="Int64")) == [1, None]
     assert given(ps.Label(["a", "b"]), pd.Series([1, None, 0], dtype="Int64")).tolist() == [1, None, 0]
@@ -285,7 +285,7 @@ def test_pandas_text(given, dtype, count):
     labels = ps.Label(["", "one", "zwölf"])
     assert given(labels, series[1:]).tolist() == [None if text is None else labels.names.index(text) for text in texts[1:]]
     with pytest.raises(ps.InvalidInputError):
-        given(ps.Bytes(), series[:1])  # Text is no bytes, and no path.
+        given(ps.Bytes(), series[:1])  # Text is neither bytes nor a path.
 
 
 def of_lists(values, large=False):
@@ -296,7 +296,7 @@ def of_lists(values, large=False):
 def test_lists_of_numbers_of_arrow(given, large):
     values = [[1, 2], None, [], [-3], [4, 5, 6], None]
     array = of_lists(values, large)
-    # Below a null may lie numbers.
+    # An Arrow list may hold numbers under a null.
     hidden = pa.ListArray.from_arrays(pa.array([0, 2, 4, 5]), pa.array([1, 2, 8, 9, 3], pa.int16()), mask=pa.array([False, True, False]))
     for given_values, wanted in [
         (array, values), (array[1:4], values[1:4]), (pa.chunked_array([array[:2], array[2:]]), values), (hidden, [[1, 2], None, [3]]),
@@ -328,7 +328,7 @@ def test_arrow_numbers_with_nulls(given):
 
 
 def test_what_python_must_make_of_arrow_is_made_a_little_at_a_time(root):
-    """By the peak of Python's own allocations, of which NumPy's are a part."""
+    """The limits are peaks of Python's own allocations, which include NumPy's."""
     columns = [
         (ps.Json(), pa.array([{"a": row, "b": str(row)} for row in range(200_000)]), 24),
         (ps.Tensor((None,), "float32"), pa.ListArray.from_arrays(pa.array(range(0, 4_000_001, 4)), pa.array(np.zeros(4_000_000, np.float32))), 32),
@@ -348,12 +348,12 @@ def test_what_python_must_make_of_arrow_is_made_a_little_at_a_time(root):
 def test_keys_that_json_would_make_one_are_refused(given, tmp_path):
     assert given(ps.Json(), [{1: "a", "2": {3: "b"}}]) == [{"1": "a", "2": {"3": "b"}}]
     for value in ({1: "a", "1": "b"}, [0, ({"x": {None: 1, "null": 2}},)], {True: 0, "true": 1}):
-        with pytest.raises(ps.InvalidInputError, match="row 1 is no JSON: two of its keys") as caught:
+        with pytest.raises(ps.InvalidInputError, match="row 1 is not JSON: two of its keys") as caught:
             given(ps.Json(), [{}, value])
         assert caught.value.rows == [1]
     rows = [{"1": 5}, {1: 6}, {1: 7, "1": 8}]
     report = ps.importers.import_data(rows, tmp_path / "set", on_error="skip")
-    assert [refusal.path for refusal in report.refused] == ["row 2"] and "one name" in report.refused[0].message
+    assert [refusal.path for refusal in report.refused] == ["row 2"] and "the same name" in report.refused[0].message
     assert ps.open(tmp_path / "set")["1"][:].tolist() == [5, 6]
 
 
@@ -437,7 +437,7 @@ def test_times_of_arrow_with_nulls(given, kind):
     for values in (times, pd.Series(pd.arrays.ArrowExtensionArray(times)), pa.chunked_array([times[:1], times[1:]])):
         assert given("timestamp", values).tolist() == [datetime.datetime(1969, 12, 30), None]
     assert given("timestamp", times[:0]).tolist() == []
-    far = pa.array([2**40, None], pa.timestamp("s"))  # Beyond the years that Python knows.
+    far = pa.array([2**40, None], pa.timestamp("s"))  # Outside the years that Python's datetime supports.
     assert given("timestamp", far)[0] == np.datetime64(2**40, "s")
 
 
@@ -458,7 +458,7 @@ def test_what_lies_below_a_null_is_nobodys_value(given):
     assert given("timestamp", days).tolist() == [datetime.datetime(2020, 1, 1), None]
     pairs = np.ma.MaskedArray([[1, 2], [300, 300]], [[0, 0], [1, 1]])
     assert given(ps.Tensor((2,), "int8"), pairs).tolist() == [[1, 2], [None, None]]
-    assert pairs.data.tolist() == [[1, 2], [300, 300]], "the caller's own stays as it is"
+    assert pairs.data.tolist() == [[1, 2], [300, 300]], "the caller's array must not change"
 
 
 def test_words_of_arrow_in_chunks(given):
@@ -471,7 +471,7 @@ def test_words_of_arrow_in_chunks(given):
 
 
 def test_rows_of_data_frames(tmp_path):
-    """Their nulls are NaN among text, and NA."""
+    """The nulls of data frames are NaN in text columns, and NA."""
     rows = [{"t": "a", "s": np.str_("x"), "n": 1}, {"t": np.nan, "s": np.str_("y"), "n": pd.NA}]
     assert ps.importers.import_data(rows, tmp_path / "set").samples == 2
     ds = ps.open(tmp_path / "set")
@@ -489,7 +489,7 @@ def test_hints_name_types_that_there_are(given):
 
 
 def test_rows_of_very_different_sizes_are_appended_a_few_at_a_time(root):
-    """By Python's own allocations; a slice sized by the mean would hold all the large rows."""
+    """The limit is on Python's own allocations. A slice sized by the mean row would hold all the large rows."""
     large, small = 200, 100_000
     body = np.zeros(1 << 18, np.uint8).tobytes()
     binary = pa.chunked_array([pa.array([body] * large, pa.large_binary()), pa.array([b""] * small, pa.large_binary())])

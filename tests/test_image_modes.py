@@ -1,4 +1,4 @@
-"""What pixels loaders give of images: modes, interpolation, exact decoding, stacking, and the memory that large ones take."""
+"""Pixels that loaders return for images: modes, interpolation, exact decoding, stacking, and the memory that large images need."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_stored_gives_each_as_it_is():
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
 @pytest.mark.parametrize("transform", [[], [T.Resize((4, 4))]])
 def test_what_a_mode_cannot_hold_is_refused(mode, transform):
-    with pytest.raises(ps.UnsupportedError, match=r"sample 1 .*16 bits a channel") as caught:
+    with pytest.raises(ps.UnsupportedError, match=r"sample 1 .*16 bits per channel") as caught:
         loaded([GREY, DEEP], mode, transform=transform)
     assert 'mode="stored"' in str(caught.value)
     with pytest.raises(ps.UnsupportedError, match="3 channels"):
@@ -149,8 +149,8 @@ def test_images_of_one_size_are_stacked_without_a_transform():
 def test_explain_says_which_images_may_come_as_a_list(tmp_path):
     ds = ps.create(tmp_path / "a", {"image": ps.Image()})
     ds.append({"image": [photograph(40, 60)]})
-    assert "`image` is one array where all images of a batch have one size" in ds.loader(batch_size=1).explain()
-    assert "one size" not in ds.loader(batch_size=1, transform=[T.Resize((8, 8))]).explain()
+    assert "`image` is one array if all images of a batch have the same size" in ds.loader(batch_size=1).explain()
+    assert "same size" not in ds.loader(batch_size=1, transform=[T.Resize((8, 8))]).explain()
 
 
 LARGE = """
@@ -187,14 +187,14 @@ def test_large_images_stay_within_the_budget_or_are_refused(tmp_path):
         assert seen == 6
         assert peak <= budget and grown <= 1.1 * budget + (24 << 20), (what, grown / budget, peak / budget)
     refused = large(ds, 256 << 20, "normalise", 1)
-    assert "a batch of this loader takes" in refused and "memory_bytes=" in refused
+    assert "cannot load a batch: it needs" in refused and "memory_bytes=" in refused
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "stored"])
 @pytest.mark.parametrize("interpolation", ["nearest", "nearest-exact"])
 @pytest.mark.parametrize("size", [(7, 11), (40, 53)])
 def test_a_flip_before_a_nearest_resize_moves_images_and_masks_alike(tmp_path, mode, interpolation, size):
-    """The nearest place of a mirrored image is not the mirrored nearest place."""
+    """Nearest resampling does not commute with a flip, so the flip must come first."""
     pixels = np.random.default_rng(0).integers(0, 256, (23, 31, 1), np.uint8)
     ds = ps.create(tmp_path / "ds", {"image": ps.Image(mode=mode), "mask": ps.Mask()})
     ds.append({"image": [np.repeat(pixels, 3, axis=2)], "mask": [pixels[..., 0]]})
@@ -216,7 +216,7 @@ def encoded(picture, kind):
 @pytest.mark.local
 @pytest.mark.parametrize("kind", ["progressive", "PNG"])
 def test_what_decoders_take_beside_the_pixels_is_counted(tmp_path, kind):
-    """12 MP: the coefficients of a progressive JPEG are 36 MB a thread."""
+    """At 12 MP, the coefficients of a progressive JPEG need 36 MB per thread."""
     ds = ps.create(tmp_path / "large", {"image": ps.Image()})
     ds.append({"image": [encoded(Image.open(io.BytesIO(photograph(3000, 4000, 1))), kind)] * 8})
     grown, peak, seen = large(ds, 256 << 20, "none", 1)
@@ -227,7 +227,7 @@ def test_what_decoders_take_beside_the_pixels_is_counted(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["baseline", "progressive"])
 @pytest.mark.parametrize(("height", "width"), [(1224, 1632), (2448, 3264)])
 def test_memory_that_decoders_let_go_of_goes_back(tmp_path, kind, height, width):
-    """Of 6 and 24 MB: an allocator that keeps it for each thread takes up to 1.5 times the budget."""
+    """The images are 6 and 24 MB. An allocator that keeps freed memory per thread would hold up to 1.5 times the budget."""
     ds = ps.create(tmp_path / "large", {"image": ps.Image()})
     ds.append({"image": [encoded(Image.open(io.BytesIO(photograph(height, width, 1))), kind)] * 12})
     for what, times in (("none", 5.2), ("normalise", 12)):
@@ -276,7 +276,7 @@ print(json.dumps([grown.peak, loader.stats()["peak_bytes"]]))
 @pytest.mark.local
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
 def test_large_images_that_come_late_wait_for_those_before(tmp_path, mode):
-    """What an image takes is known when its header is read; another large one may be in work by then. 12 MP take 69 MiB, or with CMYK as much."""
+    """An image's memory is known only once its header is read, when another large image may be in work. 12 MP need 69 MiB, also in CMYK."""
     bodies = []
     for height, width in ((3000, 4000), (2000, 3000), (400, 600)):
         body = io.BytesIO()

@@ -1,5 +1,7 @@
-"""Random tables as CSV, JSON lines, Parquet and dicts, with values that do not fit, read in blocks of any size: what is there afterwards is what
-a model in plain Python says, and every refusal names its row."""
+"""Random tables as CSV, JSON lines, Parquet and dicts, with some invalid values, read in blocks of random sizes.
+
+The dataset holds what a model in plain Python predicts, and every refusal names its row.
+"""
 
 import csv
 import datetime
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.local
 
 
 def good(rng, name):
-    """A value that fits its column."""
+    """Return a random value that fits its column."""
     return {
         "i": lambda: rng.choice([0, -1, 2**63 - 1, -(2**63), rng.randint(-(10**6), 10**6)]),
         "small": lambda: rng.choice([127, -128, rng.randint(-128, 127)]),
@@ -44,7 +46,7 @@ def good(rng, name):
 
 
 def bad(rng, name, kind):
-    """A value that does not; None where the format cannot hold one, or the column takes all."""
+    """Return a value that does not fit its column, or None if the format cannot hold one or the column accepts all values."""
     if kind == "parquet":
         return {"small": 128, "half": 65_520.0}.get(name)
     texts = {
@@ -68,7 +70,7 @@ def bad(rng, name, kind):
 
 
 def table(rng, kind):
-    """Rows as they are given, and which of their columns do not fit."""
+    """Make a random table; returns its column names, its rows, and for each row the columns whose values do not fit."""
     names = rng.sample(list(TYPES), rng.randint(1, len(TYPES)))
     share, given, wrong = rng.choice([0, 0, 0.02, 0.3]), [], []
     for _ in range(rng.choice([1, 2, 17, 150])):
@@ -86,7 +88,7 @@ def table(rng, kind):
 
 
 def as_text(value):
-    if isinstance(value, datetime.datetime):  # Some with nanoseconds, which are cut.
+    if isinstance(value, datetime.datetime):  # Some have nanoseconds, which are truncated.
         return value.isoformat() + ("789" if value.microsecond % 2 else "")
     return json.dumps(value) if isinstance(value, list) else value
 
@@ -99,7 +101,7 @@ def write(path, kind, names, given, wrong):
             for row, unfit in zip(given, wrong, strict=True):
                 fields = ["" if row[name] is None else as_text(row[name]) for name in names]
                 if fields == [""] and unfit != [LINE] and names != ["t"]:
-                    out.write("\r\n")  # The writer would quote the field, as most readers skip an empty line.
+                    out.write("\r\n")  # csv.writer would quote the empty field, because most readers skip empty lines.
                 else:
                     writer.writerow(fields + (["more"] if unfit == [LINE] else []))
     elif kind == "jsonl":
@@ -140,13 +142,13 @@ def same(found, wanted):
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "dicts"])
 def test_what_is_imported_is_what_the_model_says(tmp_path, monkeypatch, kind):
-    begin = 1 if kind in ("csv", "jsonl") else 0  # A file's header is its row 0, and lines are counted from 1, as editors do.
+    begin = 1 if kind in ("csv", "jsonl") else 0  # A header is row 0 of its file, and lines count from 1, as in editors.
     for seed in range(SEEDS):
         rng = random.Random(f"{kind} {seed}")
         names, given, wrong = table(rng, kind)
         if kind == "jsonl":  # JSON has no infinity.
             given = [{name: 7.0 if value == float("inf") else value for name, value in row.items()} for row in given]
-        block = rng.choice([300, 1000, 5000, 1 << 20])  # Of a CSV, one that holds any row.
+        block = rng.choice([300, 1000, 5000, 1 << 20])  # A CSV block must be large enough for any row.
         for module, setting, value in ((csv_importer, "BLOCK_BYTES", max(block, 3000 if "j" in names else 700)), (jsonl, "BLOCK_BYTES", block), (parquet, "CHUNK_BYTES", block),
                                        (parquet, "ROWS_AT_ONCE", rng.choice([1, 7, 10**6])), (rows, "CHUNK_BYTES", block), (rows, "ROWS_AT_ONCE", rng.choice([1, 7, 10**6]))):  # fmt: skip
             monkeypatch.setattr(module, setting, value)

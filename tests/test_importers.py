@@ -1,4 +1,4 @@
-"""Importers: each format, types inferred and given, refusals reported, memory bounded, nothing half-written."""
+"""Importers: each format, inferred and given types, reported refusals, bounded memory, no partial datasets."""
 
 import datetime
 import gzip
@@ -37,7 +37,7 @@ def test_a_folder_of_images_with_classes(images, root):
     assert ds.schema["label"].names == ("cats", "dogs") and ds["label"][:].tolist() == [0, 0, 1, 1]
     assert ds["path"][:] == ["cats/1.png", "cats/2.jpg", "dogs/wrong_ending.txt", "dogs/ünï.png"]
     assert ds.take(range(4), decode=False)["image"] == [(images / path).read_bytes() for path in ds["path"][:]]
-    assert [commit.samples_added for commit in ds.log()] == [4, 0], "one commit"
+    assert [commit.samples_added for commit in ds.log()] == [4, 0], "the import must be one commit"
     import_data(images, root)
     assert len(ps.open(root)) == 8, "an import into a dataset with these columns appends"
 
@@ -61,7 +61,7 @@ def test_refusals_are_skipped_nulled_or_raised(images, root):
     ds = ps.open(root.with_name("nulls"))
     assert report.samples == len(ds) == 7 and sum(value is None for value in ds["image"]) == 3
     report = import_data(images, root.with_name("header"), validate="header", on_error="skip")
-    assert report.samples == 5, "a file cut short has a whole header"
+    assert report.samples == 5, "a truncated file with a complete header is accepted"
 
 
 CSV = 'name,age,score,ok,when,note\nada,36,1.5,true,2026-01-02 03:04:05,"a ""quoted"", note"\nalan,,2,false,2026-01-03,\n"two\nlines",7,,true,,x\n'
@@ -254,7 +254,7 @@ def test_what_cannot_be_imported(tmp_path, root):
 
 @pytest.mark.local
 def test_vectors_of_a_batch_that_is_cut_are_its_own(tmp_path):
-    """A batch larger than a chunk is cut; vectors of a later part are not those of the first."""
+    """A batch larger than a chunk is cut into parts. Later parts must hold their own vectors, not those of the first part."""
     vectors = np.arange(300_000 * 8, dtype=np.float64).reshape(-1, 8)
     table = pa.table({"v": pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 8)})
     with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as out:

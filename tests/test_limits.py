@@ -1,4 +1,4 @@
-"""Exact limits of the main paths: requests, bytes, syncs, copies, descriptors, threads, memory, overhead on disk."""
+"""Exact limits of the main paths: requests, bytes, syncs, copies, descriptors, threads, memory, and overhead on disk."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ import psutil
 import pytest
 from conftest import spent
 
-pytestmark = pytest.mark.local  # Object storage has exact limits of its own: test_stores.py.
+pytestmark = pytest.mark.local  # test_stores.py checks the exact limits of object storage.
 
 
 @pytest.fixture
@@ -25,14 +25,14 @@ def small(root):
 def test_requests_of_open_and_take(small, root):
     ds = ps.open(root)
     assert ds.stats()["reads"] == 3 and ds.stats()["lookups"] == 3 and ds.stats()["maps"] == 0, (
-        "hint, record, root; is hinted there, is the next not, nor the one after that"
+        "reads: hint, record, root; lookups: the hinted record exists, the next two do not"
     )
     size = sum(file.stat().st_size for file in root.rglob("d/*"))
     assert spent(ds, lambda: ds.take([5])) == {"maps": 1, "mapped_bytes": size}
-    assert spent(ds, lambda: ds.take(np.arange(1000))) == {}, "what is mapped is not asked for again"
+    assert spent(ds, lambda: ds.take(np.arange(1000))) == {}, "a mapped file is not read again"
     assert spent(ds, lambda: ds.select([1, 2])[:]) == {}
     again = ps.open(root, snapshot=ds.snapshot)
-    assert again.stats()["reads"] == 3 and again.stats()["lookups"] == 1, "hint, record, root; is there a dataset"
+    assert again.stats()["reads"] == 3 and again.stats()["lookups"] == 1, "reads: hint, record, root; lookup: the dataset exists"
 
 
 def test_open_does_not_grow_with_commits(root):
@@ -47,12 +47,12 @@ def test_open_does_not_grow_with_commits(root):
     assert max(pages) <= 64 << 10
     (root / "log" / "0000000000000000" / "hint").unlink()
     lost = ps.open(root)
-    assert lost["n"][:].tolist() == list(range(300)) and lost.stats()["lookups"] <= 24, "galloping, without the hint"
+    assert lost["n"][:].tolist() == list(range(300)) and lost.stats()["lookups"] <= 24, "without the hint, a galloping search"
 
 
 def test_a_small_commit_costs_so_many_syncs_and_puts(small):
     cost = spent(small, lambda: small.append({"t": ["x"]}))
-    # Data file, its folder, temporary record, folder of the log.
+    # One sync each: data file, its folder, temporary record, log folder.
     assert cost["syncs"] == 4 and cost["puts"] == 1 and cost["creates"] == 1 and cost.get("maps", 0) == 0
     assert cost["reads"] <= 5 and cost["lookups"] <= 3
 
@@ -62,8 +62,8 @@ def test_one_copy_and_no_descriptors(small, root):
     ds = ps.open(root)
     before = process.num_fds()
     batch = ds.take(np.arange(1000))
-    assert process.num_fds() == before, "maps keep no descriptor"
-    assert type(innermost(batch["v"])).__name__ == "Memory" and batch["v"].flags.writeable, "memory of its own, filled in place"
+    assert process.num_fds() == before, "mapped files keep no descriptor open"
+    assert type(innermost(batch["v"])).__name__ == "Memory" and batch["v"].flags.writeable, "the batch owns memory filled in place"
     assert process.num_threads() == psutil.Process().num_threads()
 
 
@@ -83,7 +83,7 @@ def test_memory_of_large_arrays_is_used_again_once_nothing_refers_to_it(small, r
     np.testing.assert_array_equal(kept, values)
     del kept
     places = {ds.take(np.arange(1000))["v"].ctypes.data for _ in range(5)}
-    assert len(places) <= 2, "not five stretches of memory"
+    assert len(places) <= 2, "five takes reuse memory"
 
 
 def in_process(script, *arguments):
@@ -115,7 +115,7 @@ def test_a_thousand_fragments_bound_maps(root):
 
 @pytest.mark.parametrize("megabytes", [600])
 def test_memory_of_a_large_import_is_bounded_by_the_budget(root, tmp_path, megabytes):
-    """An import of 600 MB under a budget of 64 MB; 2 GB under 512 MB is in the bench. Peak beside the interpreter with its libraries."""
+    """Import 600 MB under a budget of 64 MiB. The peak excludes the interpreter and its libraries. The bench imports 2 GB under 512 MB."""
     source = tmp_path / "files"
     source.mkdir()
     body = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8).tobytes()
@@ -144,7 +144,7 @@ print(report.samples, peak() - before)
 
 
 def stored(root):
-    """All bytes of a dataset, but those of an empty one."""
+    """Bytes of all files of a dataset."""
     return sum(file.stat().st_size for file in pathlib.Path(root).rglob("*") if file.is_file())
 
 
@@ -170,7 +170,7 @@ def test_overhead_on_disk(root, mean, share, each, kind):
     value_bytes = int(sizes.sum())
     overhead = stored(root) - empty - value_bytes
     assert overhead <= max(share * value_bytes, each * count), (
-        f"{overhead / count:.2f} bytes a sample, {100 * overhead / value_bytes:.3f} %"
+        f"{overhead / count:.2f} bytes per sample, {100 * overhead / value_bytes:.3f} %"
     )
 
 
@@ -191,7 +191,7 @@ print(anonymous() - before)
 
 @pytest.fixture(scope="module")
 def wordy(tmp_path_factory):
-    """40 data files, each with a tail of 0.8 MiB, all but of words."""
+    """40 data files, each with a tail of 0.8 MiB that consists almost entirely of words."""
     ds = ps.create(tmp_path_factory.mktemp("wordy") / "dataset", {"n": "int64", "c": ps.Category()})
     for _ in range(40):
         ds.append({"n": np.arange(20_000), "c": [f"{word:040}" for word in range(20_000)]})
@@ -201,12 +201,15 @@ def wordy(tmp_path_factory):
 @pytest.mark.parametrize("io", ["mapped", "buffered"])
 @pytest.mark.parametrize("column", ["n", "c"])
 def test_what_is_known_of_data_files_keeps_to_the_budget(wordy, io, column):
-    """A quarter of it for tails; an eighth for codes of their words; 2 MiB of words, and the tail that is being read. It was 32 MiB and more."""
+    """The cache may give a quarter of the budget to tails and an eighth to codes of their words.
+
+    Another 6 MiB cover 2 MiB of words and the tail being read. A past bug used 32 MiB or more.
+    """
     assert int(measured.run(KNOWN, wordy.uri, io, column)) <= (4 + 2 + 6) << 20
 
 
 def test_small_files_come_whole_only_where_all_of_them_may_be_kept(root):
-    """One number of each of 100 files of 240 KiB, in a budget that keeps 4 MiB of 24."""
+    """Take one number from each of 100 files of 240 KiB. The smaller budget keeps 4 MiB of their 24 MiB."""
     ds = ps.create(root, {"n": "int64", "body": ps.Bytes()})
     for part in range(100):
         ds.append({"n": [part] * 60, "body": [np.random.default_rng(part).bytes(4000)] * 60})
@@ -222,7 +225,7 @@ def test_small_files_come_whole_only_where_all_of_them_may_be_kept(root):
 
 
 def test_a_budget_that_is_lowered_holds_from_then_on(tmp_path):
-    """For blocks that are kept, too."""
+    """The lower budget also evicts blocks cached earlier."""
     ds = ps.create(tmp_path / "set", {"v": ps.Tensor((1 << 16,), "float32")})
     ds.append({"v": np.zeros((400, 1 << 16), np.float32)})
     before = ps.configure(memory_bytes=512 << 20)["memory_bytes"]

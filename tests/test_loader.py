@@ -1,4 +1,4 @@
-"""The loader: order, batches, state, budgets, mixtures, nulls, damage; on whatever store the suite runs with."""
+"""The loader: order, batches, state, budgets, mixtures, nulls, damage; on every store the suite runs with."""
 
 from __future__ import annotations
 
@@ -192,24 +192,24 @@ def test_foreign_states_are_refused_and_change_nothing(ds, tmp_path):
     for _ in zip(range(3), loader, strict=False):
         pass
     before = loader.state_dict()
-    with pytest.raises(ps.InvalidInputError, match="it is of dataset"):
+    with pytest.raises(ps.InvalidInputError, match="its dataset is"):
         loader.load_state_dict(other.loader(batch_size=5).state_dict())
-    with pytest.raises(ps.InvalidInputError, match="it is of selection"):
+    with pytest.raises(ps.InvalidInputError, match="its selection is"):
         loader.load_state_dict(ds.select([1, 2]).loader(batch_size=5, columns=["number"]).state_dict())
     some = ds.select([5, 1, 3]).loader(batch_size=2, columns=["number"])
-    for others in ([1, 3, 5], [5, 1, 1, 3], [5, 1]):  # A draw is a place in the selection: its order counts, and doubles.
-        with pytest.raises(ps.InvalidInputError, match="it is of selection"):
+    for others in ([1, 3, 5], [5, 1, 1, 3], [5, 1]):  # A draw is an index into the selection, so order and duplicates matter.
+        with pytest.raises(ps.InvalidInputError, match="its selection is"):
             some.load_state_dict(ds.select(others).loader(batch_size=2, columns=["number"]).state_dict())
-    with pytest.raises(ps.InvalidInputError, match="no state"):
+    with pytest.raises(ps.InvalidInputError, match="not a loader state"):
         loader.load_state_dict({"format": 1})
     with pytest.raises(ps.InvalidInputError, match="format 7"):
         loader.load_state_dict({**before, "format": 7})
     gone = json.loads(json.dumps(before))
     gone["sources"][0]["snapshot"] = "0-9-" + "0" * 32
-    with pytest.raises(ps.NotFoundError, match="gone") as caught:
+    with pytest.raises(ps.NotFoundError, match="no longer exists") as caught:
         loader.load_state_dict(gone)
-    assert "tag what you train on" in str(caught.value)
-    with pytest.raises(ps.InvalidInputError):  # Refused late, by what the state says of the order.
+    assert "pin=True" in str(caught.value)
+    with pytest.raises(ps.InvalidInputError):  # `_rebase` has already replaced the order when this draw is refused.
         loader.load_state_dict({**before, "draw": 10**6})
     assert loader.state_dict() == before and before["draw"] == 150 and numbers(loader) == rest
 
@@ -261,7 +261,7 @@ def test_nulls_raise_or_become_what_is_said(ds):
     assert filled["maybe"].tolist() == expected
     masked = next(iter(ds.loader(batch_size=100, columns=["number", "maybe"], nulls={"maybe": "mask"})))
     assert masked["maybe_valid"].tolist() == [number % 10 != 3 for number in masked["number"]]
-    with pytest.raises(ps.InvalidInputError, match="which the loader does not give"):
+    with pytest.raises(ps.InvalidInputError, match="which the loader does not return"):
         ds.loader(batch_size=2, nulls={"nothing": 0})
 
 
@@ -308,12 +308,12 @@ def test_a_function_that_fails_names_its_sample(ds):
     ("options", "text"),
     [
         ({}, "batch_size"),
-        ({"batch_size": 3, "global_batch_size": 3}, "one of them"),
+        ({"batch_size": 3, "global_batch_size": 3}, "expected one of"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": True}, "batch_size=True"),
-        ({"global_batch_size": 10, "rank": 0, "world_size": 3}, "nearest that does is 9"),
+        ({"global_batch_size": 10, "rank": 0, "world_size": 3}, "nearest multiple is 9"),
         ({"batch_size": 2, "rank": 2, "world_size": 2}, "ranks go from 0 to 1"),
-        ({"batch_size": 2, "rank": 0}, "both or neither"),
+        ({"batch_size": 2, "rank": 0}, "or neither"),
         ({"batch_size": 2, "shuffle": "yes"}, "shuffle='yes'"),
         ({"batch_size": 2, "columns": ["nothing"]}, "nothing"),
         ({"batch_size": 2, "columns": "number"}, "columns="),
@@ -323,11 +323,11 @@ def test_a_function_that_fails_names_its_sample(ds):
         ({"batch_size": 2, "seed": -1}, "seed=-1"),
         (
             {"batch_size": 500, "columns": ["x"], "memory_bytes": 1000},
-            "takes 45000 bytes, and the one given before it as many, memory_bytes is 1000",
+            "needs 45000 bytes and the previous batch holds as many, but memory_bytes is 1000",
         ),
         ({"batch_size": 2, "transform": [T.Resize(3, on="number")]}, "does not fit `number`"),
         ({"batch_size": 2, "transform": [T.RandomCrop(3, on="y")]}, "on `y`"),
-        ({"batch_size": 2, "transform": [T.RandomCrop(3)]}, "what it is on"),
+        ({"batch_size": 2, "transform": [T.RandomCrop(3)]}, "needs on="),
         ({"batch_size": 2, "transform": [T.Normalize([1, 2], [1, 1], on="x")]}, "2 means"),
         ({"batch_size": 2, "transform": [T.Normalize([0.5], [0], on="x")]}, "std"),
         ({"batch_size": 2, "transform": [T.Normalize([0.5], [1], on="x"), T.CenterCrop(2, on="x")]}, "before ToDtype and Normalize"),
@@ -336,7 +336,7 @@ def test_a_function_that_fails_names_its_sample(ds):
         ({"batch_size": 2, "transform": [lambda s, rng: s, T.CenterCrop(2, on="x")]}, "comes after a function"),
         ({"batch_size": 2, "transform": T.CenterCrop(2, on="x")}, "expected a list"),
         ({"batch_size": 2, "transform": [T.CenterCrop]}, "is a class"),
-        ({"batch_size": 2, "transform": [3]}, "is no transform"),
+        ({"batch_size": 2, "transform": [3]}, "is not a transform"),
         ({"batch_size": 2, "shuffle": ps.Window(bytes=0)}, "Window bytes=0"),
         ({"batch_size": 2, "shuffle": ps.Replacement(weights=[1.0])}, "1 weights for 1003"),
         ({"batch_size": 4, "shuffle": ps.Window(bytes=9999, lanes=3)}, "3 lanes do not divide"),
@@ -364,7 +364,7 @@ def test_kept_batches_stay_right(ds):
     kept = list(ds.loader(batch_size=1, shuffle=True, columns=["number", "x"], memory_bytes=1 << 16).stream(1))
     assert len(kept) == SAMPLES
     assert all((batch["x"] == batch["number"][0] % 251).all() for batch in kept)
-    kept[0]["x"][:] = 0  # Its memory is its own.
+    kept[0]["x"][:] = 0  # Each batch owns its memory.
     assert all((batch["x"] == batch["number"][0] % 251).all() for batch in kept[1:])
 
 
@@ -374,7 +374,7 @@ def test_two_iterations_of_one_loader_do_not_mix(ds):
     next(first)
     second = iter(loader)
     next(second)
-    with pytest.raises(ps.ClosedError, match="another one"):
+    with pytest.raises(ps.ClosedError, match="another iteration"):
         next(first)
     assert len(list(second)) == 100
 
@@ -571,7 +571,10 @@ print([int(position) for batch in loader.stream(1) for position in batch["_posit
 
 @pytest.mark.local
 def test_a_window_order_does_not_depend_on_what_was_read_before(root):
-    """Its windows are sized by some of many files, of which the column takes very different parts: always by the same ones."""
+    """The loader sizes windows by sampling a few of many files, in which the column's share varies widely.
+
+    It must always sample the same files.
+    """
     ds = ps.create(root, {"text": ps.Text(), "other": ps.Bytes()})
     for commit in range(40):
         ds.append({"text": ["x" * (100 + 1000 * commit)] * 10, "other": [bytes(10_000)] * 10})
@@ -584,7 +587,7 @@ def test_a_window_order_does_not_depend_on_what_was_read_before(root):
 
 @pytest.mark.local
 def test_loaders_close_at_any_moment(tmp_path):
-    """Threads that are about to wait are woken: none of many quick beginnings and ends stands still."""
+    """Closing wakes threads that are about to wait: none of many quick starts and stops hangs."""
     ds = ps.create(tmp_path / "set", {"n": "int64"})
     ds.append({"n": range(64)})
     program = f"""
@@ -604,7 +607,7 @@ print("done")
 
 @pytest.mark.parametrize("samples", [3, 4, 5, 6])
 def test_a_view_within_one_window_comes_in_every_order(samples):
-    """Also with the lanes that a window chooses: few samples are not shared out to many of them."""
+    """Automatic lanes also allow every order: a window does not split a few samples over many lanes."""
     ds = ps.create(f"memory://within-{samples}", {"x": "int32"})
     ds.append({"x": range(1000)})
     view, seen = ds.select(range(samples)), set()

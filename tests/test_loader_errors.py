@@ -1,4 +1,4 @@
-"""What a loader says: which samples, which function, which thread, which rank, which file; nothing passes in silence."""
+"""A loader's errors name the sample, function, thread, rank or file. No failure is silent."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_damaged_block_names_a_row_id(tmp_path):
     ds.append({"n": np.arange(6000, dtype=np.uint16).astype(np.uint8).reshape(10, 600)})
     (path,) = (tmp_path / "a" / "d").iterdir()
     body = bytearray(path.read_bytes())
-    body[24 + 6 * 600 + 100] ^= 1  # In the second block of six samples.
+    body[24 + 6 * 600 + 100] ^= 1  # This byte is in the second block of six samples.
     path.write_bytes(body)
     with pytest.raises(ps.CorruptError) as caught:
         ps.open(tmp_path / "a").take([8])
@@ -55,7 +55,7 @@ def test_a_damaged_block_names_a_row_id(tmp_path):
 
 
 class Local:
-    """Its instances can be pickled, what it makes of a sample cannot."""
+    """A function whose instances can be pickled, but whose results cannot."""
 
     def __call__(self, sample, rng):
         return {"n": lambda: sample}
@@ -173,14 +173,14 @@ try:
         pass
 except ps.Error as error:
     print(error.code)
-del batches, loader  # Ends its threads.
+del batches, loader  # This ends its threads.
 gc.collect()
 print("ended")
 """
 
 
 def test_windows_of_a_file_that_is_cut_short_raise_and_end(tmp_path):
-    """Batches share runs: those that wait for a run whose fetch failed must wake, and closing must not wait for ever."""
+    """Batches share runs. Batches waiting for a run whose fetch failed must wake, and closing must not hang."""
     ds = ps.create(tmp_path / "ds", {"n": ps.Tensor((64,), "int64")})
     ds.append({"n": np.zeros((20_000, 64), np.int64)})
     done = subprocess.run([sys.executable, "-c", WINDOWED, str(tmp_path / "ds")], capture_output=True, text=True, timeout=60)
@@ -200,7 +200,7 @@ def test_a_jpeg_cut_short_is_refused_whatever_thumbnail_it_has():
     with pytest.raises(ps.CorruptError) as caught:
         ds.take([1])
     assert caught.value.code == "media-undecodable"
-    for transform in ([], [T.Resize((50, 50))]):  # A crop reads no further than it must.
+    for transform in ([], [T.Resize((50, 50))]):  # A crop might stop reading before the cut.
         with pytest.raises(ps.CorruptError):
             list(ds.select([1]).loader(batch_size=1, transform=transform).stream(1))
 
@@ -224,7 +224,7 @@ def test_stand_ins_that_are_undecodable_too_are_replaced_in_turn(tmp_path, on_co
     done = subprocess.run([sys.executable, "-c", STANDINS, ds.uri, on_corrupt], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     samples, refused = map(int, done.stdout.split())
-    assert samples == 8 and refused >= 4, done.stdout  # A stand-in that is refused counts, too.
+    assert samples == 8 and refused >= 4, done.stdout  # A refused stand-in counts too.
 
 
 def _cut(file):
@@ -245,12 +245,12 @@ def _tail(file):
 @pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
 @pytest.mark.parametrize("damage", [_cut, _emptied, _tail])
 def test_a_file_that_is_damaged_as_a_whole_ends_no_training(tmp_path, damage, io):
-    """All its samples are masked or replaced, whatever reads them; without that, the error names column, object and sample."""
+    """Every reader masks or replaces all samples of the file. A plain take raises an error that names column, object and sample."""
     ds = ps.create(tmp_path / "set", {"x": "int64", "v": ps.Tensor((20_000,), "float32"), "t": ps.Text()})
     for commit in range(3):
         rows = np.arange(40) + 40 * commit
         ds.append({"x": rows, "v": np.ones((40, 20_000), np.float32) * rows[:, None], "t": [f"text {row}" for row in rows]})
-    file = max((tmp_path / "set" / "d").iterdir(), key=os.path.getsize)  # Of `v`, of one of the commits.
+    file = max((tmp_path / "set" / "d").iterdir(), key=os.path.getsize)  # The file of `v` from one of the commits.
     damage(file)
     for shuffle in (True, ps.Window(bytes=1 << 20)):
         for on_corrupt in ("mask", "substitute"):
@@ -270,10 +270,10 @@ def test_a_file_that_is_damaged_as_a_whole_ends_no_training(tmp_path, damage, io
 
 
 def test_results_of_one_name_are_refused(root):
-    """A mask of nulls, and what a tokenizer adds, never take the place of a column."""
+    """Neither a null mask nor a tokenizer output may replace a column."""
     ds = ps.create(root, {"x": "int32", "x_valid": "int32", "a": ps.Text(), "b": ps.Text(), "input_ids": "int64"})
     ds.append({"x": [1, None], "x_valid": [7, 8], "a": ["p", "q"], "b": ["r", "s"], "input_ids": [3, 4]})
-    with pytest.raises(ps.InvalidInputError, match="`x_valid` already"):
+    with pytest.raises(ps.InvalidInputError, match="already has a column `x_valid`"):
         ds.loader(batch_size=2, nulls={"x": "mask"})
     batch = next(iter(ds.loader(batch_size=2, nulls={"x": "mask"}, outputs={"x": "x", "other": "x_valid"})))
     assert batch["x_valid"].tolist() == [True, False] and batch["other"].tolist() == [7, 8]
@@ -286,7 +286,7 @@ def test_results_of_one_name_are_refused(root):
         (["a", "b"], [T.Tokenize(Letters(), "a"), T.Tokenize(Letters(), "b")]),
         (["a", "input_ids"], [T.Tokenize(Letters(), "a")]),
     ):
-        with pytest.raises(ps.InvalidInputError, match=r"`(attention_mask|input_ids)`, which the batch has already"):
+        with pytest.raises(ps.InvalidInputError, match=r"`(attention_mask|input_ids)`, which the batch already has"):
             ds.loader(batch_size=2, columns=columns, transform=transform)
     assert next(iter(ds.loader(batch_size=2, columns=["a"], transform=[T.Tokenize(Letters(), "a")])))["input_ids"].tolist() == [
         [112],
@@ -331,7 +331,7 @@ def test_an_exception_that_cannot_be_pickled_is_no_defect_of_ours(tmp_path):
 
 @pytest.mark.parametrize("count", [2, 3, 5, 7, 15])
 def test_one_good_sample_stands_in_for_all_others(tmp_path, count):
-    """Stand-ins are another one each time, however many samples there are."""
+    """Each attempt tries a different stand-in, for any number of samples."""
 
     def png(value):
         out = io.BytesIO()
@@ -374,7 +374,7 @@ def budgets(batch):
 @pytest.mark.parametrize("how", ["a sample", "a batch", "a null"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_that_fails_in_python_is_not_passed_by(tmp_path, how, workers):
-    """What nobody got comes when training is resumed from the state of that moment."""
+    """Resuming from the state saved at the failure delivers every sample not yet delivered."""
     ds = ps.create(tmp_path / "ds", {"n": "int64", "o": "int64", "text": ps.Text()})
     ds.append({"n": range(20), "o": [None if row == 9 and how == "a null" else row for row in range(20)], "text": ["a"] * 20})
     options = {"batch_size": 4, "columns": ["n", "o"], "python_workers": workers}

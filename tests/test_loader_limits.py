@@ -1,4 +1,4 @@
-"""Limits of the loader that are held exactly: bytes read by ranks, memory, threads, descriptors; the long ones by `make soak`."""
+"""Exact limits of the loader: bytes read per rank, memory, threads, descriptors. `make soak` runs the long tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLES, SAMPLE_BYTES = 2003, 70_000
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """Samples of 70 KB, each a block of its own."""
+    """Samples of 70 KB, each in a separate block."""
     ds = ps.create(tmp_path_factory.mktemp("large") / "dataset", {"body": ps.Bytes(), "number": "int64"})
     rng = np.random.default_rng(0)
     ds.append({"body": [rng.bytes(SAMPLE_BYTES) for _ in range(SAMPLES)], "number": range(SAMPLES)})
@@ -49,7 +49,7 @@ def test_ranks_together_read_a_window_order_once(large, world):
             seen += batch["_position"][batch["_valid"]].tolist()
         read += ds.stats()["range_bytes"] - before
     assert sorted(seen) == list(range(SAMPLES))
-    # However far threads run ahead of one that waits: no run is let go before its last draw. Ranks share some at the ends of lanes.
+    # No run is released before its last draw, however far other threads run ahead. Ranks share some runs at the ends of lanes.
     assert read <= {1: 1.001, 2: 1.03, 4: 1.05}[world] * SAMPLES * SAMPLE_BYTES, read / (SAMPLES * SAMPLE_BYTES)
 
 
@@ -58,7 +58,7 @@ def test_epochs_after_a_resumed_one_read_a_window_order_about_once(large):
     loader = ds.loader(batch_size=48, shuffle=ps.Window(bytes=20 << 20), columns=["body"], memory_bytes=64 << 20)
     state = loader.state_dict()
     loader.load_state_dict({**state, "draw": 48 * (len(loader) // 2 + 1)})
-    for _ in loader.stream(1):  # The rest of the epoch.
+    for _ in loader.stream(1):  # Finish the epoch.
         pass
     for epoch in (1, 2):
         before = ds.stats()["range_bytes"]
@@ -76,7 +76,7 @@ def resident(what):
     return int(next(line for line in open("/proc/self/status") if line.startswith(what)).split()[1]) << 10
 
 cache, budget = 16 << 20, int(sys.argv[2])
-ps.configure(memory_bytes=cache)  # Of blocks that several takes may ask for; the loader's budget is its own.
+ps.configure(memory_bytes=cache)  # This cache holds blocks shared by takes. The loader has a separate budget.
 ds = ps.open(sys.argv[1])
 list(ds.select(range(8)).loader(batch_size=8, columns=["body"]).stream(1))
 before = resident("VmRSS:")
@@ -93,7 +93,7 @@ def test_what_is_fetched_stays_within_the_budget(bucket, order):
     made = ps.create(bucket, {"body": ps.Bytes()})
     made.append({"body": [rng.bytes(SAMPLE_BYTES) for _ in range(SAMPLES)]})
     budget = (160 if order == "window" else 96) << 20
-    kept = 2 * 64 * SAMPLE_BYTES  # Of the consumer: a batch and the one before. How many more are made ahead is a matter of time.
+    kept = 2 * 64 * SAMPLE_BYTES  # The consumer holds the current and the previous batch. Timing decides how many more are prefetched.
     command = [sys.executable, "-c", FETCHED, made.uri, str(budget), order]
     grown, peak = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     assert kept <= peak <= budget and grown - kept <= 1.1 * budget, (grown / budget, peak / budget)
@@ -103,7 +103,7 @@ def test_a_window_beyond_the_budget_is_refused(large):
     with pytest.raises(ps.InvalidInputError, match=r"the window takes up to 39.9 MiB on each rank.*memory_bytes is 32 MiB") as caught:
         ps.open(large.uri, io="buffered").loader(batch_size=8, shuffle=ps.Window(bytes=20 << 20), columns=["body"], memory_bytes=32 << 20)
     assert "smaller window" in str(caught.value)
-    large.loader(batch_size=8, shuffle=ps.Window(bytes=20 << 20), columns=["body"], memory_bytes=32 << 20)  # Mapped: nothing is held.
+    large.loader(batch_size=8, shuffle=ps.Window(bytes=20 << 20), columns=["body"], memory_bytes=32 << 20)  # Mapped files hold no runs.
 
 
 @pytest.mark.parametrize("what", ["every second step", "a mixture", "a mixture's rank", "from the middle"])
@@ -111,7 +111,7 @@ def test_windows_are_let_go_where_others_draw_the_rest(large, what):
     ds = ps.open(large.uri, io="buffered")
     source = ps.mix({"a": (ds, 1), "b": (ds.select(range(500)), 1)}, epoch_samples=SAMPLES) if "mixture" in what else ds
     world = 2 if "rank" in what else 1
-    budget = 100 << 20  # Runs of the whole epoch are 140 MB.
+    budget = 100 << 20  # All runs of the epoch take 140 MB.
     loader = source.loader(
         global_batch_size=16, shuffle=ps.Window(bytes=10 << 20), columns=["body"], memory_bytes=budget, rank=0, world_size=world
     )
@@ -157,13 +157,13 @@ on = ("image", "boxes")
 loader = ds.loader(batch_size=64, shuffle=True, threads=2, memory_bytes=budget,
                    transform=[T.RandomResizedCrop(96, on=on), T.RandomHorizontalFlip(on=on), T.Normalize([0.5], [0.5], on="image")])
 for _ in ds.select(range(4)).loader(batch_size=4, columns=["image"], transform=[T.CenterCrop(8)]):
-    pass  # What is loaded once: code, the dataset's maps.
+    pass  # Load once: code and the dataset's maps.
 before = pss()
 after = []
 peak = 0
 for _ in range(epochs):
-    for number, batch in enumerate(loader.stream(1)):  # Ends its threads: what is made ahead would count by chance.
-        time.sleep(0.5 if number == 0 else 0)  # As many batches as may be are made ahead in every epoch.
+    for number, batch in enumerate(loader.stream(1)):  # `stream` ends its threads, so no prefetched batches count.
+        time.sleep(0.5 if number == 0 else 0)  # The wait lets every epoch prefetch as many batches as the budget allows.
         peak = max(peak, pss()) if len(after) < 3 else peak
     del batch
     after.append(pss())
@@ -177,7 +177,7 @@ def memory(ds, budget, epochs):
 
 
 def grows_by_a_hundredth_at_most(after):
-    """But for one batch: by chance a later epoch is the first with as many ahead as may be, and malloc keeps its place."""
+    """Allow one more batch: a later epoch may be the first to prefetch the most batches, and malloc keeps that memory."""
     steps = sorted(later - earlier for earlier, later in itertools.pairwise(after[1:]))
     assert steps[-1] <= 1.25 * 64 * 3 * 96 * 96 * 4, after
     assert sum(steps[:-1]) <= 0.01 * after[1], after
@@ -188,7 +188,7 @@ def test_memory_stays_within_the_budget_and_does_not_grow(tmp_path):
     budget = 64 << 20
     before, peak, after, held, _ = memory(ds, budget, 8)
     assert held <= budget
-    stored = ds.layout()["image"]["stored_bytes"]  # Mapped files are part of PSS, and the kernel's to take back.
+    stored = ds.layout()["image"]["stored_bytes"]  # PSS includes mapped files, which the kernel may reclaim.
     assert peak <= before + 1.1 * budget + stored, (peak - before) / budget
     grows_by_a_hundredth_at_most(after)
 
@@ -262,7 +262,7 @@ def test_pixels_of_photographs_are_the_same_for_any_world_threads_and_budget(tmp
     ds = photographs(tmp_path, 480)
 
     def pixels(world, **options):
-        """Hash both steps, ranks side by side."""
+        """Hash both steps, each over the concatenated ranks."""
         options = {
             "global_batch_size": 240,
             "shuffle": True,
@@ -283,18 +283,18 @@ def test_pixels_of_photographs_are_the_same_for_any_world_threads_and_budget(tmp
 
 @pytest.mark.parametrize("access", ["mapped", "buffered"])
 def test_a_tight_budget_is_enough_or_not_whatever_the_timing(tmp_path, access):
-    """A batch and the one given before it must fit, whichever of them was ready first."""
+    """A batch and the one returned before it must both fit, whichever was ready first."""
     body = io_bytes(np.random.default_rng(0).integers(0, 256, (1500, 2000, 3), dtype=np.uint8))
     ds = ps.create(tmp_path / "set", {"image": ps.Image()})
     ds.append({"image": [body] * 8})
     ds = ps.open(ds.uri, io=access)
-    with pytest.raises(ps.InvalidInputError, match="a batch of this loader takes") as caught:
+    with pytest.raises(ps.InvalidInputError, match="cannot load a batch: it needs") as caught:
         list(ds.loader(batch_size=1, memory_bytes=16 << 20, threads=2))
     enough = int(caught.value.hint.rpartition("memory_bytes=")[2])
     for _ in range(6):
         loader = ds.loader(batch_size=1, memory_bytes=enough, threads=2)
         assert sum(len(batch["image"]) for batch in loader.stream(1)) == 8
-        with pytest.raises(ps.InvalidInputError, match="and the one given before it"):
+        with pytest.raises(ps.InvalidInputError, match="and the previous batch holds"):
             list(ds.loader(batch_size=1, memory_bytes=enough - 1, threads=2).stream(1))
 
 
@@ -306,7 +306,7 @@ def io_bytes(pixels):
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 def test_what_is_decoded_of_mapped_files_counts(tmp_path, codec):
-    """Values that are as they lie in a mapped file cost nothing; those of compressed blocks are memory of ours."""
+    """Values used directly from a mapped file cost no memory. Values of compressed blocks count in the budget."""
     values = [bytes([row]) * (1 << 20) for row in range(48)]
     for kind, counted in ((ps.Bytes(codec=codec), 16 << 20), (ps.Bytes(), 0)):
         ds = ps.create(tmp_path / f"{counted}", {"body": kind})
@@ -315,7 +315,7 @@ def test_what_is_decoded_of_mapped_files_counts(tmp_path, codec):
         assert [row for batch in loader.stream(1) for row in batch["body"]] == values
         assert counted <= loader.stats()["peak_bytes"] <= max(40 << 20 if counted else 0, 1 << 20)
         if counted:
-            with pytest.raises(ps.InvalidInputError, match="and the one given before it") as caught:
+            with pytest.raises(ps.InvalidInputError, match="and the previous batch holds") as caught:
                 list(ds.loader(batch_size=16, memory_bytes=24 << 20).stream(1))
             assert "memory_bytes=" in caught.value.hint
 
@@ -348,9 +348,9 @@ def tails(ds, megabytes, column, order):
 
 @pytest.mark.parametrize("order", ["full", "window"])
 def test_files_that_fit_the_budget_together_are_read_once(tmp_path, order):
-    """60 of 240 KiB, each small enough to be read whole: 14 MiB, of 16. Over 8 locks with 2 MiB each, one had more than its share of them.
+    """60 files of 240 KiB, each small enough to be read whole, take 14 of 16 MiB. An earlier cache overflowed one of its 8 parts.
 
-    Threads that fetch ask for a file once between them.
+    Concurrent fetches of one file share a single request.
     """
     ds = ps.create(tmp_path / "dataset", {"body": ps.Bytes()})
     for _ in range(60):
@@ -360,7 +360,7 @@ def test_files_that_fit_the_budget_together_are_read_once(tmp_path, order):
 
 
 def test_a_window_holds_the_tails_that_it_draws_by(tmp_path):
-    """Of each data file, 0.9 MiB of words: were they read with each batch, an epoch would move gigabytes."""
+    """Each data file has 0.9 MiB of words. If every batch read them, an epoch would move gigabytes."""
     ds = ps.create(tmp_path / "dataset", {"number": "int64", "word": ps.Category()})
     for part in range(8):
         ds.append({"number": np.arange(20_000), "word": [f"{part}-{word:040}" for word in range(20_000)]})
@@ -370,7 +370,7 @@ def test_a_window_holds_the_tails_that_it_draws_by(tmp_path):
     assert size > 7 << 20 and all(bytes_ <= 2 * (runs + 8) * tail for bytes_ in asked), [bytes_ / size for bytes_ in asked]
     assert re.search(r"the window takes up to [89].* MiB on each rank", refused), refused
     asked, explained, refused = tails(ds, 64, "number", "window")
-    assert asked[0] <= size and max(asked[1:]) <= 1.1 * 8 * 20_000 * 8, asked  # Of data alone.
+    assert asked[0] <= size and max(asked[1:]) <= 1.1 * 8 * 20_000 * 8, asked  # Only data is read.
     assert re.search(r"the window takes up to [\d.]+ KiB on each rank", refused), refused
     asked, explained, _ = tails(ds, 16, "number", "full")
     assert "a batch comes from data files whose tails take 8.2" in explained and "ps.configure(memory_bytes=" in explained
@@ -404,13 +404,13 @@ ds.loader(batch_size=64, shuffle=True, columns=["number"], memory_bytes=6 << 20)
 
 
 def test_a_stream_whose_batches_do_not_fit_together_is_refused_before_its_first(root):
-    """Epochs of one batch: each fits alone, but a stream has the next one made while the consumer holds the one before."""
+    """Each epoch is one batch, which fits alone. A stream prepares the next batch while the consumer holds the current one."""
     ds = ps.create(root, {"x": ps.Tensor((1 << 20,), "float32")})
     ds.append({"x": np.zeros((4, 1 << 20), np.float32)})
     loader = ds.loader(batch_size=4, memory_bytes=24 << 20)
     for _ in range(2):
         assert len(list(loader)) == 1
-    with pytest.raises(ps.InvalidInputError, match=r"the one given before it as many.*\n.*memory_bytes=33554432"):
+    with pytest.raises(ps.InvalidInputError, match=r"the previous batch holds as many.*\n.*memory_bytes=33554432"):
         next(iter(loader.stream(3)))
     assert len(list(ds.loader(batch_size=4, memory_bytes=32 << 20).stream(3))) == 3
 
@@ -431,9 +431,9 @@ print(anonymous() - before)
 @pytest.mark.local
 @pytest.mark.parametrize("io", ["mapped", "buffered"])
 def test_what_is_known_of_many_columns_counts(tmp_path, io):
-    """600 columns: what a process knows of them takes 16 times the tail."""
+    """The parsed metadata of 600 columns takes 16 times the size of the tail."""
     names = [f"c{number}" for number in range(600)]
     ds = ps.create(tmp_path / "wide", dict.fromkeys(names, "int8"))
     for row in range(60):
         ds.append({name: [row] for name in names})
-    assert int(measured.run(WIDE, ds.uri, io)) <= 6 << 20  # 20 MB of all.
+    assert int(measured.run(WIDE, ds.uri, io)) <= 6 << 20  # The metadata of all files takes 20 MB.

@@ -1,7 +1,7 @@
-"""Random loaders beside a model of one in plain Python: what each feature does is tested elsewhere; here they meet.
+"""Random loaders against a model in plain Python. Other files test each feature alone; this file tests them combined.
 
-The model knows the samples that were appended, the sequence of draws that a loader of one sample a batch gives, and the rules: which draws
-a step is made of, who stands in for a damaged sample, what nulls become, what transforms do to images, masks and boxes that go with them.
+The model knows the appended samples and the sequence of draws, which a loader with `batch_size=1` returns. It also knows the rules: which
+draws make a step, which sample replaces a damaged one, what fills nulls, and what transforms do to images and their masks and boxes.
 """
 
 import io
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.local
 
 
 def sample_of(number):
-    """What was appended as this number; None is null."""
+    """The sample appended as this number; None is null."""
     rng = np.random.default_rng(number)
     height, width = int(rng.integers(12, 40)), int(rng.integers(12, 40))
     x, y = int(rng.integers(0, width - 4)), int(rng.integers(0, height - 4))
@@ -72,7 +72,7 @@ def twice(sample, rng):
     return {**sample, "twice": sample["id"] * 2}
 
 
-# Each of these gives the transform, and the same for a model's image, mask and boxes.
+# Each function returns a transform and its model, which takes an image, a mask and boxes.
 
 
 def flip(axis):
@@ -87,7 +87,7 @@ def flip(axis):
 
 
 def crop(height, width):
-    """At the centre; what is missing is filled with zeros, one more of them at the begin."""
+    """Crop at the centre, padding with zeros where the image is too small. An odd pad has its extra zero at the end."""
 
     def model(image, mask, boxes):
         rows, columns = image.shape[:2]
@@ -107,7 +107,7 @@ def resize(height, width, exact):
         rows, columns = image.shape[:2]
 
         def places(size, old, offset):
-            """PyTorch's, in single precision."""
+            """The source index of each output pixel, in single precision as in PyTorch."""
             return np.minimum(((np.arange(size, dtype=np.float32) + np.float32(offset)) * np.float32(old / size)).astype(int), old - 1)
 
         at = 0.5 if exact else 0
@@ -134,7 +134,7 @@ def pad(left, top, right, bottom):
 
 
 def chain_of(rng):
-    """Transforms, their model, and whether all images become one size."""
+    """Random transforms and their model."""
     makers = [
         lambda: flip(0),
         lambda: flip(1),
@@ -166,7 +166,7 @@ def chain_of(rng):
 
 
 class Configuration:
-    """All that is chosen by a seed."""
+    """A loader configuration chosen by a seed."""
 
     def __init__(self, seed, roots):
         rng = random.Random(seed)
@@ -210,13 +210,13 @@ class Configuration:
         )  # fmt: skip
 
     def sequence(self):
-        """The ids of an epoch's draws, by a loader that reads only them."""
+        """The ids of each epoch's draws, read by a loader of that column alone."""
         loader = self.source.loader(batch_size=1, columns=["id"], memory_bytes=64 << 20, **self.ordered)
-        loader.load_state_dict(self.loader(1, 0).state_dict())  # Windows are as long as the columns of this one make them.
+        loader.load_state_dict(self.loader(1, 0).state_dict())  # The columns of that loader decide the window length.
         return [[int(batch["id"][0]) for batch in loader] for _ in range(EPOCHS)]
 
     def given(self, ids, draw):
-        """What comes for a draw, and whether it is the draw's own sample."""
+        """The id expected at a draw, and whether it is the draw's own sample."""
         number, tried, ahead = ids[draw], 0, {0}
         while "image" in self.columns and damaged(number):
             further = next(far % len(ids) for far in itertools.count((2 << tried) - 1) if far % len(ids) not in ahead)
@@ -233,7 +233,7 @@ def same(got, expected, name, where):
 
 
 def check_rows(config, batch, where):
-    """Each row of a batch is the sample that its id says, in all its columns."""
+    """Check that each row of a batch matches, in all columns, the sample its id names."""
     rows = len(batch["id"])
     for row in range(rows):
         sample = sample_of(int(batch["id"][row]))
@@ -292,7 +292,7 @@ def test_what_a_loader_gives_is_what_the_model_says(datasets, part):
                 for batch in batches:
                     check_rows(config, batch, where)
             epochs.append(steps)
-        # A state in the middle makes another loader give the rest of the epoch.
+        # A loader resumed from a state in mid-epoch returns the rest of the epoch.
         step = min(cut_at // whole, len(epochs[0]))
         other = config.loader(batch_size, 0)
         other.load_state_dict(loaders[0].state_dict(step=step))

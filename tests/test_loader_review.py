@@ -1,4 +1,4 @@
-"""What reviewers with fresh eyes found in the loader; each was wrong once."""
+"""Regression tests for loader bugs found in review."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from penstock import transforms as T
 from PIL import Image
 
-pytestmark = pytest.mark.local  # These make their own datasets: once is enough.
+pytestmark = pytest.mark.local  # These tests create their own datasets, so one store is enough.
 PLACES = itertools.count()
 
 
@@ -96,7 +96,7 @@ def test_masks_of_nulls_are_there_in_every_batch_and_lists_are_filled():
     for value in (-1, 300, 1.5):
         with pytest.raises(ps.InvalidInputError, match="cannot become"):
             small.loader(batch_size=1, nulls={"u": value})
-    # What a float column keeps fewer digits of is still what was asked for; what it cannot hold at all is not.
+    # A float column accepts a value that it rounds, but refuses one out of its range.
     assert next(iter(ds.loader(batch_size=1, nulls={"f": 0.1, "t": ""})))["f"].tolist() == [np.float32(0.1)]
     with pytest.raises(ps.InvalidInputError, match="cannot become"):
         ds.loader(batch_size=1, nulls={"f": 1e300})

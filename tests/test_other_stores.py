@@ -1,4 +1,4 @@
-"""Stores that nobody tuned for, and stores that are wrong on purpose: what they acknowledge is there, or they are refused."""
+"""Untuned stores and deliberately broken ones: every acknowledged commit is readable, or Penstock refuses the store."""
 
 import multiprocessing
 import os
@@ -22,7 +22,7 @@ def append_many(uri, options, commits, writer, barrier, acknowledged):
 
 
 def storm(uri, options=None, commits=COMMITS):
-    """Several processes commit at once; every number that was acknowledged is there once, whoever looks."""
+    """Commit from several processes at once. A fresh reader finds each acknowledged number exactly once."""
     ps.create(uri, {"n": "int64", "word": ps.Category()}, storage_options=options)
     context = multiprocessing.get_context("spawn")
     barrier, acknowledged = context.Barrier(WRITERS), context.Queue()
@@ -87,17 +87,17 @@ def test_a_dataset_that_was_copied_to_a_store_without_safe_creates_is_only_read(
         done = subprocess.run([sys.executable, "-c", COPIED, json.dumps(options)], capture_output=True, text=True)
         assert done.stdout.strip() == "refused", done.stderr
         assert {name for name in state.objects if "/log/" in name or "/refs/" in name} == before
-        assert not [name for name in state.objects if "probe-" in name], "nothing stays of the probes"
+        assert not [name for name in state.objects if "probe-" in name], "every probe was deleted"
 
 
 @pytest.mark.local
 @pytest.mark.parametrize("listing", [wrong_s3.SHUFFLED, wrong_s3.REVERSED])
 def test_a_store_that_lists_in_no_order_loses_nothing(listing):
     with wrong_s3.serving(listing=listing) as (state, options):
-        storm("s3://bucket/storm", options, commits=8)  # Each looks for the newest by look-ups, of a server in Python: that takes its time.
+        storm("s3://bucket/storm", options, commits=8)  # Eight are enough: finding the newest record takes many slow look-ups.
         assert not state.overwritten
         ds = ps.open("s3://bucket/storm", storage_options=options)
-        for number in range(10):  # Alone as well, beyond a page of names.
+        for number in range(10):  # One writer alone works too, past one page of listed names.
             ds.append({"n": [number]})
             assert len(ps.open("s3://bucket/storm", storage_options=options)) == WRITERS * 8 + number + 1
         for number in range(15):
@@ -107,12 +107,12 @@ def test_a_store_that_lists_in_no_order_loses_nothing(listing):
 
 @pytest.mark.local
 def test_a_listing_of_a_while_ago_ends_no_commit(proxy, bucket):
-    """After `Exists` at a number, a listing that ends before it is wrong: the search goes on by look-ups."""
+    """A listing that ends before a number known to exist is stale, so the search continues with look-ups."""
     ds = ps.create(bucket, {"n": "int32"})
     other = ps.open(bucket)
     with environment(AWS_ENDPOINT_URL=proxy.endpoint):
         late = ps.open(bucket)
-        late.refresh()  # The proxy has seen a listing now, and gives it again and again.
+        late.refresh()  # The proxy has now recorded a listing, and repeats it below.
         for number in range(12):
             other.append({"n": [number]})
         proxy.faults("stale=1000&in_a_row=0")
@@ -143,7 +143,7 @@ def running(request, tmp_path_factory):
 
 @pytest.fixture
 def other(running):
-    """Another server, to which the environment leads during the test."""
+    """Another server, which the environment names during the test."""
     with environment(**running.environment):
         yield running
 
@@ -167,12 +167,12 @@ def test_creation_races_on_other_servers(other):
 
 @pytest.mark.local
 def test_a_lost_answer_to_a_create_on_other_servers(other):
-    """The same body again: what says that the name is taken is understood as that, whatever words the server has for it."""
+    """Penstock recognises that a name is taken, however the server words its answer."""
     place = f"{other.root}/{uuid.uuid4().hex}"
     ds = ps.create(place, {"n": "int32"})
     ds.append({"n": [1]})
     with pytest.raises(ps.AlreadyExistsError):
         ps.create(place, {"n": "int32"})
     stale = ps.open(place, snapshot=ds.log()[-1].snapshot)
-    assert stale.append({"n": [2]}).row_ids.tolist() == [1], "its create met another's record, and it went on after that"
-    assert ps.open(place)["n"][:].tolist() == [1, 2] and os.environ  # The environment is the server's.
+    assert stale.append({"n": [2]}).row_ids.tolist() == [1], "its create found another writer's record, so it used the next number"
+    assert ps.open(place)["n"][:].tolist() == [1, 2] and os.environ  # The fixture points the environment at this server.

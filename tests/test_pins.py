@@ -1,4 +1,4 @@
-"""Pins: durable names that keep the snapshots that loaders read, in the log of names."""
+"""Pins: durable names, stored in the log of names, that keep the snapshots loaders read."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_four_processes_pin_at_once_and_none_is_lost(ds):
         assert worker.exitcode == 0
     assert set(ds.pins()) == {f"{worker}-{number}" for worker in range(4) for number in range(15) if number % 3}
     records = sorted(path.name for path in (pathlib.Path(ds.uri) / "refs").iterdir() if path.name != "hint")
-    assert [2**64 - 1 - int(name) for name in reversed(records)] == list(range(4 * 20)), "numbers are dense"
+    assert [2**64 - 1 - int(name) for name in reversed(records)] == list(range(4 * 20)), "record numbers have no gaps"
 
 
 @pytest.mark.local

@@ -1,4 +1,4 @@
-"""Places: one dataset for the life of a handle, one winner of a race to create, leftovers that are taken over, logs with holes."""
+"""Places: a handle stays with one dataset, a race to create has one winner, leftovers are reused, logs with holes are reported."""
 
 import multiprocessing
 import os
@@ -17,7 +17,7 @@ def files_below(folder):
 
 
 def replaced(change, one, two):
-    """Hold an error to its promise: code, and both datasets by name."""
+    """Check that `change` raises `dataset-replaced` and that the message names both dataset ids."""
     with pytest.raises(ps.ConflictError) as caught:
         change()
     assert caught.value.code == "dataset-replaced", caught.value
@@ -26,7 +26,7 @@ def replaced(change, one, two):
 
 @pytest.fixture(params=["link", "anew"])
 def moved(tmp_path, request):
-    """A handle whose path leads to another dataset since: through a symlink that was turned, or because the folder was made anew."""
+    """A handle whose path now leads to another dataset: its symlink was retargeted, or its folder was recreated."""
     first = ps.create(tmp_path / "one", {"n": "int32", "word": ps.Category()})
     first.append({"n": [1, 2, 3], "word": ["a", "b", "c"]})
     place = tmp_path / "latest"
@@ -62,7 +62,7 @@ def test_a_handle_never_moves_to_another_dataset(moved):
     replaced(handle.refresh, handle, other)
     replaced(handle.pins, handle, other)
     replaced(lambda: handle[0], handle, other)
-    assert len(handle) == 3, "the handle stays what it was"
+    assert len(handle) == 3, "the handle keeps its snapshot"
 
 
 def test_a_transaction_that_began_before_is_not_committed_elsewhere(tmp_path):
@@ -83,7 +83,7 @@ def test_a_transaction_that_began_before_is_not_committed_elsewhere(tmp_path):
 
 
 def test_a_longer_log_elsewhere_is_not_gone_on_with(tmp_path):
-    """The other dataset has a record at the very number that comes next."""
+    """The other dataset has a record at the number that the handle would commit next."""
     one, two = (ps.create(tmp_path / name, {"n": "int32"}) for name in ("one", "two"))
     for _ in range(5):
         two.append({"n": [1]})
@@ -113,7 +113,7 @@ def create_together(place, barrier, answers):
 
 
 def race_to_create(places, racers=2):
-    """All of them go for each place at the same moment, each a process of its own; who says what."""
+    """Create each place from several processes at once. Exactly one succeeds; the others report `dataset-exists`."""
     context = multiprocessing.get_context("fork")
     for place in places:
         barrier, answers = context.Barrier(racers), context.SimpleQueue()
@@ -168,7 +168,7 @@ def test_one_of_eight_threads_wins(tmp_path):
 def test_leftovers_of_an_unfinished_create_are_taken_over(root):
     ds = ps.create(root, {"n": "int32"})
     ds.append({"n": [1]})
-    for path in root.rglob("*"):  # As it is before commit 0: all objects but no record.
+    for path in root.rglob("*"):  # This is the state before commit 0: all objects exist, but no record.
         if path.is_file() and len(path.name) == 20 and path.name.isdigit():
             path.unlink()
     with pytest.raises(ps.NotFoundError) as caught:
@@ -210,7 +210,7 @@ def ten(tmp_path):
 
 @pytest.mark.parametrize("missing", [(9,), (8,), (7, 8), (5, 6, 7), (1,)])
 def test_a_log_with_a_hole_is_refused_or_named(ten, missing):
-    """A copy that lacks records: what the hint says is missing, or what lies beyond the next number, stops it; verify names it always."""
+    """A copy lacks records. `open` refuses it if the hint or a later record shows the hole; otherwise `verify` names it."""
     for number in missing:
         record(ten, number).unlink()
     try:
@@ -220,7 +220,7 @@ def test_a_log_with_a_hole_is_refused_or_named(ten, missing):
     else:
         problems = [str(problem) for _, problem in ds.verify()["problems"]]
         assert any(f"record {missing[0]} is missing" in problem for problem in problems), problems
-        assert len(ds) == 9, "its newest record is there: what is missing is older"
+        assert len(ds) == 9, "the newest record exists: only older ones are missing"
     assert (9 in missing) == (not can_open(ten))
 
 
@@ -233,20 +233,20 @@ def can_open(place):
 
 
 def test_an_append_never_takes_the_number_of_a_record_that_exists(ten):
-    """The hint is of before the hole, as in a copy of `hint` first."""
+    """The hint is older than the hole, as when a copy starts with `hint`."""
     hint = ten / "log" / "0000000000000000" / "hint"
     early = pathlib.Path(str(ten) + "-early")
     ds = ps.create(early, {"n": "int32"})
     for number in range(6):
         ds.append({"n": [number]})
     handle = ps.open(ten)
-    hint.write_bytes((early / "log" / "0000000000000000" / "hint").read_bytes())  # Says 6.
+    hint.write_bytes((early / "log" / "0000000000000000" / "hint").read_bytes())  # This hint says 6.
     record(ten, 7).unlink()
     before = files_below(ten)
     with pytest.raises(ps.CorruptError) as caught:
         ps.open(ten)
     assert caught.value.code == "log-incomplete"
-    handle.append({"n": [99]})  # It knows of record 9, so it goes on after that.
+    handle.append({"n": [99]})  # The handle knows record 9, so it writes record 10.
     assert not record(ten, 7).exists() and record(ten, 10).exists() and len(files_below(ten)) == len(before) + 2
 
 
@@ -257,7 +257,7 @@ def test_a_hint_that_cannot_be_read_is_no_matter(ten, kind):
     if kind == "folder":
         hint.mkdir()
     elif kind == "secret":
-        hint.symlink_to("/proc/self/mem")  # Opens, and fails when read.
+        hint.symlink_to("/proc/self/mem")  # This file opens, but reading it fails.
     elif kind == "garbage":
         hint.write_bytes(b"\0" * 16)
     ds = ps.open(ten)
@@ -284,13 +284,13 @@ def test_two_writers_that_add_one_word_show_it_once(root):
     frame = table.to_pandas()
     assert sorted(frame["word"]) == sorted(words[code] for code in codes) and list(frame["word"].cat.categories) == words
     ds.append({"word": codes[:3]})
-    assert ds["word"][7:].tolist() == codes[:3].tolist(), "codes that were read may be appended"
+    assert ds["word"][7:].tolist() == codes[:3].tolist(), "codes read from a column may be appended"
     ds.append({"word": ["e"]})
     assert ds.vocabulary("word") == [*words, "e"] and ds["word"][10:].tolist() == [4] and not ds.verify()["problems"]
 
 
 def test_a_link_that_is_turned_stages_nothing_in_the_other_dataset(tmp_path):
-    """Not even data files of a transaction that will not be committed."""
+    """A transaction that will fail to commit leaves no data files there either."""
     for name in ("one", "other"):
         ps.create(tmp_path / name, {"v": ps.Tensor((1 << 20,), "uint8")})
     link = tmp_path / "latest"
@@ -298,7 +298,7 @@ def test_a_link_that_is_turned_stages_nothing_in_the_other_dataset(tmp_path):
     transaction = ps.open(link).transaction()
     link.unlink()
     link.symlink_to("other")
-    transaction.append({"v": np.zeros((40, 1 << 20), np.uint8)})  # Its own folder is held.
+    transaction.append({"v": np.zeros((40, 1 << 20), np.uint8)})  # The transaction keeps its original folder.
     with pytest.raises(ps.Error) as caught:
         transaction.commit()
     assert caught.value.code == "dataset-replaced"
@@ -310,7 +310,7 @@ def test_a_link_that_is_turned_stages_nothing_in_the_other_dataset(tmp_path):
 @pytest.mark.local
 @pytest.mark.parametrize("how", ["link", "rename"])
 def test_paths_that_turn_at_any_moment_lose_nothing(tmp_path, how):
-    """Who appends while the path is turned to another dataset, and back, is told that it went, or that it did not."""
+    """Each append reports truthfully whether it committed, while the path switches to another dataset and back."""
     one, other, latest = tmp_path / "one", tmp_path / "other", tmp_path / "latest"
     for place in (one, other):
         ps.create(place, {"n": "int64"})
@@ -332,7 +332,7 @@ def test_paths_that_turn_at_any_moment_lose_nothing(tmp_path, how):
         handle = ps.open(latest)
         began = time.monotonic()
         elsewhere.append({"n": [turn]})
-        turning = threading.Timer((time.monotonic() - began) * (turn % 20) / 3, lead_to, [other])  # In the middle of some commit.
+        turning = threading.Timer((time.monotonic() - began) * (turn % 20) / 3, lead_to, [other])  # It fires in the middle of some commit.
         turning.start()
         for part in range(20):
             try:
@@ -355,7 +355,7 @@ def test_a_copy_that_went_another_way_is_no_place_to_go_on(tmp_path):
     shutil.copytree(tmp_path / "set", tmp_path / "copy")
     ds.append({"c": ["b"], "x": [1]})
     reader.refresh()
-    for rows in ([2], [2, 5]):  # As many commits as the handle knows, and more.
+    for rows in ([2], [2, 5]):  # The copy has as many commits as the handle knows, then more.
         if len(rows) == 2:
             (tmp_path / "set").rename(tmp_path / "copy")
             (tmp_path / "old").rename(tmp_path / "set")
@@ -376,6 +376,6 @@ def test_a_link_that_leads_nowhere_is_told(tmp_path):
     link.symlink_to(tmp_path / "nowhere")
     with pytest.raises(ps.NotFoundError) as caught:
         ps.create(link, {"n": "int64"})
-    assert str(link) in str(caught.value) and "link that leads nowhere" in caught.value.hint
+    assert str(link) in str(caught.value) and "broken symbolic link" in caught.value.hint
     (tmp_path / "nowhere").mkdir()
     assert len(ps.create(link, {"n": "int64"})) == 0

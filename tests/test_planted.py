@@ -1,6 +1,6 @@
-"""Errors that a tired expert might make, one test each: every one of them was planted once, and passed all other tests.
+"""One test for each mistake that a tired expert might make. Each was planted in the code once, and passed all other tests.
 
-They live between two features, at sizes that no generator makes, and where one epoch or one fault is tried.
+The mistakes hide between two features, at sizes no generator makes, or where other tests try only one epoch or one fault.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ LOCAL = ["mapped", "buffered", "direct"]
 
 
 def damage(root, body, at):
-    """Flip a bit of byte `at` of a value that lies whole in some data file."""
+    """Flip a bit of byte `at` of a value stored contiguously in some data file."""
     needle = bytes(body[at - 32 : at] + body[at : at + 8])
     [(path, content)] = [(path, path.read_bytes()) for path in root.rglob("d/*") if needle in path.read_bytes()]
     place = content.index(needle) + 32
@@ -52,7 +52,7 @@ def test_every_unit_of_a_value_of_several_is_checked(tmp_path, io, kind, unit):
     ps.create(root, {"v": column}).append({"v": [value.tobytes() for value in values] if kind == "bytes" else values})
     damage(root, body.tobytes(), {"first": 100, "middle": UNIT + 100, "last, partial": count - 50}[unit])
     ds = ps.open(root, io=io)
-    assert len(ds.take([0, 2])["v"]) == 2, "its neighbours are whole"
+    assert len(ds.take([0, 2])["v"]) == 2, "the neighbouring samples are intact"
     for read in (lambda: ds.take([1]), lambda: ds[0:3], lambda: list(ds.scan(batch_size=2)), lambda: list(ds.loader(batch_size=3))):
         with pytest.raises(ps.CorruptError) as caught:
             read()
@@ -70,12 +70,12 @@ def test_every_unit_of_a_value_of_several_is_checked(tmp_path, io, kind, unit):
 
 @pytest.mark.local
 def test_a_range_that_was_spoilt_on_its_way_is_asked_for_again():
-    """Once spoilt: the second answer is good, and that is what is given. Always spoilt: an error."""
+    """If only the first answer is corrupt, the read returns the second one. If every answer is corrupt, the read raises an error."""
     with wrong_s3.serving() as (state, options):
         ds = ps.create("s3://bucket/set", {"v": ps.Tensor((50_000,), "uint8"), "t": ps.Text()}, storage_options=options)
         values = np.random.default_rng(0).integers(0, 256, (20, 50_000), dtype=np.uint8)
         ds.append({"v": values, "t": [f"text {i}" for i in range(20)]})
-        # The first range is that of the tail, the second that of blocks; no block is asked for twice, as they are kept.
+        # The first range is the tail, the second holds blocks. Blocks are cached, so none is requested twice.
         for place in range(9):
             fresh = ps.open("s3://bucket/set", storage_options=options)
             state.spoil, state.good_before_spoil = 1, place % 2
@@ -87,12 +87,12 @@ def test_a_range_that_was_spoilt_on_its_way_is_asked_for_again():
         with pytest.raises(ps.CorruptError):
             fresh.take([9])
         state.spoil = 0
-        assert np.array_equal(fresh.take([9])["v"], values[9:10]), "what was spoilt is not kept"
+        assert np.array_equal(fresh.take([9])["v"], values[9:10]), "corrupt bytes are not cached"
 
 
 @pytest.mark.local
 def test_a_small_object_that_was_spoilt_on_its_way_is_asked_for_again():
-    """Each whole object that opening, reading and committing asks for: first record, hint, record, root, page, words."""
+    """Corrupt, in turn, each whole object that opening, reading and committing request: first record, hint, record, root, page, words."""
     with wrong_s3.serving() as (state, options):
         made = ps.create("s3://bucket/set", {"n": "int64", "c": ps.Category()}, storage_options=options)
         for part in range(70):
@@ -107,7 +107,7 @@ def test_a_small_object_that_was_spoilt_on_its_way_is_asked_for_again():
         state.whole = 0
         work(0)
         asked = state.whole
-        assert asked > 70, "a record each for the log, and others"
+        assert asked > 70, "the log alone reads 71 records"
         for place in (*range(1, 10), *range(10, asked, 17), asked):
             state.whole, state.spoilt_whole = 0, place
             work(len(ps.open("s3://bucket/set", storage_options=options)) - 210)
@@ -116,11 +116,11 @@ def test_a_small_object_that_was_spoilt_on_its_way_is_asked_for_again():
 
 @pytest.mark.local
 def test_an_answer_that_is_too_short_is_not_taken_for_all():
-    """After a connection that breaks the rest is asked for; a server that answers with another range, or in chunks, is refused."""
+    """After a broken connection, the client requests the rest. It refuses a server that answers with another range or in chunks."""
     values = [bytes([i]) * 150_000 for i in range(5)]
     with wrong_s3.serving() as (state, options):
         ps.create("s3://bucket/set", {"v": ps.Bytes()}, storage_options=options).append({"v": values})
-        state.shorten, state.how = 3, wrong_s3.LONGER  # The connection breaks behind the last byte.
+        state.shorten, state.how = 3, wrong_s3.LONGER  # The connection breaks after the last byte.
         fresh = ps.open("s3://bucket/set", storage_options={**options, "timeout_seconds": 5})
         assert fresh.take([1, 3])["v"] == [values[1], values[3]] and state.shorten <= 1
         state.shorten, state.how = 3, wrong_s3.BROKEN
@@ -129,13 +129,13 @@ def test_an_answer_that_is_too_short_is_not_taken_for_all():
         for how in (wrong_s3.HALF, wrong_s3.CHUNKED):
             state.shorten, state.how = 1, how
             fresh = ps.open("s3://bucket/set", storage_options={**options, "timeout_seconds": 5})
-            with pytest.raises(ps.UnsupportedError, match="does not keep to HTTP"):
+            with pytest.raises(ps.UnsupportedError, match="does not follow HTTP"):
                 fresh.take([1])
 
 
 @pytest.mark.local
 def test_an_upload_that_cannot_be_completed_leaves_no_parts():
-    """Parts of an upload that is neither complete nor aborted are in no listing, and paid for."""
+    """Parts of an upload that is neither completed nor aborted appear in no listing, but cost money."""
     with wrong_s3.serving() as (state, options):
         ds = ps.create("s3://bucket/set", {"v": ps.Bytes()}, storage_options=options)
         ds.append({"v": [bytes(20 << 20)]})
@@ -148,7 +148,7 @@ def test_an_upload_that_cannot_be_completed_leaves_no_parts():
 
 @pytest.mark.local
 def test_an_upload_whose_last_answer_is_lost_is_there():
-    """Asked again, the store says that there is no such upload: the object is looked at, and is as long as what was sent."""
+    """On the retry the store reports no such upload. The client then checks that the object exists with the uploaded length."""
     with wrong_s3.serving() as (state, options):
         ds = ps.create("s3://bucket/set", {"v": ps.Bytes()}, storage_options=options)
         state.unanswered = "/d/"
@@ -159,12 +159,12 @@ def test_an_upload_whose_last_answer_is_lost_is_there():
 
 @pytest.mark.local
 def test_a_create_that_nobody_can_tell_of_leaves_what_may_stand():
-    """Commit 0 is there, and its answers are lost: what it points to is not taken for left over."""
+    """Commit 0 exists, but its answers were lost. The objects it references must not be deleted as leftovers."""
     with wrong_s3.serving() as (state, options):
         state.unanswered = "/log/"
         with pytest.raises(ps.Error) as caught:
             ps.create("s3://bucket/set", {"v": "int64"}, storage_options={**options, "timeout_seconds": 1})
-        assert caught.value.code == "commit-state-unknown" and "look whether it is there" in caught.value.hint
+        assert caught.value.code == "commit-state-unknown" and "check whether the object exists" in caught.value.hint
         state.unanswered = None
         ds = ps.open("s3://bucket/set", storage_options=options)
         ds.append({"v": [1]})
@@ -173,7 +173,7 @@ def test_a_create_that_nobody_can_tell_of_leaves_what_may_stand():
 
 @pytest.mark.local
 def test_a_conflict_of_two_puts_is_asked_again():
-    """S3 answers 409 to one of two create-only puts of a name that meet: nobody has won yet."""
+    """S3 may answer 409 when two create-only puts of one name collide. Neither has won yet, so the client retries."""
     with wrong_s3.serving() as (state, options):
         refused = []
 
@@ -203,7 +203,7 @@ for line in sys.stdin:
 
 @pytest.mark.local
 def test_a_commit_that_loses_a_race_describes_the_newer_parent():
-    """A rival commits after the root of a commit was written, and before its record: at every length of the record, with one delta to six."""
+    """A rival commits between the root and the record of a commit. The records cover all lengths, with one to six deltas."""
     with wrong_s3.serving() as (state, options):
         columns = {f"w{index}": ps.Category() for index in range(5)}
         ds = ps.create("s3://bucket/set", {"n": "int64", **columns}, storage_options=options)
@@ -213,7 +213,7 @@ def test_a_commit_that_loses_a_race_describes_the_newer_parent():
         races = []
 
         def race(name):
-            if "/log/" in name and len(races) <= len(expected):  # Once a commit.
+            if "/log/" in name and len(races) <= len(expected):  # Race once per commit.
                 races.append(name)
                 rival.stdin.write(f"{10_000 + len(races)}\n")
                 rival.stdin.flush()
@@ -247,7 +247,7 @@ def test_a_handle_that_has_read_verifies_what_is_there_now(tmp_path, io, what, s
     assert np.array_equal(ds[:]["v"], values) and not ds.verify()["problems"]
     [path] = (tmp_path / "set" / "d").iterdir()
     body = path.read_bytes()
-    path.unlink()  # Another file, not other bytes in the one that is mapped.
+    path.unlink()  # Replace the file instead of changing bytes in the mapped one.
     if what != "removed":
         at = len(body) - 40 if what == "tail" else 0
         path.write_bytes(body[:-7] if what == "cut" else body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :])
@@ -270,7 +270,7 @@ def test_a_transaction_that_fails_after_many_files_leaves_none(tmp_path):
     before = sorted((tmp_path / "set" / "d").iterdir())
     with pytest.raises(OSError, match="it is gone"), ds.transaction() as tx:
         large = np.ones((3000, 4000), np.uint8)
-        tx.append({"v": [large] * 25, "n": range(25)})  # More than one fragment holds.
+        tx.append({"v": [large] * 25, "n": range(25)})  # This exceeds one fragment.
         tx.append({"v": [Failing()], "n": [1]})
     assert sorted((tmp_path / "set" / "d").iterdir()) == before and len(before) == len(ds.refresh()) == 1
 
@@ -290,11 +290,11 @@ def test_blocks_that_follow_each_other_are_read_in_ranges_of_megabytes(tmp_path)
 @pytest.mark.local
 @pytest.mark.parametrize("apart_bytes,ranges", [(1_000, 1), (10_000, 1), (100_000, 1), (500_000, 2)])
 def test_blocks_that_lie_near_are_one_range(bucket, apart_bytes, ranges):
-    """Bytes between two values are read along where that costs less than another request."""
+    """One range also covers the bytes between two values where that costs less than a second request."""
     ds = ps.create(bucket, {"v": ps.Bytes()})
     ds.append({"v": [b"a" * 40_000, b"b" * apart_bytes, b"c" * 40_000, b"d" * 600_000]})
     fresh = ps.open(bucket)
-    fresh.take([3])  # Its tail is known then.
+    fresh.take([3])  # The handle now knows the tail.
     assert spent(fresh, lambda: fresh.take([0, 2]))["ranges"] == ranges
 
 
@@ -302,14 +302,14 @@ def test_blocks_that_lie_near_are_one_range(bucket, apart_bytes, ranges):
 @pytest.mark.parametrize("io", LOCAL)
 @pytest.mark.parametrize("tile", [None, (2, 3, 5), (4, 8, 8)])
 def test_windows_flat_in_some_dimensions(tmp_path, io, tile):
-    """Whole in the last, in the middle, in none: each is what NumPy gives."""
+    """Windows may cover a dimension whole, in part, or at one index. Each must equal NumPy's result."""
     shape = (9, 10, 11)
     values = np.random.default_rng(1).integers(0, 1 << 15, (4, *shape)).astype(np.int16)
     free = ps.Tensor((None, None, None), "int16") if tile is None else ps.Tensor((None, None, None), "int16", tile=tile)
     ps.create(tmp_path / "set", {"v": free}).append({"v": list(values)})
     parts = [slice(None), slice(2, 3), slice(3, 9), slice(0, 0), 4, slice(None, None, 2)]
     for key in itertools.product(parts, parts, parts):
-        ds = ps.open(tmp_path / "set", io=io)  # Nothing is cached.
+        ds = ps.open(tmp_path / "set", io=io)  # A fresh handle has no cached tiles.
         assert np.array_equal(ds["v"][(2, *key)], values[2][key]), key
 
 
@@ -359,7 +359,7 @@ def numbers(loader):
 @pytest.mark.parametrize("last_batch", ["drop", "short", "pad"])
 @pytest.mark.parametrize("first,second", [(64, 48), (48, 64), (10, 1000), (7, 13)])
 def test_a_resume_with_another_batch_size_goes_on_at_the_very_draw(thousand, last_batch, first, second):
-    """Three epochs: what was given before and after is the sequence that one loader gives, but for what `drop` leaves out."""
+    """Over three epochs, batches before and after the resume follow the sequence of one loader, except for what `drop` omits."""
     options = {"shuffle": True, "seed": 5, "last_batch": last_batch, "columns": ["n"]}
     whole = thousand.loader(batch_size=1, **options)
     sequence = [number for _ in range(3) for number in numbers(whole)]
@@ -379,7 +379,7 @@ def test_a_resume_with_another_batch_size_goes_on_at_the_very_draw(thousand, las
     else:
         assert rest[: 1000 - at] == sequence[at:1000]
     following = numbers(two)
-    assert following[:500] == sequence[1000 : 1000 + len(following[:500])], "the next epoch is the next, from its beginning"
+    assert following[:500] == sequence[1000 : 1000 + len(following[:500])], "the next epoch starts at its beginning"
 
 
 @pytest.mark.local
@@ -416,14 +416,14 @@ def noise(sample, rng):
 
 @pytest.mark.local
 def test_the_block_of_a_state_decides_how_sources_mix(thousand):
-    """A mixture shuffles inside blocks of its first loader's batch; one of another batch size goes on in those."""
+    """A mixture shuffles within blocks sized by its first loader's batch. A resumed loader keeps them at any batch size."""
     mixed = ps.mix({"low": (thousand.select(range(300)), 2), "high": (thousand.select(range(300, 1000)), 5)}, epoch_samples=700)
     one = mixed.loader(batch_size=35, shuffle=True, seed=3, columns=["n"])
     sequence = numbers(one)
     state = mixed.loader(batch_size=35, shuffle=True, seed=3, columns=["n"]).state_dict()
     for batch_size in (20, 70, 175):
         other = mixed.loader(batch_size=batch_size, shuffle=True, seed=3, columns=["n"])
-        assert numbers(other) != sequence, "without the state its blocks are its own"
+        assert numbers(other) != sequence, "without the state, its batch size sets the blocks"
         other = mixed.loader(batch_size=batch_size, shuffle=True, seed=3, columns=["n"])
         other.load_state_dict(state)
         assert numbers(other) == sequence
@@ -437,7 +437,7 @@ def test_the_block_of_a_state_decides_how_sources_mix(thousand):
 @pytest.mark.local
 @pytest.mark.parametrize("flip", [T.RandomHorizontalFlip, T.RandomVerticalFlip])
 def test_boxes_masks_and_points_follow_flips_in_both_directions(tmp_path, flip):
-    """Of 40 x 30 pixels: the white rectangle of the image lies where box, mask and points say, flipped or not."""
+    """In an image 30 wide and 40 high, box, mask and points locate the white rectangle, flipped or not."""
     ds = ps.create(
         tmp_path / "set",
         {"image": ps.Image(), "boxes": ps.Boxes(of="image"), "mask": ps.Mask(of="image"), "points": ps.Keypoints(points=1, of="image")},
@@ -463,7 +463,7 @@ def test_boxes_masks_and_points_follow_flips_in_both_directions(tmp_path, flip):
 @pytest.mark.local
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
 def test_a_window_of_an_enlarged_image_is_that_part_of_it_whole(tmp_path, interpolation):
-    """The filter looks beyond the window, also where it enlarges: 3 pixels of the source on each side for Lanczos."""
+    """The filter reads pixels beyond the window even when it enlarges: for Lanczos, 3 source pixels on each side."""
     rng = np.random.default_rng(0)
     picture = rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)
     ds = ps.create(tmp_path / "set", {"image": ps.Image()})
@@ -479,7 +479,7 @@ def test_a_window_of_an_enlarged_image_is_that_part_of_it_whole(tmp_path, interp
 
 FLAT = """
 import sys, numpy as np, penstock as ps
-ps.configure(memory_bytes=16 << 20)  # The least there is: a take of 8 MB is more than half of what the cache holds.
+ps.configure(memory_bytes=16 << 20)  # This is the minimum: a take of 8 MB exceeds half of the cache.
 values = np.load(sys.argv[1])
 for io in ("direct", "buffered", "mapped"):
     ds = ps.open(sys.argv[2], io=io)
@@ -492,7 +492,7 @@ for io in ("direct", "buffered", "mapped"):
 
 @pytest.mark.local
 def test_large_samples_whose_tiles_are_cut_in_each_dimension_come_whole(tmp_path):
-    """Beyond the cache they are streamed to their places: at once only where the tiles, one after the other, are the sample."""
+    """Samples too large for the cache are streamed. Only if the consecutive tiles equal the sample may they be read straight into it."""
     import subprocess
     import sys
 
@@ -508,7 +508,7 @@ def test_large_samples_whose_tiles_are_cut_in_each_dimension_come_whole(tmp_path
 
 
 def test_a_refused_append_forgets_its_own_words_only(root):
-    """Words of the snapshot keep their codes when the first append of a transaction is refused by a later column."""
+    """If a later column refuses the first append of a transaction, the snapshot's words keep their codes."""
     good = (np.zeros((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8))
     ds = ps.create(root, {"word": ps.Category(), "image": ps.Image()})
     ds.append({"word": ["a", "b", "c"], "image": good})
@@ -522,7 +522,7 @@ def test_a_refused_append_forgets_its_own_words_only(root):
 
 
 def test_an_append_that_ends_in_the_middle_is_not_committed_in_part(root, monkeypatch):
-    """Ctrl-C between two slices of one append, caught inside the transaction: the first slice must not be committed."""
+    """Ctrl-C interrupts an append between two slices, and the transaction body catches it. The first slice must not be committed."""
     ds = ps.create(root, {"x": ps.Tensor((1 << 20,), "uint8")})
     slices = []
 
@@ -534,13 +534,13 @@ def test_an_append_that_ends_in_the_middle_is_not_committed_in_part(root, monkey
 
     append_slice = ps.dataset.Transaction.append_slice
     monkeypatch.setattr(ps.dataset.Transaction, "append_slice", interrupted)
-    with pytest.raises(ps.ClosedError, match="an append before has failed"), ds.transaction() as tx, contextlib.suppress(KeyboardInterrupt):
+    with pytest.raises(ps.ClosedError, match="an earlier append failed"), ds.transaction() as tx, contextlib.suppress(KeyboardInterrupt):
         tx.append({"x": np.zeros((40, 1 << 20), np.uint8)})
     assert len(slices) == 2 and len(ps.open(root)) == 0
 
 
 def _resealed(root, change):
-    """Change the one block of the one data file, and make all checksums right."""
+    """Change the only block of the only data file, and recompute all checksums."""
     objects = crafted_runner.Objects(root)
     [name] = [name for name in objects.bodies if name.startswith("d/")]
     body = objects.bodies[name]
@@ -579,7 +579,7 @@ def test_what_is_no_text_is_damage_of_its_sample(tmp_path, kind, io):
 @pytest.mark.local
 @pytest.mark.parametrize("kind", [ps.Category(), ps.Label(["a", "b", "c"])])
 def test_a_code_that_nothing_stands_for_is_damage_of_its_sample(tmp_path, kind):
-    """With its checksum made right: what wrote it was wrong."""
+    """The checksum is recomputed, as if a faulty writer had stored the code."""
     words = ["a", "b", "c", "b", "a", "c"]
     ps.create(tmp_path / "set", {"word": kind}).append({"word": words})
 
@@ -615,7 +615,7 @@ def test_a_record_that_was_changed_and_sealed_anew_is_not_its_childs_parent(tmp_
 
 @pytest.mark.local
 def test_who_waits_for_a_block_that_another_could_not_read_reads_it():
-    """Of threads that want the same block one fetches it. It asks three times, and gets what is spoilt; the next answer is good."""
+    """Only one of the threads that need a block fetches it. It gets three corrupt answers; the other thread then gets a good one."""
     values = np.random.default_rng(0).integers(0, 256, (20, 50_000), dtype=np.uint8)
     with wrong_s3.serving() as (state, options):
         ps.create("s3://bucket/set", {"v": ps.Tensor((50_000,), "uint8")}, storage_options=options).append({"v": values})
@@ -632,7 +632,7 @@ def test_who_waits_for_a_block_that_another_could_not_read_reads_it():
         readers = [threading.Thread(target=read, args=(name,)) for name in ("first", "second")]
         for reader in readers:
             reader.start()
-            time.sleep(0.05)  # The second asks while the first waits for its answer; if it is late, it reads what is good.
+            time.sleep(0.05)  # The second thread asks while the first waits. If it starts late, it reads good bytes anyway.
         for reader in readers:
             reader.join()
         assert sorted(map(str, told.values())) == ["True", "block-checksum"] and state.spoil == 0
@@ -673,7 +673,7 @@ print(peak - before)
 
 @pytest.mark.local
 def test_what_waits_to_be_written_is_bounded_over_all_columns(tmp_path):
-    assert int(measured.run(WIDE, tmp_path / "set")) <= 48 << 20, "600 MB are appended under a budget of 64 MiB"
+    assert int(measured.run(WIDE, tmp_path / "set")) <= 48 << 20, "appending 600 MB under a budget of 64 MiB holds at most 48 MiB"
 
 
 @pytest.mark.local

@@ -1,4 +1,4 @@
-"""take, indexing, select, scan and Arrow against plain Python, over many fragments."""
+"""`take`, indexing, `select`, `scan` and Arrow against plain Python, over many fragments."""
 
 import duckdb
 import numpy as np
@@ -120,7 +120,7 @@ def test_arrow_stream_feeds_duckdb_polars_and_pandas(root):
     assert table["r"].to_pylist()[0] == {"data": [1, 1, 1, 1], "shape": [2, 2]} and table["r"].to_pylist()[1] is None
     assert isinstance(table.schema.field("v").type, pa.FixedShapeTensorType) and table["y"].to_pylist() == [b"\0", None, b""]
     assert table["t"].to_pylist()[0].year == 2026 and str(table.schema.field("t").type) == "timestamp[us, tz=UTC]"
-    stream = pa.RecordBatchReader.from_stream(ds)  # noqa: F841 (DuckDB finds it by its name)
+    stream = pa.RecordBatchReader.from_stream(ds)  # noqa: F841 (DuckDB looks the variable up by name)
     assert duckdb.sql("SELECT l, sum(i), min(t) IS NOT NULL FROM stream GROUP BY l ORDER BY l NULLS FIRST").fetchall()[1:] == [
         ("x", 1, True),
         ("y", 3, True),
@@ -130,7 +130,7 @@ def test_arrow_stream_feeds_duckdb_polars_and_pandas(root):
 
 
 class Model(RuleBasedStateMachine):
-    """The real dataset against a list of dicts, with snapshots kept and read again."""
+    """A real dataset against a list of rows. Old snapshots are kept and reopened."""
 
     @initialize()
     def begin(self):
@@ -193,7 +193,7 @@ TestModel = Model.TestCase
     "shape, dtype", [((3,), "float32"), ((300,), "float32"), ((5,), "uint8"), ((7, 11), "int16"), ((1025,), "uint8"), ((24_001,), "uint8")]
 )
 def test_samples_of_odd_sizes_are_the_same_whenever_they_are_read(root, shape, dtype):
-    """Blocks are padded: once all of them are verified, samples must not be taken to lie back to back."""
+    """Blocks are padded, so a reader must not assume contiguous samples, even after it has verified all blocks."""
     count = 2 + 20_000 // np.prod(shape)
     values = np.random.default_rng(0).integers(0, 100, (count, *shape)).astype(dtype)
     ds = ps.create(root, {"v": ps.Tensor(shape, dtype)})
@@ -223,7 +223,7 @@ def test_what_is_appended_meanwhile_does_not_come_into_a_scan(root):
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_batches_of_rows_of_very_different_sizes_keep_to_the_budget(root, codec):
-    """At most an eighth of it each, wherever the large rows lie."""
+    """Each batch takes at most an eighth of the budget, wherever the large rows are."""
     ds = ps.create(root, {"b": ps.Bytes(codec=codec), "v": ps.Tensor((None,), "uint8", codec=codec)})
     small, large = np.zeros(1, np.uint8), np.random.default_rng(0).integers(0, 255, 1 << 18, dtype=np.uint8)
     for rows in ([small] * 3000, [large] * 150, [small] * 3000):

@@ -1,4 +1,4 @@
-"""Bugs that a reviewer found, each with the test that would have."""
+"""Regression tests for bugs found in review."""
 
 import collections
 import datetime
@@ -223,7 +223,7 @@ def test_one_bad_row_does_not_end_an_import(root, tmp_path):
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     report = import_data(path, root, on_error="skip")
     assert report.samples == 2997 and [refusal.path.rsplit(" ", 1)[1] for refusal in report.refused] == ["1501", "1601", "1701"]
-    assert all("row" not in refusal.message for refusal in report.refused), "the item's own name tells the row"
+    assert all("row" not in refusal.message for refusal in report.refused), "the refusal's path already names the row"
     csv = tmp_path / "b.csv"
     csv.write_text("a,b\n" + "\n".join(f"{number},x{'y' * 60}" for number in range(100_000)) + "\nzz,x\n5,\n")
     report = import_data(csv, root.with_name("b"), on_error="skip")
@@ -280,7 +280,7 @@ def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith
 ps.configure(memory_bytes=64 << 20, threads=2)
 tiny = ps.create(sys.argv[1] + "-warm", {"x": "int8"}); tiny.append({"x": [1]}); tiny[0]
 """
-    # Arrow's usual allocator takes another 32 MiB, or does not, by chance.
+    # Arrow's default allocator takes another 32 MiB, but only in some runs.
     environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "jemalloc"}
     run = subprocess.run([sys.executable, "-c", head + script, *map(str, arguments)], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
@@ -300,7 +300,7 @@ before = peak()
 importers.import_data(sys.argv[2], sys.argv[1])
 print(peak() - before)
 """
-    assert peak_growth(script, root, path) <= 96 << 20, "a row group of Parquet, its decoded batch, and the budget"
+    assert peak_growth(script, root, path) <= 96 << 20, "a Parquet row group, its decoded batch, and the budget must fit"
     assert len(ps.open(root)) == 3000
 
 
@@ -315,7 +315,7 @@ for ds in sets:
     for start in range(0, 1000, 50): ds[start:start + 50]
 print(peak() - before)
 """
-    # 200 MB of files are mapped, and count as resident; decoded blocks may not add more than half the budget to them.
+    # The 200 MB of mapped files count as resident. Decoded blocks may add at most half the budget.
     mapped = sum(path.stat().st_size for number in range(6) for path in root.with_name(f"d{number}").glob("d/*"))
     assert peak_growth(script, root, root.parent) <= mapped + (32 << 20) + (24 << 20)
 
@@ -357,7 +357,7 @@ def test_categories_of_many_words_are_looked_up_once(root):
     ds.take([5])
     before = ds.stats()
     assert [int(ds.take([position])["k"][0]) for position in (0, 99_999, 777)] == [0, 99_999, 777]
-    assert ds.stats() == before, "neither words nor files are read again"
+    assert ds.stats() == before, "these takes read neither words nor files again"
 
 
 def test_dates_of_every_kind(root):

@@ -1,4 +1,4 @@
-"""What small samples cost where files are not mapped: bytes and requests by the store's and the kernel's own counts."""
+"""The cost of small samples if files are not mapped: bytes and requests, as counted by the store and the kernel."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def rows(tmp_path_factory):
 @pytest.mark.parametrize(("column", "most"), [("number", 4 << 10), ("vector", 4 << 10), ("text", 8 << 10), ("packed", 8 << 10)])
 @pytest.mark.parametrize("access", ["buffered", "direct"])
 def test_a_cold_row_costs_one_small_block(rows, access, column, most):
-    ds, cold = ps.open(rows.uri, io=access), ROWS // 2 if access == "direct" else ROWS // 3  # Handles share what they cached.
-    ds.take([0], columns=[column])  # Opens the tail.
+    ds, cold = ps.open(rows.uri, io=access), ROWS // 2 if access == "direct" else ROWS // 3  # Handles share a cache.
+    ds.take([0], columns=[column])  # Open the tail.
     counts = spent(ds, lambda: ds.take([cold], columns=[column]))
     assert counts["ranges"] == 1
     assert 0 < counts["range_bytes"] <= most
@@ -108,7 +108,7 @@ def of_kibibytes(uri):
 
 
 def told_bytes(told):
-    count, unit = re.search(r"that move ([\d.e+]+) (\w+)", told).groups()
+    count, unit = re.search(r"which transfer ([\d.e+]+) (\w+)", told).groups()
     return float(count) * {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
 
 
@@ -172,7 +172,7 @@ def test_a_window_is_sized_by_the_columns_that_are_read(rows):
 
 @pytest.mark.local
 def test_explain_tells_the_requests_of_a_column_among_others(tmp_path):
-    """What counts is the stretch of a file that a column lies in, not its bytes, nor those of all columns."""
+    """The request estimate depends on the range of the file that a column spans, not on the bytes of that column or of all columns."""
     ps.create(tmp_path / "ds", {"v": ps.Tensor((256,), "float32"), "s": ps.Tensor((16,), "float32"), "t": ps.Text()}).append(
         {"v": np.zeros((20_000, 256), np.float32), "s": np.zeros((20_000, 16), np.float32), "t": ["x" * 300] * 20_000}
     )
@@ -189,8 +189,8 @@ for batch in loader:
 print(json.dumps([int(told.split("about ")[1].split()[0].replace(",", "")), ds.stats()["ranges"] - before]))
 """
     packed = np.random.default_rng(0).random((40_000, 64), dtype=np.float32)
-    ps.create(tmp_path / "packed", {"w": ps.Tensor((64,), "float32", codec="lz4")}).append({"w": packed})  # 10 MiB.
-    # Of the cache, which is half of the memory, all that is read fits in a half, in the whole, or not.
+    ps.create(tmp_path / "packed", {"w": ps.Tensor((64,), "float32", codec="lz4")}).append({"w": packed})  # This takes 10 MiB.
+    # The cache is half of the memory. The column fits in half of the cache, in all of it, or not at all.
     for column, memory in (("v", 256), ("s", 256), ("t", 256), ("v", 32), ("w", 64), ("w", 32), ("w", 16)):
         out = subprocess.run(
             [sys.executable, "-c", program, tmp_path / ("packed" if column == "w" else "ds"), column, str(memory)],
@@ -199,13 +199,13 @@ print(json.dumps([int(told.split("about ")[1].split()[0].replace(",", "")), ds.s
             check=True,
         )
         told, made = json.loads(out.stdout)
-        # Batches that are read at once may ask for the same blocks, or one for what is left between those of others.
+        # Concurrent batches may request the same blocks, or only the gaps between the blocks of other batches.
         assert 0.4 * made <= told <= 2 * made, (column, memory, told, made)
 
 
 @pytest.mark.parametrize("io", ["buffered", "direct"])
 def test_a_long_scan_holds_the_same_memory_as_a_short_one(tmp_path, io):
-    """A block that two groups share stays in the cache, and must not hold the memory of all that was read with it."""
+    """A block that two groups share stays cached. It must not retain the memory of everything read together with it."""
     ds = ps.create(tmp_path / "ds", {"x": ps.Tensor((250,), "uint8")})
     with ds.transaction() as tx:
         for number in range(6):
@@ -225,7 +225,7 @@ print(max(peaks[: len(peaks) // 3]), max(peaks))
 
 
 def test_small_files_that_are_held_whole_count_in_the_budget(tmp_path):
-    """Where nothing is mapped a small data file is read and kept whole: hundreds of them are more than the budget."""
+    """If files are not mapped, a small data file is read and cached whole. Hundreds of such files exceed the budget."""
     ds = ps.create(tmp_path / "ds", {"x": ps.Tensor((200, 1000), "uint8")})
     for number in range(600):
         ds.append({"x": np.full((1, 200, 1000), number % 256, np.uint8)})

@@ -1,4 +1,4 @@
-"""Object storage, against a real MinIO: exact requests and bytes, faults, and what goes wrong with a clear error."""
+"""Object storage, against a real MinIO: exact requests and bytes, faults, and failures with a clear error."""
 
 import contextlib
 import http.client
@@ -24,7 +24,7 @@ import trustme
 from conftest import BUCKET, environment, spent
 from PIL import Image as Pillow
 
-pytestmark = pytest.mark.local  # It chooses its own stores.
+pytestmark = pytest.mark.local  # These tests choose their own stores.
 
 SAMPLES = 4096
 
@@ -47,16 +47,16 @@ def test_open_is_three_requests(cifar):
     ds = ps.open(uri)
     assert ds.stats()["requests"] == 3 and ds.stats()["lists"] == 1 and ds.stats()["reads"] == 2
     again = ps.open(uri, snapshot=ds.snapshot)
-    assert again.stats()["requests"] == 3, "is it a dataset, record, root"
+    assert again.stats()["requests"] == 3, "check that the dataset exists; read record and root"
 
 
 def test_a_cold_sample_is_a_tail_and_a_range_then_nothing(cifar):
     uri, images = cifar
     ds = ps.open(uri)
     cost = spent(ds, lambda: np.testing.assert_array_equal(ds.take([17], columns=["image"])["image"][0], images[17]))
-    assert cost["requests"] == 2 and cost["ranges"] == 2, "tail, block"
+    assert cost["requests"] == 2 and cost["ranges"] == 2, "one range for the tail, one for the block"
     cost = spent(ds, lambda: ds.take([4000], columns=["image"]))
-    assert cost == {"requests": 1, "ranges": 1, "range_bytes": 3072, "received_bytes": 3072}, "the sample, and nothing else"
+    assert cost == {"requests": 1, "ranges": 1, "range_bytes": 3072, "received_bytes": 3072}, "only the bytes of the sample"
     assert spent(ds, lambda: ds.take([17, 4000], columns=["image"])) == {}, "both blocks are in the cache"
 
 
@@ -67,7 +67,7 @@ def test_neighbours_are_one_range_and_no_byte_is_read_twice(cifar):
     cost = spent(ds, lambda: np.testing.assert_array_equal(ds.take(np.arange(1000, 1512), columns=["image"])["image"], images[1000:1512]))
     assert cost["requests"] <= 8 and cost["received_bytes"] == 512 * 3072
     cost = spent(ds, lambda: ds.take(np.arange(1256, 1768), columns=["image"]))
-    assert cost["received_bytes"] == 256 * 3072, "half of them are in the cache"
+    assert cost["received_bytes"] == 256 * 3072, "half of the samples are in the cache"
     cost = spent(ds, lambda: ds.take(np.repeat([3000, 3001], 50), columns=["image"]))
     assert cost["received_bytes"] == 2 * 3072, "duplicates are read once"
     whole = ps.open(uri)
@@ -83,7 +83,7 @@ def test_all_columns_of_a_take_are_planned_at_once(cifar):
     ds.take([0], columns=["image"])
     positions = np.random.default_rng(1).permutation(SAMPLES)[:64]
     cost = spent(ds, lambda: _check(ds, images, positions))
-    # 64 scattered images at most, and the blocks of labels and texts, which lie together.
+    # At most 64 scattered images, and the blocks of labels and texts, which are adjacent.
     assert cost["requests"] <= 64 + 3
     assert cost["received_bytes"] <= 13_000_000
 
@@ -98,7 +98,7 @@ def test_a_small_data_file_is_one_request(bucket):
     ds = ps.create(bucket, {"text": ps.Text()})
     ds.append({"text": ["a", "b", "c"]})
     fresh = ps.open(bucket)
-    assert spent(fresh, lambda: fresh.take([2]))["requests"] == 1, "tail and block together"
+    assert spent(fresh, lambda: fresh.take([2]))["requests"] == 1, "one range covers tail and block"
     assert spent(fresh, lambda: fresh.take([0])) == {}
 
 
@@ -112,7 +112,7 @@ def test_many_data_files_are_opened_side_by_side(bucket, proxy):
         try:
             began = time.monotonic()
             assert [blob[0] for blob in slow.take(np.arange(20))["blob"]] == list(range(20))
-            # 20 tails and 20 blocks of 100 ms each: 4 s one after the other.
+            # 20 tails and 20 blocks of 100 ms each would take 4 s in sequence.
             assert time.monotonic() - began < 2.0
         finally:
             proxy.faults()
@@ -122,7 +122,7 @@ def test_commits_cost_so_many_requests(bucket):
     ds = ps.create(bucket, {"n": "int32"})
     ds.append({"n": [1]})
     cost = spent(ds, lambda: ds.append({"n": [2]}))
-    # Data file; listing and record of the newest, whose root is known; the commit; the hint.
+    # Data file; listing; newest record, whose root is cached; commit record; hint.
     assert cost["requests"] == 5, cost
 
 
@@ -130,7 +130,7 @@ def test_large_uploads_are_multipart_and_bounded(bucket):
     body = np.random.default_rng(0).integers(0, 256, 20_000_000, dtype=np.uint8)
     ds = ps.create(bucket, {"blob": ps.Bytes()})
     cost = spent(ds, lambda: ds.append({"blob": [body.tobytes()] * 3}))
-    # Begin, eight parts of 8 MiB (60 MB), complete, then what every commit costs.
+    # Begin, eight parts of 8 MiB for 60 MB, complete, then the four requests of every commit.
     assert cost["requests"] == 1 + 8 + 1 + 4, cost
     assert ps.open(bucket)["blob"][2] == body.tobytes()
 
@@ -144,7 +144,7 @@ def test_an_upload_that_is_given_up_leaves_no_parts(bucket, minio):
     key = str(bucket).removeprefix(f"s3://{BUCKET}/")
     uploads = minio.client().list_multipart_uploads(Bucket=BUCKET, Prefix=key).get("Uploads", [])
     assert uploads == [] and len(ps.open(bucket)) == 0
-    assert not [path for path in bucket.rglob("*") if "/d/" in path], "nothing half-written stays"
+    assert not [path for path in bucket.rglob("*") if "/d/" in path], "no partial data file remains"
 
 
 def test_memory_of_remote_reads_and_writes_is_bounded(bucket):
@@ -163,7 +163,7 @@ for start in range(0, 400, 8):
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
     grown = int(subprocess.run([sys.executable, "-c", code, bucket], check=True, capture_output=True, text=True).stdout)
-    # The budget of 64 MiB; parts on their way up (5 of 8 MiB); a batch of 8 MiB being read and handed out.
+    # The budget of 64 MiB; five parts of 8 MiB being uploaded; a batch of 8 MiB being read and returned.
     assert grown <= 64 + 40 + 32, f"{grown} MiB for 400 MiB of samples"
 
 
@@ -185,7 +185,7 @@ def test_data_loader_workers_read_from_the_bucket(cifar, method):
 
     uri, images = cifar
     ds = ps.open(uri)
-    ds.take([0])  # The parent's connections and threads must not matter to its children.
+    ds.take([0])  # Children must not depend on the parent's connections and threads.
     loader = DataLoader(
         ds.torch(["image", "label"]), batch_size=64, num_workers=2, multiprocessing_context=method, collate_fn=ps.torch.collate
     )
@@ -220,7 +220,7 @@ def test_faults_are_survived_and_counted(bucket, proxy):
                 ds.append({"n": [number], "blob": [bytes([number]) * 500_000]})
             fresh = ps.open(bucket)
             assert len(ds) == 10
-            while len(fresh) < 10:  # A stale listing gives an older snapshot, never a wrong one.
+            while len(fresh) < 10:  # A stale listing leads to an older snapshot, never to a wrong one.
                 fresh.refresh()
             assert fresh["n"][:].tolist() == list(range(10))
             assert [blob == bytes([number]) * 500_000 for number, blob in enumerate(fresh["blob"])] == [True] * 10
@@ -239,7 +239,7 @@ def test_hedging_asks_again_for_a_slow_range(cifar, proxy):
         for position in range(0, 2000, 60):
             ds.take([position], columns=["image"])
             plain.take([position], columns=["image"])
-        # A range is asked for again once at most, and only where that is wanted, however slow the machine is.
+        # At most one hedge per range, and only with the option `hedge`, however slow the machine is.
         assert ds.stats()["hedges"] <= 34 and plain.stats()["hedges"] == 0
         proxy.faults("seed=5&late=150&late_ms=1000")
         try:
@@ -272,13 +272,13 @@ def test_a_dead_store_is_an_error_by_its_deadline(cifar, proxy):
             assert caught.value.code == code and time.monotonic() - began < 8 and "500" in str(caught.value)
     finally:
         proxy.faults()
-    assert writer.append({"n": [2]}).row_ids.size == 1 and len(ps.open(place)) == 1, "nothing of the failed append stands"
+    assert writer.append({"n": [2]}).row_ids.size == 1 and len(ps.open(place)) == 1, "nothing of the failed append is committed"
 
 
 def test_a_lost_answer_to_a_commit_is_told(bucket, proxy):
     options = {"endpoint_url": proxy.endpoint, "timeout_seconds": 1.5}
     ds = ps.create(bucket, {"n": "int32"}, storage_options=options)
-    # Whatever is asked is done, but never answered.
+    # The proxy will forward every request, but return no answer.
     transaction = ds.transaction("two").__enter__()
     transaction.append({"n": [2]})
     proxy.faults("lose=1000&in_a_row=0")
@@ -291,7 +291,7 @@ def test_a_lost_answer_to_a_commit_is_told(bucket, proxy):
     assert len(ps.open(bucket)) in (0, 1)
 
 
-# What goes wrong
+# Failures
 
 
 def _expect(code, kind, work, *texts):
@@ -325,7 +325,7 @@ def test_wrong_credentials(cifar, minio, monkeypatch):
 
 
 def test_missing_rights(minio, bucket):
-    """Keys that may read but neither write nor list, made by MinIO's own means."""
+    """Temporary keys from MinIO that may read, but neither write nor, at first, list."""
     ds = ps.create(bucket, {"n": "int32"})
     ds.append({"n": [1]})
     sts = _session(
@@ -401,7 +401,7 @@ def test_a_bucket_that_vanishes(minio):
     for path in servers.BucketPath.of(minio, "s3://vanishing/x").rglob("*"):
         path.unlink()
     minio.client().delete_bucket(Bucket="vanishing")
-    assert len(ds.take([0])["blob"][0]) == 400_000, "what is in the cache stays"
+    assert len(ds.take([0])["blob"][0]) == 400_000, "cached blocks are still readable"
     _expect("bucket-not-found", ps.NotFoundError, lambda: ds.take([1]))
     _expect("bucket-not-found", ps.NotFoundError, lambda: ds.append({"blob": [b"x"]}))
 
@@ -432,7 +432,7 @@ def test_objects_that_vanish_or_change(bucket):
     data.unlink()
     _expect_code("object-not-found", one(1))
     data.write_bytes(body)
-    assert ds.take([1])["blob"][0] == bytes([1]) * 400_000, "nothing wrong was remembered"
+    assert ds.take([1])["blob"][0] == bytes([1]) * 400_000, "no corrupt bytes were cached"
 
 
 def _expect_code(code, work):
@@ -497,8 +497,8 @@ def test_a_server_without_conditional_puts_is_refused(minio):
     with serving(S3Like) as port:
         options = {"endpoint_url": f"http://127.0.0.1:{port}"}
         work = lambda: ps.create("s3://any/x", {"n": "int32"}, storage_options=options)  # noqa: E731
-        _expect("unsupported-storage", ps.UnsupportedError, work, "did not refuse to overwrite")
-        assert S3Like.objects == {}, "the probe is gone"
+        _expect("unsupported-storage", ps.UnsupportedError, work, "did not reject an existing name")
+        assert S3Like.objects == {}, "the probe was deleted"
 
 
 def test_tls_wants_a_known_authority(tmp_path, minio):
@@ -550,7 +550,7 @@ def test_public_data_is_read_without_credentials(minio, monkeypatch, bucket):
 
 
 class Files(http.server.SimpleHTTPRequestHandler):
-    """Static files with ranges, as any web server has them."""
+    """Serve static files with ranges, as any web server does."""
 
     protocol_version = "HTTP/1.1"
     root: pathlib.Path
@@ -622,7 +622,7 @@ def test_every_verb_works_on_a_bucket(bucket, tmp_path):
         done = _penstock(*arguments)
         assert done.returncode == 0 and text in done.stdout, done.stdout + done.stderr
     done = _penstock("info", f"s3://{BUCKET}/nothing/there")
-    assert done.returncode == 1 and "it is no dataset" in done.stderr
+    assert done.returncode == 1 and "it is not a dataset" in done.stderr
 
 
 # Local files without maps
@@ -642,7 +642,7 @@ def test_local_ranges_are_as_exact_as_remote_ones(tmp_path, io_mode):
     assert ds.take([1999, 3])["blob"] == [blobs[1999], blobs[3]]
     copy = pickle.loads(pickle.dumps(ds))
     copy.take([7])
-    assert copy.stats()["maps"] == 0, "io goes with the handle"
+    assert copy.stats()["maps"] == 0, "pickling keeps the handle's `io`"
 
 
 def test_direct_reads_come_from_the_device(tmp_path):
@@ -659,8 +659,8 @@ def test_direct_reads_come_from_the_device(tmp_path):
     before = device_bytes()
     np.testing.assert_array_equal(ds.take([1])["x"][0], value)
     if ds.stats()["direct_bytes"] == 0:
-        pytest.skip("no O_DIRECT or no io_uring here")
-    assert 30_000_000 <= device_bytes() - before <= 30_000_000 + 3 * 4096 + 200_000, "although the page cache holds the file"
+        pytest.skip("O_DIRECT or io_uring is unavailable")
+    assert 30_000_000 <= device_bytes() - before <= 30_000_000 + 3 * 4096 + 200_000, "read despite the page cache"
 
 
 def test_direct_reads_survive_forks_and_threads(tmp_path):
@@ -693,14 +693,14 @@ def test_doctor(bucket, tmp_path, minio):
     found = {finding["name"]: finding for finding in report["findings"]}
     assert done.returncode == 0 and report["good"] and found["create-only put"]["good"] and found["latency"]["unit"] == "ms"
     assert set(found) == {"reach", "list", "write", "create-only put", "latency", "ranged reads", "sequential reads", "delete", "clock"}
-    assert not bucket.rglob("*"), "nothing stays"
+    assert not bucket.rglob("*"), "no objects remain"
     done = _penstock("doctor", "s3://no-such-bucket/x", "--json")
     found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert done.returncode == 1 and "bucket" in found["reach"]["advice"]
     with environment(AWS_SECRET_ACCESS_KEY="wrong"):
         done = _penstock("doctor", bucket, "--json")
     found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
-    assert done.returncode == 1 and "secret does not fit" in found["reach"]["advice"]
+    assert done.returncode == 1 and "secret does not match" in found["reach"]["advice"]
     (tmp_path / "here").mkdir()
     assert _penstock("doctor", str(tmp_path / "here")).returncode == 0 and not list((tmp_path / "here").iterdir())
     assert _penstock("doctor", str(tmp_path / "nowhere")).returncode == 1
@@ -710,7 +710,7 @@ def test_doctor(bucket, tmp_path, minio):
         assert done.returncode == 1 and not found["create-only put"]["good"] and "If-None-Match" in found["create-only put"]["advice"]
 
 
-# Found by attacks
+# Found by adversarial testing
 
 
 def test_a_scan_goes_on_in_a_forked_child(cifar):
@@ -736,12 +736,12 @@ def test_reading_ahead_is_bounded_where_samples_grow(tmp_path):
         after = ds.stats()["range_bytes"]
         largest, before = max(largest, after - before), after
         assert len(batch) == 8 or number == 2100 // 8
-    assert largest <= 1.25 * (32 << 20), f"{largest} bytes at once"
+    assert largest <= 1.25 * (32 << 20), f"{largest} bytes read ahead at once"
 
 
 @pytest.fixture
 def small_budget():
-    """A budget that the datasets of a test do not fit into, so that takes are not kept."""
+    """A budget smaller than the test's dataset, so that takes are not cached."""
     before = ps.configure()
     ps.configure(memory_bytes=16 << 20)
     yield
@@ -756,7 +756,7 @@ def _same(found, expected):
 
 @pytest.mark.parametrize("hedge", [False, True])
 def test_what_is_not_kept_is_joined_where_it_lies(bucket, small_budget, hedge):
-    """Several columns, fragments and nulls, read by scans and takes of other orders, each of more than half of the cache."""
+    """Read several columns, fragments and nulls by scans, and by takes in other orders, each larger than half of the cache."""
     rng = np.random.default_rng(5)
     blobs = [None if number % 13 == 5 else rng.bytes(int(rng.integers(0, 120_000))) for number in range(400)]
     grids = [None if number % 17 == 3 else rng.random((int(rng.integers(0, 2000)), 3)) for number in range(400)]
@@ -784,12 +784,12 @@ def test_what_is_not_kept_is_joined_where_it_lies(bucket, small_budget, hedge):
         for index, position in enumerate(positions):
             _same(batch["grid"][index], grids[position])
         assert batch["cube"].flags.writeable and batch["cube"].flags.aligned
-        batch["cube"][:] = 0  # It is the caller's own.
+        batch["cube"][:] = 0  # The caller owns the array.
         np.testing.assert_array_equal(ds.take(positions[:5])["cube"], cubes[positions[:5]])
 
 
 def test_memory_of_a_remote_scan_is_a_few_groups(bucket):
-    """200 MB of samples under a budget of 64 MB: the group at hand, the one ahead, memory that is used again."""
+    """Scan 200 MB under a budget of 64 MiB. Memory holds the current group, the next one, and buffers kept for reuse."""
     ds = ps.create(bucket, {"blob": ps.Bytes()})
     ds.append({"blob": [np.random.default_rng(number).bytes(100_000) for number in range(2000)]})
     script = """
@@ -810,7 +810,7 @@ print(rows, peak() - before)
 
 
 def test_a_whole_take_is_received_where_it_stays(bucket):
-    """128 MB as one array: no second copy of it is held at any time."""
+    """Take 128 MiB as one array. No second copy of it exists at any time."""
     ds = ps.create(bucket, {"cube": ps.Tensor((256, 1024), "float32")})
     ds.append({"cube": np.arange(128, dtype=np.float32)[:, None, None] + np.zeros((128, 256, 1024), np.float32)})
     script = """
@@ -830,7 +830,7 @@ print(bool((cubes == np.arange(128)[:, None, None]).all(axis=(1, 2)).all()), pea
 
 
 def test_ctrl_c_ends_a_wait(tmp_path):
-    """A server that takes connections and says nothing: without it the wait is as long as the deadline, ten minutes here."""
+    """The server accepts connections and never answers. Without Ctrl-C the wait would last until the deadline of ten minutes."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(16)
@@ -842,7 +842,7 @@ ps.open("s3://bucket/set", storage_options={"endpoint_url": sys.argv[1], "access
         command = [sys.executable, "-c", script, f"http://127.0.0.1:{silent.getsockname()[1]}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
             assert waiting.stdout.readline() == "waiting\n"
-            silent.accept()  # It has asked.
+            silent.accept()  # The client has connected.
             waiting.send_signal(signal.SIGINT)
             _, told = waiting.communicate(timeout=120)
         assert waiting.returncode != 0 and told.rstrip().endswith("KeyboardInterrupt"), told
@@ -858,7 +858,7 @@ def test_a_scan_without_columns_has_rows(cifar, tmp_path):
 
 
 def test_ctrl_c_and_break_end_a_scan_that_waits(cifar, proxy):
-    """The proxy holds back every reply for longer than this test may take."""
+    """The proxy delays every reply for longer than this test may run."""
     uri, _ = cifar
     script = """
 import sys, penstock as ps
@@ -878,7 +878,7 @@ for batch in ds.scan(batch_size=100): pass
         running.stdin.write("go\n")
         running.stdin.flush()
         while proxy.counts()["requests"] == 0:
-            assert running.poll() is None, "it ended before it asked for anything"
+            assert running.poll() is None, "it ended before its first request"
             time.sleep(0.01)
         running.send_signal(signal.SIGINT)
         try:
@@ -889,7 +889,7 @@ for batch in ds.scan(batch_size=100): pass
 
 
 class Losing(http.server.BaseHTTPRequestHandler):
-    """Hands everything on to MinIO, and closes the connection instead of answering a put of a record."""
+    """Forward every request to MinIO, but close the connection instead of answering a put of a record."""
 
     protocol_version = "HTTP/1.1"
     upstream = 0
@@ -922,7 +922,7 @@ class Losing(http.server.BaseHTTPRequestHandler):
 
 
 def test_ctrl_c_in_a_commit_tells_that_its_state_is_unknown(bucket):
-    """The answers to creates are lost: what is under way is tried no more, and the user is told."""
+    """The answers to creates are lost. Ctrl-C ends the retries, and the error reports the unknown state."""
     ps.create(bucket, {"n": "int32"})
     script = """
 import sys, penstock as ps
@@ -950,12 +950,12 @@ def test_http_is_read_only_before_anybody_is_asked(tmp_path):
 def test_a_failed_import_tells_what_it_leaves(bucket, tmp_path):
     (tmp_path / "bad.csv").write_text("n,m\n1,2\n3\n")
     done = _penstock("import", str(tmp_path / "bad.csv"), str(bucket))
-    assert done.returncode == 1 and "stays, empty" in done.stderr, done.stderr
+    assert done.returncode == 1 and "the empty dataset `" in done.stderr, done.stderr
     assert len(ps.open(bucket)) == 0
 
 
 def test_early_exit_from_a_scan(cifar, monkeypatch):
-    """Without `Thread.join`: where the collector of garbage closes a scan, Python may hold what `join` takes."""
+    """Closing must not call `Thread.join`: the garbage collector may close a scan while Python holds a lock that `join` needs."""
     uri, _ = cifar
     batches = ps.open(uri).scan(batch_size=100)
     next(batches)
@@ -963,7 +963,7 @@ def test_early_exit_from_a_scan(cifar, monkeypatch):
         patch.setattr(threading.Thread, "join", None)
         batches.close()
     reading = [thread for thread in threading.enumerate() if thread.name == "penstock-scan"]
-    for thread in reading:  # Past its last line of ours.
+    for thread in reading:  # The thread may still run Python's own exit code.
         thread.join(10)
     assert not any(thread.is_alive() for thread in reading)
 
@@ -979,7 +979,7 @@ def test_names_of_prefixes_are_kept(minio, name):
 def test_foreign_names_in_the_log_are_passed_over(bucket):
     minio = bucket.server.client()
     key = str(bucket).removeprefix(f"s3://{BUCKET}/")
-    minio.put_object(Bucket=BUCKET, Key=f"{key}/", Body=b"")  # As consoles make folders.
+    minio.put_object(Bucket=BUCKET, Key=f"{key}/", Body=b"")  # Consoles create folders this way.
     ds = ps.create(bucket, {"n": "int32"})
     ds.append({"n": [1]})
     for name in ("", ".DS_Store", "000"):
@@ -1010,7 +1010,7 @@ def test_options_that_cannot_be(minio, monkeypatch):
         with pytest.raises(ps.InvalidInputError) as caught:
             ps.open(f"s3://{BUCKET}/x", storage_options=options)
         assert caught.value.code == "invalid-argument"
-    # A bucket that cannot be a host of this server is not found, instead of another one being written to.
+    # A bucket that cannot be a host name here is an error. Penstock must not write to another bucket.
     with pytest.raises(ps.Error):
         ps.create(f"s3://{BUCKET}/other/x", {"n": "int32"}, storage_options={"virtual_hosted": True, "timeout_seconds": 1})
     assert minio.client().list_objects_v2(Bucket=BUCKET, Prefix="other/")["KeyCount"] == 0
@@ -1039,7 +1039,7 @@ def test_doctor_is_not_misled_by_lost_replies(bucket, proxy):
 
 
 class Endless(S3Like):
-    """Says that every object has 2^46 bytes."""
+    """Claim that every object has 2^46 bytes."""
 
     def do_GET(self):
         if "list-type" in self.path:
@@ -1067,7 +1067,7 @@ def test_an_endless_object_buys_no_memory():
 
 @pytest.mark.parametrize("answer", ["whole", "shifted", "no range"])
 def test_servers_that_do_not_keep_to_http(tmp_path, answer):
-    """A plain file server ignores ranges; another lies about them: an error at once that says so, not a wait for the deadline."""
+    """One server ignores ranges, others answer them wrongly. The client reports this at once instead of retrying until the deadline."""
     place = tmp_path / "dataset"
     ps.create(place, {"x": ps.Tensor((1000,), "float64")}).append({"x": np.ones((100, 1000))})
 
@@ -1094,6 +1094,6 @@ def test_servers_that_do_not_keep_to_http(tmp_path, answer):
     with serving(Server) as port:
         ds = ps.open(f"http://127.0.0.1:{port}/dataset")
         began = time.monotonic()
-        with pytest.raises(ps.UnsupportedError, match="does not keep to HTTP") as caught:
+        with pytest.raises(ps.UnsupportedError, match="does not follow HTTP") as caught:
             ds.take([5])
         assert caught.value.code == "unsupported-storage" and time.monotonic() - began < 20

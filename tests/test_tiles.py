@@ -1,4 +1,4 @@
-"""Tiled tensors: windows are what NumPy gives, and cost the tiles that hold them; samples larger than memory."""
+"""Tiled tensors: windows match NumPy and cost only the tiles they overlap. Samples may be larger than memory."""
 
 import multiprocessing
 import pathlib
@@ -90,7 +90,7 @@ def test_large_samples_are_tiled_by_themselves_and_small_ones_are_not(root):
     large = numbered(2, 2048, 1024)
     ds.append({"small": large[:, :64, :64], "large": large, "any": [np.ones((2, 2), np.int16), np.ones((3000, 2000), np.int16)]})
     layout = ds.layout()
-    assert layout["large"]["blocks"] == 2 * 128 and layout["small"]["blocks"] < 3, "tiles of one checksum unit"
+    assert layout["large"]["blocks"] == 2 * 128 and layout["small"]["blocks"] < 3, "each tile is one checksum unit"
     ds.append({"any": [numbered(3000, 2000, dtype="int16"), None, numbered(2, 3, dtype="int16")]})
     np.testing.assert_array_equal(ds["any"][2, 2990:, ::500], numbered(3000, 2000, dtype="int16")[2990:, ::500])
     np.testing.assert_array_equal(ds["any"][4, 1], [3, 4, 5])
@@ -113,15 +113,15 @@ def test_a_large_sample_after_small_ones_begins_a_fragment(root):
     np.testing.assert_array_equal(ds["any"][100, 17:2000:5, 3999], large[17:2000:5, 3999])
     for row in (0, 99, 101, 105, 2105):
         np.testing.assert_array_equal(ds["any"][row], small)
-    assert ds.layout()["any"]["blocks"] < 400, "the last samples are packed again"
+    assert ds.layout()["any"]["blocks"] < 400, "the last small samples are packed into blocks"
 
 
-# What a window costs
+# Cost of a window
 
 
 @pytest.fixture(scope="module")
 def volume(tmp_path_factory):
-    """One sample of 512 MiB, as DESIGN section 8 names it."""
+    """One sample of 512 MiB."""
     place = tmp_path_factory.mktemp("volume") / "dataset"
     ds = ps.create(place, {"volume": ps.Tensor((2048, 2048, 64), "int16")})
     values = np.random.default_rng(0).integers(-(2**15), 2**15, (2048, 2048, 64), dtype=np.int16)
@@ -130,12 +130,12 @@ def volume(tmp_path_factory):
 
 
 def cost_of(place, key):
-    """Ranges and bytes that a part takes in a process that has read nothing but the tail; run in a child of its own."""
+    """Return the ranges and bytes of one read, and its values. Call it in a fresh process: only the tail is read beforehand."""
     ds = ps.open(place, io="buffered")
     ds._view.shapes(np.array([0]), "volume")
     found = []
     cost = spent(ds, lambda: found.append(ds["volume"][key]))
-    assert spent(ds, lambda: ds["volume"][key]) == {}, "its tiles are in the cache"
+    assert spent(ds, lambda: ds["volume"][key]) == {}, "all tiles are in the cache"
     return cost["ranges"], cost["range_bytes"], found[0]
 
 
@@ -164,9 +164,9 @@ def test_of_large_tiles_only_the_checksum_units_are_read(tmp_path):
     ds = ps.open(tmp_path / "dataset", io="buffered")
     ds["volume"][0, 0, 0]
     cost = spent(ds, lambda: np.testing.assert_array_equal(ds["volume"][0, 300:305], values[300:305]))
-    assert cost == {"ranges": 1, "range_bytes": 2 << 16}, "rows of 16 KiB: four in a unit, five in two"
+    assert cost == {"ranges": 1, "range_bytes": 2 << 16}, "rows take 16 KiB: a unit holds four, so five rows span two units"
     cost = spent(ds, lambda: np.testing.assert_array_equal(ds["volume"][0, 296:308, 1000:], values[296:308, 1000:]))
-    assert cost["range_bytes"] == 1 << 16, "two of three are in the cache"
+    assert cost["range_bytes"] == 1 << 16, "two of the three units are in the cache"
 
 
 @pytest.mark.local
@@ -242,7 +242,7 @@ def test_arrays_that_read_their_parts(root, tmp_path):
 
 
 class Broken:
-    """Fails when half of it has been read."""
+    """A source that fails once half of it has been read."""
 
     shape, dtype = (2048, 4096), np.dtype("float32")
 
@@ -313,7 +313,7 @@ print(grown.peak)
 
 
 def beyond_memory(tmp_path, place, gib):
-    """Append a memmap of that many GiB as one sample and read it back; gives the peak of anonymous memory beyond the interpreter."""
+    """Append a memmap of `gib` GiB as one sample and read it back. Return the peak growth of anonymous memory in bytes."""
     rows = int(gib * 1024)
     with (tmp_path / "values.bin").open("wb") as file:
         for row in range(rows):
@@ -337,7 +337,7 @@ def test_six_gibibytes_as_one_sample(tmp_path, bucket):
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_nulls_after_tiles_in_one_transaction(root, codec):
-    """Large samples, small ones, nulls and left-out columns in every order that three or four pushes can have."""
+    """Append large samples, small ones, nulls and left-out columns in random orders, two to five appends per transaction."""
     large = np.random.default_rng(0).integers(0, 99, (2048, 2048)).astype("int16")
     small = large[:3]
     pushes = {"L": [large], "s": [small], "N": [None], "sN": [small, None], "NL": [None, large], "out": None}
@@ -402,7 +402,7 @@ def test_masks_and_odd_indices_are_those_of_numpy(root):
     for name, value in (("t", "abc"), ("j", {"a": 1}), ("b", b"xyz"), ("n", 3)):
         assert words[name][0,] == words[name][0] == value and len(words[name][:,]) == len(words[name][[0],]) == 1
         if name != "n":
-            with pytest.raises(ps.InvalidInputError, match="come whole"):
+            with pytest.raises(ps.InvalidInputError, match="are read whole"):
                 words[name][0, 0]
     with pytest.raises(ps.InvalidInputError, match="tile=5"):
         ps.Tensor((3, 3), "int8", tile=5)
@@ -416,7 +416,7 @@ def test_a_few_elements_do_not_hold_on_to_their_window(root):
 
 
 class Masked:
-    """Gives masked arrays, as netCDF does."""
+    """A source that returns masked arrays, as netCDF does."""
 
     shape, dtype = (4, 64), np.dtype("int16")
 
@@ -437,7 +437,7 @@ def test_masked_parts_of_a_source_are_refused(root):
 @pytest.mark.local
 @pytest.mark.parametrize("io", ["auto", "buffered", "direct"])
 def test_many_damaged_places_of_a_large_sample_are_one_error(tmp_path, io):
-    """Direct reads come in any order: what was spoilt is read again in the order of the file."""
+    """Direct reads complete in any order. Corrupt ranges are read again in file order."""
     ds = ps.create(tmp_path / "ds", {"x": ps.Tensor((4096, 8192), "uint8")})
     ds.append({"x": np.random.default_rng(0).integers(0, 256, (1, 4096, 8192), dtype=np.uint8)})
     path = max((tmp_path / "ds" / "d").iterdir(), key=lambda path: path.stat().st_size)
@@ -462,14 +462,14 @@ for _ in range(5):
 
 
 def test_a_dataset_may_begin_with_nulls_only(root):
-    """Such a commit writes no data file, so there is no folder of them."""
+    """A commit of only nulls writes no data file, so the folder of data files does not exist."""
     ds = ps.create(root, {"even": ps.Tensor((9, 9), "uint8", tile=(4, 4))})
     ds.append({"even": [None, None]})
     assert [value is None for value in (ps.open(root)[index]["even"] for index in range(2))] == [True, True] and not ds.verify()["problems"]
 
 
 class Using:
-    """A source that uses, while it is read, the transaction that reads it."""
+    """A source that, while it is read, uses the transaction that reads it."""
 
     shape, dtype = (3, 2048, 2048), np.dtype("float32")
 
@@ -483,7 +483,7 @@ class Using:
 
 @pytest.mark.parametrize("how", ["append", "abort", "commit"])
 def test_a_value_cannot_use_the_transaction_that_reads_it(root, how):
-    """It would wait for itself, deaf to Ctrl-C."""
+    """A value that waited for its own transaction would deadlock and ignore Ctrl-C."""
     ds = ps.create(root, {"v": ps.Tensor((2048, 2048), "float32")})
     other = ps.create(f"{root}-other", {"n": "int64"})
     transaction = ds.transaction()
@@ -491,7 +491,7 @@ def test_a_value_cannot_use_the_transaction_that_reads_it(root, how):
     with pytest.raises(ps.ClosedError, match="from inside a value"):
         transaction.append({"v": Using(uses[how])})
     transaction.abort()
-    ds.append({"v": Using(lambda: other.append({"n": [1]}))})  # Another one may well be used.
+    ds.append({"v": Using(lambda: other.append({"n": [1]}))})  # A value may use another dataset's transaction.
     assert len(ds) == 3 and len(other) > 0
 
 

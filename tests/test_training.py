@@ -1,4 +1,4 @@
-"""The loader as it is used: Ragged for models, DataLoader with our order, processes for functions, files in place, torch and JAX."""
+"""The loader in training: Ragged for models, DataLoader with our order, Python workers, files read in place, PyTorch, examples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from penstock import transforms as T
 from PIL import Image
 
-pytestmark = pytest.mark.local  # These make their own datasets: once is enough.
+pytestmark = pytest.mark.local  # These tests create their own datasets, so one store is enough.
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 
 
@@ -30,7 +30,7 @@ def ds(tmp_path):
     return made
 
 
-# Functions for workers stand at the top of a module.
+# Python workers need functions defined at the top of a module.
 def scaled(sample, rng):
     return {"number": sample["number"], "x": sample["x"] * rng.random(), "large": np.full(2000, sample["number"], np.float32)}
 
@@ -59,7 +59,7 @@ def test_processes_give_what_threads_give(ds):
     there.load_state_dict(state)
     same(here.stream(1), there.stream(1))
     batch = next(iter(there))
-    batch["large"][:] = 1  # Its memory is the consumer's.
+    batch["large"][:] = 1  # The consumer owns the memory.
     there.close()
     assert there.stats()["samples"] > 2000
     assert not [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
@@ -78,13 +78,13 @@ def test_errors_of_processes_come_through(ds):
 
 
 def test_a_worker_killed_with_unread_messages_is_named(ds):
-    loader = ds.loader(batch_size=1, columns=["x", "number"], transform=[scaled], python_workers=1)  # Batches of one write each.
+    loader = ds.loader(batch_size=1, columns=["x", "number"], transform=[scaled], python_workers=1)  # One write sends each batch.
     batches = iter(loader)
     next(batches)
-    assert loader._pool.pipes[0].poll(60), "the second batch waits"
+    assert loader._pool.pipes[0].poll(60), "the second batch is in the pipe"
     [worker] = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
     worker.suspend()
-    next(batches)  # Its message that there is room stays unread: the kernel resets the connection instead of ending it.
+    next(batches)  # The worker leaves the message about free room unread, so the kernel resets the connection instead of closing it.
     worker.kill()
     with pytest.raises(ps.InternalError, match="exit code -9") as caught:
         list(batches)
@@ -177,7 +177,7 @@ def test_npy_files_are_loaded_in_place(tmp_path):
         ps.files(tmp_path / "**" / "*.npy").loader(batch_size=6).load_state_dict(loader.state_dict())
     listed = ps.files(tmp_path / "class1" / "*.npy")
     np.save(tmp_path / "class1" / "01.npy", arrays[0][:3])
-    with pytest.raises(ps.CorruptError, match=r"when it was listed|bytes"):
+    with pytest.raises(ps.CorruptError, match=r"as listed|bytes"):
         list(listed.loader(batch_size=2))
 
 
@@ -263,4 +263,4 @@ def test_torchrun_with_two_processes_gives_the_same_steps_and_checks_that_they_a
     wrong = run("5,6")
     assert wrong.returncode != 0 and "seed: 5 on rank 0, 6 on rank 1" in wrong.stderr
     twice = run("5,5", "one-rank")
-    assert twice.returncode != 0 and "are ranks [0, 0] of their loaders" in twice.stderr
+    assert twice.returncode != 0 and "have ranks [0, 0]" in twice.stderr

@@ -1,4 +1,4 @@
-"""What transforms make of images, boxes, masks, keypoints and tensors, against torchvision's own, and against plain NumPy."""
+"""Transforms of images, boxes, masks, keypoints and tensors, against torchvision and plain NumPy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-pytestmark = pytest.mark.local  # These make their own datasets: once is enough.
+pytestmark = pytest.mark.local  # These tests create their own datasets, so one store is enough.
 
 
 def photograph(height, width, seed, quality=90):
-    """A picture with slopes, edges and some noise, as JPEG."""
+    """Return a JPEG picture with gradients, edges and some noise."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width]
     waves = [np.sin(x / rng.uniform(3, 60) + rng.uniform(0, 6)) + np.cos(y / rng.uniform(3, 60)) for _ in range(3)]
@@ -70,10 +70,10 @@ def close(found, expected, most=2, mean=0.5):
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(224, 224), (50, 300), (700, 64)])
 def test_resize_of_equal_pixels_is_torchvisions(size, interpolation):
-    # PNG, so that no decoder comes between.
+    # Image columns store arrays as PNG, so JPEG decoders cannot differ.
     rng = np.random.default_rng(1)
     arrays = [np.array(Image.open(io.BytesIO(photograph(*shape, 3)))) for shape in ((375, 500), (200, 210))]
-    if interpolation == "bilinear":  # Bicubic overshoots on noise, and is clipped between the two directions, whose order differs.
+    if interpolation == "bilinear":  # Bicubic overshoots on noise and is clipped between the two passes, whose order differs.
         arrays.append(rng.integers(0, 256, (120, 90, 3), dtype=np.uint8))
     ds = ps.create(f"memory://resize-{size}-{interpolation}", {"image": ps.Image()})
     ds.append({"image": arrays})
@@ -115,7 +115,7 @@ def test_centre_crop_pad_and_flips_are_torchvisions_exactly(ds):
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
 @pytest.mark.parametrize("progressive", [False, True])
 def test_crops_of_jpegs_are_those_of_the_whole_wherever_their_edges_lie(subsampling, progressive):
-    """Colours are interpolated over the borders of blocks, of 8 or 16 pixels: both edges of a crop take each place of them."""
+    """Colours are interpolated across block borders, 8 or 16 pixels apart. The crop edges visit every offset within a block."""
     out = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (98, 101, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(out, "JPEG", quality=95, subsampling=subsampling, progressive=progressive)
@@ -152,11 +152,11 @@ def test_normalize_and_dtypes_are_torchvisions(ds):
 
 
 def test_scaled_decoding_stays_close_to_full_decoding(ds):
-    """Images much larger than wanted are decoded at 1/2, 1/4, 1/8: of each size median PSNR at least 40 dB, 5th percentile at least 36."""
+    """Images much larger than the target are decoded at 1/2, 1/4 or 1/8. Per size, PSNR reaches 40 dB (median), 36 dB (5th percentile)."""
     made = ps.create("memory://scaled", {"image": ps.Image()})
     images = [photograph(900 + 17 * seed, 1300 - 11 * seed, seed, quality=94) for seed in range(24)]
     made.append({"image": images})
-    # Where one side is reduced much more than the other, the one reduced least decides.
+    # If one side shrinks much more than the other, the less reduced side decides the scale.
     for size in ((64, 64), (100, 100), (128, 128), (224, 224), (80, 600), (420, 70)):
         batch = next(iter(made.loader(batch_size=24, transform=[T.Resize(size, decode="fast")])))
         ratios = []
@@ -221,7 +221,7 @@ def test_random_resized_crops_have_the_right_size_and_spread(ds):
     assert 0.37 < area.mean() < 0.43 and 0.9 < np.exp(np.log(ratio).mean()) < 1.1
     left = -corners[:, 0, 0] * widths / 32
     shown = batch["image"][:, 16, 0, 0].astype(float) * 300 / 255
-    assert np.abs(shown - left).max() < 6  # What the picture shows is where the numbers say.
+    assert np.abs(shown - left).max() < 6  # The pixels and the keypoints agree on the crop's place.
 
 
 def test_two_views_of_one_image_from_one_read(ds):
@@ -368,7 +368,7 @@ def test_real_photographs_and_hostile_ones(data):
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_columns_normalised_each_by_its_own_numbers(dtype):
-    """Results of equal size after one another on one thread: deviations, means and their number differ in turn."""
+    """Normalize equal-sized columns in turn on one thread. Each differs from the previous one in deviation or mean."""
     values = np.random.default_rng(0).integers(0, 100, (7, 12, 20)).astype(dtype)
     numbers = {"a": ([0.1], [4]), "b": ([0.5], [4]), "c": ([0.5], [8]), "d": ([0], [4]), "e": ([0.1], [4])}
     scale = 1 if dtype == "float32" else np.iinfo(dtype).max
@@ -391,7 +391,7 @@ def test_one_number_of_normalize_is_for_all_channels(mean, std):
 
 
 def test_transforms_that_share_results_in_any_place_are_all_applied():
-    """Groups of results that are moved together are joined whole, whichever result they have in common."""
+    """Transforms that share any result join their groups, so that all results move together."""
     pixels = np.random.default_rng(0).integers(0, 256, (3, 6, 8, 3), dtype=np.uint8)
     made = ps.create("memory://joined-groups", {"image": ps.Image(), "mask": ps.Mask(of="image"), "depth": ps.Mask(of="image")})
     made.append({"image": list(pixels), "mask": list(pixels[..., 0]), "depth": list(pixels[..., 1])})

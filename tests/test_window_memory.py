@@ -1,4 +1,4 @@
-"""A window that is accepted is held to its budget, by the kernel's own count, wherever files are not mapped."""
+"""An accepted window stays within its budget, as counted by the kernel, if files are not mapped."""
 
 from __future__ import annotations
 

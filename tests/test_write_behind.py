@@ -1,4 +1,4 @@
-"""Data files are written by a thread from their second piece on: its failures are the caller's, and forks and aborts leave nothing behind."""
+"""A thread writes data files from their second piece on. The caller sees its failures; forks and aborts leave nothing behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ try:
 except ps.Error as error:
     print(error.code)
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-assert len(ps.open(place)) == 0 and not any(os.scandir(os.path.join(place, "d"))), "nothing half-written stays"
+assert len(ps.open(place)) == 0 and not any(os.scandir(os.path.join(place, "d"))), "no partial data file remains"
 ds.append({"x": values})
 assert np.array_equal(ps.open(place)[:]["x"], values) and ps.open(place).verify()["problems"] == []
 print("again", len(os.listdir("/proc/self/task")) <= 2)
@@ -60,7 +60,7 @@ if child == 0:
     except ps.Error as error:
         code = 0
     del tx, ds
-    gc.collect()  # Must not wait for a thread that is not there.
+    gc.collect()  # This must not wait for a thread that the fork did not copy.
     os._exit(code)
 assert os.waitpid(child, 0)[1] == 0
 tx.append({"x": values})
@@ -104,7 +104,7 @@ def test_files_of_many_columns_do_not_have_a_thread_each(tmp_path):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_of_all_sizes_lie_in_their_order(tmp_path, seed):
-    """Small ones are written by the thread, large ones by the caller, who waits for the thread before."""
+    """The thread writes small pieces. The caller writes large ones, after it has waited for the thread."""
     rng = np.random.default_rng(seed)
     sizes = rng.choice([0, 100, 50_000, 1 << 20, 3 << 20, 5 << 20, 11 << 20], 24, p=[0.1, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1])
     bodies = [rng.bytes(int(size)) for size in sizes]

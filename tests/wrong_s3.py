@@ -1,7 +1,8 @@
-"""A small S3 server that is wrong on purpose: it ignores `If-None-Match`, or looks and then writes, or lists in no order, or answers with
-bytes that are spoilt or too few, or refuses what a test says.
+"""A small S3 server that misbehaves on purpose, as each test chooses.
 
-Objects lie in memory. What it knows of S3 is what datasets ask for: put, whole or in parts, get by range, head, delete, list.
+It can ignore `If-None-Match`, check and then write without a lock, list names out of order, return damaged or truncated bytes, or refuse
+requests. Objects are kept in memory. It supports only the requests that datasets make: put, multipart put, get, ranged get, head, delete
+and list.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from xml.sax.saxutils import escape
 
-# How a create-only put is answered, and how names are listed.
+# How the server handles a create-only put, and in what order it lists names.
 SAFE, IGNORED, UNSAFE = "safe", "ignored", "unsafe"
 ORDERED, SHUFFLED, REVERSED = "ordered", "shuffled", "reversed"
-# How too little is answered: as half of the range, as all of it on a connection that breaks, in chunks that end well; or all of it, with more announced.
+# How a ranged reply is cut: half of the range; half of it on a connection that then breaks; half of it in valid chunks; or the whole range
+# with a much larger Content-Length.
 HALF, BROKEN, CHUNKED, LONGER = "half", "broken", "chunked", "longer"
 
 
@@ -28,18 +30,18 @@ class State:
         self.objects: dict[str, bytes] = {}
         self.lock = threading.Lock()
         self.overwritten: list[str] = []
-        # So many ranges of data files are answered with a bit flipped, or too short.
+        # The number of ranges of data files to return with a flipped bit, the number to shorten, and the good ones before the first flip.
         self.spoil = self.shorten = self.good_before_spoil = 0
-        # The answers of whole objects so far, and the one of them that is answered with a bit flipped.
+        # The number of whole objects returned so far, and the number of the one to return with a flipped bit.
         self.whole, self.spoilt_whole = 0, 0
-        self.delay_seconds = 0.0  # Before each answer of a range.
+        self.delay_seconds = 0.0  # The delay before each ranged reply.
         self.how = HALF
-        # Asked before a create-only put of a name: an answer (status, code) instead, or None. What it does itself is not asked of.
+        # Called with the name before a create-only put; returns a (status, code) to reply instead, or None. Puts made by the call skip it.
         self.on_create: Callable[[str], tuple[int, str] | None] | None = None
-        # Uploads in parts that are neither complete nor aborted; whether completing one is refused, always.
+        # Multipart uploads that are neither completed nor aborted, and whether the server refuses to complete uploads.
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.refuse_complete = False
-        # Create-only puts and completions of names that hold this are carried out, and never answered.
+        # If a name contains this text, its create-only puts and completions are carried out but get no reply.
         self.unanswered: str | None = None
 
 
@@ -87,7 +89,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if create and state.creates == UNSAFE:
             if self.name in state.objects:
                 return self.refuse(412, "PreconditionFailed")
-            time.sleep(0.01)  # Ten milliseconds between the look and the write: what is wrong with it.
+            time.sleep(0.01)  # The race on purpose: 10 ms between the check and the write.
         if create and state.unanswered and state.unanswered in self.name:
             state.objects.setdefault(self.name, body)
             self.close_connection = True
@@ -112,7 +114,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.state.whole += not head
             spoilt = not head and self.state.whole == self.state.spoilt_whole
             return self.reply(200, body[:-1] + bytes([body[-1] ^ 1]) if spoilt else body, head, **common)
-        time.sleep(self.state.delay_seconds)  # A slow store, where a test wants one.
+        time.sleep(self.state.delay_seconds)  # Simulates a slow store.
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         begin, end = int(first), min(int(last or len(body) - 1), len(body) - 1)
         common["Content_Range"] = f"bytes {begin}-{end}/{len(body)}"
@@ -201,7 +203,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(creates: str = SAFE, listing: str = ORDERED) -> Iterator[tuple[State, dict[str, str]]]:
-    """Run the server; gives its state and the storage options to reach it."""
+    """Run the server; yields its state and the storage options to reach it."""
     state = State(creates, listing)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"state": state}))
     server.daemon_threads = True

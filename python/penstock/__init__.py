@@ -1,4 +1,4 @@
-"""Penstock: multimodal datasets as a versioned, transactional, columnar store that trains at memory speed.
+"""Penstock: a versioned, transactional, columnar store for multimodal datasets that feeds training at memory speed.
 
 >>> import penstock as ps
 >>> ds = ps.create("memory://tour", {"text": ps.Text(), "label": ps.Label(["cat", "dog"])})
@@ -87,7 +87,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the leaves on first use: `ps.torch` needs PyTorch, `ps.importers` pyarrow."""
+    """Import leaf modules on first use: `ps.torch` needs PyTorch and `ps.importers` needs pyarrow."""
     if name in ("torch", "importers", "transforms"):
         return importlib.import_module(f"penstock.{name}")
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`python -m penstock`."""
+"""Entry point of `python -m penstock`."""
 
 from penstock.cli import main
 

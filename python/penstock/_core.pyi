@@ -1,4 +1,4 @@
-"""Types of the native module; see crates/python/src."""
+"""Type stubs of the native module; see crates/python/src."""
 
 from collections.abc import Callable
 from typing import Any

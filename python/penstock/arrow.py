@@ -1,6 +1,6 @@
-"""Views as Arrow: record batches for scan, and the C stream that DuckDB, Polars and pandas take.
+"""Views as Arrow: record batches for scan, and the C stream that DuckDB, Polars and pandas read.
 
-A leaf: imported by `View.scan` and `View.__arrow_c_stream__` only. Source: Arrow columnar format 1.5, C stream interface.
+A leaf module: only `View.scan` and `View.__arrow_c_stream__` import it. Source: Arrow columnar format 1.5, C stream interface.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _FIXED: dict[str, Any] = {
 
 
 def element_type(dtype: str) -> pa.DataType:
-    """Give the Arrow type of an element; bfloat16, which Arrow lacks, is float32, a complex number two floats."""
+    """Return the Arrow type of an element. Arrow lacks bfloat16 and complex: they become float32 and a list of two floats."""
     return _FIXED.get(dtype) or getattr(pa, dtype)()
 
 
 def element(kind: ColumnType) -> str:
-    """Give the element dtype of a tensor-like column."""
+    """Return the element dtype of a tensor-like column."""
     return kind.dtype if isinstance(kind, Scalar | Tensor) else "float32"
 
 
 def column_type(kind: ColumnType) -> pa.DataType:
-    """Give the Arrow type of a column."""
+    """Return the Arrow type of a column."""
     if isinstance(kind, Scalar):
         return element_type(kind.dtype)
     if isinstance(kind, Label | Category):
@@ -56,7 +56,7 @@ def column_type(kind: ColumnType) -> pa.DataType:
 
 
 def arrow_schema(view: View, names: Sequence[str]) -> pa.Schema:
-    """Give the Arrow schema of chosen columns; images and the like carry their type in the field's metadata."""
+    """Return the Arrow schema of the named columns. Field metadata records each column's Penstock type."""
     schema = view.schema
     fields = []
     for name in names:
@@ -68,15 +68,15 @@ def arrow_schema(view: View, names: Sequence[str]) -> pa.Schema:
 
 
 def reader(view: View, columns: Sequence[str] | None, batch_size: int) -> pa.RecordBatchReader:
-    """Give a reader over the whole view."""
+    """Return a reader over the whole view."""
     view = view._as_it_is()
     names = list(view.schema) if columns is None else _names(columns) or []
-    view._view.take((0, 0), names, "flat")  # Raises here, not in the middle of a stream, for a column that is not there.
+    view._view.take((0, 0), names, "flat")  # A missing column raises here, not in mid-stream.
     return pa.RecordBatchReader.from_batches(arrow_schema(view, names), scan(view, names, batch_size))
 
 
 def scan(view: View, columns: Sequence[str] | None, batch_size: int) -> Iterator[pa.RecordBatch]:
-    """Read batch by batch."""
+    """Read a view as record batches of at most `batch_size` rows."""
     if not is_whole(batch_size) or batch_size <= 0:
         raise InvalidInputError(f"cannot scan with batch_size={batch_size!r}: expected a whole number above 0")
     view = view._as_it_is()
@@ -86,12 +86,12 @@ def scan(view: View, columns: Sequence[str] | None, batch_size: int) -> Iterator
     return _batches(view, names, batch_size)
 
 
-# Where files are not mapped, this much is read as a group, and twice as much the next time, up to 1/32 of the memory budget. So many
-# groups are on their way at once.
+# Unmapped files are read in groups. The first group has GROUP_BYTES and each later one up to twice the last, at most
+# 1/32 of the memory budget. At most GROUPS are read ahead.
 GROUP_BYTES = 8 << 20
 GROUP_ROWS = 1 << 17
 GROUPS = 2
-# A batch takes no more than one of so many parts of the budget: one is the consumer's, one is made, some are on their way.
+# A batch uses at most 1/BATCHES of the budget: the consumer holds one batch, one is being built, and more are being read.
 BATCHES = 8
 
 
@@ -113,22 +113,22 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
     memory_bytes, _, _ = _core.configure()
     uneven = [name for name in names if name in kinds and not _is_even(kinds[name])]
     decoded = view._snapshot.column_bytes(uneven)[1]
-    # A null of a fixed shape takes as much as a value.
+    # In a fixed shape, a null takes as much memory as a value.
     mean_bytes = decoded / len(view._snapshot) + sum(kinds[name].row_bytes() or 8 for name in names if name in kinds and name not in uneven)
 
     def rows_that_fit(row_bytes: float) -> int:
-        """As many as were asked for, if so many of this size take no more than their part of the budget."""
+        """Return how many rows of this size fit a batch's part of the budget, at most `batch_size`."""
         return max(1, min(batch_size, int(memory_bytes / BATCHES / max(1.0, row_bytes))))
 
     def rows_of_batch(row_bytes: float) -> int:
-        """The same for rows that are not read yet: by those before, and on average."""
+        """Return how many unread rows fit, judged by the size of earlier rows, the column means and the rows to come."""
         rows = rows_that_fit(max(row_bytes, mean_bytes))
-        while rows > 1 and decoded_bytes(start, rows) > memory_bytes / BATCHES:  # And by those to come.
+        while rows > 1 and decoded_bytes(start, rows) > memory_bytes / BATCHES:
             rows //= 2
         return rows
 
     def decoded_bytes(start: int, rows: int) -> int:
-        """What rows to come take in columns of uneven values; not looked at where all values together are few bytes."""
+        """Return the decoded bytes of upcoming rows in uneven columns; 0, without a look-up, if those columns fit a batch in full."""
         if decoded <= memory_bytes / BATCHES:
             return 0
         return view._view.decoded_bytes((start, min(start + rows, len(view))), uneven)
@@ -141,7 +141,7 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
             batch = read(start, end, True)
             start, row_bytes = end, batch.nbytes / len(batch)
             yield batch
-            del batch  # Not held while the next is read.
+            del batch  # Release this batch before the next one is read.
         return
     most = max(GROUP_BYTES, memory_bytes // 32)
     group_bytes, row_bytes = GROUP_BYTES, _asked(view, names, 0, rows_of_batch(0.0))
@@ -150,10 +150,10 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
     def read_ahead() -> None:
         nonlocal start, group_bytes
         rows = rows_of_batch(row_bytes)
-        # Batches larger than a group are memory enough one at a time.
+        # If batches are larger than a group, read only one ahead.
         while start < len(view) and len(groups) < (GROUPS if row_bytes * rows <= group_bytes else 1):
             end = _group_end(view, names, start, rows, row_bytes, group_bytes, decoded_bytes)
-            # What would fill half of the block cache is not kept in it.
+            # Do not cache the blocks of a scan that would fill half of the block cache.
             groups.append(_Ahead(read, start, end, row_bytes * len(view) <= memory_bytes // 4))
             start, group_bytes = end, min(2 * group_bytes, most)
 
@@ -177,12 +177,12 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
 
 
 def _is_even(kind: ColumnType) -> bool:
-    """Check whether all values of a column take the same number of bytes."""
+    """Return whether all values of a column take the same number of bytes."""
     return isinstance(kind, Label | Category) or kind.row_bytes() > 0
 
 
 def _asked(view: View, names: list[str], start: int, rows: int) -> float:
-    """Bytes a row that storage will be asked for; the tails of data files are read for it."""
+    """Return the bytes per row that will be requested from storage. Cost: reads the tails of data files."""
     end = min(start + rows, len(view))
     return sum(high - low for _, low, high in view._view.ranges((start, end), names)) / (end - start)
 
@@ -190,7 +190,7 @@ def _asked(view: View, names: list[str], start: int, rows: int) -> float:
 def _group_end(
     view: View, names: list[str], start: int, batch_size: int, row_bytes: float, group_bytes: int, decoded_bytes: Callable[[int, int], int]
 ) -> int:
-    """As many whole batches as make up a group: guessed by those just read, held to what storage will be asked for, and what that becomes."""
+    """Return the end of a group of whole batches, sized by the rows just read and limited by its requested and decoded bytes."""
     rows = min(int(group_bytes / row_bytes), GROUP_ROWS) // batch_size * batch_size if row_bytes else 0
     most = 1.25 * group_bytes
     while rows > batch_size and (_asked(view, names, start, rows) * rows > most or decoded_bytes(start, rows) > most):
@@ -199,7 +199,7 @@ def _group_end(
 
 
 class _Ahead:
-    """Reads rows in a thread of its own; where there is none, as in a forked child, they are read when asked for."""
+    """Rows that a separate thread reads ahead. Without that thread, as in a forked child, `result` reads them."""
 
     def __init__(self, read: Callable[[int, int, bool], pa.RecordBatch], start: int, end: int, keep: bool) -> None:
         self._read, self._rows, self._process = read, (start, end, keep), os.getpid()
@@ -211,7 +211,7 @@ class _Ahead:
         self._at_work.acquire()
         try:
             threading.Thread(target=self._run, name="penstock-scan", daemon=True).start()
-        except RuntimeError:  # No more threads are to be had: read when asked for, then.
+        except RuntimeError:  # No thread could be started: `result` reads the rows.
             self._at_work.release()
 
     def _run(self) -> None:
@@ -225,12 +225,12 @@ class _Ahead:
             self._at_work.release()
 
     def stop(self) -> None:
-        """Give up what is under way, and wait for the thread to have done so."""
+        """Cancel the read and wait for its thread to stop."""
         self._stop.set()
         self._wait()
 
     def _wait(self) -> None:
-        """Wait for a lock, not with `join`: the collector of garbage may call this where Python starts a thread, and holds what `join` takes."""
+        """Wait for a lock instead of `join`: garbage collection may call this while Python starts a thread and holds a lock of `join`."""
         if os.getpid() == self._process and threading.get_ident() != self._worker:
             with self._at_work:
                 pass

@@ -1,4 +1,4 @@
-"""`create`, `open`, `Dataset`, `Transaction`: everything that makes or moves a snapshot."""
+"""`create`, `open`, `Dataset`, `Transaction`: everything that creates a snapshot or moves to one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from penstock.view import View
 
 
 def configure(*, memory_bytes: int | None = None, threads: int | None = None, image_pixels: int | None = None) -> dict[str, int]:
-    """Set the budgets of this process, and give all of them as they are now.
+    """Set the budgets of this process and return all current budgets.
 
-    Units: memory_bytes for caches and writers together (default 512 MiB, or an eighth of the cgroup's limit if less; at least
-    16 MiB), of which a dataset that is opened from then on keeps a quarter for what it knows of its data files; threads a call
-    may use (default: the processors we may run on, divided by LOCAL_WORLD_SIZE); image_pixels that an image may have (default 2^28).
+    Units: `memory_bytes` for caches and writers together (default 512 MiB, or an eighth of the cgroup's limit if less; at least 16 MiB).
+    A dataset opened afterwards keeps up to a quarter of it as data-file metadata. `threads` is the most that one call may use (default: the
+    available processors divided by LOCAL_WORLD_SIZE). `image_pixels` is the most that one image may have (default 2^28).
 
     >>> configure(threads=2)["threads"]
     2
@@ -49,7 +49,7 @@ def _author() -> str:
 def _uri(uri: str | os.PathLike[str]) -> str:
     text = os.fspath(uri)
     if not isinstance(text, str):
-        raise InvalidInputError(f"cannot open {uri!r}: a URI is a str or a Path", code="invalid-uri")
+        raise InvalidInputError(f"cannot open {uri!r}: expected a str or a Path", code="invalid-uri")
     if not is_utf8(text):
         raise InvalidInputError(f"cannot open {text!r}: the path is not UTF-8", code="invalid-uri")
     return text
@@ -62,10 +62,10 @@ def create(
     message: str = "create",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Make a new dataset: commit 0. Parents of a local path are made; `storage_options` are those of `open`.
+    """Create a dataset and its commit 0, and any missing parent folders of a local path. `storage_options` are those of `open`.
 
     Raises: AlreadyExistsError (dataset-exists), InvalidInputError (invalid-schema, folder-not-empty), UnsupportedError
-    (unsupported-storage, for storage that cannot create without overwriting), PermissionDeniedError (credentials-missing,
+    (unsupported-storage, if storage cannot create an object without overwriting), PermissionDeniedError (credentials-missing,
     credentials-refused, permission-denied), NotFoundError (bucket-not-found), UnavailableError (storage-unreachable).
 
     >>> import penstock as ps
@@ -86,17 +86,17 @@ def open(
 ) -> Dataset:
     """Open a dataset at its newest snapshot, or at the one named.
 
-    `uri` is a path, file://, memory://, s3://, gs://, az://, or http(s):// for reading. `io` says how local files are read:
-    "auto" and "mapped" map them, "buffered" reads the ranges that a take needs, "direct" reads those past the page cache.
+    `uri` is a path, file://, memory://, s3://, gs://, az://, or http(s):// for reading. `io` selects how local files are read:
+    "auto" and "mapped" map them, "buffered" reads only the ranges that a take needs, "direct" does so without the page cache.
 
     `storage_options` for S3: endpoint_url, region, profile, access_key_id, secret_access_key, session_token, anonymous (bool),
-    virtual_hosted (bool), ca_bundle (path of a PEM file); each is taken from its AWS_… variable or profile if it is not given. For every
-    object store: timeout_seconds (deadline of one operation, default 60), hedge (bool: ask a second time for a range that takes
-    unusually long). A pickled handle carries them without the three secrets.
+    virtual_hosted (bool), ca_bundle (path of a PEM file). An option that is not given comes from its AWS_… variable or profile.
+    For every object store: timeout_seconds (deadline of one operation, default 60), hedge (bool: send a second request for a
+    range that takes unusually long). A pickled handle carries the options without the three secrets.
 
-    Cost: on local disk the hint, two look-ups, the record and the root; on object storage three requests: a listing of one
-    name, the record, the root. Nothing grows with the number of samples. Opening a local copy also lists
-    its data files, until the first commit there.
+    Cost: on local disk, reads of the hint, the record and the root, and two look-ups. On object storage, three requests: a listing
+    of one name, the record and the root. The cost does not grow with the number of samples. Opening a local copy also lists its
+    data files, until the first commit there.
     Raises: NotFoundError (dataset-not-found, snapshot-not-found, branch-not-found), CorruptError (log-incomplete,
     copy-incomplete: an incomplete copy), UnsupportedError (unknown-feature).
     """
@@ -104,15 +104,15 @@ def open(
         raise NotFoundError(
             f"cannot open branch `{branch}` of `{uri}`: there is no such branch",
             code="branch-not-found",
-            hint="this release has `main` only",
+            hint="this release supports only `main`",
         )
     if snapshot is not None and not isinstance(snapshot, str):
-        raise InvalidInputError(f"cannot open snapshot {snapshot!r}: a snapshot id is a str", hint="take it from ds.snapshot or ds.log()")
+        raise InvalidInputError(f"cannot open snapshot {snapshot!r}: expected a str", hint="take the id from ds.snapshot or ds.log()")
     return Dataset(_core.open(_uri(uri), snapshot, _options(storage_options), _text(io, "io")))
 
 
 def open_incomplete(uri: str | os.PathLike[str], snapshot: str | None = None) -> Dataset:
-    """Open a dataset as `open` does, even an incomplete copy, so that `verify` can name the missing objects."""
+    """Open a dataset like `open`, but accept an incomplete copy, so that `verify` can name the missing objects."""
     return Dataset(_core.open(_uri(uri), snapshot, incomplete=True))
 
 
@@ -129,7 +129,7 @@ def _options(given: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 @dataclasses.dataclass(frozen=True)
 class Receipt:
-    """What a commit gave: the snapshot, and the row ids of the samples it added, in the order they were given."""
+    """The result of a commit: its snapshot and the row ids of the added samples, in input order."""
 
     snapshot: str
     row_ids: npt.NDArray[np.int64]
@@ -137,7 +137,7 @@ class Receipt:
 
 @dataclasses.dataclass(frozen=True)
 class Commit:
-    """One entry of `ds.log()`. `time` is in UTC; `samples` counts those in the snapshot."""
+    """One entry of `ds.log()`. `time` is in UTC; `samples` is the number of samples in the snapshot."""
 
     snapshot: str
     message: str
@@ -152,16 +152,16 @@ class Commit:
 
 
 class Dataset(View):
-    """The versioned root, at one snapshot; all of `View`, and writing.
+    """The versioned root at one snapshot: a `View` that can also write.
 
-    A handle sees its own commits at once, others' after `refresh()`.
+    A handle sees its own commits at once and other commits after `refresh()`.
     """
 
     def __init__(self, snapshot: _core.Snapshot) -> None:
         super().__init__(snapshot, snapshot.view())
 
     def _move(self, snapshot: _core.Snapshot) -> None:
-        """Go on to a later snapshot; two threads may commit through one handle, and the later one wins."""
+        """Move to a later snapshot. Two threads may commit through one handle: it ends at the later snapshot."""
         view = snapshot.view()
         if snapshot.number >= self._snapshot.number:
             self._snapshot, self._view = snapshot, view
@@ -170,15 +170,15 @@ class Dataset(View):
         return View(self._snapshot, self._view)
 
     def refresh(self) -> Dataset:
-        """Move to the newest snapshot, and give self. Cost: as `open`."""
+        """Move to the newest snapshot and return self. Cost: that of `open`."""
         self._move(self._snapshot.refresh())
         return self
 
     def append(self, columns: Mapping[str, Any], *, message: str = "append", validate: str = "header") -> Receipt:
-        """Append samples as one commit: column → one value a sample. A column left out is null; None is a null.
+        """Append samples as one commit: column → one value per sample. None is a null, and an omitted column is null throughout.
 
-        Cost: bytes once to data files, encoded on all threads, then three syncs. `validate="decode"` looks at every pixel of
-        media, `"header"` at their headers. Memory: `ps.configure(memory_bytes=…)` beside what the caller holds.
+        Cost: writes the bytes to data files once, encoded on all threads, then three syncs. `validate="decode"` checks every pixel
+        of media, `"header"` only their headers. Memory: `ps.configure(memory_bytes=…)` on top of the caller's data.
         Raises: InvalidInputError (invalid-value, column-lengths-differ), CorruptError (media-undecodable, with `.rows`),
         NotFoundError (column-not-found). On any error nothing is committed.
 
@@ -192,27 +192,28 @@ class Dataset(View):
         return transaction.receipt
 
     def transaction(self, message: str = "", *, author: str | None = None, properties: Mapping[str, Any] | None = None) -> Transaction:
-        """Begin a transaction; as a context manager it commits at the end, and leaves nothing at all on an exception."""
+        """Begin a transaction. As a context manager, it commits at the end; an exception aborts it and leaves nothing behind."""
         if not isinstance(properties, Mapping | None):
             raise InvalidInputError(f"cannot begin a transaction: its properties are a {type(properties).__name__}, expected a dict")
         return Transaction(self, message, author if author is not None else _author(), dict(properties or {}))
 
     def log(self, limit: int | None = None) -> list[Commit]:
-        """List commits, newest first. Cost: one read a commit."""
+        """List commits, newest first. Cost: one read per commit."""
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise InvalidInputError(f"cannot list {limit!r} commits: expected a whole number")
         return [_commit(entry) for entry in self._snapshot.log(limit)]
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-        """Read and check every byte this snapshot rests on.
+        """Read and check every byte that this snapshot depends on.
 
-        Gives counts, and `problems`: a list of (object, error); empty for a whole dataset. `progress(data_files, data_bytes)`
-        is called as it goes. Media are not decoded: `append(validate="decode")` and reading do that. Cost: every data file once.
+        Returns counts and `problems`, a list of (object, error) that is empty for an intact dataset. Calls
+        `progress(data_files, data_bytes)` as it proceeds. Does not decode media; `append(validate="decode")` and reads do.
+        Cost: reads every data file once.
         """
         return self._snapshot.verify(progress)
 
     def pins(self) -> dict[str, str]:
-        """List the snapshots that are kept from being collected, by name; `loader(pin=True)` sets such pins.
+        """List pins: name → snapshot id. A pinned snapshot is never collected; `loader(pin=True)` sets such pins.
 
         Cost: finding the newest names record, and one request for each.
 
@@ -227,7 +228,7 @@ class Dataset(View):
         return self._snapshot.pins()
 
     def unpin(self, name: str) -> None:
-        """Remove a pin. Raises: NotFoundError where there is none of that name. Cost: that of `pins`, and one put."""
+        """Remove a pin. Raises: NotFoundError if no pin has that name. Cost: that of `pins` plus one put."""
         if not isinstance(name, str) or not self._snapshot.unpin(name):
             raise NotFoundError(f"`{self.uri}` has no pin {name!r}", code="object-not-found", hint="see ds.pins()")
 
@@ -238,7 +239,7 @@ class Dataset(View):
         return list(names) if names is not None else self._snapshot.vocabulary(column)
 
     def layout(self) -> dict[str, dict[str, int]]:
-        """Tell what lies on disk, by column: stored_bytes, blocks, data_files. Cost: the tail of every data file."""
+        """Return the storage of each column: stored_bytes, blocks, data_files. Cost: reads the tail of every data file."""
         return {
             name: {"stored_bytes": stored, "blocks": blocks, "data_files": files} for name, stored, blocks, files in self._snapshot.layout()
         }
@@ -261,18 +262,18 @@ def _commit(entry: dict[str, Any]) -> Commit:
     )  # fmt: skip
 
 
-# One call to the core takes about this many bytes, or an eighth of the budget, so that memory of a large append stays within it.
+# Bytes per call to the core, at most an eighth of the budget, so that a large append stays within the budget.
 SLICE_BYTES = 16 << 20
-# Texts and bytes up to this length are not measured one by one.
+# Texts and bytes up to this length are not measured individually.
 SHORT_BYTES = 256
 
 
 def _size(value: Any) -> int:
-    """About how many bytes a value takes on its way; a file counts as what it will be read to, a Pillow image as its pixels."""
+    """Estimate the bytes that a value takes while it is appended. A path counts as its file's size, a Pillow image as its pixels."""
     if isinstance(value, str | bytes | bytearray):
         return len(value)
     if isinstance(value, os.PathLike):
-        with contextlib.suppress(OSError):  # The core names the file that can't be read.
+        with contextlib.suppress(OSError):  # The core reports the unreadable file.
             return os.stat(value).st_size
         return 0
     nbytes = getattr(value, "nbytes", None)
@@ -284,14 +285,14 @@ def _size(value: Any) -> int:
         if isinstance(value, Mapping):
             return 32 + sum(_size(key) + _size(inner) for key, inner in value.items())
         return sum(map(_size, value)) if isinstance(value, list | tuple) else 32
-    except RecursionError:  # It contains itself: the column refuses it as no JSON.
+    except RecursionError:  # The value contains itself: the column refuses it as invalid JSON.
         return 32
 
 
 def slices(columns: Iterable[Any], rows: int, least: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Cut rows into slices of bounded bytes. Cost: arrays are not looked at, of text and lists from Arrow the offsets, of lists every value.
+    """Cut rows into slices of bounded bytes. `least`: the minimum bytes per row of each column, whatever its values.
 
-    `least`: what each column's rows take at least, whatever is given for them.
+    Cost: reads no array values, only the offsets of Arrow text and lists, but every value of a Python list.
     """
     slice_bytes = min(SLICE_BYTES, _core.configure()[0] // 8)
     even, uneven = 0.0, []
@@ -305,7 +306,7 @@ def slices(columns: Iterable[Any], rows: int, least: Iterable[int]) -> Iterator[
         step = max(1, int(slice_bytes / even) if even else rows)
         yield from ((start, min(start + step, rows)) for start in range(0, max(rows, 1), step))
         return
-    ends = np.cumsum(np.sum(uneven, axis=0) + even)  # Bytes of all rows up to each, itself included.
+    ends = np.cumsum(np.sum(uneven, axis=0) + even)  # Bytes of all rows up to and including each one.
     start, before = 0, 0.0
     while start < rows:
         end = min(int(np.searchsorted(ends, before + slice_bytes)) + 1, rows)
@@ -315,23 +316,23 @@ def slices(columns: Iterable[Any], rows: int, least: Iterable[int]) -> Iterator[
         yield 0, 0
 
 
-# About what a small Python value takes on its way beside its bytes, and what an array does, or another object.
+# Estimated overhead in bytes of a small Python value, and of an array or other object, while it is appended.
 _PLAIN_BYTES = 96.0
 _OBJECT_BYTES = 256.0
-# Of {"a": 1, "b": "2"}, 20 bytes in Arrow, Python makes 370.
+# {"a": 1, "b": "2"} takes 20 bytes in Arrow and 370 in Python.
 _ARROW_TO_PYTHON = 20.0
 _PLAIN = {int, float, bool, complex, type(None)}
 
 
 def _sizes(values: Any) -> float | npt.NDArray[np.float64]:
-    """About how many bytes each value takes on its way: one number for all where they are alike."""
+    """Estimate the bytes that each value takes while it is appended; one number if all values are alike."""
     if isinstance(values, list):
         kinds = set(map(type, values))
         if kinds <= _PLAIN:
             return _PLAIN_BYTES
         if kinds <= {str, bytes, type(None)}:
             longest = max(map(len, filter(None, values) if type(None) in kinds else values), default=0)
-            if longest <= SHORT_BYTES:  # A bound that is close enough to size slices by.
+            if longest <= SHORT_BYTES:  # An upper bound is close enough to size slices.
                 return float(longest) + _PLAIN_BYTES
             return np.fromiter((len(value or "") for value in values), np.float64, len(values)) + _PLAIN_BYTES
         return np.fromiter(map(_size, values), np.float64, len(values)) + _OBJECT_BYTES
@@ -367,7 +368,7 @@ class Transaction:
         try:
             self._properties = json.dumps(properties, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidInputError(f"cannot begin a transaction: its properties are no JSON: {error}") from error
+            raise InvalidInputError(f"cannot begin a transaction: its properties are not JSON: {error}") from error
         self._core = dataset._snapshot.begin(self._message, self._author, self._properties)
         self._receipt: Receipt | None = None
         self._failed: BaseException | None = None
@@ -375,13 +376,13 @@ class Transaction:
 
     @property
     def receipt(self) -> Receipt:
-        """The receipt, once it is committed."""
+        """The receipt of the commit. Raises: ClosedError before the commit."""
         if self._receipt is None:
-            raise ClosedError("cannot give a receipt: the transaction is not committed")
+            raise ClosedError("cannot return a receipt: the transaction is not committed")
         return self._receipt
 
     def append(self, columns: Mapping[str, Any], *, validate: str = "header") -> None:
-        """Add samples to the transaction: column → one value a sample; see `Dataset.append`."""
+        """Add samples to the transaction: column → one value per sample; see `Dataset.append`."""
         if not isinstance(columns, Mapping):
             raise InvalidInputError(f"cannot append a {type(columns).__name__}: expected a dict of column name to values")
         ready = {name: self._ready(name, values) for name, values in columns.items()}
@@ -391,14 +392,14 @@ class Transaction:
             raise InvalidInputError(
                 f"cannot append: columns differ in length: {told}",
                 code="column-lengths-differ",
-                hint="give every column the same number of samples; None stands for a null",
+                hint="give every column the same number of samples; use None for a null",
             )
         least = [self._schema[name].row_bytes() for name in ready]
         for start, end in slices(ready.values(), next(iter(lengths.values()), 0), least):
             try:
                 self.append_slice(ready, start, end, validate)
             except BaseException as error:
-                if start > 0:  # A part of this call is in: the transaction can't be committed any more.
+                if start > 0:  # Earlier slices of this call are already in the transaction, so it can no longer be committed.
                     self._failed = error
                 raise
 
@@ -414,7 +415,7 @@ class Transaction:
             return self._schema[name].rows(values)
 
     def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> None:
-        """Append rows start…end of columns that `_ready` has made, in one call of the core: all of them, or none."""
+        """Append rows start…end of columns prepared by `_ready`, in one call of the core: all of the rows or none."""
         prepared = {}
         for name, values in ready.items():
             with _naming(name, start):
@@ -424,11 +425,11 @@ class Transaction:
         self._core.append(prepared, validate, start)
 
     def commit(self) -> Receipt:
-        """Commit now; the dataset handle moves to the new snapshot. Cost: three syncs for a small one."""
+        """Commit now and move the dataset handle to the new snapshot. Cost: three syncs for a small commit."""
         if self._failed is not None:
             self._core.abort()
             raise ClosedError(
-                f"cannot commit: an append before has failed ({self._failed})", hint="begin another transaction; nothing was committed"
+                f"cannot commit: an earlier append failed ({self._failed})", hint="begin another transaction; nothing was committed"
             )
         snapshot, first, samples, core = self._core.commit(self._message, self._author, self._properties)
         self._receipt = Receipt(snapshot, np.arange(first, first + samples, dtype=np.int64))
@@ -436,7 +437,7 @@ class Transaction:
         return self._receipt
 
     def abort(self) -> None:
-        """Give up; nothing of it stays."""
+        """Abort the transaction and delete what it wrote."""
         self._aborted = True
         self._core.abort()
 
@@ -451,7 +452,7 @@ class Transaction:
 
 
 def _named(column: str, first_row: int, pull: Callable[..., Any]) -> Callable[..., Any]:
-    """Let our errors of values that are pulled name their column and row; what their source raises stays its own."""
+    """Wrap `pull` so that Penstock errors name the column and row; exceptions of the value's source pass through unchanged."""
 
     def named(*arguments: Any) -> Any:
         try:
@@ -466,7 +467,7 @@ def _named(column: str, first_row: int, pull: Callable[..., Any]) -> Callable[..
 
 @contextlib.contextmanager
 def _naming(column: str, first_row: int) -> Iterator[None]:
-    """Let every error of preparing values name their column and row; what Python raises for odd values becomes ours."""
+    """Make errors from preparing values name the column and row; Python exceptions for odd values become InvalidInputError."""
     what = f"cannot append to column `{column}`"
     try:
         yield

@@ -1,6 +1,6 @@
-"""The error classes: one a kind, by what the caller does next; `code` is stable, `hint` is the remedy.
+"""The error classes: one per kind, where a kind is what the caller can do next. `code` is stable; `hint` is the remedy.
 
-Source: crates/error/src/lib.rs, which holds the table of codes; tests keep the two in step.
+Source: crates/error/src/lib.rs, which holds the table of codes; tests keep both in step.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Error(Exception):
-    """Base of all errors of Penstock. `code` is stable; `rows` are positions in the caller's request, if any.
+    """Base class of all Penstock errors. `code` is stable; `rows` are positions in the caller's request, if any.
 
-    `row_ids` are those of the samples that cannot be read; `column` and `object` name what of the dataset the error is about, if it is
-    known. Nothing needs to be read out of the message.
+    `row_ids` identify the samples that cannot be read. `column` and `object` name the affected column and stored object, if known.
+    No caller needs to parse the message.
 
     >>> import penstock as ps
     >>> try:
@@ -28,7 +28,7 @@ class Error(Exception):
     row_ids: list[int]
     column: str | None = None
     object: str | None = None
-    # What the message is made of: `prefix: row n reason`.
+    # Parts of the message: `prefix: row n reason`.
     _prefix: str = ""
     _row: int | None = None
     _placed: bool = False
@@ -45,21 +45,21 @@ class Error(Exception):
 
     @property
     def message(self) -> str:
-        """What was asked, what was found, without the hint."""
+        """The failed operation and its reason, without the hint."""
         row = "" if self._row is None else f"row {self._row} "
         return f"{self._prefix}{': ' if self._prefix else ''}{row}{self._reason}"
 
     @property
     def reason(self) -> str:
-        """The message without the row, for those who name it otherwise."""
+        """The message without the row, for callers that name the row themselves."""
         return f"{self._prefix}{': ' if self._prefix else ''}{self._reason}"
 
     def _within(self, prefix: str) -> None:
-        """Put what was being done before the message."""
+        """Prepend the operation that failed to the message."""
         self._prefix = f"{prefix}{': ' if self._prefix else ''}{self._prefix}"
 
     def _place(self, first_row: int, column: str | None = None) -> None:
-        """Count rows from the beginning of the user's call and name the column, once."""
+        """Make rows relative to the start of the user's call and set the column; only the first call has an effect."""
         if not self._placed:
             self.column = self.column or column
             self._row = None if self._row is None else self._row + first_row
@@ -78,25 +78,25 @@ def _rebuild(kind: type[Error]) -> Error:
 
 
 class NotFoundError(Error, KeyError):
-    """What was asked for is not there: a dataset, snapshot, column, row id, file."""
+    """A requested dataset, snapshot, column, row id or file does not exist."""
 
     code = "object-not-found"
 
 
 class OutOfRangeError(NotFoundError, IndexError):
-    """A position that the dataset or view does not have; an IndexError, so that `for sample in ds` ends."""
+    """A position is outside the dataset or view. An IndexError, so that `for sample in ds` ends."""
 
     code = "position-out-of-range"
 
 
 class AlreadyExistsError(Error, FileExistsError):
-    """There is a dataset already."""
+    """A dataset already exists."""
 
     code = "dataset-exists"
 
 
 class ConflictError(Error):
-    """Somebody else's commit collides with this one."""
+    """A concurrent commit conflicts with this one."""
 
     code = "conflict"
 
@@ -120,25 +120,25 @@ class CorruptError(Error):
 
 
 class UnsupportedError(Error, NotImplementedError):
-    """This release cannot do it: a newer format, another storage."""
+    """This release does not support the operation, the format version or the storage."""
 
     code = "unsupported-format"
 
 
 class PermissionDeniedError(Error, PermissionError):
-    """Storage does not let us."""
+    """Storage denied access."""
 
     code = "permission-denied"
 
 
 class ClosedError(Error):
-    """The handle is used up."""
+    """The handle is closed or has already been used."""
 
     code = "transaction-closed"
 
 
 class InternalError(Error, RuntimeError):
-    """A defect of Penstock; please report it."""
+    """A bug in Penstock; please report it."""
 
     code = "internal"
 
@@ -168,7 +168,7 @@ def make(
     column: str | None,
     object: str | None,
 ) -> Error:
-    """Build the exception for an error of the core; called by `_core` only. `said` is prefix, row and reason."""
+    """Build the exception for a core error; only `_core` calls this. `said` is prefix, row and reason."""
     prefix, row, reason = said
     error = _CLASSES.get(kind, InternalError)(reason, code=code, hint=hint, rows=list(rows), row=row)
     error._prefix, error._placed, error.column, error.object = prefix, True, column, object

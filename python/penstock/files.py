@@ -1,4 +1,4 @@
-"""`ps.files`: folders of NPY arrays or images, loaded in place. No conversion, no copy on disk; checksums only come with a dataset."""
+"""`ps.files`: load folders of NPY arrays or images in place, without conversion or a copy on disk. Only datasets have checksums."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ IMAGES = (".jpg", ".jpeg", ".png")
 
 
 class Files(View):
-    """Samples that are files: columns `array` (NPY) or `image`, `path` below the common folder, and `label`, the parent folder's name.
+    """Files as samples: column `array` (NPY) or `image`; `path`, relative to the common folder; and `label`, the parent folder's name.
 
-    Has `loader(…)` as a view has; other readings want a dataset (`penstock import`). `labels` gives the names of the codes. Files must not
-    change while they are read: nothing but their length is verified, and damage is found only where an image is decoded that far.
+    Supports `loader(…)` like a view; other reads need a dataset (`penstock import`). `labels` lists the label names by code.
+    Files must not change while they are read. Only their lengths are verified, so damage is found only if decoding reaches it.
     """
 
     def __init__(self, root: pathlib.Path, names: Sequence[str], sizes: Sequence[int], io: str) -> None:
@@ -53,12 +53,12 @@ class Files(View):
 
     @property
     def uri(self) -> str:
-        """The common folder."""
+        """The folder that contains all files."""
         return str(self.root)
 
     @property
     def snapshot(self) -> str:
-        """A hash of the names and sizes of the files."""
+        """A hash of the file names and sizes."""
         return self._hash
 
     @property
@@ -66,10 +66,10 @@ class Files(View):
         return self._hash
 
     def _pin(self, name: str) -> None:
-        raise UnsupportedError("files in place have no snapshots to pin", code="unsupported-format", hint="leave pin= out")
+        raise UnsupportedError("files in place have no snapshots to pin", code="unsupported-format", hint="omit pin=")
 
     def _other(self, what: str, samples: int) -> str:
-        return f"a state is of the names and sizes of its files: it has {samples}, here are {len(self)} below {self.root}"
+        return f"a state depends on the names and sizes of its files: it has {samples} files, {self.root} has {len(self)}"
 
     @property
     def schema(self) -> Schema:
@@ -88,13 +88,13 @@ class Files(View):
         return super()._kept_bytes([name for name in columns if name != self._name])
 
     def stats(self) -> dict[str, int]:
-        """Count what was asked of storage so far."""
+        """Return counts of the storage operations so far."""
         return dict(self._files.counters()) if self._files else {}
 
     def _unsupported(self, *_: Any, **__: Any) -> Any:
-        """Refuse: files in place are only for loaders."""
+        """Refuse all reads except through a loader."""
         raise UnsupportedError(
-            "files in place are only for loaders", code="unsupported-format", hint="`penstock import` makes a dataset of them"
+            "files in place can only be read by loaders", code="unsupported-format", hint="`penstock import` makes a dataset of them"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -104,11 +104,11 @@ class Files(View):
 
 
 def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
-    """Find files to load in place: a glob (`**` for folders in folders) of `.npy` files of one dtype and rank, or of JPEG and PNG images.
+    """Find files to load in place: `.npy` files of one dtype and rank, or JPEG and PNG images. In the glob, `**` matches nested folders.
 
-    `io`: "direct" reads past the page cache (io_uring, O_DIRECT), "buffered" by plain reads; by default large files are mapped. States of its
-    loaders go with the names below the common folder and the sizes: a copy elsewhere will do. Cost: one look at each file, for NPY its
-    header too.
+    `io`: "direct" bypasses the page cache (io_uring, O_DIRECT) and "buffered" uses plain reads; by default, large files are mapped.
+    A loader state depends on the file sizes and the names relative to the common folder, so it also loads for a copy elsewhere.
+    Cost: one stat per file; for NPY, also its header.
 
     >>> import numpy as np, pathlib, tempfile, penstock as ps
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -118,19 +118,19 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
     ((4, 2, 3), ['0.npy', '1.npy', '2.npy', '3.npy'])
     """
     if not isinstance(pattern, str | os.PathLike):
-        raise InvalidInputError(f"cannot load {pattern!r}: expected a glob", code="invalid-argument", hint='"folder/*.npy", say')
+        raise InvalidInputError(f"cannot load {pattern!r}: expected a glob", code="invalid-argument", hint='for example "folder/*.npy"')
     text = os.fspath(pattern)
     found = sorted(path for path in glob.glob(text, recursive=True) if os.path.isfile(path))
     kinds = {pathlib.Path(path).suffix.lower() for path in found}
     if not found:
-        hint = "name the files, not their folder: `/*.jpg`, or `/**/*.jpg`" if os.path.isdir(text) else None
-        hint = "names with *, ? or [ in them want glob.escape" if hint is None and os.path.exists(text) else hint
+        hint = "match the files, not their folder: `/*.jpg`, or `/**/*.jpg`" if os.path.isdir(text) else None
+        hint = "use glob.escape for names that contain *, ? or [" if hint is None and os.path.exists(text) else hint
         raise NotFoundError(f"no files match `{text}`", code="source-not-found", hint=hint)
     if kinds != {".npy"} and not kinds <= set(IMAGES):
         raise InvalidInputError(
             f"cannot load `{text}`: it matches {', '.join(sorted(kinds))} files",
             code="invalid-argument",
-            hint="only .npy, or only .jpg, .jpeg and .png",
+            hint="match only .npy files, or only .jpg, .jpeg and .png files",
         )
     absolute = [os.path.abspath(path) for path in found]
     root = pathlib.Path(os.path.commonpath([os.path.dirname(path) for path in absolute]))
@@ -142,13 +142,13 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
 
 
 def _refused(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> tuple[str, str] | None:
-    """What is wrong with arrays of this kind, and the remedy."""
+    """Return why arrays like this cannot be loaded and the remedy, or None if they can."""
     if fortran and len(shape) > 1:
         return "it is in Fortran order", "np.save(path, np.ascontiguousarray(a))"
     if dtype.hasobject:
         return "it holds Python objects", "save arrays of numbers"
     if not dtype.isnative:
-        return f"{dtype} is of another byte order", f"np.save(path, a.astype({dtype.newbyteorder('=').str!r}))"
+        return f"{dtype} is not in native byte order", f"np.save(path, a.astype({dtype.newbyteorder('=').str!r}))"
     if dtype.kind == "M" and np.datetime_data(dtype) != ("us", 1):
         return f"{dtype} does not count microseconds", 'np.save(path, a.astype("datetime64[us]"))'
     try:
@@ -159,7 +159,7 @@ def _refused(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> tup
 
 
 def _arrays(root: pathlib.Path, paths: Sequence[str]) -> tuple[Tensor, list[tuple[int, list[int]]]]:
-    """Read the headers: the column's type, and of each file where its values begin and its free sizes."""
+    """Read the headers. Return the column type and, for each file, the offset of its values and its free sizes."""
     found = []
     for path in paths:
         try:
@@ -168,21 +168,23 @@ def _arrays(root: pathlib.Path, paths: Sequence[str]) -> tuple[Tensor, list[tupl
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, fortran, dtype = read(file)
                 begin, size = file.tell(), os.fstat(file.fileno()).st_size
-        except Exception as error:  # Of an absurd header NumPy's parser raises whatever Python's does.
-            text = error if isinstance(error, EOFError | OSError) else "its header is no NPY header of up to 10,000 characters"
+        except Exception as error:  # On a malformed header, NumPy passes on any exception of Python's parser.
+            text = error if isinstance(error, EOFError | OSError) else "its header is not an NPY header of at most 10,000 characters"
             raise InvalidInputError(f"cannot load `{root / path}`: {text}", code="invalid-argument") from error
         refused = _refused(dtype, shape, fortran)
         if refused:
             text, hint = refused
             raise UnsupportedError(f"cannot load `{root / path}`: {text}", code="unsupported-format", hint=hint)
         if any(side < 0 for side in shape) or size - begin != dtype.itemsize * math.prod(shape):
-            raise InvalidInputError(f"cannot load `{root / path}`: {dtype} of shape {shape} in {size} bytes", code="invalid-argument")
+            raise InvalidInputError(
+                f"cannot load `{root / path}`: {dtype} of shape {shape} does not match {size} bytes", code="invalid-argument"
+            )
         found.append((begin, shape, dtype))
     _, first, dtype = found[0]
     for path, (_, shape, other) in zip(paths, found, strict=True):
         if other != dtype or len(shape) != len(first):
             raise InvalidInputError(
-                f"cannot load `{root / path}`: {other} of {len(shape)} dimensions, `{paths[0]}` is {dtype} of {len(first)}",
+                f"cannot load `{root / path}`: it is {other} with {len(shape)} dimensions, but `{paths[0]}` is {dtype} with {len(first)}",
                 code="invalid-argument",
             )
     sizes = tuple(size if all(shape[axis] == size for _, shape, _ in found) and size else None for axis, size in enumerate(first))

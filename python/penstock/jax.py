@@ -1,4 +1,4 @@
-"""The JAX leaf: batches as JAX arrays. Nothing else of Penstock imports jax."""
+"""The JAX leaf module: batches as JAX arrays. No other module imports jax."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from penstock.view import Batch
 
 
 def arrays(batch: Batch) -> Batch:
-    """Put the arrays of a batch on JAX's default device; lists, text and `Ragged` stay as they are. Timestamps become int64 microseconds.
+    """Put the arrays of a batch on JAX's default device. Lists, text and `Ragged` stay unchanged; timestamps become int64 microseconds.
 
-    Cost: one copy. JAX makes 32-bit numbers of 64-bit ones unless `jax_enable_x64` is set: floats keep fewer digits then; whole numbers that
-    would not be the same, which times never are, and floats beyond its range are an InvalidInputError.
+    Cost: one copy. Unless `jax_enable_x64` is set, JAX narrows 64-bit numbers to 32 bits, and floats lose digits.
+    Raises: InvalidInputError if narrowing would change a whole number, as it would any recent timestamp, or overflow a float.
     """
     return {
         name: _array(values, name) if isinstance(values, np.ndarray) and values.dtype.kind in "biufcMV" else values
@@ -33,8 +33,9 @@ def _array(values: Any, name: str) -> Any:
         changed = made != values if values.dtype.kind in "iu" else ~np.isfinite(made) & np.isfinite(values)
         if changed.any():
             raise InvalidInputError(
-                f"column `{name}` has values beyond {4 * values.dtype.itemsize} bits, which JAX would change", code="invalid-value",
-                hint="set JAX_ENABLE_X64=1 for 64-bit numbers, or leave the column out",
+                f"column `{name}` has values that do not fit {4 * values.dtype.itemsize} bits, so JAX would change them",
+                code="invalid-value",
+                hint="set JAX_ENABLE_X64=1 for 64-bit numbers, or leave out the column",
             )  # fmt: skip
         values = made
     return jnp.array(values)

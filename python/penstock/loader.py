@@ -1,4 +1,4 @@
-"""`Loader`: batches of a view, in one order for any ranks and threads, resumable at any step. Made by `View.loader`."""
+"""`Loader`: batches of a view, in one order for any number of ranks and threads, resumable at any step. Made by `View.loader`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.random import Generator, Philox  # By name, as in `view`.
+from numpy.random import Generator, Philox  # Imported by name for the reason given in `view`.
 
 from penstock import _core
 from penstock.errors import ClosedError, InvalidInputError, NotFoundError
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 EXTRAS = ("_row_id", "_position", "_step", "_valid", "_source")
 STATE_FORMAT = 1
-# Which permutations, window orders and mixtures give what they give: crates/loader/tests/golden.
+# Version of the permutations, window orders and mixtures; crates/loader/tests/golden freezes their results.
 PERMUTATION = 2
-# What fetching for windows takes beside what they hold: threads' stacks, plans, and what an allocator keeps of them.
+# Memory that fetching windows needs on top of their contents: thread stacks, plans, and freed memory that the allocator keeps.
 FETCHING_BYTES = 24 << 20
-# A consumer who waits for more than this share of the time waits for the loader, not for a first batch.
+# If a consumer waits for more than this share of the time, the loader is too slow; below it, the wait may be for the first batch.
 STALLED = 0.1
 
 
 class Loader:
-    """Batches of a view or a mixture, for training. Iterate it once an epoch.
+    """Batches of a view or a mixture, for training. Iterate over it once per epoch.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://loader", {"number": "int32"})
@@ -79,7 +79,9 @@ class Loader:
     ) -> None:
         self.rank, self.world_size = _ranks(rank, world_size)
         if (batch_size is None) == (global_batch_size is None):
-            raise InvalidInputError("give batch_size (of a rank) or global_batch_size, one of them", code="invalid-argument")
+            raise InvalidInputError(
+                "cannot make a loader: expected one of batch_size (per rank) and global_batch_size", code="invalid-argument"
+            )
         if batch_size is not None:
             global_batch_size = whole(batch_size, "batch_size", 1) * self.world_size
         self.global_batch_size = whole(global_batch_size, "global_batch_size", 1)
@@ -106,14 +108,14 @@ class Loader:
                 raise InvalidInputError(f"columns={columns!r}, expected a list of names", hint=f"write columns=[{columns!r}]")
             columns = listed
         given = {"": (source, 1.0)} if isinstance(source, View) else source.sources
-        views = {name: (view._as_it_is(), weight) for name, (view, weight) in given.items()}  # A dataset moves on when it is appended to.
+        views = {name: (view._as_it_is(), weight) for name, (view, weight) in given.items()}  # The views do not move on append.
         first = next(iter(views.values()))[0]
         names = list(first.schema) if columns is None else list(dict.fromkeys(columns))
         self._columns = [name for name in names if name not in EXTRAS]
         self._extras = [name for name in names if name in EXTRAS]
         self._outputs = {name: name for name in self._columns} if outputs is None else dict(outputs)
         if any(name in EXTRAS for name in self._outputs):
-            raise InvalidInputError(f"outputs={outputs!r}: {', '.join(EXTRAS)} are asked for in columns=", code="invalid-argument")
+            raise InvalidInputError(f"outputs={outputs!r}: request {', '.join(EXTRAS)} in columns=", code="invalid-argument")
         self._declared, self._per_sample, self._per_batch = stages_of(transform, self._outputs, first)
         self._nulls = dict(nulls or {})
         defaults = _core.configure()
@@ -129,21 +131,21 @@ class Loader:
         columns_read = list(dict.fromkeys(self._outputs.values()))
         self._sources = [Source.ordered(name, view, shuffle, columns_read, self.order_block_samples) for name, (view, _) in views.items()]
         self._read_before = self._counted()
-        # Epoch and draw that step 0 begins with.
+        # Epoch and draw at which step 0 begins.
         self._base = (0, 0)
         self._core = self._open(self._base)
         schema, results = first.schema, self._core.results()
         self._images = frozenset(name for name, _, _, image in results if image)
         check_nulls(self._nulls, results, {name: schema[column].type for name, column in self._outputs.items()})
-        self._step = 0  # The next batch to give, counted from the core's base.
-        self._go_on = True  # Whether the next iteration begins there, or with the next epoch.
+        self._step = 0  # The next batch to deliver, counted from the core's base.
+        self._go_on = True  # Whether the next iteration resumes at `_step`; if not, it begins the next epoch.
         self._turn = 0
-        self._inside: set[tuple[int, int]] = set()  # Processes and threads that wait for a batch now.
+        self._inside: set[tuple[int, int]] = set()  # (process, thread) pairs that wait for a batch now.
         self._agreed = self.world_size == 1
         self._inside_seconds = self._function_seconds = 0.0
         self._elapsed_seconds = 0.0
-        self._given = np.zeros(4, np.int64)  # Batches, samples, bytes, damaged samples.
-        # What cores and workers spent that are gone, the most that they held, and what workers read.
+        self._given = np.zeros(4, np.int64)  # Delivered batches, samples and bytes; damaged samples.
+        # Totals of closed cores and workers: times, peak memory, and storage operations of workers.
         self._spent: dict[str, int] = {}
         self._peak_bytes = 0
         self._read_there: dict[str, int] = {}
@@ -176,68 +178,73 @@ class Loader:
         }
         views, files = [source.view._view for source in self._sources], [source.view._files for source in self._sources]
         core = _core.Loader(views, files, [source.weights for source in self._sources], _json(declared))
-        workers = max(1, self._processes)  # Each holds windows of its own.
-        batches = 2 * core.least_bytes  # One, and the one given before it.
+        workers = max(1, self._processes)  # Each worker holds its own windows.
+        batches = 2 * core.least_bytes  # The current batch and the one delivered before it.
         need = workers * (held + batches + beside)
         if held and need > self.memory_bytes:
             raise InvalidInputError(
                 f"the window takes up to {size_text(held)} on each rank{' and in each worker' if workers > 1 else ''}, two batches "
-                f"{size_text(batches)}, fetching {size_text(beside)}: {size_text(need)}, memory_bytes is {size_text(self.memory_bytes)}",
+                f"take {size_text(batches)} and fetching takes {size_text(beside)}: {size_text(need)} in total, but memory_bytes is "
+                f"{size_text(self.memory_bytes)}",
                 code="invalid-argument",
                 hint=f"memory_bytes={int(1.5 * need)}, or a smaller window",
             )  # fmt: skip
         return core
 
     def _tail_bytes(self, source: Source) -> float:
-        """What a sample takes beside itself while it is fetched, where a batch comes from more data files than are kept."""
+        """Return the bytes of data-file tails per fetched sample; 0 if the tails that a batch needs are kept."""
         if source.window_runs:
-            return 0.0  # They are held with the window.
+            return 0.0  # The window holds its tails.
         draws = self.global_batch_size // self.world_size
         need, _ = source.tail_bytes(draws)
         if need > self.memory_bytes:
             raise InvalidInputError(
-                f"a batch of {draws} samples comes from data files whose tails take {size_text(need)}, memory_bytes is {size_text(self.memory_bytes)}",
+                f"a batch of {draws} samples comes from data files whose tails take {size_text(need)}, but memory_bytes is "
+                f"{size_text(self.memory_bytes)}",
                 code="invalid-argument",
-                hint=f"memory_bytes={2 * need}, a smaller batch, ps.Window, or ps.configure(memory_bytes={4 * need}), which keeps them",
+                hint=f"memory_bytes={2 * need}, a smaller batch, ps.Window, or ps.configure(memory_bytes={4 * need}) to keep the tails",
             )
         return need / max(1, draws)
 
     def _window_bytes(self) -> int:
-        """What this rank holds of windows, at most: its lanes; in a mixture, whose draws are dealt out otherwise, any."""
+        """Return the most window bytes that this rank holds: those of its lanes, or of all lanes in a mixture.
+
+        A mixture deals draws differently, so a rank may draw from any lane.
+        """
         parts = 1 if self._mix else self.world_size
         tails = sum(source.tail_bytes(2 * source.window_runs // parts)[0] for source in self._sources)
         return int(sum(source.held_bytes for source in self._sources) / parts) + tails
 
     @property
     def _processes(self) -> int:
-        """Python workers that are wanted: none without functions for them to run."""
+        """Number of Python workers to use; 0 if there are no functions for them to run."""
         return self.python_workers if self._per_sample or self._per_batch else 0
 
     def _keep(self) -> None:
-        """Pin what is read, if that is wanted; one rank does."""
+        """Pin the snapshots that are read if `pin` is set; only rank 0 does so."""
         for source in self._sources if self.pin and self.rank == 0 else ():
             source.view._pin(f"loader-{source.view.snapshot}")
 
-    # Iterating
+    # Iteration
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, of which less are left where a state was loaded in the middle."""
+        """Number of batches in a full epoch; a state loaded in mid-epoch leaves fewer."""
         return self._core.steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """Give the batches of one epoch: the rest of the one that a state was loaded in, else the next one.
+        """Yield the batches of one epoch: the rest of the epoch in which a state was loaded, or else the next epoch.
 
-        With a shuffle, the first batches of the epoch after it are made while it ends, for the next iteration: `stream(1)` does not do that.
-        Whoever breaks off goes on with the next epoch; until then, or `close()`, what was made ahead stays.
+        With a shuffle, the loader makes the first batches of the following epoch while this one ends; `stream(1)` does not.
+        After an early break, the next iteration begins the next epoch. Batches made ahead are kept until then, or until `close()`.
         """
         return self._iterate(1, beyond=self._shuffle is not False)
 
     def stream(self, epochs: int | None = None) -> Iterator[Batch]:
-        """Give the batches of so many epochs, or without end; the next epoch is begun while the last one ends."""
+        """Yield the batches of `epochs` epochs, or without end. Each epoch is begun while the one before it ends."""
         return self._iterate(None if epochs is None else whole(epochs, "epochs", 0), beyond=False)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of `epoch`, from its beginning."""
+        """Make the next iteration start at the beginning of `epoch`."""
         self._rebase((whole(epoch, "epoch", 0), 0))
 
     def _rebase(self, base: tuple[int, int]) -> None:
@@ -253,7 +260,7 @@ class Loader:
         self._spent = _sum(self._spent, *times)
 
     def _end_of_epoch(self, step: int) -> int:
-        """The first step of the epoch after that of `step`."""
+        """Return the first step of the epoch after that of `step`."""
         first, steps = self._core.first_steps, len(self)
         return first if step < first else first + ((step - first) // steps + 1) * steps
 
@@ -262,7 +269,7 @@ class Loader:
             return
         me = (os.getpid(), threading.get_ident())
         if any(pid == me[0] and thread != me[1] for pid, thread in self._inside):
-            self._turn += 1  # Nor may the other go on: what it is doing now would change what comes here.
+            self._turn += 1  # Stop the other thread too: its progress would change the batches of this one.
             raise _two_threads()
         self._inside.add(me)
         try:
@@ -306,7 +313,7 @@ class Loader:
                     line.update()
                 yield batch
                 if turn != self._turn:
-                    raise ClosedError("this iteration is over: another one of the same loader has begun", code="loader-closed")
+                    raise ClosedError("this iteration is over: another iteration of the same loader has begun", code="loader-closed")
         finally:
             if line:
                 line.close()
@@ -314,14 +321,17 @@ class Loader:
                 self._end()
 
     def _passes_what_is_left(self) -> bool:
-        """Whether a state was loaded in the middle of an epoch of which no batch is left: that is an epoch all the same, without batches."""
+        """Skip the rest of an epoch if the loaded state leaves no batch of it, and return whether it was skipped.
+
+        A skipped rest counts as an epoch without batches.
+        """
         epoch, draw = self._base
         if self._step or not draw or self._core.first_steps:
             return False
         left = self._core.epoch_samples - draw
         warnings.warn(
-            f"epoch {epoch} has {left} samples left where the state was taken, less than a batch of {self.global_batch_size}: "
-            'last_batch="drop" leaves them out, and this iteration gives nothing',
+            f"epoch {epoch} has {left} samples left after the loaded state, fewer than a batch of {self.global_batch_size}: "
+            'last_batch="drop" drops them, so this iteration has no batches',
             stacklevel=4,
         )
         self._rebase((epoch + 1, 0))
@@ -347,15 +357,15 @@ class Loader:
     def _next(self) -> Batch:
         given = self._core.next() if self._pool is None else self._pool.next()
         if given is None:
-            raise ClosedError("this loader was closed while it was iterated", code="loader-closed")
+            raise ClosedError("this loader was closed during iteration", code="loader-closed")
         batch = self._as_output(given[0] if self._pool is not None else self._staged(self._core, *given))
-        # Counted once nothing can fail: a state must not pass by a batch that nobody got.
+        # Count the batch only once nothing can fail: a state must not skip an undelivered batch.
         self._step += 1
         self._given += np.array([1, len(given[1]["valid"]), given[1]["bytes"], len(given[1]["refused"])])
         return batch
 
     def _staged(self, core: _core.Loader, batch: Batch, about: dict[str, Any]) -> Batch:
-        """Apply all that is Python's but the output type, to a batch of `core`."""
+        """Apply all Python stages except the output conversion to a batch of `core`."""
         epoch, draw = core.begin_of(about["step"])
         number = epoch * len(self) + draw // self.global_batch_size
         for name, nulls in about["nulls"].items():
@@ -377,13 +387,13 @@ class Loader:
                 batch = fn(batch)
             if not isinstance(batch, dict):
                 raise InvalidInputError(
-                    f"{fn!r} gave a {type(batch).__name__}, expected a dict of column to values", code="invalid-argument"
+                    f"{fn!r} returned a {type(batch).__name__}, expected a dict of column to values", code="invalid-argument"
                 )
         self._function_seconds += time.perf_counter() - began
         return batch
 
     def _mapped(self, batch: Batch, about: dict[str, Any], number: int) -> Batch:
-        """Apply the functions that want one sample at a time."""
+        """Apply the per-sample functions."""
         samples = []
         for index in range(len(about["valid"])):
             sample = {name: values[index] for name, values in batch.items()}
@@ -393,7 +403,7 @@ class Loader:
                     sample = fn(sample, rng)
                 if not isinstance(sample, dict):
                     raise InvalidInputError(
-                        f"{fn!r} gave a {type(sample).__name__}, expected a dict of column to value", code="invalid-argument"
+                        f"{fn!r} returned a {type(sample).__name__}, expected a dict of column to value", code="invalid-argument"
                     )
             samples.append(sample)
         return collated(samples, about["position"], batch)
@@ -410,16 +420,16 @@ class Loader:
         return batch
 
     def _begin_of(self, step: Any) -> tuple[int, int]:
-        """Epoch and draw that a step begins with, counted since the beginning of epoch 0."""
+        """Return the epoch and draw at which a step begins; steps count from the start of epoch 0."""
         epoch, within = divmod(whole(step, "step", 0), max(1, len(self)))
         return epoch, within * self.global_batch_size
 
-    # Where it is
+    # State
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        """Tell where the loader is, or would be at `step` (counted since the beginning of epoch 0): a few hundred bytes of JSON.
+        """Return the state of the loader now, or at `step` (counted from the start of epoch 0): a few hundred bytes as JSON.
 
-        The same on all ranks, whatever batches are being made ahead. Cost: nothing is read.
+        The state is the same on all ranks and does not depend on batches made ahead. Cost: no reads.
         """
         if step is None:
             epoch, draw = self._core.begin_of(self._step)
@@ -434,17 +444,18 @@ class Loader:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken: same samples in the same order, whatever ranks, threads and budgets.
+        """Resume from a state: the same samples in the same order, for any ranks, threads and budgets.
 
-        The state's snapshot, seed and order win over this loader's; batches are cut as this loader was told. Cost: opens the state's snapshot
-        if it is another one. Raises: InvalidInputError for another dataset or selection, NotFoundError for a snapshot that is gone.
+        The state's snapshot, seed and order replace this loader's; this loader's options decide how batches are cut.
+        Cost: opens the state's snapshot if it differs. Raises: InvalidInputError for a different dataset or selection,
+        NotFoundError if the snapshot no longer exists.
         """
         try:
             if (state["format"], state["permutation"]) != (STATE_FORMAT, PERMUTATION):
                 theirs, ours = f"{state['format']}.{state['permutation']}", f"{STATE_FORMAT}.{PERMUTATION}"
                 raise InvalidInputError(
                     f"cannot load a state of format {theirs}: this release reads {ours}", code="invalid-argument",
-                    hint="its order would be another one; train on with the release that took it",
+                    hint="its order would differ here; continue with the release that saved the state",
                 )  # fmt: skip
             sources = list(state["sources"])
             mix = checked_mix(state["mix"], len(sources))
@@ -452,14 +463,14 @@ class Loader:
             block = whole(state["order_block_samples"], "order_block_samples", 1)
             if len(sources) != len(self._sources):
                 raise InvalidInputError(
-                    f"cannot load the state: it is of {len(sources)} sources, this loader has {len(self._sources)}", code="invalid-argument"
+                    f"cannot load the state: it has {len(sources)} sources, this loader has {len(self._sources)}", code="invalid-argument"
                 )
             found = [own.loaded(state_of) for own, state_of in zip(self._sources, sources, strict=True)]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, InvalidInputError | NotFoundError):
                 raise
             raise InvalidInputError(
-                f"this is no state of a loader: {error!r}", code="invalid-argument", hint="give what state_dict() gave"
+                f"this is not a loader state: {error!r}", code="invalid-argument", hint="pass a result of state_dict()"
             ) from error
         before = self._sources, self._mix, self.seed, self.order_block_samples
         was = self._core.begin_of(self._step)
@@ -467,7 +478,7 @@ class Loader:
         try:
             self._rebase((epoch, draw))
             if draw > self._core.epoch_samples:
-                raise InvalidInputError(f"this is no state of a loader: draw {draw} of {self._core.epoch_samples}", code="invalid-argument")
+                raise InvalidInputError(f"this is not a loader state: draw {draw} of {self._core.epoch_samples}", code="invalid-argument")
             self._keep()
         except Exception:
             self._sources, self._mix, self.seed, self.order_block_samples = before
@@ -475,7 +486,7 @@ class Loader:
             raise
 
     def batch_at(self, step: int) -> Batch:
-        """Make the batch of one step, counted since the beginning of epoch 0, without moving: to look into a loss spike."""
+        """Make the batch of one step, counted from the start of epoch 0, without moving the loader: to inspect a loss spike."""
         base = self._begin_of(step)
         if not len(self):
             raise InvalidInputError("the loader has no batches", code="invalid-argument")
@@ -490,7 +501,7 @@ class Loader:
         return self._as_output(self._staged(core, *given))
 
     def _agree(self) -> None:
-        """Compare what ranks are about to read, where torch.distributed connects them."""
+        """Check that all ranks are about to read the same, if torch.distributed connects them."""
         self._agreed = True
         distributed = sys.modules.get("torch.distributed")
         if (
@@ -511,9 +522,9 @@ class Loader:
         ranks = [rank for *_, rank in all_of_them]
         if sorted(ranks) != list(range(self.world_size)):
             raise InvalidInputError(
-                f"ranks do not agree on who loads what: processes 0 to {self.world_size - 1} are ranks {ranks} of their loaders",
+                f"ranks do not agree on their numbers: the loaders of processes 0 to {self.world_size - 1} have ranks {ranks}",
                 code="invalid-argument",
-                hint="leave rank and world_size out, or give each process a rank of its own",
+                hint="omit rank and world_size, or give each process its own rank",
             )
         for rank, (digest, theirs, _) in enumerate(all_of_them):
             if digest != all_of_them[0][0]:
@@ -521,25 +532,26 @@ class Loader:
                 text = "; ".join(f"{name}: {all_of_them[0][1][name]!r} on rank 0, {theirs[name]!r} on rank {rank}" for name in differing)
                 raise InvalidInputError(f"ranks do not agree on what to load: {text}", code="invalid-argument")
 
-    # Seeing
+    # Reporting
 
     def _counted(self) -> dict[str, int]:
         return _sum(*(source.view.stats() for source in {source.view._counts(): source for source in self._sources}.values()))
 
     def _read(self) -> dict[str, int]:
-        """What was asked of storage since this loader was made, by workers too."""
+        """Return counts of storage operations since this loader was made, including those of workers."""
         here = {name: value - self._read_before.get(name, 0) for name, value in self._counted().items()}
         pools = self._pool.read.values() if self._pool else ()
         return {name: value for name, value in _sum(here, self._read_there, *pools).items() if value}
 
     def stats(self, step_seconds: float | None = None) -> dict[str, Any]:
-        """Tell how it went so far, since this loader was made; of python workers, as of their last batches.
+        """Return statistics since this loader was made. Those of Python workers are as of their last batches.
 
-        `seconds` from batch to batch, your own work between them included, but not the time that threads and workers take to start;
-        `samples_per_second` and `bytes_per_second` of these; `waiting_seconds` that you waited for batches, `stall` their share. `stages`
-        seconds of all threads by what they did, `occupancy` their share of the threads' time, `function_seconds` of your callables,
-        all processes together. `kept_bytes` of batches you still hold, `peak_bytes` the most of those made ahead and of windows, with what is set aside for them,
-        `read` what was asked of storage, `refused` damaged samples. With `step_seconds`, `accelerator_utilisation` is what an accelerator of that step time would reach.
+        `seconds`: time from batch to batch. It includes your own work between batches, but not the start of threads and workers.
+        `samples_per_second`, `bytes_per_second`: rates over `seconds`. `waiting_seconds`: your wait for batches; `stall`: its share.
+        `stages`: seconds of all threads by stage; `occupancy`: their share of the threads' time. `function_seconds`: time in your
+        callables, in all processes. `kept_bytes`: batches that you still hold. `peak_bytes`: the most memory used and reserved
+        for batches made ahead and for windows. `read`: storage operations. `refused`: damaged samples.
+        `accelerator_utilisation`, given `step_seconds`: what an accelerator with that step time would reach.
         """
         pools = self._pool.spent.values() if self._pool else ()
         counts = _sum(self._spent, self._core.stats(), *pools)
@@ -558,26 +570,26 @@ class Loader:
         }  # fmt: skip
         if step_seconds is not None and batches:
             busy = sum(counts[f"{stage}_ns"] for stage in ("gather", "transform")) / 1e9 / threads + functions / processes
-            # Whoever waits for batches has them as fast as they are made.
+            # A stalled consumer receives batches as fast as they are made.
             made = elapsed if waiting > STALLED * elapsed else max(busy, waiting)
             answer["accelerator_utilisation"] = step_seconds / max(step_seconds, made / batches)
         return answer
 
     def explain(self) -> str:
-        """Say what an epoch costs and how well it is shuffled, in words; nothing is read but the manifest."""
+        """Describe what an epoch costs and how well it is shuffled. Cost: reads only the manifest."""
         return "\n".join(f"{what:<16}{text}" for what, text in explained(self).items())
 
     def ceiling(self) -> Iterator[Batch]:
-        """Give the first batch of the epoch again and again, as often as an epoch has batches: the speed of training without loading.
+        """Yield the first batch of epoch 0 once per batch of an epoch: measures the speed of training without loading.
 
-        It is one and the same object: what you change in it stays changed.
+        Every batch is the same object, so changes to it persist.
         """
         batch = self.batch_at(0)
         for _ in range(len(self)):
             yield batch
 
     def close(self) -> None:
-        """End all threads of this loader; it can be iterated again. Once is enough, twice does no harm."""
+        """Stop all threads and workers of this loader; it can be iterated again. Repeated calls are harmless."""
         self._turn += 1
         self._end()
 
@@ -592,7 +604,7 @@ class Loader:
 
 
 class _Noted:
-    """Says where an exception of a user's function comes from."""
+    """Context manager that adds to an exception which user function raised it, and for which sample or step."""
 
     def __init__(self, fn: Callable[..., Any], place: str) -> None:
         self.fn, self.place = fn, place
@@ -604,20 +616,20 @@ class _Noted:
         if error is None:
             return
         text = f"in {self.fn!r}, for {self.place} of the loader"
-        if isinstance(error, StopIteration):  # Would end a generator that it passes through.
+        if isinstance(error, StopIteration):  # StopIteration would end a generator on its way.
             raise RuntimeError(f"StopIteration {text}") from error
         error.add_note(text)
 
 
 def _two_threads() -> ClosedError:
-    text = "two threads iterate this loader at once: each batch would come to one of them only"
-    return ClosedError(text, code="loader-closed", hint="give each thread a loader of its own, or batches through a queue")
+    text = "two threads iterate over this loader at once: each batch would reach only one of them"
+    return ClosedError(text, code="loader-closed", hint="give each thread its own loader, or pass batches through a queue")
 
 
 def _has_nulls(name: str, count: int) -> InvalidInputError:
     error = InvalidInputError(
         f"column `{name}` has {count} nulls in this batch", code="invalid-value",
-        hint=f'say what they become: nulls={{"{name}": value}}, or "mask" for a column `{name}_valid`',
+        hint=f'choose a replacement: nulls={{"{name}": value}}, or "mask" for a column `{name}_valid`',
     )  # fmt: skip
     error.column = name
     return error
@@ -640,9 +652,9 @@ def _sum(*counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Rank and world size: as given, of torch.distributed where it is up, of the environment as torchrun sets it, or one alone."""
+    """Return rank and world size: as given, else from torch.distributed, else from torchrun's environment, else of a single process."""
     if (rank is None) != (world_size is None):
-        raise InvalidInputError("give rank and world_size, both or neither", code="invalid-argument")
+        raise InvalidInputError("expected both rank and world_size, or neither", code="invalid-argument")
     if rank is None:
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -668,7 +680,7 @@ def _json(declared: dict[str, Any]) -> str:
     def plain(value: Any) -> Any:
         if isinstance(value, np.generic):
             return value.item()
-        raise InvalidInputError(f"{value!r} in the loader's options is no number or text", code="invalid-argument")
+        raise InvalidInputError(f"{value!r} in the loader's options is neither a number nor text", code="invalid-argument")
 
     try:
         return json.dumps(declared, default=plain, allow_nan=False)

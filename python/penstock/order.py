@@ -1,4 +1,4 @@
-"""What a loader visits and in which order, as its user says it: `Window`, `Replacement`, `mix`; and the state of that."""
+"""What a loader visits and in which order: the options `Window`, `Replacement` and `mix`, and the saved state of an order."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from penstock.view import View
 if TYPE_CHECKING:
     from penstock.loader import Loader
 
-# What happens when a source of a mixture has given all its samples.
+# What a mixture does once it has drawn all samples of a source.
 EXHAUSTED = ("repeat", "stop", "raise")
 
-# Ranks that evenly share the lanes of a window order.
+# The default number of lanes divides this number, so that many world sizes share the lanes evenly.
 LANES = 48
 
 
 def whole(value: Any, what: str, least: int, below: int = 2**62) -> int:
-    """Give a whole number of at least `least`, or say that it is none."""
+    """Return a whole number from `least` to below `below`. Raises: InvalidInputError for anything else."""
     if not is_whole(value) or not least <= value < below:
         power = below.bit_length() - 1
         raise InvalidInputError(
@@ -37,12 +37,12 @@ def whole(value: Any, what: str, least: int, below: int = 2**62) -> int:
 
 
 def whole_seed(value: Any) -> int:
-    """Give a seed: any number of 64 bits, as torch takes them."""
+    """Return a seed: any unsigned 64-bit number, as torch accepts."""
     return whole(value, "seed", 0, 2**64)
 
 
 def shares_of(weights: Mapping[str, float]) -> list[int]:
-    """Give weights as whole numbers: themselves where they are that, else parts of 2^52.
+    """Return weights as whole numbers: unchanged if all are whole, else as parts of 2^52.
 
     >>> shares_of({"a": 3.0, "b": 1.0}), sum(shares_of({"a": 0.1, "b": 0.7}))
     ([3, 1], 4503599627370496)
@@ -58,29 +58,29 @@ def shares_of(weights: Mapping[str, float]) -> list[int]:
     shares = {name: round(weight / total * 2**52) for name, weight in weights.items()}
     for name, weight in weights.items():
         if weight > 0 and not shares[name]:
-            raise InvalidInputError(f"cannot mix `{name}`: its weight {weight} is too small beside {total}", code="invalid-argument")
+            raise InvalidInputError(f"cannot mix `{name}`: its weight {weight} is too small compared with {total}", code="invalid-argument")
     return list(shares.values())
 
 
 def checked_mix(state: Any, sources: int) -> dict[str, Any] | None:
-    """Give the mixture of a state, all of whose numbers are in range."""
+    """Return the mixture of a state after checking that all its numbers are in range."""
     if state is None:
         return None
     if set(state) != {"shares", "epoch_samples", "exhausted"} or state["exhausted"] not in EXHAUSTED or len(state["shares"]) != sources:
-        raise InvalidInputError(f"this is no state of a loader: its mixture is {state!r}", code="invalid-argument")
+        raise InvalidInputError(f"this is not a loader state: its mixture is {state!r}", code="invalid-argument")
     shares = [whole(share, "a share of the mixture", 0) for share in state["shares"]]
     return {"shares": shares, "epoch_samples": whole(state["epoch_samples"], "epoch_samples", 1), "exhausted": state["exhausted"]}
 
 
-# Kinds of orders, and their numbers.
+# Kinds of orders and the numbers in each.
 _ORDERS = {"sequential": (), "full": (), "window": ("run_samples", "window_samples", "lanes"), "replacement": ("samples",)}
 
 
 def checked_order(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the order of a state, all of whose numbers are in range."""
+    """Return the order of a state after checking that all its numbers are in range."""
     kind = state["kind"]
     if kind not in _ORDERS or set(state) - {"kind", "weights", *_ORDERS[kind]}:
-        raise InvalidInputError(f"this is no state of a loader: its order is {dict(state)!r}", code="invalid-argument")
+        raise InvalidInputError(f"this is not a loader state: its order is {dict(state)!r}", code="invalid-argument")
     for what in _ORDERS[kind]:
         whole(state[what], what, 0 if kind == "replacement" else 1)
     return dict(state)
@@ -88,10 +88,10 @@ def checked_order(state: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Shuffle inside windows of about so many bytes: for data that is read from far away, or from disks that like long reads.
+    """Shuffle inside windows of about `bytes` bytes: for remote data, and for disks that are fastest with long reads.
 
-    Runs of neighbouring samples are shuffled as wholes, then samples inside windows of many runs. `loader.explain()` says what that
-    costs and how good it is. `lanes`: streams that ranks share out, so that each reads blocks of its own.
+    Shuffles whole runs of neighbouring samples, then the samples inside windows of many runs. `loader.explain()` reports the
+    cost and quality of the shuffle. `lanes`: streams that are divided among the ranks, so that each rank reads its own blocks.
     """
 
     bytes: int
@@ -100,7 +100,7 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """Draw with replacement: `samples` an epoch (default: as many as there are), by `weights` (one a sample) or evenly."""
+    """Draw with replacement: `samples` per epoch (default: the size of the view), by `weights` (one per sample) or uniformly."""
 
     samples: int | None = None
     weights: npt.ArrayLike | None = None
@@ -108,14 +108,14 @@ class Replacement:
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
-    """Several views as one; made by `ps.mix`. Has `loader(…)` as a view has."""
+    """Several views combined by `ps.mix`. Supports `loader(…)` like a view."""
 
     sources: Mapping[str, tuple[View, float]]
     epoch_samples: int
     exhausted: str
 
     def loader(self, **options: Any) -> Loader:
-        """Make a loader of the mixture; see `View.loader`. Ask for `_source` to see where samples come from."""
+        """Make a loader of the mixture; see `View.loader`. Request the column `_source` to see where samples come from."""
         from penstock.loader import Loader
 
         return Loader(self, **options)
@@ -125,12 +125,12 @@ class Mix:
 
 
 def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhausted: str = "repeat") -> Mix:
-    """Mix views in exact proportions: name → view, or (view, weight); without weights, by their sizes.
+    """Mix views in exact proportions: name → view, or (view, weight). The default weight of a view is its size.
 
-    Inside every `order_block_samples` draws (by default a global batch) each source has its share, in shuffled places: before any block it was
-    drawn no whole draw more or less often than exactly. `epoch_samples`:
-    by default all sources together. `exhausted`: "repeat" begins a source again, and goes on with it in the next epoch; "stop" ends the epoch
-    before one would repeat; "raise" refuses an epoch that needs more than there is.
+    Every block of `order_block_samples` draws (by default a global batch) has each source's share, in shuffled places. At the start of
+    any block, the draws of each source differ from its exact share by less than one. `epoch_samples`: by default, the samples of all
+    sources together. `exhausted`: "repeat" starts a source again and continues it in the next epoch; "stop" ends the epoch before a
+    source would repeat; "raise" refuses an epoch that needs more samples than a source has.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://mix", {"number": "int32"})
@@ -147,7 +147,7 @@ def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhaust
         view, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
         weight = len(view) if weight is None and isinstance(view, View) else weight
         if not isinstance(name, str):
-            raise InvalidInputError(f"cannot mix {name!r}: a name is a str", code="invalid-argument")
+            raise InvalidInputError(f"cannot mix {name!r}: expected a str as name", code="invalid-argument")
         if not isinstance(view, View) or not isinstance(weight, int | float | np.number) or not 0 <= weight < math.inf:
             raise InvalidInputError(
                 f"cannot mix `{name}`: expected a view and a weight of at least 0, got {given!r}", code="invalid-argument"
@@ -163,24 +163,24 @@ def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhaust
 
 @dataclasses.dataclass
 class Source:
-    """A view that a loader reads, and how it is ordered."""
+    """A view that a loader reads, with its order."""
 
     name: str
     view: View
-    # Those that are read of it.
+    # The columns that are read.
     columns: Sequence[str]
     order: dict[str, Any]
     weights: _core.Weights | None = None
-    # The weights as they were given.
+    # The weights as an array.
     given: npt.NDArray[np.float64] | None = None
-    # What `sizes` found. No cached_property: Python 3.11's has a lock, which a forked child may inherit.
+    # The cache of `sizes`. Not a cached_property: in Python 3.11 that has a lock, which a forked child may inherit locked.
     measured: tuple[float, float, float] | None = None
-    # What `tail_bytes` found.
+    # The cache of `tail_bytes`.
     tails: tuple[int, int, int] | None = None
 
     @classmethod
     def ordered(cls, name: str, view: View, shuffle: bool | Window | Replacement, columns: Sequence[str], block: int) -> Source:
-        """Order a view as `shuffle` says. A window's bytes become samples here, by the mean of these columns; `block` is shared out to lanes."""
+        """Order a view by `shuffle`. Converts window bytes to samples by the mean size of `columns`; the default lanes divide `block`."""
         if shuffle is True or shuffle is False:
             return Source(name, view, columns, {"kind": "full" if shuffle else "sequential"})
         if isinstance(shuffle, Replacement):
@@ -190,7 +190,7 @@ class Source:
             try:
                 weights = np.ascontiguousarray(shuffle.weights, dtype=np.float64)
             except (TypeError, ValueError) as error:
-                raise InvalidInputError(f"weights make no array of numbers: {error}", code="invalid-argument") from error
+                raise InvalidInputError(f"weights do not form an array of numbers: {error}", code="invalid-argument") from error
             if weights.ndim != 1:
                 raise InvalidInputError(f"weights of shape {weights.shape}, expected ({len(view)},)", code="invalid-argument")
             digest = hashlib.sha256(weights.tobytes()).hexdigest()[:32]
@@ -208,7 +208,7 @@ class Source:
         run = min(run, window)
         if shuffle.lanes is None:
             common = math.gcd(block, LANES)
-            most = max(1, min(window, len(view)) // (4 * run))  # Each lane has several runs to shuffle.
+            most = max(1, min(window, len(view)) // (4 * run))  # Leaves each lane several runs to shuffle.
             lanes = max(lanes for lanes in range(1, common + 1) if common % lanes == 0 and lanes <= most)
         else:
             lanes = whole(shuffle.lanes, "lanes", 1)
@@ -218,9 +218,9 @@ class Source:
 
     @property
     def sizes(self) -> tuple[float, float, float]:
-        """What a sample's columns take stored, by the mean of the whole snapshot, and decoded, of the fragments that have them; and a block of each.
+        """Bytes of a sample's columns: stored (snapshot mean), decoded (mean of the fragments that have them), and one block of each.
 
-        Cost: the whole manifest and a few tails, once.
+        Cost: reads the whole manifest and a few tails, once.
         """
         if self.measured is None:
             self.measured = _sizes(self.view, self.columns)
@@ -228,25 +228,25 @@ class Source:
 
     @property
     def sample_bytes(self) -> float:
-        """What is stored of a sample's columns."""
+        """Stored bytes of a sample's columns."""
         return self.sizes[0]
 
     @property
     def fetched_bytes(self) -> float:
-        """Memory that one fetched sample takes: its whole blocks, unless a window holds them; 0 if all files are mapped, at no cost."""
+        """Memory for one fetched sample and its whole blocks, unless a window holds the blocks; 0, at no cost, if files are mapped."""
         if self.view._snapshot.mapped and self.view._files is None:
             return 0.0
         return self.sizes[1] + (0.0 if self.order["kind"] == "window" else self.sizes[2])
 
     @property
     def window_bytes(self) -> float:
-        """What a window takes; 0 without windows."""
+        """Decoded bytes of a window; 0 without windows."""
         return self.sizes[1] * min(int(self.order["window_samples"]), len(self.view)) if self.order["kind"] == "window" else 0.0
 
     def tail_bytes(self, draws: int) -> tuple[int, int]:
-        """Give what the tails of data files take that so many draws need, and how much of tails is kept; 0 if they fit, or files are mapped.
+        """Return the bytes of data-file tails that `draws` draws need, and the bytes of tails that are kept.
 
-        Cost: the whole manifest, once.
+        The need is 0 if the tails can be kept or files are mapped. Cost: reads the whole manifest, once.
         """
         if self.view._snapshot.mapped or not draws:
             return 0, 0
@@ -258,38 +258,39 @@ class Source:
 
     @property
     def window_runs(self) -> int:
-        """Runs that a window draws from; 0 without windows."""
+        """Number of runs that a window draws from; 0 without windows."""
         if self.order["kind"] != "window":
             return 0
         return math.ceil(min(int(self.order["window_samples"]), len(self.view)) / int(self.order["run_samples"]))
 
     @property
     def held_bytes(self) -> float:
-        """What all ranks hold of windows at most: the next one begins while one ends. What is mapped is the kernel's.
+        """The most window bytes that all ranks hold together; 0 for mapped files, which the kernel holds.
 
-        Runs begin and end within blocks, which are held whole: half a block at either end, and a quarter more for chance.
+        Counts two windows, because the next one begins while one ends. Runs begin and end inside blocks, which are held whole:
+        half a block on average at each end, and a quarter more as a margin.
         """
         if self.view._snapshot.mapped or self.order["kind"] != "window":
             return 0.0
         return 2 * (self.window_bytes + 1.25 * self.window_runs * self.sizes[2])
 
     def selection(self) -> str:
-        """Tell the selection's samples apart from others: "all", or a hash."""
+        """Identify the selected samples: "all", or a hash of the positions."""
         positions = self.view._view.positions()
         return "all" if positions is None else hashlib.sha256(np.ascontiguousarray(positions).tobytes()).hexdigest()[:32]
 
     def loaded(self, state: Mapping[str, Any]) -> Source:
-        """Give the source as a state has it: its snapshot, in its order."""
+        """Return the source with the snapshot and order of a state."""
         own = self.state()
         for what in ("name", "dataset", "selection"):
             if state[what] != own[what]:
                 raise InvalidInputError(
-                    f"cannot load the state: it is of {what} {state[what]}, this loader reads {own[what]}", code="invalid-argument",
+                    f"cannot load the state: its {what} is {state[what]}, this loader reads {own[what]}", code="invalid-argument",
                     hint=self.view._other(what, int(state["samples"])),
                 )  # fmt: skip
         if state["order"].get("weights") != self.order.get("weights"):
             raise InvalidInputError(
-                "cannot load the state: it draws by other weights", code="invalid-argument", hint="give the weights it was taken with"
+                "cannot load the state: its weights differ", code="invalid-argument", hint="pass the weights that the state was taken with"
             )
         if state["snapshot"] == own["snapshot"] and state["order"] == self.order:
             return self
@@ -317,5 +318,7 @@ def _reopened(view: View, snapshot: str) -> _core.Snapshot:
         return _core.open(view.uri, snapshot, *view._snapshot.options())
     except NotFoundError as error:
         raise NotFoundError(
-            f"cannot load the state: its snapshot {snapshot} is gone", code="snapshot-not-found", hint="tag what you train on"
+            f"cannot load the state: its snapshot {snapshot} no longer exists",
+            code="snapshot-not-found",
+            hint="train with pin=True to keep the snapshot",
         ) from error

@@ -1,4 +1,4 @@
-"""`Ragged`: n arrays of different shape in one buffer."""
+"""`Ragged`: N arrays of different shapes in one buffer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.values import filler
 
 
 class Padded(NamedTuple):
-    """Ragged values filled up to one shape, and where there are values."""
+    """Ragged values padded to one shape, and the mask of real values."""
 
     values: Any
     mask: Any
@@ -23,8 +23,8 @@ class Padded(NamedTuple):
 class Ragged(Sequence[Any]):
     """N arrays of one dtype and different shapes, stored back to back.
 
-    Shapes: shapes (N, ndim) int64; item i has shape `shapes[i]`. Where only the first dimension is free, values is
-    (M, …) and offsets (N + 1,) count along it; else values is (M,) elements. `nulls` (N,) bool, or None for no nulls.
+    Shapes: shapes (N, ndim) int64; array i has shape `shapes[i]`. If only the first dimension is free, values is (M, …) and
+    offsets (N + 1,) count along it; else values is (M,) elements. `nulls` is (N,) bool, or None if there are no nulls.
 
     >>> import numpy as np, penstock as ps
     >>> boxes = ps.Ragged.from_arrays([np.zeros((2, 4), "float32"), np.ones((1, 4), "float32")])
@@ -47,14 +47,14 @@ class Ragged(Sequence[Any]):
         self.shapes = shapes
         self.nulls = nulls
         inner = tuple(int(size) for size in values.shape[1:])
-        # Sizes that all arrays share, None for free ones, as in a schema.
+        # The size of each dimension that all arrays share, None for free dimensions, as in a schema.
         self.form = (None,) * (shapes.shape[1] - len(inner)) + inner if form is None else form
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> Ragged:
-        """Copy arrays of equal rank and dtype, at least one, into one buffer."""
+        """Copy one or more arrays of equal rank and dtype into one buffer."""
         if not len(arrays):
-            raise InvalidInputError("no arrays: their rank and dtype are not known", code="invalid-argument")
+            raise InvalidInputError("cannot join no arrays: their rank and dtype are unknown", code="invalid-argument")
         flat = np.concatenate([np.ravel(array) for array in arrays])
         offsets = np.cumsum([0] + [array.size for array in arrays]).astype(np.int64)
         shapes = np.array([array.shape for array in arrays], dtype=np.int64).reshape(len(arrays), -1)
@@ -84,16 +84,17 @@ class Ragged(Sequence[Any]):
 
     @property
     def cu_seqlens(self) -> Any:
-        """Offsets along the first dimension as int32 (N + 1,), as attention kernels for variable lengths want them."""
+        """Offsets along the first dimension as int32 (N + 1,), the form that variable-length attention kernels expect."""
         offsets = self.offsets
         if len(self) and self.values.ndim == 1 and self.shapes.shape[1] > 1:
             offsets = np.concatenate([[0], np.cumsum(self.shapes[:, 0])])
         return self._like(offsets.astype(np.int32))
 
     def to_padded(self, value: float = 0, multiple_of: int = 1) -> Padded:
-        """Fill up with `value` to one shape, each free dimension a multiple of `multiple_of`.
+        """Pad with `value` to one shape, in which each free dimension is a multiple of `multiple_of`.
 
-        Shapes: values (N, …), mask (N, …) of the free dimensions alone, True where there is a value; nulls are `value` all over. Cost: one copy.
+        Shapes: values (N, …); mask (N, …) over the free dimensions only, True for real values. A null becomes `value` throughout.
+        Cost: one copy.
 
         >>> import numpy as np, penstock as ps
         >>> ragged = ps.Ragged.from_arrays([np.array([1, 2, 3]), np.array([4])])
@@ -107,7 +108,7 @@ class Ragged(Sequence[Any]):
         try:
             filler(value, dtype)
         except InvalidInputError as error:
-            raise InvalidInputError(f"value={value!r}, which {dtype} cannot be", code="invalid-argument") from error
+            raise InvalidInputError(f"value={value!r} cannot be stored as {dtype}", code="invalid-argument") from error
         most = self.shapes.max(axis=0, initial=0)
         free = [axis for axis, size in enumerate(self.form) if size is None]
         sizes = [-(-int(most[axis]) // multiple_of) * multiple_of if size is None else size for axis, size in enumerate(self.form)]
@@ -124,14 +125,14 @@ class Ragged(Sequence[Any]):
         return Padded(values, self._like(mask))
 
     def to_nested(self) -> Any:
-        """Give a torch nested tensor: in jagged layout, without a copy, where only the first dimension is free."""
+        """Return a torch nested tensor. If only the first dimension is free, it has jagged layout and shares memory."""
         import torch
 
         from penstock.torch import tensor_of
 
         values = self.values if isinstance(self.values, torch.Tensor) else tensor_of(self.values)
         if self.nulls is not None and self.nulls.any():
-            raise InvalidInputError("a nested tensor has no nulls", code="invalid-value", hint="leave the null samples out")
+            raise InvalidInputError("a nested tensor has no nulls", code="invalid-value", hint="leave out the null samples")
         if self.form[1:] == tuple(values.shape[1:]):
             return torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(self.offsets))
         items = [
@@ -140,7 +141,7 @@ class Ragged(Sequence[Any]):
         return torch.nested.nested_tensor(items)
 
     def _like(self, array: npt.NDArray[Any]) -> Any:
-        """A tensor where the values are one."""
+        """Return the array as a tensor if the values are a tensor."""
         if isinstance(self.values, np.ndarray):
             return array
         import torch
@@ -152,7 +153,7 @@ class Ragged(Sequence[Any]):
 
 
 def from_core(parts: tuple[Any, Any, Any, Any], form: tuple[int | None, ...]) -> Ragged:
-    """Give flat values their fixed inner dimensions, where only the first one is free."""
+    """Build a `Ragged` from the core's flat values, with the fixed inner dimensions if only the first is free."""
     flat, offsets, shapes, nulls = parts
     inner = form[1:]
     if form and form[0] is None and None not in inner:

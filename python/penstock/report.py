@@ -1,4 +1,4 @@
-"""What a loader tells of itself: what an epoch will cost, and a live line while it runs."""
+"""Reports of a loader: the expected cost of an epoch, and a live progress line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def explained(loader: Loader) -> dict[str, str]:
-    """What an epoch costs and how well it is shuffled; nothing is read but the manifest."""
+    """Describe what an epoch costs and how well it is shuffled. Cost: reads only the manifest."""
     steps, draws = len(loader), loader._core.epoch_samples
     mean = [source.sample_bytes for source in loader._sources]
     total = (
@@ -22,7 +22,7 @@ def explained(loader: Loader) -> dict[str, str]:
     )
     looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []
     probe = loader._open((0, 0))
-    asked_of = [[0, 0] for _ in loader._sources]  # Requests and bytes of the batches that are looked at, by source.
+    asked_of = [[0, 0] for _ in loader._sources]  # Requests and bytes of the sampled batches, by source.
     distinct, full = [], []
     for step in looked:
         _, sources, positions, _ = probe.places(step)
@@ -32,13 +32,13 @@ def explained(loader: Loader) -> dict[str, str]:
                 ranges = source.view._view.ranges(np.sort(mine), list(source.columns))
                 asked_of[number][0] += len(ranges)
                 asked_of[number][1] += sum(end - begin for _, begin, end in ranges)
-            # Of as many equal parts of the source as there are samples, how many are met: 63 % of them by a full permutation.
+            # Divide the source into as many equal parts as the batch has samples. A full permutation draws from 63 % of the parts.
             count = len(mine)
             distinct.append(len(np.unique(mine * count // max(1, len(source.view)))))
             full.append(count * (1 - (1 - 1 / count) ** count) if count else 0)
     quality = sum(distinct) / sum(full) if sum(full) else 1.0
     windowed = next((source for source in loader._sources if source.order["kind"] == "window"), None)
-    # Runs of a window are read whole, each once: by one rank, or in a mixture by all that draw from them.
+    # A run of a window is read whole and once: by one rank, or in a mixture by every rank that draws from it.
     parts = 1 if windowed and loader._mix else loader.world_size
     requests, asked_bytes = (sum(counts) for counts in zip(*asked_of, strict=True))
     asked, moved = requests / max(1, len(looked)) * steps, asked_bytes / max(1, len(looked)) * steps
@@ -52,42 +52,45 @@ def explained(loader: Loader) -> dict[str, str]:
             gap, kept = source.view._snapshot.request_cost()
             stored, decoded, block, spanned, _ = source.view._column_bytes(source.columns)
             if spanned <= kept:
-                # The cache can hold what lies between a source's first and last block: each block is read once, with its neighbours, or in
-                # ranges as long as those of one batch, if they are longer.
+                # The cache can hold everything from the source's first block to its last. Each block is read once, in ranges that join
+                # neighbours, or in ranges as long as those of one batch if these are longer.
                 some, some_bytes = min(some, stored / max(gap, some_bytes / max(1.0, some)) + 1), min(some_bytes, stored)
             elif block:
-                # It holds a part of the blocks, of which a draw finds its own as often as that part is of all; but each is read once.
+                # The cache holds a part of the blocks. A draw hits it in proportion to that part, but each block is read at least once.
                 missed = max(0.0, 1 - 2 * kept / max(1, decoded))
                 blocks = len(source.columns) * decoded / block
                 some, some_bytes = max(some * missed, min(some, blocks)), max(some_bytes * missed, min(some_bytes, stored))
             asked, moved = asked + some, moved + some_bytes
     mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader._sources)
     answer = {
-        "epoch": f"{draws} samples in {steps} steps of {loader.global_batch_size} ({loader.global_batch_size // loader.world_size} a rank)",
+        "epoch": f"{draws} samples in {steps} steps of {loader.global_batch_size} "
+        f"({loader.global_batch_size // loader.world_size} per rank)",
         "order": ", ".join(json.dumps(source.order) for source in loader._sources),
-        "bytes": f"about {size_text(total)} an epoch, up to {size_text(total / parts)} a rank",
-        "requests": f"about {asked:,.0f} an epoch and rank, that move {size_text(moved)} while nothing is cached"
+        "bytes": f"about {size_text(total)} per epoch, up to {size_text(total / parts)} per rank",
+        "requests": f"about {asked:,.0f} per epoch and rank, which transfer {size_text(moved)} starting from an empty cache"
         if requests
         else "none: files are mapped"
         if mapped
-        else "one a file"
+        else "one per file"
         if any(source.view._files is not None for source in loader._sources)
-        else "none: what is read is cached",
-        "memory": f"batches ahead, and windows that are held, take up to {size_text(loader.memory_bytes)}; a batch of fixed shapes {size_text(loader._core.least_bytes)}",
-        "shuffle": f"a batch comes from {min(1.0, quality):.0%} as many places as in a full permutation",
+        else "none: all data is cached",
+        "memory": f"up to {size_text(loader.memory_bytes)} for batches made ahead and windows; "
+        f"the fixed shapes of a batch take {size_text(loader._core.least_bytes)}",
+        "shuffle": f"a batch draws from {min(1.0, quality):.0%} as many places as in a full permutation",
     }
     loose = [name for name, _, shape, image in loader._core.results() if image and None in shape]
     if loose:
         names = ", ".join(f"`{name}`" for name in loose)
         answer["images"] = (
-            f"{names} {'is' if len(loose) == 1 else 'are'} one array where all images of a batch have one size, else a list: T.Resize((height, width)) makes it certain"
+            f"{names} {'is' if len(loose) == 1 else 'are'} one array if all images of a batch have the same size, else a list; "
+            "T.Resize((height, width)) guarantees one array"
         )
     for source in loader._sources:
         need, kept = source.tail_bytes(loader.global_batch_size // loader.world_size)
         if need and not source.window_runs:
             answer["tails"] = (
-                f"a batch comes from data files whose tails take {size_text(need)}, and {size_text(kept)} of them are kept: the others are read "
-                f"again with each batch, unless ps.configure(memory_bytes={4 * need}) keeps them"
+                f"a batch comes from data files whose tails take {size_text(need)}, and {size_text(kept)} of them are kept. The others are "
+                f"read again for each batch, unless ps.configure(memory_bytes={4 * need}) keeps them"
             )
     if windowed:
         order = windowed.order
@@ -99,7 +102,7 @@ def explained(loader: Loader) -> dict[str, str]:
 
 
 def size_text(count: float) -> str:
-    """A number of bytes, for people."""
+    """Format a number of bytes for people."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.3g} {unit}"
@@ -108,7 +111,7 @@ def size_text(count: float) -> str:
 
 
 class Line:
-    """A live line: how far, how fast, how much of the time was waited."""
+    """A live line: progress, speed, and the share of time spent waiting."""
 
     def __init__(self, loader: Loader) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

@@ -1,4 +1,4 @@
-"""Column types: what a column holds, and the entry of each in the schema. Values are prepared in `values.py`."""
+"""Column types: what a column holds, and its entry in the schema. `values.py` prepares the values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = ["DTYPES", "ColumnType", "Schema", "from_json", "numpy_dtype", "to_jso
 
 
 def dtype_name(dtype: Any) -> str:
-    """Give our name of a dtype: a name, a NumPy dtype or type."""
+    """Return the Penstock name of a dtype, given as a name, NumPy dtype or type."""
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     try:
@@ -67,24 +67,24 @@ class ColumnType:
     type: ClassVar[str]
 
     def spec(self) -> dict[str, Any]:
-        """Give the column's entry in the schema, but for its name."""
+        """Return the column's entry in the schema, without its name."""
         if self.codec not in ("none", "lz4", "zstd"):
             raise InvalidInputError(f"unknown codec {self.codec!r}", code="invalid-schema", hint="one of none, lz4, zstd")
         return {"type": self.type, "codec": self.codec}
 
     def check_whole(self, values: Any) -> None:
-        """Refuse what cannot be one value a sample, before samples are counted."""
+        """Refuse input that cannot be one value per sample, before samples are counted."""
 
     def rows(self, values: Any) -> Any:
-        """Make a container of all values that can be sliced."""
+        """Return all values as a container that can be sliced."""
         return rows_of(values)
 
     def row_bytes(self) -> int:
-        """Give the bytes that each value takes once it is prepared, a null as well; 0 where that depends on the value."""
+        """Return the bytes of each prepared value, nulls included; 0 if the size depends on the value."""
         return 0
 
     def prepare(self, values: Any) -> Prepared:
-        """Turn one value a sample, or a slice of what `rows` gave, into a form for the core."""
+        """Convert one value per sample, or a slice of the result of `rows`, to a form for the core."""
         raise NotImplementedError
 
 
@@ -114,7 +114,7 @@ class Text(ColumnType):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bytes(ColumnType):
-    """Bytes of any length: bytes, bytearray, memoryview or a Path to be read. Reads as bytes."""
+    """Bytes of any length: bytes, bytearray, memoryview, or the Path of a file to store. Reads as bytes."""
 
     type = "bytes"
 
@@ -123,7 +123,7 @@ class Bytes(ColumnType):
 
 
 def _has_keys_of_one_name(value: Any) -> bool:
-    """Tell whether some dict has keys such as 1 and "1": JSON would keep only one of them.
+    """Return whether any dict has keys such as 1 and "1", of which JSON would keep only one.
 
     >>> _has_keys_of_one_name([{1: "a", "1": "b"}]), _has_keys_of_one_name({1: "a", "2": {}})
     (True, False)
@@ -145,7 +145,7 @@ def _has_keys_of_one_name(value: Any) -> bool:
 class Json(ColumnType):
     """Anything that JSON can hold, stored as compact text. Reads as Python objects.
 
-    A text is a JSON string, also one from Arrow: parse what `scan` gave, where JSON is text, before you append it.
+    Text is stored as a JSON string, even from Arrow. `scan` returns JSON as text, so parse that before you append it.
     """
 
     type = "json"
@@ -156,16 +156,16 @@ class Json(ColumnType):
             try:
                 text = None if is_null(value) else json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
                 if text and _has_keys_of_one_name(value):
-                    raise ValueError("two of its keys have one name as text")
+                    raise ValueError("two of its keys have the same name as text")
             except (TypeError, ValueError, RecursionError) as error:
-                raise fail(f"is no JSON: {error}", row) from error
+                raise fail(f"is not JSON: {error}", row) from error
             items.append(text)
         return ("items", items)
 
 
 @dataclasses.dataclass(frozen=True)
 class Label(ColumnType):
-    """One of a closed list of names. Append names or codes; reads as int64 codes, as strings in scan.
+    """One of a closed list of names. Append names or codes. Reads as int64 codes, or as strings in `scan`.
 
     >>> Label(["cat", "dog"]).names
     ('cat', 'dog')
@@ -192,9 +192,9 @@ class Label(ColumnType):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Category(ColumnType):
-    """One of an open list of words, which grows as words are appended. Reads as int64 codes, as strings in scan.
+    """One of an open list of words, which grows as words are appended. Reads as int64 codes, or as strings in `scan`.
 
-    Append words, or codes of this dataset's own `vocabulary`: those of another dataset mean other words here.
+    Append words, or codes of this dataset's own `vocabulary`. The same codes mean different words in other datasets.
     """
 
     type = "category"
@@ -209,7 +209,7 @@ class Category(ColumnType):
 
 @dataclasses.dataclass(frozen=True)
 class Scalar(ColumnType):
-    """One number, bool or timestamp a sample; a plain dtype in a schema means this."""
+    """One number, bool or timestamp per sample. A plain dtype in a schema is short for this type."""
 
     dtype: str
     type = "scalar"
@@ -236,12 +236,12 @@ class Scalar(ColumnType):
 
 @dataclasses.dataclass(frozen=True)
 class Tensor(ColumnType):
-    """An n-dimensional array a sample; None stands for a free dimension.
+    """An n-dimensional array per sample; None means a free dimension.
 
-    Shapes: all fixed → batches are (N, *shape) arrays; some free → `Ragged`. No fixed dimension may be 0.
-    Samples of 8 MiB and more are stored as tiles of about 64 KiB, so that `ds["volume"][7, 0:64, 10:20]` reads little more than
-    what it gives; `tile`, one side a dimension, sets their shape for samples of any size. Large samples may be given as anything
-    that has shape and dtype and reads its parts (np.memmap, h5py, Zarr, TensorStore): they are never held as a whole.
+    Shapes: if all dimensions are fixed, batches are (N, *shape) arrays; else they are `Ragged`. No fixed dimension may be 0.
+    Samples of 8 MiB and more are stored as tiles of about 64 KiB, so `ds["volume"][7, 0:64, 10:20]` reads little more than it
+    returns. `tile`, one side per dimension, sets the tile shape for samples of any size. A large sample may be any object that has
+    a shape and a dtype and reads its parts (np.memmap, h5py, Zarr, TensorStore). It is never held in memory whole.
 
     >>> Tensor((None, 4), "float32").shape
     (None, 4)
@@ -290,11 +290,11 @@ class Tensor(ColumnType):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Image(ColumnType):
-    """A JPEG or PNG, kept bit for bit; arrays and Pillow images are stored as PNG of their pixels, without EXIF and its orientation.
+    """A JPEG or PNG, kept bit for bit. Arrays and Pillow images are stored as PNG of their pixels, without EXIF and its orientation.
 
-    Shapes: reads as (H, W, C) uint8 or uint16, C 1, 3 or 4, as it is stored. `exif_orientation=False` leaves pixels as they lie in the file.
-    `mode` is what loaders give: "RGB" (alpha composited onto white), "L" (grey, by ITU-R 601), "RGBA", "I;16" (16-bit grey; 8 bits times 257) or
-    "stored". Loaders refuse images of 16 bits a channel in a mode of 8, and colours in "I;16".
+    Shapes: reads as (H, W, C) uint8 or uint16 with C 1, 3 or 4, as stored. `exif_orientation=False` ignores the EXIF orientation.
+    `mode` is the mode in loaders: "RGB" (alpha composited onto white), "L" (grey, by ITU-R 601), "RGBA", "I;16" (16-bit grey; 8-bit
+    values times 257) or "stored". Loaders refuse images of 16 bits per channel in an 8-bit mode, and colours in "I;16".
     """
 
     mode: str = "RGB"
@@ -317,9 +317,9 @@ class Image(ColumnType):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mask(ColumnType):
-    """A class number a pixel, stored as PNG. Shapes: reads as (H, W) uint8 or uint16; palettes are not applied.
+    """One class number per pixel, stored as PNG. Shapes: reads as (H, W) uint8 or uint16; palettes are not applied.
 
-    Files are kept as they are; a JPEG may have blurred its class numbers before it came here.
+    Files are stored unchanged. A JPEG file may contain class numbers that its own compression has blurred.
     """
 
     of: str | None = None
@@ -334,7 +334,7 @@ class Mask(ColumnType):
 
 @dataclasses.dataclass(frozen=True)
 class Boxes(ColumnType):
-    """Boxes of an image. Shapes: (N, 4) float32, N free; reads as `Ragged`. `format`: xyxy, xywh or cxcywh, in pixels."""
+    """Boxes in an image. Shapes: (N, 4) float32, N free; reads as `Ragged`. `format`: xyxy, xywh or cxcywh, in pixels."""
 
     format: str = "xyxy"
     of: str | None = None
@@ -376,13 +376,13 @@ class Schema(dict[str, ColumnType]):
 
 
 def to_json(schema: Mapping[str, Any]) -> str:
-    """Write a schema for the core; a plain dtype is a scalar."""
+    """Write a schema as JSON for the core; a plain dtype becomes a scalar."""
     if not isinstance(schema, Mapping):
-        raise InvalidInputError(f"a schema is a {type(schema).__name__}, expected a dict of column name to type", code="invalid-schema")
+        raise InvalidInputError(f"the schema is a {type(schema).__name__}, expected a dict of column name to type", code="invalid-schema")
     columns = []
     for name, kind in schema.items():
         if not isinstance(name, str):
-            raise InvalidInputError(f"cannot create column {name!r}: a name is a str", code="invalid-schema")
+            raise InvalidInputError(f"cannot create column {name!r}: expected a str as name", code="invalid-schema")
         if not isinstance(kind, ColumnType):
             if isinstance(kind, type) and issubclass(kind, ColumnType):
                 raise InvalidInputError(
@@ -397,7 +397,7 @@ def to_json(schema: Mapping[str, Any]) -> str:
 
 
 def from_json(text: str) -> Schema:
-    """Read a schema of the core."""
+    """Read a schema from the core's JSON."""
     schema = Schema()
     for column in json.loads(text):
         kind = TYPES[column["type"]]

@@ -1,4 +1,4 @@
-"""The stages of a loader that are Python's: what `transform=` means, functions of a sample, what nulls become."""
+"""The Python stages of a loader: `transform=` lists, user functions and their results, and replacement of nulls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.view import Batch, View
 def stages_of(
     transform: Sequence[Transform | Callable[..., Any]], outputs: Mapping[str, str], view: View
 ) -> tuple[list[dict[str, Any]], list[Callable[..., Any]], list[PerBatch]]:
-    """Sort transforms into those of the core, functions of a sample and functions of a batch; they come in that order."""
+    """Split transforms into core transforms, per-sample functions and per-batch functions, which must come in that order."""
     if not isinstance(transform, list | tuple):
         raise InvalidInputError(f"transform={transform!r}, expected a list", code="invalid-argument", hint="write transform=[…]")
     declared: list[dict[str, Any]] = []
@@ -43,27 +43,25 @@ def stages_of(
             raise InvalidInputError(f"{stage.__name__} is a class", code="invalid-argument", hint=f"write T.{stage.__name__}(…)")
         elif callable(stage):
             if batches:
-                raise InvalidInputError(
-                    f"{stage!r} comes after a function of whole batches", code="invalid-argument", hint="put T.PerBatch last"
-                )
+                raise InvalidInputError(f"{stage!r} comes after a per-batch function", code="invalid-argument", hint="put T.PerBatch last")
             samples.append(stage)
         else:
             raise InvalidInputError(
-                f"{stage!r} is no transform", code="invalid-argument", hint="see penstock.transforms, or give fn(sample, rng)"
+                f"{stage!r} is not a transform", code="invalid-argument", hint="see penstock.transforms, or pass fn(sample, rng)"
             )
     given = set(outputs)
     for stage in batches:
         if twice := sorted(given.intersection(stage.gives)):
             raise InvalidInputError(
-                f"{stage!r} gives `{twice[0]}`, which the batch has already", code="invalid-argument",
-                hint="give the other column another name by outputs={…}; tokenize a second text in a T.PerBatch of your own",
+                f"{stage!r} adds `{twice[0]}`, which the batch already has", code="invalid-argument",
+                hint="rename the other column with outputs={…}; tokenize a second text in your own T.PerBatch",
             )  # fmt: skip
         given |= set(stage.gives)
     return declared, samples, batches
 
 
 def _one_size(stage: Transform, on: Sequence[str], outputs: Mapping[str, str], view: View) -> dict[str, Any]:
-    """One number for a crop is a square of images, and the length of tensors of one dimension."""
+    """Return the size of a one-number crop if it is a length, for one-dimensional tensors, and not a square, as for images."""
     kinds = [view.schema.get(outputs.get(name, name)) for name in on]
     lines = all(isinstance(kind, Tensor) and len(kind.shape) == 1 for kind in kinds)
     size = stage.declared().get("size") if lines and isinstance(stage, CenterCrop | RandomCrop) else None
@@ -80,20 +78,20 @@ def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
     images = [name for name, column in outputs.items() if column in view.schema and view.schema[column].type == "image"]
     if len(images) != 1:
         raise InvalidInputError(
-            f"{type(stage).__name__} does not say what it is on: there are {len(images)} images", code="invalid-argument", hint="write on=…"
+            f"{type(stage).__name__} needs on=: there are {len(images)} images, expected one", code="invalid-argument", hint="write on=…"
         )
     return images
 
 
 def collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64], before: Batch) -> Batch:
-    """Samples → columns: arrays, tensors and numbers of one shape become one; what was ragged or a list before stays so."""
+    """Collate samples to columns. Stack arrays, tensors and numbers; columns that were lists or ragged in `before` stay so."""
     batch: Batch = {}
     for name in dict.fromkeys(name for sample in samples for name in sample):
         values = []
         for index, sample in enumerate(samples):
             if name not in sample:
                 raise InvalidInputError(
-                    f"a function gave {sorted(sample)} for sample {positions[index]}: `{name}` is missing",
+                    f"a function returned {sorted(sample)} for sample {positions[index]}: `{name}` is missing",
                     code="invalid-value",
                 )
             values.append(sample[name])
@@ -121,13 +119,13 @@ def _numbers(name: str, values: list[Any], positions: npt.NDArray[np.int64]) -> 
         if not isinstance(value, np.generic | int | float | bool) or isinstance(value, str) != isinstance(values[0], str):
             raise InvalidInputError(
                 f"`{name}` of sample {position} is {type(value).__name__} after your functions, that of sample {positions[0]} is "
-                f"{type(values[0]).__name__}", code="invalid-value", hint="give one kind of value for all samples",
+                f"{type(values[0]).__name__}", code="invalid-value", hint="return one kind of value for all samples",
             )  # fmt: skip
     return values
 
 
 def _alike(name: str, values: list[Any], positions: npt.NDArray[np.int64], kind: Any) -> list[Any]:
-    """Give the values back where all are of this kind, and of one shape and dtype."""
+    """Return the values if all have this kind, one shape and one dtype; else raise InvalidInputError."""
     first = values[0]
     for position, value in zip(positions, values, strict=True):
         if not isinstance(value, kind) or value.shape != first.shape or value.dtype != first.dtype:
@@ -135,20 +133,20 @@ def _alike(name: str, values: list[Any], positions: npt.NDArray[np.int64], kind:
             wanted = f"{tuple(first.shape)} {first.dtype}"
             raise InvalidInputError(
                 f"`{name}` of sample {position} is {found} after your functions, that of sample {positions[0]} is {wanted}",
-                code="invalid-value", hint="give equal shapes, or lists",
+                code="invalid-value", hint="return equal shapes, or lists",
             )  # fmt: skip
     return values
 
 
 def nulls_of(values: Any) -> int:
-    """How many values of a list or of ragged arrays are null; arrays say so otherwise."""
+    """Count the nulls in a list or in ragged arrays. For plain arrays, returns 0: the core reports their nulls separately."""
     if isinstance(values, Ragged):
         return 0 if values.nulls is None else int(np.count_nonzero(values.nulls))
     return sum(value is None for value in values) if isinstance(values, list) else 0
 
 
 def fill(name: str, value: Any, batch: Batch, nulls: npt.NDArray[np.bool_] | None) -> None:
-    """Put `value` where a column is null; "mask" says where it is not."""
+    """Replace the nulls of a column with `value`; "mask" adds a column `<name>_valid` instead."""
     values = batch[name]
     if nulls is None:
         nulls = values.nulls if isinstance(values, Ragged) else None
@@ -157,24 +155,24 @@ def fill(name: str, value: Any, batch: Batch, nulls: npt.NDArray[np.bool_] | Non
     if isinstance(value, str) and value == "mask":
         batch[f"{name}_valid"] = there
     elif isinstance(values, list):
-        # Each row has a value of its own, which its user may change.
+        # Each row gets its own copy, which the user may change.
         batch[name] = [item if valid else copy.deepcopy(value) for item, valid in zip(values, there, strict=True)]
     elif isinstance(values, np.ndarray) and not there.all():
         values[~there] = value
 
 
 def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, list[int | None], bool]], kinds: Mapping[str, str]) -> None:
-    """Refuse what nulls cannot become, before anything is read. `kinds`: the column type of each result."""
+    """Refuse invalid replacements for nulls before anything is read. `kinds`: the column type of each result."""
     for name in wanted:
         if name not in kinds:
-            hint = f"it gives {', '.join(kinds)}"
-            raise InvalidInputError(f"nulls= names `{name}`, which the loader does not give", code="invalid-argument", hint=hint)
+            hint = f"its columns: {', '.join(kinds)}"
+            raise InvalidInputError(f"nulls= names `{name}`, which the loader does not return", code="invalid-argument", hint=hint)
     for name, value in wanted.items():
         if isinstance(value, str) and value == "mask" and f"{name}_valid" in kinds:
             raise InvalidInputError(
-                f"nulls of `{name}` cannot become a mask: the loader gives a column `{name}_valid` already",
+                f"nulls of `{name}` cannot become a mask: the loader already has a column `{name}_valid`",
                 code="invalid-argument",
-                hint="give that one another name by outputs={…}",
+                hint="rename that column with outputs={…}",
             )
     for name, dtype, shape, _ in results:
         if name not in wanted or (isinstance(wanted[name], str) and wanted[name] == "mask"):
@@ -182,7 +180,7 @@ def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, lis
         kind, value = kinds[name], wanted[name]
         if kind in ("tensor", "boxes", "keypoints") and None in shape:
             raise InvalidInputError(
-                f"nulls of `{name}` cannot be filled: it is ragged", code="invalid-argument", hint='say "mask"; they stay None'
+                f"nulls of `{name}` cannot be filled: it is ragged", code="invalid-argument", hint='use "mask"; the nulls stay None'
             )
         if None in shape or dtype == "bytes":
             if dtype == "bytes":
@@ -198,5 +196,5 @@ def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, lis
             filler(value, dtype, tuple(size or 0 for size in shape))
         except InvalidInputError as error:
             raise InvalidInputError(
-                f"nulls of `{name}` cannot become {value!r}: it is {dtype} of shape {tuple(shape)}", code="invalid-argument"
+                f"nulls of `{name}` cannot become {value!r}: expected {dtype} of shape {tuple(shape)}", code="invalid-argument"
             ) from error

@@ -1,4 +1,4 @@
-"""The PyTorch leaf: a map-style Dataset and its collate function. Nothing else of Penstock imports torch.
+"""The PyTorch leaf module: a map-style Dataset, its collate function, and a sampler. Others import torch only inside functions.
 
 >>> import penstock as ps, torch
 >>> ds = ps.create("memory://torch", {"x": ps.Tensor((2,), "float32"), "label": ps.Label(["a", "b"])})
@@ -22,15 +22,15 @@ from penstock.view import Batch, Sample, View, unwrap
 
 
 class TorchDataset(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
-    """Samples of a view by position. Picklable, and safe after fork: each worker reads for itself, without locks of its parent.
+    """Samples of a view by position. Picklable and safe after fork: each worker reads independently, without its parent's locks.
 
-    Cost: `DataLoader` asks for a whole batch at once (`__getitems__`), which is one `take`.
+    Cost: one `take` per batch, because `DataLoader` requests whole batches (`__getitems__`).
     """
 
     def __init__(self, view: View, columns: Sequence[str] | None = None) -> None:
         self.view = view
         self.columns = None if columns is None else list(columns)
-        view.take([], columns=self.columns)  # Raises for a column that is not there.
+        view.take([], columns=self.columns)  # Raises for a missing column.
 
     def __len__(self) -> int:
         return len(self.view)
@@ -43,7 +43,7 @@ class TorchDataset(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
 
 
 class Samples(Sequence[Any]):
-    """The samples of one batch as `default_collate` wants them: dicts, made when looked at. `collate` takes `batch` as it is."""
+    """The samples of one batch as dicts, made on access, for `default_collate`. `collate` uses `batch` directly."""
 
     def __init__(self, batch: Batch, count: int, forms: Mapping[str, str]) -> None:
         self.batch, self.samples = batch, count
@@ -65,10 +65,10 @@ class Samples(Sequence[Any]):
 class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
     """Penstock's order for a DataLoader: `DataLoader(view.torch(), batch_size=B, sampler=Sampler(view, batch_size=B, seed=0), …)`.
 
-    Gives this rank's positions of one epoch, those that `view.loader(batch_size=B, shuffle=…, seed=…)` would give; call `set_epoch` as with
-    DistributedSampler. A DataLoader asks ahead of what it delivers, so say how many batches of the epoch were trained on:
-    `state_dict(batches=…)`. Every rank gets equally many; where they do not divide, some of the last batch come twice, or with
-    `last_batch="drop"` not at all.
+    Yields this rank's positions of one epoch, the same as `view.loader(batch_size=B, shuffle=…, seed=…)`. Call `set_epoch` as with
+    DistributedSampler. A DataLoader requests positions before it delivers their batches, so pass the number of batches of the epoch
+    that you trained on: `state_dict(batches=…)`. Every rank gets equally many positions. If they do not divide evenly, some positions
+    of the last batch repeat; with `last_batch="drop"` that batch is left out.
 
     >>> import penstock as ps, torch
     >>> ds = ps.create("memory://sampler", {"number": "int64"})
@@ -114,14 +114,14 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
             self._asked += 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of `epoch`, from its beginning."""
+        """Make the next iteration start at the beginning of `epoch`."""
         self._loader.set_epoch(epoch)
         self._began = self._asked = 0
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Tell where the sampler is after `batches` of the iteration that was begun last: a state of `Loader`, and for one.
+        """Return the state after `batches` batches of the latest iteration. The state also loads into a `Loader`.
 
-        By default after all that were asked of it, which is right after an epoch, and ahead of training inside one.
+        The default is all requested batches. That is correct after an epoch, but within an epoch it is ahead of training.
         """
         left = max(0, self._loader._step - self._began)
         number = self._asked if batches is None else batches
@@ -131,7 +131,7 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
         return {**self._loader.state_dict(), "epoch": epoch, "draw": draw}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken; see `Loader.load_state_dict`."""
+        """Resume from a state; see `Loader.load_state_dict`."""
         self._loader.load_state_dict(state)
         self._began = self._asked = 0
 
@@ -139,11 +139,11 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
 def collate(samples: Any) -> dict[str, Any]:
     """Make tensors of a batch: fixed shapes become (B, …) tensors, images of one size (B, C, H, W) in channels_last memory.
 
-    Images of different size become a list of (C, H, W), ragged values a list of tensors; text, JSON and bytes stay lists.
+    Images of different sizes become a list of (C, H, W) tensors, ragged values a list of tensors. Text, JSON and bytes stay lists.
     Timestamps become int64 microseconds. Cost: no copy for fixed shapes. Raises: InvalidInputError for nulls in a fixed column.
     """
     if hasattr(samples, "batch") or isinstance(samples, Mapping):
-        # In a batch, images are the columns that are lists of arrays.
+        # In a batch, the columns that are lists of arrays are images.
         batch = samples.batch if hasattr(samples, "batch") else samples
         return {name: _tensor(name, values, image=isinstance(values, list)) for name, values in batch.items()}
     forms = {name: form for sample in samples for name, form in getattr(sample, "forms", {}).items()}
@@ -151,7 +151,7 @@ def collate(samples: Any) -> dict[str, Any]:
 
 
 def tensors(batch: Batch, images: frozenset[str]) -> dict[str, Any]:
-    """Make tensors of a loader's batch: zero-copy; images become (B, C, H, W) in channels_last memory. Ragged values stay `Ragged`, of tensors."""
+    """Make tensors of a loader's batch without copies. Images become (B, C, H, W) in channels_last memory; `Ragged` holds tensors."""
     return {name: _loaded(name, values, name in images) for name, values in batch.items()}
 
 
@@ -169,7 +169,7 @@ def _loaded(name: str, values: Any, image: bool) -> Any:
 
 
 def _transpose(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Samples → columns; scalars become an array again."""
+    """Convert samples to columns; scalars become an array again."""
     batch: dict[str, Any] = {}
     for name in samples[0] if samples else ():
         values = [sample[name] for sample in samples]
@@ -180,7 +180,7 @@ def _transpose(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _joined(name: str, values: Any, form: str | None) -> Any:
-    """One column of samples that were taken one by one, as it is where they come as a batch."""
+    """Collate a column of samples that were read one by one, to the same form as in a batch."""
     if form == "ragged":
         return [None if value is None else tensor_of(np.ascontiguousarray(value)) for value in values]
     if form == "fixed" and isinstance(values, list) and any(value is None for value in values):
@@ -190,7 +190,7 @@ def _joined(name: str, values: Any, form: str | None) -> Any:
 
 def _nulls(name: str) -> InvalidInputError:
     return InvalidInputError(
-        f"cannot make a tensor of column `{name}`: some of its samples are null", code="invalid-value",
+        f"cannot make a tensor of column `{name}`: some samples are null", code="invalid-value",
         hint="select the samples that have a value, or collate the column yourself",
     )  # fmt: skip
 
@@ -213,7 +213,7 @@ def _tensor(name: str, values: Any, image: bool) -> Any:
 
 
 def tensor_of(array: Any) -> torch.Tensor:
-    """A tensor of an array: no copy, but of one with negative strides."""
+    """Return an array as a tensor, without a copy unless it has negative strides."""
     array = np.ascontiguousarray(array) if any(stride < 0 for stride in array.strides) else array
     if array.dtype.kind == "M":
         return torch.from_numpy(array.view(np.int64))

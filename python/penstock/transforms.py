@@ -1,8 +1,9 @@
-"""Transforms that the core applies: names, defaults and units of torchvision v2. Give them to `loader(transform=[…])`.
+"""Transforms that the core applies, with the names, defaults and units of torchvision v2. Pass them to `loader(transform=[…])`.
 
-Each is `on` one result or several at once, by name (default: the only image); its random numbers are drawn once a sample, and boxes,
-masks and keypoints follow the image. Images are what `ps.Image(mode=…)` says, RGB uint8 by default, until ToDtype or Normalize; tensors keep their own dtype, and crops, pads and flips
-cut their first dimensions. Callables `fn(sample, rng)` come after these, `PerBatch(fn)` and `Tokenize` last.
+Each works `on` one result or several at once, by name (default: the only image). Its random numbers are drawn once per sample, so that
+boxes, masks and keypoints follow the image. Images have the mode of `ps.Image(mode=…)`, RGB uint8 by default, until ToDtype or
+Normalize. Tensors keep their own dtype; crops, pads and flips apply to their first dimensions. Callables `fn(sample, rng)` come
+after these transforms, `PerBatch(fn)` and `Tokenize` last.
 
 >>> import numpy as np, penstock as ps
 >>> from penstock import transforms as T
@@ -27,7 +28,7 @@ import numpy.typing as npt
 from penstock.errors import InvalidInputError
 from penstock.values import is_whole
 
-# Pixels a side, elements a dimension.
+# The most pixels per side, or elements per dimension.
 MOST = 1 << 16
 
 MOST_TOKENS = 1 << 24
@@ -36,7 +37,7 @@ INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos")
 
 
 def _numbers(value: Any, what: str) -> list[Any]:
-    """Give one number, or a sequence of them, as a list."""
+    """Return one number, or a sequence of numbers, as a list."""
     if isinstance(value, numbers.Number) and not isinstance(value, bool):
         value = [value]
     try:
@@ -56,7 +57,7 @@ def _sizes(value: Any, what: str, square: bool) -> list[int]:
 
 
 def _padding(value: Any) -> list[int]:
-    """Torchvision's padding: all sides; left and right, top and bottom; or left, top, right, bottom."""
+    """Read torchvision's padding: all sides; left and right, top and bottom; or left, top, right, bottom."""
     sides = _numbers(value, "padding")
     if not all(isinstance(side, int) and abs(side) <= MOST for side in sides) or len(sides) not in (1, 2, 4, 6, 8):
         raise InvalidInputError(f"padding={value!r}, expected 1, 2 or 4 whole numbers", code="invalid-argument")
@@ -70,17 +71,18 @@ class Transform:
     op: ClassVar[str]
 
     def declared(self) -> dict[str, Any]:
-        """Give what the core reads, but for `on`."""
+        """Return the transform's description for the core, without `on`."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class Resize(Transform):
-    """Resize to (height, width); one number is for the shorter side, and keeps the ratio. Masks take the nearest pixel.
+    """Resize to (height, width). One number sets the shorter side and keeps the ratio. Masks use the nearest pixel.
 
-    `interpolation`: nearest (the pixel at the corner), nearest-exact (at the centre) and bilinear as torchvision has them; bicubic (a = -0.5,
-    Pillow's) and lanczos, whose vertical pass comes first: where a pass overshoots white or black, noise differs by up to 20 levels from theirs.
-    `decode`: "exact", or "fast": a JPEG that is much larger than the result is decoded at half, a quarter or an eighth of its size.
+    `interpolation`: nearest (the pixel at the corner), nearest-exact (at the centre) and bilinear match torchvision; also bicubic
+    (a = -0.5, as in Pillow) and lanczos. The last two run the vertical pass first, so where a pass overshoots white or black, noise
+    differs from torchvision and Pillow by up to 20 levels.
+    `decode`: "exact", or "fast", which decodes a JPEG much larger than the result at half, a quarter or an eighth of its size.
     """
 
     size: int | Sequence[int]
@@ -100,7 +102,7 @@ class Resize(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class CenterCrop(Transform):
-    """Cut out the middle, (height, width) or a square; what is smaller is padded with zeros."""
+    """Cut out the middle, (height, width) or a square. Smaller inputs are padded with zeros."""
 
     size: int | Sequence[int]
     on: On = None
@@ -112,7 +114,7 @@ class CenterCrop(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class RandomCrop(Transform):
-    """Cut a box out at random, after padding. `size` (height, width), or one number a dimension of a tensor."""
+    """Cut out a box at a random place, after padding. `size` is (height, width), or one number per dimension of a tensor."""
 
     size: int | Sequence[int]
     padding: int | Sequence[int] | None = None
@@ -128,10 +130,11 @@ class RandomCrop(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class RandomResizedCrop(Transform):
-    """Cut out a box of random area (`scale`, of the whole) and aspect ratio (`ratio`), and resize it.
+    """Cut out a box of random area (`scale`, relative to the image) and aspect ratio (`ratio`), and resize it.
 
-    Cost: of a JPEG, only that box is decoded, with `decode="fast"` at half, a quarter or an eighth of its size where it is at least so much
-    larger than the result: PSNR against an exact decode 43 dB in the median and 29.6 at worst, on photographs. "exact" decodes it in full.
+    Cost: decodes only the box of a JPEG. `decode="fast"` decodes it at half, a quarter or an eighth of its size if it is at least
+    that much larger than the result. PSNR against an exact decode is 43 dB (median) and 29.6 dB (worst) on photographs.
+    "exact" decodes the box at full size.
     """
 
     size: int | Sequence[int]
@@ -192,7 +195,7 @@ class Pad(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class Normalize(Transform):
-    """(value - mean) / std by channel; whole numbers are brought to 0–1 first. Gives float32, or what ToDtype said before."""
+    """Compute (value - mean) / std by channel, after scaling whole numbers to 0–1. Returns float32, or the dtype of an earlier ToDtype."""
 
     mean: Sequence[float]
     std: Sequence[float]
@@ -205,7 +208,7 @@ class Normalize(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class ToDtype(Transform):
-    """Convert; with `scale`, whole numbers become 0–1 floating point."""
+    """Convert to a dtype. With `scale`, whole numbers become floats from 0 to 1."""
 
     dtype: Any
     scale: bool = False
@@ -219,7 +222,10 @@ class ToDtype(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class SanitizeBoundingBoxes(Transform):
-    """Leave out boxes that are smaller than `min_size` pixels a side or `min_area`; columns of as many rows in `on` lose the same rows."""
+    """Remove boxes with a side below `min_size` pixels or an area below `min_area`.
+
+    Other columns in `on` with the same number of rows lose the same rows.
+    """
 
     min_size: float = 1.0
     min_area: float = 1.0
@@ -232,7 +238,7 @@ class SanitizeBoundingBoxes(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class TokenChunks(Transform):
-    """Cut `length` tokens out of each ragged sequence, at random or from its begin; shorter ones are filled up with `pad`.
+    """Cut `length` tokens out of each ragged sequence, at a random place or from its start. Shorter sequences are padded with `pad`.
 
     Shapes: a tensor (None,) → (B, length).
     """
@@ -251,9 +257,9 @@ class TokenChunks(Transform):
 
 
 class PerBatch:
-    """Apply `fn(batch)` to whole batches, after everything else; it gives the batch to deliver."""
+    """Apply `fn(batch)` to whole batches, after all other stages. It returns the batch to deliver."""
 
-    # Columns that it adds, as far as that is known.
+    # The columns that it is known to add.
     gives: Sequence[str] = ()
 
     def __init__(self, fn: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -267,10 +273,11 @@ class PerBatch:
 
 
 class Tokenize(PerBatch):
-    """Tokenize a text column a batch at a time, by the `tokenizers` library: adds `input_ids` and `attention_mask`, int64 (B, length).
+    """Tokenize a text column batch by batch with the `tokenizers` library. Adds `input_ids` and `attention_mask`, int64 (B, length).
 
-    `tokenizer`: a `tokenizers.Tokenizer`, or anything with its `encode_batch`. `length`: cut and fill to it, at least 1; None: to the longest of the batch.
-    Cost: the library's own threads, without the GIL. Raises: InvalidInputError where the batch has such columns already.
+    `tokenizer`: a `tokenizers.Tokenizer`, or any object with the same `encode_batch`. `length`: cut and pad to this length, at least 1;
+    None pads to the longest text of the batch. Cost: runs on the library's own threads, without the GIL.
+    Raises: InvalidInputError if the batch already has these columns.
     """
 
     gives = ("input_ids", "attention_mask")
@@ -286,7 +293,7 @@ class Tokenize(PerBatch):
             raise InvalidInputError(f"Tokenize: on={on!r}, expected the name of a text column", code="invalid-argument")
         if not hasattr(tokenizer, "encode_batch"):
             raise InvalidInputError(
-                f"Tokenize: {tokenizer!r} has no encode_batch", code="invalid-argument", hint="give a tokenizers.Tokenizer"
+                f"Tokenize: {tokenizer!r} has no encode_batch", code="invalid-argument", hint="pass a tokenizers.Tokenizer"
             )
         self.tokenizer, self.on, self.length, self.pad = tokenizer, on, length, pad
 
@@ -295,19 +302,21 @@ class Tokenize(PerBatch):
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         if self.on not in batch:
-            raise InvalidInputError(f"Tokenize is on `{self.on}`, the batch has {', '.join(batch)}", code="invalid-argument")
+            raise InvalidInputError(f"Tokenize is on `{self.on}`, but the batch has only {', '.join(batch)}", code="invalid-argument")
         if any(not isinstance(text, str | None) for text in batch[self.on]):
-            raise InvalidInputError(f"Tokenize is on `{self.on}`, which is no text", code="invalid-argument")
+            raise InvalidInputError(f"Tokenize is on `{self.on}`, which is not text", code="invalid-argument")
         texts = [text or "" for text in batch[self.on]]
         found = self.tokenizer.encode_batch(texts)
         if len(found) != len(texts):
-            raise InvalidInputError(f"Tokenize: encode_batch gave {len(found)} encodings for {len(texts)} texts", code="invalid-argument")
+            raise InvalidInputError(
+                f"Tokenize: encode_batch returned {len(found)} encodings for {len(texts)} texts", code="invalid-argument"
+            )
         tokens = [_whole_numbers(encoding.ids, "ids", row) for row, encoding in enumerate(found)]
         length = self.length or max(map(len, tokens), default=0)
         ids, mask = np.full((len(found), length), self.pad, np.int64), np.zeros((len(found), length), np.int64)
         for row, (encoding, made) in enumerate(zip(found, tokens, strict=True)):
             ids[row, : len(made)] = made[:length]
-            # A tokenizer that fills up by itself says which of its tokens stand for text.
+            # A tokenizer that pads its output marks the tokens that represent text.
             marks = _whole_numbers(getattr(encoding, "attention_mask", np.ones(len(made), int)), "attention_mask", row)
             if len(marks) != len(made):
                 raise InvalidInputError(
@@ -318,7 +327,7 @@ class Tokenize(PerBatch):
 
 
 def _whole_numbers(values: Any, what: str, row: int) -> npt.NDArray[np.int64]:
-    """Give what a tokenizer made of a text as numbers, if it is that."""
+    """Return the tokenizer's numbers for a text as an array. Raises: InvalidInputError unless they are whole numbers."""
     try:
         array = np.asarray(values)
         if array.ndim == 1 and (not len(array) or (array.dtype.kind in "iu" and int(array.max()) < 2**63)):

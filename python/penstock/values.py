@@ -1,6 +1,6 @@
-"""What users append → what the core takes: containers, nulls, casts that change no value, ragged arrays.
+"""Convert the user's input to forms for the core: containers, nulls, casts that change no value, ragged arrays.
 
-Called by the column types of `schema.py`. Every refusal is an InvalidInputError that names the row where one is to blame.
+The column types of `schema.py` call this module. Every refusal is an InvalidInputError, which names the bad row if there is one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from penstock import _core
 from penstock.errors import InvalidInputError
 
 Prepared = tuple[Any, ...]
-# Tensors of this size are tiled, and never held as a whole.
+# Tensors of this size or more are tiled and never held in memory whole.
 TILED_BYTES = 8 << 20
-# From here on Arrow makes its array of texts sooner than they are looked at one by one, and is worth importing.
+# From this many texts on, an Arrow array is faster than checking texts one by one, and worth the import of pyarrow.
 MANY = 1000
-# Lists of more text are converted part by part.
+# Lists with more bytes of text are converted in parts.
 WHOLE_BYTES = 256 << 20
 Array = npt.NDArray[Any]
 ISO_8601 = re.compile(r"(\d{4}|-\d{4,6})(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?)?)?)?")
@@ -37,7 +37,7 @@ DTYPES = (
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Give the NumPy dtype of a stored one; timestamps are datetime64[us], in UTC.
+    """Return the NumPy dtype of a stored dtype; timestamps are datetime64[us] in UTC.
 
     >>> numpy_dtype("timestamp")
     dtype('<M8[us]')
@@ -48,7 +48,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def is_utf8(text: str) -> bool:
-    """Tell whether a text can be stored: one with a lone surrogate, as names of files may have, cannot.
+    """Return whether a text can be stored. A lone surrogate, as in some file names, cannot.
 
     >>> is_utf8("é"), is_utf8("\\udce9")
     (True, False)
@@ -61,12 +61,12 @@ def is_utf8(text: str) -> bool:
 
 
 def fail(text: str, row: int | None = None, hint: str | None = None) -> InvalidInputError:
-    """Build the error for a value that does not fit its column. With a row the text reads on after `row n`."""
+    """Build the error for a value that does not fit its column. If a row is given, `text` continues the words `row n`."""
     return InvalidInputError(text, code="invalid-value", hint=hint, row=row)
 
 
 def shown(value: Any) -> str:
-    """Give the beginning of a value for an error: text in quotes, all else as it prints.
+    """Return the beginning of a value for an error: text in quotes, other values as printed.
 
     >>> shown("2"), shown(2)
     ("'2'", '2')
@@ -75,14 +75,14 @@ def shown(value: Any) -> str:
 
 
 def is_null(value: Any) -> bool:
-    """Tell whether a value stands for a null: None, pandas' NA, NaT, or a masked element."""
+    """Return whether a value is a null: None, pandas' NA, NaT, or a masked element."""
     if value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, np.datetime64 | np.timedelta64) and bool(np.isnat(value))
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Check whether a value is a whole number. Truth values and durations are not, although NumPy calls a duration an integer.
+    """Return whether a value is a whole number. Bools and durations are not, although NumPy treats a duration as an integer.
 
     >>> is_whole(np.int8(1)), is_whole(True), is_whole(np.timedelta64(1, "s"))
     (True, False, False)
@@ -91,17 +91,17 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 
 def is_null_word(value: Any) -> bool:
-    """Tell the same of a value among words, where a float NaN is pandas' null."""
+    """Return whether a value among words is null. Among words, a float NaN is null too, as in pandas."""
     return is_null(value) or (isinstance(value, float) and value != value)
 
 
 def is_arrow(values: Any) -> bool:
-    """Tell whether this is a pyarrow Array or ChunkedArray, without importing pyarrow."""
+    """Return whether values are a pyarrow Array or ChunkedArray, without importing pyarrow."""
     return type(values).__module__.partition(".")[0] == "pyarrow" and hasattr(values, "null_count")
 
 
 class Rows:
-    """Samples of something that reads its own parts, an h5py or Zarr array for instance: sliced without reading."""
+    """Samples in an array that reads parts on demand, such as an h5py or Zarr array. Slicing does not read."""
 
     def __init__(self, source: Any, start: int, end: int) -> None:
         self.source, self.start, self.end = source, start, end
@@ -125,13 +125,13 @@ class Rows:
 
 
 def numpy_dtype_of(source: Any) -> np.dtype[Any]:
-    """Give the dtype of an array-like; TensorStore has one of its own."""
+    """Return the NumPy dtype of an array-like; TensorStore has its own dtype class."""
     dtype: np.dtype[Any] = np.dtype(getattr(source.dtype, "numpy_dtype", source.dtype))
     return dtype
 
 
 def reads_its_parts(value: Any) -> bool:
-    """Tell whether this is an array that is no NumPy array but gives parts of itself as one."""
+    """Return whether a value is not a NumPy array but returns its parts as NumPy arrays."""
     if (
         isinstance(value, np.ndarray | np.generic)
         or is_arrow(value)
@@ -142,13 +142,13 @@ def reads_its_parts(value: Any) -> bool:
 
 
 def container(values: Any) -> Any:
-    """Make a NumPy array, a list, or a pyarrow array of anything that holds one value a sample; each can be sliced."""
+    """Convert any container of one value per sample to a NumPy array, a list or a pyarrow array, all of which can be sliced."""
     values = rows_of(values)
     return values.read() if isinstance(values, Rows) else values
 
 
 def rows_of(values: Any) -> Any:
-    """Make a container that can be sliced; one that reads its own parts is not read yet."""
+    """Convert values to a container that can be sliced, without reading an array that reads its own parts."""
     if isinstance(values, Rows):
         return values
     if reads_its_parts(values):
@@ -157,9 +157,9 @@ def rows_of(values: Any) -> Any:
         return values
     if isinstance(values, str | bytes | bytearray | memoryview | Mapping) or (hasattr(values, "iloc") and hasattr(values, "columns")):
         raise fail(
-            f"a single {type(values).__name__}, expected one value a sample", hint="wrap it in a list, or give its columns one by one"
+            f"a single {type(values).__name__}, expected one value per sample", hint="wrap it in a list, or pass its columns one by one"
         )
-    if hasattr(values, "to_arrow") and not hasattr(values, "columns"):  # A Series of Polars.
+    if hasattr(values, "to_arrow") and not hasattr(values, "columns"):  # A Polars Series.
         return values.to_arrow()
     if hasattr(values, "detach"):
         values = from_torch(values)
@@ -168,20 +168,20 @@ def rows_of(values: Any) -> Any:
         and hasattr(getattr(values, "dtype", None), "numpy_dtype")
         and hasattr(array := getattr(values, "array", values), "__arrow_array__")
     ):
-        return array.__arrow_array__()  # Of pandas: ArrowDtype, and numbers with NA, such as Int64.
+        return array.__arrow_array__()  # In pandas: ArrowDtype, and numbers with NA, such as Int64.
     elif hasattr(values, "isna") and hasattr(values, "dtype"):
         values = from_pandas(values)
     if isinstance(values, np.ndarray):
         if values.ndim == 0:
-            raise fail("an array of no dimension, expected one value a sample", hint="wrap it in a list")
+            raise fail("a zero-dimensional array, expected one value per sample", hint="wrap it in a list")
         return list(values) if values.dtype.kind == "O" else values
     if not isinstance(values, Iterable):
-        raise fail(f"a {type(values).__name__}, expected one value a sample")
+        raise fail(f"a {type(values).__name__}, expected one value per sample")
     return list(values)
 
 
 def from_torch(tensor: Any) -> Array:
-    """Give a torch tensor as an array; bfloat16 stays what it is."""
+    """Convert a torch tensor to an array; bfloat16 stays bfloat16."""
     try:
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
         if str(tensor.dtype) == "torch.bfloat16":
@@ -189,12 +189,12 @@ def from_torch(tensor: Any) -> Array:
 
             return np.asarray(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
         return np.asarray(tensor.numpy())
-    except (RuntimeError, TypeError) as error:  # Of the device "meta", sparse, quantised.
-        raise fail(f"a torch tensor that makes no array: {error}", hint="give it as a dense tensor of a plain dtype") from error
+    except (RuntimeError, TypeError) as error:  # The device "meta", sparse or quantised tensors.
+        raise fail(f"a torch tensor that cannot become an array: {error}", hint="pass a dense tensor of a plain dtype") from error
 
 
 def without_torch(values: Any) -> Any:
-    """Make arrays of the torch tensors in a list; all else stays as it is."""
+    """Convert the torch tensors in a list to arrays; other values stay unchanged."""
     if not isinstance(values, list) or not any(hasattr(kind, "detach") for kind in set(map(type, values))):
         return values
     made = list(values)
@@ -207,9 +207,9 @@ def without_torch(values: Any) -> Any:
 
 
 def from_pandas(values: Any) -> Any:
-    """Give a pandas Series, Index or array: plain dtypes as they are, zones as UTC, the rest as a list with None."""
+    """Convert a pandas Series, Index or array: plain dtypes to arrays, time zones to UTC, the rest to a list with None."""
     if getattr(values.dtype, "tz", None) is not None:
-        return (values.dt if hasattr(values, "dt") else values).tz_convert(None).to_numpy()  # In its own unit: years beyond 2262 fit.
+        return (values.dt if hasattr(values, "dt") else values).tz_convert(None).to_numpy()  # Keeps the unit, so years beyond 2262 fit.
     if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
         return values.to_numpy()
     missing = np.asarray(values.isna())
@@ -217,7 +217,7 @@ def from_pandas(values: Any) -> Any:
 
 
 def text_from_pandas(values: Any) -> Any:
-    """Give a pandas Series or array whose text lies in Arrow as that; all else as it is."""
+    """Return the Arrow array of a pandas Series or array with Arrow text; return other values unchanged."""
     if not hasattr(values, "isna") or getattr(values.dtype, "name", "") not in ("str", "string"):
         return values
     array = getattr(values, "array", values)
@@ -225,19 +225,19 @@ def text_from_pandas(values: Any) -> Any:
 
 
 def fixed(array: Array, validity: npt.NDArray[np.bool_] | None) -> Prepared:
-    """Prepare n equal samples."""
+    """Prepare N samples of equal size."""
     contiguous = np.ascontiguousarray(array)
     flat = contiguous.reshape(-1).view(np.uint8) if contiguous.size else np.empty(0, np.uint8)
     return ("fixed", flat, validity, len(array))
 
 
 def first_row(bad: Array) -> int:
-    """Give the first row of a bool array (N, …) that has a True."""
+    """Return the first row of a bool array (N, …) that contains True."""
     return int(np.argmax(bad.reshape(len(bad), -1).any(axis=1)))
 
 
 def cast(array: Array, dtype: str, row: int | None = None) -> Array:
-    """Cast where no value changes: refuse floats for integers, and whatever is out of range. `row` is the sample, if it is one."""
+    """Cast without changing values: refuse floats for integers and values out of range. `row` is the row of a single sample."""
     wanted = numpy_dtype(dtype)
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     if array.dtype == wanted or array.size == 0:
@@ -250,12 +250,12 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
     kind = array.dtype.kind
     if dtype == "timestamp":
         if kind == "u" and (bad := array > np.uint64(np.iinfo(np.int64).max)).any():
-            raise refuse(bad, "is no number of microseconds since 1970 that fits 64 bits")
+            raise refuse(bad, "does not fit 64 bits as microseconds since 1970")
         if kind in "iu":  # Whole numbers are microseconds since 1970.
             return array.astype(np.int64).view(wanted)
         unit, count = np.datetime_data(array.dtype) if kind == "M" else ("", 0)
         coarser = unit in ("Y", "M", "W", "D", "h", "m", "s", "ms", "us")
-        if kind == "M" and (coarser or count == 1):  # Several nanoseconds as one unit wrap unseen.
+        if kind == "M" and (coarser or count == 1):  # A unit of several nanoseconds would overflow silently.
             out = array.astype(wanted)
             bad = (out.astype(array.dtype) != array) & ~np.isnat(array) if coarser else np.zeros(array.shape, bool)
             if bad.any():
@@ -274,7 +274,7 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
     ) and (kind != "c" or wanted.kind == "c"):
         with np.errstate(over="ignore"):
             out = array.astype(wanted)
-        # Of floats only the range can be lost; that fewer digits are kept is what the column says.
+        # Check only the range of floats. Rounding to fewer digits is what the column's dtype asks for.
         if wanted.kind in "fcV" and wanted != array.dtype and (bad := ~np.isfinite(out)).any():
             bad &= np.isfinite(array if kind in "fc" else array.astype(np.float64))
             if bad.any():
@@ -285,7 +285,7 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
 
 
 def filler(value: Any, dtype: str, shape: tuple[int, ...] = ()) -> Array:
-    """Make one value an array of a dtype, by the rules that hold for what is appended; whole floats pass for integers.
+    """Convert one value to an array of a dtype, by the rules for appended values; whole floats also count as integers.
 
     >>> filler(255.0, "uint8"), filler(0.1, "float32", (2,)).tolist() == [np.float32(0.1)] * 2
     (array(255, dtype=uint8), True)
@@ -311,10 +311,10 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
         mask: Array = np.ma.getmaskarray(values).reshape(len(values), -1) if len(values) else np.zeros((0, 1), bool)
         partly = np.asarray(mask.any(axis=1) & ~mask.all(axis=1))
         if partly.any():
-            raise fail("is masked in part", first_row(partly), hint="a sample is null as a whole, or not at all")
+            raise fail("is masked in part", first_row(partly), hint="make the whole sample null, or none of it")
         validity = np.asarray(~mask.any(axis=1))
         values = np.asarray(values.data)
-        if not validity.all():  # What lies below a null is nobody's value.
+        if not validity.all():  # The data under a null is not a value.
             values = values.copy()
             values[~validity] = np.zeros((), values.dtype)
     if isinstance(values, list) and not shape:
@@ -331,8 +331,8 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
             validity = np.ones(len(values), bool)
             validity[nulls] = False
             first = int(np.argmax(validity))
-            some = values[first]  # Of the right kind; the core zeroes it.
-            if first:  # If it is the one that does not fit, it is so in its own row, not in that of a null.
+            some = values[first]  # A placeholder of the right kind, which the core zeroes.
+            if first:  # If the placeholder does not fit, the error must name its own row, not that of a null.
                 try:
                     cast(stack([some], shape, dtype), dtype)
                 except InvalidInputError as error:
@@ -351,7 +351,7 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
 
 
 def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[int, ...] | None) -> Prepared | None:
-    """Prepare samples that are too large to be held: the core asks for the windows it writes. Nothing for small ones."""
+    """Prepare samples too large for memory: the core pulls each window that it writes. Returns None for small samples."""
     values = from_torch(values) if hasattr(values, "detach") else values
     wanted = numpy_dtype(dtype)
 
@@ -380,16 +380,16 @@ def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[i
         if item is not None:
             if len(sizes) != len(shape) or any(size is not None and size != found for size, found in zip(shape, sizes, strict=True)):
                 raise fail(f"has the shape {sizes}, expected {shape}", row)
-            cast(np.zeros(1, numpy_dtype_of(item)), dtype, row)  # Raises for a kind that does not fit.
+            cast(np.zeros(1, numpy_dtype_of(item)), dtype, row)  # Raises if the kind does not fit.
 
     def pull(row: int, window: list[tuple[int, int]]) -> Array:
         item, part = items[row], tuple(slice(low, high) for low, high in window)
         found = item.part(row, part) if isinstance(item, Rows) else item[(row, *part)] if item is values else item[part]
         if isinstance(found, np.ma.MaskedArray) and np.ma.is_masked(found):
-            raise fail("is masked in part", row, hint="a sample is null as a whole, or not at all")
+            raise fail("is masked in part", row, hint="make the whole sample null, or none of it")
         array = cast(np.asarray(found), dtype, row)
         if array.shape != tuple(high - low for low, high in window):
-            raise fail(f"gave an array of the shape {array.shape} for {window}", row)
+            raise fail(f"returned an array of the shape {array.shape} for {window}", row)
         if array.dtype.kind == "M" and np.isnat(array).any():
             raise fail("holds NaT, which only a scalar can be", row)
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -398,14 +398,14 @@ def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[i
 
 
 def source_of(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -> Any:
-    """Give one sample as something that has a shape and a dtype and can be sliced."""
+    """Return one sample as an object that has a shape and a dtype and can be sliced."""
     if isinstance(value, np.ma.MaskedArray) or not (hasattr(value, "dtype") and hasattr(value, "shape")):
         return one_array(value, row, shape, dtype)
     return from_torch(value) if hasattr(value, "detach") else value
 
 
 def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
-    """Give numbers or fixed-size lists of Arrow as an array where nothing is null, else as a list."""
+    """Convert Arrow numbers or lists to an array, masked at nulls, or to a list if no array fits."""
     import pyarrow as pa
 
     if isinstance(values, pa.ChunkedArray):
@@ -416,10 +416,10 @@ def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
         values = values.storage
     if pa.types.is_nested(values.type):
         return tensors_of_lists(values, shape)
-    if pa.types.is_dictionary(values.type):  # Its words may be null, which its own count of nulls leaves out.
+    if pa.types.is_dictionary(values.type):  # Its words may be null, which `null_count` ignores.
         values = values.dictionary_decode()
     if values.null_count == 0 or pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
-        return values.to_numpy(zero_copy_only=False)  # A null among times is NaT.
+        return values.to_numpy(zero_copy_only=False)  # Null times become NaT.
     boolean = pa.types.is_boolean(values.type)
     if not (boolean or pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         return values.to_pylist()
@@ -427,7 +427,7 @@ def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
 
 
 def tensors_of_lists(values: Any, shape: tuple[int, ...]) -> Any:
-    """Give lists of Arrow, in each other or one after the other, as an array (N, *shape), nulls masked; as a list where that does not go."""
+    """Convert Arrow lists, nested or flat, to an array (N, *shape) with nulls masked, or to a list if that is impossible."""
     import pyarrow as pa
 
     flat = numbers_within(values.drop_null(), shape)
@@ -444,7 +444,7 @@ def tensors_of_lists(values: Any, shape: tuple[int, ...]) -> Any:
 
 
 def numbers_within(lists: Any, shape: tuple[int, ...]) -> Array | None:
-    """Give the numbers within lists of Arrow that hold lists, and so on, of these lengths; None where they do not, or hold nulls."""
+    """Return the numbers in nested Arrow lists of these lengths; None if other lengths or nulls occur."""
     import pyarrow as pa
     import pyarrow.compute as compute
 
@@ -466,13 +466,13 @@ def numbers_within(lists: Any, shape: tuple[int, ...]) -> Array | None:
 
 
 def tensors_of(values: Any) -> Array:
-    """Give an Arrow array of tensors of one shape as an array (N, *shape). Its type gives the order of the axes; nulls are masked."""
+    """Convert Arrow tensors of one shape to an array (N, *shape), with axes in the order of their type and nulls masked."""
     kind, storage = values.type, values.storage
     size = math.prod(kind.shape)
     flat = storage.values.slice(storage.offset * size, len(values) * size)
     if flat.null_count and (storage.null_count == 0 or storage.flatten().null_count):
         bad = np.asarray(flat.is_null()).reshape(len(values), -1).any(axis=1) & np.asarray(values.is_valid())
-        raise fail("holds a null, expected numbers", first_row(bad), hint="a sample is null as a whole, or not at all")
+        raise fail("holds a null, expected numbers", first_row(bad), hint="make the whole sample null, or none of it")
     array: Array = np.asarray(flat.fill_null(0) if flat.null_count else flat).reshape(len(values), *kind.shape)
     if kind.permutation is not None:
         array = array.transpose(0, *(axis + 1 for axis in kind.permutation))
@@ -482,7 +482,7 @@ def tensors_of(values: Any) -> Array:
 
 
 def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
-    """Make one array of Python values, none of them null."""
+    """Stack Python values, none of them null, into one array."""
     for row, item in enumerate(items if shape else ()):
         if np.shape(item) != shape:
             raise fail(f"has the shape {np.shape(item)}, expected {shape}", row)
@@ -497,7 +497,7 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
             if wanted.kind == "b"
             else int | float | complex | np.number | np.ndarray
             if wanted.kind == "c"
-            else int | float | np.integer | np.floating | np.ndarray  # Of complex numbers NumPy would drop the imaginary part.
+            else int | float | np.integer | np.floating | np.ndarray  # NumPy would drop the imaginary part of complex numbers.
         )
         for row, item in enumerate(items):
             unfit = isinstance(item, np.ndarray) and (item.ndim or (item.dtype.kind == "c" and wanted.kind != "c"))
@@ -506,7 +506,7 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
             if isinstance(item, int) and item.bit_length() > 1024:
                 raise fail(f"is {str(item)[:80]}, which is out of the range of {dtype}", row)
     try:
-        # float64 holds what Python calls a float; arrays keep their own dtype.
+        # Python floats fit float64; arrays keep their own dtype.
         array = (
             np.asarray(items)
             if shape or wanted.kind == "b" or any(getattr(item, "dtype", None) in (np.longdouble, np.clongdouble) for item in items)
@@ -517,12 +517,12 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
     if array.dtype.kind == "O" and shape:
         for row, item in enumerate(array):
             if any(part is None for part in item.flat):
-                raise fail("holds None, expected numbers", row, hint="a sample is null as a whole, or not at all")
+                raise fail("holds None, expected numbers", row, hint="make the whole sample null, or none of it")
     return array
 
 
 def plain_numbers(items: list[Any], dtype: str) -> tuple[Array, npt.NDArray[np.bool_] | None] | None:
-    """Convert a list of Python's own numbers and None at once. Returns None where that does not go, for the row to be found one by one."""
+    """Convert a list of plain Python numbers and None at once. Returns None if that fails, so that the caller finds the bad row."""
     wanted = numpy_dtype(dtype)
     kind = "u" if dtype == "uint64" else "i" if wanted.kind in "iu" else wanted.kind
     found = _core.numbers(items, kind) if items and kind in "iufb" else None
@@ -539,16 +539,16 @@ def plain_numbers(items: list[Any], dtype: str) -> tuple[Array, npt.NDArray[np.b
 
 
 def without_dimensions(item: Any) -> Any:
-    """Give the number of an array without dimensions; all else as it is."""
+    """Return the number in a zero-dimensional array; return other values unchanged."""
     return item[()] if isinstance(item, np.ndarray) and item.ndim == 0 else item
 
 
 def whole_number(item: Any, row: int, dtype: str) -> int:
-    """Give an integer that fits the dtype."""
+    """Return an integer that fits the dtype."""
     item = without_dimensions(item)
     if not is_whole(item) and not isinstance(item, bool | np.bool_):
         duration = isinstance(item, datetime.timedelta | np.timedelta64)
-        raise fail(f"is {shown(item)}, expected {dtype}", row, "give durations as whole numbers of one unit" if duration else None)
+        raise fail(f"is {shown(item)}, expected {dtype}", row, "pass durations as whole numbers of one unit" if duration else None)
     info = np.iinfo(numpy_dtype(dtype))
     if not info.min <= int(item) <= info.max:
         raise fail(f"is {str(item)[:80]}, out of the range of {dtype}, {info.min} to {info.max}", row)
@@ -556,27 +556,27 @@ def whole_number(item: Any, row: int, dtype: str) -> int:
 
 
 def timestamp(item: Any, row: int) -> np.datetime64:
-    """Give a datetime, date, string, datetime64, or whole number of microseconds since 1970."""
+    """Convert a datetime, date, string, datetime64, or whole number of microseconds since 1970 to datetime64[us]."""
     try:
         if is_whole(item):
             return np.datetime64(int(item), "us")
         if isinstance(item, datetime.datetime) and item.tzinfo is not None:
             item = item.astimezone(datetime.UTC).replace(tzinfo=None)
         if isinstance(item, str):
-            # A minus sign stands after the date, whose own dashes are none.
+            # A UTC offset can begin with a minus only after the date, which has dashes too.
             offset = item[-1:] in ("Z", "z") or "+" in item or "-" in item[11:]
             parsed = datetime.datetime.fromisoformat(item) if offset else None
             item = parsed.astimezone(datetime.UTC).replace(tzinfo=None) if parsed is not None and parsed.tzinfo is not None else item
-        if isinstance(item, str) and not ISO_8601.fullmatch(item):  # NumPy takes "", "now" and "202001", too.
-            raise ValueError("expected ISO 8601, as 2026-01-31T12:00:00Z")
+        if isinstance(item, str) and not ISO_8601.fullmatch(item):  # NumPy would also accept "", "now" and "202001".
+            raise ValueError("expected ISO 8601, such as 2026-01-31T12:00:00Z")
         whole, _, decimals = item.partition(".") if isinstance(item, str) else (item, "", "")
         made = np.datetime64(cast(np.array([np.datetime64(whole)]), "timestamp", row)[0], "us")
-        # With nine decimals, NumPy would take years beyond 2262 for others.
+        # With nine decimals, NumPy would overflow years beyond 2262 to other years.
         return made + np.timedelta64(int(decimals[:6].ljust(6, "0")), "us")
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, InvalidInputError):
             raise
-        raise fail(f"is {str(item)[:80]!r}, which is no timestamp: {error}", row) from error
+        raise fail(f"is {str(item)[:80]!r}, which is not a timestamp: {error}", row) from error
 
 
 def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
@@ -598,8 +598,9 @@ def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
 
 
 def ragged_from_arrow(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared | None:
-    """Take lists from Arrow whose first dimension alone is free, without making Python objects; None where that does not go, for the row to
-    be found one by one.
+    """Convert Arrow lists whose only free dimension is the first, without making Python objects.
+
+    Returns None if that fails, so that the caller finds the bad row.
     """
     import pyarrow as pa
     import pyarrow.compute as compute
@@ -611,7 +612,7 @@ def ragged_from_arrow(values: Any, shape: tuple[int | None, ...], dtype: str) ->
         return None
     if shape[0] is not None or len(inner) + 1 < len(shape):
         return None
-    flat = numbers_within(values.flatten(), inner)  # Without what lies below a null.
+    flat = numbers_within(values.flatten(), inner)  # Leaves out the data under nulls.
     if flat is None:
         return None
     try:
@@ -630,13 +631,13 @@ def ragged_from_arrow(values: Any, shape: tuple[int | None, ...], dtype: str) ->
 
 
 def arrays_of(values: Any) -> Any:
-    """Give Arrow's tensors of one shape, our own `struct{data, shape}`, or lists, as something with one array or list a sample."""
+    """Convert Arrow tensors of one shape, Penstock's `struct{data, shape}`, or lists, to one array or list per sample."""
     import pyarrow as pa
 
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if isinstance(values, pa.FixedShapeTensorArray):
-        return tensors_of(values)  # A null is masked as a whole, which `one_array` knows.
+        return tensors_of(values)  # A null is masked whole, which `one_array` handles.
     if not pa.types.is_struct(values.type) or [field.name for field in values.type] != ["data", "shape"]:
         return values.to_pylist()
     made: list[Any] = []
@@ -652,31 +653,31 @@ def arrays_of(values: Any) -> Any:
 
 
 def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -> Array | None:
-    """Give one sample of a ragged column; None for one that is masked as a whole."""
+    """Return one sample of a ragged column; None if it is masked whole."""
     if isinstance(value, np.ma.MaskedArray):
         mask = np.ma.getmaskarray(value)
         if mask.any():
             if mask.all():
                 return None
-            raise fail("is masked in part", row, hint="a sample is null as a whole, or not at all")
+            raise fail("is masked in part", row, hint="make the whole sample null, or none of it")
         value = value.data
     try:
         array = from_torch(value) if hasattr(value, "detach") else np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise fail(f"makes no array: {error}", row) from error
+        raise fail(f"does not form an array: {error}", row) from error
     if array.size == 0 and array.ndim < len(shape):
         array = np.empty([size or 0 for size in shape], numpy_dtype(dtype))
     wrong = array.ndim != len(shape) or any(size is not None and size != array.shape[axis] for axis, size in enumerate(shape))
     if array.dtype.kind == "O" and not wrong:
         within = next((item for item in array.flat if not isinstance(item, numbers.Complex)), array.flat[0])
-        raise fail(f"holds {str(within)[:80]!r}, expected {dtype}", row, hint="a sample is null as a whole, or not at all")
+        raise fail(f"holds {str(within)[:80]!r}, expected {dtype}", row, hint="make the whole sample null, or none of it")
     if wrong:
         raise fail(f"has the shape {array.shape}, expected {shape}", row)
     return np.ascontiguousarray(cast(array, dtype, row))
 
 
 def flat_from_arrow(values: Any) -> Prepared | None:
-    """Take text or binary from Arrow without making Python objects; nothing for other types."""
+    """Prepare Arrow text or binary without making Python objects. Returns None for other types."""
     if not is_arrow(values):
         return None
     import pyarrow as pa
@@ -699,7 +700,7 @@ def flat_from_arrow(values: Any) -> Prepared | None:
 
 
 def row_bytes_of(values: Any) -> npt.NDArray[np.float64] | float:
-    """Give about how many bytes each value of an Arrow array takes on its own; one number where all take the same. Values are not looked at."""
+    """Estimate the bytes of each value of an Arrow array, or one number if all are equal, without reading the values."""
     import pyarrow as pa
 
     types, kind, rows = pa.types, values.type, len(values)
@@ -717,10 +718,10 @@ def row_bytes_of(values: Any) -> npt.NDArray[np.float64] | float:
     if wide or types.is_string(kind) or types.is_binary(kind):
         ends = np.frombuffer(values.buffers()[1], np.int64 if wide else np.int32)[values.offset : values.offset + rows + 1]
         return np.diff(ends).astype(np.float64) + 8.0
-    if types.is_string_view(kind) or types.is_binary_view(kind):  # Four numbers each, of which the first is the length.
+    if types.is_string_view(kind) or types.is_binary_view(kind):  # Each view is four numbers; the first is the length.
         lengths = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)[values.offset : values.offset + rows, 0]
         return lengths.astype(np.float64) + 8.0
-    if types.is_dictionary(kind):  # What several values share is there once, and becomes as many.
+    if types.is_dictionary(kind):  # Shared words are stored once but are expanded per value.
         return _picked(row_bytes_of(values.dictionary), np.asarray(values.indices.fill_null(0)).astype(np.int64)) + 8.0
     if types.is_run_end_encoded(kind):
         begin, count = values.find_physical_offset(), values.find_physical_length()
@@ -749,7 +750,7 @@ def _picked(sizes: npt.NDArray[np.float64] | float, places: npt.NDArray[np.int64
 
 
 def _sums(sizes: npt.NDArray[np.float64] | float, count: int, begins: Array, ends: Array) -> npt.NDArray[np.float64]:
-    """Sum the sizes of `count` values within lists."""
+    """Return the size of each list: the sum of the sizes of its values, out of `count` values."""
     if isinstance(sizes, float):
         summed: npt.NDArray[np.float64] = np.multiply(ends - begins, sizes, dtype=np.float64)
         summed += 8.0
@@ -759,7 +760,7 @@ def _sums(sizes: npt.NDArray[np.float64] | float, count: int, begins: Array, end
 
 
 def becomes_objects(values: Any) -> bool:
-    """Tell whether values of Arrow can only be taken as Python objects: those within values, but for lists of numbers."""
+    """Return whether Arrow values must become Python objects: all nested values except lists of numbers."""
     if not is_arrow(values) or not values.type.num_fields:
         return False
     import pyarrow as pa
@@ -771,7 +772,7 @@ def becomes_objects(values: Any) -> bool:
 
 
 class Coded:
-    """Samples that name their words by places in one list, which the core reads once however many slices there are."""
+    """Samples that are indices into one list of words. The core reads the list once for any number of slices."""
 
     def __init__(self, words: _core.Words, places: npt.NDArray[np.int64], validity: npt.NDArray[np.bool_] | None) -> None:
         self.words, self.places, self.validity = words, places, validity
@@ -788,7 +789,7 @@ class Coded:
 
 
 def coded_from_arrow(values: Any) -> Coded | None:
-    """Take dictionary-encoded words from Arrow as they are: its words, and a place among them for each sample. Nothing for other types."""
+    """Keep dictionary-encoded Arrow words as a list of words and an index per sample. Returns None for other types."""
     if not is_arrow(values):
         return None
     import pyarrow as pa
@@ -802,7 +803,7 @@ def coded_from_arrow(values: Any) -> Coded | None:
         values = values.chunk(0) if isinstance(values, pa.ChunkedArray) and values.num_chunks == 1 else values
     words = flat_from_arrow(values.dictionary) if isinstance(values, pa.DictionaryArray) else None
     if words is None or words[4] is not None:
-        return None  # Numbers as words, or a null among the words: decoded, and looked at one by one.
+        return None  # Words that are numbers or null are decoded and checked one by one.
     indices = values.indices
     validity = None if indices.null_count == 0 else np.asarray(indices.is_valid())
     filled = indices if validity is None else indices.fill_null(0)
@@ -810,7 +811,7 @@ def coded_from_arrow(values: Any) -> Coded | None:
 
 
 def strings(values: Any) -> Any:
-    """Convert a long list of texts, and None, to Arrow at once. Returns None where that does not go."""
+    """Convert a long list of texts and None to Arrow at once. Returns None if that fails."""
     found = _core.texts(values) if isinstance(values, list) and len(values) >= MANY else None
     if found is None:
         return None
@@ -822,7 +823,7 @@ def strings(values: Any) -> Any:
 
 
 def short_strings(values: Any) -> Any:
-    """As `strings`, of texts that are not too many bytes to be held twice. Cost: looks at a thousand before it tries."""
+    """Convert texts like `strings` if they are small enough to be held twice. Cost: first measures about a thousand texts."""
     some = values[:: len(values) // 1000 + 1] if isinstance(values, list) else []
     lengths = [len(value) for value in some if isinstance(value, str)]
     most = min(WHOLE_BYTES, _core.configure()[0] // 4)
@@ -830,13 +831,13 @@ def short_strings(values: Any) -> Any:
 
 
 def coded_from_strings(values: Any) -> Coded | None:
-    """Take a long list of words, and None, as places among its different words; None where that does not go."""
+    """Convert a long list of words and None to indices into its distinct words. Returns None if that fails."""
     words = short_strings(values)
     return None if words is None else coded_from_arrow(words.dictionary_encode())
 
 
 def items_of(values: Any) -> list[Any]:
-    """Make a list of a container."""
+    """Convert a container to a list."""
     return list(values.to_pylist()) if is_arrow(values) else list(container(values))
 
 
@@ -874,7 +875,7 @@ def codes_or_words(values: Any) -> Prepared:
 
 
 def blob(value: Any, row: int) -> Any:
-    """Give bytes, a Path, or None."""
+    """Return a value as bytes, a Path, or None."""
     if is_null_word(value):
         return None
     if isinstance(value, bytes | bytearray | os.PathLike):
@@ -884,16 +885,16 @@ def blob(value: Any, row: int) -> Any:
     raise fail(f"is a {type(value).__name__}, expected bytes, Path or None", row)
 
 
-# Pillow's modes: stored as they are, or converted without loss of what one sees.
+# Pillow modes that are stored unchanged, and modes that are converted without visible loss.
 _AS_THEY_ARE = ("L", "RGB", "RGBA", "I;16")
 _CONVERTED = {"1": "L", "LA": "RGBA", "La": "RGBA", "PA": "RGBA", "RGBa": "RGBA", "RGBX": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
 
 
 def from_pillow(image: Any, row: int, mask: bool) -> Array:
-    """Give the pixels of a Pillow image: colours for an image, class numbers for a mask."""
+    """Return the pixels of a Pillow image: colours for an image, class numbers for a mask."""
     mode = image.mode
     if not mask and (mode == "P" or (mode in ("1", "L", "RGB") and "transparency" in image.info)):
-        image = image.convert("RGBA" if "transparency" in image.info else "RGB")  # One colour of a PNG may be no colour.
+        image = image.convert("RGBA" if "transparency" in image.info else "RGB")  # A PNG may declare one colour transparent.
     elif mode == "1" and mask:
         return np.asarray(image).astype(np.uint8)
     elif mode in _CONVERTED and not mask:
@@ -904,7 +905,7 @@ def from_pillow(image: Any, row: int, mask: bool) -> Array:
 
 
 def picture(value: Any, row: int, mask: bool) -> Any:
-    """Give encoded bytes, a Path, None, or (height, width, channels, bits, pixels), which the core stores as PNG."""
+    """Return encoded bytes, a Path, None, or (height, width, channels, bits, pixels), which the core stores as PNG."""
     if hasattr(value, "mode") and hasattr(value, "convert"):
         value = from_pillow(value, row, mask)
     elif hasattr(value, "detach"):
@@ -925,16 +926,16 @@ def picture(value: Any, row: int, mask: bool) -> Any:
 
 
 def refuse_one_image(values: Any) -> None:
-    """Refuse an array that is as likely one image as it is many grey ones."""
+    """Refuse an array that may be either one image or many grey images."""
     shape = tuple(getattr(values, "shape", ()))
     if len(shape) == 3 and shape[2] in (1, 3, 4):
         raise fail(
-            f"an array of the shape {shape}: is it one image, or {shape[0]} grey ones?",
-            hint="write [array] for one image; give grey images as (N, H, W, 1), or as a list",
+            f"an array of the shape {shape}, which is either one image or {shape[0]} grey images",
+            hint="write [array] for one image; pass grey images as (N, H, W, 1), or as a list",
         )
 
 
 def pictures(values: Any, mask: bool) -> Prepared:
-    """Prepare the values of an image or mask column; an array of images is one image a row."""
+    """Prepare the values of an image or mask column. An array of images has one image per row."""
     flat = flat_from_arrow(values)
     return flat or ("items", [picture(value, row, mask) for row, value in enumerate(items_of(values))])

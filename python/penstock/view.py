@@ -1,4 +1,4 @@
-"""`View`: a dataset, whole or narrowed to chosen positions. Reading, and nothing else."""
+"""`View`: a whole dataset, or one narrowed to chosen positions. Only reads; `dataset.py` writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-# By name: NumPy imports `np.ma` and `np.random` when they are first asked for, and a child forked meanwhile would wait for ever.
+# Imported by name: NumPy imports `np.ma` and `np.random` on first access, and a child forked during that import would wait forever.
 from numpy.ma import MaskedArray
 
 from penstock import _core
@@ -27,7 +27,7 @@ _MOST = np.iinfo(np.int64).max
 
 
 def positions_of(key: Any, length: int) -> npt.NDArray[np.int64]:
-    """Turn a list, tuple, range or array of whole numbers, or a mask of `length` bools, into int64 positions."""
+    """Convert a list, tuple, range or array of whole numbers, or a mask of `length` bools, to int64 positions."""
     if type(key) is np.ndarray and key.dtype is _INT64 and key.ndim == 1:
         return key
     array = _whole_numbers(key, "position")
@@ -42,23 +42,23 @@ def positions_of(key: Any, length: int) -> npt.NDArray[np.int64]:
 
 
 def _row_ids_of(key: Any) -> npt.NDArray[np.int64]:
-    """Turn a list, tuple, range or array of row ids into an int64 array."""
+    """Convert a list, tuple, range or array of row ids to an int64 array."""
     array = _whole_numbers(key, "row id")
     if array.dtype == bool:
-        raise InvalidInputError("row ids are bools, expected whole numbers", hint="a mask goes where positions go")
+        raise InvalidInputError("row ids are bools, expected whole numbers", hint="pass a mask as positions")
     if array.dtype == np.uint64 and len(beyond := np.flatnonzero(array > _MOST)):
-        raise NotFoundError(f"cannot find row id {array[beyond[0]]}: it is beyond 64 bits", code="row-id-not-found")
+        raise NotFoundError(f"cannot find row id {array[beyond[0]]}: it does not fit int64", code="row-id-not-found")
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
 def _whole_numbers(key: Any, what: str) -> npt.NDArray[Any]:
-    """Make an array of one dimension, of whole numbers or bools."""
+    """Return a one-dimensional array of whole numbers or bools."""
     if isinstance(key, MaskedArray):
-        raise InvalidInputError(f"{what}s are a masked array", hint="leave the masked ones out first")
+        raise InvalidInputError(f"{what}s are a masked array", hint="leave out the masked ones first")
     try:
         array = np.asarray(key)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidInputError(f"{what}s make no array: {error}") from error
+        raise InvalidInputError(f"{what}s do not form an array: {error}") from error
     if array.size == 0 and array.dtype != bool:
         return np.empty(0, np.int64)
     if array.dtype != bool and (array.dtype.kind not in "iu" or array.ndim != 1):
@@ -67,11 +67,9 @@ def _whole_numbers(key: Any, what: str) -> npt.NDArray[Any]:
 
 
 def one_position(key: Any) -> int | None:
-    """Give a single position, or None where the key is none."""
+    """Return the key as a single position, or None if it is not one."""
     if isinstance(key, bool | np.bool_):
-        raise InvalidInputError(
-            f"cannot take {key}: a position is a whole number", hint="a mask is an array of as many bools as there are samples"
-        )
+        raise InvalidInputError(f"cannot take {key}: expected a whole number", hint="a mask is an array with one bool per sample")
     try:
         position = operator.index(key)
     except TypeError:
@@ -82,13 +80,13 @@ def one_position(key: Any) -> int | None:
 
 
 class Sample(dict[str, Any]):
-    """One sample: column → value. `forms` tells `ps.torch.collate` which columns are images, ragged, or of one shape ("fixed")."""
+    """One sample: column → value. `forms` lets `ps.torch.collate` see which columns are images, ragged, or of one shape ("fixed")."""
 
     forms: Mapping[str, str] = types.MappingProxyType({})
 
 
 def _form(column: Mapping[str, Any]) -> str:
-    """How values of a column go together in a batch."""
+    """Return the form of a column in a batch: "fixed", "ragged", or the name of its type."""
     if column["type"] in ("scalar", "label", "category"):
         return "fixed"
     if column["type"] == "tensor":
@@ -97,7 +95,7 @@ def _form(column: Mapping[str, Any]) -> str:
 
 
 class View:
-    """Samples of one snapshot, in the order chosen. Picklable, safe after fork, in threads.
+    """Samples of one snapshot, in the chosen order. Picklable, and safe after fork and across threads.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://view", {"number": "int32"})
@@ -109,7 +107,7 @@ class View:
 
     _snapshot: _core.Snapshot
     _view: _core.View
-    # A column beside the snapshot's, in files of its own.
+    # An extra column that is stored in its own files, as in `ps.files`.
     _files: _core.Files | None = None
 
     def __init__(self, snapshot: _core.Snapshot, view: _core.View) -> None:
@@ -119,12 +117,12 @@ class View:
 
     @property
     def uri(self) -> str:
-        """Where the dataset is."""
+        """The location of the dataset."""
         return self._snapshot.uri
 
     @property
     def snapshot(self) -> str:
-        """The id of the snapshot this reads, for `ps.open(snapshot=…)`."""
+        """The id of the snapshot that this view reads, for `ps.open(snapshot=…)`."""
         return self._snapshot.id
 
     @property
@@ -134,33 +132,33 @@ class View:
 
     @property
     def _identity(self) -> str:
-        """What states know the dataset by."""
+        """The id by which loader states identify the dataset."""
         return self._snapshot.dataset_id
 
     def _as_it_is(self) -> View:
-        """Give a view that stays at its snapshot."""
+        """Return a view that stays at its snapshot."""
         return self
 
     def _pin(self, name: str) -> None:
         self._snapshot.pin(name)
 
     def _other(self, what: str, samples: int) -> str:
-        """What to do with a state of so many samples that is of another `what`."""
-        return f"open the same {what} that the state was taken of"
+        """Return the hint for a state whose `what` differs and that was taken with `samples` samples."""
+        return f"open the {what} that the state was taken with"
 
     def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int, int, float]:
-        """Bytes of these columns, of the whole snapshot: stored, decoded, of a block of each whose samples share blocks, from its first to its last block.
+        """Return bytes of these columns in the snapshot: stored, decoded, one block each, from first to last block, and one sample.
 
-        And of a sample, decoded, by the mean of the fragments that have the column.
+        Blocks count only for columns whose samples share blocks. A sample is decoded: the mean of the fragments that have the column.
         """
         return self._snapshot.column_bytes(list(columns))
 
     def _counts(self) -> int:
-        """What `stats` counts: the same number for views that count together."""
+        """Return an id of the counters behind `stats`, equal for views that share them."""
         return self._snapshot.handle()
 
     def _kept_bytes(self, columns: Sequence[str]) -> tuple[int, int, int]:
-        """Bytes that reading these columns keeps of data files, if they are not mapped: of all, of the largest, and what may be kept."""
+        """Return the bytes that reading these columns keeps of unmapped data files: of all, of the largest, and the limit."""
         return self._snapshot.kept_bytes(list(columns))
 
     def __len__(self) -> int:
@@ -175,17 +173,17 @@ class View:
         decode: bool = True,
         on_corrupt: str = "raise",
     ) -> Batch:
-        """Read samples by position, or by row id, in the order asked; doubles are allowed, negative positions count from the end.
+        """Read samples by position or row id, in the given order. Duplicates are allowed; negative positions count from the end.
 
-        Shapes: positions (N,) → fixed columns (N, …) ndarray, a MaskedArray where there are nulls; text, bytes, JSON and
-        images lists; ragged tensors, boxes and keypoints `Ragged`. `columns` may name `_row_id` and `_position` too.
-        Cost: one copy; a block is verified once a process. `decode=False` gives the stored bytes of media.
+        Shapes: positions (N,) → fixed columns are (N, …) arrays, masked if there are nulls; text, bytes, JSON and images are lists;
+        ragged tensors, boxes and keypoints are `Ragged`. `columns` may also name `_row_id` and `_position`.
+        Cost: one copy; a block is verified once per process. `decode=False` returns the stored bytes of media.
         Raises: OutOfRangeError (position-out-of-range), NotFoundError (row-id-not-found, column-not-found), CorruptError
         (block-checksum, media-undecodable), unless `on_corrupt="null"`.
         Source: spec/format-v1.md section 11.
         """
         if (positions is None) == (row_ids is None):
-            raise InvalidInputError("cannot take: give positions or row_ids, one of them")
+            raise InvalidInputError("cannot take: expected one of positions and row_ids")
         form = "decoded" if decode else "stored"
         names = _names(columns)
         if row_ids is not None:
@@ -204,7 +202,7 @@ class View:
         return self._view.take(positions_of(positions, len(self)), names, form, on_corrupt)
 
     def __getitem__(self, key: Any) -> Any:
-        """`ds[5]` a sample as dict; `ds[5:10]`, `ds[[9, 2]]`, a mask: a batch; `ds["image"]` a column; `ds["volume"][7, 0:64]`."""
+        """Read a sample (`ds[5]`) or a batch (`ds[5:10]`, `ds[[9, 2]]`, a mask), or return a column (`ds["image"]`, see `Column`)."""
         if isinstance(key, str):
             return Column(self, key)
         if isinstance(key, slice):
@@ -231,18 +229,18 @@ class View:
                 yield self._sample(batch, index)
 
     def select(self, positions: npt.ArrayLike) -> View:
-        """Narrow to positions of this view, in that order; doubles are allowed. Cost: 8 bytes a position, nothing read."""
+        """Narrow to positions of this view, in that order. Duplicates are allowed. Cost: 8 bytes per position; no reads."""
         return View(self._snapshot, self._view.select(positions_of(positions, len(self))))
 
     def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> Iterator[Any]:
-        """Read all samples in order as pyarrow.RecordBatch of `batch_size` rows, or of fewer where those would take more than an eighth of the
-        memory budget. What is appended meanwhile does not come.
+        """Read all samples in order as pyarrow.RecordBatch of `batch_size` rows. Samples appended during the scan are not included.
 
-        Cost: one copy; holds one batch, or where files are not mapped three groups of 8 MiB and more (at most 1/32 of the memory
-        budget each), two of them read ahead. Labels and categories come as dictionary<string>, images as binary, ragged tensors
-        as struct{data, shape}. The view is an Arrow C stream as well: `duckdb.from_arrow`, `polars.from_arrow`,
-        `pyarrow.table(ds)` take it as it is. In a child that was forked while another thread was inside pyarrow, pyarrow's allocator
-        may wait for ever: start children by spawn, or set ARROW_DEFAULT_MEMORY_POOL=system; `take` has no such limit.
+        A batch has fewer rows if it would otherwise take more than an eighth of the memory budget. Labels and categories become
+        dictionary<string>, images binary, ragged tensors struct{data, shape}. The view is also an Arrow C stream, so
+        `duckdb.from_arrow`, `polars.from_arrow` and `pyarrow.table(ds)` accept it directly.
+        Cost: one copy. Holds one batch; if files are not mapped, three groups, of which two are read ahead. A group takes 8 MiB or
+        more, up to 1/32 of the memory budget. pyarrow's allocator may wait forever in a child that was forked while another thread
+        was inside pyarrow: spawn children, or set ARROW_DEFAULT_MEMORY_POOL=system. `take` has no such limit.
         """
         from penstock import arrow
 
@@ -254,28 +252,29 @@ class View:
         return arrow.reader(self, None, 4096).__arrow_c_stream__(requested_schema)
 
     def torch(self, columns: Sequence[str] | None = None) -> Any:
-        """Give a map-style torch Dataset of these samples; use it with `ps.torch.collate`."""
+        """Return a map-style torch Dataset of these samples, for use with `ps.torch.collate`."""
         from penstock.torch import TorchDataset
 
         return TorchDataset(self, columns)
 
     def loader(self, **options: Any) -> Loader:
-        """Make a loader of these samples: batches for training, in one order for any ranks and threads, resumable at any step.
+        """Make a loader: training batches of these samples, in one order for any number of ranks and threads, resumable at any step.
 
         All options are keywords:
-        `batch_size` of a rank, or `global_batch_size`. `shuffle` True (a full permutation), False, `ps.Window` or `ps.Replacement`; `seed`.
-        `columns`, or `outputs` {result: column} for two results of one column; columns may name `_row_id`, `_position`, `_step`, `_valid`, `_source`.
-        `transform` a list of `penstock.transforms`, then functions `fn(sample, rng)`, then `T.PerBatch`. `decode=False` gives images as stored bytes.
-        `output` "numpy", "torch" or "jax". `last_batch` "short", "drop" or "pad". `rank` and `world_size`, by default as torchrun says.
-        `on_corrupt` "raise", "substitute" (another sample stands in) or "mask" (that, and `_valid` is False). `nulls` {column: value or "mask"}.
-        `order_block_samples`: draws that lanes and mixtures share out at a time, by default a global batch. `memory_bytes` and `threads`: budgets, by
-        default those of `ps.configure`. `python_workers`: processes for your functions. `progress`: a live line.
-        `pin=True` keeps the snapshot, and that of a state that is loaded, from being collected until `ds.unpin`: a record in the dataset, so it must be writable.
+        `batch_size` per rank, or `global_batch_size`. `shuffle`: True (a full permutation), False, `ps.Window` or `ps.Replacement`; `seed`.
+        `columns`: may also name `_row_id`, `_position`, `_step`, `_valid` and `_source`. `outputs`: {result: column}, for two results of
+        one column. `transform`: a list of `penstock.transforms`, then functions `fn(sample, rng)`, then `T.PerBatch`.
+        `decode=False` returns images as stored bytes. `output`: "numpy", "torch" or "jax". `last_batch`: "short", "drop" or "pad".
+        `rank` and `world_size`: by default those of torchrun. `on_corrupt`: "raise", "substitute" (use another sample) or "mask" (use
+        another sample and set `_valid` to False). `nulls`: {column: value or "mask"}. `order_block_samples`: draws that are divided
+        among lanes or a mixture's sources at a time, by default a global batch. `memory_bytes` and `threads`: budgets, by default those
+        of `ps.configure`. `python_workers`: processes for your functions. `progress`: a live line. `pin=True` keeps the snapshot,
+        and the snapshot of a loaded state, from being collected until `ds.unpin`. It writes a record, so the dataset must be writable.
 
-        Shapes: images (B, H, W, 3) uint8 where a transform makes them equal, else a list; torch (B, 3, H, W) in channels_last memory; fixed columns
-        (B, …), ragged ones `Ragged`, text and bytes lists. Batches are yours: owned and writable.
+        Shapes: images (B, H, W, 3) uint8 if a transform makes their sizes equal, else a list; in torch, (B, 3, H, W) in channels_last
+        memory. Fixed columns are (B, …), ragged columns `Ragged`, text and bytes lists. You own the batches and may write to them.
         Cost: at most `memory_bytes` of batches are made ahead; resuming costs one batch.
-        Raises: InvalidInputError before anything is read, where something does not fit; CorruptError names the samples.
+        Raises: InvalidInputError for invalid options, before anything is read; CorruptError, which names the samples.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://loading", {"number": "int32"})
@@ -288,10 +287,10 @@ class View:
         return Loader(self, **options)
 
     def stats(self) -> dict[str, int]:
-        """Count what this handle asked of storage so far.
+        """Return counts of this handle's storage operations so far.
 
-        `reads`, `ranges`, `maps`, `lookups`, `lists`, `puts`, `creates`, `syncs`, `deletes` and their `…_bytes` are what the dataset
-        asked; `requests`, `received_bytes`, `retries` and `hedges` what went over the network for it. Cost: nothing.
+        `reads`, `ranges`, `maps`, `lookups`, `lists`, `puts`, `creates`, `syncs`, `deletes` and their `…_bytes` count operations of
+        the dataset. `requests`, `received_bytes`, `retries` and `hedges` count the resulting network traffic. Cost: no reads.
 
         >>> import penstock as ps
         >>> ps.create("memory://stats", {"year": "int32"}).stats()["creates"]
@@ -301,7 +300,7 @@ class View:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.uri.startswith("memory://"):
-            raise UnsupportedError(f"cannot pickle `{self.uri}`: memory:// lives in one process", code="unsupported-storage")
+            raise UnsupportedError(f"cannot pickle `{self.uri}`: memory:// exists in only one process", code="unsupported-storage")
         positions = self._view.positions()
         return (_reopen, (self.uri, self.snapshot, self._snapshot.options(), positions))
 
@@ -321,7 +320,7 @@ def _names(columns: Sequence[str] | None) -> list[str] | None:
 
 
 def unwrap(values: Any, index: int = 0) -> Any:
-    """Give one value of a batch's column; a null is None."""
+    """Return one value of a batch's column; a null is None."""
     value = values[index]
     if isinstance(values, MaskedArray):
         masked = np.ma.getmaskarray(values)[index]
@@ -332,7 +331,7 @@ def unwrap(values: Any, index: int = 0) -> Any:
 
 
 def window_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[int, int]], tuple[Any, ...]]:
-    """Find the smallest window that holds what NumPy would give for this key, and the key that picks it from the window.
+    """Find the smallest window that holds the elements NumPy would return for this key, and the key that picks them from the window.
 
     >>> window_of((3, slice(10, 2, -4)), (5, 20, 7))
     ([(3, 4), (6, 11), (0, 7)], (0, slice(4, None, -4)))
@@ -345,7 +344,7 @@ def window_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[in
         axes = len(shape) - named if part is Ellipsis else _axes_of(part)
         if len(window) + axes > len(shape):
             raise OutOfRangeError(f"cannot read {key}: more indices than the {len(shape)} dimensions of the sample", rows=[])
-        if axes != 1 or part is Ellipsis:  # Masks of several dimensions; None, True and False, which take up none.
+        if axes != 1 or part is Ellipsis:  # Masks of several dimensions, or None, True and False, which use no dimension.
             window += [(0, size) for size in shape[len(window) : len(window) + axes]]
             inner.append(part)
             continue
@@ -358,14 +357,14 @@ def window_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[in
 
 
 def _axes_of(part: Any) -> int:
-    """How many dimensions an index takes up by itself."""
+    """Return how many dimensions one index uses."""
     if part is None or part is Ellipsis or isinstance(part, bool | np.bool_):
         return 0
     return part.ndim if isinstance(part, np.ndarray) and part.dtype == bool else 1
 
 
 def _along(part: Any, size: int) -> tuple[int, int, Any]:
-    """Range of one dimension that an index needs, and the index inside that range."""
+    """Return the range of one dimension that an index needs, and the index relative to that range."""
     if isinstance(part, slice):
         chosen = range(size)[part]
         if not chosen:
@@ -377,11 +376,9 @@ def _along(part: Any, size: int) -> tuple[int, int, Any]:
     except TypeError:
         chosen_ones = np.asarray(part)
         if chosen_ones.dtype == bool or chosen_ones.ndim != 1 or chosen_ones.size == 0:
-            return 0, size, part  # NumPy says what is wrong with it, or that nothing is.
+            return 0, size, part  # NumPy later accepts or refuses this index.
         if chosen_ones.dtype.kind not in "iu":
-            raise InvalidInputError(
-                f"cannot read {part!r}: indices are whole numbers, slices or masks, found {chosen_ones.dtype}"
-            ) from None
+            raise InvalidInputError(f"cannot read {part!r}: found {chosen_ones.dtype}, expected whole numbers, slices or masks") from None
         bad = (chosen_ones < -size) | (chosen_ones >= size)
         if bad.any():
             raise _outside(chosen_ones[bad][0], size) from None
@@ -398,11 +395,11 @@ def _outside(index: Any, size: int) -> OutOfRangeError:
 
 
 class Column:
-    """One column of a view, with the indexing of the view: `ds["image"][5]`, `ds["label"][:]`, `ds["volume"][7, 0:64, 10]`."""
+    """One column of a view, indexed like the view: `ds["image"][5]`, `ds["label"][:]`, `ds["volume"][7, 0:64, 10]`."""
 
     def __init__(self, view: View, name: str) -> None:
         if name not in view.schema and name not in ("_row_id", "_position"):
-            view._view.take((0, 0), [name])  # Raises the error that names the columns there are.
+            view._view.take((0, 0), [name])  # Raises an error that lists the columns.
         self._view = view
         self.name = name
 
@@ -410,9 +407,9 @@ class Column:
         return len(self._view)
 
     def __getitem__(self, key: Any) -> Any:
-        """Read values; a tuple is a sample's position (or several) and a slice of its tensor.
+        """Read values. A tuple is one position, or several, and then the index of a slice of the tensor.
 
-        Cost: as `take` of this column; of tiled samples the tiles that meet the smallest box around what is asked for.
+        Cost: that of `take` of this column. For tiled samples, only the tiles that overlap the smallest box around the slice.
         """
         view = self._view._view
         if isinstance(key, tuple):
@@ -420,7 +417,9 @@ class Column:
                 return self[key[0] if key else slice(None)]
             kind = self._view.schema[self.name].type
             if kind in ("text", "json", "bytes"):
-                raise InvalidInputError(f"cannot read a part of column `{self.name}`: values of {kind} come whole", code="invalid-argument")
+                raise InvalidInputError(
+                    f"cannot read a part of column `{self.name}`: {kind} values are read whole", code="invalid-argument"
+                )
             return self._parts(key[0], key[1:])
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
@@ -432,7 +431,7 @@ class Column:
         return unwrap(view.take(np.array([position], dtype=np.int64), [self.name])[self.name])
 
     def _parts(self, which: Any, key: tuple[Any, ...]) -> Any:
-        """Read a part of one sample, or of each of several: of tiled samples no more than the tiles that hold it."""
+        """Read a part of one sample or of each of several. Tiled samples cost only the tiles that hold the part."""
         position = one_position(which) if not isinstance(which, slice) else None
         if isinstance(which, slice):
             positions = np.arange(len(self), dtype=np.int64)[which]
@@ -451,7 +450,7 @@ class Column:
             parts = [None] * len(shapes)
             for index, array in zip(there, read, strict=True):
                 part = array[windows[index][1]]
-                # A few elements must not hold on to the whole window.
+                # Copy a small part, so that it does not keep the whole window in memory.
                 parts[index] = part.copy() if isinstance(part, np.ndarray) and 2 * part.nbytes < array.nbytes else part
         return parts if position is None else parts[0]
 

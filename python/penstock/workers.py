@@ -1,7 +1,7 @@
-"""Processes for the user's Python stage: `loader(python_workers=N)`. Each runs the core on every N-th step and hands finished batches back.
+"""Worker processes for the user's Python stages: `loader(python_workers=N)`. Each runs the core for every N-th step and sends batches back.
 
-Spawned, never forked. A batch comes as a pickle whose arrays lie in a file without a name (memfd), which the consumer maps: nothing is copied
-on its side, nothing is left behind when any process dies. Which samples make a step, and their random numbers, are the loader's.
+Workers are spawned, never forked. A batch arrives as a pickle whose arrays are in an unnamed file (memfd). The consumer maps this file, so
+it copies nothing, and no file remains if a process dies. The loader determines the samples of a step and their random numbers.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from penstock.order import Source
 from penstock.transforms import PerBatch
 from penstock.view import Batch, View
 
-# Finished batches that wait at a worker, beside the one it makes.
+# Finished batches that may wait at a worker, besides the one that it makes.
 WAITING = 2
 # Smaller batches are sent through the pipe.
 MAPPED_FROM_BYTES = 256 << 10
 PAGE_BYTES = mmap.PAGESIZE
 WHY_IT_DIED = {
-    -signal.SIGKILL: "SIGKILL mostly comes from the kernel's out-of-memory killer: less memory_bytes or fewer workers",
-    1: 'its traceback stands above; a script that starts workers needs `if __name__ == "__main__":`, since they import it',
+    -signal.SIGKILL: "SIGKILL usually comes from the kernel's out-of-memory killer: reduce memory_bytes or python_workers",
+    1: 'see its traceback above; a script that starts workers needs `if __name__ == "__main__":`, because they import it',
 }
 
 
 class Pool:
-    """Workers that make steps begin, begin + 1, … in turn."""
+    """Workers that make the steps begin, begin + 1, … in turn."""
 
     def __init__(self, loader: Loader, workers: int, begin: int, end: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.processes: list[Any] = []
         self.pipes: list[Any] = []
         self.begin = self.step = begin
-        # What each worker spent and read so far.
+        # Times and storage operations of each worker so far.
         self.spent: dict[int, dict[str, int]] = {}
         self.read: dict[int, dict[str, int]] = {}
         self.owner = os.getpid()
@@ -57,7 +57,7 @@ class Pool:
         except Exception as error:
             raise InvalidInputError(
                 f"cannot send this loader to python_workers: {error}", code="invalid-argument",
-                hint="functions must stand at the top of a module that workers can import; datasets not in memory://",
+                hint="define functions at the top of a module that workers can import; memory:// datasets cannot be sent",
             ) from error  # fmt: skip
         for number in range(min(workers, max(1, end - begin))):
             ours, theirs = context.Pipe()
@@ -73,15 +73,15 @@ class Pool:
             self.pipes.append(ours)
 
     def goes_on(self, step: int) -> bool:
-        """Whether `step` is what it gives next."""
+        """Return whether `step` is the next step that the pool returns."""
         return bool(self.processes) and self.step == step and os.getpid() == self.owner
 
     def next(self) -> tuple[Batch, dict[str, Any]] | None:
-        """Give the next batch, finished but for its output type, and what is known of it."""
+        """Return the next batch, finished except for the output conversion, and its statistics."""
         if os.getpid() != self.owner:
             raise ClosedError(
-                "cannot go on with this loader: its workers belong to the process that began to iterate, and this is a fork of that",
-                code="loader-closed", hint="iterate anew here",
+                "cannot continue this loader: its workers belong to the process that began to iterate, and this process is a fork of it",
+                code="loader-closed", hint="start a new iteration here",
             )  # fmt: skip
         if not self.processes:
             return None
@@ -91,14 +91,14 @@ class Pool:
             kind, body, places = pipe.recv()
             if kind == "mapped":
                 handle = reduction.recv_handle(pipe)
-        except (EOFError, OSError):  # A worker that was killed mostly resets the connection.
+        except (EOFError, OSError):  # A killed worker usually resets the connection.
             self.processes[number].join(5)
             code = self.processes[number].exitcode
             self.close()
             raise InternalError(f"a python worker died, exit code {code}", hint=WHY_IT_DIED.get(code)) from None
         self.step += 1
         with contextlib.suppress(OSError):
-            pipe.send(None)  # Room for another.
+            pipe.send(None)  # Signals room for another batch.
         if kind == "error":
             self.close()
             raise _raised(body, places)
@@ -114,7 +114,7 @@ class Pool:
         return batch, about
 
     def close(self) -> None:
-        """End all workers; one that does not end by itself within two seconds is killed."""
+        """Stop all workers; a worker that does not exit within two seconds is killed."""
         if os.getpid() != self.owner:
             return
         for pipe in self.pipes:
@@ -132,9 +132,9 @@ def _raised(body: bytes, text: str) -> BaseException:
         error: BaseException = pickle.loads(body)
     except Exception:
         return InvalidInputError(
-            f"a python worker failed with an exception that cannot be sent here:\n{text}",
+            f"a python worker failed with an exception that cannot be pickled:\n{text}",
             code="invalid-value",
-            hint="raise one that pickle can copy",
+            hint="raise an exception that pickle can copy",
         )
     error.add_note(f"in a python worker:\n{text}")
     return error
@@ -142,7 +142,7 @@ def _raised(body: bytes, text: str) -> BaseException:
 
 @dataclasses.dataclass
 class Parcel:
-    """A loader on its way to a python worker: all that makes the same batches there."""
+    """A loader packed for a Python worker: everything that the worker needs to make the same batches."""
 
     sources: list[tuple[str, View, Sequence[str], dict[str, Any], npt.NDArray[np.float64] | None]]
     mix: dict[str, Any] | None
@@ -152,7 +152,7 @@ class Parcel:
 
     @classmethod
     def of(cls, loader: Loader, workers: int) -> Parcel:
-        """Pack a loader for one of so many workers, which share its memory and threads."""
+        """Pack a loader for one of `workers` workers, which share its memory and threads."""
         options = {
             "global_batch_size": loader.global_batch_size, "shuffle": False, "seed": loader.seed, "columns": [*loader._columns, *loader._extras],
             "outputs": loader._outputs, "last_batch": loader.last_batch, "decode": loader.decode, "rank": loader.rank,
@@ -164,7 +164,7 @@ class Parcel:
         return cls(sources, loader._mix, loader._core.begin_of(0), options, (loader._declared, loader._per_sample, loader._per_batch))
 
     def unpacked(self) -> Loader:
-        """Make the loader, in the order it had."""
+        """Make the loader with its original order."""
         loader = Loader(self.sources[0][1], **self.options)
         loader._declared, loader._per_sample, loader._per_batch = self.stages
         weights = [None if given is None else _core.Weights(given) for *_, given in self.sources]
@@ -180,9 +180,9 @@ class Parcel:
 def work(
     pipe: multiprocessing.connection.Connection, packed: bytes, begin: int, end: int, stride: int, budgets: tuple[int, int, int]
 ) -> None:
-    """Run a worker, with the budgets of the process that wants its batches, until its pipe is closed, or its steps are over."""
+    """Run a worker with the budgets of the consumer process, until the consumer closes the pipe."""
     _core.configure(*budgets)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the consumer's, who ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The consumer handles Ctrl-C and stops its workers.
     steps = range(begin, end, stride)
     made = _made(packed, begin, end, stride)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -196,8 +196,8 @@ def work(
             try:
                 sendable = pickled(finished)
             except Exception as error:
-                what = f"a function gave what cannot be sent from a python worker: {type(error).__name__}: {error}"
-                hint = "give arrays, tensors, numbers or text; python_workers=0 runs functions in this process"
+                what = f"a function returned a value that cannot be sent from a python worker: {type(error).__name__}: {error}"
+                hint = "return arrays, tensors, numbers or text; python_workers=0 runs functions in this process"
                 pipe.send(("error", *_packed(InvalidInputError(what, code="invalid-value", hint=hint))))
                 break
             while credits == 0 or pipe.poll():
@@ -205,12 +205,12 @@ def work(
                 credits += 1
             send(pipe, *sendable)
             credits -= 1
-        while True:  # Until the consumer has taken what waits.
+        while True:  # Until the consumer has read all batches and closes the pipe.
             pipe.recv()
 
 
 def _made(packed: bytes, begin: int, end: int, stride: int) -> Iterator[tuple[Batch, dict[str, Any]]]:
-    """Make batches, finished but for their output type. What is known of each: what the consumer counts, and all this worker spent so far."""
+    """Yield batches, finished except for the output conversion, each with its statistics and this worker's totals."""
     loader: Loader = pickle.loads(packed).unpacked()
     loader._core.start(begin, end, stride)
     for step in range(begin, end, stride):
@@ -233,14 +233,14 @@ def _packed(error: BaseException) -> tuple[bytes, str]:
 
 
 def pickled(value: Any) -> tuple[bytes, list[memoryview]]:
-    """Give a value as a pickle, and the memory of its arrays beside."""
+    """Return a value as a pickle, and the memory of its arrays separately."""
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return body, [buffer.raw() for buffer in buffers]
 
 
 def send(pipe: Any, body: bytes, raw: list[memoryview]) -> None:
-    """Send what `pickled` gave; large arrays in a file without a name."""
+    """Send a result of `pickled`; large arrays go in an unnamed file."""
     if sum(part.nbytes for part in raw) < MAPPED_FROM_BYTES:
         pipe.send(("plain", body, [bytearray(part) for part in raw]))
         return

@@ -1,5 +1,5 @@
 //! The commit protocol as a state machine without I/O: events in, requests out (spec section 12). `transaction` drives it
-//! against a store, tests against every order of answers.
+//! against a store; tests drive it with answers in random order.
 
 use penstock_error::{Error, Result};
 use penstock_format::Id;
@@ -10,12 +10,12 @@ use penstock_format::record::{
 
 use crate::log::LogEntry;
 
-/// Answers without certainty before giving up as `commit-state-unknown`.
+/// Uncertain answers before the machine fails with `commit-state-unknown`.
 const UNCERTAIN_TRIES: u32 = 20;
-/// Lost races before giving up as `conflict`.
+/// Lost races before the machine fails with `conflict`.
 const REBASES: u32 = 10_000;
 
-/// What the machine wants done next.
+/// The next operation that the machine needs, and the events that answer it.
 #[derive(Debug)]
 pub enum Request {
     /// Read the newest record, and the word counts of its snapshot: answer `Newest`.
@@ -24,13 +24,13 @@ pub enum Request {
     WriteRoot,
     /// Create-only put of a record: answer `Created`, `Exists` or `Unknown`.
     Create { number: u64, body: Vec<u8> },
-    /// Read the record that stands there: answer `Found` or `Unreadable`.
+    /// Read the record that exists at that number: answer `Found` or `Unreadable`.
     Read { number: u64 },
-    /// The commit stands; this is its record.
+    /// The commit succeeded with this record.
     Done(Box<Record>),
 }
 
-/// What came of it.
+/// The result of a request. `Begin` starts the machine.
 #[derive(Debug)]
 pub enum Event {
     Begin,
@@ -43,7 +43,7 @@ pub enum Event {
     Unreadable,
 }
 
-/// One commit on its way.
+/// One commit in progress.
 pub struct Machine {
     transaction: Transaction,
     own: Vec<Delta>,
@@ -59,7 +59,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// `own` carries provisional row ids; `features` are the bits that reading it takes; `gc_epoch` is that of the snapshot the transaction began at.
+    /// Prepare a commit. `own` has provisional row ids; `features` are the feature bits that a reader of `own` needs; `gc_epoch` is the
+    /// epoch of the snapshot at which the transaction began.
     pub fn new(transaction: Transaction, own: Vec<Delta>, columns: Vec<u64>, features: u64, gc_epoch: u64) -> Machine {
         Machine {
             transaction,
@@ -101,11 +102,11 @@ impl Machine {
                 self.rebases += 1;
                 if self.rebases > REBASES {
                     return Err(Error::new("conflict", format!("cannot commit: lost {REBASES} races in a row"))
-                        .hint("commit less often, or more at a time"));
+                        .hint("commit less often, with more samples per commit"));
                 }
                 Ok(Request::ReadNewest)
             }
-            // The same body at the same number, until one answer is certain.
+            // Put the same body at the same number again, until an answer is certain.
             Event::Unknown | Event::Unreadable => {
                 self.uncertain += 1;
                 if self.uncertain > UNCERTAIN_TRIES {
@@ -121,21 +122,21 @@ impl Machine {
     }
 
     fn sent(&self) -> Result<&Record> {
-        self.sent.as_deref().ok_or_else(|| Error::new("internal", "an answer came before any put"))
+        self.sent.as_deref().ok_or_else(|| Error::new("internal", "an answer arrived before any put"))
     }
 
     fn done(&mut self) -> Result<Request> {
-        self.sent.take().map(Request::Done).ok_or_else(|| Error::new("internal", "an answer came before any put"))
+        self.sent.take().map(Request::Done).ok_or_else(|| Error::new("internal", "an answer arrived before any put"))
     }
 
-    /// Make the record after the parent; ask for a root first when its deltas have no more room.
+    /// Make the record that follows the parent, and request its put. If its deltas exceed the limits, request a root first.
     fn propose(&mut self, root: Option<ObjectRef>) -> Result<Request> {
-        let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root came before any parent"))?;
+        let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root arrived before any parent"))?;
         parent.record.check_writable()?;
         if parent.record.gc_epoch > self.gc_epoch {
             return Err(Error::new(
                 "transaction-expired",
-                "cannot commit: a collection began after this transaction did, and may have removed what it wrote",
+                "cannot commit: a collection began after this transaction, and may have removed its files",
             )
             .hint("run the transaction again"));
         }
@@ -189,7 +190,7 @@ impl Machine {
     }
 }
 
-/// Refuse what is too long for a record.
+/// Refuse texts that are too long for a record.
 pub fn check_texts(message: &str, author: &str, properties: &str) -> Result<()> {
     for (what, text, limit) in [("message", message, 1024), ("author", author, 256), ("properties", properties, 1024)] {
         if text.len() > limit {
@@ -202,7 +203,7 @@ pub fn check_texts(message: &str, author: &str, properties: &str) -> Result<()> 
     Ok(())
 }
 
-/// The transaction entry of a commit.
+/// Make the transaction entry of a commit.
 pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, samples_added: u64) -> Result<Transaction> {
     check_texts(message, author, properties)?;
     Ok(Transaction {

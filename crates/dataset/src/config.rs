@@ -1,4 +1,4 @@
-//! Budgets of this process: memory, threads, pixels. Defaults read affinity and cgroup v1 and v2 limits.
+//! Budgets of this process: memory, threads, pixels. The defaults respect CPU affinity and the limits of cgroup v1 and v2.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,17 +8,17 @@ static MEMORY_BYTES: AtomicU64 = AtomicU64::new(0);
 static THREADS: AtomicU64 = AtomicU64::new(0);
 static IMAGE_PIXELS: AtomicU64 = AtomicU64::new(0);
 
-/// The default budget when memory is plenty.
+/// The default memory budget if no cgroup limit makes it smaller.
 const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
-/// A writer keeps at least this much, whatever the budget says.
+/// The smallest memory budget. Lower values are raised to it, so that writers can work.
 const LEAST_BYTES: u64 = 16 << 20;
 
 /// Read and set the budgets.
 pub struct Config;
 
 impl Config {
-    /// Bytes that caches and writers may hold: half for decoded blocks, a quarter for samples waiting to be written or for
-    /// memory of large arrays that is kept for the next ones.
+    /// Return how many bytes caches and writers may hold. Decoded blocks may use half. Samples waiting to be written, or idle
+    /// memory kept for the next large arrays, may use a quarter.
     /// Default: 512 MiB, or an eighth of the cgroup's limit if that is less.
     pub fn memory_bytes() -> u64 {
         match MEMORY_BYTES.load(Relaxed) {
@@ -31,7 +31,7 @@ impl Config {
         }
     }
 
-    /// Threads that one call may use. Default: the processors this process may run on, divided by LOCAL_WORLD_SIZE.
+    /// Return how many threads one call may use. Default: the processors available to this process, divided by LOCAL_WORLD_SIZE.
     pub fn threads() -> usize {
         match THREADS.load(Relaxed) {
             0 => {
@@ -64,7 +64,7 @@ impl Config {
     }
 }
 
-/// Memory limit of this process's cgroup: v2, else v1; none where neither sets one.
+/// Return the memory limit of this process's cgroup, v2 before v1. None if neither sets a limit.
 fn cgroup_limit() -> Option<u64> {
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let v2 = own

@@ -1,14 +1,14 @@
-//! What all snapshots of one open dataset share: the store, and this process's caches of what it read and verified.
+//! The state that all snapshots of one open dataset share: the store, and this process's caches of verified objects.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_error::{Context as _, Error, Kind, Result};
+use penstock_format::Id;
 use penstock_format::cursor::Strings;
 use penstock_format::ids::{ObjectRef, data_name, page_name, words_name};
 use penstock_format::manifest::{FileRef, Fragment, PageRef, WordsSegment, parse_page, parse_words};
-use penstock_format::{Id, ids};
 use penstock_storage::Storage;
 use quick_cache::sync::{Cache, GuardResult, PlaceholderGuard};
 use quick_cache::{OptionsBuilder, Weighter};
@@ -18,12 +18,12 @@ use crate::datafile::DataFile;
 use crate::{fetch, log};
 use penstock_storage::process::PerProcess;
 
-/// Data files mapped at once; Linux allows 65,530 maps a process.
+/// Data files that may be mapped at the same time. Linux allows 65,530 maps per process.
 const MAPPED_FILES: usize = 4096;
-/// Manifest pages held: at 64 KiB each at most 64 MiB, and far less as they are.
+/// Cached manifest pages. A page has at most 64 KiB, so the bound is 64 MiB; typical pages are far smaller.
 const PAGES: usize = 1024;
 const WORDS: usize = 4096;
-/// Tails take about 1 MiB, the largest blocks a few.
+/// Bytes per cache shard, so that the largest entries fit: tails have about 1 MiB, the largest blocks a few MiB.
 const SHARD_BYTES: u64 = 32 << 20;
 
 #[derive(Clone)]
@@ -35,10 +35,10 @@ impl<K> Weighter<K, Bytes> for ByLength {
     }
 }
 
-/// A decoded block: data file, and the checksum of its tail; chunk, block; and which checksum unit of it, or `u32::MAX` for all.
+/// The key of a decoded block: data file id, checksum of its tail, chunk, block, and checksum unit (`u32::MAX` for the whole block).
 pub type BlockKey = (Id, u32, u32, u32, u32);
 
-/// Files are counted, and the memory that each holds.
+/// Weighs a data file by the memory it holds. The minimum weight `least` also bounds the number of files.
 #[derive(Clone)]
 pub struct ByHeld {
     mapped: bool,
@@ -51,7 +51,7 @@ impl Weighter<Id, Arc<DataFile>> for ByHeld {
     }
 }
 
-/// To be fulfilled with a block that others may be waiting for, or dropped.
+/// The duty to read a block. Other threads may be waiting for it, until the block is inserted or the duty is dropped.
 pub type Duty = PlaceholderGuard<
     'static,
     BlockKey,
@@ -61,7 +61,7 @@ pub type Duty = PlaceholderGuard<
     quick_cache::sync::DefaultLifecycle<BlockKey, Bytes>,
 >;
 
-/// To be fulfilled with a data file that others may be waiting for, or dropped.
+/// The duty to open a data file. Other threads may be waiting for it, until the file is inserted or the duty is dropped.
 pub type FileDuty<'a> = PlaceholderGuard<
     'a,
     Id,
@@ -77,15 +77,15 @@ struct Caches {
     words: Cache<WordsSegment, Arc<Strings>>,
 }
 
-/// Decoded blocks of all open datasets: the budget is the process's. Ids are random, so keys of two datasets meet only where somebody made one
-/// dataset from another: the tail has the checksums of all blocks, so one key means the same bytes in both.
+/// Decoded blocks of all open datasets, which share the budget of the process. Ids are random, so two datasets share a key only if
+/// one was made from the other. The tail has the checksums of all blocks, so equal keys mean equal bytes.
 static BLOCKS: PerProcess<Cache<BlockKey, Bytes, ByLength>> = PerProcess::new(|| {
     let block_bytes = Context::block_cache_bytes();
     cache((block_bytes / (64 << 10)) as usize, block_bytes, ByLength)
 });
 
-/// A cache of so many bytes. It is cut into shards, each with a lock and a part of the bytes of its own: one must be able to hold what comes
-/// together, on a machine of many cores and with a small budget too.
+/// Make a cache of `bytes` bytes. Each of its shards has its own lock and an equal part of the bytes. `SHARD_BYTES` limits the
+/// number of shards: even with many cores and a small budget, one shard must hold the largest entries.
 fn cache<K: Eq + std::hash::Hash, V: Clone, W: Weighter<K, V> + Clone>(items: usize, bytes: u64, weighter: W) -> Cache<K, V, W> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let shards = (bytes / SHARD_BYTES).clamp(1, 4 * cores as u64) as usize;
@@ -103,10 +103,10 @@ fn caches(mapped: bool) -> Caches {
     Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS) }
 }
 
-/// The handle's dataset is not at its path any more.
+/// The error for a handle whose dataset is no longer at its path.
 pub fn replaced(what: &str) -> Error {
-    Error::new("dataset-replaced", format!("cannot go on with {what}"))
-        .hint("open the path anew, or this dataset where it is now; nothing was committed")
+    Error::new("dataset-replaced", format!("cannot continue with {what}"))
+        .hint("reopen the path, or open this dataset at its new location; nothing was committed")
 }
 
 type MakeCaches = Box<dyn Fn() -> Caches + Send + Sync>;
@@ -114,9 +114,9 @@ type MakeCaches = Box<dyn Fn() -> Caches + Send + Sync>;
 /// An open store with its caches.
 pub struct Context {
     pub storage: Box<dyn Storage>,
-    /// Whether an incomplete copy may be opened, so that `verify` can name the missing objects.
+    /// Whether an incomplete copy may be opened. `verify` needs this to name the missing objects.
     pub incomplete: bool,
-    /// The dataset that was found here first: the only one that this handle ever reads or writes.
+    /// The first dataset found at this path. The handle never reads or writes another one.
     dataset: OnceLock<Id>,
     caches: Arc<PerProcess<Caches, MakeCaches>>,
 }
@@ -132,38 +132,39 @@ impl Context {
         Arc::new(Context { storage, incomplete, dataset: OnceLock::new(), caches: Arc::new(PerProcess::new(caches)) })
     }
 
-    /// The same with its root held, for changes: all of one lands in one folder, wherever the path comes to lead meanwhile. None where a root
-    /// does not move, or cannot be held. Cost on local disk: a descriptor.
+    /// Return this context with its root held open. A change made through it stays in one folder, even if the path is redirected
+    /// meanwhile. None if the root cannot move or cannot be held. Cost on local disk: a descriptor.
     pub fn held(&self) -> Result<Option<Arc<Context>>> {
         let with = |storage| Context { storage, incomplete: self.incomplete, dataset: self.dataset.clone(), caches: self.caches.clone() };
         Ok(self.storage.held()?.map(with).map(Arc::new))
     }
 
-    /// Hold a change to where the path leads now, right before it is made. Cost: none where roots do not move.
+    /// Check, right before a change, that the path still leads to the held root. Cost: none if roots cannot move.
     pub fn check_place(&self, home: &Context) -> Result<()> {
         if self.storage.in_place() {
             return Ok(());
         }
         home.check_dataset().map_err(|error| home.or_replaced(error))?;
-        Err(replaced(&format!("`{}`: the path leads to another folder by now", self.storage.uri())))
+        Err(replaced(&format!("`{}`: the path now leads to another folder", self.storage.uri())))
     }
 
-    /// Hold a dataset that was found here to the one that was here before.
+    /// Check that the dataset found at this path is the one that was found first.
     pub fn hold_to(&self, found: Id) -> Result<()> {
         let known = *self.dataset.get_or_init(|| found);
         if known == found {
             return Ok(());
         }
-        Err(replaced(&format!("dataset {known}: at `{}` is now dataset {found}", self.storage.uri())))
+        Err(replaced(&format!("dataset {known}: `{}` now holds dataset {found}", self.storage.uri())))
     }
 
-    /// Look whether the dataset is still the one that was opened, before something of it is changed that does not name it. Cost: a read.
+    /// Check that the path still holds the dataset that was opened. Needed before changes to objects that do not name their dataset.
+    /// Cost: a read.
     pub fn check_dataset(&self) -> Result<()> {
         let first = log::read(self.storage.as_ref(), 0, 0)?;
         self.hold_to(first.record.dataset)
     }
 
-    /// What a failure to find something really is: where the path leads to another dataset by now, that is what to say.
+    /// Return `dataset-replaced` if an object is missing or corrupt because the path now leads to another dataset. Else return `error`.
     pub fn or_replaced(&self, error: Error) -> Error {
         match error.kind() {
             Kind::NotFound | Kind::Corrupt => {
@@ -173,7 +174,7 @@ impl Context {
         }
     }
 
-    /// Read an object and hold it to its parent's word.
+    /// Read an object and verify it against the length and checksum that its parent recorded.
     pub fn object(&self, name: &str, object: &ObjectRef) -> Result<Bytes> {
         let read = || self.storage.read(name).map_err(|error| self.or_replaced(error.object(name)));
         let body = read()?;
@@ -185,7 +186,7 @@ impl Context {
         Ok(body)
     }
 
-    /// Fragments of a page, their row ids final.
+    /// Return the fragments of a page, with final row ids.
     pub fn page(&self, page: &PageRef) -> Result<Arc<Vec<Fragment>>> {
         self.caches.get().pages.get_or_insert_with(page, || {
             let name = page_name(page.object.id);
@@ -199,13 +200,13 @@ impl Context {
         })
     }
 
-    /// A data file, its tail verified.
+    /// Return a data file from the cache, or open it. Its tail is verified.
     pub fn file(&self, file: &FileRef, samples: u64) -> Result<Arc<DataFile>> {
         let found = self.caches.get().files.get_or_insert_with(&file.id, || Ok(Arc::new(self.open_file(file, samples)?)))?;
         if found.is(file, samples) { Ok(found) } else { self.open_file(file, samples).map(Arc::new) }
     }
 
-    /// The same, read anew.
+    /// Open a data file without the cache.
     pub fn open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {
         self.try_open_file(file, samples).map_err(|error| self.or_replaced(error.object(data_name(file.id))))
     }
@@ -219,12 +220,12 @@ impl Context {
         fetch::open(file, samples, pieces)
     }
 
-    /// Whether a data file of this id is open.
+    /// Return whether the cache has a data file with this id.
     pub fn is_open(&self, file: Id) -> bool {
         self.caches.get().files.peek(&file).is_some()
     }
 
-    /// A data file that is open, or the duty to open it, or nothing while another thread has had that duty for all of `patience`.
+    /// Return a cached data file, or the duty to open it. None if another thread held that duty during all of `patience`.
     pub fn file_or_duty(&self, file: Id, patience: Duration) -> Option<std::result::Result<Arc<DataFile>, FileDuty<'_>>> {
         match self.caches.get().files.get_value_or_guard(&file, Some(patience)) {
             GuardResult::Value(file) => Some(Ok(file)),
@@ -244,27 +245,27 @@ impl Context {
         })
     }
 
-    /// A decoded block, from the cache or made by `decode`.
+    /// Return a decoded block from the cache, or make it with `decode`.
     pub fn block(&self, key: BlockKey, decode: impl FnOnce() -> Result<Bytes>) -> Result<Bytes> {
         BLOCKS.get().get_or_insert_with(&key, decode)
     }
 
-    /// What data files may take, of each open dataset: their tails, and all of small ones that are not mapped.
+    /// Return how many bytes the cached data files of each open dataset may hold: tails, and whole small files that are not mapped.
     pub fn file_cache_bytes() -> u64 {
         Config::memory_bytes() / 4
     }
 
-    /// Keep to a budget that was changed. What is kept of data files goes by that of the time when their dataset was opened.
+    /// Apply a changed budget to the block cache. The file cache of an open dataset keeps the budget it was opened with.
     pub fn fit_budget() {
         BLOCKS.get().set_capacity(Context::block_cache_bytes());
     }
 
-    /// What decoded blocks may take.
+    /// Return how many bytes cached decoded blocks may hold.
     pub fn block_cache_bytes() -> u64 {
         Config::memory_bytes() / 2
     }
 
-    /// A block, or the duty to read it, or nothing while another thread has had that duty for all of `patience`.
+    /// Return a block, or the duty to read it. None if another thread held that duty during all of `patience`.
     pub fn block_or_duty(&self, key: BlockKey, patience: Duration) -> Option<std::result::Result<Bytes, Duty>> {
         match BLOCKS.get().get_value_or_guard(&key, Some(patience)) {
             GuardResult::Value(block) => Some(Ok(block)),
@@ -281,10 +282,10 @@ impl Context {
         BLOCKS.get().insert(key, block);
     }
 
-    /// A new random id.
+    /// Make a random id.
     pub fn new_id(&self) -> Result<Id> {
         let mut id = [0; 16];
-        getrandom::fill(&mut id).map_err(|error| penstock_error::Error::new("internal", format!("no random numbers: {error}")))?;
-        Ok(ids::Id(id))
+        getrandom::fill(&mut id).map_err(|error| penstock_error::Error::new("internal", format!("cannot make an id: {error}")))?;
+        Ok(Id(id))
     }
 }

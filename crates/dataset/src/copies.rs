@@ -1,4 +1,4 @@
-//! Find incomplete copies of local datasets. A dataset that is copied during a write may have records whose objects are missing.
+//! Find incomplete copies of local datasets. A copy made during a write may have records whose objects are missing.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ const NAMED: usize = 3;
 /// Refuse a copy that lacks objects of this snapshot, with `log-incomplete` or `copy-incomplete`.
 ///
 /// Cost: none if the hint was written in this folder. In a copy: listings of `log`, `d` and `w`, and the manifest. The first commit in the
-/// copy leaves a hint of its own, and ends that cost.
+/// copy writes a new hint, which ends that cost.
 pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     let store = snapshot.context.storage.as_ref();
     if snapshot.context.incomplete || !is_copy(store, written_in) {
@@ -29,7 +29,7 @@ pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     if missing.is_empty() { Ok(()) } else { Err(lacks(store, &missing)) }
 }
 
-/// Why the root of a snapshot cannot be read: a copy lacks it, or else as `error` says.
+/// Return `copy-incomplete` if a copy lacks the root of a snapshot. Else return `error`.
 pub fn without_root(store: &dyn Storage, written_in: Option<u64>, root: String, error: Error) -> Error {
     let absent = error.kind() == Kind::NotFound || error.code() == "object-truncated";
     if absent && is_copy(store, written_in) { lacks(store, &[root]) } else { error }

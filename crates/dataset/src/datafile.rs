@@ -1,4 +1,4 @@
-//! One mapped data file: its tail, which of its checksum units this process has verified, and its blocks.
+//! One open data file, mapped or read by ranges: its tail, its blocks, and which checksum units this process has verified.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -19,22 +19,22 @@ pub struct DataFile {
     pub id: Id,
     pub file_bytes: u64,
     tail_crc: u32,
-    /// The whole file; nothing if it is `ranged`.
+    /// The whole file; empty if the file is `ranged`.
     pub map: Bytes,
-    /// Its blocks are fetched range by range, and verified as they come.
+    /// Whether blocks are fetched range by range, and verified as they arrive.
     pub ranged: bool,
     pub tail: Tail,
     pub data_end: u64,
-    /// Per chunk, one bit a checksum unit. Set after the unit was verified; setting it twice is harmless.
+    /// Per chunk, one bit per checksum unit. Set after the unit was verified; setting it twice is harmless.
     verified: Vec<Vec<AtomicU64>>,
-    /// What the store was told last: a map begins as one that is read in order.
+    /// The access pattern last announced to the store. Sequential reads are the default of a new map.
     pub expected_in_order: AtomicBool,
     /// Per chunk, how many units are not verified yet.
     unverified: Vec<AtomicU64>,
 }
 
 impl DataFile {
-    /// Map the file, check header and tail against what the manifest says.
+    /// Map the file, and check header and tail against the manifest.
     pub fn open(storage: &dyn Storage, file: &FileRef, samples: u64) -> Result<DataFile> {
         let data_end = data_end(file)?;
         let map = storage.map(&data_name(file.id), file.file_bytes)?;
@@ -42,18 +42,18 @@ impl DataFile {
         DataFile::whole(map, file, samples)
     }
 
-    /// From all of its bytes.
+    /// Open a data file from all of its bytes.
     pub fn whole(map: Bytes, file: &FileRef, samples: u64) -> Result<DataFile> {
         let data_end = data_end(file)?;
         if map[..8] != MAGIC[..] || map[8..24] != file.id.0[..] {
-            return Err(malformed(format!("cannot read `{}`: it is no data file, or another one", data_name(file.id))));
+            return Err(malformed(format!("cannot read `{}`: it is not a data file, or a different one", data_name(file.id))));
         }
-        // The tail is copied, so that what was verified cannot change afterwards, and reads touch few pages.
+        // The tail is copied, so that verified bytes cannot change afterwards, and reads touch few pages.
         let tail = Bytes::copy_from_slice(&map[data_end as usize..(data_end + file.tail_bytes) as usize]);
         DataFile::assemble(map, false, tail, file, samples)
     }
 
-    /// From its tail alone.
+    /// Open a data file from its tail alone; blocks are fetched later.
     pub fn ranged(tail: Bytes, file: &FileRef, samples: u64) -> Result<DataFile> {
         DataFile::assemble(Bytes::new(), true, tail, file, samples)
     }
@@ -69,10 +69,10 @@ impl DataFile {
         if tail.samples != samples {
             return Err(malformed(format!("cannot read `{name}`: {} samples, expected {samples}", tail.samples)));
         }
-        // Also for those who want one column of it: another one's name changed would make that null without a word.
+        // All column ids are checked, whatever column is read: a wrong id in the manifest would silently make a column null.
         if !tail.chunks.iter().map(|chunk| chunk.column).eq(file.columns.iter().copied()) {
             let found: Vec<u64> = tail.chunks.iter().map(|chunk| chunk.column).collect();
-            return Err(malformed(format!("cannot read `{name}`: it has the columns {found:?}, the manifest says {:?}", file.columns)));
+            return Err(malformed(format!("cannot read `{name}`: it has the columns {found:?}, expected {:?}", file.columns)));
         }
         let bits = |chunk: &Chunk| if ranged { 0 } else { chunk.crcs.len().div_ceil(64) };
         let verified = tail.chunks.iter().map(|chunk| (0..bits(chunk)).map(|_| AtomicU64::new(0)).collect()).collect();
@@ -82,14 +82,14 @@ impl DataFile {
         Ok(DataFile { id, file_bytes, tail_crc, map, ranged, tail, data_end, verified, expected_in_order, unverified })
     }
 
-    /// Whether a manifest means this file: another one may name the same id, and mean something else by it.
+    /// Return whether a manifest entry describes this file. Another manifest may use the same id for different content.
     pub fn is(&self, file: &FileRef, samples: u64) -> bool {
         (self.id, self.file_bytes, self.tail_crc, self.tail.samples) == (file.id, file.file_bytes, file.tail_crc, samples)
             && self.data_end + file.tail_bytes + FOOTER_BYTES == self.file_bytes
             && self.tail.chunks.iter().map(|chunk| chunk.column).eq(file.columns.iter().copied())
     }
 
-    /// Bytes of memory that it holds, beside what the page cache has anyway.
+    /// Return how much memory the file holds, in bytes. Mapped pages belong to the page cache and are not counted.
     pub fn held_bytes(&self, mapped: bool) -> u64 {
         let chunks: u64 = self.tail.chunks.iter().map(Chunk::held_bytes).sum();
         let marks: usize = self.verified.iter().map(|units| size_of::<(Vec<AtomicU64>, AtomicU64)>() + size_of_val(&units[..])).sum();
@@ -97,12 +97,12 @@ impl DataFile {
         of_tail + if mapped { 0 } else { self.map.len() as u64 }
     }
 
-    /// Index of the chunk of a column.
+    /// Return the index of a column's chunk.
     pub fn chunk_of(&self, column: u64) -> Option<usize> {
         self.tail.chunks.iter().position(|chunk| chunk.column == column)
     }
 
-    /// Where the stored bytes of a block lie in the map; verified on first touch.
+    /// Return the range of a block's stored bytes in the map. They are verified on first use.
     #[inline]
     pub fn stored(&self, chunk: usize, block: usize) -> Result<std::ops::Range<usize>> {
         self.verify(chunk, block)?;
@@ -116,12 +116,12 @@ impl DataFile {
     pub fn verify(&self, chunk: usize, block: usize) -> Result<()> {
         let entry = &self.tail.chunks[chunk];
         if entry.first_unit.is_none() && self.is_verified(chunk, block) {
-            return Ok(()); // One unit a block, and it was verified: the common case.
+            return Ok(()); // The common case: one unit per block, verified before.
         }
         self.verify_units(chunk, block, 0..entry.units_of(block).1)
     }
 
-    /// Verify some of the checksum units of a block, but for those that this process has verified before.
+    /// Verify some checksum units of a block, except those that this process has verified before.
     pub fn verify_units(&self, chunk: usize, block: usize, mut units: std::ops::Range<usize>) -> Result<()> {
         let first = self.tail.chunks[chunk].units_of(block).0;
         units.try_for_each(|unit| match self.is_verified(chunk, first + unit) {
@@ -130,7 +130,7 @@ impl DataFile {
         })
     }
 
-    /// Whether this process has verified a checksum unit of a chunk.
+    /// Return whether this process has verified a checksum unit of a chunk.
     #[inline]
     fn is_verified(&self, chunk: usize, unit: usize) -> bool {
         self.verified[chunk][unit / 64].load(Relaxed) >> (unit % 64) & 1 == 1
@@ -147,14 +147,14 @@ impl DataFile {
         Ok(())
     }
 
-    /// Where a checksum unit of a block lies in the file.
+    /// Return the begin and end of a block's checksum unit in the file.
     pub fn unit(&self, chunk: usize, block: usize, unit: usize) -> (u64, u64) {
         let entry = &self.tail.chunks[chunk];
         let (offset, at) = (entry.offset.get(block), unit as u64 * UNIT_BYTES);
         (offset + at, offset + (at + UNIT_BYTES).min(entry.stored_bytes.get(block)))
     }
 
-    /// Hold the bytes of unit `unit` of a block to their checksum, the chunk's number `index`.
+    /// Verify the bytes of a block's unit `unit` against checksum `index` of the chunk.
     fn check_unit(&self, chunk: usize, block: usize, unit: usize, index: usize, bytes: &[u8]) -> Result<()> {
         let found = crc(bytes);
         let expected = self.tail.chunks[chunk].crcs.get(index) as u32;
@@ -170,7 +170,7 @@ impl DataFile {
         Ok(())
     }
 
-    /// Verify all of a block that was fetched, or one unit of it.
+    /// Verify the fetched bytes of a block, or of one unit of a block.
     pub fn verify_stored(&self, chunk: usize, block: usize, unit: Option<usize>, stored: &[u8]) -> Result<()> {
         let (first, count) = self.tail.chunks[chunk].units_of(block);
         match unit {
@@ -182,8 +182,8 @@ impl DataFile {
         }
     }
 
-    /// Where sample 0 of a chunk begins, if its samples of `cell` bytes lie back to back and all of them are verified:
-    /// then sample i is at `begin + i · cell`, and there is nothing left to check.
+    /// Return where sample 0 of a chunk begins, if its samples of `cell` bytes are contiguous and all verified.
+    /// Sample i is then at `begin + i · cell`, and needs no further checks.
     pub fn plain(&self, chunk: usize, cell: usize) -> Option<usize> {
         let entry = &self.tail.chunks[chunk];
         let back_to_back = entry.layout == Layout::Fixed
@@ -194,12 +194,12 @@ impl DataFile {
         (!self.ranged && back_to_back && self.unverified[chunk].load(Relaxed) == 0).then(|| entry.offset.get(0) as usize)
     }
 
-    /// The name of a decoded block in caches, or of one checksum unit of it.
+    /// Return the cache key of a decoded block, or of one checksum unit.
     pub fn key(&self, chunk: usize, block: usize, unit: Option<usize>) -> BlockKey {
         (self.id, self.tail_crc, chunk as u32, block as u32, unit.map_or(u32::MAX, |unit| unit as u32))
     }
 
-    /// Where a decoded block is: a buffer and a range in it. Uncompressed blocks of a map are the map itself.
+    /// Return a decoded block. An uncompressed block of a mapped file is a range of the map; other blocks are buffers.
     #[inline]
     pub fn block(&self, context: &Context, fetched: &Fetched, chunk: usize, block: usize) -> Result<Decoded> {
         let key = self.key(chunk, block, None);
@@ -213,7 +213,7 @@ impl DataFile {
         }
     }
 
-    /// The values in the stored bytes of a block.
+    /// Decode the stored bytes of a block.
     pub fn decoded(&self, chunk: usize, block: usize, stored: Bytes) -> Result<Bytes> {
         let entry = &self.tail.chunks[chunk];
         let Some(raw_bytes) = entry.raw_bytes.as_ref().map(|raw| raw.get(block) as usize) else { return Ok(stored) };
@@ -227,7 +227,7 @@ impl DataFile {
         raw.map_err(|error| error.object(data_name(self.id)))
     }
 
-    /// Head of a packed block.
+    /// Parse the head of a packed block.
     pub fn packed(&self, chunk: usize, block: usize, bytes: &[u8]) -> Result<Packed> {
         let entry = &self.tail.chunks[chunk];
         debug_assert_eq!(entry.layout, Layout::Packed);
@@ -237,7 +237,7 @@ impl DataFile {
     }
 }
 
-/// Where the blocks of a file end and its tail begins.
+/// Return the offset at which the blocks end and the tail begins.
 fn data_end(file: &FileRef) -> Result<u64> {
     let end = file.file_bytes.checked_sub(FOOTER_BYTES).and_then(|end| end.checked_sub(file.tail_bytes)).filter(|end| *end >= HEADER_BYTES);
     end.ok_or_else(|| {

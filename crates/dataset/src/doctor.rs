@@ -1,4 +1,4 @@
-//! Look at a place before trusting it with a dataset: what may be done there, how fast, and whether its promises hold.
+//! Test a place before trusting it with a dataset: which operations are allowed, how fast they are, and whether create-only puts work.
 
 use std::time::{Duration, Instant};
 
@@ -9,39 +9,39 @@ use penstock_storage::{RangeRequest, Storage};
 use crate::context::Context;
 use crate::snapshot::Snapshot;
 
-/// Object that rates are measured with.
+/// Size of the object for measuring rates.
 const PROBE_BYTES: usize = 32 << 20;
 const RANGE_BYTES: u64 = 128 << 10;
 const SMALL_READS: usize = 20;
-/// Requests with a signature are refused beyond 15 minutes; commit times of several machines differ by less than that, too.
+/// Largest accepted clock skew. Services refuse signed requests beyond 15 minutes; commit times of several machines need less skew.
 const SKEW: Duration = Duration::from_secs(60);
 
-/// One thing that was tried.
+/// The result of one check.
 #[derive(Debug, Clone)]
 pub struct Finding {
     pub name: &'static str,
-    /// Whether it went as it should; nothing where it was not tried.
+    /// Whether the check passed; None if it was skipped.
     pub good: Option<bool>,
-    /// What was measured, with its unit.
+    /// The measured value with its unit.
     pub measured: Option<(f64, &'static str)>,
     pub told: String,
     pub advice: String,
 }
 
-/// Findings in the order they were made.
+/// A store under test, and the findings so far in order.
 struct Doctor<'a> {
     store: &'a dyn Storage,
     findings: Vec<Finding>,
 }
 
-/// Try everything a dataset does. What is written is removed again. Cost: about 100 requests and 100 MB.
+/// Try every operation that a dataset needs. The probe object is removed again. Cost: about 300 requests and 100 to 170 MB.
 pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
     let mut doctor = Doctor { store: context.storage.as_ref(), findings: Vec::new() };
     if !doctor.reach() {
         return Ok(doctor.findings);
     }
     let mut random = [0u8; 8];
-    getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("no random numbers: {error}")))?;
+    getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("cannot name the probe: {error}")))?;
     let probe = format!("probe-{:016x}", u64::from_le_bytes(random));
     doctor.create_only();
     let written = doctor.write(&probe);
@@ -51,7 +51,7 @@ pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
     };
     match readable {
         Some((name, bytes)) => doctor.read(&name, bytes),
-        None => doctor.skip("read", "nothing may be written here, and no dataset is here to read from"),
+        None => doctor.skip("read", "writing is not allowed here, and there is no dataset to read from"),
     }
     if written {
         doctor.delete(&probe);
@@ -60,7 +60,7 @@ pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
     Ok(doctor.findings)
 }
 
-/// A data file of the dataset that lies here, if one does.
+/// Return the largest data file of the dataset at this place. None if there is no dataset or no data file.
 fn largest_file(context: &std::sync::Arc<Context>) -> Option<(String, u64)> {
     let snapshot = Snapshot::open(context.clone(), 0).ok()?;
     let mut found: Option<(String, u64)> = None;
@@ -87,26 +87,26 @@ impl Doctor<'_> {
 
     fn failed(&mut self, name: &'static str, error: &Error) {
         let advice = match error.hint_text() {
-            _ if error.code() == "permission-denied" => "give these credentials the right to do it",
+            _ if error.code() == "permission-denied" => "grant these credentials the permission",
             hint => hint.unwrap_or("see the message"),
         };
         let advice = advice.to_owned();
         self.findings.push(Finding { name, good: Some(false), measured: None, told: error.message().to_owned(), advice });
     }
 
-    /// Whether the store answers at all.
+    /// Return whether the store answers at all.
     fn reach(&mut self) -> bool {
         let began = Instant::now();
-        // A read, as the refusal of a look-up does not say why.
+        // Read the object, because the refusal of a look-up does not give the reason.
         match self.store.read("log/0000000000000000/hint") {
             Err(error) if error.code() != "object-not-found" => {
                 self.failed("reach", &error);
                 return false;
             }
-            _ => self.note("reach", true, None, format!("answers after {:.0} ms, connection included", millis(began)), ""),
+            _ => self.note("reach", true, None, format!("answers after {:.0} ms, including the connection", millis(began)), ""),
         }
         match self.store.lists() {
-            false => self.skip("list", "this store does not list; the newest commit is found by its hint"),
+            false => self.skip("list", "this store cannot list; readers find the newest commit by its hint"),
             true => match self.store.list("log/0000000000000000") {
                 Ok(_) => self.note("list", true, None, "allowed", ""),
                 Err(error) => self.failed("list", &error),
@@ -116,7 +116,7 @@ impl Doctor<'_> {
     }
 
     fn write(&mut self, probe: &str) -> bool {
-        // Bytes that no storage compresses.
+        // Random bytes, which storage cannot compress.
         let mut word = 0x9e37_79b9_7f4a_7c15u64;
         let body: Vec<u8> = (0..PROBE_BYTES / 8)
             .flat_map(|_| {
@@ -148,7 +148,7 @@ impl Doctor<'_> {
 
     fn create_only(&mut self) {
         match self.store.prove() {
-            Ok(()) => self.note("create-only put", true, None, "of several at once one wins, and a later one is refused", ""),
+            Ok(()) => self.note("create-only put", true, None, "one of several concurrent puts wins, and a later put is refused", ""),
             Err(error) => self.failed("create-only put", &error),
         }
     }
@@ -166,7 +166,7 @@ impl Doctor<'_> {
         }
         times.sort_by(f64::total_cmp);
         let (median, slowest) = (times[SMALL_READS / 2], times[SMALL_READS - 1]);
-        let advice = if median > 50.0 { "far away: take many samples at once, and import and train in the store's own region" } else { "" };
+        let advice = if median > 50.0 { "far away: take many samples at once; import and train in the store's region" } else { "" };
         self.note(
             "latency",
             true,
@@ -177,10 +177,10 @@ impl Doctor<'_> {
         let count = (PROBE_BYTES as u64).min(bytes) / RANGE_BYTES;
         let spread = bytes.saturating_sub(RANGE_BYTES).max(1);
         let ranges = (0..count.max(1)).map(|index| one((index * 0x9e37_79b9 * 4096) % spread, RANGE_BYTES)).collect();
-        self.rate("ranged reads", "at random, 128 KiB each, many at once", ranges);
+        self.rate("ranged reads", "at random, 128 KiB each, many concurrently", ranges);
         let most = bytes.min(4 * PROBE_BYTES as u64);
         let ranges = (0..most).step_by(8 << 20).map(|begin| one(begin, (8 << 20).min(most - begin))).collect();
-        self.rate("sequential reads", "8 MiB each, many at once", ranges);
+        self.rate("sequential reads", "8 MiB each, many concurrently", ranges);
     }
 
     fn rate(&mut self, name: &'static str, what: &str, ranges: Vec<RangeRequest>) {
@@ -210,7 +210,7 @@ impl Doctor<'_> {
 
     fn clock(&mut self) {
         match self.store.clock_skew() {
-            None => self.skip("clock", "the store tells no time"),
+            None => self.skip("clock", "the store does not report its time"),
             Some(skew) => {
                 let seconds = skew.as_secs_f64();
                 let good = skew < SKEW;
@@ -218,7 +218,7 @@ impl Doctor<'_> {
                     "clock",
                     good,
                     Some((seconds, "s")),
-                    "difference to the store's clock",
+                    "difference from the store's clock",
                     if good { "" } else { "set this machine's clock (NTP)" },
                 );
             }
@@ -230,7 +230,7 @@ fn millis(began: Instant) -> f64 {
     began.elapsed().as_secs_f64() * 1e3
 }
 
-/// MB/s
+/// Return the rate in MB/s.
 fn rate(bytes: u64, began: Instant) -> f64 {
     bytes as f64 / 1e6 / began.elapsed().as_secs_f64().max(1e-9)
 }

@@ -1,4 +1,4 @@
-//! Cut the waiting samples of a column into blocks and encode them, many at once.
+//! Cut the waiting samples of a column into blocks, and encode the blocks on all threads.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -15,28 +15,28 @@ use penstock_tensor::{Column, Dtype, Ragged, Shape};
 
 use crate::parallel;
 
-/// How a column lies in a data file: decided when its first samples of a fragment are written.
+/// The storage form of a column in a data file. It is chosen when the first samples of a fragment are written.
 #[derive(Debug, Clone, Copy)]
 pub struct Style {
     pub layout: Layout,
     pub codec: Codec,
-    /// 0: as listed.
+    /// 0 if the tail lists the first row of each block.
     pub rows_per_block: u64,
     pub align: u64,
 }
 
 impl Style {
-    /// Samples as tiles.
+    /// Return the style for tiled samples.
     pub fn tiled(codec: Codec) -> Style {
         Style { layout: Layout::Tiled, codec, rows_per_block: 1, align: 64 }
     }
 
-    /// Whether samples of this mean size are tiled by themselves.
+    /// Return whether samples of this mean size are tiled, even if the schema sets no tile.
     pub fn tiles(dtype: Dtype, shape: &Shape, mean_bytes: u64) -> bool {
         dtype != Dtype::Bytes && !shape.0.is_empty() && mean_bytes >= TILED_BYTES
     }
 
-    /// Choose by the mean size of a sample. Source: spec section 6.
+    /// Choose a style by the mean size of a sample. Source: spec section 6.
     pub fn choose(dtype: Dtype, shape: &Shape, codec: Codec, mean_bytes: u64) -> Result<Style> {
         if Style::tiles(dtype, shape, mean_bytes) {
             return Ok(Style::tiled(codec));
@@ -61,13 +61,13 @@ impl Style {
         })
     }
 
-    /// Where a block of `raw_bytes` may start.
+    /// Return the alignment of a block of `raw_bytes` bytes.
     pub fn align_of(&self, raw_bytes: u64) -> u64 {
         if raw_bytes >= PAGE_ALIGNED_BYTES { 4096 } else { self.align }
     }
 }
 
-/// A block ready to be written.
+/// An encoded block, ready to be written.
 pub struct Encoded<'a> {
     pub rows: u64,
     pub stored: Cow<'a, [u8]>,
@@ -75,7 +75,7 @@ pub struct Encoded<'a> {
     pub crcs: Vec<u32>,
 }
 
-/// The first rows of each block, and the end of the last one.
+/// Return the first row of each block, and the end of the last block.
 fn cut(column: &Column, style: &Style, shape: &Shape, dtype: Dtype) -> Vec<usize> {
     let count = column.len();
     match (style.layout, column) {
@@ -98,7 +98,7 @@ fn cut(column: &Column, style: &Style, shape: &Shape, dtype: Dtype) -> Vec<usize
     }
 }
 
-/// Encode all samples of `column`. Blocks that need no codec borrow from it.
+/// Encode all samples of `column`. Uncompressed blocks borrow from `column`, unless they are packed.
 pub fn encode<'a>(column: &'a Column, style: &Style, dtype: Dtype, shape: &Shape) -> Result<Vec<Encoded<'a>>> {
     if column.is_empty() {
         return Ok(Vec::new());
@@ -123,7 +123,7 @@ fn encode_block(raw: Cow<'_, [u8]>, codec: Codec, rows: u64) -> Result<Encoded<'
     Ok(Encoded { rows, stored, raw_bytes, crcs })
 }
 
-/// Encode the tiles of a slab, in order. Tiles that lie in one piece there and need no codec borrow from it.
+/// Encode the tiles of a slab, in order. An uncompressed tile that is contiguous in the slab borrows from `bytes`.
 pub fn encode_tiles<'a>(grid: &Grid, slab: &[Range<u64>], bytes: &'a [u8], codec: Codec, size: usize) -> Result<Vec<Encoded<'a>>> {
     let tiles = grid.meeting(slab);
     let blocks = parallel::map(tiles.len(), bytes.len(), |index| {
@@ -159,7 +159,7 @@ fn raw_block<'a>(column: &'a Column, style: &Style, dtype: Dtype, shape: &Shape,
 fn pack(ragged: &Ragged, dtype: Dtype, shape: &Shape, first: usize, end: usize) -> Vec<u8> {
     let free_count = shape.free_count();
     let values: Vec<&[u8]> = (first..end).map(|row| ragged.value(row)).collect();
-    // Text and bytes have one free dimension that nobody stores: it is the length.
+    // Text and bytes have one free dimension, the length. It is not stored in `free`.
     let lengths: Vec<u64> = if ragged.free.is_empty() { values.iter().map(|value| value.len() as u64).collect() } else { Vec::new() };
     let free: Vec<&[u64]> = (first..end)
         .map(|row| {

@@ -1,4 +1,5 @@
-//! Reading without a map: what all columns of a take need is found out first, then asked for at once (docs/design/0004-stores.md).
+//! Read data files that are not mapped. A take first collects the blocks that all its columns need, then requests them together
+//! (docs/design/0004-stores.md).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -21,60 +22,61 @@ use crate::parallel;
 use crate::plan::Plan;
 use crate::snapshot::Snapshot;
 
-/// A scan of a local device reads gaps up to this long.
+/// Streamed ranges of a local device include gaps up to this length.
 const STREAM_GAP_BYTES: u64 = 16 << 10;
-/// Blocks are joined up to this length.
+/// Blocks are joined into ranges of at most this length.
 const JOINED_BYTES: u64 = 8 << 20;
 /// Data files up to this size are read whole, together with their tail.
 const WHOLE_FILE_BYTES: u64 = 256 << 10;
 
-/// What is read for what: a scan comes by once, in groups that may be read side by side.
+/// The purpose of a read, which decides how blocks are shared and cached. Groups of a scan may be read concurrently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Take,
-    /// A part of an epoch, whose other parts will want the neighbours: they are read along, if the cache can hold all.
+    /// A batch of an epoch. Other batches need the neighbouring blocks, so these are read too if the cache can hold them all.
     Epoch,
-    /// Whether the cache keeps what is read.
+    /// A pass over all samples. `keep` is whether the cache keeps the blocks.
     Scan {
         keep: bool,
     },
 }
 
-/// Columns begin on such boundaries, which suits any element.
+/// Columns in one memory are aligned to this, which is enough for any element.
 const COLUMN_ALIGN: usize = 64;
 
-/// Data files of a take, and decoded blocks of them, or why one can't be had.
+/// The data files of a take, and their decoded blocks, with an error for each block that could not be read.
 #[derive(Default)]
 pub struct Fetched {
-    /// Read once, however little the cache holds.
+    /// Kept here, so that each file is opened once even if the cache is small.
     files: HashMap<Id, Arc<DataFile>>,
     blocks: HashMap<BlockKey, Result<Bytes>>,
-    /// Where samples lie that are not kept: column by column, in the order asked.
+    /// Memory for samples that the cache does not keep: column by column, in the order requested.
     pub memory: Option<Arc<Recycled>>,
-    /// The places of those that are still to come.
+    /// Places for blocks that have not arrived yet.
     slots: HashMap<BlockKey, Slot>,
-    /// Blocks whose places lie in memory of their group.
+    /// Blocks with places in the memory of their group; see `set_apart`.
     apart: HashSet<BlockKey>,
 }
 
 fn memory_of_its_own(bytes: usize) -> Result<Slot> {
-    let memory = Recycled::mapped(bytes).map_err(|error| Error::new("storage-failed", format!("cannot hold {bytes} bytes: {error}")))?;
+    let memory =
+        Recycled::mapped(bytes).map_err(|error| Error::new("storage-failed", format!("cannot allocate {bytes} bytes: {error}")))?;
     Ok(memory.slot())
 }
 
-/// Blocks of some samples and their data files, to be lent to takes of them for as long as their holder likes.
+/// The blocks of some samples, and their data files. `Fetched::lend` reuses them in any number of takes.
 pub struct Held {
     files: HashMap<Id, Arc<DataFile>>,
     blocks: Vec<(BlockKey, Bytes)>,
 }
 
 impl Held {
-    /// Hold what was fetched of these blocks, each group in memory of its own.
+    /// Hold the fetched blocks of one group. Blocks that are not set apart are copied into one memory.
     fn new(fetched: &Fetched, files: HashMap<Id, Arc<DataFile>>, wanted: &[Wanted]) -> Result<Held> {
-        // One that could not be had is left out: the take that needs it tells why.
+        // A block that could not be read is left out: the take that needs it reports the error.
         let mut blocks: Vec<(BlockKey, Bytes)> =
             wanted.iter().filter_map(|wanted| Some((wanted.key, fetched.get(wanted.key).ok()?))).collect();
-        // Slices of one memory: for each block an owner of its own would lie among what comes and goes, and hold that up in the allocator.
+        // One memory for all blocks: separate long-lived allocations among short-lived ones would fragment the allocator's heap.
         let placed = |(key, _): &&mut (BlockKey, Bytes)| !fetched.apart.contains(key);
         let bytes = blocks.iter_mut().filter(placed).map(|(_, block)| block.len()).sum();
         let mut memory = memory_of_its_own(bytes)?;
@@ -84,19 +86,19 @@ impl Held {
         Ok(Held { files, blocks })
     }
 
-    /// What its blocks take.
+    /// Return the bytes of all held blocks.
     pub fn bytes(&self) -> u64 {
         self.blocks.iter().map(|(_, block)| block.len() as u64).sum()
     }
 
-    /// What its data files take, which it may have in common with others.
+    /// Return the id and held bytes of each data file. Other holders may share a file.
     pub fn files(&self) -> impl Iterator<Item = (Id, u64)> {
         self.files.iter().map(|(id, file)| (*id, file.held_bytes(false)))
     }
 }
 
 impl Fetched {
-    /// Take blocks from one who holds them.
+    /// Add the data files and blocks of a `Held`.
     pub fn lend(&mut self, held: &Held) {
         self.files.extend(held.files.iter().map(|(id, file)| (*id, file.clone())));
         self.blocks.extend(held.blocks.iter().map(|(key, block)| (*key, Ok(block.clone()))));
@@ -113,7 +115,7 @@ impl Fetched {
         }
     }
 
-    /// Whether it is here already, or in the cache, and here from now on.
+    /// Return whether a block is here or in the cache. A block from the cache is added here.
     fn found(&mut self, context: &Context, key: BlockKey) -> bool {
         if self.blocks.contains_key(&key) {
             return true;
@@ -122,7 +124,7 @@ impl Fetched {
         cached.is_some_and(|block| self.blocks.insert(key, Ok(block)).is_none())
     }
 
-    /// Give plain blocks places in one memory that goes when they go.
+    /// Reserve places for plain blocks in one memory, which is freed together with them.
     fn set_apart<'a>(&mut self, blocks: impl Iterator<Item = &'a Wanted> + Clone) -> Result<()> {
         let mut rest = memory_of_its_own(blocks.clone().map(|block| block.bytes as usize).sum())?;
         for block in blocks {
@@ -132,8 +134,8 @@ impl Fetched {
         Ok(())
     }
 
-    /// Give samples that stand in the order asked places in one memory, so that those of a column lie there as an array wants them.
-    /// What is here already goes there at once. Nothing where there is too little memory.
+    /// Reserve places in one memory for samples, given in the order requested. Samples of one column are contiguous there, as in an
+    /// array. Blocks that are already here are copied at once. No places are reserved if the allocation fails.
     fn place(&mut self, mut samples: Vec<&Wanted>) {
         let most = samples.iter().map(|sample| sample.bytes as usize + COLUMN_ALIGN).sum();
         let Some(mut rest) = Recycled::new(most, Config::memory_bytes()).ok().filter(|_| most > 0).map(Recycled::slot) else { return };
@@ -159,7 +161,7 @@ impl Fetched {
     }
 }
 
-/// A block, or a checksum unit of an uncompressed one, that is not at hand.
+/// A block to be read, or a checksum unit of an uncompressed block.
 #[derive(Clone)]
 pub struct Wanted {
     pub key: BlockKey,
@@ -169,15 +171,15 @@ pub struct Wanted {
     pub unit: Option<usize>,
     offset: u64,
     bytes: u64,
-    /// Not all of its rows are asked for.
+    /// Only some of its rows are requested.
     partial: bool,
-    /// Others may be waiting for it, or for being told that it is in the cache.
+    /// This call has the duty to read it: other threads may be waiting, and fulfilling the duty puts it into the cache.
     awaited: bool,
-    /// Nobody here wants it yet.
+    /// It was not requested, but is a neighbour of a requested block.
     beside: bool,
 }
 
-/// Checksum units of uncompressed blocks, which lie one after the other in their file: (block, unit) each.
+/// Checksum units of uncompressed blocks, contiguous in their file, as pairs (block, unit).
 pub struct Run {
     pub file: Arc<DataFile>,
     pub chunk: usize,
@@ -185,7 +187,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Where it lies in the file.
+    /// Return the begin and end of the run in the file.
     pub fn bounds(&self) -> (u64, u64) {
         let bound = |at: Option<&(usize, usize)>| at.map_or((0, 0), |(block, unit)| self.file.unit(self.chunk, *block, *unit));
         (bound(self.units.first()).0, bound(self.units.last()).1)
@@ -227,12 +229,12 @@ impl Wanted {
         self.file.tail.chunks[self.chunk].column
     }
 
-    /// Whether its bytes are stored as they are.
+    /// Return whether the block is stored uncompressed.
     fn is_plain(&self) -> bool {
         self.file.tail.chunks[self.chunk].codec == Codec::None
     }
 
-    /// Whether it is one sample as it is given.
+    /// Return whether the block is exactly one uncompressed sample.
     fn is_sample(&self) -> bool {
         let entry = &self.file.tail.chunks[self.chunk];
         self.is_plain() && entry.rows_per_block == 1 && matches!(entry.layout, Layout::Fixed | Layout::Single)
@@ -240,8 +242,8 @@ impl Wanted {
 }
 
 impl Snapshot {
-    /// Fetch what a take of these columns needs. Where files are mapped, their tails are read; else at most one request for each tail
-    /// that is not open and one for each run of blocks that are not in the cache.
+    /// Fetch the blocks that a take of these columns needs. Cost: if files are mapped, reads of their tails only; else at most one
+    /// request per tail that is not open, and one per run of blocks that are not in the cache.
     pub fn fetch(&self, plan: &mut Plan, columns: &[&ColumnSpec], purpose: Purpose) -> Result<()> {
         if self.context.storage.mapped() {
             return self.open_mapped(plan, columns);
@@ -258,7 +260,7 @@ impl Snapshot {
         if around || matches!(purpose, Purpose::Scan { .. }) {
             (wanted, others) = self.share_out(wanted, around, &mut duties, &mut fetched);
         }
-        // A take that would fill half of the cache is not kept in it.
+        // The cache does not keep a take that would fill more than half of it.
         let keep = !matches!(purpose, Purpose::Scan { keep: false });
         let cached = keep && wanted.iter().map(|wanted| wanted.bytes).sum::<u64>() <= Context::block_cache_bytes() / 2;
         if !cached && fetched.slots.is_empty() && self.context.storage.fills_slots() && plan.positions.is_sorted_by(|one, next| one < next)
@@ -277,7 +279,7 @@ impl Snapshot {
         }
         let missing = others.into_iter().filter(|wanted| match self.context.block_or_duty(wanted.key, self.context.storage.deadline()) {
             Some(Ok(block)) => fetched.blocks.insert(wanted.key, Ok(block)).is_some(),
-            _ => true, // Whoever had the duty failed.
+            _ => true, // The thread that had the duty failed or is too slow.
         });
         let missing = missing.collect();
         self.fetch_wanted(missing, false, &mut fetched)?;
@@ -285,7 +287,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Fetch the blocks of several groups of neighbours at once, past the cache, for each group to be held by itself.
+    /// Fetch the blocks of several groups of neighbours together, without caching them. Returns one `Held` per group.
     pub fn hold(&self, groups: Vec<Vec<u64>>, columns: &[&ColumnSpec]) -> Result<Vec<Held>> {
         let mut plan = Plan::new(self, groups.concat())?;
         self.open_files(&mut plan, columns)?;
@@ -304,8 +306,8 @@ impl Snapshot {
         parts.into_iter().map(|(files, blocks)| Held::new(&plan.fetched, files, &blocks)).collect()
     }
 
-    /// Groups of a scan, and batches of an epoch, that are read side by side share the blocks between them (`all`, or those that one group
-    /// wants a part of): each is read by one. Gives what is to be read here, and what others read.
+    /// Divide blocks among concurrent groups of a scan, or batches of an epoch, so that each shared block is read once. `all` shares
+    /// every block, else only those of which this group needs a part. Returns the blocks to read here, and those that others read.
     fn share_out(
         &self,
         wanted: Vec<Wanted>,
@@ -333,7 +335,7 @@ impl Snapshot {
         (ours, others)
     }
 
-    /// These blocks and those that lie with them in stretches that cost about as much as a request does.
+    /// Return these blocks and their neighbours in the same stretch of the file. Reading a stretch costs about as much as a request.
     fn with_neighbours(&self, mut wanted: Vec<Wanted>) -> Vec<Wanted> {
         let stretch = self.context.storage.request_cost().gap_bytes;
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.chunk, wanted.block));
@@ -354,18 +356,18 @@ impl Snapshot {
         all
     }
 
-    /// Fetch, verify and decode what is wanted; its readers find in `fetched` what could not be had.
+    /// Fetch, verify and decode blocks. A damaged block leaves its error in `fetched`, where its reader finds it.
     fn fetch_wanted(&self, mut wanted: Vec<Wanted>, cached: bool, fetched: &mut Fetched) -> Result<()> {
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
         let wanted = Arc::new(wanted);
         let failed = self.fetch_blocks(&wanted, cached, fetched)?;
-        // A byte may have been spoilt on its way: whoever does not match is asked for once more.
+        // The network may have damaged a byte, so blocks that fail are requested again, once.
         let again = wanted.iter().filter(|wanted| failed.contains(&wanted.key) && !wanted.beside).cloned().collect();
         self.fetch_blocks(&Arc::new(again), cached, fetched)?;
         Ok(())
     }
 
-    /// The same for units of tiles, but for those in the cache.
+    /// Fetch, verify and decode the units or blocks of tiles that are not in the cache.
     pub fn fetch_tiles(&self, wanted: impl Iterator<Item = Wanted>, cached: bool) -> Result<Fetched> {
         let mut fetched = Fetched::default();
         let mut seen = HashSet::new();
@@ -374,7 +376,7 @@ impl Snapshot {
         Ok(fetched)
     }
 
-    /// The ranges that `fetch` would ask for now, once tails are open.
+    /// Return the ranges that `fetch` would request now, after the tails are open.
     pub fn ranges(&self, plan: &mut Plan, columns: &[&ColumnSpec]) -> Result<Vec<RangeRequest>> {
         self.open_files(plan, columns)?;
         let mut wanted = self.blocks(plan, columns);
@@ -383,7 +385,7 @@ impl Snapshot {
         Ok(plan_ranges(&wanted, self.context.storage.as_ref()).1)
     }
 
-    /// What the blocks that a plan reads take once they are decoded; tiles are left out. Cost: the tails.
+    /// Return the decoded bytes of the blocks that a plan reads, except tiles. Cost: reads the tails that are not open.
     pub fn decoded_bytes(&self, plan: &mut Plan, columns: &[&ColumnSpec]) -> Result<u64> {
         self.open_files(plan, columns)?;
         let mut bytes = 0;
@@ -404,8 +406,8 @@ impl Snapshot {
         Ok(bytes)
     }
 
-    /// Open the data files of a plan side by side, and keep them with it, unless files are mapped. One that is damaged is left to the column
-    /// that reads it.
+    /// Open the data files of a plan concurrently, and keep them in the plan, unless files are mapped. A damaged file is skipped: the
+    /// column that reads it reports the error.
     pub fn open_files(&self, plan: &mut Plan, columns: &[&ColumnSpec]) -> Result<()> {
         if self.context.storage.mapped() {
             return Ok(());
@@ -415,23 +417,23 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Open mapped data files on all threads where there are several with large tails. One that cannot be opened is left to the column that
-    /// reads it.
+    /// Open mapped data files on all threads if there are several with large tails. A file that cannot be opened is skipped: the column
+    /// that reads it reports the error.
     fn open_mapped(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Result<()> {
         if plan.groups.len() < 2 {
             return Ok(());
         }
         let closed: Vec<(&FileRef, u64)> = files_of(plan, columns).filter(|(file, _)| !self.context.is_open(file.id)).collect();
         let tails = closed.iter().map(|(file, _)| file.tail_bytes).fold(0, u64::saturating_add);
-        // One thread does as well with few bytes, and files that the cache cannot hold would be opened twice.
+        // For few bytes one thread is as fast. Files that the cache cannot hold would be opened twice.
         if closed.len() > 1 && (2 * parallel::WORTH_A_THREAD_BYTES as u64..Context::file_cache_bytes() / 2).contains(&tails) {
             parallel::map(closed.len(), tails as usize, |index| drop(self.context.file(closed[index].0, closed[index].1)))?;
         }
         Ok(())
     }
 
-    /// Open these data files; each comes with its number of samples. Damaged files are left out. A file that is in the cache, or that another
-    /// thread is reading, is not requested again; the others take one request each, side by side.
+    /// Open data files, each given with its number of samples. Damaged files are left out. Cost: one request per file, all concurrent,
+    /// except for files in the cache and files that another thread is reading.
     pub fn open_tails<'a>(&self, files: impl Iterator<Item = (&'a FileRef, u64)>) -> Result<Vec<Arc<DataFile>>> {
         let (mut seen, mut opened) = (HashSet::new(), Vec::new());
         let (mut ours, mut others) = (Vec::new(), Vec::new());
@@ -444,7 +446,7 @@ impl Snapshot {
             }
         }
         let passable = |error: Error| if error.kind() == Kind::Corrupt { Ok(()) } else { Err(error) };
-        // Small files come whole, unless these together are more than may be kept.
+        // Small files are read whole, unless their total exceeds the file cache.
         let whole = ours.iter().map(|(file, ..)| whole_bytes(file)).sum::<u64>() <= Context::file_cache_bytes();
         let ranges = ours.iter().map(|(file, ..)| if whole { tail_range(file) } else { bare_tail(file) }).collect();
         for ((file, samples, duty), answer) in ours.into_iter().zip(self.context.storage.fetch(ranges)) {
@@ -465,7 +467,7 @@ impl Snapshot {
         Ok(opened)
     }
 
-    /// The blocks that a plan reads, in its order. Tiles are read by `tiles`.
+    /// Return the blocks that a plan reads, in its order. Tiles and streamed samples are left out: other functions read them.
     fn blocks(&self, plan: &Plan, columns: &[&ColumnSpec]) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         for group in &plan.groups {
@@ -487,13 +489,13 @@ impl Snapshot {
         wanted
     }
 
-    /// Read checksum units or small blocks, none of them compressed, and show each to `copy` once, verified, in any order; nothing
-    /// is kept. Gives the error of each that could not be read. Only where the store streams.
+    /// Read uncompressed checksum units or small blocks, and pass each to `copy` once it is verified, in any order. Nothing is cached.
+    /// Returns the error of each that is damaged. Requires a store that streams.
     pub fn stream(&self, wanted: &[Wanted], mut copy: impl FnMut(usize, &[u8])) -> Result<Vec<Option<Error>>> {
         let mut failed: Vec<Option<Error>> = wanted.iter().map(|_| None).collect();
         let mut order: Vec<usize> = (0..wanted.len()).collect();
         for again in [true, false] {
-            order.sort_by_key(|index| (wanted[*index].key.0, wanted[*index].offset)); // Spoilt ones were noted as they came.
+            order.sort_by_key(|index| (wanted[*index].key.0, wanted[*index].offset)); // Damaged ones are in order of arrival.
             let (members, ranges) = self.stream_ranges(wanted, &order);
             order.clear();
             let answers = self.context.storage.stream(&ranges, None, &mut |range, bytes| {
@@ -503,7 +505,7 @@ impl Snapshot {
                     let stored = &bytes[begin..begin + *length as usize];
                     match file.verify_stored(*chunk, *block, *unit, stored) {
                         Ok(()) => copy(*index, stored),
-                        Err(_) if again => order.push(*index), // It may have been spoilt on its way.
+                        Err(_) if again => order.push(*index), // The transfer may have damaged it.
                         Err(error) => failed[*index] = Some(error),
                     }
                 }
@@ -516,8 +518,8 @@ impl Snapshot {
         Ok(failed)
     }
 
-    /// Read runs of checksum units, none of them compressed, each to its target, verified there. Gives the error of each that
-    /// could not be read. Only where the store streams.
+    /// Read runs of uncompressed checksum units into their targets, and verify them there. Returns the error of each damaged run.
+    /// Requires a store that streams.
     pub fn stream_runs(&self, runs: &[Run], mut targets: Vec<&mut [u8]>) -> Result<Vec<Option<Error>>> {
         let range = |run: &Run| {
             let (begin, end) = run.bounds();
@@ -529,7 +531,7 @@ impl Snapshot {
         self.context.storage.stream(&ranges, Some(&mut targets), see).into_iter().collect::<Result<()>>()?;
         for index in 0..runs.len() {
             if failed[index].is_some() {
-                // It may have been spoilt on its way: once more.
+                // The transfer may have damaged it, so read it again, once.
                 let see = &mut |_: usize, bytes: &[u8]| failed[index] = runs[index].verify(bytes).err();
                 let answers = self.context.storage.stream(&ranges[index..index + 1], Some(&mut targets[index..index + 1]), see);
                 answers.into_iter().collect::<Result<()>>()?;
@@ -538,7 +540,7 @@ impl Snapshot {
         Ok(failed)
     }
 
-    /// Join what lies close together into ranges as long as the store streams: the members of each, and the range.
+    /// Join nearby units into ranges that the store can stream. Returns the members of each range, and the ranges.
     fn stream_ranges(&self, wanted: &[Wanted], order: &[usize]) -> (Vec<Vec<usize>>, Vec<RangeRequest>) {
         let most = self.context.storage.stream_bytes();
         let (mut members, mut ranges): (Vec<Vec<usize>>, Vec<RangeRequest>) = (Vec::new(), Vec::new());
@@ -563,7 +565,7 @@ impl Snapshot {
         (members, ranges)
     }
 
-    /// Whether samples of a chunk are streamed to their places, whatever the take: large and plain ones, where the store can.
+    /// Return whether every take streams samples of this chunk to their places: they are large and uncompressed, and the store streams.
     pub fn streams(&self, entry: &Chunk) -> bool {
         entry.layout == Layout::Fixed
             && entry.rows_per_block == 1
@@ -573,14 +575,14 @@ impl Snapshot {
             && entry.stored_bytes.get(0) >= UNIT_BYTES
     }
 
-    /// Fetch, verify and decode; gives the blocks whose bytes do not match.
+    /// Fetch, verify and decode blocks. Returns the keys of those that fail to verify or decode.
     fn fetch_blocks(&self, wanted: &Arc<Vec<Wanted>>, cached: bool, fetched: &mut Fetched) -> Result<HashSet<BlockKey>> {
         if wanted.is_empty() {
             return Ok(HashSet::new());
         }
         let (segments, mut ranges) = plan_ranges(wanted, self.context.storage.as_ref());
         if !cached {
-            // What is not kept may hold on to a little more than it needs.
+            // Blocks that are not cached may share a larger buffer, if gaps are at most a fifth of it.
             for range in &mut ranges {
                 let gaps: u64 = range.pieces.iter().map(|piece| piece.skip).sum();
                 range.shared = 5 * gaps <= range.end() - range.begin;
@@ -591,7 +593,7 @@ impl Snapshot {
             range.slots = range.pieces.iter().zip(segments).map(slot).collect();
         }
         fetched.slots.clear();
-        // Which buffer was verified: of two answers to one request (hedging) either may come out.
+        // The address of each verified buffer: a hedged request has two answers, and either may be returned.
         let verified: Arc<Vec<AtomicUsize>> = Arc::new(wanted.iter().map(|_| AtomicUsize::new(0)).collect());
         let verify = {
             let (wanted, verified, segments) = (wanted.clone(), verified.clone(), segments.clone());
@@ -641,8 +643,8 @@ impl Snapshot {
     }
 }
 
-/// Join what lies close together, cut what is long. Gives for each range the blocks that its pieces belong to: a
-/// block longer than a request has several.
+/// Join nearby blocks into ranges, and cut blocks longer than a request into pieces. Returns the block of each piece of each range,
+/// and the ranges.
 fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
     let (gap_bytes, range_bytes) = (widest_gap(wanted, storage.request_cost()), storage.range_bytes());
     let mut segments: Vec<Vec<usize>> = Vec::new();
@@ -675,8 +677,8 @@ fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage) -> (Arc<Vec<Vec<usize>>
     (Arc::new(segments), ranges)
 }
 
-/// The widest gap between two of these blocks, in file order, that is worth reading along: as what a request costs, unless all such
-/// gaps together would be more than may be wasted; then the narrowest of them.
+/// Return the widest gap, between two blocks in file order, that is cheaper to read than another request. If all such gaps together
+/// exceed the allowed waste, only the narrowest ones are read.
 fn widest_gap(wanted: &[Wanted], cost: RequestCost) -> u64 {
     let gap = |pair: &[Wanted]| {
         let gap = pair[1].offset.saturating_sub(pair[0].offset + pair[0].bytes);
@@ -688,26 +690,26 @@ fn widest_gap(wanted: &[Wanted], cost: RequestCost) -> u64 {
         return cost.gap_bytes;
     }
     gaps.sort_unstable();
-    // The first that is too much, and all gaps as wide as that, stay.
+    // The first gap that exceeds the allowance, and all gaps at least as wide, are not read.
     let too_wide = gaps.into_iter().find(|gap| left.checked_sub(*gap).map(|rest| left = rest).is_none());
     too_wide.map_or(cost.gap_bytes, |gap| gap - 1)
 }
 
-/// Bytes from the first to the last block of all columns of all files that some of these lie in.
+/// Return the bytes from the first to the last block, summed over the chunks of these blocks.
 fn span_bytes(wanted: &[Wanted]) -> u64 {
     let mut seen = HashSet::new();
     let chunks = wanted.iter().filter(|wanted| seen.insert((wanted.key.0, wanted.chunk)));
     chunks.map(|wanted| wanted.file.tail.chunks[wanted.chunk].span_bytes()).sum()
 }
 
-/// The data files that hold these columns of a plan's samples, and how many samples each has.
+/// Return the data files that hold these columns of a plan's samples, each with its number of samples.
 fn files_of<'a>(plan: &'a Plan, columns: &'a [&ColumnSpec]) -> impl Iterator<Item = (&'a FileRef, u64)> {
     let read = |file: &&FileRef| columns.iter().any(|column| file.columns.contains(&column.id));
     let fragments = plan.groups.iter().map(|group| group.fragment());
     fragments.flat_map(move |fragment| fragment.files.iter().filter(read).map(|file| (file, fragment.samples)))
 }
 
-/// The tail of a data file, or all of a small one.
+/// Return the range of a data file's tail, or of the whole file if it is small.
 pub fn tail_range(file: &FileRef) -> RangeRequest {
     match whole_bytes(file) {
         0 => bare_tail(file),
@@ -720,12 +722,12 @@ fn bare_tail(file: &FileRef) -> RangeRequest {
     RangeRequest::plain(&data_name(file.id), begin, file.tail_bytes.min(file.file_bytes), Some(file.file_bytes))
 }
 
-/// All bytes of a data file that is read whole; none of another one.
+/// Return the bytes of a data file that is small enough to be read whole, else 0.
 pub fn whole_bytes(file: &FileRef) -> u64 {
     if file.file_bytes <= WHOLE_FILE_BYTES { file.file_bytes } else { 0 }
 }
 
-/// A data file from what `tail_range` or `bare_tail` gave.
+/// Open a data file from the bytes of `tail_range` or `bare_tail`.
 pub fn open(file: &FileRef, samples: u64, pieces: Vec<Bytes>) -> Result<DataFile> {
     let body = pieces.into_iter().next().unwrap_or_default();
     match body.len() as u64 == file.file_bytes {

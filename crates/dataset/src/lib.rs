@@ -1,8 +1,8 @@
-//! The dataset: the one place that knows format, storage and codec. Snapshots, take, scan, transactions, verify.
+//! The dataset combines format, storage and codec into snapshots, take, scan, transactions and verify.
 //!
-//! Read path: `View::take` → `Snapshot::plan` → `Snapshot::read_fixed` / `read_ragged` → `DataFile::block` → mapped bytes.
+//! Read path: `View::take` → `Plan::new` → `Snapshot::read_fixed` / `read_ragged` → `DataFile::block` → mapped bytes.
 //! Commit path: `Transaction::append` → `FragmentWriter` → `Transaction::commit` → `commit::Machine` → `Storage::create`.
-//! Knows nothing of torch, Python or loader threads.
+//! This crate does not know about torch, Python or loader threads.
 
 mod commit;
 mod config;

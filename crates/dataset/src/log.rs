@@ -7,7 +7,7 @@ use penstock_format::ids::{hint_name, log_folder, numbered, read_hint, record_na
 use penstock_format::record::Record;
 use penstock_storage::Storage;
 
-/// A record and the crc of its bytes, which its children carry.
+/// A record and the crc of its bytes. Each child record repeats that crc.
 #[derive(Debug, Clone)]
 pub struct LogEntry {
     pub record: Record,
@@ -47,20 +47,20 @@ impl Newest {
     }
 }
 
-/// The newest record, which is `known` or later, or nothing where there is no log. Cost: that of `newest_number`, and the record.
+/// Return the newest record, which is `known` or later. None if there is no log. Cost: `newest_number`, and a read of the record.
 pub fn newest(storage: &dyn Storage, branch: u64, known: Option<u64>) -> Result<Option<LogEntry>> {
     let folder = log_folder(branch);
     newest_number(storage, &folder, known)?.map(|newest| read(storage, branch, newest.whole(storage, &folder)?)).transpose()
 }
 
-/// The number of the newest record of a log, of which record `known` was seen before. Cost: a listing of a few names where the store lists
-/// in order; else hint, and about three look-ups.
+/// Return the number of the newest record of a log. Record `known` was seen before. Cost: a listing of a few names if the store lists
+/// in order; else the hint, and about three look-ups.
 pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) -> Result<Option<Newest>> {
     if let Some(number) = storage.newest(folder)?.and_then(|names| first_listed(&names)).filter(|number| Some(*number) >= known) {
         return Ok(Some(Newest { number, written_in: None, beyond: None }));
     }
     let exists = |number: u64| storage.exists(&numbered(folder, number));
-    // Without a hint the search is longer, and that is all.
+    // Without a hint, the search only takes longer.
     let (hinted, written_in) = hint(storage, folder).unzip();
     let mut number = match hinted.max(known) {
         Some(number) if Some(number) == known || exists(number)? => number,
@@ -74,7 +74,7 @@ pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) ->
         // In a copy, the hint may be newer than the copied records.
         let here = || storage.place().is_none_or(|here| written_in == Some(here));
         let beyond = next.or_else(|| hinted.filter(|hinted| *hinted > number && here()));
-        // Two commits since the search look like a hole.
+        // Two commits since the search look like a gap: check again.
         if beyond.is_some() && exists(number + 1)? {
             number += 1;
             continue;
@@ -135,24 +135,26 @@ pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> 
     Ok(gaps)
 }
 
-/// A record that must have been there once is not: to append after the hole would take the number of a commit that exists.
+/// The error for a missing record below a later one. An append into the gap would take the number of an earlier commit.
 pub fn incomplete(storage: &dyn Storage, folder: &str, missing: u64, beyond: u64) -> Error {
-    let text = format!("cannot use the log `{}/{folder}`: record {missing} is missing, though there was a record {beyond}", storage.uri());
-    Error::new("log-incomplete", text)
-        .hint("an incomplete copy? copy it again, `log` and `refs` first and the rest after, or add the missing objects with `cp -rn`; `penstock verify` names them")
+    let text = format!("cannot use the log `{}/{folder}`: record {missing} is missing, but record {beyond} was written", storage.uri());
+    Error::new("log-incomplete", text).hint(
+        "if this is an incomplete copy, copy it again, `log` and `refs` first and the rest after, or add the missing objects \
+             with `cp -rn`; `penstock verify` names them",
+    )
 }
 
-/// The newest of the first names of a log, if they come in order: numbers then go down one by one. In another order the first says nothing.
+/// Return the newest number among the first listed names. None unless they descend by one, as some stores list in another order.
 fn first_listed(names: &[String]) -> Option<u64> {
     let numbers: Vec<u64> = names.iter().filter_map(|name| record_number(name)).collect();
     let dense = numbers.windows(2).all(|two| two[0].checked_sub(1) == Some(two[1]));
     numbers.first().copied().filter(|_| dense)
 }
 
-/// The record that a snapshot id names.
+/// Return the record that a snapshot id names.
 pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
     let missing = || {
-        Error::new("snapshot-not-found", format!("cannot open snapshot `{snapshot}` of `{}`: there is no such commit", storage.uri()))
+        Error::new("snapshot-not-found", format!("cannot open snapshot `{snapshot}` of `{}`: no such commit exists", storage.uri()))
             .hint("see `penstock log`")
     };
     match read(storage, snapshot.branch, snapshot.number) {
@@ -163,7 +165,7 @@ pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
     }
 }
 
-/// Records from `from` back to the first, newest first. Each is held to the crc its child carries.
+/// Visit the ancestors of `from`, newest first. Each must match the crc and commit id in its child.
 pub fn walk(storage: &dyn Storage, from: &Record, mut visit: impl FnMut(&LogEntry) -> Result<()>) -> Result<()> {
     let mut parent = from.parents.first().cloned();
     while let Some(link) = parent {
@@ -172,7 +174,7 @@ pub fn walk(storage: &dyn Storage, from: &Record, mut visit: impl FnMut(&LogEntr
             let name = record_name(link.branch, link.number);
             return Err(Error::new(
                 "object-checksum",
-                format!("cannot read `{name}`: crc32c {:#010x}, its child expects {:#010x}", entry.crc, link.crc),
+                format!("cannot read `{name}`: crc32c {:#010x}, expected {:#010x} (from its child)", entry.crc, link.crc),
             ));
         }
         visit(&entry)?;

@@ -1,4 +1,4 @@
-//! Look at media before they are stored: at their headers, or at every pixel.
+//! Check encoded images before they are stored: the headers, or every pixel.
 
 use penstock_codec::{decode, decode_mask, probe, probe_mask};
 use penstock_error::{Error, Result};
@@ -6,16 +6,16 @@ use penstock_error::{Error, Result};
 use crate::config::Config;
 use crate::parallel;
 
-/// How much of an image `append` looks at.
+/// How much of an image `append` checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Validate {
-    /// Magic, size, channels: finds what is no image, and bombs.
+    /// Magic, size, channels: finds values that are not images, and decompression bombs.
     Header,
-    /// Every pixel: finds files cut short as well.
+    /// Every pixel: also finds truncated files.
     Decode,
 }
 
-/// Check media on all threads; the answer has the error of each that is refused.
+/// Check media on all threads. Returns an error for each refused value, else None.
 pub fn check<'a>(
     count: usize,
     bytes: usize,

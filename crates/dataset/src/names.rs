@@ -1,4 +1,4 @@
-//! Pins: names that keep snapshots, in the log of names (spec section 9).
+//! Pins: names that protect snapshots from collection, stored in the log of names (spec section 9).
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::context::Context;
 use crate::log::{leave_hint, newest_number};
 use crate::transaction::now_us;
 
-/// Lost races before giving up.
+/// Lost races before an append fails with `conflict`.
 const RACES: u32 = 10_000;
 
-/// The log as far as it was read.
+/// The state of the log up to the last record that was read.
 #[derive(Default)]
 struct Log {
     /// The number of the next record.
@@ -25,7 +25,7 @@ struct Log {
 }
 
 impl Log {
-    /// Read what came since, up to `known` at least. Cost: `newest_number`, and one request a record.
+    /// Read the records since the last call, at least up to `known`. Cost: `newest_number`, and one request per record.
     fn catch_up(&mut self, storage: &dyn Storage, known: Option<u64>) -> Result<()> {
         let newest = newest_number(storage, NAMES_FOLDER, known)?;
         let end = newest.map_or(Ok(0), |newest| Ok(newest.whole(storage, NAMES_FOLDER)? + 1))?;
@@ -46,7 +46,7 @@ impl Log {
     }
 }
 
-/// All pins, by name.
+/// Return all pins by name.
 pub fn pins(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
     context.check_dataset()?;
     let mut log = Log::default();
@@ -54,7 +54,7 @@ pub fn pins(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
     Ok(log.pins)
 }
 
-/// Keep a snapshot under this name, until it is removed. Cost: that of `pins`; one put unless it is kept so already.
+/// Pin a snapshot under this name until `unpin`. Cost: that of `pins`, and one put unless the pin exists already.
 pub fn pin(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
     let set = |pins: &BTreeMap<String, SnapshotId>| {
         let operation = Operation { removes: false, kind: NameKind::Pin, name: name.into(), target };
@@ -63,7 +63,7 @@ pub fn pin(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
     append(context, set).context(|| format!("cannot pin snapshot `{target}` of `{}`", context.storage.uri())).map(drop)
 }
 
-/// Remove a pin; whether it was there.
+/// Remove a pin. Returns whether it existed.
 pub fn unpin(context: &Context, name: &str) -> Result<bool> {
     let remove = |pins: &BTreeMap<String, SnapshotId>| {
         pins.get(name).map(|target| Operation { removes: true, kind: NameKind::Pin, name: name.into(), target: *target })
@@ -71,7 +71,7 @@ pub fn unpin(context: &Context, name: &str) -> Result<bool> {
     append(context, remove).context(|| format!("cannot remove pin `{name}` of `{}`", context.storage.uri()))
 }
 
-/// Append what is still to be done, which is harmless to do twice; whether there was anything.
+/// Append the operation that `left` returns for the current pins; repeating it is harmless. Returns whether the log was changed.
 fn append(context: &Context, left: impl Fn(&BTreeMap<String, SnapshotId>) -> Option<Operation>) -> Result<bool> {
     let held = context.held()?;
     let here = held.as_deref().unwrap_or(context);
@@ -92,7 +92,7 @@ fn append(context: &Context, left: impl Fn(&BTreeMap<String, SnapshotId>) -> Opt
             leave_hint(storage, NAMES_FOLDER, number);
             return Ok(true);
         }
-        // Another's record, or an own earlier try: what is left tells.
+        // The number is taken by another writer, or by an earlier try of this call. `left` decides if anything remains.
         known = Some(number);
     }
     Err(Error::new("conflict", format!("lost {RACES} races in a row")))

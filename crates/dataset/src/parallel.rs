@@ -1,13 +1,13 @@
-//! Spread work over scoped threads. No pool: nothing to inherit across a fork, nothing to join at exit.
+//! Spread work over scoped threads. Without a pool, a fork inherits no threads, and exit has none to join.
 
 use penstock_error::{Error, Result};
 
 use crate::config::Config;
 
-/// Starting a thread costs about 20 µs; work below this many bytes is done in place.
+/// Work on fewer bytes is done by the calling thread, because starting a thread costs about 20 µs.
 pub const WORTH_A_THREAD_BYTES: usize = 1 << 20;
 
-/// `work(i)` for i in 0..count, in order of i, on up to `Config::threads` threads. `bytes` is about what the work touches.
+/// Return `work(i)` for i in 0..count, in order of i, on up to `Config::threads` threads. `bytes` estimates how much memory the work reads.
 pub fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
     let threads = Config::threads().min(count).min(bytes / WORTH_A_THREAD_BYTES + 1);
     if threads <= 1 {
@@ -26,7 +26,7 @@ pub fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync
     };
     let mut results: Vec<Option<T>> = (0..count).map(|_| None).collect();
     std::thread::scope(|scope| {
-        // Where no thread is to be had, there is less help; this one does the rest.
+        // If a thread cannot be started, the calling thread does its share.
         let helpers: Vec<_> = (1..threads).map_while(|_| std::thread::Builder::new().spawn_scoped(scope, worker).ok()).collect();
         let mut parts = vec![worker()];
         for helper in helpers {

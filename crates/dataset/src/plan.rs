@@ -1,4 +1,4 @@
-//! From positions to rows of fragments: sorted, so that every block is touched once, with the order asked kept beside.
+//! Map positions to rows of fragments. Rows are sorted, so that each block is touched once; each row keeps its place in the answer.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use penstock_format::manifest::Fragment;
 use crate::fetch::Fetched;
 use crate::snapshot::{PartFragments, Snapshot};
 
-/// What a take will read, column by column.
+/// The samples that a take reads, for any of its columns.
 pub struct Plan {
-    /// The positions in the order asked.
+    /// Positions in the order requested.
     pub positions: Vec<u64>,
     pub groups: Vec<Group>,
-    /// Blocks that were read for it, where files are not mapped.
+    /// Blocks read for this plan, if files are not mapped.
     pub fetched: Fetched,
 }
 
-/// Rows of one fragment, each with its place in the answer. Ascending, unless the snapshot is one fragment: then sorting
-/// would only cost what it saves, and readers that want neighbours together use `ascending`.
+/// Rows of one fragment, each with its place in the answer. Ascending, unless the snapshot is one fragment: sorting would then
+/// cost as much as it saves. Readers that need neighbours together use `ascending`.
 pub struct Group {
     fragments: Arc<PartFragments>,
     index: usize,
@@ -31,13 +31,13 @@ impl Group {
         &self.fragments.as_slice()[self.index]
     }
 
-    /// The rows in ascending order: every block is met once, files are read forwards.
+    /// Return the rows in ascending order, so that each block is visited once and files are read forwards.
     pub fn ascending(&self) -> Cow<'_, [(u64, u32)]> {
         ascending(&self.rows)
     }
 }
 
-/// Rows with their places, in ascending order.
+/// Return rows with their places, in ascending order.
 pub fn ascending(rows: &[(u64, u32)]) -> Cow<'_, [(u64, u32)]> {
     match rows.is_sorted() {
         true => Cow::Borrowed(rows),
@@ -76,7 +76,7 @@ impl Plan {
         Ok(Plan { positions, groups, fetched: Fetched::default() })
     }
 
-    /// Number of samples in the answer.
+    /// Return the number of samples in the answer.
     pub fn len(&self) -> usize {
         self.positions.len()
     }
@@ -85,7 +85,7 @@ impl Plan {
         self.positions.is_empty()
     }
 
-    /// Row ids in the order asked.
+    /// Return the row ids in the order requested.
     pub fn row_ids(&self) -> Vec<i64> {
         let mut ids = vec![0; self.len()];
         for group in &self.groups {
@@ -111,7 +111,7 @@ pub fn out_of_range(position: i64, len: u64) -> Error {
     )
 }
 
-/// Pairs (position or row, place) ascending. Packed into one word each they sort three times as fast.
+/// Sort pairs (position or row, place). Packed into one word each, they sort three times as fast.
 fn sorted(pairs: &[(u64, u32)]) -> Vec<(u64, u32)> {
     let place_bits = u32::BITS - pairs.iter().fold(1, |all, (_, place)| all | place).leading_zeros();
     if pairs.iter().any(|(key, _)| *key >> (64 - place_bits) != 0) {
@@ -127,11 +127,11 @@ fn sorted(pairs: &[(u64, u32)]) -> Vec<(u64, u32)> {
 struct Builder<'a> {
     snapshot: &'a Snapshot,
     groups: Vec<Group>,
-    /// The part being walked: its number and fragments.
+    /// The current part: its number and fragments.
     part: Option<(usize, Arc<PartFragments>)>,
-    /// Next fragment of it, and the position where that begins.
+    /// The next fragment of that part, and the position at which the fragment begins.
     next: (usize, u64),
-    /// Where the fragment of the last group ends.
+    /// The position at which the fragment of the last group ends.
     end: u64,
 }
 
@@ -162,7 +162,7 @@ impl Builder<'_> {
             }
         };
         let (mut index, mut begin) = self.next;
-        // The page's counts were checked, so a fragment that holds the position is there.
+        // `Context::page` checks the counts of a page, so one of the fragments holds the position.
         while position >= begin + fragments.as_slice()[index].samples {
             begin += fragments.as_slice()[index].samples;
             index += 1;

@@ -1,4 +1,4 @@
-//! Samples of any shape: slices of verified memory, so that the caller makes the only copy.
+//! Read samples of variable shape as slices of verified memory, so that the caller makes the only copy.
 
 use bytes::Bytes;
 use penstock_error::{Kind, Result};
@@ -13,11 +13,11 @@ use crate::read::{OnCorrupt, Source, prefetch};
 use crate::snapshot::Snapshot;
 use crate::tiles::{Targets, Tiles};
 
-/// Ragged values in the order asked.
+/// Ragged values in the order requested.
 pub struct RaggedValues {
     keep: Vec<Bytes>,
     slices: Vec<Slice>,
-    /// Free dimensions, `free_count` a sample.
+    /// Sizes of the free dimensions, `free_count` per sample.
     pub free: Vec<u64>,
     pub free_count: usize,
 }
@@ -29,22 +29,22 @@ struct Slice {
     bytes: usize,
 }
 
-/// Rows whose blocks are prefetched before the first of them is looked up: at random, each is in none of the processor's caches.
+/// Rows whose blocks are prefetched before the first of them is looked up. Random rows are in no cache of the processor.
 const ROWS_AHEAD: usize = 64;
-/// The ends in a packed block of small values, about.
+/// Approximate size of the ends in a packed block of small values.
 const HEAD_BYTES: usize = 256;
 
-/// Marks a null.
+/// The value of `Slice::keep` that marks a null.
 const NULL: u32 = u32::MAX;
 
 impl RaggedValues {
-    /// Values that lie elsewhere, none of them null; `free` has `free_count` sizes each.
+    /// Wrap buffers as values, none of them null. `free` has `free_count` sizes per value.
     pub fn of(values: Vec<Bytes>, free: Vec<u64>, free_count: usize) -> RaggedValues {
         let slices = values.iter().enumerate().map(|(index, value)| Slice { keep: index as u32, begin: 0, bytes: value.len() }).collect();
         RaggedValues { keep: values, slices, free, free_count }
     }
 
-    /// Move the values to `slot`, which has room for just them: where they lie now may hold much else.
+    /// Copy the values to `slot`, which has room for exactly these bytes. Their current buffers may hold many other bytes.
     pub fn move_to(&mut self, mut slot: Slot) {
         for slice in self.slices.iter_mut().filter(|slice| slice.keep != NULL) {
             let begin = slot.filled();
@@ -62,7 +62,7 @@ impl RaggedValues {
         self.slices.is_empty()
     }
 
-    /// Value `index`, or nothing where it is null.
+    /// Return value `index`, or None if it is null.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         let slice = self.slices[index];
@@ -73,12 +73,12 @@ impl RaggedValues {
         &self.free[index * self.free_count..(index + 1) * self.free_count]
     }
 
-    /// Bytes of the blocks that values lie in.
+    /// Return the bytes of all buffers that hold values.
     pub fn held_bytes(&self) -> usize {
         self.keep.iter().map(Bytes::len).sum()
     }
 
-    /// Bytes of all values.
+    /// Return the bytes of all values.
     pub fn value_bytes(&self) -> usize {
         self.slices.iter().map(|slice| slice.bytes).sum()
     }
@@ -87,7 +87,7 @@ impl RaggedValues {
         self.slices.iter().any(|slice| slice.keep == NULL)
     }
 
-    /// All values as one stretch of memory, where the store has put them there in order.
+    /// Return all values as one stretch of memory, if the store wrote them there in order.
     pub fn joined(&self, plan: &Plan) -> Option<Frozen> {
         Frozen::joined(plan.fetched.memory.as_ref()?, (0..self.len()).filter_map(|index| self.get(index)))
     }
@@ -104,7 +104,7 @@ struct OpenBlock {
 }
 
 impl Snapshot {
-    /// Find ragged samples; nothing is copied unless a block was compressed.
+    /// Find ragged samples. Only compressed blocks and tiles are copied.
     pub fn read_ragged(&self, plan: &Plan, column: &ColumnSpec, on_corrupt: OnCorrupt) -> Result<RaggedValues> {
         let (_, shape) = column.kind.stored()?;
         let free_count = if matches!(column.kind, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }) {
@@ -167,7 +167,7 @@ impl Snapshot {
         Ok(values)
     }
 
-    /// One sample; `open` remembers the block of the row before.
+    /// Find one sample. `open` keeps the block of the previous row.
     #[inline]
     fn read_ragged_row(
         &self,

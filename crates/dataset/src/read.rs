@@ -1,5 +1,5 @@
-//! Gather the rows of a plan, one column at a time: where they lie (`source`), and samples of fixed shape straight into the
-//! caller's buffer. Those of any shape are in `ragged`, parts of large ones in `tiles`.
+//! Read the rows of a plan, one column at a time. `source` locates rows; `read_fixed` copies samples of fixed shape straight into
+//! the caller's buffer. `ragged` reads samples of variable shape; `tiles` reads tiled samples.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use crate::plan::{Group, Plan, ascending};
 use crate::snapshot::Snapshot;
 use crate::tiles::{Targets, Tiles};
 
-/// Which values are null, in the order asked; none at all where the list is absent.
+/// Whether each value is null, in the order requested. None if no value is null.
 pub type Nulls = Option<Vec<bool>>;
 
-/// A group with its column's chunk.
+/// The rows of a group, and the chunk that holds them for one column.
 pub struct Source<'a> {
     pub file: Arc<DataFile>,
     pub chunk: usize,
-    /// Ascending, but for uncompressed samples of fixed shape, which gain nothing by it.
+    /// Ascending, except for uncompressed samples of fixed shape, which gain nothing from sorting.
     pub rows: Cow<'a, [(u64, u32)]>,
 }
 
@@ -39,7 +39,7 @@ impl Source<'_> {
     }
 }
 
-/// What to do about a row that can't be read.
+/// How to treat a row that is corrupt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum OnCorrupt {
     Raise,
@@ -47,7 +47,7 @@ pub enum OnCorrupt {
 }
 
 impl Snapshot {
-    /// Where the rows of a group lie; nothing if its fragment leaves the column out.
+    /// Locate the rows of a group. None if its fragment leaves the column out.
     pub fn source<'a>(&self, plan: &Plan, group: &'a Group, column: &ColumnSpec) -> Result<Option<Source<'a>>> {
         let fragment = group.fragment();
         let Some(file) = fragment.files.iter().find(|file| file.columns.contains(&column.id)) else { return Ok(None) };
@@ -57,7 +57,7 @@ impl Snapshot {
         };
         let chunk = file.chunk_of(column.id).ok_or_else(|| {
             penstock_format::cursor::malformed(format!(
-                "data file `{}` has no column {}, the manifest says it has",
+                "data file `{}` has no column {}, but its manifest lists it",
                 data_name(file.id),
                 column.id
             ))
@@ -71,8 +71,8 @@ impl Snapshot {
         Ok(Some(source))
     }
 
-    /// Tell the store what will be read: a run of neighbours in order, all else at random, large samples each. Small ones
-    /// at random are a page or two, and not worth a system call where they are in memory already.
+    /// Announce the rows to the store: a run of neighbours as sequential, other rows as random, and large random samples one by one.
+    /// A small random sample has a page or two, and is not worth a system call if it is in memory already.
     fn announce(&self, source: &Source<'_>) {
         if !self.context.storage.mapped() {
             return;
@@ -94,7 +94,7 @@ impl Snapshot {
         }
     }
 
-    /// Run `read` for every group; a failing one names position and column.
+    /// Run `read` for every group. An error names the position and the column.
     pub fn each_source(
         &self,
         plan: &Plan,
@@ -120,7 +120,7 @@ impl Snapshot {
         error.rows(vec![place.into()]).row_ids(row_ids)
     }
 
-    /// Large samples of fixed shape, all of them there, as one stretch of memory, where the store has put them there in order.
+    /// Return large samples of fixed shape as one stretch of memory, if none is null and the store wrote them there in order.
     pub fn joined(&self, plan: &Plan, column: &ColumnSpec) -> Option<Frozen> {
         let memory = plan.fetched.memory.as_ref()?;
         let mut samples: Vec<Bytes> = Vec::new();
@@ -128,7 +128,7 @@ impl Snapshot {
             let source = self.source(plan, group, column).ok()??;
             let entry = source.entry();
             if entry.layout != Layout::Fixed || entry.rows_per_block != 1 || entry.codec != Codec::None || !source.file.ranged {
-                return None; // Small ones are as well copied.
+                return None; // Small samples can be copied as cheaply.
             }
             for (row, place) in source.rows.iter() {
                 if *place as usize != samples.len() || !entry.is_valid(*row) {
@@ -140,7 +140,7 @@ impl Snapshot {
         Frozen::joined(memory, samples.iter().map(|sample| &sample[..]))
     }
 
-    /// Copy fixed-shape samples into `out`, which has `plan.len()` samples of equal size; nulls are zero bytes there.
+    /// Copy samples of fixed shape into `out`, which has room for `plan.len()` samples of equal size. Nulls become zero bytes.
     pub fn read_fixed(&self, plan: &Plan, column: &ColumnSpec, out: &mut [u8], on_corrupt: OnCorrupt) -> Result<Nulls> {
         let (mut nulls, mut tiles, mut straight) = (None, Tiles::default(), Vec::new());
         let cell = if plan.is_empty() { 0 } else { out.len() / plan.len() };
@@ -200,7 +200,7 @@ impl Snapshot {
         Ok(nulls)
     }
 
-    /// Stream samples, each a block, straight to their places.
+    /// Stream samples, each of which is one block, straight to their places.
     fn read_straight(
         &self,
         plan: &Plan,
@@ -223,7 +223,7 @@ impl Snapshot {
                 }
             }
         }
-        // As many whole units as a stream reads at once.
+        // The most whole units that one streamed range can have.
         let step = (self.context.storage.stream_bytes() / UNIT_BYTES) as usize;
         let (mut runs, mut places, mut targets) = (Vec::new(), Vec::new(), Vec::new());
         for (place, target) in out.chunks_mut(cell).enumerate() {
@@ -254,8 +254,8 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Copy rows straight out of the map. Rows ahead are prefetched: their order is random to the processor, so its own
-    /// prefetcher comes too late for each.
+    /// Copy rows straight out of the map. Later rows are prefetched: their order looks random to the processor, so its own
+    /// prefetcher cannot predict them.
     fn copy_mapped(
         &self,
         source: &Source<'_>,
@@ -290,7 +290,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Copy rows of blocks that are no map; neighbours share a look-up of their block.
+    /// Copy rows of blocks that are compressed or not mapped. Consecutive rows of one block share its look-up.
     fn copy_decoded(
         &self,
         plan: &Plan,
@@ -326,7 +326,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Codes of a label or category column, as int64; category codes are those of this snapshot's vocabulary.
+    /// Read the codes of a label or category column as int64. Category codes refer to this snapshot's vocabulary.
     pub fn read_codes(&self, plan: &Plan, column: &ColumnSpec, out: &mut [i64], on_corrupt: OnCorrupt) -> Result<Nulls> {
         let (dtype, _) = column.kind.stored()?;
         let mut stored = vec![0u8; plan.len() * dtype.size()];
@@ -336,10 +336,10 @@ impl Snapshot {
         }
         match &column.kind {
             ColumnKind::Label { names } => {
-                // A null is code 0, also where there are no names.
+                // A null has code 0, even if there are no names.
                 let limit = names.len().max(1) as i64;
                 for (place, code) in out.iter_mut().enumerate().filter(|(_, code)| **code >= limit) {
-                    let why = format!("it has code {code} of {} names", names.len());
+                    let why = format!("it has code {code}, but there are {} names", names.len());
                     *code = self.null_instead(why, plan, column, place as u32, &mut nulls, on_corrupt)?;
                 }
             }
@@ -353,7 +353,7 @@ impl Snapshot {
         let none = Strings::default();
         for group in &plan.groups {
             let source = match self.source(plan, group, column) {
-                // Its rows are null already.
+                // The rows of this group are null already.
                 Err(error) if on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt => continue,
                 other => other?,
             };
@@ -368,7 +368,7 @@ impl Snapshot {
                 codes[place] = match known.code(codes[place], dictionary, &vocabulary) {
                     Some(code) => code.into(),
                     None => {
-                        let why = format!("it has code {}, which no word stands for", codes[place]);
+                        let why = format!("it has code {}, which stands for no word", codes[place]);
                         self.null_instead(why, plan, column, place as u32, nulls, on_corrupt)?
                     }
                 };
@@ -377,7 +377,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// A code has no word or name. Raise an error, or make the sample null and give the code of a null, 0.
+    /// Handle a code without a word or name: raise an error, or make the sample null and return 0, the code of a null.
     fn null_instead(
         &self,
         why: String,
@@ -395,14 +395,14 @@ impl Snapshot {
     }
 }
 
-/// A chunk holds what the schema says.
+/// Check that a chunk has the dtype and shape of the schema.
 pub fn check_stored_as(file: &DataFile, chunk: &Chunk, column: &ColumnSpec) -> Result<()> {
     let (dtype, shape) = column.kind.stored()?;
     if chunk.dtype == dtype && chunk.shape == shape {
         return Ok(());
     }
     Err(penstock_format::cursor::malformed(format!(
-        "data file `{}` stores `{}` as {} {:?}, the schema wants {} {:?}",
+        "data file `{}` stores `{}` as {} {:?}, expected {} {:?}",
         data_name(file.id),
         column.name,
         chunk.dtype.name(),
@@ -412,15 +412,15 @@ pub fn check_stored_as(file: &DataFile, chunk: &Chunk, column: &ColumnSpec) -> R
     )))
 }
 
-/// Bools are 0 or 1: anything else would be a value that NumPy and Arrow read differently.
+/// Check that bools are 0 or 1. NumPy and Arrow would read other values differently.
 pub fn check_bools(bytes: &[u8]) -> Result<()> {
     match bytes.iter().find(|byte| **byte > 1) {
         None => Ok(()),
-        Some(byte) => Err(penstock_format::cursor::malformed(format!("a bool of {byte}"))),
+        Some(byte) => Err(penstock_format::cursor::malformed(format!("a bool is {byte}, expected 0 or 1"))),
     }
 }
 
-/// A sample that is a plain block, and where it goes.
+/// A sample that is one plain block, and its place in the answer.
 struct Straight {
     file: Arc<DataFile>,
     chunk: usize,
@@ -428,7 +428,7 @@ struct Straight {
     place: u32,
 }
 
-/// Copy rows that lie back to back and are verified: the inner loop of an epoch.
+/// Copy rows that are contiguous and verified. This is the inner loop of an epoch.
 fn copy_plain(samples: &[u8], rows: &[(u64, u32)], cell: usize, out: &mut [u8]) {
     for (index, (row, place)) in rows.iter().enumerate() {
         if let (true, Some((ahead, _))) = (cell >= PREFETCH_FROM_BYTES, rows.get(index + ROWS_AHEAD)) {
@@ -438,7 +438,7 @@ fn copy_plain(samples: &[u8], rows: &[(u64, u32)], cell: usize, out: &mut [u8]) 
     }
 }
 
-/// `copy_from_slice` that spares scalars the call of memmove.
+/// Copy a slice. Values of 8 bytes avoid the call of memmove in `copy_from_slice`.
 #[inline]
 fn copy(target: &mut [u8], source: &[u8]) {
     match (target.as_chunks_mut::<8>(), source.as_chunks::<8>()) {
@@ -447,20 +447,20 @@ fn copy(target: &mut [u8], source: &[u8]) {
     }
 }
 
-/// Fewer bytes are left to the page faults.
+/// Smaller samples are not announced: page faults load them.
 const ANNOUNCE_BYTES: usize = 16 << 10;
 
-/// Rows that are fetched ahead of the one being copied.
+/// How many rows ahead of the current row are prefetched.
 const ROWS_AHEAD: usize = 4;
-/// Smaller rows are not worth the look-up of their place: many share a page.
+/// Smaller rows are not prefetched. Many share a page, so a look-up of each place would cost more than it saves.
 const PREFETCH_FROM_BYTES: usize = 256;
-/// Lines of each page that are asked for: enough that the processor's own prefetcher takes up the stream, which has far
-/// more requests in flight than software may have.
+/// Cache lines to prefetch per page: enough that the hardware prefetcher continues the stream. The hardware can keep far more
+/// requests in flight than software.
 const LINES_A_PAGE: usize = 4;
 const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
 
-/// Ask the processor to begin fetching `bytes` bytes at `offset` of the map.
+/// Hint to the processor that `bytes` bytes at `offset` of the map are needed soon.
 #[inline]
 pub fn prefetch(map: &[u8], offset: usize, bytes: usize) {
     let end = (offset + bytes.min(PAGE_BYTES)).min(map.len());

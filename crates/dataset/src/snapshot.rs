@@ -1,4 +1,4 @@
-//! A snapshot: the immutable state at one commit. Turns positions and row ids into fragments and rows.
+//! A snapshot: the immutable state at one commit. It maps positions and row ids to fragments and rows.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -19,26 +19,26 @@ use crate::log::{self, LogEntry};
 use crate::words::{FileCodes, Vocabulary};
 use penstock_storage::process::PerProcess;
 
-/// How large columns are.
+/// Sizes of a set of columns.
 #[derive(Debug, Clone, Copy)]
 pub struct ColumnBytes {
-    /// As they lie in data files.
+    /// As stored in data files.
     pub stored: u64,
     /// From the first to the last block of each column in each file, including blocks of other columns in between.
     pub spanned: u64,
     pub decoded: u64,
-    /// A block of each whose samples share blocks, decoded: what reading one sample takes.
+    /// One decoded block of each column whose samples share blocks: the memory to read one sample.
     pub blocks: u64,
-    /// A sample's values, decoded, by the mean of those fragments that have the column: they may be all that is read.
+    /// The decoded values of one sample. Each column counts by its mean in the fragments that have it, as a read may need only those.
     pub decoded_of_sample: f64,
 }
 
-/// Tails that say how large columns are.
+/// How many tails an estimate of column sizes reads at most.
 const TAILS_READ: usize = 16;
-/// What an open data file takes for each of its columns, beside the tail.
+/// Memory of an open data file per column, in addition to the tail.
 const COLUMN_BYTES: u64 = (size_of::<Chunk>() + 64) as u64;
 
-/// A stretch of samples in manifest order.
+/// A page or a fragment: a stretch of samples in manifest order.
 #[derive(Debug, Clone)]
 pub enum Part {
     Page(PageRef),
@@ -58,12 +58,12 @@ pub struct Snapshot {
     pub root: Arc<Root>,
     pub schema: Arc<Schema>,
     pub parts: Vec<Part>,
-    /// Position of the first sample of each part, and the count of all at the end.
+    /// Position of the first sample of each part, followed by the number of all samples.
     starts: Vec<u64>,
     words: HashMap<u64, Vec<WordsSegment>>,
-    /// Per data file and category column: local code → code of this snapshot's vocabulary, -1 for none.
+    /// Vocabularies of category columns, and per data file and column: local code → code of this snapshot's vocabulary.
     codes: PerProcess<Mutex<CodeTables>>,
-    /// Sorted (first row id, count, position): made on the first look-up by row id.
+    /// Sorted (first row id, count, position). The first look-up by row id builds it.
     row_index: PerProcess<OnceLock<Vec<(u64, u64, u64)>>>,
 }
 
@@ -77,7 +77,7 @@ impl Snapshot {
         Snapshot::at_whole(context.clone(), entry, newest.written_in)
     }
 
-    /// The newest snapshot of this branch. Cost: as `open`, without the root where that is still the same.
+    /// Open the newest snapshot of this branch. Cost: as `open`, without the root if it is unchanged.
     pub fn refreshed(&self) -> Result<Snapshot> {
         let SnapshotId { branch, number, .. } = self.id();
         let store = self.context.storage.as_ref();
@@ -98,7 +98,7 @@ impl Snapshot {
         Snapshot::at_whole(context.clone(), entry, written_in)
     }
 
-    /// As `at`, of a log whose hint was written in this folder; an incomplete copy is refused.
+    /// Open the snapshot of a record as `at` does, but refuse an incomplete copy. `written_in` is the folder of the log's hint.
     fn at_whole(context: Arc<Context>, entry: LogEntry, written_in: Option<u64>) -> Result<Snapshot> {
         let root = root_name(entry.record.root.id);
         let snapshot = Snapshot::at(context.clone(), entry)
@@ -107,7 +107,7 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// The snapshot of a record that was read. Cost: its root.
+    /// Open the snapshot of a record. Cost: reads its root.
     pub fn at(context: Arc<Context>, entry: LogEntry) -> Result<Snapshot> {
         context.hold_to(entry.record.dataset)?;
         let name = root_name(entry.record.root.id);
@@ -115,7 +115,7 @@ impl Snapshot {
         Snapshot::with_root(context, entry, Arc::new(root))
     }
 
-    /// The snapshot of another record of this dataset. Cost: its root, unless that is the same.
+    /// Open the snapshot of another record of this dataset. Cost: reads its root, unless it is the same.
     pub fn near(&self, entry: LogEntry) -> Result<Snapshot> {
         self.context.hold_to(entry.record.dataset)?;
         match entry.record.root == self.record().root {
@@ -124,7 +124,7 @@ impl Snapshot {
         }
     }
 
-    /// The snapshot of a record whose root is known. Nothing is read.
+    /// Make the snapshot of a record whose root is known. Reads nothing.
     pub fn with_root(context: Arc<Context>, entry: LogEntry, root: Arc<Root>) -> Result<Snapshot> {
         let record = &entry.record;
         if root.dataset != record.dataset || root.branch != record.branch || root.number > record.number {
@@ -176,7 +176,7 @@ impl Snapshot {
         })
     }
 
-    /// The same snapshot of the same dataset, by way of another context. Nothing is read.
+    /// Return the same snapshot with another context of the same dataset. Reads nothing.
     pub fn within(&self, context: Arc<Context>) -> Snapshot {
         Snapshot {
             context,
@@ -191,8 +191,8 @@ impl Snapshot {
         }
     }
 
-    /// Refuse a log that went another way than the one this snapshot is of, as that of a copy does: a record of it, found there by now,
-    /// or else none. Cost: a read, unless what was found is this very record.
+    /// Refuse a log that differs from the log of this snapshot, as a copy with other commits does. `found` is a record just read from
+    /// the log. Cost: a read, unless `found` has the number of this snapshot.
     pub fn check_log(&self, found: Option<&LogEntry>) -> Result<()> {
         let SnapshotId { branch, number, .. } = self.id();
         let store = self.context.storage.as_ref();
@@ -213,7 +213,7 @@ impl Snapshot {
         if read == Some(self.entry.crc) {
             return Ok(());
         }
-        Err(replaced(&format!("snapshot {} of `{}`: the log there has another record {number}, or none", self.id(), store.uri())))
+        Err(replaced(&format!("snapshot {} of `{}`: its log has a different record {number}, or none", self.id(), store.uri())))
     }
 
     pub fn record(&self) -> &Record {
@@ -224,7 +224,7 @@ impl Snapshot {
         self.entry.record.snapshot()
     }
 
-    /// Number of samples.
+    /// Return the number of samples.
     pub fn len(&self) -> u64 {
         self.entry.record.live
     }
@@ -242,14 +242,14 @@ impl Snapshot {
         })
     }
 
-    /// Part and place in it of a position that is in range.
+    /// Return the part that holds a position, and the place in that part. The position must be in range.
     #[inline]
     pub fn part_of(&self, position: u64) -> (usize, u64) {
         let part = self.starts.partition_point(|start| *start <= position) - 1;
         (part, position - self.starts[part])
     }
 
-    /// The fragment that is all of this snapshot, where there is just one.
+    /// Return the fragment of a snapshot that has no other part, else None.
     pub fn only_fragment(&self) -> Option<PartFragments> {
         match &self.parts[..] {
             [Part::Fragment(fragment)] => Some(PartFragments::One(fragment.clone())),
@@ -257,7 +257,7 @@ impl Snapshot {
         }
     }
 
-    /// All fragments of a part, with the position of its first sample.
+    /// Return all fragments of a part, and the position of its first sample.
     pub fn fragments(&self, part: usize) -> Result<(u64, PartFragments)> {
         let fragments = match &self.parts[part] {
             Part::Page(page) => PartFragments::Page(self.context.page(page)?),
@@ -278,8 +278,8 @@ impl Snapshot {
         Ok(())
     }
 
-    /// What these columns take, all samples together; estimated where they lie in more than `TAILS_READ` data files.
-    /// Cost: the manifest, and so many tails at most. The same whenever it is asked: window orders depend on it.
+    /// Return the sizes of these columns over all samples, estimated if they are in more than `TAILS_READ` data files.
+    /// Cost: reads the manifest, and at most `TAILS_READ` tails. The result is deterministic, because window orders depend on it.
     pub fn column_bytes(&self, columns: &[u64]) -> Result<ColumnBytes> {
         let mut files: Vec<(FileRef, u64)> = Vec::new();
         self.each_fragment(|_, fragment| {
@@ -289,7 +289,7 @@ impl Snapshot {
         })?;
         let count = files.len().min(TAILS_READ);
         let looked: Vec<&(FileRef, u64)> = (0..count).map(|index| &files[index * files.len() / count]).collect();
-        // A damaged file is left out of the estimate. The read of one of its samples finds the damage, and the caller decides what it means.
+        // A damaged file is left out of the estimate. Reading one of its samples reports the damage, and the caller decides what it means.
         let passable = |error: &Error| error.kind() == Kind::Corrupt && looked.len() > 1;
         if !self.context.storage.mapped() {
             self.open_tails(looked.iter().map(|(file, samples)| (file, *samples)))?;
@@ -329,7 +329,7 @@ impl Snapshot {
             file.columns.iter().for_each(|column| *samples.entry(*column).or_default() += of_file);
         }
         let of_sample = |column: &u64, bytes: u128| of_all(bytes) as f64 / samples.get(column).map_or(1.0, |samples| *samples as f64);
-        // In the order of the columns, as sums of floats depend on it.
+        // Sum in the order of the columns, because sums of floats depend on the order.
         let each = columns.iter().filter_map(|column| sizes.get(column).map(|(stored, decoded)| (column, *stored, *decoded)));
         Ok(ColumnBytes {
             stored: of_all(each.clone().map(|(_, stored, _)| stored).sum()),
@@ -340,23 +340,23 @@ impl Snapshot {
         })
     }
 
-    /// What reading these columns keeps of data files that are not mapped: of all of them, and of the largest. Cost: the manifest.
+    /// Return how many bytes reading these columns keeps of unmapped data files: of all, and of the largest. Cost: reads the manifest.
     pub fn kept_bytes(&self, columns: &[u64]) -> Result<(u64, u64)> {
         let (mut all, mut largest, mut whole) = (0, 0, 0);
         self.each_fragment(|_, fragment| {
             for file in fragment.files.iter().filter(|file| file.columns.iter().any(|column| columns.contains(column))) {
-                // Marks among its words take a quarter of them at most; what is known of a column takes about as much as its fields.
+                // A quarter of the tail bounds the offset marks of its word lists; `COLUMN_BYTES` covers the parsed chunk of a column.
                 let kept = file.tail_bytes + file.tail_bytes / 4 + file.columns.len() as u64 * COLUMN_BYTES;
                 (all, largest, whole) = (all + kept, kept.max(largest), whole + fetch::whole_bytes(file));
             }
             Ok(())
         })?;
-        // Small files are kept whole where all of them may be.
+        // Small files are kept whole if all of them fit in the cache.
         let fits = all + whole <= Context::file_cache_bytes();
         Ok((all + if fits { whole } else { 0 }, largest))
     }
 
-    /// Positions of row ids. Cost: all manifest pages the first time, then a binary search each.
+    /// Return the positions of row ids. Cost: reads all manifest pages the first time, then a binary search per row id.
     pub fn positions_of(&self, row_ids: &[i64]) -> Result<Vec<u64>> {
         let index = match self.row_index.get().get() {
             Some(index) => index,
@@ -387,7 +387,8 @@ impl Snapshot {
             .collect()
     }
 
-    /// The words of a category column, by code. A word that two writers added at once counts where it is first. Cost: reads them, once.
+    /// Return the words of a category column, by code. A word that two writers added concurrently keeps its first code. Cost: reads the
+    /// words once.
     pub fn vocabulary(&self, column: u64) -> Result<Arc<Vocabulary>> {
         let lock = || self.codes.get().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().vocabularies.get(&column) {
@@ -410,7 +411,8 @@ impl Snapshot {
         Ok(vocabulary)
     }
 
-    /// The codes in this snapshot of the words of a data file. Cost: the whole vocabulary the first time, then of each word the first time.
+    /// Return the vocabulary, and the translation of a data file's codes to its codes. Cost: reads the vocabulary the first time, then
+    /// looks up each word on its first use.
     pub fn codes_of_file(&self, file: Id, column: u64, words: usize) -> Result<(Arc<Vocabulary>, Arc<FileCodes>)> {
         let vocabulary = self.vocabulary(column)?;
         let mut tables = self.codes.get().lock().unwrap_or_else(PoisonError::into_inner);
@@ -420,7 +422,7 @@ impl Snapshot {
         let codes = Arc::new(FileCodes::new(words));
         tables.files_bytes += codes.bytes();
         if tables.files_bytes > Context::file_cache_bytes() / 2 {
-            (tables.files, tables.files_bytes) = (HashMap::new(), codes.bytes()); // They are looked up again as they are met.
+            (tables.files, tables.files_bytes) = (HashMap::new(), codes.bytes()); // Dropped codes are looked up again on use.
         }
         tables.files.insert((file, column), codes.clone());
         Ok((vocabulary, codes))
@@ -430,7 +432,7 @@ impl Snapshot {
         self.words.values().flatten()
     }
 
-    /// How many words are listed for a category column, those that are listed twice included.
+    /// Return how many words are listed for a category column, including words that are listed twice.
     pub fn word_count(&self, column: u64) -> u64 {
         self.words.get(&column).into_iter().flatten().map(|segment| segment.words).sum()
     }
@@ -451,6 +453,6 @@ impl PartFragments {
 }
 
 fn not_found(storage: &dyn Storage) -> Error {
-    Error::new("dataset-not-found", format!("cannot open `{}`: it is no dataset", storage.uri()))
-        .hint("check the path, or make one with ps.create or `penstock create`")
+    Error::new("dataset-not-found", format!("cannot open `{}`: it is not a dataset", storage.uri()))
+        .hint("check the path, or create a dataset with ps.create or `penstock create`")
 }

@@ -1,6 +1,6 @@
-//! Parts of tiled samples: a window of each sample asked for is put together from the tiles it meets, and of those from the
-//! checksum units that hold it. All windows of a call are planned together, and read in groups, so that no more than one group
-//! is held beside what the caller gets (docs/design/0005-tiles.md).
+//! Read windows of tiled samples. A window is assembled from the tiles that it meets, reading only the checksum units that hold
+//! it. All windows of a call are planned together and read in groups, so that memory holds one group besides the result
+//! (docs/design/0005-tiles.md).
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::plan::Plan;
 use crate::read::{Nulls, OnCorrupt, Source, set_null};
 use crate::snapshot::Snapshot;
 
-/// A window of one sample, and the place in the answer that it goes to.
+/// A window of one sample, and its place in the answer.
 struct Job {
     place: u32,
     file: Arc<DataFile>,
@@ -30,7 +30,7 @@ struct Job {
 }
 
 impl Job {
-    /// Whether this is all of a sample that is cut along its first dimension only: then its tiles, one after the other, are it.
+    /// Return whether the window is a whole sample, cut along its first dimension only. Its tiles in order are then its bytes.
     fn is_flat(&self) -> bool {
         let entry = &self.file.tail.chunks[self.chunk];
         let shape = entry.shape_of(self.row);
@@ -39,7 +39,7 @@ impl Job {
     }
 }
 
-/// What a job needs of one tile.
+/// The part of a job that one tile provides.
 struct Part {
     job: usize,
     /// Number of the tile in its sample, and of its block in the chunk.
@@ -47,11 +47,11 @@ struct Part {
     block: usize,
 }
 
-/// Where windows go.
+/// The buffers that windows are copied to.
 pub enum Targets<'a> {
-    /// Equal ones, one after the other.
+    /// Windows of equal size, one after the other.
     Even { out: &'a mut [u8], bytes: usize },
-    /// Each to a buffer of its own.
+    /// One buffer per window.
     Each(Vec<&'a mut [u8]>),
 }
 
@@ -63,7 +63,7 @@ impl Targets<'_> {
         }
     }
 
-    /// All of them at once.
+    /// Return all buffers at once.
     fn all(&mut self) -> Vec<&mut [u8]> {
         match self {
             Targets::Even { out, bytes } => out.chunks_mut((*bytes).max(1)).collect(),
@@ -72,7 +72,7 @@ impl Targets<'_> {
     }
 }
 
-/// Tiled samples of one column that are to be read.
+/// Tiled samples of one column to read.
 #[derive(Default)]
 pub struct Tiles(Vec<Job>);
 
@@ -81,12 +81,12 @@ impl Tiles {
         self.0.is_empty()
     }
 
-    /// Where the samples go.
+    /// Return the places of the samples in the answer.
     pub fn places(&self) -> Vec<u32> {
         self.0.iter().map(|job| job.place).collect()
     }
 
-    /// Add a sample, or a window of it. Gives the window.
+    /// Add a sample, or a window of it. Returns the window.
     pub fn add(&mut self, source: &Source<'_>, (row, place): (u64, u32), window: Option<&Window>) -> &Window {
         let window = window.cloned().unwrap_or_else(|| whole(&source.entry().shape_of(row)));
         self.0.push(Job { place, file: source.file.clone(), chunk: source.chunk, row, window });
@@ -95,13 +95,13 @@ impl Tiles {
 }
 
 impl Snapshot {
-    /// Whether any sample may be tiled.
+    /// Return whether any sample may be tiled.
     pub fn has_tiles(&self) -> bool {
         self.record().features_read & FEATURE_TILED != 0
     }
 
-    /// Shapes of the samples of a plan in the order asked, no shape for a null; nothing at all where one of them is not tiled.
-    /// Cost: the tails of data files that are not open.
+    /// Return the shapes of the samples of a plan in the order requested; a null has none. None if a sample is not tiled.
+    /// Cost: reads the tails of data files that are not open.
     pub fn shapes(&self, plan: &Plan, column: &ColumnSpec, on_corrupt: OnCorrupt) -> Result<Option<Vec<Option<Vec<u64>>>>> {
         let mut shapes = vec![None; plan.len()];
         let mut tiled = true;
@@ -118,8 +118,9 @@ impl Snapshot {
         Ok(tiled.then_some(shapes))
     }
 
-    /// Read a window of each sample of a plan, all of which `shapes` has found to be tiled, into buffers of just that size;
-    /// those of nulls stay as they are. A window that its sample does not hold is refused. Cost: the checksum units that hold the windows, one copy.
+    /// Read a window of each sample of a plan into buffers of the same sizes. `shapes` must have returned that all samples are tiled.
+    /// Buffers of nulls stay unchanged. A window outside its sample is refused. Cost: reads the checksum units that hold the windows,
+    /// and makes one copy.
     pub fn read_windows(
         &self,
         plan: &Plan,
@@ -171,7 +172,7 @@ impl Snapshot {
             let entry = &jobs[part.job].file.tail.chunks[jobs[part.job].chunk];
             entry.raw_bytes.as_ref().unwrap_or(&entry.stored_bytes).get(part.block)
         };
-        // More than half of what the cache holds is not kept in it.
+        // The cache does not keep tiles that would fill more than half of it.
         let cached = parts.iter().map(bytes_of).sum::<u64>() <= Context::block_cache_bytes() / 2;
         let mut failed: Vec<Option<Error>> = jobs.iter().map(|_| None).collect();
         let (straight, parts): (Vec<Part>, Vec<Part>) = parts.into_iter().partition(|part| {
@@ -204,7 +205,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Read whole samples whose tiles lie in them one after the other: the device may write to their places itself.
+    /// Read whole samples whose tiles in order are their bytes. The device can write directly to their places.
     fn stream_flat(&self, jobs: &[Job], parts: &[Part], targets: &mut Targets<'_>, failed: &mut [Option<Error>]) -> Result<()> {
         let most = self.context.storage.stream_bytes();
         let (mut runs, mut owners): (Vec<Run>, Vec<usize>) = Default::default();
@@ -236,7 +237,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Copy what a large read needs as it comes from the device.
+    /// Stream the units of a large read, and copy the needed bytes of each unit as it arrives.
     fn stream_tiles(&self, jobs: &[Job], parts: &[Part], targets: &mut Targets<'_>, failed: &mut [Option<Error>]) -> Result<()> {
         let mut units: Vec<(&Part, usize)> = Vec::new();
         parts.iter().for_each(|part| units.extend(part.units(jobs).into_iter().map(|unit| (part, unit))));
@@ -249,7 +250,7 @@ impl Snapshot {
             let Some((grid, _)) = entry.grid_of(job.row) else { return };
             let (target, begin) = (targets.get(job.place), unit * UNIT_BYTES as usize);
             runs(&grid.tile(part.tile), &job.window, entry.dtype.size(), |from, to, length| {
-                // As much of the run as lies in this unit.
+                // The part of the run that is in this unit.
                 let (low, high) = (from.max(begin), (from + length).min(begin + bytes.len()));
                 if low < high {
                     target[to + low - from..to + high - from].copy_from_slice(&bytes[low - begin..high - begin]);
@@ -281,7 +282,7 @@ impl Snapshot {
         });
         let fetched = self.fetch_tiles(wanted, cached)?;
         self.announce_tiles(jobs, group);
-        // Checksums and codecs on all threads, then the copies.
+        // Verify and decode on all threads, then copy.
         let work = group.iter().map(|part| jobs[part.job].file.tail.chunks[jobs[part.job].chunk].stored_bytes.get(part.block)).sum::<u64>();
         let tiles = parallel::map(group.len(), work as usize, |index| self.tile(jobs, &group[index], &fetched))?;
         for (part, tile) in group.iter().zip(tiles) {
@@ -297,7 +298,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Tell the store which parts of its maps will be read, neighbours as one.
+    /// Announce to the store which parts of its maps will be read. Neighbours are announced together.
     fn announce_tiles(&self, jobs: &[Job], group: &[Part]) {
         let mut open: Option<(&Job, usize, usize)> = None;
         let told = |(job, begin, end): (&Job, usize, usize)| self.context.storage.will_need(&job.file.map[begin..end]);
@@ -321,7 +322,7 @@ impl Snapshot {
         open.into_iter().for_each(told);
     }
 
-    /// What a part reads from: verified, and decoded.
+    /// Return the verified and decoded bytes of a part's tile.
     fn tile<'a>(&self, jobs: &'a [Job], part: &Part, fetched: &Fetched) -> Result<Tile<'a>> {
         let Job { file, chunk, .. } = &jobs[part.job];
         let entry = &file.tail.chunks[*chunk];
@@ -340,18 +341,18 @@ impl Snapshot {
         let first = units.first().copied().unwrap_or(0);
         let mut held = Vec::with_capacity(units.len());
         for unit in units {
-            held.resize(unit - first, Bytes::new()); // Units between two that are needed are never looked at.
+            held.resize(unit - first, Bytes::new()); // Units between needed units are never read.
             held.push(fetched.get(file.key(*chunk, part.block, Some(unit)))?);
         }
         Ok(Tile::Units { first, held })
     }
 }
 
-/// Reading this much in vain costs less than another system call.
+/// Reading a gap up to this length costs less than another system call.
 const ANNOUNCED_GAP_BYTES: usize = 16 << 10;
 
 impl Part {
-    /// The checksum units of the tile's block that hold what the window wants.
+    /// Return the checksum units of the tile's block that the window needs.
     fn units(&self, jobs: &[Job]) -> Vec<usize> {
         let job = &jobs[self.job];
         let entry = &job.file.tail.chunks[job.chunk];
@@ -366,7 +367,7 @@ impl Part {
     }
 }
 
-/// The bytes of a tile, as far as they are needed.
+/// The bytes of a tile that are needed.
 enum Tile<'a> {
     Mapped(&'a [u8]),
     Decoded(Bytes),
@@ -378,7 +379,7 @@ enum Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// Copy what begins at `from` in the tile.
+    /// Copy the bytes at `from` of the tile to `out`.
     fn copy(&self, mut from: usize, mut out: &mut [u8]) {
         match self {
             Tile::Mapped(bytes) => out.copy_from_slice(&bytes[from..from + out.len()]),

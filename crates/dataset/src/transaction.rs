@@ -1,4 +1,4 @@
-//! A transaction: check and write samples, then make them one commit, or nothing.
+//! A transaction: check and write samples, then commit all of them or none.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
@@ -24,14 +24,15 @@ use crate::snapshot::{Part, Snapshot};
 use crate::values::{check_lengths, check_media, check_text, check_values, codes_of, label_codes, texts_of};
 use crate::writer::{FragmentWriter, Stored};
 
-/// Values of a named column. Labels and categories come as int64 codes (`Fixed`) or as words (`Ragged`); with `words`, as places among those.
+/// Values of a named column. Labels and categories are int64 codes (`Fixed`) or words (`Ragged`). With `words`, they are int64 places
+/// in that list.
 pub struct Input {
     pub name: String,
     pub column: Column,
     pub words: Option<Arc<Ragged>>,
 }
 
-/// What a commit gave.
+/// The result of a commit.
 #[derive(Debug, Clone)]
 pub struct Receipt {
     pub snapshot: SnapshotId,
@@ -39,16 +40,16 @@ pub struct Receipt {
     pub samples: u64,
 }
 
-/// Fragments that take more than this go into manifest pages before the commit, so that the record has room for them
-/// whatever stands in it already, and a retry stays one small put.
+/// Encoded fragments beyond this size go into manifest pages before the commit. The record then has room for them, whatever
+/// it contains already, and a retry stays one small put.
 const INLINE_BYTES: usize = 1024;
 
-/// What is touched for a word: a line of memory.
+/// Memory touched to look up a word: one cache line.
 const LINE_BYTES: usize = 64;
-/// Words that a thread looks up at a time.
+/// How many words a thread looks up at a time.
 const LOOKED_UP: usize = 4096;
 
-/// Make a dataset: its root and commit 0. What an unfinished create left at the place is ours, and is no hindrance.
+/// Make a dataset: its root and commit 0. Objects left by an unfinished create do not prevent a new one.
 pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str, author: &str) -> Result<Snapshot> {
     let schema = Schema::create(columns)?;
     let context = Context::new(storage);
@@ -99,7 +100,7 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
     Ok(snapshot)
 }
 
-/// Put commit 0; after this nothing may fail. Once an answer was lost, only a certain one ends it well.
+/// Put commit 0. Nothing may fail afterwards. After a lost answer, only a certain answer is a success.
 fn create_first(store: &dyn Storage, body: &[u8], record: &Record) -> Result<()> {
     let name = record_name(0, 0);
     for _ in 0..CERTAIN_TRIES {
@@ -107,16 +108,16 @@ fn create_first(store: &dyn Storage, body: &[u8], record: &Record) -> Result<()>
             Created::Exists => match log::read(store, 0, 0) {
                 Ok(entry) if entry.record.uuid() == record.uuid() => return Ok(()),
                 Ok(_) => return Err(exists(store)),
-                Err(_) => std::thread::sleep(Duration::from_millis(10)), // Let a passing fault pass; then the same body again.
+                Err(_) => std::thread::sleep(Duration::from_millis(10)), // Wait out a brief fault; then put the same body again.
             },
             _ => return Ok(()),
         }
     }
-    let text = format!("cannot tell whether dataset `{}` was created: `{name}` is there and cannot be read", store.uri());
+    let text = format!("cannot tell whether dataset `{}` was created: `{name}` exists but cannot be read", store.uri());
     Err(Error::new("commit-state-unknown", text).hint("open it, or create it again elsewhere"))
 }
 
-/// Refuse a place where a dataset is, or anything that is not ours.
+/// Refuse a place that holds a dataset, or an object that does not belong to one.
 fn check_free(store: &dyn Storage) -> Result<()> {
     if store.exists(&record_name(0, 0))? {
         return Err(exists(store));
@@ -127,7 +128,7 @@ fn check_free(store: &dyn Storage) -> Result<()> {
             Place::Ours => return ControlFlow::Continue(()),
             Place::Commit => Some(exists(store)),
             Place::Foreign => {
-                let text = format!("cannot create dataset `{}`: it holds `{name}`, which is not of a dataset", store.uri());
+                let text = format!("cannot create dataset `{}`: it holds `{name}`, which is not part of a dataset", store.uri());
                 Some(Error::new("folder-not-empty", text).hint("choose a new folder or prefix"))
             }
         };
@@ -137,7 +138,7 @@ fn check_free(store: &dyn Storage) -> Result<()> {
 }
 
 fn exists(store: &dyn Storage) -> Error {
-    Error::new("dataset-exists", format!("cannot create dataset `{}`: there is one already", store.uri()))
+    Error::new("dataset-exists", format!("cannot create dataset `{}`: a dataset already exists there", store.uri()))
         .hint("open it with ps.open, or choose another place")
 }
 
@@ -145,11 +146,11 @@ pub fn now_us() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as i64)
 }
 
-/// Samples on their way into one commit.
+/// Samples that will become one commit.
 pub struct Transaction {
-    /// The context of the handle, whose path may come to lead elsewhere.
+    /// The context of the handle. Its path may be redirected during the transaction.
     home: Arc<Context>,
-    /// The snapshot it began at, its root held.
+    /// The snapshot at which the transaction began. Its context holds the root.
     base: Arc<Snapshot>,
     uuid: Id,
     writer: Option<FragmentWriter>,
@@ -158,11 +159,11 @@ pub struct Transaction {
     /// Words of category columns.
     vocabularies: HashMap<u64, Vocabulary>,
     touched: HashSet<u64>,
-    /// Feature bits that reading what it wrote takes.
+    /// Feature bits that readers of the written files need.
     features: u64,
     /// Words, pages and roots written for this commit.
     puts: Vec<String>,
-    /// The process it began in: in a forked child it is nobody's, and nothing of it may be deleted.
+    /// The process that began the transaction. A forked child must not use it, and must not delete its files.
     generation: u64,
     state: State,
 }
@@ -170,18 +171,18 @@ pub struct Transaction {
 #[derive(PartialEq)]
 enum State {
     Open,
-    /// A write failed: nothing can be committed any more.
+    /// A write failed: the transaction can no longer be committed.
     Failed,
-    /// Committed, or perhaps so: the files are no longer ours to delete.
+    /// Committed, or possibly committed: the files must not be deleted.
     Closed,
 }
 
-/// The words of a category: those of the base snapshot, then new ones in order of first use. A place in the list is a code.
+/// The words of a category: those of the base snapshot, then new ones in order of first use. A word's place in the list is its code.
 struct Vocabulary {
     words: Arc<Vec<Arc<str>>>,
     codes: HashMap<Arc<str>, u32>,
     base: usize,
-    /// The list of words that an append named its own by, and the code of each that was used: of slices of one column it is the same list.
+    /// The word list of the last append, and the code of each word used so far. Slices of one column share the list.
     given: Option<(Arc<Ragged>, Vec<Option<u32>>)>,
 }
 
@@ -191,12 +192,12 @@ impl Vocabulary {
             return *code;
         }
         let (word, code): (Arc<str>, u32) = (word.into(), self.words.len() as u32);
-        Arc::make_mut(&mut self.words).push(word.clone()); // Nobody else has the list for longer than a call.
+        Arc::make_mut(&mut self.words).push(word.clone()); // Copies nothing: others hold the list only during a call.
         self.codes.insert(word, code);
         code
     }
 
-    /// Forget all words but the first so many.
+    /// Forget all words except the first `count`.
     fn shorten(&mut self, count: usize) {
         for word in Arc::make_mut(&mut self.words).drain(count..) {
             self.codes.remove(&word);
@@ -213,7 +214,7 @@ impl Transaction {
         let base = match home.held()? {
             Some(held) => {
                 let base = base.within(held);
-                base.check_log(None)?; // Records never change: this holds until the commit.
+                base.check_log(None)?; // Records never change, so one check is enough until the commit.
                 Arc::new(base)
             }
             None => base,
@@ -238,7 +239,7 @@ impl Transaction {
         self.samples
     }
 
-    /// Add samples. Everything is checked before anything is taken; a failed check leaves the transaction as it was.
+    /// Add samples. All values are checked before any is stored; a failed check leaves the transaction unchanged.
     pub fn append(&mut self, inputs: Vec<Input>, validate: Validate) -> Result<()> {
         self.check_open()?;
         let schema = self.base.schema.clone();
@@ -257,7 +258,7 @@ impl Transaction {
         self.write(columns, samples).inspect_err(|_| self.state = State::Failed)
     }
 
-    /// What is stored of each column of the schema; nothing for those that are left out.
+    /// Check all inputs. Returns the stored form of each column of the schema, None for columns that are left out.
     fn check(&mut self, schema: &Schema, inputs: Vec<Input>, validate: Validate) -> Result<Vec<Option<Stored>>> {
         let mut columns: Vec<Option<Stored>> = schema.columns.iter().map(|_| None).collect();
         for input in inputs {
@@ -286,14 +287,14 @@ impl Transaction {
 
     fn check_open(&self) -> Result<()> {
         if self.generation != process::generation() {
-            let text = "cannot go on with this transaction: it belongs to the process that began it, and this is a fork of that";
-            return Err(Error::new("transaction-closed", text).hint("begin a transaction of its own here"));
+            let text = "cannot use this transaction: it belongs to the process that began it, and this process is a fork of it";
+            return Err(Error::new("transaction-closed", text).hint("begin a new transaction in this process"));
         }
         match self.state {
             State::Open => Ok(()),
-            State::Failed => Err(Error::new("transaction-closed", "cannot go on with this transaction: a write before has failed")
-                .hint("begin another one; nothing was committed")),
-            State::Closed => Err(Error::new("transaction-closed", "cannot go on with this transaction: it is committed or was given up")),
+            State::Failed => Err(Error::new("transaction-closed", "cannot use this transaction: an earlier write failed")
+                .hint("begin another transaction; nothing was committed")),
+            State::Closed => Err(Error::new("transaction-closed", "cannot use this transaction: it is already committed or aborted")),
         }
     }
 
@@ -324,7 +325,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Check values and give them the form in which they are stored.
+    /// Check values and convert them to their stored form.
     fn stored(&mut self, spec: &ColumnSpec, column: Column, words: Option<Arc<Ragged>>, validate: Validate) -> Result<Stored> {
         let plain = |column| Ok(Stored { column, words: None });
         match &spec.kind {
@@ -355,16 +356,16 @@ impl Transaction {
         self.vocabularies.get_mut(&column).ok_or_else(|| Error::new("internal", "a vocabulary vanished"))
     }
 
-    /// Words, places among given words, or codes of the base snapshot become codes of this transaction's vocabulary; the writer maps them to
-    /// its dictionary.
+    /// Convert words, places in a word list, or codes of the base snapshot to codes of this transaction's vocabulary. The writer maps
+    /// these codes to its dictionary.
     fn category(&mut self, spec: &ColumnSpec, column: Column, words: Option<Arc<Ragged>>) -> Result<Column> {
         let known = self.vocabulary(spec.id)?;
         let (codes, validity): (Vec<u32>, _) = match column {
-            Column::Ragged(_) if words.is_some() => return Err(Error::new("invalid-value", "words twice")),
+            Column::Ragged(_) if words.is_some() => return Err(Error::new("invalid-value", "words are given twice")),
             Column::Pulled(_) => return Err(Error::new("invalid-value", "a tensor, expected words")),
             Column::Ragged(words) => {
                 let texts = texts_of(&words)?;
-                // Most are known, and to look them up is to wait for memory: all threads do. New ones get their codes in order.
+                // Most words are known, and look-ups wait for memory, so all threads share them. New words get codes in order.
                 let parts: Vec<&[&str]> = texts.chunks(LOOKED_UP).collect();
                 let look = |part: usize| parts[part].iter().map(|text| known.codes.get(*text).copied()).collect::<Vec<_>>();
                 let found = parallel::map(parts.len(), texts.len() * LINE_BYTES, look)?.concat();
@@ -378,7 +379,7 @@ impl Transaction {
             Column::Fixed { data, validity, samples } => {
                 let (places, valid) = (codes_of(&data, samples)?, |row: usize| validity.as_ref().is_none_or(|validity| validity[row]));
                 let out_of_range = |row: usize, place: i64, count: usize| {
-                    let text = format!("holds code {place}, the vocabulary has {count} words");
+                    let text = format!("holds code {place}, but the vocabulary has {count} words");
                     Error::new("invalid-value", text).hint("append the words themselves").at_row(row as u64)
                 };
                 let place_of = |place: i64, count: usize| usize::try_from(place).ok().filter(|place| *place < count);
@@ -393,7 +394,7 @@ impl Transaction {
                     }
                     Some(words) => {
                         let texts = texts_of(&words)?;
-                        // Of words that are given once and named often, each is looked up once.
+                        // Each word of the list is looked up at most once, however often it occurs.
                         let seen = known.given.take().filter(|(given, _)| Arc::ptr_eq(given, &words)).map(|(_, seen)| seen);
                         let mut seen = seen.unwrap_or_else(|| vec![None; texts.len()]);
                         let code = |(row, place): (usize, i64)| match place_of(place, texts.len()) {
@@ -413,7 +414,7 @@ impl Transaction {
         Ok(Column::Fixed { data: codes.into_iter().flat_map(u32::to_le_bytes).collect(), validity, samples })
     }
 
-    /// Commit: all or nothing. Cost: three syncs for a small one.
+    /// Commit all samples or none. Cost: three syncs for a small commit.
     pub fn commit(mut self, message: &str, author: &str, properties: &str) -> Result<(Receipt, Snapshot)> {
         self.check_open()?;
         if let Some(writer) = self.writer.take().filter(|writer| !writer.is_empty()) {
@@ -424,7 +425,7 @@ impl Transaction {
         let mut columns: Vec<u64> = self.touched.iter().copied().collect();
         columns.sort_unstable();
         if columns.len() > 64 {
-            columns.clear(); // All columns: the summary must fit the record.
+            columns.clear(); // An empty list means all columns: the summary must fit the record.
         }
         let machine = Machine::new(entry, own, columns, self.features, self.base.record().gc_epoch);
         self.base.context.storage.prove()?;
@@ -437,7 +438,7 @@ impl Transaction {
             }
             other => other?,
         };
-        // From here on nothing may fail: an error would make the caller commit the same again.
+        // From here on nothing may fail: an error would make the caller commit the same samples again.
         self.state = State::Closed;
         let record = snapshot.record();
         let store = self.base.context.storage.as_ref();
@@ -447,7 +448,7 @@ impl Transaction {
         Ok((receipt, snapshot.within(self.home.clone())))
     }
 
-    /// Write words and pages, make all names durable; gives the deltas of the record.
+    /// Write words and pages, and make all names durable. Returns the deltas of the record.
     fn write_metadata(&mut self) -> Result<Vec<Delta>> {
         let context = &self.base.context;
         let store = context.storage.as_ref();
@@ -484,7 +485,7 @@ impl Transaction {
 impl Drop for Transaction {
     fn drop(&mut self) {
         if self.generation != process::generation() {
-            std::mem::forget(self.writer.take()); // Its files are the parent's, which may be writing them.
+            std::mem::forget(self.writer.take()); // The files belong to the parent process, which may be writing them.
             return;
         }
         if self.state != State::Closed {
@@ -496,7 +497,7 @@ impl Drop for Transaction {
     }
 }
 
-/// Put pages of fragments. Cost: one put a page.
+/// Put pages of fragments. Cost: one put per page.
 fn write_pages(context: &Context, fragments: &[Fragment], base: u64, puts: &mut Vec<String>) -> Result<Vec<PageRef>> {
     encode_pages(fragments)
         .into_iter()
@@ -509,7 +510,7 @@ fn write_pages(context: &Context, fragments: &[Fragment], base: u64, puts: &mut 
         .collect()
 }
 
-/// Write a root for the state of a snapshot; a last page with room is merged with what came since, so pages stay few.
+/// Write a root for the state of a snapshot. Loose fragments are merged into a preceding page that has room, so pages stay few.
 fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(ObjectRef, Arc<Root>)> {
     let context = &snapshot.context;
     let (mut pages, mut loose): (Vec<PageRef>, Vec<Fragment>) = (Vec::new(), Vec::new());
@@ -548,16 +549,16 @@ fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(ObjectRef,
     Ok((ObjectRef::of(id, &body), Arc::new(root)))
 }
 
-/// Carries out what the commit machine asks for.
+/// Carries out the requests of the commit machine.
 struct Driver<'a> {
     home: Arc<Context>,
-    /// The snapshot that the transaction began at.
+    /// The snapshot at which the transaction began.
     base: Arc<Snapshot>,
-    /// The newest one, after which the commit is to come.
+    /// The newest snapshot, which the commit will follow.
     parent: Option<Snapshot>,
     /// The root that was written for the parent's state.
     root: Option<(ObjectRef, Arc<Root>)>,
-    /// What the commit will be: whole before it is put, so that nothing is left to fail afterwards.
+    /// The snapshot of the proposed commit. It is complete before the put, so that nothing can fail afterwards.
     next: Option<Snapshot>,
     puts: &'a mut Vec<String>,
     /// Once an answer was lost, every failure leaves the commit's state unknown.
@@ -593,11 +594,11 @@ impl Driver<'_> {
                         return Err(Error::new("storage-failed", format!("no certain answer for {:.1} s", since.as_secs_f64())));
                     }
                     if process::interrupted() {
-                        return Err(Error::new("interrupted", "interrupted before there was a certain answer"));
+                        return Err(Error::new("interrupted", "interrupted before a certain answer arrived"));
                     }
-                    std::thread::sleep(Duration::from_millis(10)); // Let a passing fault pass.
+                    std::thread::sleep(Duration::from_millis(10)); // Wait out a brief fault.
                 }
-                Event::Exists => {} // Not certain before its body is read.
+                Event::Exists => {} // Uncertain until the record is read.
                 _ => lost = None,
             }
             let request = machine.step(event)?;
@@ -605,7 +606,7 @@ impl Driver<'_> {
             event = match request {
                 Request::ReadNewest => self.read_newest(known).map_err(|error| base.context.or_replaced(error))?,
                 Request::WriteRoot => {
-                    let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root is wanted before any parent"))?;
+                    let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root was requested before any parent"))?;
                     let (object, root) = write_root(parent, self.puts)?;
                     self.root = Some((object, root));
                     Event::RootWritten(object)
@@ -634,17 +635,17 @@ impl Driver<'_> {
                 },
                 Request::Done(record) => {
                     let next = self.next.take().filter(|next| next.id() == record.snapshot());
-                    return next.ok_or_else(|| Error::new("internal", "a commit that was never put is done"));
+                    return next.ok_or_else(|| Error::new("internal", "a commit that was never put is reported as done"));
                 }
             };
         }
     }
 
-    /// Make the newest snapshot the parent; its number is `known` at least.
+    /// Make the newest snapshot the parent. Its number is at least `known`.
     fn read_newest(&mut self, known: u64) -> Result<Event> {
         let store = self.base.context.storage.as_ref();
         let entry = log::newest(store, self.base.id().branch, Some(known))?
-            .ok_or_else(|| Error::new("dataset-not-found", format!("cannot commit to `{}`: it is no dataset any more", store.uri())))?;
+            .ok_or_else(|| Error::new("dataset-not-found", format!("cannot commit to `{}`: it is no longer a dataset", store.uri())))?;
         self.base.context.check_place(&self.home)?;
         self.base.context.hold_to(entry.record.dataset)?;
         if self.parent.is_none() && Arc::ptr_eq(&self.home, &self.base.context) {
@@ -658,10 +659,10 @@ impl Driver<'_> {
         Ok(Event::Newest { parent, words, now_us: now_us() })
     }
 
-    /// Read a record as any reader will, before it is put.
+    /// Parse a record as readers will, before it is put.
     fn snapshot_of(&self, branch: u64, number: u64, body: &[u8]) -> Result<Snapshot> {
         let entry = log::LogEntry::parse(&Bytes::copy_from_slice(body), branch, number)?;
-        let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a record is put before any parent was read"))?;
+        let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a record was proposed before any parent was read"))?;
         match &self.root {
             Some((object, root)) if entry.record.root == *object => Snapshot::with_root(self.base.context.clone(), entry, root.clone()),
             _ => parent.near(entry),

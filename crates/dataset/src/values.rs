@@ -1,5 +1,5 @@
-//! Are these values what the column wants? Each check gives them the form in which they are stored, or an error that names
-//! the rows. Called by `transaction` before it takes anything.
+//! Check values against the type of their column. Each check returns the values in their stored form, or an error that names
+//! the rows. `transaction` calls the checks before it stores anything.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use penstock_tensor::{Column, Dtype, Pulled, Ragged, Shape};
 use crate::media::{self, Validate};
 use crate::transaction::Input;
 
-/// All columns have as many samples as the first; how many that is.
+/// Check that all columns have the same number of samples. Returns that number.
 pub fn check_lengths(inputs: &[Input]) -> Result<usize> {
     let Some(first) = inputs.first() else { return Ok(0) };
     match inputs.iter().find(|input| input.column.len() != first.column.len()) {
@@ -31,7 +31,7 @@ pub fn check_lengths(inputs: &[Input]) -> Result<usize> {
     }
 }
 
-/// Codes as int64.
+/// Read codes as int64.
 pub fn codes_of(data: &[u8], samples: usize) -> Result<impl Iterator<Item = i64> + '_> {
     if data.len() != samples * 8 {
         return Err(Error::new("invalid-value", format!("{} bytes of codes for {samples} samples, expected int64", data.len())));
@@ -39,12 +39,12 @@ pub fn codes_of(data: &[u8], samples: usize) -> Result<impl Iterator<Item = i64>
     Ok(data.chunks_exact(8).map(|code| i64::from_le_bytes([code[0], code[1], code[2], code[3], code[4], code[5], code[6], code[7]])))
 }
 
-/// Labels come as codes or names, or as places among `words`; they are stored as codes of the smallest width.
+/// Convert labels to codes of the smallest width. They are given as codes, as names, or as places in `words`.
 pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>) -> Result<Column> {
     let (dtype, _) = ColumnKind::Label { names: names.to_vec() }.stored()?;
     let unknown = |what: String, row: usize| {
         let known: Vec<&str> = names.iter().take(20).map(String::as_str).collect();
-        Error::new("invalid-value", format!("holds {what}, which is no label"))
+        Error::new("invalid-value", format!("holds {what}, which is not a label"))
             .hint(format!("labels: {}; for an open vocabulary use ps.Category()", known.join(", ")))
             .at_row(row as u64)
     };
@@ -59,7 +59,7 @@ pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>)
                     _ if null => Ok(0),
                     Some((_, Some(code))) => Ok(code),
                     Some((word, None)) => Err(unknown(format!("`{}`", String::from_utf8_lossy(words.value(word))), row)),
-                    None => Err(unknown(format!("place {place} of {} words", known.len()), row)),
+                    None => Err(unknown(format!("place {place} in {} words", known.len()), row)),
                 }
             };
             (codes_of(&data, samples)?.enumerate().map(code_of).collect::<Result<_>>()?, validity)
@@ -89,21 +89,21 @@ pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>)
     Ok(Column::Fixed { data, validity, samples: codes.len() })
 }
 
-/// Text must be UTF-8, each value on its own.
+/// Check that each value is UTF-8.
 pub fn check_text(column: Column) -> Result<Column> {
     let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "numbers, expected text")) };
     check_utf8(ragged).map(|_| ())?;
     Ok(column)
 }
 
-/// The values as text.
+/// Return the values as text.
 pub fn texts_of(ragged: &Ragged) -> Result<Vec<&str>> {
     let (whole, mut begin) = (check_utf8(ragged)?, 0);
     let text = |end: &u64| &whole[std::mem::replace(&mut begin, *end as usize)..*end as usize];
     Ok(ragged.ends.iter().map(text).collect())
 }
 
-/// All values, each of which is UTF-8.
+/// Return all values as one text, after checking that each value is UTF-8.
 fn check_utf8(ragged: &Ragged) -> Result<&str> {
     if let Ok(text) = std::str::from_utf8(&ragged.data)
         && ragged.ends.iter().all(|end| text.is_char_boundary(*end as usize))
@@ -115,7 +115,7 @@ fn check_utf8(ragged: &Ragged) -> Result<&str> {
     Err(Error::new("invalid-value", format!("is not UTF-8{error}")).hint("decode it first, or use ps.Bytes()").at_row(row as u64))
 }
 
-/// Media are what their headers, or all their pixels, say.
+/// Check encoded images: the headers, or all pixels.
 pub fn check_media(column: Column, mask: bool, validate: Validate) -> Result<Column> {
     let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "numbers, expected encoded images")) };
     let value = |row: usize| (!ragged.is_null(row)).then(|| ragged.value(row));
@@ -135,7 +135,7 @@ pub fn check_media(column: Column, mask: bool, validate: Validate) -> Result<Col
     }
 }
 
-/// Lengths fit the shape; nulls become zeros.
+/// Check that lengths fit the shape. Nulls become zeros.
 pub fn check_values(column: Column, dtype: Dtype, shape: &Shape, tile: Option<&[u64]>) -> Result<Column> {
     let cell = shape.fixed_bytes(dtype)?;
     match column {
@@ -154,7 +154,7 @@ pub fn check_values(column: Column, dtype: Dtype, shape: &Shape, tile: Option<&[
                 data[row * cell as usize..(row + 1) * cell as usize].fill(0);
             }
             if dtype == Dtype::Bool && data.iter().any(|byte| *byte > 1) {
-                return Err(Error::new("invalid-value", "a bool that is neither 0 nor 1"));
+                return Err(Error::new("invalid-value", "a bool is neither 0 nor 1"));
             }
             Ok(Column::Fixed { data, validity, samples })
         }
@@ -174,7 +174,7 @@ pub fn check_values(column: Column, dtype: Dtype, shape: &Shape, tile: Option<&[
     }
 }
 
-/// The shapes of samples that are not held.
+/// Check the shapes of samples that are not in memory.
 fn check_pulled(pulled: &Pulled, dtype: Dtype, shape: &Shape, tile: Option<&[u64]>) -> Result<()> {
     let valid = |row: usize| pulled.validity.as_ref().is_none_or(|validity| validity[row]);
     for (row, found) in pulled.shapes.iter().enumerate().filter(|(row, _)| valid(*row)) {
@@ -194,5 +194,5 @@ fn check_pulled(pulled: &Pulled, dtype: Dtype, shape: &Shape, tile: Option<&[u64
     Ok(())
 }
 
-/// More tiles would make a tail that takes longer to read than what one wants of it.
+/// With more tiles, reading the tail would take longer than reading a typical window.
 const TILES_A_SAMPLE: u64 = 1 << 20;

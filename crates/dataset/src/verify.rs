@@ -1,4 +1,4 @@
-//! Look at every byte a snapshot rests on: the chain of records, root, pages, words, and every data file whole.
+//! Check every byte that a snapshot depends on: the chain of records, root, pages, words, and all data files.
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
@@ -17,7 +17,7 @@ use crate::names::pins;
 use crate::read::{check_bools, check_stored_as};
 use crate::snapshot::Snapshot;
 
-/// What `verify` found.
+/// The result of `verify`.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     pub commits: u64,
@@ -34,7 +34,7 @@ pub struct Problem {
     pub error: Error,
 }
 
-/// Check a snapshot. Damage is reported, not raised; a store that cannot be reached is raised.
+/// Check a snapshot. Damage is added to the report. A store that cannot be reached is an error.
 pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<Report> {
     let mut report = Report { commits: 1, ..Report::default() };
     let store = snapshot.context.storage.as_ref();
@@ -43,7 +43,7 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
         report.commits += 1;
         let (record, before) = (&entry.record, entry.record.transactions.first().map(|first| first.first_counter));
         match given_out.replace(before.unwrap_or_default()).is_some_and(|first| first < record.next_counter) {
-            true => Err(malformed(format!("the commit after {} gives out row ids a second time", record.snapshot()))),
+            true => Err(malformed(format!("the commit after {} assigns row ids that an earlier commit assigned", record.snapshot()))),
             false => Ok(()),
         }
     });
@@ -74,7 +74,7 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
     Ok(report)
 }
 
-/// Each row id is given out, and once.
+/// Check that each row id was assigned by a commit, and belongs to one sample.
 fn check_runs(snapshot: &Snapshot, mut runs: Vec<Run>) -> Result<()> {
     let next = row_id(snapshot.record().lineage, snapshot.record().next_counter);
     runs.sort_unstable_by_key(|run| run.first);
@@ -86,12 +86,12 @@ fn check_runs(snapshot: &Snapshot, mut runs: Vec<Run>) -> Result<()> {
         end = run.first.saturating_add(run.count);
     }
     match end > next {
-        true => Err(malformed(format!("row id {} belongs to a sample, though no commit gave it out", end - 1))),
+        true => Err(malformed(format!("row id {} belongs to a sample, but no commit assigned it", end - 1))),
         false => Ok(()),
     }
 }
 
-/// Keep damage; pass on what is none.
+/// Add damage to the report. Returns any other error.
 fn note(report: &mut Report, object: String, result: Result<()>) -> Result<()> {
     match result {
         Ok(()) => Ok(()),
@@ -115,7 +115,7 @@ fn check_fragment(snapshot: &Snapshot, fragment: &Fragment, report: &mut Report)
     Ok(())
 }
 
-/// Bytes between these are checked as one: a block, or a run of checksum units of one that is too long for that.
+/// A range of bytes that is checked at once: a block, or a run of checksum units of a long block.
 struct Stretch {
     begin: u64,
     end: u64,
@@ -128,7 +128,7 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
     let file = snapshot.context.open_file(reference, samples)?;
     let read = |begin: u64, end: u64| read(snapshot, &file, begin, end);
     if read(0, HEADER_BYTES)?[..] != *write_header(file.id) {
-        return Err(malformed("it is no data file, or another one"));
+        return Err(malformed("it is not a data file, or a different one"));
     }
     check_footer(&file, reference, &read(reference.file_bytes - FOOTER_BYTES, reference.file_bytes)?)?;
     let columns: Vec<u64> = file.tail.chunks.iter().map(|chunk| chunk.column).collect();
@@ -136,7 +136,7 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
         columns.iter().map(|column| snapshot.schema.columns.iter().find(|spec| spec.id == *column)).collect();
     for (chunk, spec) in file.tail.chunks.iter().zip(&specs) {
         if let Some(row) = (0..samples).find(|row| !chunk.is_valid(*row) && chunk.free.iter().any(|sizes| sizes.get(*row as usize) != 0)) {
-            return Err(malformed(format!("sample {row} of column {} is null, and has sizes", chunk.column)));
+            return Err(malformed(format!("sample {row} of column {} is null, but has sizes", chunk.column)));
         }
         let Some(spec) = spec else { continue };
         check_stored_as(&file, chunk, spec)?;
@@ -166,7 +166,7 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
     check_pad(at, file.data_end, &read(at.min(file.data_end), file.data_end)?, at)
 }
 
-/// Bytes of a data file; where it is not mapped they are asked for side by side.
+/// Read bytes of a data file. If it is not mapped, its ranges are requested concurrently.
 fn read(snapshot: &Snapshot, file: &DataFile, begin: u64, end: u64) -> Result<Bytes> {
     if !file.ranged {
         return Ok(file.map.slice(begin as usize..end as usize));
@@ -182,14 +182,14 @@ fn read(snapshot: &Snapshot, file: &DataFile, begin: u64, end: u64) -> Result<By
     Ok(if pieces.len() == 1 { pieces.remove(0) } else { pieces.concat().into() })
 }
 
-/// All that blocks take of a file, in order.
+/// Return the stretches of all blocks of a file, in file order.
 fn stretches(file: &DataFile, specs: &[Option<&ColumnSpec>]) -> Vec<Stretch> {
     let mut found = Vec::new();
     for (chunk, entry) in file.tail.chunks.iter().enumerate() {
         debug_assert!(entry.blocks() as u64 <= MAX_BLOCKS);
         for block in 0..entry.blocks() {
             let (begin, bytes, count) = (entry.offset.get(block), entry.stored_bytes.get(block), entry.units_of(block).1);
-            // What must be decoded is needed whole, and so is text, of which a character may lie in two units.
+            // A block that must be decoded is read whole. So is text, because a character may span two units.
             let whole = entry.codec != Codec::None || entry.layout == Layout::Packed || specs[chunk].is_some_and(is_text);
             let step = if whole { count.max(1) } else { UNITS_A_STRETCH };
             for first in (0..count).step_by(step) {
@@ -206,7 +206,7 @@ fn stretches(file: &DataFile, specs: &[Option<&ColumnSpec>]) -> Vec<Stretch> {
 /// Blocks of more units are checked in parts.
 const UNITS_A_STRETCH: usize = 128;
 
-/// The bytes from `begin` to `end` are no block's, so they are zero. `bytes` begin at `from`.
+/// Check that the bytes from `begin` to `end` are zero, as they belong to no block. `bytes` begins at `from`.
 fn check_pad(begin: u64, end: u64, bytes: &[u8], from: u64) -> Result<()> {
     if begin < end && bytes[(begin - from) as usize..(end - from) as usize].iter().any(|byte| *byte != 0) {
         return Err(Error::new("block-checksum", format!("the padding at bytes {begin}..{end} is not zero")));
@@ -214,7 +214,7 @@ fn check_pad(begin: u64, end: u64, bytes: &[u8], from: u64) -> Result<()> {
     Ok(())
 }
 
-/// The footer repeats what the manifest says.
+/// Check that the footer agrees with the manifest.
 fn check_footer(file: &DataFile, reference: &FileRef, footer: &[u8]) -> Result<()> {
     let mut expected = Vec::new();
     expected.extend_from_slice(&file.data_end.to_le_bytes());
@@ -225,11 +225,11 @@ fn check_footer(file: &DataFile, reference: &FileRef, footer: &[u8]) -> Result<(
     expected.extend_from_slice(b"PNSD");
     match footer == expected {
         true => Ok(()),
-        false => Err(malformed("its footer does not say what the manifest says")),
+        false => Err(malformed("its footer differs from the manifest")),
     }
 }
 
-/// Hold bytes to their checksums; decode a whole block and look at every row in it, as a reader would.
+/// Verify the checksums of a stretch, then decode it and check every row, as a reader would.
 fn check_stretch(file: &DataFile, stretch: &Stretch, spec: Option<&ColumnSpec>, stored: Bytes) -> Result<()> {
     let Stretch { chunk: index, block, units, .. } = stretch;
     for (unit, bytes) in units.clone().zip(stored.chunks(UNIT_BYTES as usize)) {
@@ -261,19 +261,19 @@ fn is_text(spec: &ColumnSpec) -> bool {
     matches!(spec.kind, ColumnKind::Text | ColumnKind::Json)
 }
 
-/// Look at a value of a text or JSON column; those of others are passed.
+/// Check a value of a text or JSON column. Values of other columns are accepted.
 pub fn check_text(spec: &ColumnSpec, bytes: &[u8]) -> Result<()> {
     if !is_text(spec) {
         return Ok(());
     }
-    let text = std::str::from_utf8(bytes).map_err(|error| malformed(format!("a text that is not UTF-8: {error}")))?;
+    let text = std::str::from_utf8(bytes).map_err(|error| malformed(format!("a text is not UTF-8: {error}")))?;
     if matches!(spec.kind, ColumnKind::Json) && !text.is_empty() {
-        serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|error| malformed(format!("a value that is not JSON: {error}")))?;
+        serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|error| malformed(format!("a value is not JSON: {error}")))?;
     }
     Ok(())
 }
 
-/// Look at a value, or a run of values of fixed shape: whether they are what the column's type says. Nulls are passed by `valid`.
+/// Check that a value, or a run of values of fixed shape, has the column's type. Values for which `valid` is false are skipped.
 fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: impl Fn(u64) -> bool) -> Result<()> {
     let Some(spec) = spec else { return Ok(()) };
     match &spec.kind {
@@ -289,7 +289,7 @@ fn check_codes(chunk: &Chunk, bytes: &[u8], words: usize, valid: impl Fn(u64) ->
     for (place, code) in bytes.chunks_exact(chunk.dtype.size()).enumerate() {
         let code = code.iter().rev().fold(0u64, |code, byte| code << 8 | u64::from(*byte));
         if code >= words as u64 && valid(place as u64) {
-            return Err(malformed(format!("the code {code}, of {words} names")));
+            return Err(malformed(format!("a code is {code}, but there are {words} names")));
         }
     }
     Ok(())

@@ -8,11 +8,11 @@ use hashbrown::HashTable;
 use penstock_error::Result;
 use penstock_format::cursor::{Strings, malformed};
 
-/// The words of a column in one snapshot. They stay where they were read.
+/// The words of a column in one snapshot. The segments that were read hold the words; nothing is copied.
 #[derive(Default)]
 pub struct Vocabulary {
     segments: Vec<Arc<Strings>>,
-    /// By code: segment and place in it.
+    /// Per code: the segment, and the word's place in that segment.
     places: Vec<(u32, u32)>,
     codes: HashTable<u32>,
     hasher: RandomState,
@@ -59,12 +59,12 @@ fn word_of(segments: &[Arc<Strings>], (segment, place): (u32, u32)) -> &str {
     segments[segment as usize].get(place as usize).unwrap_or_default()
 }
 
-/// Codes of a vocabulary by the codes of one data file, looked up as they are met.
+/// Maps codes of one data file to codes of a vocabulary. Each word is looked up on its first use.
 pub struct FileCodes(Vec<AtomicU32>);
 
-/// Not looked up yet.
+/// Marks a word that was not looked up yet.
 const NEW: u32 = u32::MAX;
-/// No word of the vocabulary.
+/// Marks a word that the vocabulary lacks.
 const NONE: u32 = u32::MAX - 1;
 
 impl FileCodes {
@@ -76,7 +76,7 @@ impl FileCodes {
         size_of_val(&self.0[..]) as u64
     }
 
-    /// Translate code `own` of the data file, whose dictionary this is, to a code of the vocabulary. Returns None if the vocabulary lacks the word.
+    /// Translate code `own` of the data file with this dictionary to a code of the vocabulary. Returns None if either lacks it.
     pub fn code(&self, own: i64, dictionary: &Strings, vocabulary: &Vocabulary) -> Option<u32> {
         let known = self.0.get(usize::try_from(own).ok()?)?;
         match known.load(Relaxed) {

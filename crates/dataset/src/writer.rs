@@ -1,4 +1,4 @@
-//! Write one fragment: collect samples by column, cut and encode them when enough wait, close at the byte targets.
+//! Write one fragment: collect samples by column, cut and encode them when enough are waiting, and close at a byte target.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,19 +21,19 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::encode::{self, Encoded, Style};
 
-/// Samples of one column are written when this many bytes wait.
+/// Samples of one column are written when this many bytes are waiting.
 const FLUSH_BYTES: usize = 8 << 20;
 
-/// Files are written in multiples of this: the size of a huge page, which file maps of a large folio can use.
+/// Files are written in multiples of this, the size of a huge page: maps of a file cached in large folios can use huge pages.
 const WRITE_BYTES: usize = 2 << 20;
 
-/// What the last small block of a piece may reach beyond it.
+/// How far the last small block of a piece may extend beyond it.
 const BLOCK_SLACK_BYTES: usize = 64 << 10;
 
-/// Fewer small samples do not begin a new fragment.
+/// Fewer small samples are not worth a new fragment.
 const SAMPLES_WORTH_A_FRAGMENT: usize = 1000;
 
-/// Stored values of one column, and for a category the words its codes stand for.
+/// Values of one column in their stored form, and for a category the words of its codes.
 pub struct Stored {
     pub column: Column,
     /// Category only: codes in `column` are places in this list, which only grows.
@@ -44,14 +44,14 @@ struct ColumnWriter {
     spec: ColumnSpec,
     dtype: Dtype,
     shape: Shape,
-    /// Sides of the tiles, where the schema sets them.
+    /// Sides of the tiles, if the schema sets them.
     tile: Option<Vec<u64>>,
     codec: Codec,
-    /// Samples before the first that is not null: written only if one comes.
+    /// Null samples before the first value. They are written only if a value follows.
     leading_nulls: usize,
     waiting: Option<Column>,
     chunk: Option<(usize, Style, ChunkBuilder)>,
-    /// Of each of the transaction's words, its place in `words`, or `u32::MAX` if it is not there yet.
+    /// For each word of the transaction, its place in `words`, or `u32::MAX` if `words` lacks it.
     local: Vec<u32>,
     words: Vec<Arc<str>>,
     words_bytes: usize,
@@ -68,7 +68,7 @@ struct OpenFile {
 
 impl OpenFile {
     fn create(context: &Context) -> Result<OpenFile> {
-        // Not into another dataset's folder. If there is none, the writer says so.
+        // Do not write into another dataset's folder. If no dataset is found, the writer reports the error.
         if context.storage.moves()
             && let Err(error) = context.check_dataset()
             && error.code() == "dataset-replaced"
@@ -80,14 +80,14 @@ impl OpenFile {
         Ok(OpenFile { id, writer: context.storage.writer(&data_name(id))?, offset: buffer.len() as u64, buffer })
     }
 
-    /// Place a block; gives its offset.
+    /// Append a block at an aligned offset. Returns the offset.
     fn place(&mut self, bytes: &[u8], align: u64) -> Result<u64> {
         let offset = self.offset.next_multiple_of(align);
         self.buffer.resize(self.buffer.len() + (offset - self.offset) as usize, 0);
         self.buffer.extend_from_slice(bytes);
         self.offset = offset + bytes.len() as u64;
         if self.buffer.len() >= WRITE_BYTES {
-            // Whole pieces only, so that every write begins where the page cache can use one large folio for it.
+            // Write whole pieces only, so that each write begins where the page cache can use one large folio.
             let whole = self.buffer.len() / WRITE_BYTES * WRITE_BYTES;
             let mut rest = Vec::with_capacity(WRITE_BYTES + BLOCK_SLACK_BYTES);
             rest.extend_from_slice(&self.buffer[whole..]);
@@ -97,7 +97,7 @@ impl OpenFile {
         Ok(offset)
     }
 
-    /// Place a block and note it in its chunk.
+    /// Append a block and list it in its chunk.
     fn add(&mut self, chunk: &mut ChunkBuilder, block: &Encoded<'_>, align: u64) -> Result<()> {
         chunk.offset.push(self.place(&block.stored, align)?);
         chunk.stored_bytes.push(block.stored.len() as u64);
@@ -109,9 +109,9 @@ impl OpenFile {
     /// Write tail and footer, and make the content durable.
     fn finish(mut self, samples: u64, chunks: &[ChunkBuilder]) -> Result<FileRef> {
         let (tail, tail_bytes, tail_crc) = write_tail(samples, chunks, self.offset);
-        // What no reader accepts is not committed, whatever led to it.
+        // A tail that readers would refuse must not be committed, whatever the cause.
         Tail::parse(Bytes::copy_from_slice(&tail[..tail_bytes as usize]), self.offset)
-            .map_err(|error| Error::new("internal", format!("a data file that cannot be read back: {}", error.message())))?;
+            .map_err(|error| Error::new("internal", format!("a written data file cannot be read back: {}", error.message())))?;
         self.buffer.extend_from_slice(&tail);
         self.flush()?;
         self.writer.finish()?;
@@ -143,7 +143,7 @@ impl FragmentWriter {
         self.samples == 0
     }
 
-    /// Add `samples` samples: one entry a column in schema order, nothing for a column that is null throughout.
+    /// Add `samples` samples: one entry per column in schema order, None for a column of nulls.
     pub fn push(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
         for (index, column) in columns.into_iter().enumerate() {
             match column {
@@ -162,7 +162,7 @@ impl FragmentWriter {
         Ok(())
     }
 
-    /// Add samples that are not held: they are written at once, so that no more than a slab of one waits.
+    /// Add samples that are not in memory. They are written immediately, so that memory holds at most one slab of one sample.
     fn push_pulled(&mut self, index: usize, pulled: Pulled) -> Result<()> {
         self.flush_column(index, false)?;
         let column = &mut self.columns[index];
@@ -191,9 +191,9 @@ impl FragmentWriter {
         self.write_tiled(index, &Column::Pulled(pulled))
     }
 
-    /// Whether these samples are better begun in a new fragment. One reason: small values after large ones, which would
-    /// each take a block of their own, or the other way round. The other: a column that is left out now but was given before, or the other way round, would be filled up with many
-    /// zero bytes, while a new fragment can do without it.
+    /// Return whether these samples should begin a new fragment. One reason is a change of size: small values after large ones would
+    /// use a block each, and large values do not fit the layout of small ones. The other reason is a column that is left out but was
+    /// given before, or vice versa: nulls would fill it with many zero bytes, while a new fragment can leave the column out.
     pub fn wants_new_fragment(&self, columns: &[Option<Stored>], samples: usize) -> bool {
         let both = || self.columns.iter().zip(columns);
         if both()
@@ -208,7 +208,7 @@ impl FragmentWriter {
         after.max(before) > FLUSH_BYTES as u64
     }
 
-    /// Whether a byte target is reached.
+    /// Return whether a byte target is reached.
     pub fn is_full(&self) -> bool {
         let tail_of =
             |file: usize| self.columns.iter().filter(|column| column.file() == Some(file)).map(ColumnWriter::tail_bytes).sum::<usize>();
@@ -233,7 +233,7 @@ impl FragmentWriter {
             return self.write_tiled(index, &waiting);
         }
         let Some((file, style, mut chunk)) = column.chunk.take() else { return Ok(()) };
-        // Blocks of a fixed number of rows may only be cut short at the end of the fragment.
+        // A block with a fixed number of rows may be shorter only at the end of the fragment.
         let rows = match style.rows_per_block {
             0 | 1 => waiting.len(),
             _ if last => waiting.len(),
@@ -259,7 +259,7 @@ impl FragmentWriter {
         Ok(())
     }
 
-    /// Begin the chunk of a column whose samples have about this size; `tile` is empty unless they are tiled.
+    /// Begin the chunk of a column whose samples have about `mean_bytes` bytes. `tile` is empty unless they are tiled.
     fn open_chunk(&mut self, index: usize, style: Style, tile: Vec<u64>, mean_bytes: u64) -> Result<()> {
         let file = self.file_for(mean_bytes)?;
         let column = &mut self.columns[index];
@@ -272,7 +272,7 @@ impl FragmentWriter {
         Ok(())
     }
 
-    /// Write samples tile by tile. What must be pulled comes in slabs of whole tiles, of at most an eighth of the budget.
+    /// Write samples tile by tile. Samples that are not in memory are pulled in slabs of whole tiles, at most an eighth of the budget.
     fn write_tiled(&mut self, index: usize, samples: &Column) -> Result<()> {
         let column = &mut self.columns[index];
         let Some((file, style, chunk)) = &mut column.chunk else { return Err(Error::new("internal", "tiles without a chunk")) };
@@ -282,14 +282,14 @@ impl FragmentWriter {
             let shape = match samples {
                 Column::Pulled(pulled) => pulled.shapes[row].clone(),
                 Column::Ragged(ragged) => column.shape.fill(free_of(ragged, &column.shape, row)),
-                Column::Fixed { .. } => return Err(Error::new("internal", "fixed samples on their way into tiles")),
+                Column::Fixed { .. } => return Err(Error::new("internal", "fixed samples in a tiled chunk")),
             };
             let sample_bytes = elements(&whole(&shape)).and_then(|elements| elements.checked_mul(size as u64)).unwrap_or(u64::MAX);
-            let grid = Grid::new(&shape, &chunk.tile); // Of a null without a shape: no axes, not used.
+            let grid = Grid::new(&shape, &chunk.tile); // For a null without a shape it has no axes, and is not used.
             let before = chunk.offset.len();
             let tiles = if valid { grid.tiles() } else { Some(0) };
             if tiles.is_none_or(|tiles| before as u64 + tiles > MAX_BLOCKS) {
-                let text = format!("of shape {shape:?} has {tiles:?} tiles of {:?}, a data file at most {MAX_BLOCKS}", chunk.tile);
+                let text = format!("of shape {shape:?} has {tiles:?} tiles of {:?}, at most {MAX_BLOCKS} fit in a data file", chunk.tile);
                 let hint = "append fewer samples at once, or make the dataset with larger tiles";
                 return Err(Error::new("invalid-value", text).hint(hint).at_row(row as u64).column(&column.spec.name));
             }
@@ -312,10 +312,7 @@ impl FragmentWriter {
             }
             let wanted = if valid { grid.tiles() } else { Some(0) };
             if Some((chunk.offset.len() - before) as u64) != wanted {
-                return Err(Error::new(
-                    "internal",
-                    format!("sample {row} gave {} tiles, expected {wanted:?}", chunk.offset.len() - before),
-                ));
+                return Err(Error::new("internal", format!("sample {row} has {} tiles, expected {wanted:?}", chunk.offset.len() - before)));
             }
             chunk.first_tile.push(chunk.offset.len() as u64);
             let free = (0..column.shape.0.len()).filter(|axis| column.shape.0[*axis].is_none());
@@ -325,7 +322,7 @@ impl FragmentWriter {
         Ok(())
     }
 
-    /// The file that a column of this mean sample size goes to.
+    /// Return the file for a column of this mean sample size. Creates the file if needed.
     fn file_for(&mut self, mean_bytes: u64) -> Result<usize> {
         if mean_bytes >= OWN_FILE_BYTES {
             self.files.push(OpenFile::create(&self.context)?);
@@ -341,8 +338,8 @@ impl FragmentWriter {
         }
     }
 
-    /// Write what waits, tails and footers; make the files durable. `first` is the provisional counter of the first sample.
-    /// Gives the fragment and the feature bits that reading it takes.
+    /// Write waiting samples, tails and footers, and make the files durable. `first` is the provisional counter of the first sample.
+    /// Returns the fragment, and the feature bits that its readers need.
     pub fn close(mut self, first: u64) -> Result<(Fragment, u64)> {
         for index in 0..self.columns.len() {
             self.flush_column(index, true)?;
@@ -397,7 +394,7 @@ impl ColumnWriter {
         })
     }
 
-    /// Whether samples that lie single would better be packed from here on.
+    /// Return whether these samples should be packed, while earlier ones have separate blocks.
     fn shrinks(&self, column: &Column) -> bool {
         let alone = matches!(&self.chunk, Some((_, style, _)) if matches!(style.layout, Layout::Single | Layout::Tiled));
         alone
@@ -407,7 +404,7 @@ impl ColumnWriter {
             && (column.value_bytes() as u64) < column.len() as u64 * SINGLE_BYTES / 2
     }
 
-    /// Whether these samples are too large for the layout that was chosen for smaller ones.
+    /// Return whether these samples are too large for the layout that was chosen for smaller ones.
     fn outgrown(&self, column: &Column) -> bool {
         let Column::Pulled(pulled) = column else { return false };
         match &self.chunk {
@@ -420,13 +417,13 @@ impl ColumnWriter {
         }
     }
 
-    /// Whether all samples are tiled, whatever they are.
+    /// Return whether all samples are tiled because of the schema, whatever their sizes.
     fn tiled_by_shape(&self) -> bool {
         self.tile.is_some()
             || (self.shape.is_fixed() && Style::tiles(self.dtype, &self.shape, self.shape.fixed_bytes(self.dtype).unwrap_or(0)))
     }
 
-    /// The tile for samples that wait.
+    /// Choose the tile for waiting samples.
     fn tile_of_waiting(&self, column: &Column) -> Vec<u64> {
         let shapes: Vec<Vec<u64>> = match column {
             Column::Ragged(ragged) if self.dtype != Dtype::Bytes && !self.shape.is_fixed() => {
@@ -439,8 +436,8 @@ impl ColumnWriter {
         self.tile_for(&shapes.iter().map(Vec::as_slice).collect::<Vec<_>>(), &largest)
     }
 
-    /// The tile for samples of these shapes: the schema's, else that of the largest; and where another one would fall into too many of
-    /// those, as a column beside a row does, one for the longest sides of all.
+    /// Choose the tile for samples of these shapes: the schema's tile, else the default tile of the largest sample. If that cuts a
+    /// sample into too many tiles, as for a tall sample after a wide one, use the default tile of the longest sides.
     fn tile_for(&self, shapes: &[&[u64]], largest: &[u64]) -> Vec<u64> {
         if let Some(tile) = &self.tile {
             return tile.clone();
@@ -454,12 +451,12 @@ impl ColumnWriter {
         default_tile(&(0..largest.len()).map(longest).collect::<Vec<_>>(), self.dtype.size() as u64)
     }
 
-    /// Whether a sample of this fragment has a value.
+    /// Return whether a sample of this fragment has a value.
     fn begun(&self) -> bool {
         self.waiting.is_some() || self.chunk.is_some()
     }
 
-    /// Bytes of a null: those of a sample of fixed shape, 0 where nulls are empty.
+    /// Return the stored bytes of a null: those of a sample of fixed shape, or 0 if nulls are empty.
     fn fixed_bytes(&self) -> u64 {
         if self.shape.is_fixed() && !self.tiled_by_shape() { self.shape.fixed_bytes(self.dtype).unwrap_or(0) } else { 0 }
     }
@@ -518,7 +515,7 @@ impl ColumnWriter {
         })
     }
 
-    /// Append to what waits; validity is kept for the whole fragment, and nowhere else from here on.
+    /// Append to the waiting samples. Their validity moves to `self.validity`, which covers the whole fragment.
     fn add(&mut self, mut column: Column) {
         let before = self.chunk_samples();
         let validity = match &mut column {
@@ -547,7 +544,7 @@ impl ColumnWriter {
         }
     }
 
-    /// Samples so far, written and waiting.
+    /// Return the number of samples so far, written and waiting.
     fn chunk_samples(&self) -> usize {
         self.samples + self.waiting.as_ref().map_or(0, Column::len)
     }
@@ -588,7 +585,7 @@ impl ColumnWriter {
         }
     }
 
-    /// The chunk, if it lies in file `index`.
+    /// Take the chunk if it belongs to file `index`.
     fn finish(&mut self, index: usize) -> Option<ChunkBuilder> {
         let (_, _, mut chunk) = self.chunk.take_if(|(file, _, _)| *file == index)?;
         chunk.validity = self.validity.take();
@@ -597,13 +594,13 @@ impl ColumnWriter {
     }
 }
 
-/// Free dimensions of one value.
+/// Return the sizes of the free dimensions of one value.
 fn free_of<'a>(ragged: &'a Ragged, shape: &Shape, row: usize) -> &'a [u64] {
     let count = shape.free_count();
     &ragged.free[row * count..(row + 1) * count]
 }
 
-/// Samples of fixed shape in the ragged form, in which nulls are empty.
+/// Convert samples of fixed shape to the ragged form, in which nulls are empty.
 fn stretched(column: Column) -> Column {
     match column {
         Column::Fixed { data, validity: None, samples } => {
@@ -619,7 +616,7 @@ fn stretched(column: Column) -> Column {
     }
 }
 
-/// The first `rows` samples, and the rest. The list of nulls has moved to the column's own by now.
+/// Split a column into its first `rows` samples and the rest. It has no validity: `ColumnWriter::add` has moved that.
 fn split(column: Column, rows: usize) -> (Column, Column) {
     match column {
         Column::Fixed { mut data, samples, .. } => {
@@ -627,7 +624,7 @@ fn split(column: Column, rows: usize) -> (Column, Column) {
             let rest = data.split_off(rows * cell);
             (Column::Fixed { data, validity: None, samples: rows }, Column::Fixed { data: rest, validity: None, samples: samples - rows })
         }
-        // Others are always written whole.
+        // Ragged columns are always written whole.
         ragged => (ragged, Column::Ragged(Ragged::default())),
     }
 }

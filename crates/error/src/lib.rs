@@ -1,10 +1,10 @@
 //! The one error type of Penstock: what the caller should do next (`Kind`), a stable `code`, a message, context and a hint.
 //!
-//! It knows nothing of what failed. Every crate builds these; the Python module turns `Kind` into a class.
+//! This crate knows nothing about the operations that fail. Every crate builds these errors; the Python module maps `Kind` to a class.
 
 use std::fmt;
 
-/// What the caller does next; retries look at this and never at the text.
+/// What the caller should do next. Retries depend on the kind, never on the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     NotFound,
@@ -39,7 +39,7 @@ impl Kind {
     }
 }
 
-/// Every code with its kind. Python's `errors.CODES` must hold the same; a test compares them.
+/// Every code with its kind, exported to Python as `_core.CODES`. A test checks that each kind has a Python class.
 pub const CODES: &[(&str, Kind)] = &[
     ("dataset-not-found", Kind::NotFound),
     ("object-not-found", Kind::NotFound),
@@ -86,7 +86,7 @@ pub const CODES: &[(&str, Kind)] = &[
     ("internal", Kind::Internal),
 ];
 
-/// An error with a stable code. `Display` gives the message and, on a line of its own, the hint.
+/// An error with a stable code. `Display` writes the message, then the hint on a separate line.
 #[derive(Debug, Clone)]
 pub struct Error(Box<Inner>);
 
@@ -94,12 +94,12 @@ pub struct Error(Box<Inner>);
 struct Inner {
     kind: Kind,
     code: &'static str,
-    /// What is said in all: `prefix: row n reason`.
+    /// The full text: `prefix: row n reason`.
     message: String,
     prefix: String,
     reason: String,
     hint: Option<String>,
-    /// The row that the reason begins with.
+    /// The row that the message names before the reason.
     row: Option<u64>,
     rows: Vec<u64>,
     row_ids: Vec<i64>,
@@ -131,7 +131,7 @@ impl Error {
         }))
     }
 
-    /// Name the samples that it is about.
+    /// Name the samples that the error is about, by row id.
     pub fn row_ids(mut self, row_ids: Vec<i64>) -> Error {
         self.0.row_ids = row_ids;
         self
@@ -148,45 +148,45 @@ impl Error {
         self
     }
 
-    /// Say of which row of the caller's request the message is, which then reads on: `row 5 is not UTF-8`.
+    /// Name the row of the caller's request that the error is about. The reason continues the sentence: `row 5 is not UTF-8`.
     pub fn at_row(mut self, row: u64) -> Error {
         self.0.row = Some(row);
         self.0.rows = vec![row];
         self.compose()
     }
 
-    /// Count rows from `first`: the request was a part of a larger one.
+    /// Add `first` to all row numbers, for a request that was part of a larger one.
     pub fn shift_rows(mut self, first: u64) -> Error {
         self.0.row = self.0.row.map(|row| row + first);
         self.0.rows.iter_mut().for_each(|row| *row += first);
         self.compose()
     }
 
-    /// Add the remedy.
+    /// Add a hint that says what to do about the error.
     pub fn hint(mut self, hint: impl Into<String>) -> Error {
         self.0.hint = Some(hint.into());
         self
     }
 
-    /// Name the places in the caller's request (positions in the batch) that the error is about.
+    /// Name the rows of the caller's request (positions in the batch) that the error is about.
     pub fn rows(mut self, rows: Vec<u64>) -> Error {
         self.0.rows = rows;
         self
     }
 
-    /// Name the column of the caller's request that the error is about. The innermost name stays.
+    /// Name the column of the caller's request that the error is about. A name that was set earlier is kept.
     pub fn column(mut self, column: impl Into<String>) -> Error {
         self.0.column.get_or_insert_with(|| column.into());
         self
     }
 
-    /// Name the stored object that the error is about. The innermost name stays.
+    /// Name the stored object that the error is about. A name that was set earlier is kept.
     pub fn object(mut self, object: impl Into<String>) -> Error {
         self.0.object.get_or_insert_with(|| object.into());
         self
     }
 
-    /// Put where it happened before the message: `cannot …: <old message>`.
+    /// Prepend the operation that failed: `cannot …: <old message>`.
     pub fn context(mut self, what: impl fmt::Display) -> Error {
         let colon = if self.0.prefix.is_empty() { "" } else { ": " };
         self.0.prefix = format!("{what}{colon}{}", self.0.prefix);
@@ -205,7 +205,7 @@ impl Error {
         &self.0.message
     }
 
-    /// What comes before row and reason.
+    /// The part of the message before row and reason.
     pub fn prefix(&self) -> &str {
         &self.0.prefix
     }

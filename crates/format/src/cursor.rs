@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
-use crate::ids::Id;
+use crate::id::Id;
 
 /// Return the CRC-32C of the bytes.
 pub fn crc(bytes: &[u8]) -> u32 {

@@ -6,6 +6,7 @@
 
 pub mod cursor;
 pub mod datafile;
+pub mod id;
 pub mod ids;
 pub mod ints;
 pub mod manifest;
@@ -14,5 +15,6 @@ pub mod record;
 pub mod schema;
 
 pub use cursor::{Cursor, Writer, crc};
-pub use ids::{Id, SnapshotId};
+pub use id::Id;
+pub use ids::SnapshotId;
 pub use ints::IntArray;

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 use crate::cursor::{Cursor, Magic, Strings, Writer, malformed, seal, unseal};
-use crate::ids::{Id, ObjectRef, PROVISIONAL, Run};
+use crate::id::Id;
+use crate::ids::{ObjectRef, PROVISIONAL, Run};
 
 /// A page has at most this many fragments.
 pub const PAGE_FRAGMENTS: usize = 512;

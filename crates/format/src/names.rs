@@ -85,7 +85,7 @@ impl Operation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::Id;
+    use crate::id::Id;
 
     #[test]
     fn a_record_comes_back_and_none_of_its_damages_does() {

@@ -4,7 +4,8 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
-use crate::ids::{COUNTERS, Id, LINEAGES, ObjectRef, PROVISIONAL, Run, SnapshotId, row_id};
+use crate::id::Id;
+use crate::ids::{COUNTERS, LINEAGES, ObjectRef, PROVISIONAL, Run, SnapshotId, row_id};
 use crate::manifest::{Fragment, PageRef, WordsSegment};
 
 /// A record has at most this many bytes, so that a commit is one small put.
@@ -276,31 +277,34 @@ impl Record {
             },
         };
         cursor.end()?;
-        if record.transactions.is_empty() || record.deltas.len() > RECORD_DELTAS || record.live != record.samples {
-            return Err(malformed(format!("the commit record at {branch:x}-{number} has no transaction or invalid counts")));
+        record.check()?;
+        Ok(record)
+    }
+
+    /// Check what holds within every record, whoever wrote it.
+    fn check(&self) -> Result<()> {
+        let bad = |what: String| Err(malformed(format!("the commit record at {:x}-{} {what}", self.branch, self.number)));
+        if self.transactions.is_empty() || self.deltas.len() > RECORD_DELTAS || self.live != self.samples {
+            return bad("has no transaction or invalid counts".into());
         }
-        let given_out = record.transactions.iter().map(|entry| entry.first_counter.checked_add(entry.samples_added));
-        if record.lineage >= LINEAGES
-            || record.next_counter > COUNTERS
-            || !given_out.into_iter().all(|end| end.is_some_and(|end| end <= record.next_counter))
+        let allocated = self.transactions.iter().map(|entry| entry.first_counter.checked_add(entry.samples_added));
+        if self.lineage >= LINEAGES
+            || self.next_counter > COUNTERS
+            || !allocated.into_iter().all(|end| end.is_some_and(|end| end <= self.next_counter))
         {
-            let text = format!("the commit record at {branch:x}-{number} allocates row ids beyond next_counter {}", record.next_counter);
-            return Err(malformed(text));
+            return bad(format!("allocates row ids beyond next_counter {}", self.next_counter));
         }
         // `verify` checks the row ids of other lineages and of fragments in pages.
-        let next = row_id(record.lineage, record.next_counter);
+        let next = row_id(self.lineage, self.next_counter);
         let beyond = |run: &Run| run.first & PROVISIONAL != 0 || run.first.checked_add(run.count).is_none_or(|end| end > next);
-        let fragments = record.deltas.iter().filter_map(|delta| if let Delta::Fragment(fragment) = delta { Some(fragment) } else { None });
+        let fragments = self.deltas.iter().filter_map(|delta| if let Delta::Fragment(fragment) = delta { Some(fragment) } else { None });
         if fragments.flat_map(|fragment| &fragment.runs).any(beyond) {
-            return Err(malformed(format!("the commit record at {branch:x}-{number} has row ids that no commit allocated")));
+            return bad("has row ids that no commit allocated".into());
         }
-        if !TIMES_US.contains(&record.time_us) {
-            return Err(malformed(format!(
-                "the commit record at {branch:x}-{number} has an invalid time: {} us, expected one from year 1 to year 9999",
-                record.time_us
-            )));
+        if !TIMES_US.contains(&self.time_us) {
+            return bad(format!("has an invalid time: {} us, expected one from year 1 to year 9999", self.time_us));
         }
-        Ok(record)
+        Ok(())
     }
 
     /// Refuse to write if this record requires write features that this release does not know.

@@ -1,4 +1,4 @@
-//! A finished batch: columns of values in memory of their own, and what is known of each sample.
+//! A finished batch: column values in their own memory, and the place, draw and validity of each sample.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -15,34 +15,35 @@ pub type Nulls = Option<Vec<bool>>;
 pub struct Array {
     pub memory: Memory,
     pub dtype: Dtype,
-    /// Of the batch, its first dimension the samples.
+    /// The shape of the whole batch; the first dimension counts samples.
     pub shape: Vec<u64>,
     pub nulls: Nulls,
 }
 
 pub enum Values {
     Array(Array),
-    /// Values of different shape in one array; `offsets` count elements, `shapes` has `rank` sizes a sample.
+    /// Values of different shapes in one array; `offsets` count elements, `shapes` has `rank` sizes per sample.
     Ragged {
         values: Array,
         offsets: Vec<i64>,
         shapes: Vec<i64>,
         rank: usize,
     },
-    /// Bytes as they are stored.
+    /// Stored bytes, unchanged.
     Raw(Raw),
-    /// Values of different shape, each in memory of its own: bytes, dtype, shape; nothing for a null.
+    /// Values of different shapes, each in its own memory; None for a null.
     List(Vec<Option<Loose>>),
 }
 
+/// One value: bytes, dtype, shape.
 pub type Loose = (Vec<u8>, Dtype, Vec<u64>);
 
-/// Byte strings in memory of the store, of several sources.
+/// Byte strings of one or more sources, usually in memory that the store owns.
 pub struct Raw {
     pub parts: Vec<RaggedValues>,
-    /// Part and place in it of each sample.
+    /// For each sample, its part and its place in that part.
     pub index: Vec<(u32, u32)>,
-    /// What they take of memory that is not the kernel's.
+    /// Bytes of memory that they occupy beyond mapped files.
     pub own_bytes: u64,
 }
 
@@ -77,10 +78,10 @@ pub struct Batch {
     pub columns: Vec<(String, Values)>,
     pub places: Vec<Place>,
     pub draws: Vec<u64>,
-    /// False for samples that only fill up, or stand in for one that is damaged.
+    /// False for samples that only pad the batch. With `OnCorrupt::Mask`, also false for stand-ins of damaged samples.
     pub valid: Vec<bool>,
     pub row_ids: Option<Vec<i64>>,
-    /// Samples that others stand in for, with what is wrong with each.
+    /// Damaged samples that were replaced, each with its error.
     pub refused: Vec<(Place, penstock_error::Error)>,
 }
 
@@ -93,7 +94,7 @@ impl Batch {
         self.places.is_empty()
     }
 
-    /// Bytes of its values.
+    /// Count the bytes of all values.
     pub fn bytes(&self) -> u64 {
         let of = |values: &Values| match values {
             Values::Array(array) | Values::Ragged { values: array, .. } => array.memory.bytes(),

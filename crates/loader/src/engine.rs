@@ -1,7 +1,7 @@
-//! Runs a recipe: batches begun, fetched, made by worker threads in whatever order it takes, and given in theirs.
+//! Runs a recipe: threads begin, fetch and build batches in any order; the consumer receives them in step order.
 //!
-//! One lock guards what there is to do; threads hold it for moments only. A worker takes the earliest work there is: samples of a
-//! batch that has been begun, else the beginning of the next one. Threads of their own fetch where files are not mapped.
+//! One lock guards the list of work, and threads hold it only briefly. A worker picks the earliest work available: samples of a
+//! batch that has begun, else the start of the next batch. If files are not mapped, separate threads fetch.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -18,25 +18,25 @@ use crate::batch::Batch;
 use crate::job::{Job, Needs, Recipe, Started};
 use crate::window::{Steps, Window};
 
-/// Batches in work or waiting at most, whatever the memory allows.
+/// Upper limit on batches in work or waiting, even if memory would allow more.
 const AHEAD: usize = 16;
 const FETCHERS: usize = 8;
-/// What a thread that fetches is worth: an allocator keeps about as much of what each of them frees.
+/// Memory budgeted per fetching thread: an allocator retains about this much of what each thread frees.
 const FETCHER_BYTES: u64 = 32 << 20;
-/// The part of the budget that may lie idle, for the pixels of images to come.
+/// One part in `SPARE_PART` of the budget may sit idle in the pool, for the pixels of later images.
 const SPARE_PART: u64 = 16;
-/// How often a waiting consumer looks whether its user wants it to stop.
+/// How often a waiting consumer checks for an interrupt.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What a loader may use.
+/// The threads and memory that a loader may use.
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
     pub threads: usize,
-    /// Of batches that are not given yet and the one given last, and of windows.
+    /// Covers batches not yet delivered, the batch delivered last, and windows.
     pub memory_bytes: u64,
 }
 
-/// What threads did so far, in nanoseconds, and bytes.
+/// Counters so far: time spent by threads, and memory in bytes.
 #[derive(Debug, Default)]
 pub struct Stats {
     pub fetch_ns: AtomicU64,
@@ -44,7 +44,7 @@ pub struct Stats {
     pub transform_ns: AtomicU64,
     /// Bytes of batches that the consumer still holds.
     pub kept_bytes: Arc<AtomicU64>,
-    /// Most bytes of batches in work or waiting, and of windows, at a time.
+    /// Peak bytes of batches in work or waiting, plus windows.
     pub peak_bytes: AtomicU64,
 }
 
@@ -58,51 +58,51 @@ struct Inner {
     recipe: Arc<Recipe>,
     budget: Budget,
     state: Mutex<State>,
-    /// There is work, or an end to it.
+    /// Signals that there is work, or that threads must stop.
     work: Condvar,
-    /// A batch is done.
+    /// Signals that a batch is done.
     done: Condvar,
     stop: Arc<AtomicBool>,
     stats: Arc<Stats>,
     fetches: bool,
-    /// Decoders take their memory from here.
+    /// Memory for decoders.
     pool: Pool,
 }
 
 struct State {
-    /// The next step to begin, the next to give, and where to end.
+    /// The next step to begin, the next step to deliver, and the end (exclusive).
     begin: u64,
     give: u64,
     end: u64,
-    /// From one step to the next.
+    /// Distance from one step to the next.
     stride: u64,
     entries: BTreeMap<u64, Entry>,
-    /// What a batch takes, by what others took.
+    /// Estimated bytes of a batch: the largest seen so far.
     estimate_bytes: u64,
-    /// The most scratch memory that a batch wanted so far.
+    /// The most scratch memory that any batch has needed so far.
     scratch_bytes: u64,
-    /// Whether anything is known of that: until then one batch is in work.
+    /// Whether `estimate_bytes` is based on anything; until it is, only one batch is in work.
     estimated: bool,
-    /// What the batch given last took: the consumer has it until the next one comes.
+    /// Bytes of the batch delivered last: the consumer holds it until it receives the next one.
     given_bytes: u64,
     threads: usize,
 }
 
-/// A batch in work, and what it takes, as far as that is known.
+/// A batch in work, and its known or estimated memory.
 struct Entry {
     slot: Slot,
     bytes: u64,
-    /// What its samples take while they are made, and how many of them may be in the making.
+    /// Scratch bytes of one task, and how many tasks may run at the same time.
     scratch: (u64, usize),
 }
 
 enum Slot {
-    /// Somebody has it.
+    /// A thread is working on it.
     Taken,
     Fetched(Started),
-    /// Begun, and larger than was thought: it waits for room.
+    /// Begun; its tasks wait until memory is available.
     Parked(Job),
-    /// Tasks of it that are not finished yet.
+    /// Begun; `left` counts its unfinished tasks.
     Running {
         job: Arc<Job>,
         left: usize,
@@ -116,7 +116,7 @@ enum Task {
 }
 
 impl Engine {
-    /// Give every `stride`-th of batches `begin..end` of the recipe.
+    /// Start threads that make every `stride`-th batch of `begin..end`.
     pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stride: u64, stats: Arc<Stats>) -> Result<Engine> {
         let fetches = recipe.sources.iter().any(|source| !source.snapshot.context.storage.mapped());
         recipe.windows.iter().flatten().for_each(|window| window.begin(Steps { begin, stride }));
@@ -154,18 +154,19 @@ impl Engine {
                 process::heed(inner.stop.clone());
                 if fetches { inner.fetch() } else { inner.work() }
             });
-            // Those that have begun end when the engine is dropped.
+            // Threads that have already started end when the engine is dropped.
             let thread = thread.map_err(|error| Error::new("storage-failed", format!("cannot start a thread: {error}")))?;
             engine.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
         Ok(engine)
     }
 
-    /// The next batch in order; nothing after the last. Waits, and looks now and then whether `interrupted`.
+    /// Wait for the next batch in order; None after the last. Calls `interrupted` periodically while it waits.
     pub fn next(&self, interrupted: impl Fn() -> bool) -> Result<Option<Batch>> {
         if self.generation != generation() {
-            let text = "cannot go on with this loader: its threads belong to the process that began to iterate, and this is a fork of that";
-            return Err(Error::new("loader-closed", text).hint("iterate anew here"));
+            let text = "cannot continue this loader: its threads belong to the process that began to iterate, \
+                        and this process is a fork of it";
+            return Err(Error::new("loader-closed", text).hint("start a new iteration here"));
         }
         let inner = &self.inner;
         let mut state = inner.lock();
@@ -197,28 +198,28 @@ impl Engine {
         }
     }
 
-    /// Whether batch `step` is the one it gives next.
+    /// Return whether batch `step` is the next one to deliver.
     pub fn goes_on(&self, step: u64) -> bool {
         self.generation == generation() && !self.inner.stop.load(Relaxed) && self.inner.lock().give == step
     }
 
-    /// Move the end further away, or nearer.
+    /// Change the end; it may grow or shrink.
     pub fn set_end(&self, end: u64) {
         self.inner.lock().end = end;
         self.inner.work.notify_all();
     }
 
-    /// Stop all threads and wait for them. Once is enough.
+    /// Stop all threads and wait for them. Later calls do nothing.
     pub fn close(&self) {
         if self.generation != generation() {
-            return; // A fork has none of its parent's threads; locks may be held by one of them.
+            return; // A fork has none of its parent's threads, and one of them may hold a lock.
         }
         self.inner.stop.store(true, Relaxed);
-        drop(self.inner.lock()); // Whoever is about to wait has either seen the flag or is woken.
+        drop(self.inner.lock()); // A thread about to wait has seen the flag, or the notification wakes it.
         self.inner.work.notify_all();
         self.inner.done.notify_all();
         for thread in std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner)) {
-            let _ = thread.join(); // A panic has been given to the consumer as an error.
+            let _ = thread.join(); // The consumer has already received a panic as an error.
         }
         self.inner.lock().entries.clear();
     }
@@ -231,7 +232,7 @@ impl Drop for Engine {
 }
 
 impl State {
-    /// What all batches in work or waiting take, and the scratch memory of those threads that make samples of them.
+    /// Bytes of all batches in work or waiting, plus the scratch memory of the threads that make their samples.
     fn in_flight_bytes(&self) -> u64 {
         self.batches_bytes() + self.busy_scratch_bytes()
     }
@@ -252,23 +253,23 @@ impl State {
         worst.sum()
     }
 
-    /// Whether another batch may be begun within so many bytes. The scratch memory of the next one to be made is left free: it is made, whatever
-    /// those behind it hold by then.
+    /// Return whether another batch may begin within `memory_bytes`. Keeps scratch memory free for the next batch to be made, because it
+    /// must be made regardless of what later batches hold.
     fn admits(&self, memory_bytes: u64) -> bool {
         let scratch = self.busy_scratch_bytes().max(self.scratch_bytes);
         let room = self.estimated && self.batches_bytes() + scratch + self.given_bytes + self.estimate_bytes <= memory_bytes;
         self.begin < self.end && self.entries.len() < AHEAD && (room || self.entries.is_empty())
     }
 
-    /// Let those batches run that there is room for, and the earliest in any case once no other runs, unless it and the one given before it are
-    /// too much.
+    /// Run the parked batches that fit. If no batch is running, run the earliest one regardless, or fail it if it and the batch delivered
+    /// last exceed the budget.
     fn unpark(&mut self, memory_bytes: u64, room_bytes: u64) {
         let parked = self.entries.iter().filter(|(_, entry)| matches!(entry.slot, Slot::Parked(_)));
         for step in parked.map(|(step, _)| *step).collect::<Vec<u64>>() {
             let used = self.in_flight_bytes() + self.given_bytes;
             let first = self.entries.keys().next() == Some(&step);
             let running = self.entries.values().any(|entry| matches!(entry.slot, Slot::Running { .. }));
-            // Earlier ones that nobody has looked at yet must run before this one is given: they may be as large as any so far.
+            // Earlier batches of unknown size must run before this one is delivered; each may be as large as the largest so far.
             let earlier = self.entries.range(..step).filter(|(_, entry)| matches!(entry.slot, Slot::Taken | Slot::Fetched(_)));
             let unknown: u64 = earlier.map(|(_, entry)| self.estimate_bytes.saturating_sub(entry.bytes)).sum();
             let (threads, Some(entry)) = (self.threads, self.entries.get_mut(&step)) else { return };
@@ -296,7 +297,7 @@ impl State {
         step
     }
 
-    /// The earliest work there is for a worker, who begins batches within so many bytes, or none.
+    /// Claim the earliest work for a worker. The worker may begin a batch within `admitted_bytes`, or never if that is None.
     fn task(&mut self, admitted_bytes: Option<u64>, memory_bytes: u64, room_bytes: u64) -> Option<Task> {
         self.unpark(memory_bytes, room_bytes);
         for (step, Entry { slot, .. }) in &mut self.entries {
@@ -327,7 +328,7 @@ impl Inner {
         self.recipe.windows.iter().flatten().map(Window::bytes).sum()
     }
 
-    /// What windows leave of the budget for batches.
+    /// Bytes of the budget that windows leave for batches.
     fn room_bytes(&self) -> u64 {
         self.budget.memory_bytes.saturating_sub(self.window_bytes().max(self.recipe.window_bytes))
     }
@@ -339,7 +340,7 @@ impl Inner {
         result
     }
 
-    /// Wait until `find` finds something; nothing when it is time to stop.
+    /// Wait until `find` returns a value; None when the engine stops.
     fn wait<T>(&self, mut find: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
         let mut state = self.lock();
         loop {
@@ -353,7 +354,7 @@ impl Inner {
         }
     }
 
-    /// The life of a thread that fetches.
+    /// Run the loop of a fetching thread.
     fn fetch(&self) {
         while let Some(step) = self.wait(|state| state.admits(self.room_bytes()).then(|| state.begin())) {
             let started = self.timed(&self.stats.fetch_ns, || caught(|| self.recipe.start(step, [])));
@@ -365,7 +366,7 @@ impl Inner {
         }
     }
 
-    /// The life of a worker.
+    /// Run the loop of a worker.
     fn work(&self) {
         let admitted = (!self.fetches).then_some(self.budget.memory_bytes);
         while let Some(task) = self.wait(|state| state.task(admitted, self.budget.memory_bytes, self.room_bytes())) {
@@ -394,7 +395,7 @@ impl Inner {
                     }
                     let Slot::Running { job, .. } = std::mem::replace(slot, Slot::Taken) else { continue };
                     drop(state);
-                    // All others let go of it before they counted down.
+                    // Every other thread dropped its reference before it decremented `left`.
                     if let Some(job) = Arc::into_inner(job) {
                         self.finish(step, job);
                     }
@@ -403,7 +404,7 @@ impl Inner {
         }
     }
 
-    /// Its tasks are there to be taken, as soon as there is room for what they make.
+    /// Record a batch that has begun. Its tasks run once memory is available.
     fn begun(&self, step: u64, job: Result<Job>) {
         let job = match job {
             Ok(job) => job,
@@ -419,7 +420,6 @@ impl Inner {
             drop(state);
             return self.put(step, Slot::Done(Err(too_large(alone, bytes, 0, self.budget.memory_bytes))));
         }
-        // What was an estimate is known now.
         if tasks == 0 {
             if let Some(entry) = state.entries.get_mut(&step) {
                 entry.bytes = bytes;
@@ -446,7 +446,7 @@ impl Inner {
         let finished = self.timed(&self.stats.gather_ns, || caught(|| job.finish(&self.recipe)));
         match finished {
             Ok(Ok(batch)) => self.put(step, Slot::Done(Ok(batch))),
-            // Some samples are damaged: once more, with others in their places.
+            // Some samples are damaged: run the batch again with stand-ins.
             Ok(Err(again)) => self.begun(step, Ok(again)),
             Err(error) => self.put(step, Slot::Done(Err(error))),
         }
@@ -462,12 +462,12 @@ impl Inner {
 }
 
 fn too_large(alone: u64, bytes: u64, given: u64, memory_bytes: u64) -> Error {
-    let before = if given > 0 { format!(", and the one given before it {given}") } else { String::new() };
-    let text = format!("a batch of this loader takes {alone} bytes{before}, memory_bytes is {memory_bytes}");
-    Error::new("invalid-argument", text).hint(format!("a smaller batch, or memory_bytes={}", alone + bytes.max(given)))
+    let before = if given > 0 { format!(" and the previous batch holds {given}") } else { String::new() };
+    let text = format!("cannot load a batch: it needs {alone} bytes{before}, but memory_bytes is {memory_bytes}");
+    Error::new("invalid-argument", text).hint(format!("use a smaller batch, or memory_bytes={}", alone + bytes.max(given)))
 }
 
-/// A panic of the work is an error of the batch: a consumer must not wait for ever.
+/// Turn a panic into an error of the batch, so that the consumer does not wait forever.
 pub fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());

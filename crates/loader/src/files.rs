@@ -1,4 +1,4 @@
-//! A column whose values lie in files of their own, as they are: NPY arrays, images. Nothing is converted, and nothing verified but lengths.
+//! A column whose values are separate files, such as NPY arrays or images. Files are read unchanged; only lengths are verified.
 
 use bytes::Bytes;
 use penstock_dataset::RaggedValues;
@@ -6,12 +6,12 @@ use penstock_error::{Error, Result};
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::{RangeRequest, Storage};
 
-/// Where one value lies.
+/// The location of one value.
 pub struct Entry {
     pub name: String,
-    /// Of the file, when it was listed.
+    /// Size of the file when it was listed.
     pub file_bytes: u64,
-    /// Where the value begins; it ends with the file.
+    /// Offset of the value, which extends to the end of the file.
     pub begin: u64,
     /// Sizes of the free dimensions.
     pub free: Vec<u64>,
@@ -55,7 +55,7 @@ impl Files {
         pieces.into_iter().enumerate().try_for_each(|(number, piece)| piece.map_err(|error| self.wrong(positions[number / each], error)))
     }
 
-    /// Values of any length.
+    /// Read values of any length.
     pub fn raw(&self, positions: &[u64]) -> Result<RaggedValues> {
         let bodies = if self.storage.mapped() { positions.iter().map(|at| self.body(*at)).collect() } else { self.fetched(positions) };
         let value = |(position, body): (&u64, Result<Bytes>)| {
@@ -67,7 +67,7 @@ impl Files {
         Ok(RaggedValues::of(values, free, self.entries.first().map_or(0, |entry| entry.free.len())))
     }
 
-    /// Whole files, read side by side.
+    /// Read whole files concurrently.
     fn fetched(&self, positions: &[u64]) -> Vec<Result<Bytes>> {
         let range = |position: &u64| {
             let entry = self.entry(*position);
@@ -77,7 +77,7 @@ impl Files {
         bodies.into_iter().map(|pieces| pieces.map(|pieces| pieces.into_iter().next().unwrap_or_default())).collect()
     }
 
-    /// The whole file: small ones read, large ones mapped.
+    /// Return the whole file: a small file is read, a large one is mapped.
     fn body(&self, position: u64) -> Result<Bytes> {
         const MAPPED_FROM_BYTES: u64 = 1 << 20;
         let entry = self.entry(position);
@@ -86,13 +86,13 @@ impl Files {
             false => self.storage.map(&entry.name, entry.file_bytes)?,
         };
         if body.len() as u64 != entry.file_bytes {
-            let text = format!("it has {} bytes, {} when it was listed", body.len(), entry.file_bytes);
+            let text = format!("it has {} bytes, expected {} as listed", body.len(), entry.file_bytes);
             return Err(Error::new("object-truncated", text));
         }
         Ok(body)
     }
 
-    /// The path of a file.
+    /// Return the path of the file at `position`.
     pub fn path(&self, position: u64) -> String {
         format!("{}/{}", self.storage.uri(), self.entry(position).name)
     }
@@ -102,6 +102,6 @@ impl Files {
         error
             .context(format!("cannot load `{path}` (sample {position})"))
             .rows(vec![position])
-            .hint("files must not change; list them anew")
+            .hint("files must not change; list them again")
     }
 }

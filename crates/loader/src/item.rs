@@ -1,5 +1,5 @@
-//! Values on their way through the transforms: moved by motions, and written into their places in a batch. An image stays undecoded while
-//! it is moved. `transform` decides on the motions.
+//! Values in transit through the transforms: motions change their geometry, then they are written to their places in a batch. An image
+//! stays encoded until it is written. `transform` chooses the motions.
 
 use std::borrow::Cow;
 
@@ -13,21 +13,21 @@ use penstock_tensor::Dtype;
 
 use crate::batch::Loose;
 
-/// A value on its way through the transforms.
+/// A value in transit through the transforms.
 pub enum Item<'a> {
     Null,
     Image(Image<'a>),
     Array(Array<'a>),
     Boxes(Vec<[f32; 4]>),
-    /// Points of objects, x and y first: points an object, numbers a point.
+    /// Points of objects, x and y first. The sizes are points per object and numbers per point.
     Points(Vec<f32>, [usize; 2]),
 }
 
-/// RGB pixels that are not made yet.
+/// An RGB image with pending geometry.
 pub struct Image<'a> {
     pixels: Pixels<'a>,
     geometry: Geometry,
-    /// Columns and rows in opposite order, after the geometry.
+    /// Whether columns and rows are reversed, after the geometry.
     mirrored: [bool; 2],
 }
 
@@ -36,7 +36,7 @@ enum Pixels<'a> {
     Rgb(Vec<u8>, usize, usize),
 }
 
-/// An n-dimensional array of which a box is wanted.
+/// An n-dimensional array and the pending cut of it.
 pub struct Array<'a> {
     pub data: Cow<'a, [u8]>,
     pub dtype: Dtype,
@@ -50,12 +50,12 @@ impl<'a> Image<'a> {
         Ok(Image { pixels: Pixels::Encoded(encoded), geometry: Geometry::whole(width, height), mirrored: [false; 2] })
     }
 
-    /// Width and height.
+    /// Return width and height.
     pub fn size(&self) -> (usize, usize) {
         self.geometry.size()
     }
 
-    /// Decode into `out`, which has room for just that.
+    /// Decode into `out`, which has exactly the required size.
     fn write(&self, out: &mut [u8]) -> Result<()> {
         match &self.pixels {
             Pixels::Encoded(encoded) => resize::decode(encoded, &self.geometry, out)?,
@@ -100,9 +100,9 @@ impl<'a> Array<'a> {
     }
 }
 
-/// What moves all columns of a transform alike.
+/// A change of geometry, the same for all columns of a transform.
 pub enum Motion {
-    /// Of each leading dimension: where the box begins, and its size.
+    /// For each leading dimension, the start and size of the box.
     Crop {
         boxes: Vec<(i64, usize)>,
         fill: f64,
@@ -111,7 +111,7 @@ pub enum Motion {
     Mirror(usize),
 }
 
-/// Move one column; `size` is that of the leading one before the motion.
+/// Apply a motion to one column; `size` is the size of the leading column before the motion.
 pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()> {
     if let Item::Image(image) = item
         && let Motion::Crop { boxes, .. } = motion
@@ -127,7 +127,7 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
         (Item::Image(image), Motion::Crop { boxes, .. }) => {
             let (width, height) = image.size();
             let (top, h, left, w) = (boxes[0].0 as usize, boxes[0].1, boxes[1].0 as usize, boxes[1].1);
-            // What is mirrored at the end is cut from the other side before.
+            // Mirroring comes last, so a mirrored image is cut from the opposite side.
             let left = if image.mirrored[0] { width - left - w } else { left };
             let top = if image.mirrored[1] { height - top - h } else { top };
             let window = &mut image.geometry.window;
@@ -143,8 +143,8 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
             if image.size() == (resized.width, resized.height) {
                 return Ok(());
             }
-            // Nearest places are chosen in the mirrored image, so it is mirrored first: the corner is another one, and a tie at a centre goes
-            // the other way.
+            // Nearest filters pick pixels of the mirrored image, so it is mirrored first: the origin is a different corner, and a tie at a
+            // centre falls the other way.
             if image.geometry.resized.is_some() || (image.mirrored.contains(&true) && resized.filter.is_nearest()) {
                 let (width, height) = image.size();
                 let pixels = Pixels::Rgb(image.decode()?, width, height);
@@ -157,7 +157,7 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
         (Item::Array(array), Motion::Crop { boxes, fill }) => {
             let beyond = boxes.iter().zip(array.cut.size()).any(|((begin, wanted), size)| *begin < 0 || *begin as usize + wanted > *size);
             if beyond && (array.cut.fill != *fill || array.cut.is_narrowed()) {
-                // Earlier padding keeps its fill, and what was cut away stays away.
+                // Earlier padding keeps its fill, and the new box must not bring back pixels that were cut away.
                 let (size, data) = (array.cut.size().to_vec(), array.materialised()?);
                 *array = Array::new(Cow::Owned(data), array.dtype, &size);
                 array.cut.fill = *fill;
@@ -171,7 +171,7 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
             if (from_height, from_width) == (height, width) {
                 return Ok(());
             }
-            // Class numbers are never mixed.
+            // Class numbers of a mask must not be interpolated.
             let resized = if array.cut.rank == 3 { *resized } else { Resized { filter: Filter::Nearest, ..*resized } };
             let geometry =
                 Geometry { crop: Region::whole(from_width, from_height), resized: Some(resized), window: Region::whole(width, height) };
@@ -214,7 +214,7 @@ pub fn moved(item: &mut Item<'_>, motion: &Motion, size: &[usize]) -> Result<()>
     Ok(())
 }
 
-/// Leave out boxes that are too small, and what belongs to them in the other columns.
+/// Drop boxes that are too small, together with their rows in the other columns.
 pub fn sanitise(items: &mut [Item<'_>], on: &[usize], min_size: f32, min_area: f32) -> Result<()> {
     let keep: Vec<bool> = match on.iter().find_map(|at| if let Item::Boxes(rows) = &items[*at] { Some(rows) } else { None }) {
         Some(rows) => {
@@ -230,7 +230,7 @@ pub fn sanitise(items: &mut [Item<'_>], on: &[usize], min_size: f32, min_area: f
             _ => keep.len(),
         };
         if rows != keep.len() {
-            return Err(Error::new("invalid-value", format!("{} boxes, and {rows} rows in a column that follows them", keep.len())));
+            return Err(Error::new("invalid-value", format!("{} boxes, but {rows} rows in a column that follows them", keep.len())));
         }
         match &mut items[*at] {
             Item::Boxes(rows) => *rows = (0..rows.len()).filter(kept).map(|index| rows[index]).collect(),
@@ -256,7 +256,7 @@ impl Item<'_> {
         matches!(self, Item::Null)
     }
 
-    /// Write an image or array into its place in the batch; `shape` is what it must have.
+    /// Write an image or array into its place in the batch. Refuses any shape other than `shape`.
     pub fn write(&self, shape: &[usize], convert: Option<&Convert>, dtype: Dtype, out: &mut [u8]) -> Result<()> {
         let refuse = |found: &[usize]| Err(Error::new("invalid-value", format!("its shape is {found:?}, expected {shape:?}")));
         match self {
@@ -271,11 +271,11 @@ impl Item<'_> {
                 Err(Error::new("invalid-value", text).hint("add ToDtype"))
             }
             Item::Array(array) => cut::cut(&array.data, array.dtype, &array.cut, convert, out),
-            _ => Err(Error::new("internal", "no array to write")),
+            _ => Err(Error::new("internal", "there is no array to write")),
         }
     }
 
-    /// Its bytes, dtype and shape, where these differ between samples; nothing for a null.
+    /// Return bytes, dtype and shape, for results whose shape differs between samples; None for a null.
     pub fn loose(self, convert: Option<&Convert>, boxes: &str) -> Result<Option<Loose>> {
         let bytes = |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();
         Ok(Some(match self {
@@ -303,7 +303,7 @@ impl Item<'_> {
     }
 }
 
-/// Boxes as corners.
+/// Convert a box to its corners.
 pub fn to_xyxy(row: [f32; 4], format: &str) -> [f32; 4] {
     let [a, b, c, d] = row;
     match format {
@@ -322,13 +322,13 @@ fn from_xyxy(row: [f32; 4], format: &str) -> [f32; 4] {
     }
 }
 
-/// A mask: class numbers, (H, W).
+/// Decode a mask into class numbers, (H, W).
 pub fn mask(bytes: &[u8], limits: Limits) -> Result<Array<'static>> {
     let Picture { height, width, bits, data, .. } = decode_mask(bytes, limits)?;
     Ok(Array::new(Cow::Owned(data), dtype_of(bits), &[height, width]))
 }
 
-/// An image that is decoded: (H, W, C).
+/// Wrap a decoded image as an array, (H, W, C).
 pub fn picture(picture: Picture) -> Array<'static> {
     let Picture { height, width, channels, bits, data } = picture;
     Array::new(Cow::Owned(data), dtype_of(bits), &[height, width, channels])

@@ -1,4 +1,4 @@
-//! One batch in work: which samples, what is read of them, where the results go; and what to do about damaged ones.
+//! One batch in work: which samples it holds, what is read, where results are written, and how damaged samples are handled.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -18,41 +18,41 @@ use crate::program::{Place, Program};
 use crate::source::{Reads, Source, ragged, value_type};
 use crate::window::Window;
 
-/// What becomes of a sample that is damaged. A storage error is never one.
+/// What happens to a damaged sample. A storage error never counts as damage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnCorrupt {
     Raise,
-    /// Another sample stands in for it, by a fixed rule.
+    /// Replace it with another sample, chosen by a fixed rule.
     Substitute,
-    /// The same, and it is marked as not valid.
+    /// Replace it as `Substitute` does, and mark the place as not valid.
     Mask,
 }
 
-/// Everything that decides what batches hold.
+/// Everything that determines the content of batches.
 pub struct Recipe {
     pub sources: Vec<Source>,
-    /// The columns that are read, of each source.
+    /// For each source, the columns to read.
     pub specs: Vec<Vec<ColumnSpec>>,
     pub program: Program,
-    /// Of each source whose order has windows.
+    /// For each source, its window; None if its order has no windows or its files are mapped.
     pub windows: Vec<Option<Window>>,
     pub cut: Cut,
-    /// Epoch and draw that step 0 begins with.
+    /// Epoch and draw at which step 0 begins.
     pub base: (u64, u64),
     pub pipeline: Pipeline,
     pub row_ids: bool,
     pub on_corrupt: OnCorrupt,
-    /// About what a batch fetches, where it is not mapped.
+    /// Approximate bytes that a batch fetches from files that are not mapped.
     pub fetched_bytes: u64,
-    /// About what windows hold, at most.
+    /// Approximate upper limit of what windows hold.
     pub window_bytes: u64,
 }
 
-/// Stand-ins that are tried for a sample.
+/// How many stand-ins are tried for a sample.
 const TRIES: usize = 16;
-/// About what a task should touch.
+/// Approximate bytes that one task writes.
 const TASK_BYTES: usize = 256 << 10;
-/// Samples of a task that has images to decode.
+/// Samples per task if inputs vary in size, as encoded images do.
 const TASK_IMAGES: usize = 2;
 
 /// A sample that was refused.
@@ -62,7 +62,7 @@ struct Refused {
     error: Error,
 }
 
-/// A batch whose samples are known, and fetched where they are not mapped.
+/// A batch whose samples are chosen and, if files are not mapped, fetched.
 pub struct Started {
     step: u64,
     epoch: u64,
@@ -74,7 +74,7 @@ pub struct Started {
 }
 
 impl Started {
-    /// What to replace next time: those that were refused before, and new ones.
+    /// List what the next attempt must replace: the samples refused so far, then the new ones in `bad`.
     fn again(self, bad: Vec<(usize, Error)>) -> impl Iterator<Item = (usize, Error)> {
         self.refused.into_iter().map(|refused| (refused.at, refused.error)).chain(bad)
     }
@@ -84,34 +84,34 @@ pub struct Job {
     started: Started,
     plain: Vec<(usize, Values)>,
     work: Vec<Work>,
-    /// Group and samples of each.
+    /// For each task, its group and its samples.
     tasks: Vec<(usize, Range<usize>)>,
     next: AtomicUsize,
     bad: Mutex<Vec<(usize, Error)>>,
     needs: Needs,
 }
 
-/// What a batch takes of the budget.
+/// How much of the budget a batch needs.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Needs {
-    /// All that it is made of and becomes.
+    /// Inputs and results together.
     pub bytes: u64,
-    /// What of that it takes before any sample is made.
+    /// The part of `bytes` that is allocated before any sample is made.
     pub held_bytes: u64,
-    /// What the largest of its samples takes while it is made.
+    /// The most temporary memory that making one sample needs.
     pub scratch_bytes: u64,
 }
 
-/// Plain columns, work for the rest, and what both take.
+/// Plain columns, work for the other columns, and the memory of both.
 type Read = (Vec<(usize, Values)>, Vec<Work>, Needs);
 
-/// A group's inputs and places for its results.
+/// The inputs of a group and the places of its results.
 struct Work {
     inputs: Vec<Stored>,
     targets: Vec<Target>,
 }
 
-/// What is stored of a column.
+/// The stored values of a column.
 enum Stored {
     Raw(Raw),
     Fixed { memory: Memory, cell: usize, nulls: Nulls },
@@ -123,7 +123,7 @@ enum Target {
 }
 
 impl Recipe {
-    /// Epoch of a step, and the draw that it begins with.
+    /// Return the epoch of a step and its first draw.
     pub fn begin_of(&self, step: u64) -> (u64, u64) {
         let ((epoch, draw), whole) = (self.base, self.cut.steps());
         if whole == 0 {
@@ -135,7 +135,7 @@ impl Recipe {
         }
     }
 
-    /// The step in which a draw of this epoch comes.
+    /// Return the step that contains a draw of an epoch.
     fn step_of(&self, epoch: u64, draw: u64) -> u64 {
         match epoch - self.base.0 {
             0 => (draw - self.base.1) / self.cut.global_batch,
@@ -143,13 +143,13 @@ impl Recipe {
         }
     }
 
-    /// Bytes of a full batch, as far as shapes are fixed.
+    /// Count the bytes of a full batch, results of fixed shape only.
     pub fn least_bytes(&self) -> u64 {
         let outputs = self.pipeline.outputs.iter().filter(|output| output.is_fixed());
         outputs.map(|output| output.sample_bytes() as u64).sum::<u64>() * self.cut.batch()
     }
 
-    /// The samples that a step gives this rank, before any is found damaged.
+    /// Return the samples of a step for this rank, before damaged ones are replaced.
     pub fn places(&self, step: u64) -> (u64, Vec<u64>, Vec<Place>, Vec<bool>) {
         let (epoch, begin) = self.begin_of(step);
         let part = self.cut.part(begin);
@@ -160,8 +160,8 @@ impl Recipe {
         (epoch, draws, places, valid)
     }
 
-    /// Decide which samples a step is made of, and fetch them. `refused` ones, by their places in the batch, are replaced, once more each
-    /// time that they are listed.
+    /// Choose the samples of a step and fetch them. `refused` lists places in the batch whose samples are replaced. A place listed n times
+    /// gets its n-th stand-in.
     pub fn start(&self, step: u64, refused: impl IntoIterator<Item = (usize, Error)>) -> Result<Started> {
         let (epoch, draws, mut places, mut valid) = self.places(step);
         let mut known: Vec<Refused> = Vec::new();
@@ -184,14 +184,14 @@ impl Recipe {
             }),
         });
         match fetched {
-            // What is damaged as a whole, a file for instance, was not fetched: reading finds which samples that is.
+            // An object damaged as a whole, such as a data file, was not fetched: `begin` finds out which samples need it.
             Err(error) if error.kind() == Kind::Corrupt && self.on_corrupt != OnCorrupt::Raise => {}
             other => other?,
         }
         Ok(Started { step, epoch, draws, places, valid, reads, refused: known })
     }
 
-    /// Read what a batch is made of: plain columns go to their places at once.
+    /// Read the inputs of a batch. Plain columns are copied to their places immediately.
     pub fn begin(&self, mut started: Started) -> Result<Job> {
         loop {
             match self.read(&started) {
@@ -263,7 +263,7 @@ impl Recipe {
             for (place, (input, at)) in inputs.iter().zip(&group.outputs).enumerate() {
                 let Stored::Raw(raw) = input else { continue };
                 let fixed = self.pipeline.outputs[*at].is_fixed();
-                // What boxes and their like become is about what they are; images that are stacked are there twice for a moment.
+                // Results such as boxes are about as large as their inputs. Images that are stacked briefly exist twice.
                 let each = (0..count)
                     .filter_map(|row| raw.get(row))
                     .map(|stored| self.pipeline.media_bytes(group, place, stored).unwrap_or((stored.len() as u64, 0)));
@@ -289,7 +289,7 @@ impl Recipe {
         Ok(Stored::Fixed { memory, cell, nulls })
     }
 
-    /// Read the values of a column. If the loader goes on beside damage, text that is not valid counts as damage, too.
+    /// Read the values of a column. If damaged samples are replaced, invalid text counts as damage too.
     fn values(&self, reads: &Reads, column: usize) -> Result<Values> {
         let values = reads.values(&self.sources, &self.specs, column)?;
         if let (Values::Raw(raw), false) = (&values, self.on_corrupt == OnCorrupt::Raise) {
@@ -299,7 +299,7 @@ impl Recipe {
         Ok(values)
     }
 
-    /// Which samples of a batch can't be read: each is tried by itself.
+    /// Find the unreadable samples of a batch by reading each one separately.
     fn damaged(&self, started: &Started) -> Result<Vec<(usize, Error)>> {
         let mut bad = Vec::new();
         for (at, place) in started.places.iter().enumerate() {
@@ -341,7 +341,7 @@ impl Job {
         self.needs
     }
 
-    /// A task that nobody has.
+    /// Claim a task that no thread has claimed; None if there is none left.
     pub fn claim(&self) -> Option<usize> {
         if self.next.load(Relaxed) >= self.tasks.len() {
             return None;
@@ -349,7 +349,7 @@ impl Job {
         Some(self.next.fetch_add(1, Relaxed)).filter(|task| *task < self.tasks.len())
     }
 
-    /// Do a task, with memory for pixels; errors are kept for `finish`.
+    /// Run a task with pixel memory from `pool`. Errors are kept for `finish`.
     pub fn run(&self, recipe: &Recipe, task: usize, pool: &Pool) {
         let (group, samples) = self.tasks[task].clone();
         for at in samples {
@@ -382,7 +382,7 @@ impl Job {
                     list.lock().unwrap_or_else(PoisonError::into_inner)[at] = loose;
                 }),
                 Target::Fixed { memory, bytes, nulls } => {
-                    // SAFETY: each sample is in one task, each task is done by one thread, and parts of samples do not overlap.
+                    // SAFETY: each sample belongs to one task, one thread runs each task, and the parts of samples do not overlap.
                     let out = unsafe { memory.part(at * bytes, *bytes) };
                     if item.is_null() {
                         out.fill(0);
@@ -398,7 +398,7 @@ impl Job {
         Ok(())
     }
 
-    /// The batch; or the job to do instead, where samples are damaged.
+    /// Return the batch, or the job to run instead if samples are damaged.
     pub fn finish(self, recipe: &Recipe) -> Result<std::result::Result<Batch, Job>> {
         let mut bad = self.bad.into_inner().unwrap_or_else(PoisonError::into_inner);
         let started = self.started;
@@ -435,7 +435,7 @@ impl Job {
     }
 }
 
-/// Images of one size and dtype as one array; others stay a list, and so do those with a null among them.
+/// Stack images of one size and dtype into one array. A list with mixed sizes or a null stays a list.
 fn stacked(mut list: Vec<Option<Loose>>) -> Result<Values> {
     let Some(Some((_, dtype, shape))) = list.first() else { return Ok(Values::List(list)) };
     let alike = |loose: &Option<Loose>| loose.as_ref().is_some_and(|(_, other, size)| (other, size) == (dtype, shape));
@@ -479,8 +479,8 @@ impl Target {
     }
 }
 
-/// How far ahead of a damaged draw those are that stand in for it, one after the other: further and further along the epoch, which ends where
-/// it begins, each another one.
+/// Return how many draws ahead of a damaged draw its stand-ins are, in the order they are tried. Distances grow and wrap around the end of
+/// the epoch; each stand-in is a different draw.
 fn stand_ins(samples: u64) -> impl Iterator<Item = u64> {
     let mut seen = vec![0];
     (0..TRIES as u64).map_while(move |tried| {

@@ -1,7 +1,7 @@
 //! The loader: one order, exact resume, decode and augmentation on native threads.
 //!
-//! Pure: `random`, `permutation` → `order` → `program` (draw → sample), `plan` (step → draws). Then `engine` runs it: begin a batch,
-//! fetch, decode, transform, give in order. Knows no Python, and no fragment: it asks the dataset to turn positions into reads.
+//! Pure: `random`, `permutation` → `order` → `program` (draw → sample), `plan` (step → draws). Then `engine` runs the batches: begin,
+//! fetch, decode, transform, deliver in order. It knows neither Python nor fragments: the dataset turns positions into reads.
 
 pub mod batch;
 pub mod engine;

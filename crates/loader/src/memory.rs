@@ -1,4 +1,4 @@
-//! The memory that batches lie in: page-aligned, used again when its last reference dies, counted while a consumer holds it.
+//! Memory of batches: page-aligned, recycled when its last reference is dropped, counted while a consumer holds it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -7,21 +7,21 @@ use penstock_dataset::Config;
 use penstock_error::{Error, Result};
 use penstock_storage::Recycled;
 
-/// Smaller memory is not kept for the next batch: the allocator does that as well.
+/// Smaller memory is not kept for the next batch, because the allocator reuses it well enough.
 const RECYCLED_FROM_BYTES: usize = 1 << 20;
 
-/// What that many bytes take of the budget, mostly: memory that is used again comes in large steps.
+/// Round `bytes` up to what they usually cost of the budget: recycled memory comes in large steps.
 pub fn capacity(bytes: usize) -> usize {
     if bytes < RECYCLED_FROM_BYTES { bytes } else { bytes.next_multiple_of(Recycled::STEP_BYTES) }
 }
 
-/// Memory for values of a batch.
+/// Allocate memory for values of a batch, recycled if it is large.
 pub fn recycled(bytes: usize) -> Result<Recycled> {
     let recycled = match bytes < RECYCLED_FROM_BYTES {
         true => Recycled::fresh(bytes),
         false => Recycled::new(bytes, Config::memory_bytes()),
     };
-    recycled.map_err(|_| Error::new("invalid-argument", format!("no memory for {bytes} bytes of a batch")).hint("take smaller batches"))
+    recycled.map_err(|_| Error::new("invalid-argument", format!("cannot allocate {bytes} bytes for a batch")).hint("use smaller batches"))
 }
 
 #[derive(Debug)]
@@ -30,13 +30,13 @@ enum Place {
     Own(Own),
 }
 
-/// Bytes of a `Vec`, which consumers may write to.
+/// The bytes of a former `Vec`. A raw pointer, because consumers may write to them.
 #[derive(Debug)]
 struct Own(*mut [u8]);
 
-// SAFETY: it is the one owner of plain bytes, as the `Vec` was.
+// SAFETY: `Own` is the only owner of plain bytes, as the `Vec` was.
 unsafe impl Send for Own {}
-// SAFETY: `&Own` gives a pointer and nothing else.
+// SAFETY: `&Own` gives access only to the pointer, not to the bytes.
 unsafe impl Sync for Own {}
 
 impl Drop for Own {
@@ -54,12 +54,12 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Memory of any content.
+    /// Allocate memory with arbitrary content.
     pub fn new(bytes: usize) -> Result<Memory> {
         Ok(Memory { place: Place::Recycled(recycled(bytes)?), bytes, kept: None })
     }
 
-    /// Take over the memory of a `Vec`, without a copy.
+    /// Take over the memory of a `Vec` without a copy.
     pub fn of(made: Vec<u8>) -> Memory {
         Memory { bytes: made.len(), place: Place::Own(Own(Box::into_raw(made.into_boxed_slice()))), kept: None }
     }
@@ -75,20 +75,20 @@ impl Memory {
         }
     }
 
-    /// All of it, for its one owner.
+    /// Return all bytes, mutably.
     pub fn slice(&mut self) -> &mut [u8] {
-        // SAFETY: the memory has that many bytes, all of them written once, and `&mut self` is the only way to them.
+        // SAFETY: the memory has that many bytes, all initialised, and `&mut self` is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.begin(), self.bytes) }
     }
 
-    /// A part of it.
+    /// Return a part of the bytes.
     pub fn bytes_of(&self, begin: usize, bytes: usize) -> &[u8] {
-        assert!(begin + bytes <= self.bytes, "a part lies inside its memory");
-        // SAFETY: inside the memory, which was filled by its owner; `&self` keeps others from writing.
+        assert!(begin + bytes <= self.bytes, "the part must be inside the memory");
+        // SAFETY: the range is inside the memory, which is initialised; `&self` prevents writes.
         unsafe { std::slice::from_raw_parts(self.begin().add(begin), bytes) }
     }
 
-    /// From now on a consumer's, counted in `kept` until it is gone.
+    /// Hand the memory to a consumer: count it in `kept` until it is dropped.
     pub fn give(&mut self, kept: &Arc<AtomicU64>) {
         kept.fetch_add(self.bytes as u64, Relaxed);
         self.kept = Some(kept.clone());
@@ -103,13 +103,13 @@ impl Drop for Memory {
     }
 }
 
-/// Memory whose parts are filled by several threads, each part by one.
+/// Memory that several threads fill, each part by one thread.
 #[derive(Debug)]
 pub struct Shared(Memory);
 
-// SAFETY: parts are handed out by `part`, whose callers never ask for overlapping ones at a time.
+// SAFETY: only `part` hands out references, and its contract forbids overlapping parts.
 unsafe impl Sync for Shared {}
-// SAFETY: memory belongs to no thread.
+// SAFETY: the memory is not bound to a thread.
 unsafe impl Send for Shared {}
 
 impl Shared {
@@ -117,14 +117,14 @@ impl Shared {
         Shared(memory)
     }
 
-    /// Bytes `begin..begin + bytes`.
+    /// Return bytes `begin..begin + bytes`.
     ///
     /// # Safety
-    /// No two parts that overlap may be alive at a time.
+    /// Overlapping parts must not be alive at the same time.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn part(&self, begin: usize, bytes: usize) -> &mut [u8] {
-        assert!(begin + bytes <= self.0.bytes, "a part lies inside its memory");
-        // SAFETY: inside the memory; the caller sees to it that nobody else has it.
+        assert!(begin + bytes <= self.0.bytes, "the part must be inside the memory");
+        // SAFETY: the range is inside the memory; the caller guarantees that no other reference overlaps it.
         unsafe { std::slice::from_raw_parts_mut(self.0.begin().add(begin), bytes) }
     }
 

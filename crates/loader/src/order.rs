@@ -1,4 +1,4 @@
-//! The order of one source: which of its samples a draw of an epoch is. Pure; nothing is stored but the weights a user gave.
+//! The order of one source: maps a draw of an epoch to a sample. Pure; only the user's weights are stored.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -9,27 +9,27 @@ use serde::{Deserialize, Serialize};
 use crate::permutation::Permutation;
 use crate::random::{Draws, Purpose, key};
 
-/// How samples are ordered, as states hold it. Sizes are samples; whoever has bytes turns them into samples once.
+/// How samples are ordered, as stored in states. Sizes count samples; callers convert sizes in bytes once, beforehand.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Order {
-    /// As they lie.
+    /// In the order of positions.
     Sequential,
     /// A full permutation.
     Full,
-    /// Runs of `run_samples` neighbours are permuted; the sequence is cut into lanes, each into windows, permuted inside.
+    /// Runs of `run_samples` neighbours are permuted. The result is cut into lanes, lanes into windows, and each window is permuted.
     Window { run_samples: u64, window_samples: u64, lanes: u64 },
-    /// Each draw for itself, `samples` of them an epoch, by weights where `weights` names some (their hash).
+    /// Independent draws, `samples` of them per epoch. `weights` is the hash of the weights, None for equal weights.
     Replacement { samples: u64, weights: Option<String> },
 }
 
-/// An order with all that it needs: pure functions of (epoch, draw).
+/// An order with all its inputs: a pure function of (epoch, draw).
 #[derive(Debug, Clone)]
 pub struct Sequence {
     pub order: Order,
     seed: u64,
     count: u64,
-    /// Draws that are dealt out to lanes at a time.
+    /// Draws per block; each lane gets an equal share of a block.
     block: u64,
     weights: Option<Arc<Alias>>,
 }
@@ -63,7 +63,7 @@ impl Sequence {
         Ok(Sequence { order, seed, count, block, weights })
     }
 
-    /// Draws of an epoch.
+    /// Count the draws of an epoch.
     pub fn len(&self) -> u64 {
         match self.order {
             Order::Replacement { samples, .. } => samples,
@@ -77,7 +77,7 @@ impl Sequence {
 
     pub fn epoch(&self, epoch: u64) -> Epoch<'_> {
         let of = |purpose: Purpose| key(&[self.seed, purpose as u64, epoch]);
-        // A window that holds all, of one stream, is a full permutation.
+        // One window over all samples in a single stream is a full permutation.
         let full = match self.order {
             Order::Full => true,
             Order::Window { window_samples, lanes, .. } => window_samples >= self.count && (lanes == 1 || self.count < self.block),
@@ -95,7 +95,7 @@ impl Sequence {
 }
 
 impl Epoch<'_> {
-    /// Which sample draw `draw` is.
+    /// Return the sample that `draw` visits.
     #[inline]
     pub fn position(&self, draw: u64) -> u64 {
         match (&self.permutation, &self.lanes, &self.sequence.weights) {
@@ -112,7 +112,7 @@ impl Epoch<'_> {
         }
     }
 
-    /// When a sample is drawn; nothing where it may be drawn many times, or never.
+    /// Return the draw that visits a sample. None for draws with replacement, which may visit it many times or never.
     pub fn draw_of(&self, position: u64) -> Option<u64> {
         match (&self.permutation, &self.lanes, &self.sequence.order) {
             (Some(permutation), ..) => Some(permutation.place_of(position)),
@@ -125,27 +125,28 @@ impl Epoch<'_> {
 
 /// The geometry of a window order in one epoch.
 ///
-/// The *line* is the samples with their runs permuted, the last, shorter run among them, and turned by any number of samples, so that what
-/// comes where is even. Each block of `block` draws takes `block / lanes` draws from each lane, one lane after the other; lane l is the stretch
-/// [l · lane_samples, (l + 1) · lane_samples) of the line. What is left over behind the last lane is less than a block, and is permuted as one window.
+/// The *line* is the sequence of samples after runs are permuted, including the last, shorter run. It is rotated by a random number of
+/// samples, so that each sample is equally likely at each place. Lane l is the stretch [l · lane_samples, (l + 1) · lane_samples) of the
+/// line. A block of `block` draws consists of `block / lanes` draws from each lane, one lane after another. The rest behind the last lane
+/// is shorter than a block and is permuted as one window.
 struct Lanes {
     count: u64,
     run: u64,
     runs: Permutation,
-    /// Where on the line, before it is turned, the last, shorter run begins; `count` where there is none.
+    /// Where the last, shorter run begins on the line before rotation; `count` if all runs have full length.
     short_at: u64,
     short: u64,
     turn: u64,
     block: u64,
-    /// Draws of one lane in a block.
+    /// Draws per lane in a block.
     share: u64,
     lane_samples: u64,
     lanes: u64,
-    /// Samples of one window of one lane.
+    /// Samples per window of a lane.
     window: u64,
     seed: u64,
     epoch: u64,
-    /// The window of each lane that was asked for last, and that of what is left over: (number, begin, permutation).
+    /// The most recently used window of each lane, then that of the rest: (number, begin, permutation).
     open: RefCell<Vec<Option<(u64, u64, Permutation)>>>,
 }
 
@@ -177,7 +178,7 @@ impl Lanes {
         }
     }
 
-    /// Place on the line → sample.
+    /// Map a place on the line to a sample.
     fn on_line(&self, place: u64) -> u64 {
         let place = (place + self.turn) % self.count;
         let run_and_inner = if place < self.short_at {
@@ -185,7 +186,7 @@ impl Lanes {
         } else if place < self.short_at + self.short {
             (self.short_at / self.run, place - self.short_at)
         } else {
-            // Behind the short run every run begins earlier by what that lacks.
+            // Runs behind the short run begin earlier, by the samples that the short run lacks.
             let place = place + self.run - self.short;
             (place / self.run, place % self.run)
         };
@@ -198,8 +199,8 @@ impl Lanes {
         (begin + position % self.run + self.count - self.turn) % self.count
     }
 
-    /// Apply `work` to the window that place `inner` of a lane is in: its begin, and the permutation inside. Lanes begin their windows at
-    /// different times, so that they do not all want new blocks at once.
+    /// Call `work` with the begin and the permutation of the window that contains place `inner` of a lane. Windows of different lanes are
+    /// staggered, so that lanes do not all need new blocks at the same time.
     fn in_window<T>(&self, lane: u64, inner: u64, work: impl FnOnce(u64, &Permutation) -> T) -> T {
         let rest = lane == self.lanes;
         let shift = (u128::from(lane % self.lanes) * u128::from(self.window) / u128::from(self.lanes)) as u64;
@@ -241,10 +242,10 @@ impl Lanes {
     }
 }
 
-/// Weights ready for drawing in O(1). Source: Walker 1977, as built by Vose 1991.
+/// An alias table: weights prepared for draws in O(1). Source: Walker 1977, built as in Vose 1991.
 #[derive(Debug)]
 pub struct Alias {
-    /// Up to where a place keeps its own, and whose the rest is.
+    /// For each place: the probability that it keeps its draw, and the place that gets the draw otherwise.
     table: Vec<(f32, u32)>,
 }
 
@@ -254,12 +255,12 @@ impl Alias {
         if let Some(at) = weights.iter().position(|weight| !weight.is_finite() || *weight < 0.0) {
             return wrong(format!("weight {at} is {}, expected a finite number of at least 0", weights[at]));
         }
-        let sum = weights.iter().sum::<f64>() + 0.0; // The sum of none is -0.
+        let sum = weights.iter().sum::<f64>() + 0.0; // An empty sum is -0.
         if weights.len() > u32::MAX as usize {
-            return wrong(format!("{} weights, at most 2^32", weights.len()));
+            return wrong(format!("{} weights, expected at most 2^32", weights.len()));
         }
         if sum <= 0.0 || !sum.is_finite() {
-            return wrong(format!("they sum to {sum}"));
+            return wrong(format!("they sum to {sum}, expected a finite sum above 0"));
         }
         let mut scaled: Vec<f64> = weights.iter().map(|weight| weight / sum * weights.len() as f64).collect();
         let mut table: Vec<(f32, u32)> = (0..weights.len()).map(|place| (1.0, place as u32)).collect();
@@ -314,7 +315,7 @@ mod tests {
         }
     }
 
-    /// Over seeds, every sample comes at every draw equally often; and what is left over behind whole runs and blocks changes by epoch.
+    /// Over many seeds, each sample appears at each draw equally often. The rest behind whole runs and blocks changes with the epoch.
     #[test]
     fn tails_of_window_orders_are_even() {
         for (count, run, size, lanes, block) in [
@@ -335,7 +336,7 @@ mod tests {
             }
             let (expected, freedom) = (seeds as f64 / count as f64, ((count - 1) * (count - 1)) as f64);
             let sum: f64 = counts.iter().map(|found| (found - expected).powi(2) / expected).sum();
-            // Draws of one epoch are not independent of each other: neighbours come together, which widens the sum.
+            // Draws of one epoch are not independent: neighbours stay together, which increases the variance of the sum.
             let wide = (2.0 * freedom).sqrt() * run as f64;
             assert!(
                 (sum - freedom) / wide < 5.0,

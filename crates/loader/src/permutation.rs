@@ -1,20 +1,20 @@
-//! A permutation of 0..n that is a function of its seed: of few elements a shuffled table, of many a keyed xor-Feistel network with
-//! cycle walking, computed and not stored.
+//! A permutation of 0..n determined by its seed. Few elements use a shuffled table; many use a keyed xor-Feistel network with cycle
+//! walking, which is computed, not stored.
 //!
-//! Bijective for every n, the inverse exact, O(1) for any place. What it gives is frozen: states of loaders rely on it (`permutation: 2`
-//! there, golden vectors in `tests/golden`). A network of few bits cannot reach most orders, and some of them many times as often as others; a
-//! table reaches each of them equally often. Sources: Fisher and Yates as in Durstenfeld 1964; Black and Rogaway, "Ciphers with arbitrary finite
-//! domains", 2002.
+//! Bijective for every n, with an exact inverse. Each place costs O(1), except the inverse of a table, which is searched. The output is
+//! frozen, because loader states rely on it (`permutation: 2` there, golden vectors in `tests/golden`). A network of few bits cannot
+//! produce most orders, and produces some far more often than others; a table produces each order equally often. Sources: Fisher and Yates
+//! as in Durstenfeld 1964; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
 
 use std::sync::Arc;
 
 use crate::random::{Draws, key};
 
-/// So many elements are shuffled in a table: 4 KiB, made in about 20 µs.
+/// Up to this many elements are shuffled in a table, which takes 4 KiB and about 20 µs to build.
 const TABLE: u64 = 2048;
-/// Half-rounds: each changes one half of the bits. Fewer show in the differences of neighbours.
+/// Half-rounds, each of which changes one half of the bits. With fewer, differences of neighbours are visibly uneven.
 const ROUNDS: usize = 8;
-/// Halves of few bits mix slowly.
+/// Half-rounds for values of at most `SMALL_BITS` bits, which mix more slowly.
 const ROUNDS_SMALL: usize = 12;
 const SMALL_BITS: u32 = 16;
 
@@ -32,7 +32,7 @@ impl Permutation {
         Permutation(if n <= TABLE { Kind::Table(table(n, seed)) } else { Kind::Network(Network::new(n, seed)) })
     }
 
-    /// Where place `place` < n goes.
+    /// Return the value at `place` < n.
     #[inline]
     pub fn at(&self, place: u64) -> u64 {
         match &self.0 {
@@ -41,7 +41,7 @@ impl Permutation {
         }
     }
 
-    /// The place that goes to `value` < n. Of a table it is looked for.
+    /// Return the place of `value` < n. A table is searched linearly.
     #[inline]
     pub fn place_of(&self, value: u64) -> u64 {
         match &self.0 {
@@ -51,7 +51,7 @@ impl Permutation {
     }
 }
 
-/// 0..n in an order of which each is as likely as any other.
+/// Shuffle 0..n, every order equally likely.
 fn table(n: u64, seed: u64) -> Arc<[u16]> {
     let mut draws = Draws::new(key(&[seed, n, u64::MAX]), 0, 0);
     let mut table: Vec<u16> = (0..n as u16).collect();
@@ -64,7 +64,7 @@ fn table(n: u64, seed: u64) -> Arc<[u16]> {
 #[derive(Debug, Clone)]
 struct Network {
     n: u64,
-    /// Bits of the low half; the high half has as many, or one less.
+    /// Bits of the low half; the high half has the same number or one fewer.
     low_bits: u32,
     high_bits: u32,
     rounds: usize,
@@ -79,7 +79,7 @@ impl Network {
         Network { n, low_bits: bits - bits / 2, high_bits: bits / 2, rounds, keys }
     }
 
-    /// Where place `place` < n goes.
+    /// Return the value at `place` < n.
     #[inline]
     fn at(&self, place: u64) -> u64 {
         debug_assert!(place < self.n);
@@ -92,7 +92,7 @@ impl Network {
         }
     }
 
-    /// The place that goes to `value` < n.
+    /// Return the place of `value` < n.
     #[inline]
     fn place_of(&self, value: u64) -> u64 {
         debug_assert!(value < self.n);
@@ -105,7 +105,7 @@ impl Network {
         }
     }
 
-    /// Xor one half with a function of the other: its own inverse.
+    /// Xor one half with a function of the other half. This is its own inverse.
     #[inline]
     fn half_round(&self, value: u64, round: usize) -> u64 {
         let (low, high) = (value & ((1 << self.low_bits) - 1), value >> self.low_bits);
@@ -173,7 +173,7 @@ mod tests {
         }
     }
 
-    /// Chi squared, as standard deviations from what it is by chance.
+    /// Chi squared, in standard deviations from its expected value.
     fn surprise(counts: impl IntoIterator<Item = f64>, expected: f64, freedom: f64) -> f64 {
         let sum: f64 = counts.into_iter().map(|count| (count - expected).powi(2) / expected).sum();
         (sum - freedom) / (2.0 * freedom).sqrt()
@@ -181,7 +181,7 @@ mod tests {
 
     const SEEDS: u64 = 100_000;
 
-    /// Each of the n! orders of few elements comes equally often.
+    /// Each of the n! orders of few elements occurs equally often.
     #[test]
     fn every_order_of_few_elements_is_as_likely_as_any_other() {
         for n in 2..=8u64 {
@@ -201,14 +201,14 @@ mod tests {
         }
     }
 
-    /// Over many keys, every element comes to every place, every pair to two neighbouring places, and every step between neighbours,
-    /// equally often: also where tables end and networks begin.
+    /// Over many keys, these occur equally often: every element at a place, every pair at two neighbouring places, every step between
+    /// neighbours. The sizes include the switch from tables to networks.
     #[test]
     fn places_pairs_and_steps_are_even() {
         for n in [9u64, 16, 31, 64, 100, 255, 2047, 2048, 2049, 3000, 4096, 4097, 10_007, 65_536, 65_537, 1_000_003] {
             let bins = n.min(64);
             let bin = |value: u64| (u128::from(value) * u128::from(bins) / u128::from(n)) as usize;
-            // Several elements share a bin, if there are many: how many each has.
+            // Elements per bin; for large n, several elements share one.
             let mut sizes = vec![0f64; bins as usize];
             if n <= 100_000 {
                 (0..n).for_each(|value| sizes[bin(value)] += 1.0);

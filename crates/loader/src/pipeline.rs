@@ -1,4 +1,4 @@
-//! What a batch is made of: results, the columns they come from, and the transforms between. Checked before anything is read.
+//! The recipe of one batch: its results, the columns they come from, and the transforms between. Checked before anything is read.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -20,19 +20,19 @@ use crate::transform::{self, Operation, Transform, padded_size, padding_of};
 #[derive(Debug, Clone)]
 pub struct Output {
     pub name: String,
-    /// Index of the column it comes from.
+    /// Index of the source column.
     pub column: usize,
     role: Role,
-    /// Of a sample's value: None where samples differ.
+    /// Shape of one sample; None for a size that differs between samples.
     pub shape: Vec<Option<usize>>,
     pub dtype: Dtype,
-    /// Before transforms.
+    /// The dtype before transforms.
     stored: Dtype,
     pub stored_shape: Shape,
     convert: Option<Convert>,
 }
 
-/// What a result is, for transforms.
+/// The kind of a result, as transforms distinguish it.
 #[derive(Debug, Clone, PartialEq)]
 enum Role {
     Image {
@@ -41,19 +41,20 @@ enum Role {
     },
     Mask,
     Boxes(String),
-    /// Numbers a point.
+    /// Numbers per point.
     Keypoints(usize),
     Tensor,
-    /// No transform knows it.
+    /// No transform applies to it.
     Other,
 }
 
-/// Results that share transforms, and so are made sample by sample together.
+/// Results that share transforms and are therefore made together, sample by sample.
 #[derive(Debug, Clone)]
 pub struct Group {
     /// Indices of results.
     pub outputs: Vec<usize>,
-    /// Its transforms: the key of the random numbers of each, by its number among all, and what it is on, as places in `outputs`.
+    /// For each transform: the key of its random numbers, the operation, and its results as places in `outputs`. The key depends on the
+    /// number of the transform among all transforms of the pipeline.
     transforms: Vec<(u64, Operation, Vec<usize>)>,
 }
 
@@ -61,17 +62,18 @@ pub struct Group {
 pub struct Pipeline {
     pub outputs: Vec<Output>,
     pub groups: Vec<Group>,
-    /// Results that are given as they are read.
+    /// Results that are delivered as read, without transforms or decoding.
     pub plain: Vec<usize>,
 }
 
 impl Pipeline {
-    /// `outputs`: name and index of the column of each result. `decode`: whether images and masks become pixels.
+    /// Check results and transforms, and group them. `outputs` holds the name and column index of each result. `decode` turns images and
+    /// masks into pixels.
     pub fn new(outputs: Vec<(String, usize)>, specs: &[ColumnSpec], transforms: &[Transform], decode: bool, seed: u64) -> Result<Pipeline> {
         let made = outputs.into_iter().map(|(name, column)| Output::new(name, column, &specs[column], decode)).collect::<Result<Vec<_>>>();
         let mut pipeline = Pipeline { outputs: made?, groups: Vec::new(), plain: Vec::new() };
         let places: HashMap<String, usize> = pipeline.outputs.iter().enumerate().map(|(at, output)| (output.name.clone(), at)).collect();
-        // Which group a result is in: joined by every transform.
+        // The group of each result; every transform joins the groups of its results.
         let mut group: Vec<usize> = (0..pipeline.outputs.len()).collect();
         let mut touched = vec![false; group.len()];
         let mut ons = Vec::new();
@@ -79,13 +81,13 @@ impl Pipeline {
             let on = transform.on.iter().map(|name| {
                 places.get(name).copied().ok_or_else(|| {
                     let names: Vec<&str> = pipeline.outputs.iter().map(|output| output.name.as_str()).collect();
-                    Error::new("invalid-argument", format!("{} is on `{name}`, which the loader does not give", transform.operation.name()))
-                        .hint(format!("it gives {}", names.join(", ")))
+                    let text = format!("{} is on `{name}`, which the loader does not return", transform.operation.name());
+                    Error::new("invalid-argument", text).hint(format!("it returns {}", names.join(", ")))
                 })
             });
             let on = on.collect::<Result<Vec<usize>>>()?;
             if on.is_empty() {
-                return Err(Error::new("invalid-argument", format!("{} is on no column", transform.operation.name())));
+                return Err(Error::new("invalid-argument", format!("{} has an empty on=", transform.operation.name())));
             }
             check(&transform.operation, &on, &pipeline.outputs)?;
             for at in &on {
@@ -114,8 +116,8 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// The bytes of a result of no fixed shape, and the scratch bytes of making it, from the header of its stored image. None if the result
-    /// is not an image or a mask, or if the header does not give a size.
+    /// Estimate the bytes of a result and the scratch bytes of making it, from the header of its stored image. None if the result is not an
+    /// image or a mask, or if the header has no size.
     pub fn media_bytes(&self, group: &Group, place: usize, stored: &[u8]) -> Option<(u64, u64)> {
         let output = &self.outputs[group.outputs[place]];
         let Outline { width, height, decoder_bytes } = if output.is_listed() { outline(stored)? } else { return None };
@@ -126,7 +128,7 @@ impl Pipeline {
         };
         let mine = group.transforms.iter().filter(|(_, _, on)| on.contains(&place)).map(|(_, operation, _)| operation);
         let pixels = |height: usize, width: usize| height as u64 * width as u64;
-        // Resizing goes by way of an image of which one side is the result's: of 8 bits the height, of 16 the width.
+        // Resizing makes an intermediate image that already has one side of the result: the height for 8 bits, the width for 16.
         let shallow = matches!(&output.role, Role::Image { mode, .. } if mode.form().is_some_and(|(_, bits)| bits == 8));
         let ((to_height, to_width), between) = mine.fold(((height, width), 0), |(from, between), operation| {
             let to = transform::size_after(operation, from);
@@ -135,11 +137,12 @@ impl Pipeline {
             (to, if transform::resizes(operation) { between.max(passes) } else { between })
         });
         let made = pixels(to_height, to_width) * channels as u64 * if output.convert.is_some() { output.dtype.size() as u64 } else { 1 };
-        // What the decoder gives, and the same again where that is not its place in the batch.
+        // The decoder's output, counted twice because it may be copied before it reaches its place in the batch.
         Some((made, (2 * pixels(height, width) + between) * channels.max(3) as u64 + decoder_bytes))
     }
 
-    /// Make one sample of a group: its items, all transforms applied. `inputs` gives what is stored of each result, `pool` memory for pixels.
+    /// Make one sample of a group and apply all its transforms. `inputs` holds the stored value of each result; `pool` provides memory for
+    /// pixels.
     pub fn sample<'a>(&self, group: &Group, inputs: &[Input<'a>], epoch: u64, draw: u64, pool: &'a Pool) -> Result<Vec<Item<'a>>> {
         let items = group.outputs.iter().zip(inputs).map(|(at, input)| self.outputs[*at].item(input, pool));
         let mut items = items.collect::<Result<Vec<Item<'a>>>>()?;
@@ -150,7 +153,7 @@ impl Pipeline {
     }
 }
 
-/// What is stored of one sample: bytes, and the sizes of its free dimensions; no bytes for a null.
+/// The stored value of one sample: bytes and full shape; no bytes for a null.
 #[derive(Clone)]
 pub struct Input<'a> {
     pub bytes: Option<&'a [u8]>,
@@ -181,17 +184,17 @@ impl Output {
         Ok(Output { name, column, role, shape, dtype, stored: dtype, stored_shape: stored, convert: None })
     }
 
-    /// Whether all samples have one shape, so that the batch is one array.
+    /// Return whether all samples have one shape, so that the batch is one array.
     pub fn is_fixed(&self) -> bool {
         self.shape.iter().all(Option::is_some)
     }
 
-    /// Whether it is an image, for layouts.
+    /// Return whether the result is an image, which matters for layouts.
     pub fn is_image(&self) -> bool {
         matches!(self.role, Role::Image { .. })
     }
 
-    /// Whether values of different shape are a list of arrays, as images are; else they make one ragged array.
+    /// Return whether values of different shapes become a list of arrays; otherwise they become one ragged array.
     pub fn is_listed(&self) -> bool {
         matches!(self.role, Role::Image { .. } | Role::Mask)
     }
@@ -200,7 +203,7 @@ impl Output {
         self.shape.iter().flatten().copied().collect()
     }
 
-    /// Bytes of a sample, of fixed shape.
+    /// Count the bytes of a sample of fixed shape.
     pub fn sample_bytes(&self) -> usize {
         self.sizes().iter().product::<usize>() * self.dtype.size()
     }
@@ -213,7 +216,7 @@ impl Output {
         if let Role::Boxes(format) = &self.role { format } else { "xyxy" }
     }
 
-    /// Note what a transform, which fits, makes of shape and dtype.
+    /// Update shape and dtype for a transform that `check` has accepted.
     fn transformed(&mut self, operation: &Operation) -> Result<()> {
         let misfit = |text: &str| Err(Error::new("invalid-argument", format!("{} does not fit `{}`: {text}", operation.name(), self.name)));
         let spatial = matches!(self.role, Role::Image { .. } | Role::Mask | Role::Tensor);
@@ -228,14 +231,14 @@ impl Output {
                 let convert =
                     self.convert.get_or_insert_with(|| Convert { to: Dtype::Float32, scale: vec![unit_scale(source)], bias: vec![0.0] });
                 if !is_float(convert.to) {
-                    return misfit(&format!("its values are {} by now, expected floating point", convert.to.name()));
+                    return misfit(&format!("its values are already {}, expected floating point", convert.to.name()));
                 }
                 convert.normalise(mean, std);
                 self.dtype = convert.to;
             }
             Operation::ToDtype { dtype, scale } => {
                 let to = Dtype::from_name(dtype).filter(|to| !matches!(to, Dtype::Complex64 | Dtype::Complex128 | Dtype::Timestamp));
-                let Some(to) = to else { return misfit(&format!("`{dtype}` is no dtype to convert to")) };
+                let Some(to) = to else { return misfit(&format!("cannot convert to dtype `{dtype}`")) };
                 match &mut self.convert {
                     Some(convert) => convert.to = to,
                     None => {
@@ -254,7 +257,7 @@ impl Output {
                 if let Operation::RandomCrop { padding, pad_if_needed: false, .. } = operation
                     && let Some(dimension) = self.lacks(size, padding.as_deref())
                 {
-                    return misfit(&format!("it has less than {} in dimension {dimension}, see pad_if_needed", size[dimension]));
+                    return misfit(&format!("it has fewer than {} elements in dimension {dimension}, see pad_if_needed", size[dimension]));
                 }
                 size.iter().enumerate().for_each(|(dimension, size)| self.shape[dimension] = Some(*size));
             }
@@ -270,7 +273,7 @@ impl Output {
         Ok(())
     }
 
-    /// A dimension that is known to be too small for a crop.
+    /// Return a dimension that is known to be too small for a crop.
     fn lacks(&self, size: &[usize], padding: Option<&[i64]>) -> Option<usize> {
         size.iter().enumerate().position(|(dimension, wanted)| {
             let (before, after) = padding.map_or((0, 0), |padding| padding_of(padding, dimension));
@@ -310,7 +313,7 @@ fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::Float16 | Dtype::Bfloat16 | Dtype::Float32 | Dtype::Float64)
 }
 
-/// What brings whole numbers to 0–1; floating point stays as it is.
+/// Return the factor that scales integers to at most 1; floating point is not scaled.
 fn unit_scale(dtype: Dtype) -> f32 {
     match dtype {
         Dtype::Uint8 => 1.0 / 255.0,
@@ -325,13 +328,13 @@ fn unit_scale(dtype: Dtype) -> f32 {
     }
 }
 
-/// Whether a transform fits all that it is on, and numbers that cannot be.
+/// Check the parameters of a transform, and that it fits every result in `on`.
 fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<()> {
     let name = operation.name();
     let wrong = |text: String| Err(Error::new("invalid-argument", format!("{name}: {text}")));
     let sizes = |size: &[usize], counts: &[usize]| {
         if size.contains(&0) || !counts.contains(&size.len()) {
-            wrong(format!("size {size:?}, expected {counts:?} numbers above 0"))
+            wrong(format!("size={size:?}, expected numbers above 0, with a count in {counts:?}"))
         } else {
             Ok(())
         }
@@ -344,7 +347,7 @@ fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<()> 
             sizes(size, &[2])?;
             let ordered = |range: &[f64; 2]| range[0] > 0.0 && range[0] <= range[1] && range[1].is_finite();
             if !ordered(scale) || !ordered(ratio) {
-                return wrong(format!("scale={scale:?}, ratio={ratio:?}, expected (low, high) above 0 each"));
+                return wrong(format!("scale={scale:?}, ratio={ratio:?}, expected (low, high) with 0 < low <= high"));
             }
         }
         Operation::RandomHorizontalFlip { p } | Operation::RandomVerticalFlip { p } => chance(*p)?,
@@ -361,7 +364,7 @@ fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<()> 
             (_, Role::Other) => false,
             (Operation::Normalize { .. } | Operation::ToDtype { .. }, Role::Image { mode: Mode::Stored, .. }) => {
                 let text = format!("{name} does not fit `{}`: images of mode \"stored\" differ in channels and bits", output.name);
-                return Err(Error::new("invalid-argument", text).hint("make the column ps.Image(mode=\"RGB\"), or another mode"));
+                return Err(Error::new("invalid-argument", text).hint("declare the column as ps.Image(mode=\"RGB\"), or another mode"));
             }
             (Operation::Normalize { .. } | Operation::ToDtype { .. }, role) => {
                 matches!(role, Role::Image { .. } | Role::Mask | Role::Tensor)
@@ -383,7 +386,7 @@ fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<()> 
                 Role::Mask => "a mask".into(),
                 Role::Boxes(_) => "boxes".into(),
                 Role::Keypoints(_) => "keypoints".into(),
-                Role::Other => "no image, mask, boxes, keypoints or tensor".into(),
+                Role::Other => "not an image, mask, boxes, keypoints or tensor".into(),
             };
             return Err(Error::new("invalid-argument", format!("{name} does not fit `{}`: it is {what}", output.name)));
         }
@@ -391,10 +394,10 @@ fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<()> 
     let follows = |role: &Role| matches!(role, Role::Boxes(_) | Role::Keypoints(_));
     let led = on.iter().any(|at| !follows(&outputs[*at].role));
     if !led && !matches!(operation, Operation::SanitizeBoundingBoxes { .. }) {
-        return wrong(format!("`{}` follows an image, which is not in on=", outputs[on[0]].name));
+        return wrong(format!("`{}` follows an image, mask or tensor, but on= has none", outputs[on[0]].name));
     }
     if matches!(operation, Operation::SanitizeBoundingBoxes { .. }) && !on.iter().any(|at| matches!(outputs[*at].role, Role::Boxes(_))) {
-        return wrong("none of on= are boxes".into());
+        return wrong("on= contains no boxes".into());
     }
     Ok(())
 }

@@ -1,25 +1,25 @@
-//! From steps to draws: how an epoch is cut into batches, and a batch into the parts of ranks. Pure.
+//! Maps steps to draws: cuts an epoch into batches, and each batch into one part per rank. Pure.
 
 use std::ops::Range;
 
 use penstock_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// What becomes of the last batch of an epoch, where the samples do not fill it.
+/// What happens to the last batch of an epoch if the samples do not fill it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LastBatch {
-    /// It is short; every rank gets equally many, the surplus repeated and marked.
+    /// It is short. Every rank gets the same number of samples; surplus ones repeat others and are marked as not valid.
     Short,
-    /// It is left out.
+    /// It is dropped.
     Drop,
-    /// It is full; the surplus is repeated and marked.
+    /// It is padded to full size with repeated samples, which are marked as not valid.
     Pad,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
-    /// Draws of an epoch.
+    /// Draws per epoch.
     pub draws: u64,
     pub global_batch: u64,
     pub last: LastBatch,
@@ -27,12 +27,12 @@ pub struct Cut {
     pub world_size: u64,
 }
 
-/// What a rank gets in a step.
+/// The samples that a rank gets in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// The first of its draws, each for one sample.
+    /// Draws that are not repeated, one per sample.
     pub draws: Range<u64>,
-    /// Samples that repeat draws of this step, to be marked as not valid: (place, draw).
+    /// Samples that repeat draws of this step and are marked as not valid: (place, draw).
     pub surplus: Vec<(usize, u64)>,
 }
 
@@ -57,13 +57,13 @@ impl Cut {
             return Err(wrong(format!("rank={rank} with world_size={world_size}: ranks go from 0 to world_size - 1")));
         }
         if global_batch == 0 {
-            return Err(wrong("a batch has at least one sample".into()));
+            return Err(wrong("global_batch_size=0, expected at least 1".into()));
         }
         if !global_batch.is_multiple_of(world_size) {
             let (below, above) = (global_batch / world_size * world_size, global_batch.next_multiple_of(world_size));
             let nearest = if below > 0 && global_batch - below < above - global_batch { below } else { above };
-            return Err(wrong(format!("global_batch_size={global_batch} does not divide by {world_size} ranks"))
-                .hint(format!("the nearest that does is {nearest}")));
+            return Err(wrong(format!("global_batch_size={global_batch} is not divisible by {world_size} ranks"))
+                .hint(format!("the nearest multiple is {nearest}")));
         }
         Ok(Cut { draws, global_batch, last, rank, world_size })
     }
@@ -72,12 +72,12 @@ impl Cut {
         self.global_batch / self.world_size
     }
 
-    /// Steps of an epoch.
+    /// Count the steps of an epoch.
     pub fn steps(&self) -> u64 {
         self.steps_from(0)
     }
 
-    /// Steps that are left of an epoch when `draw` comes next.
+    /// Count the remaining steps of an epoch whose next draw is `draw`.
     pub fn steps_from(&self, draw: u64) -> u64 {
         let left = self.draws.saturating_sub(draw);
         match self.last {
@@ -86,7 +86,7 @@ impl Cut {
         }
     }
 
-    /// Whether this rank gets draw `draw` of an epoch whose first global batch begins with draw `base`.
+    /// Return whether this rank gets draw `draw` of an epoch whose first global batch begins with draw `base`.
     pub fn is_mine(&self, draw: u64, base: u64) -> bool {
         let Some(behind) = draw.checked_sub(base) else { return false };
         if behind / self.global_batch >= self.steps_from(base) {
@@ -97,7 +97,7 @@ impl Cut {
         (draw - begin) / each == self.rank
     }
 
-    /// Samples of the global batch that begins with draw `begin`, and how many of them a rank gets.
+    /// Return the size of the global batch that begins with draw `begin`, and the number of samples per rank.
     fn shares(&self, begin: u64) -> (u64, u64) {
         let there = (self.draws - begin).min(self.global_batch);
         match self.last {
@@ -106,7 +106,7 @@ impl Cut {
         }
     }
 
-    /// What this rank gets of the global batch that begins with draw `begin` of an epoch.
+    /// Return this rank's part of the global batch that begins with draw `begin` of an epoch.
     pub fn part(&self, begin: u64) -> Part {
         let (there, each) = self.shares(begin);
         let (first, end) = (self.rank * each, (self.rank + 1) * each);
@@ -149,8 +149,8 @@ mod tests {
     #[test]
     fn the_nearest_batch_that_divides_is_named() {
         let error = Cut::new(100, 10, LastBatch::Short, 0, 3).unwrap_err();
-        assert_eq!(error.hint_text(), Some("the nearest that does is 9"));
-        assert_eq!(Cut::new(100, 2, LastBatch::Short, 0, 3).unwrap_err().hint_text(), Some("the nearest that does is 3"));
+        assert_eq!(error.hint_text(), Some("the nearest multiple is 9"));
+        assert_eq!(Cut::new(100, 2, LastBatch::Short, 0, 3).unwrap_err().hint_text(), Some("the nearest multiple is 3"));
         assert!(Cut::new(100, 6, LastBatch::Short, 3, 3).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! What an epoch visits, over one source or a mixture of several: draw → (source, sample of it). Pure.
+//! The samples that an epoch visits, from one source or a mixture of several: draw → (source, position). Pure.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,23 +10,23 @@ use crate::permutation::Permutation;
 use crate::quota::{Cursor, Quota};
 use crate::random::{Purpose, key};
 
-/// What happens when a source of a mixture has given all its samples.
+/// What happens when all samples of a source in a mixture have been drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Exhausted {
-    /// It begins again, in its next order; sources go on where they were in the next epoch.
+    /// The source starts its next pass, in a new order. The next epoch resumes each source where this one ends.
     Repeat,
-    /// The epoch ends before the first source would repeat.
+    /// The epoch ends before any source would repeat.
     Stop,
     /// An epoch that needs more is refused.
     Raise,
 }
 
-/// A mixture, as states hold it.
+/// A mixture, as stored in states.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mix {
-    /// Shares of the sources, as whole numbers of any sum.
+    /// Shares of the sources, integers whose sum is arbitrary.
     pub shares: Vec<u64>,
     pub epoch_samples: u64,
     pub exhausted: Exhausted,
@@ -38,11 +38,11 @@ pub struct Program {
     mix: Option<(Mix, Quota)>,
     block: u64,
     len: u64,
-    /// How far the shares of a mixture have been counted: the next batch goes on there.
+    /// The mixture's schedule after the last block; the next batch usually continues from it.
     counted: Mutex<Option<Cursor>>,
 }
 
-/// Where a draw leads.
+/// The source and position that a draw leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     pub source: usize,
@@ -50,7 +50,7 @@ pub struct Place {
 }
 
 impl Program {
-    /// `block`: draws inside which sources are shuffled; `names` of the sources are for errors.
+    /// Combine sources. `block` is the number of draws inside which sources are shuffled; `names` appear in errors.
     pub fn new(seed: u64, sources: Vec<Sequence>, names: &[String], mix: Option<Mix>, block: u64) -> Result<Program> {
         let wrong = |text: String| Err(Error::new("invalid-argument", text));
         let counted = Mutex::new(None);
@@ -68,7 +68,7 @@ impl Program {
         }
         let quota = Quota::new(&mix.shares).map_err(|error| {
             match mix.shares.iter().enumerate().filter(|(_, share)| **share > 0).min_by_key(|(_, share)| **share) {
-                Some((rarest, _)) => error.context(format!("cannot mix, see the weight of {}", name(rarest))),
+                Some((rarest, _)) => error.context(format!("cannot mix, check the weight of {}", name(rarest))),
                 None => error.context("cannot mix"),
             }
         })?;
@@ -82,9 +82,9 @@ impl Program {
                 let (count, has) = (quota.counts(len)[source], sources[source].len());
                 return Err(Error::new(
                     "invalid-argument",
-                    format!("cannot mix: {len} samples an epoch need {count} of {}, which has {has}", name(source)),
+                    format!("cannot mix: an epoch of {len} samples needs {count} from {}, which has {has}", name(source)),
                 )
-                .hint("take fewer, or exhausted=\"repeat\""));
+                .hint("use a smaller epoch_samples, or exhausted=\"repeat\""));
             }
             (_, Some((draw, _))) => len = draw,
             _ => {}
@@ -92,7 +92,7 @@ impl Program {
         Ok(Program { seed, sources, mix: Some((mix, quota)), block, len, counted })
     }
 
-    /// Draws of an epoch.
+    /// Count the draws of an epoch.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -101,8 +101,8 @@ impl Program {
         self.len == 0
     }
 
-    /// How many of these samples of the only source are drawn by draws that `mine` says. In a mixture it is not known; at most all of them
-    /// in a pass.
+    /// Count the samples at `positions` that draws accepted by `mine` visit, for a single source. For a mixture this is unknown, so return
+    /// the most that one pass can visit: all of them.
     pub fn drawn(&self, epoch: u64, positions: std::ops::Range<u64>, mine: impl Fn(u64) -> bool) -> u64 {
         match &self.mix {
             Some(_) => positions.end - positions.start,
@@ -113,7 +113,7 @@ impl Program {
         }
     }
 
-    /// Where draws of an epoch lead.
+    /// Return the places that draws of an epoch lead to.
     pub fn places(&self, epoch: u64, draws: impl IntoIterator<Item = u64>) -> Vec<Place> {
         let Some((mix, quota)) = &self.mix else {
             let epoch = self.sources[0].epoch(epoch);
@@ -124,10 +124,10 @@ impl Program {
     }
 }
 
-/// The first draw that asks a source for more than it has, and the source; nothing where none does before `len`.
+/// Find the first draw that needs more samples than its source has, and that source; None if there is no such draw before `len`.
 fn first_short(quota: &Quota, shares: &[u64], sources: &[Sequence], len: u64) -> Option<(u64, usize)> {
     let total: u128 = shares.iter().map(|share| u128::from(*share)).sum();
-    // Before this draw no exact count has reached a source's samples, so no count is beyond them.
+    // Before this draw, no exact share has reached the size of its source, so no count exceeds it.
     let safe = |(source, share): (&Sequence, &u64)| (*share > 0).then(|| u128::from(source.len()) * total / u128::from(*share));
     let safe = sources.iter().zip(shares).filter_map(safe).min().unwrap_or(0).min(u128::from(len)) as u64;
     let mut cursor = quota.cursor(safe);
@@ -151,7 +151,7 @@ struct Mixing<'a> {
     passes: Vec<((usize, u64), crate::order::Epoch<'a>)>,
 }
 
-/// One block of the mixture: how its places are shared out.
+/// One block of the mixture, and the division of its places among sources.
 struct Block {
     number: u64,
     permutation: Permutation,
@@ -188,8 +188,8 @@ impl Mixing<'_> {
         Place { source, position: self.passes[known].1.position(nth) }
     }
 
-    /// Blocks begin with their epoch, whose last one may be short: so every epoch has its exact shares. Repeating sources go on where
-    /// the last epoch left them; else every epoch begins anew.
+    /// Build a block. The first block begins with the epoch and the last one may be short, so every epoch has its exact shares. Repeating
+    /// sources resume where the last epoch ended; otherwise every epoch starts over.
     fn block(&self, number: u64) -> Block {
         let len = self.program.len;
         let base = if self.mix.exhausted == Exhausted::Repeat { self.epoch * len } else { 0 };
@@ -244,7 +244,7 @@ mod tests {
             let counts = Quota::new(&shares).unwrap().counts(epoch_samples * 3);
             for (source, visited) in visited.iter_mut().enumerate() {
                 prop_assert_eq!(visited.len() as u64, counts[source]);
-                // Whole passes see every sample as often as every other, up to one.
+                // Visits of any two samples differ by at most one.
                 let mut times = vec![0u64; sizes[source] as usize];
                 visited.iter().for_each(|position| times[*position as usize] += 1);
                 let (least, most) = (times.iter().min().unwrap(), times.iter().max().unwrap());
@@ -273,6 +273,6 @@ mod tests {
         of_first.sort();
         assert_eq!(of_first, (0..10).collect::<Vec<_>>());
         let error = mixed(&[10, 100], &[1, 1], 100, Exhausted::Raise).err().unwrap();
-        assert!(error.message().contains("50 of source `one`, which has 10"), "{error}");
+        assert!(error.message().contains("50 from source `one`, which has 10"), "{error}");
     }
 }

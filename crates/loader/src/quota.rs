@@ -1,20 +1,20 @@
-//! How many of the first draws of a mixture each source has: never a whole draw more or less than its exact part, for any number of
-//! sources and at any draw. Pure; O(1) to seek, in the number of draws before.
+//! Counts how many of the first draws of a mixture belong to each source. At any draw and for any number of sources, each count differs
+//! from the exact share by less than one draw. Pure; the cost of a seek does not depend on the number of draws before it.
 //!
-//! The j-th draw of a source of share s may come when the exact count has passed j - 1, and must have come when it reaches j. Of the draws
-//! that may come, the one with the earliest end comes next: that never fails. Source: Tijdeman 1980, "The chairman assignment problem"; Baruah
-//! and others 1996, "Proportionate progress", for the windows. To seek, the schedule is begun one `horizon` before with the most urgent
-//! draws done: schedules of different beginnings are one and the same after the longest window, which a test holds.
+//! The j-th draw of a source is eligible from the first draw after which its exact share exceeds j - 1, and due when the share reaches j.
+//! The eligible draw with the earliest deadline comes next; this never misses a deadline. Source: Tijdeman 1980, "The chairman assignment
+//! problem"; for the windows, Baruah and others 1996, "Proportionate progress". A seek starts the schedule one `horizon` earlier, with the
+//! most urgent draws done. Schedules with different starts agree after the longest window, as a test checks.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use penstock_error::{Error, Result};
 
-/// A source that is drawn more rarely than this would make a seek slow.
+/// A source that is drawn less often than once in this many draws would make a seek slow.
 const RAREST: u64 = 1 << 20;
 
-/// Shares of the sources, as whole numbers.
+/// Shares of the sources, as integers.
 #[derive(Debug, Clone)]
 pub struct Quota {
     shares: Vec<u64>,
@@ -23,15 +23,15 @@ pub struct Quota {
     horizon: u64,
 }
 
-/// The schedule at one draw, from which it goes on.
+/// The schedule at one draw, ready to advance.
 #[derive(Debug, Clone)]
 pub struct Cursor {
     pub at: u64,
-    /// Draws of each source before it.
+    /// Draws of each source before `at`.
     pub counts: Vec<u64>,
-    /// Those that may come: (must have come by, source).
+    /// Sources whose next draw is eligible: (deadline, source).
     ready: BinaryHeap<Reverse<(u64, usize)>>,
-    /// Those that may come later: (from, source).
+    /// Sources whose next draw is eligible later: (first eligible draw, source).
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
@@ -40,35 +40,35 @@ impl Quota {
         let wrong = |text: String| Err(Error::new("invalid-argument", text));
         let total = shares.iter().try_fold(0u64, |sum, share| sum.checked_add(*share)).filter(|total| *total < 1 << 62);
         let Some(total) = total.filter(|total| *total > 0) else {
-            return wrong(format!("the shares of {} sources sum to 0, or to 2^62 and more", shares.len()));
+            return wrong(format!("the shares of {} sources sum to 0, or to at least 2^62", shares.len()));
         };
         let least = shares.iter().copied().filter(|share| *share > 0).min().unwrap_or(total);
         let horizon = total.div_ceil(least);
         if horizon > RAREST {
             let source = shares.iter().position(|share| *share == least).unwrap_or(0);
-            return wrong(format!("source {source} has one in {horizon} draws, at least one in {RAREST} is needed"));
+            return wrong(format!("source {source} gets one in {horizon} draws, expected at least one in {RAREST}"));
         }
         Ok(Quota { shares: shares.to_vec(), total, horizon })
     }
 
-    /// Draws of each source before draw `at`. Cost: about two horizons.
+    /// Count the draws of each source before draw `at`. Cost: at most one horizon of draws.
     pub fn counts(&self, at: u64) -> Vec<u64> {
         self.cursor(at).counts
     }
 
-    /// The schedule at draw `at`.
+    /// Seek to draw `at`.
     pub fn cursor(&self, at: u64) -> Cursor {
         let mut cursor = self.begin(at.saturating_sub(self.horizon));
         self.advance(&mut cursor, at);
         cursor
     }
 
-    /// Whether going on from a cursor is cheaper than to seek.
+    /// Return whether advancing a cursor to `at` is cheaper than a seek.
     pub fn is_near(&self, cursor: &Cursor, at: u64) -> bool {
         (cursor.at..=cursor.at.saturating_add(self.horizon)).contains(&at)
     }
 
-    /// A schedule that begins at `at`, whose most urgent draws are done.
+    /// Start a schedule at `at` with the most urgent draws done.
     fn begin(&self, at: u64) -> Cursor {
         let part = |share: u64| u128::from(at) * u128::from(share);
         let whole = |share: &u64| (part(*share) / u128::from(self.total)) as u64;
@@ -85,14 +85,14 @@ impl Quota {
         cursor
     }
 
-    /// Go on to draw `to`; `each` is told the source of every draw.
+    /// Advance to draw `to`; `each` receives every draw and its source.
     pub fn advance_with(&self, cursor: &mut Cursor, to: u64, mut each: impl FnMut(u64, usize)) {
         while cursor.at < to {
             while let Some(Reverse((_, source))) = cursor.waiting.peek().copied().filter(|Reverse((from, _))| *from <= cursor.at) {
                 cursor.waiting.pop();
                 cursor.ready.push(Reverse((self.end_of(source, cursor.counts[source] + 1), source)));
             }
-            // Exact counts sum to the draws, so one of them is always begun.
+            // Exact shares sum to the number of draws, so one source is always eligible.
             let Some(Reverse((_, source))) = cursor.ready.pop() else { return };
             each(cursor.at, source);
             cursor.counts[source] += 1;
@@ -105,10 +105,10 @@ impl Quota {
         self.advance_with(cursor, to, |_, _| {});
     }
 
-    /// The next draw of a source may come now, or from some draw on.
+    /// Queue the next draw of a source, as eligible now or later.
     fn offer(&self, cursor: &mut Cursor, source: usize) {
         let done = cursor.counts[source];
-        // The first draw at which the exact count has passed what is done.
+        // The first draw after which the exact share exceeds `done`.
         let from = (u128::from(done) * u128::from(self.total) / u128::from(self.shares[source])) as u64;
         match from <= cursor.at {
             true => cursor.ready.push(Reverse((self.end_of(source, done + 1), source))),
@@ -116,7 +116,7 @@ impl Quota {
         }
     }
 
-    /// The draw before which draw number `number` (from 1) of a source must have come.
+    /// Return the deadline of draw number `number` (from 1) of a source.
     fn end_of(&self, source: usize, number: u64) -> u64 {
         (u128::from(number) * u128::from(self.total)).div_ceil(u128::from(self.shares[source])) as u64
     }
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Shares of all kinds: equal, even, of a few sizes, one against many.
+    /// Generate shares of several kinds: equal, random, powers of two, one against many.
     fn shares() -> impl Strategy<Value = Vec<u64>> {
         prop_oneof![
             (1usize..200).prop_map(|count| vec![1; count]),
@@ -156,7 +156,7 @@ mod tests {
                     prop_assert!(error < u128::from(total), "{} of share {} of {} at {}", count, share, total, at);
                 }
                 quota.advance(&mut cursor, at + 1);
-                prop_assert_eq!(cursor.at, at + 1, "no draw may come");
+                prop_assert_eq!(cursor.at, at + 1, "no draw is eligible");
             }
         }
 
@@ -176,7 +176,7 @@ mod tests {
         fn a_schedule_does_not_depend_on_its_beginning(shares in shares(), begin in 1u64..1 << 40, seed in 0u64..100) {
             let quota = Quota::new(&shares).unwrap();
             let mut one = quota.begin(begin);
-            // Any other draws done ahead than the most urgent ones.
+            // Mark arbitrary draws as done ahead, instead of the most urgent ones.
             let mut counts: Vec<u64> = shares.iter().map(|share| (u128::from(begin) * u128::from(*share) / u128::from(quota.total)) as u64).collect();
             let ahead = (begin - counts.iter().sum::<u64>()) as usize;
             let mut begun: Vec<usize> = (0..shares.len()).filter(|s| u128::from(begin) * u128::from(shares[*s]) % u128::from(quota.total) != 0).collect();

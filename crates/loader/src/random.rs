@@ -1,6 +1,6 @@
-//! Randomness that is a function of where it is used: keys by hashing, numbers by a counter. Never of threads or ranks.
+//! Randomness determined by its place of use, never by threads or ranks: keys come from hashing, numbers from a counter.
 
-/// Hash words into a key. Keys of different purposes or lengths do not meet: the length goes in first.
+/// Hash words into a key. The length is hashed first, so that word lists of different lengths get unrelated keys.
 ///
 /// Source: the finaliser of SplitMix64 (Steele, Lea, Flood 2014), chained.
 pub fn key(words: &[u64]) -> u64 {
@@ -15,7 +15,7 @@ fn mix(mut word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// What keys are for; the numbers are part of the order and of the pixels, and never change.
+/// The purpose of a key. These numbers determine orders and pixels, so they never change.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 pub enum Purpose {
@@ -27,7 +27,9 @@ pub enum Purpose {
     Transform = 6,
 }
 
-/// Random numbers of one use: Philox4x32-10, four at a time. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
+/// Random numbers for one use: Philox4x32-10, four words at a time.
+///
+/// Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
 #[derive(Clone)]
 pub struct Draws {
     key: [u32; 2],
@@ -37,10 +39,10 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// Numbers number 0, 1, … of draw `draw` of an epoch.
+    /// Start the sequence of random numbers for draw `draw` of an epoch.
     pub fn new(key: u64, epoch: u64, draw: u64) -> Draws {
         let counter = [0, epoch as u32, draw as u32, (draw >> 32) as u32];
-        // Epochs beyond 2^32 go into the key: nobody gets there, but nothing repeats either.
+        // The counter holds 32 bits of the epoch. Higher bits go into the key, so that numbers do not repeat.
         let key = key ^ (epoch >> 32);
         Draws { key: [key as u32, (key >> 32) as u32], counter, ready: [0; 4], used: 4 }
     }
@@ -59,7 +61,7 @@ impl Draws {
         u64::from(self.word()) << 32 | u64::from(self.word())
     }
 
-    /// In [0, 1), 53 bits.
+    /// Draw a number in [0, 1) with 53 random bits.
     pub fn unit(&mut self) -> f64 {
         (self.long() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
@@ -68,7 +70,7 @@ impl Draws {
         low + (high - low) * self.unit()
     }
 
-    /// In 0..n; the bias is below 2^-64 · n. Source: Lemire 2019, without the rejection.
+    /// Draw an integer in 0..n; the bias is below 2^-64 · n. Source: Lemire 2019, without the rejection.
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.long()) * u128::from(n)) >> 64) as u64
     }

@@ -1,4 +1,4 @@
-//! Where samples come from: a dataset's view. Turns positions into reads, and what is read into values of a batch.
+//! The source of samples: a view of a dataset. Turns positions into reads, and reads into values of a batch.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use crate::files::Files;
 use crate::memory::{Memory, capacity, recycled};
 use crate::program::Place;
 
-/// Samples of a snapshot, all or chosen ones.
+/// Samples of a snapshot, all or selected.
 #[derive(Clone)]
 pub struct Source {
     pub name: String,
     pub snapshot: Arc<Snapshot>,
     pub selection: Option<Arc<Vec<u64>>>,
-    /// A column beside those of the snapshot.
+    /// A column in addition to those of the snapshot.
     pub files: Option<Arc<Files>>,
 }
 
@@ -31,7 +31,7 @@ impl Source {
         self.len() == 0
     }
 
-    /// Whether all of it is the kernel's memory.
+    /// Return whether all of its files are mapped.
     pub fn mapped(&self) -> bool {
         self.files.is_none() && self.snapshot.context.storage.mapped()
     }
@@ -43,12 +43,12 @@ impl Source {
         }
     }
 
-    /// The files of a column that is not the snapshot's.
+    /// Return the files of a column that is not part of the snapshot.
     fn files_of(&self, spec: &ColumnSpec) -> Option<&Files> {
         self.files.as_deref().filter(|files| files.spec.name == spec.name)
     }
 
-    /// Position in the view → position in the snapshot.
+    /// Map a position in the view to a position in the snapshot.
     pub fn absolute(&self, position: u64) -> u64 {
         self.selection.as_ref().map_or(position, |chosen| chosen[position as usize])
     }
@@ -60,13 +60,13 @@ pub struct Share {
     /// Positions in the view.
     positions: Vec<u64>,
     plan: Plan,
-    /// Where in the batch each of them stands.
+    /// Place in the batch of each position.
     places: Vec<u32>,
-    /// Whether blocks of it are others'.
+    /// Whether it uses blocks that a window lent.
     lent: bool,
 }
 
-/// What a batch reads, by source.
+/// The reads of a batch, by source.
 pub struct Reads {
     pub shares: Vec<Share>,
     count: usize,
@@ -87,7 +87,7 @@ impl Reads {
         Ok(Reads { shares, count: places.len() })
     }
 
-    /// Fetch all that columns need, where it is not mapped. `specs`: the columns of each source; `lend` gives blocks that are held.
+    /// Fetch what columns need, unless files are mapped. `specs`: the columns of each source; `lend` returns blocks that a window holds.
     pub fn fetch(
         &mut self,
         sources: &[Source],
@@ -100,7 +100,7 @@ impl Reads {
             share.lent = !lent.is_empty();
             lent.iter().for_each(|held| share.plan.fetched.lend(held));
             let source = &sources[share.source];
-            // Who visits most of a snapshot comes by the neighbours too.
+            // A source that covers at least half of its snapshot will soon need the neighbours too.
             let purpose = if !share.lent && 2 * source.len() >= source.snapshot.len() { Purpose::Epoch } else { Purpose::Take };
             source.snapshot.fetch(&mut share.plan, &columns, purpose)?;
         }
@@ -115,7 +115,7 @@ impl Reads {
         ids
     }
 
-    /// Copy samples of fixed shape, `cell` bytes each, into `out`; codes of labels and categories are int64.
+    /// Copy samples of fixed shape, `cell` bytes each, into `out`. Codes of labels and categories become int64.
     pub fn fixed(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize, cell: usize, out: &mut [u8]) -> Result<Nulls> {
         let read = |share: &Share, out: &mut [u8]| -> Result<Nulls> {
             let (snapshot, spec) = (&sources[share.source].snapshot, &specs[share.source][column]);
@@ -149,18 +149,19 @@ impl Reads {
         Ok(nulls)
     }
 
-    /// Let go of what was fetched.
+    /// Release the fetched blocks.
     pub fn release(&mut self) {
         self.shares.iter_mut().for_each(|share| share.plan.fetched = Fetched::default());
     }
 
-    /// Find values of different length, to be kept. Copied are those that hold on to much else: they come from a block of many, or a run.
+    /// Find values of different lengths, to be kept by a batch. Values that would keep much other memory alive are copied: those in a run,
+    /// or in a block with many others.
     pub fn kept(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Raw> {
         let mut raw = self.raw(sources, specs, column)?;
         for (share, part) in self.shares.iter().zip(&mut raw.parts) {
             let source = &sources[share.source];
             let spec = &specs[share.source][column];
-            // What is mapped and not compressed is the kernel's memory.
+            // Mapped, uncompressed values are page cache and do not count.
             if source.files_of(spec).is_some() || (source.mapped() && spec.codec == CodecName::None) {
                 continue;
             }
@@ -172,7 +173,7 @@ impl Reads {
         Ok(raw)
     }
 
-    /// Find values of different length; nothing is copied.
+    /// Find values of different lengths without copying them.
     fn raw(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Raw> {
         let (mut parts, mut index, mut own_bytes) = (Vec::new(), vec![(0, 0); self.count], 0);
         for share in &self.shares {
@@ -191,7 +192,7 @@ impl Reads {
         Ok(Raw { parts, index, own_bytes })
     }
 
-    /// A column as it is, without transforms.
+    /// Read a column without transforms.
     pub fn values(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Values> {
         let spec = &specs[0][column];
         let (dtype, shape) = value_type(spec)?;
@@ -211,7 +212,7 @@ impl Reads {
     }
 }
 
-/// Values of one dtype and rank, back to back.
+/// Concatenate values of one dtype and rank into a ragged array.
 pub fn ragged<'a>(values: impl Iterator<Item = Option<(&'a [u8], Vec<u64>)>> + Clone, dtype: Dtype, rank: usize) -> Result<Values> {
     let bytes = values.clone().flatten().map(|(value, _)| value.len()).sum();
     let mut memory = Memory::new(bytes)?;
@@ -235,7 +236,7 @@ pub fn ragged<'a>(values: impl Iterator<Item = Option<(&'a [u8], Vec<u64>)>> + C
     Ok(Values::Ragged { values: Array { memory, dtype, shape, nulls }, offsets, shapes, rank })
 }
 
-/// Dtype and shape of a column's values in a batch.
+/// Return dtype and shape of a column's values in a batch.
 pub fn value_type(spec: &ColumnSpec) -> Result<(Dtype, Shape)> {
     match &spec.kind {
         ColumnKind::Label { .. } | ColumnKind::Category => Ok((Dtype::Int64, Shape::scalar())),

@@ -1,7 +1,7 @@
-//! Transforms as data, and what they do to one sample. Names, defaults and units are those of torchvision v2.
+//! Transforms as data, and their effect on one sample. Names, defaults and units follow torchvision v2.
 //!
-//! Geometry is four motions: crop (which may reach beyond the image: padding), resize, and two mirrors. A transform draws its numbers
-//! once and moves all columns it is `on`; `item` is what is moved.
+//! Geometry consists of four motions: crop, resize and two mirrors. A crop that reaches beyond the image pads it. A transform draws its
+//! numbers once and moves all columns that it is `on`; `item` carries out the motions.
 
 use penstock_codec::resize::{Filter, Resized};
 use penstock_error::{Error, Result};
@@ -32,7 +32,7 @@ pub enum Operation {
     CenterCrop {
         size: Vec<usize>,
     },
-    /// `padding`: left, top, right, bottom; of tensors, before and after of each dimension that `size` has.
+    /// `padding`: left, top, right, bottom; for tensors, before and after for each dimension of `size`.
     RandomCrop {
         size: Vec<usize>,
         padding: Option<Vec<i64>>,
@@ -116,14 +116,14 @@ impl Operation {
     }
 }
 
-/// Apply a transform to one sample: its columns are `items[on]`. An image, mask or tensor leads.
+/// Apply a transform to the columns `items[on]` of one sample. The first image, mask or tensor determines the size.
 pub fn apply(operation: &Operation, items: &mut [Item<'_>], on: &[usize], draws: &mut Draws) -> Result<()> {
     if let Operation::SanitizeBoundingBoxes { min_size, min_area } = operation {
         return sanitise(items, on, *min_size, *min_area);
     }
     let lead = on.iter().find_map(|at| size_of(&items[*at]));
     let Some(size) = lead else {
-        // What follows a null has nothing to follow.
+        // The leading column is null, so boxes and keypoints that follow it become null too.
         on.iter().for_each(|at| items[*at] = Item::Null);
         return Ok(());
     };
@@ -132,7 +132,7 @@ pub fn apply(operation: &Operation, items: &mut [Item<'_>], on: &[usize], draws:
             && other[..2.min(other.len())] != size[..2.min(size.len())]
         {
             let text = format!(
-                "{} is on columns of different size: {:?} and {:?} (height, width)",
+                "{} is on columns of different sizes: {:?} and {:?} (height, width)",
                 operation.name(),
                 &size[..2.min(size.len())],
                 &other[..2.min(other.len())]
@@ -147,7 +147,7 @@ pub fn apply(operation: &Operation, items: &mut [Item<'_>], on: &[usize], draws:
     Ok(())
 }
 
-/// Sizes of the dimensions, height and width first.
+/// Return the sizes of all dimensions, height and width first. None for a null, boxes and keypoints.
 fn size_of(item: &Item<'_>) -> Option<Vec<usize>> {
     match item {
         Item::Image(image) => Some(vec![image.size().1, image.size().0]),
@@ -174,10 +174,10 @@ fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Result<V
                 let (mut low, mut high) = (-before, size[dimension] as i64 + after);
                 if high - low < *wanted as i64 {
                     if !pad_if_needed {
-                        let text = format!("RandomCrop of {wanted} from dimension {dimension}, which has {}", high - low);
-                        return Err(Error::new("invalid-value", text).hint("pad_if_needed=True, or a Resize before it"));
+                        let text = format!("RandomCrop of {wanted} does not fit dimension {dimension}, which has {}", high - low);
+                        return Err(Error::new("invalid-value", text).hint("use pad_if_needed=True, or put a Resize before it"));
                     }
-                    // torchvision pads both sides by what is missing.
+                    // Like torchvision, pad each side by the whole difference.
                     let missing = *wanted as i64 - (high - low);
                     (low, high) = (low - missing, high + missing);
                 }
@@ -218,7 +218,7 @@ fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Result<V
     })
 }
 
-/// Height and width after a transform; it draws nothing that decides on them.
+/// Return height and width after a transform. They do not depend on random numbers.
 pub fn size_after(operation: &Operation, (height, width): (usize, usize)) -> (usize, usize) {
     match operation {
         Operation::Resize { size, max_size, .. } => resized(height, width, size, *max_size),
@@ -229,7 +229,7 @@ pub fn size_after(operation: &Operation, (height, width): (usize, usize)) -> (us
     }
 }
 
-/// Whether an operation computes pixels of others in two passes.
+/// Return whether an operation interpolates pixels, which happens in two passes.
 pub fn resizes(operation: &Operation) -> bool {
     match operation {
         Operation::Resize { interpolation, .. } | Operation::RandomResizedCrop { interpolation, .. } => {
@@ -239,13 +239,13 @@ pub fn resizes(operation: &Operation) -> bool {
     }
 }
 
-/// The size of a dimension after padding.
+/// Return the size of a dimension after padding.
 pub fn padded_size(size: usize, padding: &[i64], dimension: usize) -> usize {
     let (before, after) = padding_of(padding, dimension);
     (size as i64 + before + after).max(0) as usize
 }
 
-/// Padding as [left, top, right, bottom] for two dimensions; for others [before, after] of each.
+/// Return padding before and after a dimension. Four numbers are [left, top, right, bottom]; otherwise each dimension has [before, after].
 pub fn padding_of(padding: &[i64], dimension: usize) -> (i64, i64) {
     match padding.len() {
         4 => (padding[1 - dimension.min(1)], padding[3 - dimension.min(1)]),
@@ -253,7 +253,7 @@ pub fn padding_of(padding: &[i64], dimension: usize) -> (i64, i64) {
     }
 }
 
-/// Python's round, to even, as torchvision has it; what is smaller is padded, less on the left and above.
+/// Return where a centred crop begins, rounded half to even like torchvision. A smaller image is padded, with less on the left and top.
 fn centre(size: usize, wanted: usize) -> i64 {
     if wanted > size {
         return -(((wanted - size) / 2) as i64);
@@ -261,7 +261,7 @@ fn centre(size: usize, wanted: usize) -> i64 {
     ((size as f64 - wanted as f64) / 2.0).round_ties_even() as i64
 }
 
-/// Height and width after a resize.
+/// Return height and width after a resize.
 fn resized(height: usize, width: usize, size: &[usize], max_size: Option<usize>) -> (usize, usize) {
     if let [to_height, to_width] = size {
         return (*to_height, *to_width);
@@ -277,7 +277,7 @@ fn resized(height: usize, width: usize, size: &[usize], max_size: Option<usize>)
     if height <= width { (new_short, new_long) } else { (new_long, new_short) }
 }
 
-/// The box of torchvision's RandomResizedCrop.
+/// Choose the box of a RandomResizedCrop as torchvision does.
 fn resized_crop(height: usize, width: usize, scale: &[f64; 2], ratio: &[f64; 2], draws: &mut Draws) -> Vec<(i64, usize)> {
     let area = (height * width) as f64;
     for _ in 0..10 {

@@ -1,6 +1,6 @@
-//! Runs of a window order, held while their samples are being drawn: each is fetched once, whole, and let go when it is used up.
+//! Runs of a window order, held while their samples are being drawn. Each run is fetched once, whole, and released after its last draw.
 //!
-//! Only where files are not mapped. What a rank holds is its share of the window, and counts in the budget.
+//! Used only if files are not mapped. A rank holds its share of the window, which counts in the budget.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,13 +17,13 @@ use crate::source::Source;
 
 pub struct Window {
     run_samples: u64,
-    /// Runs that are held at most, where it is not known how often one is drawn: the one not asked for longest goes.
+    /// Limit on runs held, for mixtures, where the number of draws per run is unknown. The least recently used run is dropped first.
     most: Option<usize>,
     state: Mutex<State>,
     fetched: Condvar,
 }
 
-/// Every `stride`-th step from `begin` on: those that are made here.
+/// Every `stride`-th step from `begin` on: the steps that this engine makes.
 #[derive(Debug, Clone, Copy)]
 pub struct Steps {
     pub begin: u64,
@@ -45,24 +45,26 @@ impl Steps {
 #[derive(Default)]
 struct State {
     steps: Steps,
-    /// By epoch and number.
+    /// Runs by epoch and number.
     runs: HashMap<(u64, u64), Run>,
-    /// Of all blocks and data files that are held.
+    /// Bytes of all held blocks and data files.
     bytes: u64,
-    /// In how many runs each data file is.
+    /// How many runs hold each data file.
     files: HashMap<Id, usize>,
-    /// Runs that are being fetched, and the bytes of the largest so far.
+    /// Number of runs being fetched.
     fetching: u64,
+    /// Bytes of the largest run so far.
     run_bytes: u64,
+    /// Number of requests so far.
     asked: u64,
 }
 
 struct Run {
-    /// Nothing while somebody fetches it.
+    /// None while a thread fetches it.
     held: Option<Arc<Held>>,
-    /// Samples of it that are still to be drawn here, at most.
+    /// Upper limit on its samples that this engine still has to draw.
     left: u64,
-    /// The number of the request that asked for it last.
+    /// Number of the last request that used it.
     asked: u64,
 }
 
@@ -94,23 +96,23 @@ impl State {
 }
 
 impl Window {
-    /// Nothing for orders without windows, and where files are mapped. `mixed`: the source is one of a mixture.
+    /// Create the window of a source. None for an order without windows or if files are mapped. `mixed`: the source belongs to a mixture.
     pub fn of(order: &Order, source: &Source, mixed: bool) -> Option<Window> {
         let Order::Window { run_samples, window_samples, .. } = order else { return None };
         if source.snapshot.context.storage.mapped() {
             return None;
         }
-        // While one window ends, the next one begins.
+        // Two windows may overlap: one ends while the next one begins.
         let most = mixed.then(|| 2 * window_samples.div_ceil(*run_samples) as usize);
         Some(Window { run_samples: *run_samples, most, state: Mutex::default(), fetched: Condvar::new() })
     }
 
-    /// Let go of everything: the draws begin anew, for these steps.
+    /// Release all runs and start over, for these steps.
     pub fn begin(&self, steps: Steps) {
         *self.lock() = State { steps, ..State::default() };
     }
 
-    /// What is held now, or will be when it is fetched.
+    /// Count the bytes held now, plus an estimate for runs being fetched.
     pub fn bytes(&self) -> u64 {
         let state = self.lock();
         state.bytes + state.fetching * state.run_bytes
@@ -120,8 +122,8 @@ impl Window {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The runs that these positions of the view are in, fetched now unless they are held; each position is a draw of `epoch`. `drawn`
-    /// tells how many samples of a run are drawn here in the epoch, at most.
+    /// Return the runs that contain these positions of the view, and fetch those that are not held. Each position is a draw of `epoch`.
+    /// `drawn` returns an upper limit on the samples of a run that this engine draws in the epoch.
     pub fn runs(
         &self,
         source: &Source,
@@ -134,11 +136,11 @@ impl Window {
         positions.iter().for_each(|position| *uses.entry((epoch, position / self.run_samples)).or_default() += 1);
         let missing = self.missing(source, uses.keys().copied(), drawn);
         let groups = missing.iter().map(|(_, run)| self.range(source, *run).map(|position| source.absolute(position)).collect()).collect();
-        // Others wait for these runs, whatever happens.
+        // Other threads wait for these runs, so even a panic must be caught.
         let fetched = if missing.is_empty() { Ok(Vec::new()) } else { caught(|| source.snapshot.hold(groups, columns)) };
         let mut state = self.lock();
         state.fetching -= missing.len() as u64;
-        self.fetched.notify_all(); // They look when this lock is free.
+        self.fetched.notify_all(); // Waiting threads check again when this lock is released.
         let fetched = fetched.inspect_err(|_| missing.iter().for_each(|run| state.remove(run)))?;
         for (run, held) in missing.iter().zip(fetched) {
             state.insert(run, held);
@@ -148,7 +150,7 @@ impl Window {
             while state.runs.get(&number).is_some_and(|run| run.held.is_none()) {
                 state = self.fetched.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            // Whoever fetched it may have failed: then the take fetches what it needs by itself.
+            // If another thread failed to fetch the run, this batch fetches the blocks it needs without it.
             let Some(run) = state.runs.get_mut(&number) else { continue };
             found.extend(run.held.clone());
             run.left = run.left.saturating_sub(count);
@@ -165,7 +167,7 @@ impl Window {
         Ok(found)
     }
 
-    /// Those that nobody has or fetches; from now on, the caller fetches them.
+    /// Claim the runs that are neither held nor being fetched; the caller must fetch them.
     fn missing(
         &self,
         source: &Source,

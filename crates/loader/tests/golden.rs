@@ -1,4 +1,4 @@
-//! What orders gave once they give for ever: states of loaders rely on it. `PENSTOCK_GOLDEN=write` makes the file anew, before a release.
+//! Orders never change, because loader states rely on them. `PENSTOCK_GOLDEN=write` rewrites the file, allowed only before a release.
 
 use penstock_loader::order::{Order, Sequence};
 use penstock_loader::permutation::Permutation;

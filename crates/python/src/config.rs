@@ -3,7 +3,7 @@
 use penstock_dataset::{Config, Context};
 use pyo3::prelude::*;
 
-/// Set what is given; gives all as they are now: memory_bytes, threads, image_pixels.
+/// Set the given budgets; return the current values of memory_bytes, threads, image_pixels.
 #[pyfunction]
 #[pyo3(signature = (memory_bytes=None, threads=None, image_pixels=None))]
 pub fn configure(memory_bytes: Option<u64>, threads: Option<u64>, image_pixels: Option<u64>) -> (u64, usize, u64) {

@@ -1,4 +1,4 @@
-//! Our error → the Python class of its kind, made by `penstock.errors.make`.
+//! Converts core errors to the Python exception class of their kind, which `penstock.errors.make` creates.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use crate::made::Made;
 static MAKE: Made = Made::new();
 
 thread_local! {
-    /// What a signal's handler raised while this thread waited.
+    /// The exception that a signal handler raised while this thread waited.
     static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
 }
 
-/// Says to a thread that reads ahead that nobody wants what it reads any more.
+/// A flag that stops a thread which reads ahead, once its results are no longer needed.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Stop(Arc<AtomicBool>);
 
@@ -26,7 +26,7 @@ impl Stop {
         Stop(Arc::default())
     }
 
-    /// Make this thread heed it.
+    /// Make waits in this thread end when the flag is set.
     fn heed(&self) {
         penstock_storage::process::heed(self.0.clone());
     }
@@ -36,7 +36,7 @@ impl Stop {
     }
 }
 
-/// Whether a signal came whose handler raised something (Ctrl-C: KeyboardInterrupt), which is only ever so in the main thread.
+/// Run pending signal handlers and return whether one raised, as Ctrl-C raises KeyboardInterrupt. Always false outside the main thread.
 pub fn interrupted() -> bool {
     let raised = Python::attach(|py| py.check_signals()).err();
     let came = raised.is_some();
@@ -46,7 +46,7 @@ pub fn interrupted() -> bool {
     came
 }
 
-/// Turn an error into an exception; the import of `penstock.errors` cannot fail in a whole package.
+/// Turn an error into an exception. Importing `penstock.errors` fails only if the package is incomplete.
 pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
     let code = error.code();
     let (rows, row_ids) = (error.row_list().to_vec(), error.row_id_list().to_vec());
@@ -59,7 +59,7 @@ pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
         Ok(exception) => PyErr::from_value(exception),
         Err(error) => error,
     };
-    // An interrupt is raised as the signal's handler did; what it left unknown is its cause.
+    // Raise the signal handler's own exception. An unknown commit state becomes its cause.
     match matches!(code, "interrupted" | "commit-state-unknown").then(|| RAISED.take()).flatten() {
         None => made,
         Some(raised) => {
@@ -69,7 +69,7 @@ pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
     }
 }
 
-/// The same for results.
+/// Turns the error of a result into an exception.
 pub trait OrRaise<T> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;
 }
@@ -80,7 +80,7 @@ impl<T> OrRaise<T> for penstock_error::Result<T> {
     }
 }
 
-/// The exception object for an error that is reported, not raised.
+/// Make the exception object for an error that is reported instead of raised.
 pub fn exception(py: Python<'_>, error: penstock_error::Error) -> Py<PyAny> {
     raise(py, error).into_value(py).into_any()
 }

@@ -1,4 +1,4 @@
-//! Prepared Python values → columns. Preparation (dtypes, nulls, shapes) is done in `penstock/schema.py`; here bytes move.
+//! Converts prepared Python values to columns. `penstock/schema.py` prepares dtypes, nulls and shapes; this file moves bytes.
 
 use std::cell::Cell;
 use std::io::Read;
@@ -15,23 +15,23 @@ use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};
 
 use crate::errors::OrRaise;
 
-/// What Python raised while values were pulled from it: the core's own error only says that it did.
+/// The exception that Python raised while the core pulled values. The core's own error only reports that the pull failed.
 pub type Raised = Arc<Mutex<Option<PyErr>>>;
 
-/// Large values that Python gives part by part.
+/// Large values that Python provides part by part.
 struct Source {
     pull: Py<PyAny>,
     raised: Raised,
-    /// The transaction that wants them.
+    /// The transaction that reads the values.
     owner: usize,
 }
 
 thread_local! {
-    /// The transaction that pulls a value in this thread just now; 0 for none.
+    /// The transaction that is pulling a value in this thread; 0 if there is none.
     static PULLS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Whether this thread is inside a value that a transaction pulls.
+/// Return whether this thread runs inside a value that transaction `owner` is pulling.
 pub fn is_pulled_by(owner: usize) -> bool {
     PULLS.get() == owner
 }
@@ -66,11 +66,11 @@ impl Pull for Source {
     }
 }
 
-/// One of
+/// Convert one prepared column, which is one of
 /// `("fixed", bytes (n·cell,) uint8, validity (n,) bool | None, n)` ·
 /// `("items", list of bytes | bytearray | str | Path | (height, width, channels, bits, pixels (m,) uint8) | None)` ·
 /// `("flat", data (m,) uint8, ends (n,) int64, free (n, k) int64 | None, validity (n,) bool | None)` ·
-/// `("coded", Words, places among the words (8·n,) uint8, being int64, validity (n,) bool | None)` ·
+/// `("coded", Words, indices of words (8·n,) uint8 holding int64, validity (n,) bool | None)` ·
 /// `("pulled", pull(row, [(low, high), …]) -> (m,) uint8, shapes: list of n lists, validity (n,) bool | None)`.
 ///
 /// Errors count rows from `first_row`.
@@ -113,13 +113,13 @@ pub fn input(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row:
     Ok(Input { name: name.into(), column, words: None })
 }
 
-/// Words that rows of a column are named by, the same list for all slices of it.
+/// The words of a category column, shared by all slices of the column.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Words(Arc<Ragged>);
 
 #[pymethods]
 impl Words {
-    /// `data` (m,) uint8, `ends` (k,) int64.
+    /// Copy the words. Shapes: `data` (m,) uint8, `ends` (k,) int64.
     #[new]
     fn new(py: Python<'_>, data: PyReadonlyArray1<'_, u8>, ends: PyReadonlyArray1<'_, i64>) -> PyResult<Words> {
         let data = data.as_slice()?.to_vec();
@@ -128,7 +128,7 @@ impl Words {
     }
 }
 
-/// Ends of values, which ascend to the end of their data.
+/// Check that ends ascend to the end of their data, and convert them.
 fn ends_of(ends: &[i64], bytes: usize, name: &str) -> penstock_error::Result<Vec<u64>> {
     let ends: Vec<u64> = ends.iter().map(|end| *end as u64).collect();
     if ends.is_sorted() && ends.last().copied().unwrap_or(0) == bytes as u64 {
@@ -143,10 +143,10 @@ fn validity(value: &Bound<'_, PyAny>) -> PyResult<Option<Vec<bool>>> {
     Ok(list.filter(|list| list.contains(&false)))
 }
 
-/// A value that is made outside the GIL.
+/// A value that is read or encoded outside the GIL.
 enum Later {
     File(PathBuf),
-    /// Pixels to be stored as PNG: height, width, channels, bits.
+    /// Pixels to encode as PNG: height, width, channels, bits.
     Pixels([usize; 4], Vec<u8>),
 }
 
@@ -159,7 +159,7 @@ impl Later {
     }
 }
 
-/// Bytes-like values are copied under the GIL; files are read and arrays encoded as PNG outside it, on all threads.
+/// Collect a list of values. Bytes and text are copied under the GIL. Outside it, all threads read files and encode arrays as PNG.
 fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str, first_row: u64) -> PyResult<Column> {
     let mut ragged = Ragged::default();
     let mut later: Vec<(usize, Later)> = Vec::new();
@@ -195,12 +195,12 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str, first_row: u64) -
     py.detach(|| fill(ragged, &later)).map_err(|error| refused(error, name, first_row)).or_raise(py)
 }
 
-/// An error of some rows of a column, of which the first is row `first_row` of what the user gave.
+/// Add the column to an error, and shift its rows by `first_row` to match the user's input.
 fn refused(error: Error, name: &str, first_row: u64) -> Error {
     error.column(name).context(format!("cannot append to column `{name}`")).shift_rows(first_row)
 }
 
-/// Make the values that wait, and put them in their places. Files are read straight into the buffer of the column.
+/// Read or encode the pending values and put them in their places. Files are read directly into the column's buffer.
 fn fill(small: Ragged, later: &[(usize, Later)]) -> penstock_error::Result<Column> {
     let sizes: Vec<usize> = later
         .iter()
@@ -218,7 +218,7 @@ fn fill(small: Ragged, later: &[(usize, Later)]) -> penstock_error::Result<Colum
         slots.push(Mutex::new(slot));
         rest = more;
     }
-    // What does not end in its slot, as pixels and files that change while they are read, comes as a value of its own.
+    // Values that do not end up in a slot are returned separately: encoded pixels, and files whose size changes during the read.
     let bodies = parallel_map(later.len(), work, |index| match &later[index] {
         (row, Later::File(path)) => {
             let mut slot = slots[index].lock().unwrap_or_else(PoisonError::into_inner);
@@ -228,7 +228,7 @@ fn fill(small: Ragged, later: &[(usize, Later)]) -> penstock_error::Result<Colum
         }
         (row, Later::Pixels([height, width, channels, bits], pixels)) => {
             let encoded = penstock_codec::encode_png(*height, *width, *channels, *bits as u8, pixels);
-            encoded.map(Some).map_err(|error| Error::new(error.code(), format!("is no image: {}", error.message())).at_row(*row as u64))
+            encoded.map(Some).map_err(|error| Error::new(error.code(), format!("is not an image: {}", error.message())).at_row(*row as u64))
         }
     })?;
     let bodies = bodies.into_iter().collect::<penstock_error::Result<Vec<_>>>()?;
@@ -262,7 +262,7 @@ fn running_sum(sizes: &[usize]) -> Vec<u64> {
     sizes.iter().scan(0, add).collect()
 }
 
-/// Read a file into a slot of the size that it was seen to have; whole, if it has another one by now.
+/// Read a file into a slot of the expected size. If the size has changed, return the whole content instead.
 fn read_file(path: &Path, slot: &mut [u8]) -> std::io::Result<Option<Vec<u8>>> {
     let mut file = std::fs::File::open(path)?;
     let mut filled = 0;

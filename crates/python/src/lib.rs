@@ -16,7 +16,7 @@ mod view;
 use numpy::{PyArray1, PyArrayMethods as _};
 use pyo3::prelude::*;
 
-/// Loaders and takes keep to their budgets by it.
+/// Returns large memory to the kernel when freed, so that loaders and takes stay within their budgets.
 #[global_allocator]
 static ALLOCATOR: penstock_storage::Returning = penstock_storage::Returning;
 
@@ -25,7 +25,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     penstock_storage::process::watch_forks();
     penstock_storage::process::watch_interrupts(errors::interrupted);
-    // What bindings look up once is looked up here, not first in a thread while another one forks (see `made`).
+    // Do the one-time lookups of bindings here. Otherwise a thread could do them first while another thread forks (see `made`).
     let array = PyArray1::from_vec(py, vec![0i64]);
     array.try_readonly()?;
     py.get_type::<recycle::Memory>();

@@ -1,5 +1,5 @@
-//! Lists of Python's own numbers and texts → arrays, in one pass. Called by `penstock/values.py`, which looks for the row where a list is
-//! not of one kind.
+//! Converts lists of plain Python numbers and strings to arrays in one pass. Called by `penstock/values.py`, which searches mixed lists for
+//! the offending row.
 
 use numpy::{Element, PyArray1};
 use pyo3::prelude::*;
@@ -8,7 +8,7 @@ use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyString};
 /// Values, and which of them are not null; None if none is null.
 type Values<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyArray1<bool>>>);
 
-/// Which rows hold a value. It takes no memory until the first null.
+/// Which rows hold a value. Allocates nothing until the first null.
 #[derive(Default)]
 struct Validity(Vec<bool>);
 
@@ -25,8 +25,8 @@ impl Validity {
     }
 }
 
-/// Convert a list of `int`, `float` or `bool`, as `kind` ("i", "u", "f" or "b") says, and None. Returns None if it holds anything else, a
-/// subclass included, or a number beyond int64, uint64 or float64. Integers are taken among floats, as NumPy takes them.
+/// Convert a list of None and `int`, `float` or `bool`, chosen by `kind` ("i", "u", "f" or "b"). Returns None if the list holds anything
+/// else, including subclasses, or a number beyond int64, uint64 or float64. A list of floats may contain integers, as in NumPy.
 #[pyfunction]
 pub fn numbers<'py>(py: Python<'py>, list: &Bound<'py, PyList>, kind: char) -> Option<Values<'py>> {
     match kind {
@@ -62,10 +62,10 @@ fn collect<'py, T: Element + Default>(
     Some((PyArray1::from_vec(py, values).into_any(), validity.array(py)))
 }
 
-/// The bytes of texts in one array, their offsets (rows + 1,), and which are not null.
+/// The bytes of all texts, their offsets (rows + 1,), and which rows are not null; None if no row is null.
 type Texts<'py> = (Bound<'py, PyArray1<u8>>, Bound<'py, PyArray1<i64>>, Option<Bound<'py, PyArray1<bool>>>);
 
-/// Join the UTF-8 of a list of `str` and None. Returns None if it holds anything else, a subclass included, or text that is not UTF-8.
+/// Join the UTF-8 of a list of `str` and None. Returns None if the list holds anything else, including subclasses, or invalid text.
 #[pyfunction]
 pub fn texts<'py>(py: Python<'py>, list: &Bound<'py, PyList>) -> Option<Texts<'py>> {
     let (mut data, mut offsets, mut validity) = (Vec::new(), Vec::with_capacity(list.len() + 1), Validity::default());

@@ -1,4 +1,4 @@
-//! A loader: JSON and views in, batches out. What is decided is decided in the loader crate; what is friendly, in Python.
+//! A loader: JSON and views in, batches out. The loader crate makes the decisions; Python makes them convenient.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,12 +29,12 @@ use crate::output::{byte_strings, imported_ragged, jsons, numpy_dtype, texts};
 use crate::recycle;
 use crate::view::View;
 
-/// What Python decided; see `penstock/loader.py`.
+/// The options that `penstock/loader.py` has checked and passes as JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Declared {
     names: Vec<String>,
-    /// Result and the column it comes from.
+    /// Name and source column of each result.
     outputs: Vec<(String, String)>,
     transform: Vec<Transform>,
     decode: bool,
@@ -44,7 +44,7 @@ struct Declared {
     order_block_samples: u64,
     global_batch_size: u64,
     last_batch: LastBatch,
-    /// Epoch and draw of step 0.
+    /// Epoch and draw at which step 0 begins.
     base: (u64, u64),
     rank: u64,
     world_size: u64,
@@ -52,9 +52,9 @@ struct Declared {
     on_corrupt: String,
     threads: usize,
     memory_bytes: u64,
-    /// Stored bytes of a sample, by the mean, where it is not mapped.
+    /// Mean stored bytes per sample, if files are not mapped.
     sample_bytes: u64,
-    /// What windows hold, at most.
+    /// Upper limit of what windows hold.
     window_bytes: u64,
 }
 
@@ -66,7 +66,7 @@ pub struct Loader {
     engine: Mutex<Option<Arc<Engine>>>,
 }
 
-/// An alias table, which several loaders may share.
+/// An alias table that several loaders may share.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Weights(Arc<Alias>);
 
@@ -85,7 +85,7 @@ pub struct Files(Arc<penstock_loader::files::Files>);
 
 #[pymethods]
 impl Files {
-    /// `spec`: the column as in a schema. Of each file: name below `root`, its bytes, where the value begins, sizes of free dimensions.
+    /// Open the files. `spec`: the column as in a schema. An entry is (name below `root`, file bytes, offset of the value, free sizes).
     #[new]
     fn new(py: Python<'_>, root: &str, io: &str, spec: &str, entries: Vec<(String, u64, u64, Vec<u64>)>) -> PyResult<Files> {
         let spec: ColumnSpec = serde_json::from_str(spec).map_err(|error| invalid(format!("cannot read files: {error}"))).or_raise(py)?;
@@ -96,7 +96,7 @@ impl Files {
         Ok(Files(Arc::new(penstock_loader::files::Files { spec: ColumnSpec { id: u64::MAX, ..spec }, storage, entries })))
     }
 
-    /// Requests and bytes so far.
+    /// Return the requests and bytes so far.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         self.0.storage.counters().read().entries()
     }
@@ -107,7 +107,7 @@ fn invalid(text: String) -> Error {
 }
 
 fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Alias>>>) -> penstock_error::Result<Recipe> {
-    // Each column is read once, whatever comes of it.
+    // Each column is read once, even if it has several results.
     let mut columns: Vec<&str> = Vec::new();
     let mut outputs = Vec::new();
     for (name, column) in &declared.outputs {
@@ -125,9 +125,9 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
             if one.kind != other.kind || !same_words {
                 let text = format!("cannot mix `{}` and `{}`: column `{}` differs", declared.names[0], declared.names[index], one.name);
                 let hint = if same_words {
-                    "give columns= that are the same in all"
+                    "choose columns= that are the same in every dataset"
                 } else {
-                    "codes of a category differ from dataset to dataset: leave it out of columns=, or use ps.Label"
+                    "category codes differ between datasets: leave the column out of columns=, or use ps.Label"
                 };
                 return Err(invalid(text).hint(hint));
             }
@@ -155,20 +155,20 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
     Ok(Recipe { sources, specs, program, windows, cut, base, pipeline, row_ids, on_corrupt, fetched_bytes, window_bytes })
 }
 
-/// Whether so many batches can be given one after the other: each is there together with the one given before it.
+/// Check that the budget fits consecutive batches: each one is in memory together with the batch delivered before it.
 fn fits(recipe: &Recipe, budget: Budget, batches: u64) -> penstock_error::Result<()> {
     let least = recipe.least_bytes();
     if least.saturating_mul(batches.min(2)) <= budget.memory_bytes {
         return Ok(());
     }
-    let before = if batches > 1 { ", and the one given before it as many" } else { "" };
-    let text = format!("cannot make a loader: a batch takes {least} bytes{before}, memory_bytes is {}", budget.memory_bytes);
-    Err(invalid(text).hint(format!("a smaller batch, or memory_bytes={}", least.saturating_mul(2))))
+    let before = if batches > 1 { " and the previous batch holds as many" } else { "" };
+    let text = format!("cannot create a loader: a batch needs {least} bytes{before}, but memory_bytes is {}", budget.memory_bytes);
+    Err(invalid(text).hint(format!("use a smaller batch, or memory_bytes={}", least.saturating_mul(2))))
 }
 
 #[pymethods]
 impl Loader {
-    /// `files`: of each view, a column beside its own.
+    /// Create a loader. `files`: for each view, a column in addition to its own.
     #[new]
     fn new(
         py: Python<'_>,
@@ -178,7 +178,7 @@ impl Loader {
         declared: &str,
     ) -> PyResult<Loader> {
         let declared: Declared =
-            serde_json::from_str(declared).map_err(|error| invalid(format!("cannot make a loader: {error}"))).or_raise(py)?;
+            serde_json::from_str(declared).map_err(|error| invalid(format!("cannot create a loader: {error}"))).or_raise(py)?;
         let sources = views.iter().zip(&declared.names).zip(files);
         let sources =
             sources.map(|((view, name), files)| Source { files: files.map(|files| files.0.clone()), ..view.source(name) }).collect();
@@ -189,42 +189,42 @@ impl Loader {
         Ok(Loader { recipe: Arc::new(recipe), budget, stats: Arc::default(), engine: Mutex::default() })
     }
 
-    /// Steps of an epoch.
+    /// Count the steps of an epoch.
     #[getter]
     fn steps(&self) -> u64 {
         self.recipe.cut.steps()
     }
 
-    /// Steps of the epoch that step 0 is in, from there on.
+    /// Count the steps of the first epoch, from step 0 on.
     #[getter]
     fn first_steps(&self) -> u64 {
         self.recipe.cut.steps_from(self.recipe.base.1)
     }
 
-    /// Epoch of a step, and the draw it begins with.
+    /// Return the epoch of a step and its first draw.
     fn begin_of(&self, step: u64) -> (u64, u64) {
         self.recipe.begin_of(step)
     }
 
-    /// Bytes of a full batch, as far as shapes are fixed.
+    /// Count the bytes of a full batch, results of fixed shape only.
     #[getter]
     fn least_bytes(&self) -> u64 {
         self.recipe.least_bytes()
     }
 
-    /// Draws of an epoch.
+    /// Count the draws of an epoch.
     #[getter]
     fn epoch_samples(&self) -> u64 {
         self.recipe.program.len()
     }
 
-    /// Results: name, dtype or None, shape with None for free sizes, whether it is an image.
+    /// List the results: name, dtype, shape with None for free sizes, whether it is an image.
     fn results(&self) -> Vec<(String, String, Vec<Option<usize>>, bool)> {
         let outputs = self.recipe.pipeline.outputs.iter();
         outputs.map(|output| (output.name.clone(), output.dtype.name().to_owned(), output.shape.clone(), output.is_image())).collect()
     }
 
-    /// Begin to make every `stride`-th of batches `begin..end`, counted from the base; goes on where they are in the making.
+    /// Start making every `stride`-th batch of `begin..end`, counted from the base. If the engine is already at `begin`, only move its end.
     #[pyo3(signature = (begin, end, stride=1))]
     fn start(&self, py: Python<'_>, begin: u64, end: u64, stride: u64) -> PyResult<()> {
         if let Some(engine) = self.engine()
@@ -241,7 +241,7 @@ impl Loader {
         Ok(())
     }
 
-    /// The next batch and what is known of it, or None after the last.
+    /// Return the next batch and its metadata, or None after the last.
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyDict>, Bound<'py, PyDict>)>> {
         let Some(engine) = self.engine() else { return Ok(None) };
         let batch = py.detach(|| engine.next(interrupted)).or_raise(py)?;
@@ -256,7 +256,7 @@ impl Loader {
         }
     }
 
-    /// The samples of a step: draws, sources, positions in the view, valid.
+    /// Return the samples of a step: draws, sources, positions in the view, valid.
     #[allow(clippy::type_complexity)]
     fn places<'py>(
         &self,
@@ -272,7 +272,7 @@ impl Loader {
         )
     }
 
-    /// Counts and nanoseconds so far.
+    /// Return the counters so far, in nanoseconds and bytes.
     fn stats(&self) -> BTreeMap<&'static str, u64> {
         let Stats { fetch_ns, gather_ns, transform_ns, kept_bytes, peak_bytes } = &*self.stats;
         [
@@ -355,7 +355,7 @@ impl Loader {
 fn whole<'py>(py: Python<'py>, array: Array) -> PyResult<Bound<'py, PyAny>> {
     let Array { memory, dtype, shape, .. } = array;
     let (begin, bytes) = (memory.begin(), memory.bytes());
-    // SAFETY: the memory of a batch has that many bytes, was filled by the engine, and belongs to this batch alone.
+    // SAFETY: the memory has that many bytes, the engine has filled it, and only this batch owns it.
     Ok(unsafe { recycle::over(py, begin, bytes, memory, &PyTuple::new(py, shape)?, &numpy_dtype(py, dtype)?) }?.into_any())
 }
 

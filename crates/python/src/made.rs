@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use pyo3::prelude::*;
 
-/// A Python object, made by whoever asks first. Unlike `PyOnceLock` it holds no lock while it is made, which may let go of the
-/// GIL: a child that another thread forks just then would wait for it for ever. Two threads may make one each; the first counts.
+/// A Python object, made by the first caller. Making it may release the GIL, so unlike `PyOnceLock` this type holds no lock meanwhile: a
+/// child forked at that moment by another thread would wait forever. If two threads both make the object, the first one is kept.
 pub struct Made(OnceLock<Py<PyAny>>);
 
 impl Made {
@@ -21,7 +21,7 @@ impl Made {
         Ok(self.0.get_or_init(|| object).bind(py))
     }
 
-    /// What a module has by that name.
+    /// Import a module and return its attribute `name`.
     pub fn import<'py>(&self, py: Python<'py>, module: &str, name: &str) -> PyResult<&Bound<'py, PyAny>> {
         self.get(py, || py.import(module)?.getattr(name))
     }

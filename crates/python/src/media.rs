@@ -1,4 +1,4 @@
-//! Look at media before they are stored.
+//! Checks media before they are stored.
 
 use penstock_dataset::{Validate, check_media as check};
 use penstock_error::Error;
@@ -7,7 +7,7 @@ use pyo3::types::PyBytes;
 
 use crate::errors::{OrRaise, exception};
 
-/// "header" or "decode".
+/// Parse the `validate` argument.
 pub fn validate(py: Python<'_>, name: &str) -> PyResult<Validate> {
     match name {
         "header" => Ok(Validate::Header),
@@ -16,7 +16,8 @@ pub fn validate(py: Python<'_>, name: &str) -> PyResult<Validate> {
     }
 }
 
-/// The exception of every value that is refused, else None. Cost: header or all pixels of each, on all threads.
+/// Check values; return an exception for each invalid one and None for the others. Cost: parses each header or decodes all pixels, on all
+/// threads.
 #[pyfunction]
 pub fn check_media(py: Python<'_>, values: Vec<Option<Bound<'_, PyBytes>>>, mask: bool, mode: &str) -> PyResult<Vec<Option<Py<PyAny>>>> {
     let mode = validate(py, mode)?;

@@ -1,4 +1,4 @@
-//! Columns → Python values: NumPy arrays filled in place, lists of str and bytes, decoded images, `penstock.Ragged`.
+//! Converts columns to Python values: NumPy arrays filled in place, lists of str and bytes, decoded images, `penstock.Ragged`.
 
 use std::sync::Arc;
 
@@ -17,18 +17,18 @@ use crate::errors::{OrRaise, raise};
 use crate::made::Made;
 use crate::recycle;
 
-/// What the caller wants of media and ragged columns.
+/// The form in which a take returns columns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// Images as pixels, JSON as objects, ragged values as `Ragged`.
     Decoded,
-    /// Media as the bytes that were appended.
+    /// Media as the bytes that were appended, JSON as text.
     Stored,
     /// Every column as flat arrays, for Arrow: (values, nulls) or (data, offsets, shapes, nulls).
     Flat,
 }
 
-/// One take: what, of which, how.
+/// One take: the samples, the form, the handling of damage.
 pub struct Request<'a> {
     pub snapshot: &'a Arc<Snapshot>,
     pub plan: &'a Plan,
@@ -52,7 +52,7 @@ static DTYPE: Made = Made::new();
 static LOADS: Made = Made::new();
 static RAGGED: Made = Made::new();
 
-/// `penstock.schema.numpy_dtype(name)`: knows bfloat16 and timestamps.
+/// Call `penstock.schema.numpy_dtype(name)`, which supports bfloat16 and timestamps.
 pub fn numpy_dtype<'py>(py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyAny>> {
     DTYPE.import(py, "penstock.schema", "numpy_dtype")?.call1((dtype.name(),))
 }
@@ -65,11 +65,11 @@ fn empty<'py>(py: Python<'py>, shape: &[u64], dtype: &Bound<'py, PyAny>, size: u
     {
         return Ok(array);
     }
-    // Zeros, not `empty`: a slice of bytes that nobody has written would be no slice.
+    // `zeros` instead of `empty`: a Rust slice over uninitialised bytes is undefined behaviour.
     Ok(ZEROS.import(py, "numpy", "zeros")?.call1((shape, dtype))?.cast_into::<PyUntypedArray>()?)
 }
 
-/// The memory of an array that this call has just made and nobody else holds.
+/// Return the memory of an array that the caller has just made and not shared.
 fn memory<'a>(array: &'a mut Bound<'_, PyUntypedArray>, bytes: usize) -> &'a mut [u8] {
     if bytes == 0 {
         return &mut [];
@@ -78,7 +78,7 @@ fn memory<'a>(array: &'a mut Bound<'_, PyUntypedArray>, bytes: usize) -> &'a mut
     unsafe { std::slice::from_raw_parts_mut((*array.as_array_ptr()).fields.data.cast::<u8>(), bytes) }
 }
 
-/// Arrays of windows of tiled samples, filled in place.
+/// Read windows of tiled samples into new arrays.
 pub fn windows<'py>(
     py: Python<'py>,
     snapshot: &Snapshot,
@@ -118,7 +118,7 @@ fn masked<'py>(py: Python<'py>, array: Bound<'py, PyAny>, nulls: Nulls) -> PyRes
 }
 
 impl Request<'_> {
-    /// Column → values, in the order the columns are asked.
+    /// Read columns into a dict, name → values, in the order requested.
     pub fn batch<'py>(&self, py: Python<'py>, columns: Option<Vec<String>>) -> PyResult<Bound<'py, PyDict>> {
         let batch = PyDict::new(py);
         match columns {
@@ -203,11 +203,11 @@ impl Request<'_> {
         }
     }
 
-    /// The same as `flat` for ragged samples that are all tiled: their sizes are known before they are read, so that they are
-    /// read straight into the one array. Nothing where some are not.
+    /// Do what `flat` does, for ragged samples that are all tiled. Their sizes are known in advance, so they are read directly into one
+    /// array. None if any sample is not tiled.
     fn tiled<'py>(&self, py: Python<'py>, spec: &ColumnSpec, dtype: Dtype) -> PyResult<Option<Bound<'py, PyAny>>> {
         if dtype == Dtype::Bytes || !self.snapshot.has_tiles() {
-            return Ok(None); // Bytes are never tiled. All null, they would look as if they were.
+            return Ok(None); // Bytes are never tiled, but a column of nulls would look tiled.
         }
         let Some(shapes) = py.detach(|| self.snapshot.shapes(self.plan, spec, self.on_corrupt)).or_raise(py)? else { return Ok(None) };
         let rank = spec.kind.stored().or_raise(py)?.1.0.len();
@@ -247,8 +247,8 @@ impl Request<'_> {
         self.finish(py, array.into_any(), nulls)
     }
 
-    /// What the store has put in order is the array itself: if it is all, if elements may lie where it begins, and if it is so
-    /// large that it is worth the memory that it holds on to.
+    /// Return joined memory that can become the array without a copy. It must hold all values, be aligned for the dtype, and be large
+    /// enough to justify the memory that it keeps alive.
     fn large(&self, py: Python<'_>, dtype: Dtype, bytes: usize, joined: impl FnOnce() -> Option<Frozen> + Send) -> Option<Frozen> {
         let fits = |joined: &Frozen| {
             let found = joined.as_ref();
@@ -274,7 +274,7 @@ impl Request<'_> {
         }
     }
 
-    /// (data, offsets (n+1) in elements, shapes (n, ndim) | None, nulls | None).
+    /// Make flat arrays: (data, offsets (n+1) in elements, shapes (n, ndim) | None, nulls | None).
     fn flat<'py>(&self, py: Python<'py>, dtype: Dtype, shape: &Shape, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
         let (size, bytes) = (dtype.size() as u64, values.value_bytes());
         let numpy = numpy_dtype(py, if dtype == Dtype::Bytes { Dtype::Uint8 } else { dtype })?;
@@ -321,7 +321,7 @@ impl Request<'_> {
                 _ => penstock_codec::decode_mask(bytes, limits).map(Some),
             }
         };
-        // Decoding makes about ten bytes of pixels from one stored.
+        // Decoding makes about ten bytes of pixels from one stored byte.
         let decoded = py.detach(|| parallel_map(values.len(), values.value_bytes().saturating_mul(10), decode)).or_raise(py)?;
         let list = PyList::empty(py);
         let mask = matches!(spec.kind, ColumnKind::Mask { .. });
@@ -355,12 +355,12 @@ fn pixels<'py>(py: Python<'py>, picture: Picture, mask: bool) -> PyResult<Bound<
     if mask { flat.call_method1("reshape", ((height, width),)) } else { flat.call_method1("reshape", ((height, width, channels),)) }
 }
 
-/// `penstock.ragged.from_core`.
+/// Call `penstock.ragged.from_core`.
 pub fn imported_ragged<'py>(py: Python<'py>, parts: Bound<'py, PyAny>, shape: &Shape) -> PyResult<Bound<'py, PyAny>> {
     RAGGED.import(py, "penstock.ragged", "from_core")?.call1((parts, PyTuple::new(py, &shape.0)?))
 }
 
-/// What to do about text or JSON that is none: the checksum was right, so its writer was wrong. Gives an exception, or none for a null.
+/// Handles invalid text or JSON. The checksum matched, so its writer stored it that way. Returns the exception, or None to read a null.
 pub type Refuse<'a> = &'a dyn Fn(usize, &str) -> Option<PyErr>;
 
 pub fn texts<'py, 'a>(
@@ -402,10 +402,10 @@ pub fn jsons<'py, 'a>(
     Ok(list.into_any())
 }
 
-/// Above this many bytes the copy is done without the GIL.
+/// From this many bytes on, the copy runs without the GIL.
 const COPY_WITHOUT_GIL_BYTES: usize = 64 << 10;
 
-/// One `bytes` object a sample, copied once.
+/// Make one `bytes` object per sample, copied once.
 pub fn byte_strings<'py, 'a>(
     py: Python<'py>,
     count: usize,
@@ -423,10 +423,10 @@ pub fn byte_strings<'py, 'a>(
             objects.push(None);
             continue;
         };
-        // SAFETY: a null source makes a bytes object of that length with content to be filled; errors come back as null.
+        // SAFETY: with a null source, the call allocates a bytes object of that length, uninitialised; it returns null on error.
         let object =
             unsafe { Bound::from_owned_ptr_or_err(py, pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), value.len() as isize))? };
-        // SAFETY: the object is a bytes object that nobody else knows yet.
+        // SAFETY: the object is a bytes object with no other references.
         let data = unsafe { pyo3::ffi::PyBytes_AsString(object.as_ptr()) };
         targets.push((index, data as usize));
         objects.push(Some(object.cast_into::<PyBytes>()?));
@@ -434,7 +434,7 @@ pub fn byte_strings<'py, 'a>(
     py.detach(|| {
         for (index, target) in targets {
             if let Some(value) = get(index) {
-                // SAFETY: `target` has value.len() bytes, is ours alone until the list is returned, and cannot overlap the map.
+                // SAFETY: `target` has value.len() bytes, is not shared until the list is returned, and cannot overlap the source.
                 unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), target as *mut u8, value.len()) };
             }
         }

@@ -1,4 +1,4 @@
-//! NumPy arrays over memory of ours: recycled, or filled by a store.
+//! NumPy arrays over memory of the core: recycled, or filled by a store.
 
 use numpy::PyUntypedArray;
 use numpy::ndarray::ArrayView1;
@@ -7,16 +7,16 @@ use penstock_storage::{Frozen, Recycled};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-/// Smaller arrays are NumPy's own: its allocator keeps such memory anyway.
+/// Smaller arrays use NumPy's own memory, which its allocator reuses anyway.
 pub const LEAST_BYTES: u64 = 1 << 20;
 
-/// What an array lies in. Goes back when the last array that refers to it is gone.
+/// The memory of an array. Released when the last array that refers to it is freed.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Memory {
     _held: Box<dyn Send + Sync>,
 }
 
-/// An array of that many bytes with content to be filled; nothing where there is no memory, for NumPy to say so.
+/// Make an array whose content the caller must fill. None if memory is exhausted, so that NumPy reports it.
 pub fn array<'py>(
     py: Python<'py>,
     bytes: u64,
@@ -26,11 +26,11 @@ pub fn array<'py>(
     let Some(memory) = usize::try_from(bytes).ok().and_then(|bytes| Recycled::new(bytes, Config::memory_bytes()).ok()) else {
         return Ok(None);
     };
-    // SAFETY: recycled memory has that many bytes, and nobody else knows of it.
+    // SAFETY: recycled memory has that many bytes, and no other reference to it exists.
     unsafe { over(py, memory.memory(), bytes as usize, memory, shape, dtype) }.map(Some)
 }
 
-/// An array that is what a take has joined. The caller is the only one who still reads it.
+/// Wrap memory that a take has joined. Nothing else may still read the memory.
 pub fn filled<'py>(
     py: Python<'py>,
     joined: Frozen,
@@ -38,14 +38,14 @@ pub fn filled<'py>(
     dtype: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyUntypedArray>> {
     let (begin, bytes) = (joined.as_ref().as_ptr().cast_mut(), joined.as_ref().len());
-    // SAFETY: what was joined lives as long as `joined`; the take that put it together is over, so nobody else reads it.
+    // SAFETY: the memory lives as long as `joined`. The take that filled it is done, so nothing else reads it.
     unsafe { over(py, begin, bytes, joined, shape, dtype) }
 }
 
-/// An array over memory that `held` keeps.
+/// Make an array over memory that `held` keeps alive.
 ///
 /// # Safety
-/// `begin` must have `bytes` initialised bytes for as long as `held` lives, to which nobody else refers.
+/// `begin` must point to `bytes` initialised bytes that live as long as `held` and have no other references.
 pub unsafe fn over<'py>(
     py: Python<'py>,
     begin: *mut u8,
@@ -55,7 +55,7 @@ pub unsafe fn over<'py>(
     dtype: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyUntypedArray>> {
     let memory = Bound::new(py, Memory { _held: Box::new(held) })?.into_any();
-    // SAFETY: as the caller promises; `memory`, which the array holds, keeps it.
+    // SAFETY: the caller guarantees the bytes; the array holds `memory`, which keeps them alive.
     let flat = unsafe {
         let view = ArrayView1::from_shape_ptr(bytes, begin.cast_const());
         numpy::PyArray1::borrow_from_array(&view, memory)

@@ -22,12 +22,12 @@ pub struct Snapshot {
     pub options: Options,
 }
 
-/// `storage_options` and `io` as the caller gave them.
+/// Parse the `storage_options` and `io` arguments.
 fn options(given: Option<Vec<(String, String)>>, io: &str) -> penstock_error::Result<Options> {
     Options::new(given.unwrap_or_default(), Io::parse(io)?)
 }
 
-/// Make a dataset from the columns of a schema, as JSON.
+/// Create a dataset. `columns`: the columns of the schema, as JSON.
 #[pyfunction]
 #[pyo3(signature = (uri, columns, message, author, storage_options=None, io="auto"))]
 pub fn create(
@@ -47,7 +47,7 @@ pub fn create(
     Ok(Snapshot { inner: Arc::new(made.or_raise(py)?), options })
 }
 
-/// Open the newest snapshot of main, or the one named. `incomplete` permits a copy that lacks objects.
+/// Open the newest snapshot of main, or the given one. `incomplete` permits a copy that lacks objects.
 #[pyfunction]
 #[pyo3(signature = (uri, snapshot=None, storage_options=None, io="auto", incomplete=false))]
 pub fn open(
@@ -69,7 +69,7 @@ pub fn open(
     Ok(Snapshot { inner: Arc::new(opened.or_raise(py)?), options })
 }
 
-/// Look at a place: (name, good | None, (value, unit) | None, told, advice) of each thing that was tried.
+/// Examine a location. Returns (name, good | None, (value, unit) | None, told, advice) for each check; `told` is the finding as text.
 #[pyfunction]
 #[pyo3(signature = (uri, storage_options=None, io="auto"))]
 pub fn doctor(py: Python<'_>, uri: &str, storage_options: Option<Vec<(String, String)>>, io: &str) -> PyResult<Vec<Found>> {
@@ -87,7 +87,7 @@ impl Snapshot {
         self.inner.context.storage.uri()
     }
 
-    /// Whether data files are mapped, and not fetched by range.
+    /// Return whether data files are mapped instead of fetched by range.
     #[getter]
     fn mapped(&self) -> bool {
         self.inner.context.storage.mapped()
@@ -108,7 +108,7 @@ impl Snapshot {
         self.inner.record().dataset.to_string()
     }
 
-    /// The columns of the schema, as JSON.
+    /// Return the columns of the schema, as JSON.
     #[getter]
     fn columns(&self, py: Python<'_>) -> PyResult<String> {
         serde_json::to_string(&self.inner.schema.columns).map_err(|error| Error::new("internal", error.to_string())).or_raise(py)
@@ -118,18 +118,18 @@ impl Snapshot {
         self.inner.len() as usize
     }
 
-    /// The newest snapshot of this branch, sharing caches and counters with this one.
+    /// Open the newest snapshot of this branch; it shares caches and counters with this one.
     fn refresh(&self, py: Python<'_>) -> PyResult<Snapshot> {
         let newest = py.detach(|| self.inner.refreshed()).or_raise(py)?;
         Ok(Snapshot { inner: Arc::new(newest), options: self.options.clone() })
     }
 
-    /// `storage_options` without secrets and `io`, to open the dataset again elsewhere.
+    /// Return `storage_options` without secrets, and `io`, to open the dataset in another process.
     fn options(&self) -> (Vec<(String, String)>, &'static str) {
         (self.options.without_secrets().into_iter().collect(), self.options.io.name())
     }
 
-    /// Begin a transaction; what its commit will say is looked at before there is work to lose.
+    /// Begin a transaction. Checks message, author and properties now, before work could be lost.
     fn begin(&self, py: Python<'_>, message: &str, author: &str, properties: &str) -> PyResult<Transaction> {
         Transaction::begin(py, self.inner.clone(), self.options.clone(), [message, author, properties])
     }
@@ -139,29 +139,29 @@ impl Snapshot {
         View::new(py, self.inner.clone(), positions)
     }
 
-    /// Words of a category, by code.
+    /// Return the words of a category, ordered by code.
     fn vocabulary<'py>(&self, py: Python<'py>, column: &str) -> PyResult<Bound<'py, PyList>> {
         let words = py.detach(|| self.inner.column(column).and_then(|spec| self.inner.vocabulary(spec.id))).or_raise(py)?;
         PyList::new(py, words.iter())
     }
 
-    /// Keep this snapshot under a name, until it is removed.
+    /// Pin this snapshot under a name, until the pin is removed.
     fn pin(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         py.detach(|| penstock_dataset::pin(&self.inner.context, name, self.inner.id())).or_raise(py)
     }
 
-    /// Names and snapshots that are kept.
+    /// Return all pins: name → snapshot id.
     fn pins(&self, py: Python<'_>) -> PyResult<BTreeMap<String, String>> {
         let pins = py.detach(|| penstock_dataset::pins(&self.inner.context)).or_raise(py)?;
         Ok(pins.into_iter().map(|(name, target)| (name, target.to_string())).collect())
     }
 
-    /// Remove a pin; whether it was there.
+    /// Remove a pin; return whether it existed.
     fn unpin(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
         py.detach(|| penstock_dataset::unpin(&self.inner.context, name)).or_raise(py)
     }
 
-    /// Commits, newest first, as dicts.
+    /// List commits as dicts, newest first.
     #[pyo3(signature = (limit=None))]
     fn log(&self, py: Python<'_>, limit: Option<usize>) -> PyResult<Vec<Py<PyDict>>> {
         let limit = limit.unwrap_or(usize::MAX);
@@ -186,7 +186,7 @@ impl Snapshot {
         entries.into_iter().take(limit).map(|entry| commit(py, &entry.record)).collect()
     }
 
-    /// Check every byte; `progress(data_files, data_bytes)` is called now and then.
+    /// Check every byte; calls `progress(data_files, data_bytes)` periodically.
     #[pyo3(signature = (progress=None))]
     fn verify(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Py<PyDict>> {
         let mut failed: Option<PyErr> = None;
@@ -218,17 +218,18 @@ impl Snapshot {
         Ok(answer.unbind())
     }
 
-    /// A number that handles which count together have in common.
+    /// Return a number that is equal for handles which share counters.
     fn handle(&self) -> usize {
         Arc::as_ptr(&self.inner.context) as usize
     }
 
-    /// Requests and bytes of this handle so far.
+    /// Return the requests and bytes of this handle so far.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         self.inner.context.storage.counters().read().entries()
     }
 
-    /// Bytes of these columns, about: stored, decoded, of a block of each whose samples share blocks, and from the first to the last block of each. Cost: the manifest, and a few tails.
+    /// Estimate bytes of these columns: stored, decoded, one shared block per column, the span from first to last block, decoded per
+    /// sample. Cost: the manifest and a few tails.
     fn column_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64, u64, f64)> {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
@@ -238,7 +239,7 @@ impl Snapshot {
         .or_raise(py)
     }
 
-    /// What reading these columns keeps of data files: of all, of the largest, and how much of that may be kept. Cost: the manifest.
+    /// Return the bytes that reading these columns keeps of data files: of all, of the largest, and the limit. Cost: the manifest.
     fn kept_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64)> {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
@@ -247,12 +248,13 @@ impl Snapshot {
         .or_raise(py)
     }
 
-    /// What a request costs here, in bytes, and up to how many bytes of columns an epoch reads each block of once, neighbours along with it.
+    /// Return the cost of a request, in bytes, and a size limit. Up to that size of columns, an epoch reads neighbouring blocks too, so
+    /// that it reads each block once.
     fn request_cost(&self) -> (u64, u64) {
         (self.inner.context.storage.request_cost().gap_bytes, Context::block_cache_bytes() / 2)
     }
 
-    /// Per column: stored bytes, blocks, data files. Reads all tails.
+    /// Return per column its name, stored bytes, blocks and data files. Cost: all tails.
     fn layout(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, u64, u64)>> {
         py.detach(|| {
             let mut rows: Vec<(u64, (String, u64, u64, u64))> =

@@ -1,4 +1,4 @@
-//! A transaction handle: takes prepared columns, commits once.
+//! A transaction handle: accepts prepared columns and commits once.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,9 +14,9 @@ use crate::{input, media};
 
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Transaction {
-    /// Empty once it is committed or given up.
+    /// None after commit or abort.
     inner: Mutex<Option<penstock_dataset::Transaction>>,
-    /// In a forked child the lock may be held by a thread that is not there.
+    /// Detects a forked child, where a thread that no longer exists may hold the lock.
     generation: u64,
     options: Options,
 }
@@ -28,33 +28,32 @@ impl Transaction {
         Ok(Transaction { inner: Mutex::new(Some(inner)), generation: generation(), options })
     }
 
-    /// A number that no other transaction has as long as this one lives.
+    /// Return a number that is unique among living transactions.
     fn address(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Refuse a fork's child, and a value that uses the transaction which just pulls it, and would wait for itself.
+    /// Refuse calls from a forked child, and from a value that this transaction is pulling, because such a call would deadlock.
     fn check_caller(&self, py: Python<'_>) -> PyResult<()> {
         if input::is_pulled_by(self.address()) {
             let text = "cannot use this transaction from inside a value that it is reading";
-            return Err(Error::new("transaction-closed", text).hint("raise an error there; what is appended is given up then"))
-                .or_raise(py);
+            return Err(Error::new("transaction-closed", text).hint("raise an error there: it aborts the append")).or_raise(py);
         }
         if self.generation == generation() {
             return Ok(());
         }
-        let text = "cannot go on with this transaction: it belongs to the process that began it, and this is a fork of that";
-        Err(Error::new("transaction-closed", text).hint("begin a transaction of its own here")).or_raise(py)
+        let text = "cannot use this transaction: it belongs to the process that began it, and this process is a fork of it";
+        Err(Error::new("transaction-closed", text).hint("begin a new transaction in this process")).or_raise(py)
     }
 }
 
 fn closed() -> Error {
-    Error::new("transaction-closed", "cannot go on with this transaction: it is committed or was given up")
+    Error::new("transaction-closed", "cannot use this transaction: it is already committed or aborted")
 }
 
 #[pymethods]
 impl Transaction {
-    /// Add samples: name → prepared values (see `penstock.schema`). They are row `first_row` and on of what the user gave, for errors.
+    /// Append samples: name → prepared values (see `penstock.schema`). Errors count rows from `first_row` of the user's input.
     fn append(&self, py: Python<'_>, columns: &Bound<'_, PyDict>, validate: &str, first_row: u64) -> PyResult<()> {
         self.check_caller(py)?;
         let validate = media::validate(py, validate)?;
@@ -74,7 +73,7 @@ impl Transaction {
         }
     }
 
-    /// Commit: (snapshot id, first row id, samples, the new snapshot).
+    /// Commit. Returns (snapshot id, first row id, samples, the new snapshot).
     fn commit(&self, py: Python<'_>, message: &str, author: &str, properties: &str) -> PyResult<(String, i64, u64, Snapshot)> {
         self.check_caller(py)?;
         let (receipt, snapshot) = py
@@ -91,10 +90,10 @@ impl Transaction {
         ))
     }
 
-    /// Give up; nothing of it stays.
+    /// Abort and discard everything appended.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         if self.generation != generation() {
-            return Ok(()); // It is the parent's to give up.
+            return Ok(()); // Only the parent process may abort.
         }
         self.check_caller(py)?;
         py.detach(|| drop(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()));

@@ -1,4 +1,4 @@
-//! A snapshot, whole or narrowed to chosen positions, and `take` on it.
+//! A snapshot, whole or narrowed to selected positions, and `take` on it.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::output::{self, Form, Request};
 pub struct View {
     snapshot: Arc<Snapshot>,
     positions: Option<Arc<Vec<u64>>>,
-    /// Per column what NumPy needs to make its array: made on the first take.
+    /// NumPy dtype of each column, looked up on the first take.
     numpy: output::NumpyTypes,
 }
 
@@ -38,7 +38,7 @@ impl View {
         self.positions.as_ref().map_or(self.snapshot.len(), |positions| positions.len() as u64)
     }
 
-    /// Positions of the view → positions of the snapshot.
+    /// Map positions of the view to positions of the snapshot.
     fn resolve(&self, positions: &[i64]) -> penstock_error::Result<Vec<u64>> {
         match &self.positions {
             None => resolve(positions, self.len(), |position| position),
@@ -46,7 +46,7 @@ impl View {
         }
     }
 
-    /// The columns that hold data among those asked for, each once.
+    /// Return the requested stored columns, each once; virtual columns are left out.
     fn specs(&self, names: Option<&[String]>) -> penstock_error::Result<Vec<&ColumnSpec>> {
         let virtual_column = |name: &str| matches!(name, "_row_id" | "_position");
         match names {
@@ -58,7 +58,7 @@ impl View {
         }
     }
 
-    /// Positions of the snapshot that `which` stands for, as `take` has it.
+    /// Resolve `which`, as `take` accepts it, to positions of the snapshot.
     fn which(&self, py: Python<'_>, which: &Bound<'_, PyAny>, absolute: bool) -> PyResult<Vec<u64>> {
         if let Ok(range) = which.cast::<PyTuple>() {
             let (start, end): (u64, u64) = range.extract()?;
@@ -74,15 +74,15 @@ impl View {
     }
 }
 
-/// Positions come as arrays: a list of Python's would be made and read number by number.
+/// Positions are passed as arrays, because a Python list would be built and read number by number.
 pub type Positions<'py> = PyReadonlyArray1<'py, i64>;
 
-/// The numbers one after the other; a copy where the array has gaps.
+/// Return the numbers as a slice; copies them if the array is not contiguous.
 fn in_line<'a>(array: &'a Positions<'_>) -> Cow<'a, [i64]> {
     array.as_slice().map_or_else(|_| Cow::Owned(array.as_array().to_vec()), Cow::Borrowed)
 }
 
-/// Negative positions count from the end, as in NumPy.
+/// Resolve and check positions; negative ones count from the end, as in NumPy.
 fn resolve(positions: &[i64], len: u64, map: impl Fn(u64) -> u64) -> penstock_error::Result<Vec<u64>> {
     let one = |(place, position): (usize, &i64)| {
         let at = if *position < 0 { position + len as i64 } else { *position };
@@ -97,18 +97,18 @@ impl View {
         self.len() as usize
     }
 
-    /// The positions in the snapshot, or None for all.
+    /// Return the positions in the snapshot, or None for all.
     fn positions<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<i64>>> {
         self.positions.as_ref().map(|positions| PyArray1::from_iter(py, positions.iter().map(|position| *position as i64)))
     }
 
-    /// Narrow further.
+    /// Narrow the view further.
     fn select(&self, py: Python<'_>, positions: Positions<'_>) -> PyResult<View> {
         let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
         Ok(View { numpy: output::NumpyTypes::new(&self.snapshot), snapshot: self.snapshot.clone(), positions: Some(Arc::new(positions)) })
     }
 
-    /// What a take would ask of storage now: (object, begin, end) of each range.
+    /// Return the ranges that a take would request now: (object, begin, end) each.
     #[pyo3(signature = (which, columns=None))]
     fn ranges(&self, py: Python<'_>, which: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<Vec<(String, u64, u64)>> {
         let specs = self.specs(columns.as_deref()).or_raise(py)?;
@@ -117,7 +117,7 @@ impl View {
         Ok(ranges.into_iter().map(|range| (range.name.clone(), range.begin, range.end())).collect())
     }
 
-    /// What the blocks of these samples take once they are decoded; tiles are left out.
+    /// Count the decoded bytes of the blocks of these samples, except tiles.
     #[pyo3(signature = (which, columns=None))]
     fn decoded_bytes(&self, py: Python<'_>, which: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<u64> {
         let specs = self.specs(columns.as_deref()).or_raise(py)?;
@@ -125,7 +125,7 @@ impl View {
         py.detach(|| self.snapshot.decoded_bytes(&mut Plan::new(&self.snapshot, positions)?, &specs)).or_raise(py)
     }
 
-    /// Shapes of tiled samples, None for a null; None for all where some sample of these is not tiled.
+    /// Return the shapes of tiled samples, None for a null. Returns None if any of these samples is not tiled.
     fn shapes(&self, py: Python<'_>, positions: Positions<'_>, column: &str) -> PyResult<Option<Vec<Option<Vec<u64>>>>> {
         let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
         let spec = self.snapshot.column(column).or_raise(py)?;
@@ -137,7 +137,7 @@ impl View {
         .or_raise(py)
     }
 
-    /// Read a window of each of these samples, all of which are tiled: windows as (low, high) a dimension.
+    /// Read a window of each of these samples, which must all be tiled. A window is (low, high) per dimension.
     fn windows<'py>(
         &self,
         py: Python<'py>,
@@ -155,16 +155,15 @@ impl View {
         output::windows(py, &self.snapshot, positions, spec, &windows)
     }
 
-    /// Positions of row ids in the snapshot.
+    /// Return the positions of row ids in the snapshot.
     fn positions_of<'py>(&self, py: Python<'py>, row_ids: Positions<'_>) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let row_ids = in_line(&row_ids);
         let found = py.detach(|| self.snapshot.positions_of(&row_ids)).or_raise(py)?;
         Ok(PyArray1::from_iter(py, found.into_iter().map(|position| position as i64)))
     }
 
-    /// Read samples. `which` is an int64 array of positions of this view, or a (start, end) pair of them, or with
-    /// `absolute` positions of the snapshot. `form`: "decoded", "stored" or "flat". For a group of a scan, `scan` tells
-    /// whether the block cache keeps what is read.
+    /// Read samples. `which` is an int64 array of positions of this view, or a (start, end) pair. With `absolute`, array positions refer to
+    /// the snapshot. `form`: "decoded", "stored" or "flat". A scan sets `scan`: whether the block cache keeps the blocks that are read.
     #[pyo3(signature = (which, columns=None, form="decoded", on_corrupt="raise", absolute=false, scan=None))]
     fn take<'py>(
         &self,

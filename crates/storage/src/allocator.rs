@@ -1,19 +1,19 @@
-//! An allocator that gives large memory back to the kernel as soon as it is freed.
+//! An allocator that returns large memory to the kernel as soon as it is freed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
 
 use crate::buffer::HUGE_PAGE_BYTES;
 
-/// The largest page of any kernel that we run on: what is mapped is a multiple of it.
+/// Largest page size of the supported kernels. The length of every map is a multiple of it.
 const PAGE_BYTES: usize = 64 << 10;
-/// The smallest one: what the kernel moves is a multiple of it.
+/// Smallest page size of the supported kernels. It is the only alignment that `mremap` guarantees.
 const SMALLEST_PAGE_BYTES: usize = 4096;
 
-/// The system's allocator for small memory; maps of the kernel, on huge pages, for memory of at least [`HUGE_PAGE_BYTES`].
+/// An allocator that maps memory of at least [`HUGE_PAGE_BYTES`] on huge pages, and uses the system allocator for the rest.
 ///
-/// glibc keeps up to 64 MiB of what is freed for each thread, once one array of 32 MiB was freed. Decoded images are of that size, so a loader
-/// with a few threads took 1.5 times its budget.
+/// Once one array of 32 MiB has been freed, glibc keeps up to 64 MiB of freed memory per thread. Decoded images reach that size, so
+/// a loader with a few threads used 1.5 times its budget.
 pub struct Returning;
 
 const fn is_large(layout: &Layout) -> bool {
@@ -24,18 +24,18 @@ fn mapped_bytes(size: usize) -> usize {
     size.next_multiple_of(PAGE_BYTES)
 }
 
-/// Map `size` bytes of zeros; the address is a multiple of a huge page. Returns null if the kernel has no memory.
+/// Map `size` zeroed bytes at a multiple of the huge page size. Returns null if the kernel is out of memory.
 fn map(size: usize) -> *mut u8 {
     let (bytes, access) = (mapped_bytes(size), libc::PROT_READ | libc::PROT_WRITE);
-    let room = bytes + HUGE_PAGE_BYTES; // A layout is at most half the address space.
-    // SAFETY: a new map, at an address of the kernel's choice, touches no memory that is there.
+    let room = bytes + HUGE_PAGE_BYTES; // Cannot overflow: a layout is at most half the address space.
+    // SAFETY: a new map at an address that the kernel chooses does not overlap existing memory.
     let start = unsafe { libc::mmap(null_mut(), room, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
     if start == libc::MAP_FAILED {
         return null_mut();
     }
     let start = start.cast::<u8>();
     let before = start.align_offset(HUGE_PAGE_BYTES);
-    // SAFETY: both parts lie inside the new map, outside of what is given; nothing refers to them. The advice changes no content.
+    // SAFETY: both unmapped parts are inside the new map and outside the returned memory. The advice does not change contents.
     unsafe {
         let memory = start.add(before);
         unmap(start, before);
@@ -46,36 +46,36 @@ fn map(size: usize) -> *mut u8 {
 }
 
 /// # Safety
-/// The range is mapped by `map`, and nothing refers to it any more.
+/// The range was mapped by `map`, and nothing refers to it any more.
 unsafe fn unmap(start: *mut u8, bytes: usize) {
     if bytes > 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract above.
         unsafe { libc::munmap(start.cast(), bytes) };
     }
 }
 
-// SAFETY: what is large by its layout comes from `map` and goes to `unmap`, anything else comes from `System` and goes there; `realloc` moves
-// what crosses the line. Nothing here allocates or panics.
+// SAFETY: large layouts are allocated by `map` and freed by `unmap`, all others by `System`. `realloc` copies memory whose new size
+// changes its allocator. Nothing here panics or uses the global allocator.
 unsafe impl GlobalAlloc for Returning {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of this method.
         if is_large(&layout) { map(layout.size()) } else { unsafe { System.alloc(layout) } }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of this method.
         if is_large(&layout) { map(layout.size()) } else { unsafe { System.alloc_zeroed(layout) } }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise: it was allocated with this layout.
+        // SAFETY: the caller promises that the memory was allocated with this layout.
         unsafe { if is_large(&layout) { unmap(memory, mapped_bytes(layout.size())) } else { System.dealloc(memory, layout) } }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller promises that `size`, rounded up to the alignment, does not overflow.
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        // SAFETY: the caller's promise for `memory` and `layout`; the new memory is as large as `new` says, and other than the old.
+        // SAFETY: the caller vouches for `memory` and `layout`; the new memory has the size of `new` and does not overlap the old.
         unsafe {
             match (is_large(&layout), is_large(&new)) {
                 (false, false) => System.realloc(memory, layout, size),
@@ -101,10 +101,10 @@ unsafe impl GlobalAlloc for Returning {
 mod tests {
     use super::*;
 
-    /// Pages of this memory that are there, which is what the kernel counts for it.
+    /// Return whether the page at this address is mapped.
     fn is_mapped(memory: *mut u8) -> bool {
         let mut state = 0;
-        // SAFETY: the call reads nothing of that memory; one page has one byte of state.
+        // SAFETY: the call does not read that memory, and it writes one byte of state for one page.
         unsafe { libc::mincore(memory.cast(), 1, &raw mut state) == 0 }
     }
 
@@ -114,7 +114,7 @@ mod tests {
         for align in [1, 64, 4096, HUGE_PAGE_BYTES, 2 * HUGE_PAGE_BYTES] {
             for (from, to) in sizes.iter().flat_map(|from| sizes.map(|to| (*from, to))) {
                 let layout = Layout::from_size_align(from, align).unwrap();
-                // SAFETY: the layouts are those that the memory has at the time; all that is read was written, or came as zeros.
+                // SAFETY: each layout is the current one of the memory. All bytes that are read were written, or allocated as zeros.
                 unsafe {
                     let memory = Returning.alloc_zeroed(layout);
                     assert!(memory.addr().is_multiple_of(align) && *memory == 0 && *memory.add(from - 1) == 0);
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn large_memory_goes_back_to_the_kernel_at_once() {
         let layout = Layout::from_size_align(3 << 20, 8).unwrap();
-        // SAFETY: the layouts are those that the memory has.
+        // SAFETY: the memory is freed with its own layout, and only written before that.
         unsafe {
             let memory = Returning.alloc(layout);
             memory.write_bytes(1, layout.size());
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn memory_that_nobody_has_is_null() {
         let layout = Layout::from_size_align(1 << 60, 8).unwrap();
-        // SAFETY: the layout has a size; null is not used.
+        // SAFETY: the layout is not empty, and the null pointer is not dereferenced.
         assert!(unsafe { Returning.alloc(layout) }.is_null());
     }
 }

@@ -1,4 +1,4 @@
-//! Memory that devices and the network may write into, and that large arrays lie in.
+//! Memory that devices and the network write into, and that backs large arrays.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::io;
@@ -9,13 +9,13 @@ use memmap2::MmapMut;
 
 use crate::process::PerProcess;
 
-/// What devices and file systems want offsets, lengths and addresses to be multiples of.
+/// Alignment that devices and file systems require of offsets, lengths and addresses.
 pub const ALIGN: u64 = 4096;
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
-/// Smaller memory is not worth a call of the kernel.
+/// Smaller buffers are not worth a system call.
 const RETURNED_FROM_BYTES: usize = 128 << 10;
 
-/// Memory on page boundaries, on huge pages where it is large. What is in it is undefined.
+/// Page-aligned memory, on huge pages if it is large. Its content is undefined unless the constructor zeroes it.
 #[derive(Debug)]
 pub struct Buffer {
     memory: *mut u8,
@@ -29,9 +29,9 @@ enum Owner {
     Kernel { _map: MmapMut },
 }
 
-// SAFETY: the memory is owned; whoever shares it takes care of who writes.
+// SAFETY: the buffer owns its memory; code that shares a buffer must coordinate writes to it.
 unsafe impl Send for Buffer {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
@@ -44,19 +44,19 @@ impl Buffer {
             return Err(io::Error::from(io::ErrorKind::OutOfMemory));
         }
         if bytes >= HUGE_PAGE_BYTES {
-            // SAFETY: the range was just allocated; the advice changes no content.
+            // SAFETY: the range was just allocated; the advice does not change contents.
             unsafe { libc::madvise(memory.cast(), bytes, libc::MADV_HUGEPAGE) };
         }
         Ok(Buffer { memory, bytes: layout.size(), owner: Owner::Allocator(layout) })
     }
 
-    /// Memory of zeros that goes back to the kernel when it is dropped. An allocator may keep what is freed, for each thread some.
+    /// Map zeroed memory that returns to the kernel when it is dropped. An allocator may keep freed memory for each thread.
     pub fn mapped(bytes: usize) -> io::Result<Buffer> {
         let mut map = MmapMut::map_anon(bytes.max(1))?;
         Ok(Buffer { memory: map.as_mut_ptr(), bytes, owner: Owner::Kernel { _map: map } })
     }
 
-    /// As `new`, for memory that threads hold for a moment: what is large goes back to the kernel, for allocators keep what is freed.
+    /// Like `new`, for memory that threads hold briefly. Large buffers return to the kernel, because allocators keep freed memory.
     pub fn returned(bytes: usize) -> io::Result<Buffer> {
         match bytes {
             ..RETURNED_FROM_BYTES => Buffer::new(bytes),
@@ -65,7 +65,7 @@ impl Buffer {
         }
     }
 
-    /// As `new`, of zeros: for memory that is handed out as a slice. Large memory is the kernel's, whose pages are zeros anyway.
+    /// Like `new`, but zeroed, for memory that is exposed as a slice. Large buffers are mapped, so the kernel zeroes their pages.
     pub fn zeroed(bytes: usize) -> io::Result<Buffer> {
         if bytes < HUGE_PAGE_BYTES {
             let buffer = Buffer::new(bytes)?;
@@ -77,12 +77,12 @@ impl Buffer {
         let mut map = MmapMut::map_anon(room)?;
         let skip = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
         let memory = map[skip..][..bytes].as_mut_ptr();
-        // SAFETY: the range lies inside the map; the advice changes no content.
+        // SAFETY: the range is inside the map; the advice does not change contents.
         unsafe { libc::madvise(memory.cast(), bytes, libc::MADV_HUGEPAGE) };
         Ok(Buffer { memory, bytes, owner: Owner::Kernel { _map: map } })
     }
 
-    /// Where it begins.
+    /// Return the address of the first byte.
     pub fn memory(&self) -> *mut u8 {
         self.memory
     }
@@ -101,11 +101,11 @@ impl Drop for Buffer {
     }
 }
 
-/// Buffers of this process that nobody holds.
+/// Idle buffers of this process, kept for reuse.
 static IDLE: PerProcess<Mutex<Vec<Buffer>>> = PerProcess::new(|| Mutex::new(Vec::new()));
 
-/// Large memory that is used again when its last holder lets go: the kernel clears fresh pages, which costs as much as copying
-/// into them. Its content is whatever was there before: defined bytes, of no meaning.
+/// Large memory that is reused after its last owner drops it. Otherwise the kernel would clear fresh pages, which costs as much as
+/// copying into them. The content is left over from earlier use: initialized, but without meaning.
 #[derive(Debug)]
 pub struct Recycled {
     buffer: Option<Buffer>,
@@ -113,10 +113,10 @@ pub struct Recycled {
 }
 
 impl Recycled {
-    /// Buffers are multiples of this, so that one fits the next array of about the same size.
+    /// Buffer sizes are multiples of this, so that a buffer fits the next array of similar size.
     pub const STEP_BYTES: usize = HUGE_PAGE_BYTES;
 
-    /// At least that many bytes. Of the budget, idle memory takes no more than a quarter, or is one buffer.
+    /// Get at least `bytes` bytes. Idle memory is limited to a quarter of the budget, or to one buffer if that is larger.
     pub fn new(bytes: usize, budget_bytes: u64) -> io::Result<Recycled> {
         let least = bytes.checked_next_multiple_of(Self::STEP_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
         let idle = {
@@ -129,17 +129,17 @@ impl Recycled {
         Ok(Recycled { buffer: Some(buffer), budget_bytes })
     }
 
-    /// Memory of that size, for what is too small to be kept.
+    /// Allocate memory that is not reused, for sizes too small to be worth keeping.
     pub fn fresh(bytes: usize) -> io::Result<Recycled> {
         Ok(Recycled { buffer: Some(Buffer::zeroed(bytes)?), budget_bytes: 0 })
     }
 
-    /// Memory of that size, for what is held for long and by many threads.
+    /// Map memory that is not reused, for buffers that many threads hold for a long time.
     pub fn mapped(bytes: usize) -> io::Result<Recycled> {
         Ok(Recycled { buffer: Some(Buffer::mapped(bytes)?), budget_bytes: 0 })
     }
 
-    /// Where it begins.
+    /// Return the address of the first byte.
     pub fn memory(&self) -> *mut u8 {
         self.buffer.as_ref().map_or(std::ptr::null_mut(), Buffer::memory)
     }
@@ -148,7 +148,7 @@ impl Recycled {
         self.buffer.as_ref().map_or(0, Buffer::bytes)
     }
 
-    /// All of it as a place to be filled.
+    /// Turn the whole memory into an empty slot.
     pub fn slot(self) -> Slot {
         let room = self.bytes();
         Slot { memory: Arc::new(self), begin: 0, filled: 0, room }
@@ -160,14 +160,14 @@ impl Drop for Recycled {
         let Some(buffer) = self.buffer.take().filter(|buffer| buffer.bytes() as u64 <= self.budget_bytes) else { return };
         let mut idle = IDLE.get().lock().unwrap_or_else(PoisonError::into_inner);
         idle.push(buffer);
-        // The newest is kept whatever it is.
+        // The newest buffer is always kept.
         while idle.len() > 1 && idle.iter().map(Buffer::bytes).sum::<usize>() as u64 > self.budget_bytes / 4 {
             idle.remove(0);
         }
     }
 }
 
-/// A part of memory that has one owner, who fills it from its beginning.
+/// A part of recycled memory with one owner, which fills it from the start.
 #[derive(Debug)]
 pub struct Slot {
     memory: Arc<Recycled>,
@@ -177,7 +177,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Cut off the first `bytes` bytes of one that is still empty.
+    /// Split off the first `bytes` bytes of a slot that is still empty.
     pub fn split_to(&mut self, bytes: usize) -> Slot {
         assert!(self.filled == 0 && bytes <= self.room, "a slot is split before it is filled");
         let first = Slot { memory: self.memory.clone(), begin: self.begin, filled: 0, room: bytes };
@@ -187,8 +187,8 @@ impl Slot {
     }
 
     pub fn push(&mut self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.room - self.filled, "a slot takes what it has room for");
-        // SAFETY: the place lies inside the memory, was checked to have the room, and is this slot's alone.
+        assert!(bytes.len() <= self.room - self.filled, "a slot has room for the bytes");
+        // SAFETY: the destination is inside the memory, has enough room as asserted, and belongs to this slot alone.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory.memory().add(self.begin + self.filled), bytes.len()) }
         self.filled += bytes.len();
     }
@@ -197,18 +197,18 @@ impl Slot {
         self.filled
     }
 
-    /// What it was filled with; nobody writes there any more.
+    /// Turn the filled part into immutable bytes.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(Frozen { memory: self.memory, begin: self.begin, bytes: self.filled })
     }
 
-    /// The memory, for `joined`.
+    /// Return the memory of the slot, for `Frozen::joined`.
     pub fn owner(&self) -> Arc<Recycled> {
         self.memory.clone()
     }
 }
 
-/// A part that is filled.
+/// A filled part of recycled memory.
 #[derive(Debug, Clone)]
 pub struct Frozen {
     memory: Arc<Recycled>,
@@ -217,7 +217,7 @@ pub struct Frozen {
 }
 
 impl Frozen {
-    /// The stretch that parts of one memory make up, where they lie in it one after the other; nothing where they do not.
+    /// Join parts that are adjacent in one memory. None if they are not adjacent.
     pub fn joined<'a>(memory: &Arc<Recycled>, parts: impl IntoIterator<Item = &'a [u8]>) -> Option<Frozen> {
         let base = memory.memory() as usize;
         let mut whole: Option<(usize, usize)> = None;
@@ -235,7 +235,7 @@ impl Frozen {
 
 impl AsRef<[u8]> for Frozen {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: filled by the slot it was, or put together from such; nobody writes there any more.
+        // SAFETY: slots have filled all of these bytes, and no slot writes to them any more.
         unsafe { std::slice::from_raw_parts(self.memory.memory().add(self.begin), self.bytes) }
     }
 }
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn memory_is_used_again() -> io::Result<()> {
-        // A size that no other test asks for.
+        // A size that no other test uses.
         let first = Recycled::new(37 << 20, 1 << 30)?;
         let begin = first.memory();
         drop(first);

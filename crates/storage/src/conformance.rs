@@ -25,7 +25,7 @@ pub fn check(store: &dyn Storage) -> Result<()> {
     store.prove()
 }
 
-/// Names that begin so are of files on their way.
+/// Prefix of temporary files, which are not objects.
 const TEMPORARY: &str = "tmp-";
 
 fn shows_all_names(store: &dyn Storage) -> Result<()> {
@@ -35,56 +35,56 @@ fn shows_all_names(store: &dyn Storage) -> Result<()> {
         ControlFlow::Continue(())
     })?;
     names.sort();
-    ensure(names == ["d/one", "log/0/1", "log/0/2", "log/hint"], "survey shows every object once")?;
+    ensure(names == ["d/one", "log/0/1", "log/0/2", "log/hint"], "survey reports every object once")?;
     let mut seen = 0;
     store.survey(&mut |_| {
         seen += 1;
         ControlFlow::Break(())
     })?;
-    ensure(seen == 1, "survey ends when it is told to")
+    ensure(seen == 1, "survey stops when the callback breaks")
 }
 
 fn reads_what_was_put(store: &dyn Storage) -> Result<()> {
     let body: Vec<u8> = (0..200_000u32).map(|value| value as u8).collect();
     store.put("d/one", &body)?;
     store.sync(&["d"])?;
-    ensure(store.read("d/one")?[..] == body[..], "read gives what was put")?;
-    ensure(store.map("d/one", body.len() as u64)?[..] == body[..], "map gives what was put")?;
-    fails_with(store.map("d/one", body.len() as u64 + 1), "object-truncated", "map refuses another length")?;
+    ensure(store.read("d/one")?[..] == body[..], "read returns the body that was put")?;
+    ensure(store.map("d/one", body.len() as u64)?[..] == body[..], "map returns the body that was put")?;
+    fails_with(store.map("d/one", body.len() as u64 + 1), "object-truncated", "map refuses a wrong length")?;
     store.put("d/empty", b"")?;
-    ensure(store.read("d/empty")?.is_empty() && store.map("d/empty", 0)?.is_empty(), "an empty object is one")?;
-    fails_with(store.read("d/none"), "object-not-found", "read names what is missing")?;
-    fails_with(store.map("d/none", 1), "object-not-found", "map names what is missing")?;
-    ensure(store.exists("d/one")? && !store.exists("d/none")?, "exists tells")?;
+    ensure(store.read("d/empty")?.is_empty() && store.map("d/empty", 0)?.is_empty(), "an empty object exists")?;
+    fails_with(store.read("d/none"), "object-not-found", "read reports a missing object")?;
+    fails_with(store.map("d/none", 1), "object-not-found", "map reports a missing object")?;
+    ensure(store.exists("d/one")? && !store.exists("d/none")?, "exists finds only existing objects")?;
     store.overwrite("log/hint", b"one")?;
     store.overwrite("log/hint", b"two")?;
-    ensure(store.read("log/hint")?[..] == b"two"[..], "overwrite overwrites")?;
+    ensure(store.read("log/hint")?[..] == b"two"[..], "overwrite replaces the body")?;
     store.delete("d/empty")?;
     store.delete("d/empty")?;
-    ensure(!store.exists("d/empty")?, "delete deletes, twice as well")
+    ensure(!store.exists("d/empty")?, "delete removes an object, and may be repeated")
 }
 
 fn creates_once(store: &dyn Storage) -> Result<()> {
-    ensure(store.create("log/0/1", b"mine")? == Created::Created, "create creates")?;
+    ensure(store.create("log/0/1", b"mine")? == Created::Created, "create stores an object")?;
     ensure(store.create("log/0/1", b"yours")? == Created::Exists, "create refuses a name that is taken")?;
-    ensure(store.read("log/0/1")?[..] == b"mine"[..], "the first body stays")?;
+    ensure(store.read("log/0/1")?[..] == b"mine"[..], "a refused create keeps the first body")?;
     let wins: Result<Vec<Created>> = std::thread::scope(|scope| {
         let racers: Vec<_> = (0..8u8).map(|racer| scope.spawn(move || store.create("log/0/2", &[racer; 100]))).collect();
         racers.into_iter().map(|racer| racer.join().unwrap_or_else(|_| Err(Error::new("internal", "a racer panicked")))).collect()
     });
-    ensure(wins?.iter().filter(|answer| **answer == Created::Created).count() == 1, "one of eight racers wins")
+    ensure(wins?.iter().filter(|answer| **answer == Created::Created).count() == 1, "exactly one of eight racers wins")
 }
 
 fn lists_one_folder(store: &dyn Storage) -> Result<()> {
     let mut names: Vec<_> = store.list("log/0")?;
     names.sort();
-    ensure(names == [("1".to_owned(), 4), ("2".to_owned(), 100)], "list gives names and sizes, no temporary files")?;
-    ensure(store.list("nowhere")?.is_empty(), "a folder that is not there is empty")
+    ensure(names == [("1".to_owned(), 4), ("2".to_owned(), 100)], "list returns names and sizes, but no temporary files")?;
+    ensure(store.list("nowhere")?.is_empty(), "a missing folder is empty")
 }
 
 fn drops_what_was_not_finished(store: &dyn Storage) -> Result<()> {
     let mut writer = store.writer("d/half")?;
     writer.write(b"half".to_vec())?;
     drop(writer);
-    ensure(!store.exists("d/half")?, "an unfinished object vanishes")
+    ensure(!store.exists("d/half")?, "an unfinished object is discarded")
 }

@@ -1,4 +1,4 @@
-//! What a store was asked: tests and `ds.stats()` read these.
+//! Counters of the operations of a store, which tests and `ds.stats()` read.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -19,7 +19,7 @@ macro_rules! counters {
         }
 
         impl Counts {
-            /// Name and value of each.
+            /// Return the name and value of each counter.
             pub fn entries(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name)),*]
             }
@@ -28,7 +28,7 @@ macro_rules! counters {
 }
 
 counters!(
-    // What the dataset asked of the store.
+    // Operations that the dataset requested from the store.
     reads,
     read_bytes,
     ranges,
@@ -43,7 +43,7 @@ counters!(
     creates,
     syncs,
     deletes,
-    // What went over the network for it.
+    // Network traffic of these operations.
     requests,
     received_bytes,
     retries,

@@ -1,5 +1,5 @@
-//! Reading past the page cache: O_DIRECT through io_uring, many requests in flight from one thread, bytes straight from the
-//! device into the buffers that the pieces are.
+//! Reads that bypass the page cache, with O_DIRECT and io_uring. One thread keeps many requests in flight, and the device writes
+//! straight into the buffers that become the pieces.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,15 +19,15 @@ use crate::buffer::{ALIGN, Buffer};
 use crate::disk::check_length;
 use crate::process::{self, PerProcess};
 
-/// Devices give their full rate from here on, and smaller requests finish sooner.
+/// Devices reach their full rate at this request size. Larger requests would only take longer to finish.
 const REQUEST_BYTES: u64 = 1 << 20;
 const DEPTH: u32 = 32;
-/// What one request of a stream may take, alignment included: with `DEPTH` of them 8 MiB, which any user may lock.
+/// Memory for one request of a stream, alignment included. `DEPTH` of them make 8 MiB, which any user may lock.
 const SLOT_BYTES: u64 = 256 << 10;
 /// The longest range that a stream reads.
 pub const STREAM_BYTES: u64 = SLOT_BYTES - 2 * ALIGN;
 
-/// The first bytes of a buffer, all of which the device has written.
+/// A buffer whose first `bytes` bytes were written by the device.
 struct Filled {
     buffer: Buffer,
     bytes: usize,
@@ -35,24 +35,25 @@ struct Filled {
 
 impl AsRef<[u8]> for Filled {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: `bytes` bytes were written by completed reads, and nobody writes any more.
+        // SAFETY: completed reads have written `bytes` bytes, and no request writes to them any more.
         unsafe { std::slice::from_raw_parts(self.buffer.memory(), self.bytes) }
     }
 }
 
-/// A range on its way into its buffer.
+/// A range that is being read into its buffer.
 struct Job {
     file: Arc<File>,
     buffer: Buffer,
-    /// Where in the file the buffer begins, and how many bytes from there must come.
+    /// Offset in the file at which the buffer begins.
     begin: u64,
+    /// Bytes from `begin` that must arrive.
     needed: u64,
-    /// Length of the buffer: `needed`, rounded up.
+    /// Length of the buffer: `needed`, rounded up to `ALIGN`.
     length: u64,
     failed: Option<io::Error>,
 }
 
-/// One request: of which job, and where in its buffer.
+/// One request: its job, and its place in the job's buffer.
 #[derive(Clone, Copy)]
 struct Request {
     job: usize,
@@ -63,27 +64,27 @@ struct Request {
 struct Ring {
     generation: u64,
     ring: IoUring,
-    /// Memory that streams read into, made by the first one.
+    /// Memory that streams read into, allocated by the first stream.
     pool: Option<Pool>,
 }
 
-/// One stretch of memory for each request of a ring, used again and again, so that its pages are there already.
+/// One slot of memory for each request of a ring. Slots are reused, so that their pages are already mapped.
 struct Pool {
     buffer: Buffer,
-    /// The kernel knows it, and need not look up its pages for each request.
+    /// Whether the buffer is registered with the kernel, which then need not look up its pages for each request.
     registered: bool,
 }
 
 thread_local! {
-    /// A ring of this thread; a forked child must not touch its parent's.
+    /// The ring of this thread. A forked child must not touch its parent's ring.
     static RING: RefCell<Option<Ring>> = const { RefCell::new(None) };
 }
 
-/// Work with this thread's ring. After a failure, or a panic, it is left alone for good: the kernel may still be writing
-/// into what it was given.
+/// Run `work` with this thread's ring. After a failure or a panic the ring is leaked: the kernel may still be writing
+/// into its buffers.
 fn with_ring<T>(work: impl FnOnce(&mut Ring) -> io::Result<T>) -> io::Result<T> {
     let generation = process::generation();
-    let held = RING.take().map(ManuallyDrop::new).filter(|ring| ring.generation == generation); // Another is the parent's.
+    let held = RING.take().map(ManuallyDrop::new).filter(|ring| ring.generation == generation); // Otherwise it is the parent's.
     let mut ring = match held {
         Some(ring) => ring,
         None => ManuallyDrop::new(Ring { generation, ring: IoUring::new(DEPTH)?, pool: None }),
@@ -93,13 +94,13 @@ fn with_ring<T>(work: impl FnOnce(&mut Ring) -> io::Result<T>) -> io::Result<T> 
     Ok(done)
 }
 
-/// Whether this kernel lets us have a ring at all.
+/// Return whether this kernel lets us create a ring.
 pub fn is_there() -> bool {
     static THERE: PerProcess<bool> = PerProcess::new(|| IoUring::new(2).is_ok());
     *THERE.get()
 }
 
-/// Read ranges of files. `Unsupported` where the file system refuses O_DIRECT: the caller reads those another way.
+/// Read ranges of files. `Unsupported` means that the file system refuses O_DIRECT; the caller must read that range another way.
 pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>> {
     let mut files = HashMap::new();
     let mut jobs: Vec<io::Result<Job>> = ranges.iter().map(|(path, range)| begin(&mut files, path, range)).collect();
@@ -110,7 +111,7 @@ pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>>
             waiting.push(Request { job: index, at, bytes: (job.length - at).min(REQUEST_BYTES) });
         }
     }
-    waiting.reverse(); // Taken from the end.
+    waiting.reverse(); // Popped from the end.
     let driven = with_ring(|ring| drive(&mut ring.ring, &mut jobs, waiting));
     let finish = |(job, (_, range)): (io::Result<Job>, &(PathBuf, &RangeRequest))| {
         let mut job = job?;
@@ -123,8 +124,8 @@ pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>>
     jobs.into_iter().zip(ranges).map(finish).collect()
 }
 
-/// Read ranges of at most `STREAM_BYTES` into memory of this thread, or into `targets` where there are any, and show each to
-/// `see` when it is there, in the order they come, while others are on their way. `Unsupported` as in `fetch`.
+/// Read ranges of at most `STREAM_BYTES` into memory of this thread, or into `targets` if given. Each range is passed to `see`
+/// as soon as it arrives, while others are in flight. `Unsupported` means the same as for `fetch`.
 pub fn stream(
     ranges: &[(PathBuf, &RangeRequest)],
     targets: Option<&mut [&mut [u8]]>,
@@ -140,7 +141,7 @@ pub fn stream(
             Err(error) => answers[index] = Err(error),
         }
     }
-    waiting.reverse(); // Taken from the end.
+    waiting.reverse(); // Popped from the end.
     let driven = with_ring(|ring| {
         if ring.pool.is_none() {
             ring.pool = Some(Pool::new(&ring.ring)?);
@@ -157,50 +158,50 @@ impl Pool {
     fn new(ring: &IoUring) -> io::Result<Pool> {
         let buffer = Buffer::new(DEPTH as usize * SLOT_BYTES as usize)?;
         let slot = |index: usize| libc::iovec {
-            // SAFETY: the slot lies inside the buffer.
+            // SAFETY: the slot is inside the buffer.
             iov_base: unsafe { buffer.memory().add(index * SLOT_BYTES as usize) }.cast(),
             iov_len: SLOT_BYTES as usize,
         };
         let slots: Vec<libc::iovec> = (0..DEPTH as usize).map(slot).collect();
-        // SAFETY: pool and ring live and die together; a limit on locked memory is no reason to fail.
+        // SAFETY: pool and ring are dropped together. If a limit on locked memory prevents registration, reads still work.
         let registered = unsafe { ring.submitter().register_buffers(&slots) }.is_ok();
         Ok(Pool { buffer, registered })
     }
 }
 
-/// A range on its way: how much of it is there already.
+/// A range that is being read, and how much of it has arrived.
 struct Part {
     range: usize,
     file: Arc<File>,
     at: u64,
 }
 
-/// The aligned bytes that hold a range: where they begin, how many must come, and how many are asked for.
+/// Return the aligned bytes that hold a range: where they begin, how many must arrive, and how many to request.
 fn aligned(range: &RangeRequest) -> (u64, u64, u64) {
     let begin = range.begin / ALIGN * ALIGN;
     let needed = range.end() - begin;
     (begin, needed, needed.next_multiple_of(ALIGN))
 }
 
-/// A range fits the slot that it may be read into, and its target measures just as much: what the device writes stays inside.
+/// Check that a range fits a slot and is as long as its target, so that the device does not write outside of them.
 fn fits(range: &RangeRequest, target: Option<u64>) -> io::Result<()> {
     let bytes = range.end() - range.begin;
     if aligned(range).2 <= SLOT_BYTES && target.is_none_or(|target| target == bytes) {
         return Ok(());
     }
-    let text = format!("a range of {bytes} bytes for a slot of {SLOT_BYTES} and a target of {target:?}");
+    let text = format!("a range of {bytes} bytes does not fit a slot of {SLOT_BYTES} bytes or a target of {target:?} bytes");
     Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
-/// Requests that the kernel has. Whatever happens, a panic too, it goes only when they have ended: until then they write into
-/// memory of the caller.
+/// Requests in flight. `drop` waits until all of them have completed, after a panic too: until then they write into the
+/// caller's memory.
 struct Flight<'a> {
     ring: &'a mut IoUring,
     requests: usize,
 }
 
 impl Flight<'_> {
-    /// Slot and result of a request that has ended.
+    /// Return the slot and the result of a completed request.
     fn next(&mut self) -> Option<(usize, i32)> {
         let entry = self.ring.completion().next()?;
         self.requests -= 1;
@@ -212,21 +213,21 @@ impl Drop for Flight<'_> {
     fn drop(&mut self) {
         while self.requests > 0 {
             if self.ring.submit_and_wait(1).is_err() {
-                std::thread::sleep(std::time::Duration::from_millis(1)); // They end without being waited for, too.
+                std::thread::sleep(std::time::Duration::from_millis(1)); // Requests also complete if this wait fails.
             }
             while self.next().is_some() {}
         }
     }
 }
 
-/// The target itself, where a device may write into it.
+/// Return the address of the target if the device can write into it directly.
 fn in_place(range: &RangeRequest, target: &mut [u8]) -> Option<*mut u8> {
     let aligned =
         range.begin.is_multiple_of(ALIGN) && (target.len() as u64).is_multiple_of(ALIGN) && (target.as_ptr() as u64).is_multiple_of(ALIGN);
     aligned.then_some(target.as_mut_ptr())
 }
 
-/// Keep up to `DEPTH` ranges in flight until all have ended. A slot is filled again as soon as its range was seen.
+/// Keep up to `DEPTH` ranges in flight until all have completed. A slot is reused as soon as `see` has returned.
 fn drive_stream(
     ring: &mut Ring,
     ranges: &[(PathBuf, &RangeRequest)],
@@ -235,7 +236,7 @@ fn drive_stream(
     answers: &mut [io::Result<()>],
     see: &mut dyn FnMut(usize, &[u8]),
 ) -> io::Result<()> {
-    let Ring { ring, pool: Some(pool), .. } = ring else { return Err(io::Error::other("a ring without its pool")) };
+    let Ring { ring, pool: Some(pool), .. } = ring else { return Err(io::Error::other("the ring has no pool")) };
     let mut flight = Flight { ring, requests: 0 };
     let mut slots: Vec<Option<Part>> = (0..DEPTH).map(|_| None).collect();
     let mut idle: Vec<usize> = (0..DEPTH as usize).collect();
@@ -245,14 +246,14 @@ fn drive_stream(
             let range = ranges[part.range].1;
             let (begin, _, length) = aligned(range);
             let in_place = targets.as_mut().and_then(|targets| in_place(range, targets[part.range]));
-            // SAFETY: `fits` has seen that the range is no longer than a slot and its target, and `at` lies inside it.
+            // SAFETY: `fits` has checked that the range fits its slot and its target, and `at` is inside the range.
             let target = unsafe { in_place.unwrap_or(pool.buffer.memory().add(slot * SLOT_BYTES as usize)).add(part.at as usize) };
             let (descriptor, bytes) = (types::Fd(part.file.as_raw_fd()), (length - part.at) as u32);
             let entry = match pool.registered && in_place.is_none() {
                 true => opcode::ReadFixed::new(descriptor, target, bytes, slot as u16).offset(begin + part.at).build(),
                 false => opcode::Read::new(descriptor, target, bytes).offset(begin + part.at).build(),
             };
-            // SAFETY: the slot is nobody else's until the request has ended, and the file is held until then.
+            // SAFETY: no other request uses the slot until this one completes, and `slots` keeps the file open until then.
             let pushed = unsafe { flight.ring.submission().push(&entry.user_data(slot as u64)) };
             if pushed.is_err() {
                 waiting.push(part);
@@ -263,7 +264,7 @@ fn drive_stream(
             slots[slot] = Some(part);
         }
         if flight.requests == 0 {
-            return if waiting.is_empty() { Ok(()) } else { Err(io::Error::other("the ring takes no request")) };
+            return if waiting.is_empty() { Ok(()) } else { Err(io::Error::other("the ring accepts no request")) };
         }
         match flight.ring.submit_and_wait(1) {
             Ok(_) => {}
@@ -278,7 +279,7 @@ fn drive_stream(
         match outcome(result, part.at, length - part.at, needed) {
             Outcome::Whole => {
                 let from = slot * SLOT_BYTES as usize + (range.begin - begin) as usize;
-                // SAFETY: completed reads have written `needed` bytes of the slot, or of the target in its place; none is under way.
+                // SAFETY: called only if the slot was read into: completed reads have written `needed` bytes of it, and none is in flight.
                 let read = || unsafe { std::slice::from_raw_parts(pool.buffer.memory().add(from), (range.end() - range.begin) as usize) };
                 match &mut targets {
                     None => see(part.range, read()),
@@ -300,7 +301,7 @@ fn drive_stream(
     }
 }
 
-/// Open a file and look at its length once for all of its ranges; checks that it holds this one.
+/// Open a file and get its length, once for all of its ranges. Check that the file holds this range.
 fn open<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<Arc<File>> {
     let (file, found) = match files.get(path) {
         Some(file) => file.clone(),
@@ -321,14 +322,14 @@ fn open<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, ran
     Ok(file)
 }
 
-/// Make the buffer of a range.
+/// Open the file of a range and allocate the buffer.
 fn begin<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<Job> {
     let file = open(files, path, range)?;
     let (begin, needed, length) = aligned(range);
     Ok(Job { file, buffer: Buffer::returned(length as usize)?, begin, needed, length, failed: None })
 }
 
-/// Keep up to `DEPTH` requests in flight until all have ended, well or not: buffers must not go before that.
+/// Keep up to `DEPTH` requests in flight until all have completed or failed. Buffers must not be freed before that.
 fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Request>) -> io::Result<()> {
     let mut slots: Vec<Option<Request>> = vec![None; DEPTH as usize];
     let mut idle: Vec<usize> = (0..DEPTH as usize).collect();
@@ -337,17 +338,17 @@ fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Requ
         while let Some(slot) = idle.last().copied() {
             let Some(request) = waiting.pop() else { break };
             let Ok(job) = &jobs[request.job] else { continue };
-            assert!(request.at + request.bytes <= job.length, "a request lies inside its buffer");
-            // SAFETY: just asserted.
+            assert!(request.at + request.bytes <= job.length, "a request stays inside its buffer");
+            // SAFETY: the assertion above keeps the address inside the buffer.
             let target = unsafe { job.buffer.memory().add(request.at as usize) };
             let entry = opcode::Read::new(types::Fd(job.file.as_raw_fd()), target, request.bytes as u32)
                 .offset(job.begin + request.at)
                 .build()
                 .user_data(slot as u64);
-            // SAFETY: file and buffer live in `jobs` until the request has ended; no two requests share bytes.
+            // SAFETY: `jobs` keeps file and buffer until the request completes; no two requests share bytes.
             let pushed = unsafe { ring.submission().push(&entry) };
             if pushed.is_err() {
-                waiting.push(request); // The queue is as deep as there are slots; a full one is emptied below.
+                waiting.push(request); // The queue has an entry per slot. A full queue is submitted below.
                 break;
             }
             idle.pop();
@@ -355,13 +356,13 @@ fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Requ
             in_flight += 1;
         }
         if in_flight == 0 {
-            return if waiting.is_empty() { Ok(()) } else { Err(io::Error::other("the ring takes no request")) };
+            return if waiting.is_empty() { Ok(()) } else { Err(io::Error::other("the ring accepts no request")) };
         }
         match ring.submit_and_wait(1) {
             Ok(_) => {}
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
             Err(error) => {
-                // The kernel may still write: what it was given must live on.
+                // Leak the buffers: the kernel may still write into them.
                 jobs.iter_mut().filter_map(|job| job.as_mut().ok()).for_each(|job| {
                     if let Ok(spare) = Buffer::new(0) {
                         std::mem::forget(std::mem::replace(&mut job.buffer, spare));
@@ -381,7 +382,7 @@ fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Requ
     }
 }
 
-/// What came of a request; what is to be asked again, if anything.
+/// Handle the result of a request. Returns a request for the missing bytes, if any.
 fn end(job: &mut Job, request: Request, result: i32) -> Option<Request> {
     match outcome(result, request.at, request.bytes, job.needed) {
         Outcome::Whole => None,
@@ -395,12 +396,12 @@ fn end(job: &mut Job, request: Request, result: i32) -> Option<Request> {
 
 enum Outcome {
     Whole,
-    /// So many bytes came; the rest is to be asked for again.
+    /// Only this many bytes arrived. The rest must be requested again.
     Short(u64),
     Failed(io::Error),
 }
 
-/// What a request for `bytes` bytes at `at` gave, where `needed` must be there in the end.
+/// Classify the result of a request for `bytes` bytes at `at`, of a range that is complete after `needed` bytes.
 fn outcome(result: i32, at: u64, bytes: u64, needed: u64) -> Outcome {
     if result < 0 {
         return match -result {
@@ -412,21 +413,21 @@ fn outcome(result: i32, at: u64, bytes: u64, needed: u64) -> Outcome {
         };
     }
     let got = result as u64;
-    // The last page of a file comes short, and that is all of it.
+    // A read of the last page of a file is short, but complete.
     if got >= bytes || at + got >= needed {
         return Outcome::Whole;
     }
     match got == 0 || !got.is_multiple_of(ALIGN) {
-        true => Outcome::Failed(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read")),
+        true => Outcome::Failed(io::Error::new(io::ErrorKind::UnexpectedEof, "the file shrank while it was read")),
         false => Outcome::Short(got),
     }
 }
 
-/// Cut the pieces out of a buffer that is full.
+/// Cut the pieces out of a filled buffer.
 fn pieces(job: Job, range: &RangeRequest) -> Vec<Bytes> {
     let wanted: u64 = range.pieces.iter().map(|piece| piece.bytes as u64).sum();
     let begin = (range.begin - job.begin) as usize;
-    // A piece holds on to the whole buffer: fine where that is not much more than the pieces.
+    // A slice keeps the whole buffer alive, which is fine if the buffer is not much larger than the pieces.
     let share = range.shared || (range.pieces.len() == 1 && wanted >= job.length / 2);
     let whole = Bytes::from_owner(Filled { bytes: job.needed as usize, buffer: job.buffer });
     let mut at = begin;
@@ -450,7 +451,7 @@ mod tests {
 
     #[test]
     fn unaligned_pieces_are_what_the_file_holds() -> io::Result<()> {
-        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR"))?; // A temporary folder in memory may have no O_DIRECT.
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR"))?; // A temporary folder in memory may not support O_DIRECT.
         let path = folder.path().join("file");
         let body: Vec<u8> = (0..6_000_001u32).map(|value| (value * 7 / 3) as u8).collect();
         std::fs::write(&path, &body)?;
@@ -502,7 +503,7 @@ mod tests {
         let beyond = RangeRequest::plain("x", 9_000_000, 2, None);
         let answers = stream(&[(path.clone(), &beyond), (path.clone(), &ranges[5])], None, &mut |index, _| assert_eq!(index, 1));
         assert!(answers[0].as_ref().is_err_and(|error| error.kind() == io::ErrorKind::UnexpectedEof) && answers[1].is_ok());
-        // Aligned ranges are read in place, others by way of the pool.
+        // Aligned ranges are read in place, others through the pool.
         let memory = Buffer::new(1 << 20)?;
         // SAFETY: the buffer is that long; it is written before it is read.
         let memory = unsafe { std::slice::from_raw_parts_mut(memory.memory(), 1 << 20) };
@@ -519,14 +520,14 @@ mod tests {
         let whole = |range: usize| &body[ranges[range].begin as usize..ranges[range].end() as usize];
         let answers = stream(&jobs, Some(&mut targets), &mut |index, bytes| assert_eq!(bytes, whole(index)));
         assert!(answers.iter().all(Result::is_ok) && (0..5).all(|index| *targets[index] == *whole(index)));
-        // A panic in the middle waits for what is under way, and the next stream is as good as the first.
+        // A panic waits for the requests in flight, and the next stream works.
         let broken = std::panic::AssertUnwindSafe(|| stream(&jobs, None, &mut |_, _| std::panic::resume_unwind(Box::new(()))));
         assert!(std::panic::catch_unwind(broken).is_err());
         assert!(stream(&jobs, None, &mut |index, bytes| assert_eq!(bytes, whole(index))).iter().all(Result::is_ok));
         Ok(())
     }
 
-    /// A device may give less than was asked for, at any multiple of its blocks; only the end of a file is less than that.
+    /// A device may return fewer bytes than requested, in multiples of its block size. Only the end of a file breaks that multiple.
     #[test]
     fn a_short_read_is_not_taken_for_all() {
         let told = |result: i32, at: u64, bytes: u64, needed: u64| match outcome(result, at, bytes, needed) {
@@ -538,7 +539,7 @@ mod tests {
         assert_eq!(told(61_440, 0, 65_536, 65_536), "short 61440");
         assert_eq!(told(4_096, 0, 65_536, 65_000), "short 4096");
         assert_eq!(told(65_000, 0, 65_536, 65_000), "whole", "the last page of a file");
-        assert_eq!(told(464, 4_096, 8_192, 4_560), "whole", "the rest of one that came short before");
+        assert_eq!(told(464, 4_096, 8_192, 4_560), "whole", "the rest after a short read");
         assert_eq!(told(0, 0, 65_536, 65_000), "UnexpectedEof");
         assert_eq!(told(64_999, 0, 65_536, 65_000), "UnexpectedEof");
         assert_eq!((told(-libc::EINTR, 0, 4_096, 1), told(-libc::EAGAIN, 0, 4_096, 1)), ("short 0".into(), "short 0".into()));

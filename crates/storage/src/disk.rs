@@ -1,4 +1,4 @@
-//! The file system calls that `Local` is made of, so that `testkit` can put a crashing disk beneath the very same code.
+//! The file system calls that `Local` uses, as a trait, so that `testkit` can run the same code on a disk that crashes.
 
 use std::fmt::Debug;
 use std::fs;
@@ -16,35 +16,35 @@ use crate::{Piece, RangeRequest};
 
 /// A file system. Paths are absolute.
 pub trait FileSystem: Send + Sync + Debug {
-    /// Create a file that must not exist.
+    /// Create a file. Fails if the path exists.
     fn create(&self, path: &Path) -> io::Result<Box<dyn File>>;
     fn read(&self, path: &Path) -> io::Result<Bytes>;
-    /// Whether files are the operating system's, so that `direct` may read them.
+    /// Return whether files are those of the operating system, so that `direct` can read them.
     fn is_real(&self) -> bool {
         false
     }
-    /// The pieces of a range, each in a buffer of its own; a file of another length than expected is `UnexpectedEof`.
+    /// Read the pieces of a range. A file of unexpected length is `UnexpectedEof`.
     fn read_range(&self, path: &Path, range: &RangeRequest) -> io::Result<Vec<Bytes>>;
-    /// Map a file of exactly `bytes` bytes; another length is `UnexpectedEof`.
+    /// Map a file of exactly `bytes` bytes. Any other length is `UnexpectedEof`.
     fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes>;
-    /// Begin reading a part of what `map` gave.
+    /// Hint that part of a mapped file will be read soon.
     fn will_need(&self, _part: &[u8]) {}
-    /// Expect all of what `map` gave to be read in order, or at random.
+    /// Hint whether a whole mapped file will be read in order or at random.
     fn will_read(&self, _whole: &[u8], _in_order: bool) {}
     fn exists(&self, path: &Path) -> io::Result<bool>;
-    /// Give the file a second name, if that is free: `AlreadyExists` otherwise.
+    /// Give a file a second name. Fails with `AlreadyExists` if the name is taken.
     fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn remove(&self, path: &Path) -> io::Result<()>;
     fn create_folder(&self, path: &Path) -> io::Result<()>;
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
-    /// Names and sizes of the files in a folder.
+    /// Return names and sizes of the files in a folder.
     fn list(&self, path: &Path) -> io::Result<Vec<(String, u64)>>;
-    /// Everything directly in a folder: names, and whether each is a folder.
+    /// Return the names of all entries of a folder, and whether each is a folder.
     fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>>;
-    /// How many names a file has.
+    /// Return the number of names (hard links) of a file.
     fn links(&self, path: &Path) -> io::Result<u64>;
-    /// Hold a folder: a path that leads to it whatever becomes of its name. None where that cannot be.
+    /// Hold a folder open. The returned path leads to it even after a rename. None if the system cannot hold folders.
     fn hold(&self, _folder: &Path) -> io::Result<Option<Held>> {
         Ok(None)
     }
@@ -58,19 +58,19 @@ pub trait FileSystem: Send + Sync + Debug {
 #[derive(Debug)]
 pub struct Held {
     pub path: PathBuf,
-    /// What `place` says of it.
+    /// The folder's `place` number.
     pub place: u64,
     _folder: fs::File,
 }
 
 /// An open file.
 pub trait File: Send {
-    /// Add bytes at the end. They may be written later, and a failure told by a later call; `sync` waits for all.
+    /// Append bytes. They may be written later, and a later call may report their failure. `sync` waits for all writes.
     fn write(&mut self, bytes: Vec<u8>) -> io::Result<()>;
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// The real thing.
+/// The file system of the operating system.
 #[derive(Debug)]
 pub struct Disk;
 
@@ -95,7 +95,7 @@ impl FileSystem for Disk {
         check_length(file.metadata()?.len(), range)?;
         let mut at = range.begin;
         if range.shared && range.pieces.len() > 1 {
-            // One read for what lies together, into memory that goes back to the kernel: allocators keep what threads free.
+            // Adjacent pieces share one read. The memory is mapped, so that it returns to the kernel: allocators keep freed memory.
             let mut memory = MmapMut::map_anon(range.pieces.iter().map(|piece| piece.bytes).sum::<usize>().max(1))?;
             let mut rest = &mut memory[..];
             for run in range.pieces.chunk_by(|_, next| next.skip == 0) {
@@ -136,7 +136,7 @@ impl FileSystem for Disk {
     }
 
     fn will_read(&self, whole: &[u8], in_order: bool) {
-        // At random the kernel would read megabytes around each page that is missing.
+        // Without MADV_RANDOM the kernel would read megabytes around each missing page.
         advise(whole, if in_order { libc::MADV_NORMAL } else { libc::MADV_RANDOM });
     }
 
@@ -174,7 +174,7 @@ impl FileSystem for Disk {
         let mut found = Vec::new();
         for entry in fs::read_dir(path)? {
             let entry = entry?;
-            // A file that vanishes between the two calls is somebody's temporary file.
+            // A file that vanishes between the two calls was a temporary file of another writer.
             let Ok(metadata) = entry.metadata() else { continue };
             if let (true, Ok(name)) = (metadata.is_file(), entry.file_name().into_string()) {
                 found.push((name, metadata.len()));
@@ -186,7 +186,7 @@ impl FileSystem for Disk {
     fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>> {
         let entry = |entry: io::Result<fs::DirEntry>| {
             let entry = entry?;
-            // A name that is not UTF-8 is not one of ours, and stays different from all of ours this way.
+            // A name that is not UTF-8 is not ours. Its lossy form has a U+FFFD, so it differs from all of our names.
             Ok((entry.file_name().to_string_lossy().into_owned(), entry.file_type()?.is_dir()))
         };
         fs::read_dir(path)?.map(entry).collect()
@@ -199,10 +199,10 @@ impl FileSystem for Disk {
     fn hold(&self, folder: &Path) -> io::Result<Option<Held>> {
         let folder = fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(folder)?;
         let path = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
-        Ok(self.place(&path).map(|place| Held { path, place, _folder: folder })) // There may be no /proc.
+        Ok(self.place(&path).map(|place| Held { path, place, _folder: folder })) // Without /proc this is None.
     }
 
-    /// From the inode and, since inodes are reused, from the time of birth.
+    /// Combine the inode with the creation time, because inodes are reused.
     fn place(&self, folder: &Path) -> Option<u64> {
         let found = fs::metadata(folder).ok()?;
         let made = found.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
@@ -210,7 +210,7 @@ impl FileSystem for Disk {
     }
 }
 
-/// Whether a file has the length that the range's object must have.
+/// Check that a file has the length that the range expects of its object.
 pub fn check_length(found: u64, range: &RangeRequest) -> io::Result<()> {
     match range.object_bytes {
         Some(expected) if found != expected => {
@@ -220,11 +220,11 @@ pub fn check_length(found: u64, range: &RangeRequest) -> io::Result<()> {
     }
 }
 
-/// Advise the kernel about mapped bytes; a refusal costs speed only.
+/// Advise the kernel about mapped bytes. A refusal only costs speed.
 fn advise(part: &[u8], advice: libc::c_int) {
     let begin = part.as_ptr() as usize & !(PAGE_BYTES - 1);
     let end = part.as_ptr() as usize + part.len();
-    // SAFETY: the range lies in pages that `part` keeps mapped; the advice changes no content.
+    // SAFETY: the range is inside pages that `part` keeps mapped; the advice does not change contents.
     unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, advice) };
 }
 

@@ -1,7 +1,7 @@
-//! Where bytes lie: named, immutable objects, one create-only put with three answers, and one overwrite for hints.
+//! Stores of named, immutable objects, with a create-only put that has three answers, and an overwrite for hints.
 //!
-//! Knows no format. [`Local`] is a folder on disk, [`Memory`] one process; object stores come beside them, file by file.
-//! `conformance` holds every one of them to the same promises.
+//! This crate knows no formats. [`Local`] is a folder on disk, [`Memory`] lives in one process, and [`Remote`] is an object store.
+//! The `conformance` suite checks that all of them keep the same promises.
 
 mod allocator;
 mod buffer;
@@ -36,43 +36,43 @@ pub use remote::Remote;
 /// The answer to a create-only put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Created {
-    /// This body now stands under the name.
+    /// This body is now stored under the name.
     Created,
-    /// Something stood there already; only reading it tells whose it is.
+    /// The name was already taken. Only a read shows whether an earlier try of the same writer took it.
     Exists,
-    /// The reply was lost: it may stand there or not.
+    /// The reply was lost, so the object may or may not have been created.
     Unknown,
 }
 
-/// Part of an object: pieces of it, one after the other, with gaps that nobody wants between them.
+/// A range of an object: consecutive pieces, with unwanted gaps between them.
 #[derive(Debug)]
 pub struct RangeRequest {
     pub name: String,
     pub begin: u64,
     pub pieces: Vec<Piece>,
-    /// What the whole object must measure, where that is known: another length is `object-truncated`.
+    /// The expected length of the whole object, if known. Any other length is `object-truncated`.
     pub object_bytes: Option<u64>,
-    /// Pieces may be parts of larger buffers: cheaper, but they hold on to more memory than they measure.
+    /// Whether pieces may be slices of larger buffers. This is cheaper, but each piece keeps its whole buffer alive.
     pub shared: bool,
-    /// Where each piece may be put, by a store that `fills_slots`; without a slot it gets memory of its own.
+    /// The destination of each piece, for a store that `fills_slots`. A piece without a slot gets newly allocated memory.
     pub slots: Vec<Option<Slot>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Bytes before it that are not wanted.
+    /// Unwanted bytes before the piece.
     pub skip: u64,
     pub bytes: usize,
 }
 
 impl RangeRequest {
-    /// One piece.
+    /// Build a range of one piece without a gap.
     pub fn plain(name: &str, begin: u64, bytes: u64, object_bytes: Option<u64>) -> RangeRequest {
         let pieces = vec![Piece { skip: 0, bytes: bytes as usize }];
         RangeRequest { name: name.into(), begin, pieces, object_bytes, shared: false, slots: Vec::new() }
     }
 
-    /// The same pieces, in memory of their own.
+    /// Build a range of the same pieces without slots, so that they get newly allocated memory.
     pub fn twin(&self) -> RangeRequest {
         let (name, pieces) = (self.name.clone(), self.pieces.clone());
         RangeRequest { name, begin: self.begin, pieces, object_bytes: self.object_bytes, shared: self.shared, slots: Vec::new() }
@@ -83,168 +83,171 @@ impl RangeRequest {
     }
 }
 
-/// What one more request costs, said in bytes: those that come in the same time.
+/// The cost of one more request, as the number of bytes that arrive in the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestCost {
-    /// A gap up to this long is read along.
+    /// Gaps up to this length are read rather than split into two requests.
     pub gap_bytes: u64,
-    /// Bytes of gaps to bytes wanted, at most.
+    /// Maximum ratio of gap bytes to wanted bytes.
     pub waste: u64,
 }
 
-/// Called with the number of a range, the number of a piece in it, and the piece, on whatever thread it arrived.
+/// A callback with the index of a range, the index of a piece in it, and the piece. It runs on the thread that received the piece.
 pub type Then = Arc<dyn Fn(usize, usize, &Bytes) + Send + Sync>;
 
 /// A store of named objects below one root. Names are relative, with `/` between parts.
 pub trait Storage: Send + Sync + Debug {
-    /// The root, for messages.
+    /// Return the root, as shown in messages.
     fn uri(&self) -> &str;
 
-    /// Whole object. Cost: one request.
+    /// Read a whole object. Cost: one request.
     fn read(&self, name: &str) -> Result<Bytes>;
 
-    /// Whether objects are best read by `map`; else by `fetch`, which knows what it needs before it asks.
+    /// Return whether objects are best read with `map`. Otherwise callers plan all ranges first and read them with `fetch`.
     fn mapped(&self) -> bool {
         true
     }
 
-    /// The longest range that is worth asking for at once: longer reads run side by side.
+    /// Return the longest range worth one request. Longer reads are split into concurrent requests.
     fn range_bytes(&self) -> u64 {
         u64::MAX
     }
 
-    /// What a request costs here. A local disk has many in flight and little to do for each.
+    /// Return the cost of a request. The default suits a local disk: many requests in flight, and little work for each.
     fn request_cost(&self) -> RequestCost {
         RequestCost { gap_bytes: 8 << 10, waste: 1 }
     }
 
-    /// Whether pieces are put into slots where a range has them.
+    /// Return whether `fetch` writes pieces into the slots of a range.
     fn fills_slots(&self) -> bool {
         false
     }
 
-    /// Whether the root may come to lead elsewhere while it is used: paths with links in them, folders that are renamed.
+    /// Return whether the root path may lead to another folder later, because of links in the path or renamed folders.
     fn moves(&self) -> bool {
         false
     }
 
-    /// The same store, its root held: names stay below what the root is now, wherever the path comes to lead. None where a root does not
-    /// move, or cannot be held.
+    /// Return the same store with its root held: names stay below the current root, even if its path leads elsewhere later.
+    /// None if the root does not move, or if it cannot be held.
     fn held(&self) -> Result<Option<Box<dyn Storage>>> {
         Ok(None)
     }
 
-    /// Whether the path of a held root still leads to it.
+    /// Return whether the path of a held root still leads to it.
     fn in_place(&self) -> bool {
         true
     }
 
-    /// How long one operation may take before it fails.
+    /// Return how long one operation may take before it fails.
     fn deadline(&self) -> Duration {
         Duration::from_secs(60)
     }
 
-    /// How far this machine's clock is from the store's, where the store told its time.
+    /// Return the difference between this machine's clock and the store's. None if the store has not reported its time.
     fn clock_skew(&self) -> Option<Duration> {
         None
     }
 
-    /// Read many ranges at once: for each, its pieces as buffers of their own. Cost: one request a range, as many at once as do good.
+    /// Read many ranges and return the pieces of each. Cost: one request per range; the store chooses how many run at once.
     fn fetch(&self, ranges: Vec<RangeRequest>) -> Vec<Result<Vec<Bytes>>> {
         self.fetch_then(ranges, Arc::new(|_, _, _| {}))
     }
 
-    /// As `fetch`; `then` sees each piece as soon as it is there, while the processor's cache holds it.
+    /// Like `fetch`, but pass each piece to `then` as soon as it arrives, while the processor's cache still holds it.
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>>;
 
-    /// The longest range that `stream` reads; 0 where it reads none.
+    /// Return the longest range that `stream` reads, or 0 if the store has no streams.
     fn stream_bytes(&self) -> u64 {
         0
     }
 
-    /// Read ranges into memory that the store uses again, or into a target for each, and show all bytes of each to `see` when they
-    /// are there, in any order: for what goes to its place at once and is not kept. Cost: one request a range, many at
-    /// once; a copy into the target only where a device cannot write there itself.
+    /// Read each range into reusable memory of the store, or into its target if given, and pass its bytes to `see` when they arrive.
+    /// Ranges arrive in any order. Meant for bytes that are consumed at once and not kept. Cost: one request per range, many at
+    /// once; a copy into the target only if the device cannot write there directly.
     fn stream(&self, ranges: &[RangeRequest], _targets: Option<&mut [&mut [u8]]>, _see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
         ranges.iter().map(|_| Err(Error::new("internal", format!("`{}` has no streams", self.uri())))).collect()
     }
 
-    /// The first few names below a folder in ascending order; nothing at all where the store does not list in order.
+    /// Return the first few names below a folder in ascending order. None if the store does not list in order.
     fn newest(&self, _folder: &str) -> Result<Option<Vec<String>>> {
         Ok(None)
     }
 
-    /// Make an immutable object of known length readable at memory speed, without copying where that can be.
+    /// Make an immutable object of known length readable at memory speed, without a copy if possible.
     fn map(&self, name: &str, bytes: u64) -> Result<Bytes>;
 
-    /// Tell that a part of what `map` gave will be read soon. Costs nothing where that means nothing.
+    /// Hint that part of a mapped object will be read soon. A no-op for stores that do not map.
     fn will_need(&self, _part: &[u8]) {}
 
-    /// Tell whether all of what `map` gave will be read in order, or at random. Costs nothing where that means nothing.
+    /// Hint whether a whole mapped object will be read in order or at random. A no-op for stores that do not map.
     fn will_read(&self, _whole: &[u8], _in_order: bool) {}
 
-    /// Whether the object is there.
+    /// Return whether the object exists.
     fn exists(&self, name: &str) -> Result<bool>;
 
-    /// Names and sizes directly below a folder, in no order; a folder that is not there is empty.
+    /// Return names and sizes of the objects directly below a folder, in no particular order. A missing folder is empty.
     fn list(&self, folder: &str) -> Result<Vec<(String, u64)>>;
 
-    /// Write an immutable object whose random name nobody else uses. Durable after `sync` of its folder.
+    /// Write an immutable object under a random name that no other writer uses. It is durable after `sync` of its folder.
     fn put(&self, name: &str, body: &[u8]) -> Result<()> {
         let mut writer = self.writer(name)?;
         writer.write(body.to_vec())?;
         writer.finish()
     }
 
-    /// Begin an immutable object that is written piece by piece; it vanishes when dropped unfinished.
+    /// Begin an immutable object that is written in pieces. Dropping the writer before `finish` discards the object.
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>>;
 
-    /// Return a number that differs between this root and a copy of it, never 0. It survives renames and writes. None if the store has no such number.
+    /// Return a number that differs between this root and a copy of it, never 0. It survives renames and writes.
+    /// None if the store has no such number.
     fn place(&self) -> Option<u64> {
         None
     }
 
-    /// Whether `list` works at all: plain web servers have none.
+    /// Return whether `list` works. Plain web servers have no listings.
     fn lists(&self) -> bool {
         true
     }
 
-    /// Make the names that were put below these folders survive a power loss.
+    /// Make the names that were put in these folders durable, so that they survive a power loss.
     fn sync(&self, folders: &[&str]) -> Result<()>;
 
-    /// Put an object only if the name is free, durably.
+    /// Put an object durably, and only if the name is free.
     fn create(&self, name: &str, body: &[u8]) -> Result<Created>;
 
-    /// Overwrite a hint; not durable, but never half-written for a reader.
+    /// Overwrite a hint. The new body is not durable, but readers never see a partial one.
     fn overwrite(&self, name: &str, body: &[u8]) -> Result<()>;
 
-    /// Remove an object; one that is not there is no error.
+    /// Remove an object. A missing object is not an error.
     fn delete(&self, name: &str) -> Result<()>;
 
-    /// Show the names of all objects, in no order, until `see` has enough; of folders, where there are such, with `/` at the end.
+    /// Pass the names of all objects to `see`, in no particular order, until it breaks. Names of folders, if any, end with `/`.
     fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()>;
 
-    /// Make the root, and prove the store. What is there stays.
+    /// Create the root and prove the store. Existing objects are kept.
     fn initialise(&self) -> Result<()>;
 
-    /// Hold the store to create-only puts, once a process: `unsupported-storage` where one of several creates of a name does not win, or
-    /// a later one does. A dataset may have been copied to a store that could not have held it from the beginning.
+    /// Check create-only puts, once per process. Fails with `unsupported-storage` unless exactly one of several creates of a name
+    /// succeeds. Writers check existing datasets too, which may have been copied to a store on which they cannot be created.
     fn prove(&self) -> Result<()>;
 
-    /// `read-only` where nothing can be written, whoever asks. Costs no request.
+    /// Fail with `read-only` if the store never accepts writes. Cost: no request.
     fn writable(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Requests and bytes so far.
+    /// Return the counters of requests and bytes.
     fn counters(&self) -> &Counters;
 }
 
-/// Answers without certainty before a create is given up.
+/// Tries without a certain answer after which `create_certainly` fails.
 pub const CERTAIN_TRIES: u32 = 20;
 
-/// A create whose answer is certain: the same body again after each lost answer; `commit-state-unknown` if none comes, or if a later try
-/// fails, as an earlier one may have been carried out. Under a name that nobody else uses, `Exists` is then an own earlier try.
+/// Create an object, and repeat the put with the same body after each lost answer, until the answer is certain.
+///
+/// Fails with `commit-state-unknown` if no answer is certain, or if a repeated put fails: an earlier one may have succeeded.
+/// If no other writer uses the name, `Exists` means that an earlier try succeeded.
 pub fn create_certainly(store: &dyn Storage, name: &str, body: &[u8]) -> Result<Created> {
     let began = std::time::Instant::now();
     let mut why = String::new();
@@ -261,15 +264,15 @@ pub fn create_certainly(store: &dyn Storage, name: &str, body: &[u8]) -> Result<
         if began.elapsed() > store.deadline() || process::interrupted() {
             break;
         }
-        std::thread::sleep(Duration::from_millis(10)); // Let a passing fault pass.
+        std::thread::sleep(Duration::from_millis(10)); // Give a transient fault time to clear.
     }
-    let text = format!("cannot tell whether `{}/{name}` was created, after {:.1?}{why}", store.uri(), began.elapsed());
-    Err(Error::new("commit-state-unknown", text).hint("look whether it is there when the storage answers again"))
+    let text = format!("cannot tell whether `{}/{name}` was created: no certain answer in {:.1?}{why}", store.uri(), began.elapsed());
+    Err(Error::new("commit-state-unknown", text).hint("check whether the object exists when the storage responds again"))
 }
 
 /// An object being written.
 pub trait ObjectWriter: Send {
-    /// Add bytes at the end. They may travel later, and a failure may come with a later call.
+    /// Append bytes. They may be written later, and a later call may report their failure.
     fn write(&mut self, bytes: Vec<u8>) -> Result<()>;
     /// Make the content durable. The name is durable after `Storage::sync`.
     fn finish(self: Box<Self>) -> Result<()>;

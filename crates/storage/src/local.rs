@@ -1,4 +1,4 @@
-//! A folder on a local disk. Create-only is: temporary file, fsync, link to the name, fsync of the folder.
+//! A store in a local folder. A create-only put writes and syncs a temporary file, links it to the name, and syncs the folder.
 
 use std::collections::HashSet;
 use std::io;
@@ -15,14 +15,14 @@ use crate::disk::{File, FileSystem, Held};
 use crate::process::PerProcess;
 use crate::{Created, Io, ObjectWriter, RangeRequest, Storage, Then};
 
-/// Temporary files begin so; readers ignore every name that is not the spec's.
+/// Prefix of temporary files. Readers ignore every name that the spec does not define.
 const TEMPORARY: &str = "tmp-";
 
 #[derive(Debug)]
 pub struct Local {
-    /// Where calls go: the path, or what is held of it.
+    /// The folder that file system calls use: the user's path, or the path of the held folder.
     root: PathBuf,
-    /// Where users say it is.
+    /// The user's path, made absolute.
     path: PathBuf,
     held: Option<Arc<Held>>,
     uri: String,
@@ -32,17 +32,17 @@ pub struct Local {
     kept: Arc<PerProcess<Kept>>,
 }
 
-/// What this process has found out about a folder.
+/// What this process knows about a folder.
 #[derive(Debug, Default)]
 struct Kept {
-    /// Folders whose names it has made durable itself, by root: another process may have made them, and not synced them yet.
+    /// Folders whose names this process has made durable, by root. Folders made by another process may not be synced yet.
     named: Mutex<HashSet<(Option<u64>, PathBuf)>>,
-    /// Whether create-only puts were tried.
+    /// Whether `prove` has succeeded.
     proven: Mutex<bool>,
 }
 
 impl Local {
-    /// A relative path is made absolute here, so a later change of directory does no harm.
+    /// Open a folder. A relative path is made absolute, so a later change of directory has no effect.
     pub fn open(path: &Path, files: Arc<dyn FileSystem>, io: Io) -> Result<Local> {
         let root = std::path::absolute(path).map_err(|error| failure("open", path, &error))?;
         let uri = root
@@ -53,7 +53,7 @@ impl Local {
         Ok(Local { path: root.clone(), root, held: None, uri, files, io, counters: Arc::default(), kept })
     }
 
-    /// Turn an I/O error into one of ours, which names the path that users know.
+    /// Convert an I/O error into an [`Error`] that names the user's path.
     fn failure(&self, verb: &str, path: &Path, error: &io::Error) -> Error {
         failure(verb, &self.told(path), error)
     }
@@ -72,12 +72,12 @@ impl Local {
 
     fn temporary(&self, name: &str) -> Result<PathBuf> {
         let mut random = [0u8; 8];
-        getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("no random numbers: {error}")))?;
+        getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("cannot get random numbers: {error}")))?;
         let folder = self.path(name).parent().map_or_else(|| self.root.clone(), Path::to_path_buf);
         Ok(folder.join(format!("{TEMPORARY}{:016x}", u64::from_le_bytes(random))))
     }
 
-    /// Create a file; the first one in a folder makes the folder, whose name `sync_folder` makes durable.
+    /// Create a file, and its folder if that is missing. `sync_folder` makes the folder's name durable.
     fn create_file(&self, path: &Path) -> Result<Box<dyn File>> {
         match self.files.create(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -88,7 +88,7 @@ impl Local {
         }
     }
 
-    /// Make a folder and those above it, up to `end`, which must be there: a dataset that was moved away is not begun anew.
+    /// Create a folder and its missing parents below `end`. `end` must exist, so that a dataset that was moved is not recreated.
     fn make_folders(&self, folder: &Path, end: &Path) -> Result<()> {
         let fail = |error: io::Error| self.failure("create folder", folder, &error);
         let make = || match self.files.create_folder(folder) {
@@ -107,16 +107,16 @@ impl Local {
         }
     }
 
-    /// The root is not there, or not any more.
+    /// Build the error for a root that does not exist, or no longer exists.
     fn gone(&self) -> Error {
         let hint = match self.path.is_symlink() {
-            true => "it is a link that leads nowhere: make the folder it names, or remove the link",
-            false => "the folder of the dataset was moved or removed: open it where it is now",
+            true => "it is a broken symbolic link: create its target folder, or remove the link",
+            false => "the dataset's folder was moved or removed: open it at its new path",
         };
         self.failure("write to", &self.root, &io::Error::from_raw_os_error(libc::ENOENT)).hint(hint)
     }
 
-    /// Make the names in a folder durable; the first time in this process its own name and those above it, too.
+    /// Make the names in a folder durable. The first call in this process also syncs the folder's own name and those above it.
     fn sync_folder(&self, folder: &Path) -> io::Result<()> {
         let named = || self.kept.get().named.lock().unwrap_or_else(PoisonError::into_inner);
         add(&self.counters.syncs, 1);
@@ -124,7 +124,7 @@ impl Local {
         let place = self.place();
         let mut at = folder;
         let mut synced = Vec::new();
-        // Above a root that is held, the names are those of its path.
+        // The parent of a held root is taken from the user's path.
         while let Some(above) = if at == self.root { self.path.parent() } else { at.parent() } {
             let name = (place, self.told(at));
             if named().contains(&name) {
@@ -132,7 +132,7 @@ impl Local {
             }
             add(&self.counters.syncs, 1);
             match self.files.sync_folder(above) {
-                // Above the dataset there may be folders that are not ours to open. Who could make one there could also sync it.
+                // We may not be allowed to open folders above the dataset. A process that could create them could also sync them.
                 Err(error) if !above.starts_with(&self.root) && refused(&error) => {}
                 other => other?,
             }
@@ -143,16 +143,16 @@ impl Local {
         Ok(())
     }
 
-    /// Whether a name was made by a `link` that failed: its errno is a message that can be wrong, the link count is a fact.
+    /// Return whether a failed `link` created the name after all. Its errno can be wrong; the link count is reliable.
     fn was_linked(&self, temporary: &Path) -> Option<bool> {
         match self.files.links(temporary) {
             Ok(links) => Some(links > 1),
-            // The file was renamed to its name (no hard links here), or its folder was renamed: unknown.
+            // Unknown: the file was renamed to its name (no hard links), or its folder was renamed.
             Err(_) => None,
         }
     }
 
-    /// Write a temporary file beside `name`.
+    /// Write a temporary file in the folder of `name`.
     fn write_temporary(&self, name: &str, body: &[u8], durable: bool) -> Result<PathBuf> {
         let path = self.temporary(name)?;
         let mut file = self.create_file(&path)?;
@@ -166,7 +166,7 @@ impl Local {
     }
 }
 
-/// Turn an I/O error into one of ours, by its kind.
+/// Convert an I/O error into an [`Error`], by its kind.
 fn failure(verb: &str, path: &Path, error: &io::Error) -> Error {
     use io::ErrorKind as K;
     let text = format!("cannot {verb} `{}`: {error}", path.display());
@@ -181,7 +181,7 @@ fn failure(verb: &str, path: &Path, error: &io::Error) -> Error {
     }
 }
 
-/// Whether an error says that nothing was done.
+/// Return whether an error guarantees that nothing was done.
 fn refused(error: &io::Error) -> bool {
     use io::ErrorKind as K;
     matches!(
@@ -190,12 +190,12 @@ fn refused(error: &io::Error) -> bool {
     ) || matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP | libc::EXDEV | libc::EMLINK))
 }
 
-/// The pieces of a range.
+/// The pieces of a range, or why they cannot be read.
 type Answer = io::Result<Vec<Bytes>>;
 
 struct LocalWriter {
     path: PathBuf,
-    /// The path that users know.
+    /// The user's path, for messages.
     told: PathBuf,
     _held: Option<Arc<Held>>,
     files: Arc<dyn FileSystem>,
@@ -255,7 +255,7 @@ impl Storage for Local {
         if self.io == Io::Direct && self.files.is_real() && direct::is_there() {
             let jobs: Vec<_> = ranges.iter().map(|range| (self.path(&range.name), range)).collect();
             for (place, answer) in answers.iter_mut().zip(direct::fetch(&jobs)) {
-                // A file system that refuses O_DIRECT is read through the page cache.
+                // If the file system refuses O_DIRECT, read through the page cache.
                 *place = Some(answer).filter(|answer| !answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Unsupported));
             }
             let direct = ranges.iter().zip(&answers).filter(|(_, answer)| matches!(answer, Some(Ok(_))));
@@ -287,7 +287,7 @@ impl Storage for Local {
         );
         let finish = |(index, ((path, range), answer)): (usize, (&(PathBuf, &RangeRequest), io::Result<()>))| match answer {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                // A file system that refuses O_DIRECT is read through the page cache.
+                // If the file system refuses O_DIRECT, read through the page cache.
                 let whole = RangeRequest::plain(&range.name, range.begin, bytes(range), range.object_bytes);
                 let pieces = self.files.read_range(path, &whole).map_err(|error| self.failure("read", path, &error))?;
                 for piece in pieces {
@@ -364,15 +364,15 @@ impl Storage for Local {
             Some(false) => Err(Some(error)),
             None => Err(None),
         });
-        let _ = self.files.remove(&temporary); // After a rename it is gone; after a link it is a spare name.
+        let _ = self.files.remove(&temporary); // After a rename the file is gone; after a link this name is redundant.
         let answer = match linked {
             Ok(()) => Created::Created,
             Err(Some(error)) if error.kind() == io::ErrorKind::AlreadyExists => Created::Exists,
             Err(Some(error)) if refused(&error) => return Err(self.failure("create", &path, &error)),
-            // Anything else does not say whether the name was made.
+            // Any other error leaves open whether the name was created.
             Err(_) => return Ok(Created::Unknown),
         };
-        // A name that exists is there for every reader, but a power loss may take it: whoever made it may not have come to sync it.
+        // Readers see an existing name, but a power loss may still remove it: its creator may not have synced the folder yet.
         match self.sync_folder(path.parent().unwrap_or(&self.root)) {
             Ok(()) => Ok(answer),
             Err(_) => Ok(Created::Unknown),
@@ -402,7 +402,7 @@ impl Storage for Local {
         while let Some(folder) = waiting.pop() {
             let path = self.path(&folder);
             let entries = match self.files.entries(&path) {
-                // Nothing is there, or somebody removed it just now.
+                // The folder does not exist, or was removed just now.
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => continue,
                 other => other.map_err(|error| self.failure("list", &path, &error))?,
             };
@@ -432,7 +432,7 @@ impl Storage for Local {
         };
         self.prove().inspect_err(|_| {
             if made && self.files.is_real() {
-                let _ = std::fs::remove_dir(&self.root); // The error is what there is to report; another's files keep the folder.
+                let _ = std::fs::remove_dir(&self.root); // The first error is the one to report. A folder with files in it is kept.
             }
         })
     }
@@ -463,7 +463,7 @@ impl Storage for Local {
         self.held.as_ref().is_none_or(|held| self.files.place(&self.path) == Some(held.place))
     }
 
-    /// One after the other: the kernel holds the folder locked for each link, so a race of our own threads would prove no more.
+    /// Try two links in sequence. The kernel locks the folder for each link, so racing threads would prove nothing more.
     fn prove(&self) -> Result<()> {
         let mut proven = self.kept.get().proven.lock().unwrap_or_else(PoisonError::into_inner);
         if *proven {
@@ -477,21 +477,21 @@ impl Storage for Local {
         let (first, second) = (self.write_temporary("probe", b"1", false)?, self.write_temporary("probe", b"2", false)?);
         let tried = self.files.link(&first, &probe).and_then(|()| Ok((self.files.link(&second, &probe), self.files.read(&probe)?)));
         for path in [&first, &second, &probe] {
-            let _ = self.files.remove(path); // A probe that stays does no harm.
+            let _ = self.files.remove(path); // A leftover probe is harmless.
         }
         match tried {
             Ok((Err(error), kept)) if error.kind() == io::ErrorKind::AlreadyExists && kept[..] == b"1"[..] => {
                 *proven = true;
                 Ok(())
             }
-            Ok(_) => Err(refused("a create-only put did not refuse to overwrite".into())),
+            Ok(_) => Err(refused("a create-only put did not reject an existing name".into())),
             Err(error) => {
                 let told = self.failure("create", &probe, &error);
                 match error.raw_os_error() {
                     Some(libc::EPERM | libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP | libc::EXDEV | libc::EMLINK) => {
                         Err(refused(told.message().to_owned()))
                     }
-                    _ => Err(told), // A fault that may pass.
+                    _ => Err(told), // The fault may be transient.
                 }
             }
         }

@@ -20,7 +20,7 @@ pub struct Memory {
     counters: Counters,
 }
 
-/// Something locked that forked children go on with.
+/// A lock guard for state that forked children keep using.
 struct Locked<'a, T> {
     held: MutexGuard<'a, T>,
     _no_fork: RwLockReadGuard<'static, ()>,
@@ -46,19 +46,19 @@ impl<T> DerefMut for Locked<'_, T> {
 }
 
 impl Memory {
-    /// The store that this process knows under `name`; the same objects for the same name.
+    /// Return the store of this process called `name`. Stores of the same name share their objects.
     pub fn named(name: &str) -> Memory {
         static STORES: Mutex<BTreeMap<String, Objects>> = Mutex::new(BTreeMap::new());
         let objects = lock(&STORES).entry(name.to_owned()).or_default().clone();
         Memory { uri: format!("memory://{name}"), objects, counters: Counters::default() }
     }
 
-    /// A store of its own that holds exactly these objects.
+    /// Build an unnamed store that holds exactly these objects.
     pub fn holding(objects: BTreeMap<String, Bytes>) -> Memory {
         Memory { uri: "memory://".into(), objects: Arc::new(Mutex::new(objects)), counters: Counters::default() }
     }
 
-    /// All objects, shared.
+    /// Return all objects. Their bodies are shared, not copied.
     pub fn objects(&self) -> BTreeMap<String, Bytes> {
         lock(&self.objects).clone()
     }
@@ -89,7 +89,7 @@ impl Storage for Memory {
 
     fn read(&self, name: &str) -> Result<Bytes> {
         let body = lock(&self.objects).get(name).cloned();
-        let body = body.ok_or_else(|| Error::new("object-not-found", format!("cannot read `{}/{name}`: it is not there", self.uri)))?;
+        let body = body.ok_or_else(|| Error::new("object-not-found", format!("cannot read `{}/{name}`: no such object", self.uri)))?;
         add(&self.counters.reads, 1);
         add(&self.counters.read_bytes, body.len() as u64);
         Ok(body)
@@ -97,7 +97,7 @@ impl Storage for Memory {
 
     fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
         let body = lock(&self.objects).get(name).cloned();
-        let body = body.ok_or_else(|| Error::new("object-not-found", format!("cannot read `{}/{name}`: it is not there", self.uri)))?;
+        let body = body.ok_or_else(|| Error::new("object-not-found", format!("cannot read `{}/{name}`: no such object", self.uri)))?;
         add(&self.counters.maps, 1);
         add(&self.counters.mapped_bytes, bytes);
         if body.len() as u64 != bytes {
@@ -115,9 +115,9 @@ impl Storage for Memory {
             add(&self.counters.range_bytes, range.end() - range.begin);
             let body = lock(&self.objects).get(&range.name).cloned();
             let what = format!("cannot read `{}/{}`", self.uri, range.name);
-            let body = body.ok_or_else(|| Error::new("object-not-found", format!("{what}: it is not there")))?;
+            let body = body.ok_or_else(|| Error::new("object-not-found", format!("{what}: no such object")))?;
             if range.object_bytes.is_some_and(|bytes| bytes != body.len() as u64) || range.end() > body.len() as u64 {
-                return Err(Error::new("object-truncated", format!("{what}: it has {} bytes, expected more or fewer", body.len())));
+                return Err(Error::new("object-truncated", format!("{what}: unexpected length of {} bytes", body.len())));
             }
             let mut at = range.begin as usize;
             let cut = |piece: &Piece| {
@@ -176,7 +176,7 @@ impl Storage for Memory {
     }
 
     fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
-        let _ = self.objects().keys().try_for_each(|name| see(name)); // To have enough is no failure.
+        let _ = self.objects().keys().try_for_each(|name| see(name)); // A break is not a failure.
         Ok(())
     }
 
@@ -209,21 +209,21 @@ mod tests {
         let holder = std::thread::spawn(move || {
             let _held = lock(&objects);
             let _ = inside.send(());
-            // Long enough for the fork below to begin; it ends when this does, so nothing could tell this thread to go on.
+            // Long enough for the fork below to begin. The fork waits for this thread's lock, so nothing could signal the thread.
             std::thread::sleep(Duration::from_millis(300));
         });
         assert!(entered.recv().is_ok());
-        // SAFETY: the child reads memory, which is what is tested, and ends; no other thread of it is asked for.
+        // SAFETY: the child reads the store, which is what the test checks, and exits. It depends on no other thread.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: ends a child that waits for ever, which its parent sees; `_exit` runs nothing.
+            // SAFETY: the alarm ends a child that hangs, and the parent sees that. `_exit` runs no handlers.
             unsafe {
                 libc::alarm(10);
                 libc::_exit(i32::from(store.read("one").is_err()));
             }
         }
         let mut status = 0;
-        // SAFETY: a child of ours, and a place for its status.
+        // SAFETY: `child` is our own child, and `status` has room for its status.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(status, 0);
         assert!(holder.join().is_ok());

@@ -1,11 +1,11 @@
-//! What a caller may say about a store, by the names of `storage_options=`.
+//! Options of a store, under their names in `storage_options=`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use penstock_error::{Error, Result};
 
-/// Name, whether it is secret, and the standard variables that stand for it, first come first served.
+/// The name of each option, whether it is secret, and its standard environment variables. The first one that is set wins.
 const KNOWN: &[(&str, bool, &[&str])] = &[
     ("endpoint_url", false, &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]),
     ("region", false, &["AWS_REGION", "AWS_DEFAULT_REGION"]),
@@ -23,13 +23,13 @@ const KNOWN: &[(&str, bool, &[&str])] = &[
 /// How local data files are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Io {
-    /// Mapped on disk, ranged elsewhere.
+    /// Mapped on a local disk, ranged reads elsewhere.
     #[default]
     Auto,
     Mapped,
-    /// Ranged, through the page cache.
+    /// Ranged reads through the page cache.
     Buffered,
-    /// Ranged, past the page cache: io_uring and O_DIRECT, where the file system has it.
+    /// Ranged reads that bypass the page cache, with io_uring and O_DIRECT if the file system supports it.
     Direct,
 }
 
@@ -62,12 +62,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// Refuses names it does not know.
+    /// Build options. Fails on unknown names and invalid values.
     pub fn new(given: impl IntoIterator<Item = (String, String)>, io: Io) -> Result<Options> {
         let given: BTreeMap<String, String> = given.into_iter().collect();
         let names: Vec<&str> = KNOWN.iter().map(|(name, ..)| *name).collect();
         if let Some(name) = given.keys().find(|name| !names.contains(&name.as_str())) {
-            return Err(Error::new("invalid-argument", format!("storage_options has `{name}`, which is no option"))
+            return Err(Error::new("invalid-argument", format!("cannot use storage option `{name}`: there is no such option"))
                 .hint(format!("options: {}", names.join(", "))));
         }
         let options = Options { given, io };
@@ -78,14 +78,14 @@ impl Options {
         Ok(options)
     }
 
-    /// What was given, else what the environment says.
+    /// Return the caller's value, else the value from the environment.
     pub fn get(&self, name: &str) -> Option<String> {
         let variables = KNOWN.iter().find(|(known, ..)| *known == name).map_or(&[][..], |(_, _, variables)| variables);
         let said = || variables.iter().find_map(|variable| std::env::var(variable).ok().filter(|value| !value.is_empty()));
         self.given.get(name).cloned().or_else(said)
     }
 
-    /// Only what was given by the caller.
+    /// Return the caller's value, without the environment.
     pub fn given(&self, name: &str) -> Option<&str> {
         self.given.get(name).map(String::as_str)
     }
@@ -99,7 +99,7 @@ impl Options {
         }
     }
 
-    /// The deadline of one operation.
+    /// Return the deadline of one operation.
     pub fn timeout(&self) -> Result<Duration> {
         let Some(value) = self.given.get("timeout_seconds") else { return Ok(Duration::from_secs(60)) };
         let seconds = value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 86_400.0);
@@ -108,7 +108,7 @@ impl Options {
         })
     }
 
-    /// What may be written into a pickle.
+    /// Return the caller's options that may be written into a pickle.
     pub fn without_secrets(&self) -> BTreeMap<String, String> {
         let secret = |name: &str| KNOWN.iter().any(|(known, secret, _)| *known == name && *secret);
         self.given.iter().filter(|(name, _)| !secret(name)).map(|(name, value)| (name.clone(), value.clone())).collect()

@@ -1,15 +1,15 @@
-//! State that belongs to one process: after a fork the child sees none of it, so no lock it may inherit can hold it up. A lock
-//! that must live on is held under `no_fork`.
+//! State that belongs to one process. A forked child starts with fresh state, so an inherited lock cannot block it.
+//! A lock that the child keeps using is held under `no_fork`.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Counts the forks between this process and the first one.
+/// Number of forks between the first process and this one.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// Read by threads that hold a lock which a child has use for; a fork waits until there are none.
+/// Held for reading by threads that hold a lock which a child will use. A fork takes it for writing, and so waits for them.
 static GATE: RwLock<()> = RwLock::new(());
 
 thread_local! {
@@ -29,22 +29,22 @@ extern "C" fn child_after_fork() {
     CLOSED.take();
 }
 
-/// Done early, by whoever loads the library: a child that is forked in the middle of it would wait for ever.
+/// Register the fork handlers. Call this when the library is loaded: a child that is forked during the call would wait forever.
 pub fn watch_forks() {
     static WATCH: Once = Once::new();
-    // SAFETY: the handlers take and release a lock that is held for moments, and add to an atomic.
+    // SAFETY: the handlers only take and release a lock that is held briefly, and add to an atomic.
     WATCH.call_once(|| unsafe {
         libc::pthread_atfork(Some(before_fork), Some(parent_after_fork), Some(child_after_fork));
     });
 }
 
-/// To be held around a lock that lives on in a child, and nowhere twice in a thread.
+/// Delay forks while the guard exists. Hold it around a lock that a child keeps using, and never twice in one thread.
 pub fn no_fork() -> RwLockReadGuard<'static, ()> {
     watch_forks();
     GATE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A number that a forked child does not share with its parent.
+/// Return a number that differs between a forked child and its parent.
 pub fn generation() -> u64 {
     watch_forks();
     GENERATION.load(Ordering::Relaxed)
@@ -56,17 +56,18 @@ thread_local! {
     static STOP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
-/// Make this thread, which works for another one, stop waiting when the flag is set, and ask nobody else.
+/// Make this worker thread stop waiting when `stop` is set. The function given to `watch_interrupts` is then ignored.
 pub fn heed(stop: Arc<AtomicBool>) {
     STOP.set(Some(stop));
 }
 
-/// Set what threads that wait for the network ask now and then: whether their user wants them to stop. The first one counts.
+/// Set the function that threads poll while they wait for the network. It returns whether the user wants them to stop.
+/// Only the first call has an effect.
 pub fn watch_interrupts(asked: fn() -> bool) {
     let _ = ASKED.set(asked);
 }
 
-/// Whether the user of this thread wants it to stop.
+/// Return whether the user wants this thread to stop.
 pub fn interrupted() -> bool {
     if let Some(stop) = STOP.with_borrow(|stop| stop.as_ref().map(|stop| stop.load(Ordering::Relaxed))) {
         return stop;
@@ -79,12 +80,12 @@ struct Entry<T> {
     value: T,
 }
 
-/// A value that is made anew in every process that asks for it. A parent's value is leaked in the child, never
-/// dropped: another thread of the parent may have been changing it when the fork came.
+/// A value that each process creates on first use. A child leaks its parent's value and never drops it: another thread
+/// of the parent may have been changing it during the fork.
 pub struct PerProcess<T, F = fn() -> T> {
     current: AtomicPtr<Entry<T>>,
     make: F,
-    /// Shared between threads only where its value may be.
+    /// Makes this type `Send` and `Sync` only if `T` is.
     value: PhantomData<T>,
 }
 
@@ -94,7 +95,7 @@ impl<T, F> std::fmt::Debug for PerProcess<T, F> {
     }
 }
 
-/// Made by whichever thread comes first, dropped by whichever comes last: the value must be both `Send` and `Sync`.
+/// Any thread may create the value, use it or drop it, so it must be both `Send` and `Sync`.
 impl<T: Send + Sync, F: Fn() -> T> PerProcess<T, F> {
     pub const fn new(make: F) -> PerProcess<T, F> {
         PerProcess { current: AtomicPtr::new(std::ptr::null_mut()), make, value: PhantomData }
@@ -115,7 +116,7 @@ impl<T: Send + Sync, F: Fn() -> T> PerProcess<T, F> {
             // SAFETY: `fresh` is ours and now owned by `self`; a stale `found` is leaked on purpose.
             Ok(_) => unsafe { &(*fresh).value },
             Err(winner) => {
-                // SAFETY: nobody else has seen `fresh`; `winner` is live as `found` would be.
+                // SAFETY: no other thread has seen `fresh`; `winner` is valid for the same reason as `found`.
                 unsafe {
                     drop(Box::from_raw(fresh));
                     &(*winner).value
@@ -128,7 +129,7 @@ impl<T: Send + Sync, F: Fn() -> T> PerProcess<T, F> {
 impl<T, F> Drop for PerProcess<T, F> {
     fn drop(&mut self) {
         let found = *self.current.get_mut();
-        // SAFETY: `&mut self`: nobody borrows from the entry; one of another generation is leaked, see above.
+        // SAFETY: `&mut self` excludes borrows of the entry. An entry of another generation is leaked, see above.
         unsafe {
             if found.as_ref().is_some_and(|entry| entry.generation == GENERATION.load(Ordering::Relaxed)) {
                 drop(Box::from_raw(found));

@@ -1,5 +1,5 @@
-//! A file of the disk that is written in order: from its second piece on by a thread, while the caller makes the next piece. Half of the
-//! samples of a large append from Arrow were in the write calls.
+//! A file on disk that is written in order. From the second piece on, a thread writes while the caller makes the next piece.
+//! Without the thread, a profile of a large append from Arrow had half of its samples in write calls.
 
 use std::fs;
 use std::io::{self, Write};
@@ -12,16 +12,16 @@ use std::thread::JoinHandle;
 use crate::disk::File;
 use crate::process;
 
-/// Write-back begins after this many bytes, so that the final fsync finds little left to do.
+/// Write-back begins after this many bytes, so that the final fsync has little left to do.
 const WRITE_BACK_BYTES: u64 = 8 << 20;
 
-/// Larger pieces are written by the caller: several of them would be too much memory.
+/// The caller writes larger pieces itself: several of them in memory would be too much.
 const BEHIND_BYTES: usize = 4 << 20;
 
-/// Pieces that wait while another one is written.
+/// Pieces that are queued while another one is written.
 const PIECES: usize = 1;
 
-/// Files of this process that have a thread; those of other columns are written by the caller. Pieces are not counted in the budget.
+/// Maximum number of files in this process that have a thread. The caller writes all others. Pieces are outside the budget.
 const FILES: usize = 2;
 
 static WITH_THREAD: AtomicUsize = AtomicUsize::new(0);
@@ -38,7 +38,7 @@ impl Pieces {
         (&*self.file).write_all(bytes)?;
         self.written += bytes.len() as u64;
         if self.written - self.pushed >= WRITE_BACK_BYTES {
-            // SAFETY: the descriptor is open; the call only starts write-back and its failure changes nothing.
+            // SAFETY: the descriptor is open; the call only starts write-back, and its failure has no effect.
             unsafe {
                 libc::sync_file_range(
                     self.file.as_raw_fd(),
@@ -58,7 +58,7 @@ type Behind = (SyncSender<Vec<u8>>, JoinHandle<io::Result<Pieces>>);
 pub struct DiskFile {
     pieces: Pieces,
     behind: Option<Behind>,
-    /// After a failed write the file lacks a piece, whatever is written later.
+    /// Set by a failed write: the file lacks a piece, so later writes are refused.
     failed: bool,
     generation: u64,
 }
@@ -78,7 +78,7 @@ impl DiskFile {
             let (sender, receiver) = sync_channel::<Vec<u8>>(PIECES);
             let mut pieces = self.pieces.clone();
             let work = move || receiver.into_iter().try_for_each(|piece| pieces.write(&piece)).map(|()| pieces);
-            // Without a thread the caller writes.
+            // If no thread can start, the caller writes.
             match std::thread::Builder::new().name("penstock-write".into()).spawn(work) {
                 Ok(thread) => self.behind = Some((sender, thread)),
                 Err(_) => drop(WITH_THREAD.fetch_sub(1, Relaxed)),
@@ -87,11 +87,11 @@ impl DiskFile {
         self.behind.as_ref()
     }
 
-    /// Refuse to go on after a failed write, and in a forked child: the thread is not there.
+    /// Fail after a failed write, and in a forked child, which does not have the thread.
     fn check(&mut self) -> io::Result<()> {
         if self.generation != process::generation() {
-            std::mem::forget(self.behind.take()); // Its locks may be held by the thread.
-            return Err(io::Error::other("the file was begun before a fork"));
+            std::mem::forget(self.behind.take()); // The parent's thread may hold its locks.
+            return Err(io::Error::other("the file was created before a fork"));
         }
         if self.failed { Err(io::Error::other("an earlier write failed")) } else { Ok(()) }
     }
@@ -101,7 +101,7 @@ impl DiskFile {
         let Some((sender, thread)) = self.behind.take() else { return Ok(()) };
         drop(sender);
         WITH_THREAD.fetch_sub(1, Relaxed);
-        self.pieces = thread.join().map_err(|_| io::Error::other("the thread that writes ended"))??;
+        self.pieces = thread.join().map_err(|_| io::Error::other("the writer thread ended"))??;
         Ok(())
     }
 
@@ -112,7 +112,7 @@ impl DiskFile {
         {
             return match sender.send(bytes) {
                 Ok(()) => Ok(()),
-                Err(_) => self.join().and(Err(io::Error::other("the thread that writes ended"))),
+                Err(_) => self.join().and(Err(io::Error::other("the writer thread ended"))),
             };
         }
         self.join()?;
@@ -136,7 +136,7 @@ impl File for DiskFile {
 impl Drop for DiskFile {
     fn drop(&mut self) {
         let _ = self.check();
-        let _ = self.join(); // What was not synced is not promised to anybody.
+        let _ = self.join(); // Bytes that were not synced are not guaranteed.
     }
 }
 
@@ -146,14 +146,14 @@ mod tests {
 
     use super::*;
 
-    /// The file is a pipe, where a write waits for the reader. Each piece must come after the one before, whoever writes it.
+    /// The file is a pipe, so a write waits for the reader. Pieces must arrive in order, whether the thread or the caller writes them.
     #[test]
     fn pieces_of_all_sizes_keep_their_order() {
         let (mut reader, writer) = std::io::pipe().unwrap();
         let sizes = [10, 1 << 20, BEHIND_BYTES + 1, 5, BEHIND_BYTES, 2 * BEHIND_BYTES, 1 << 20, 1 << 20, 3];
         let read = std::thread::spawn(move || {
             let mut found = Vec::new();
-            std::thread::sleep(std::time::Duration::from_millis(20)); // The thread waits in its first write by then.
+            std::thread::sleep(std::time::Duration::from_millis(20)); // By then the thread is blocked in its first write.
             reader.read_to_end(&mut found).map(|_| found)
         });
         let mut file = DiskFile::new(fs::File::from(std::os::fd::OwnedFd::from(writer)));

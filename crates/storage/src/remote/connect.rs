@@ -1,4 +1,4 @@
-//! From a URI and options to a client of `object_store`.
+//! Builds a client of `object_store` from a URI and options.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use penstock_error::{Error, Result};
 use super::service::{Connector, Told, chain};
 use crate::options::Options;
 
-/// A client, and what it can do beside reading.
+/// A client, and its capabilities besides reading.
 #[derive(Clone)]
 pub struct Client {
     pub store: Arc<dyn ObjectStore>,
-    /// Listings in order and of bounded length.
+    /// Paginated listings. None if the store cannot list.
     pub pages: Option<Arc<dyn PaginatedListStore>>,
-    /// Uploads in parts; without it the store is only read.
+    /// Uploads in parts. None if the store is read-only.
     pub parts: Option<Arc<dyn MultipartStore>>,
 }
 
@@ -34,12 +34,12 @@ impl Client {
     }
 }
 
-/// Where an object store's dataset lies.
+/// The location of a dataset in an object store.
 #[derive(Debug, Clone)]
 pub struct Place {
     pub uri: String,
     scheme: String,
-    /// Bucket or container; for HTTP the whole address.
+    /// Bucket or container; for HTTP the whole URL.
     host: String,
     pub prefix: Path,
 }
@@ -54,7 +54,7 @@ impl Place {
             return Err(bad("no bucket or host").hint("write it as s3://bucket/path"));
         }
         if path.split('/').any(|part| matches!(part, "." | "..")) || path.contains("//") {
-            return Err(bad("a path with `.`, `..` or empty parts"));
+            return Err(bad("the path has `.`, `..` or empty parts"));
         }
         let http = matches!(scheme, "http" | "https");
         Ok(Place {
@@ -72,7 +72,7 @@ impl Place {
     pub fn connect(&self, options: &Options, told: Arc<Told>) -> Result<Client> {
         let invalid = |error: object_store::Error| {
             Error::new("invalid-argument", format!("cannot open `{}`: {}", self.uri, chain(&error)))
-                .hint("check storage_options and the variables of the environment")
+                .hint("check storage_options and the environment variables")
         };
         let client = client_options(options)?;
         let connector = Connector(told);
@@ -107,8 +107,8 @@ impl Place {
 
     fn s3(&self, options: &Options, client: ClientOptions, connector: Connector) -> Result<AmazonS3Builder> {
         let missing = |why: &str, hint: &str| Error::new("credentials-missing", format!("cannot open `{}`: {why}", self.uri)).hint(hint);
-        // Keys come as a pair with their token, all from one place: options, else a profile named in them, else the
-        // environment, else the profile of the environment.
+        // Both keys and the token come from one source: the options, else a profile that the options name, else the
+        // environment, else the profile that the environment names.
         let from_options = options.given("access_key_id").is_some() || options.given("secret_access_key").is_some();
         let from_profile = !from_options && options.given("profile").is_some();
         let from_environment = !from_options && !from_profile && options.get("access_key_id").is_some();
@@ -134,21 +134,21 @@ impl Place {
                     }
                 }
                 [None, None, _] if from_profile => {
-                    let hint = "profiles with aws_access_key_id and aws_secret_access_key are read; for SSO or roles export the keys";
+                    let hint = "a profile must have aws_access_key_id and aws_secret_access_key; for SSO or roles, export the keys";
                     return Err(missing(&format!("profile `{}` has no keys", profile.name), hint));
                 }
                 [None, None, _] if metadata_is_off() && !has_role() => {
                     return Err(missing("no credentials were found", super::patience::CREDENTIALS_HINT));
                 }
-                [None, None, _] => AmazonS3Builder::from_env(), // Roles of machines, containers and web identities are left to object_store.
-                _ => return Err(missing("a key without its secret, or the other way round", super::patience::CREDENTIALS_HINT)),
+                [None, None, _] => AmazonS3Builder::from_env(), // object_store handles roles of machines, containers and web identities.
+                _ => return Err(missing("only one of access key and secret is set", super::patience::CREDENTIALS_HINT)),
             }
         };
         let or_profile = |name: &str| options.get(name).or_else(|| profile.get(name));
         let region = or_profile("region").map_or_else(|| Ok("us-east-1".to_owned()), |region| self.plain("region", region))?;
         let virtual_hosted = options.flag("virtual_hosted")?;
         let builder = match or_profile("endpoint_url") {
-            // Path style wherever an endpoint is named, unless asked otherwise: few of them have a DNS entry a bucket.
+            // A named endpoint gets path style by default: few endpoints have a DNS entry per bucket.
             Some(endpoint) => {
                 let endpoint = self.plain("endpoint_url", endpoint)?;
                 let bad = |why: &str| {
@@ -161,7 +161,7 @@ impl Place {
                     return Err(bad("neither http nor https"));
                 }
                 let address = if virtual_hosted { format!("{scheme}://{}.{host}", self.host) } else { format!("{scheme}://{host}") };
-                url::Url::parse(&address).map_err(|error| bad(&format!("`{address}` is no address: {error}")))?;
+                url::Url::parse(&address).map_err(|error| bad(&format!("`{address}` is not a valid URL: {error}")))?;
                 let scheme = scheme.to_owned();
                 let endpoint = address;
                 builder.with_endpoint(endpoint).with_allow_http(scheme == "http").with_virtual_hosted_style_request(virtual_hosted)
@@ -178,7 +178,7 @@ impl Place {
             .with_http_connector(connector))
     }
 
-    /// Refuse what cannot stand in a header or an address, such as the end of a line of a file from another system.
+    /// Reject a value that cannot be part of a header or URL, such as one with the carriage return of a file from another system.
     fn plain(&self, name: &str, value: String) -> Result<String> {
         match !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_graphic()) {
             true => Ok(value),
@@ -202,7 +202,7 @@ fn has_role() -> bool {
         .any(|variable| std::env::var_os(variable).is_some())
 }
 
-/// We repeat requests ourselves.
+/// Disable the retries of object_store: `patience` repeats requests instead.
 fn no_retry() -> RetryConfig {
     RetryConfig { backoff: BackoffConfig::default(), max_retries: 0, retry_timeout: Duration::ZERO }
 }
@@ -211,7 +211,7 @@ fn client_options(options: &Options) -> Result<ClientOptions> {
     let timeout = options.timeout()?;
     let mut client = ClientOptions::new()
         .with_allow_http(true)
-        .with_connect_timeout((timeout / 2).min(Duration::from_secs(5))) // Shorter than the deadline, which knows no reason.
+        .with_connect_timeout((timeout / 2).min(Duration::from_secs(5))) // Shorter than the deadline, whose error gives no reason.
         .with_read_timeout(timeout.min(Duration::from_secs(15)))
         .with_timeout_disabled()
         .with_pool_idle_timeout(Duration::from_secs(30))
@@ -221,7 +221,7 @@ fn client_options(options: &Options) -> Result<ClientOptions> {
         let pem = std::fs::read(&bundle).map_err(|error| bad(error.to_string()))?;
         let certificates = Certificate::from_pem_bundle(&pem).map_err(|error| bad(error.to_string()))?;
         if certificates.is_empty() {
-            return Err(bad("no certificate in it".into()).hint("it must be PEM"));
+            return Err(bad("no certificate found".into()).hint("the file must be in PEM format"));
         }
         for certificate in certificates {
             client = client.with_root_certificate(certificate);
@@ -230,7 +230,7 @@ fn client_options(options: &Options) -> Result<ClientOptions> {
     Ok(client)
 }
 
-/// A profile of `~/.aws/credentials` and `~/.aws/config`.
+/// A profile from `~/.aws/credentials` and `~/.aws/config`.
 #[derive(Default)]
 struct Profile {
     name: String,
@@ -250,7 +250,7 @@ impl Profile {
         ];
         for (path, section) in files {
             let Ok(text) = std::fs::read_to_string(&path) else { continue };
-            // Percent signs and backslashes in secrets are no escapes.
+            // Quotes and backslashes in secrets are literal characters.
             let parsed =
                 ini::Ini::load_from_str_opt(&text, ini::ParseOption { enabled_quote: false, enabled_escape: false, ..Default::default() });
             let parsed = parsed.map_err(|error| Error::new("invalid-argument", format!("cannot read `{}`: {error}", path.display())))?;
@@ -260,7 +260,7 @@ impl Profile {
             && let Some(asked) = asked
         {
             return Err(Error::new("credentials-missing", format!("there is no profile `{asked}` in ~/.aws/credentials or ~/.aws/config"))
-                .hint("see AWS_PROFILE, AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE"));
+                .hint("check AWS_PROFILE, AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE"));
         }
         Ok(Profile { name, sections })
     }

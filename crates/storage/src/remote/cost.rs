@@ -1,23 +1,24 @@
-//! What a request costs on this network, said in bytes, measured from what is read anyway.
+//! Estimates the cost of a request on this network, in bytes, from the times of regular reads.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::RequestCost;
 
-/// Until something was measured: as on a network of a gigabyte a second that takes 8,000 requests a second.
+/// The estimate before any measurement: a network with 1 GB and 8,000 requests per second.
 const FIRST_GAP_BYTES: f64 = (128 << 10) as f64;
 const LEAST_GAP_BYTES: f64 = (16 << 10) as f64;
 const MOST_GAP_BYTES: f64 = (512 << 10) as f64;
-/// Of the bytes that are wanted. That is much, as a request of a kilobyte takes as long as half a megabyte; it bounds what a wrong guess costs.
+/// Maximum ratio of gap bytes to wanted bytes. It is large, because a request of a kilobyte can take as long as half a megabyte.
+/// It bounds the cost of a wrong estimate.
 const WASTE: u64 = 64;
-/// Fewer requests than that wait for one answer, however many bytes it has.
+/// Minimum number of requests in a measured read. A read of fewer requests mostly waits for one answer, whatever its size.
 const LEAST_REQUESTS: usize = 16;
-/// What an older observation counts, after each new one.
+/// The factor by which each new observation reduces the weight of older ones.
 const FADING: f64 = 0.95;
 
-/// Least squares of `seconds = requests · a + bytes · b` over the reads so far, the latest counting most. Only `a / b` is used, which
-/// does not change when several threads read at once and each takes longer.
+/// A least-squares fit of `seconds = requests · a + bytes · b` to the reads so far. The latest reads have the most weight. Only
+/// `a / b` is used, which does not change if several threads read concurrently and each takes longer.
 #[derive(Debug, Default)]
 pub struct Cost(Mutex<Sums>);
 
@@ -31,12 +32,12 @@ struct Sums {
 }
 
 impl Cost {
-    /// Take note of a read of so many requests.
+    /// Record the time of a read.
     pub fn note(&self, requests: usize, bytes: u64, took: Duration) {
         if requests < LEAST_REQUESTS {
             return;
         }
-        // Reads of any size count alike: what matters is the proportion.
+        // Division by the time gives all reads equal weight, whatever their size: only the proportion matters.
         let seconds = took.as_secs_f64().max(1e-9);
         let (requests, bytes) = (requests as f64 / seconds, bytes as f64 / FIRST_GAP_BYTES / seconds);
         let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -54,7 +55,7 @@ impl Cost {
 
     pub fn of_request(&self) -> RequestCost {
         let sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Reads that are all of one kind say nothing of the other: a weak belief that the first guess was right.
+        // Reads of one kind do not determine both coefficients, so a weak prior favours the first estimate.
         let belief = 0.003 * (sums.requests_squared + sums.bytes_squared);
         let (requests, bytes) = (sums.requests_squared + belief, sums.bytes_squared + belief);
         let both = sums.both - belief;

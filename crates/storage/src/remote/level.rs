@@ -1,4 +1,4 @@
-//! How many requests run at once: climbs while the bytes a second climb with it, halves when the server throttles.
+//! The limit on concurrent requests. It rises while throughput rises with it, and halves when the server throttles.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const FIRST: usize = 64;
 const LEAST: usize = 4;
 const MOST: usize = 256;
-/// A window of fewer requests says little.
+/// Minimum requests in a measurement window. Fewer requests say little about throughput.
 const WINDOW_REQUESTS: usize = 32;
 
 #[derive(Debug)]
@@ -20,14 +20,14 @@ pub struct Level {
 #[derive(Debug)]
 struct State {
     limit: usize,
-    /// Permits to be taken away when they come back.
+    /// Permits to remove when they are returned.
     surplus: usize,
     began: Instant,
     done: usize,
     bytes: u64,
-    /// Whether some request had to wait: only then does the limit limit.
+    /// Whether a request had to wait for a permit. Only then does the limit affect throughput.
     waited: bool,
-    /// The best bytes a second so far; it fades, as the network changes.
+    /// The best throughput so far, in bytes per second. It fades, because the network changes.
     best: f64,
     climbing: bool,
     doubling: bool,
@@ -61,7 +61,7 @@ impl Level {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many may run at once now.
+    /// Return the current limit.
     #[cfg(test)]
     fn limit(&self) -> usize {
         self.state().limit
@@ -78,7 +78,7 @@ impl Level {
         Permit { level: self, permit, bytes: 0, throttled: false }
     }
 
-    /// Take note of a request that ended; whether its permit is one too many.
+    /// Record a request that ended. Returns whether its permit must be removed.
     fn ended(&self, bytes: u64, throttled: bool) -> bool {
         let mut state = self.state();
         state.done += 1;
@@ -107,7 +107,7 @@ impl Level {
         let better = rate > 1.05 * state.best;
         if !better {
             state.doubling = false;
-            // More do not help: fewer will do, until they cost speed.
+            // More requests do not help, so lower the limit until that costs speed.
             state.climbing = rate < 0.93 * state.best && !state.climbing;
         }
         state.best = rate.max(state.best * 0.98);

@@ -35,38 +35,38 @@ use patience::{Patience, Tries, Verdict, attempt, verdict};
 use ranges::Asked;
 use service::Told;
 
-/// One connection carries no more at once.
+/// The most bytes requested over one connection at once.
 const RANGE_BYTES: u64 = 8 << 20;
 
-/// No object that is read whole (records, roots, pages, words) is longer.
+/// Maximum length of objects that are read whole: records, roots, pages, words.
 const READ_BYTES: usize = 256 << 20;
-/// Names that a listing for the newest commit asks for: foreign ones may come before it.
+/// Number of names that a listing for the newest commit requests. Foreign names may sort before it.
 const FIRST_NAMES: usize = 10;
 
-/// Creates of one name at once, and how often, that prove a store. The first time connections are opened, and creates come one by one;
-/// later ones come together: a server that looks and then writes lets two of them pass.
+/// Concurrent creates of one name, and rounds of them, that prove a store. In the first round connections are opened, so creates
+/// arrive one by one. Later they arrive together, and a server that checks before it writes accepts two of them.
 const RACERS: usize = 8;
 const RACES: usize = 3;
 
-/// Services whose create-only puts this process has tried.
+/// Services whose create-only puts this process has proven.
 static PROVEN: PerProcess<Mutex<HashSet<String>>> = PerProcess::new(Mutex::default);
 
-/// All requests of this process run here.
+/// The runtime of all requests of this process.
 static RUNTIME: PerProcess<std::result::Result<Runtime, String>> = PerProcess::new(|| {
-    // Half of the processors: one thread moves a gigabyte a second, and who waits for the bytes has work to do with them.
+    // Half of the processors: one thread moves 1 GB per second, and the threads that wait for the bytes must process them.
     let threads = (std::thread::available_parallelism().map_or(2, usize::from) / 2).clamp(1, 8);
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(threads).thread_name("penstock-io").enable_all().build().map_err(|error| error.to_string())
 });
 
 fn runtime() -> Result<&'static Runtime> {
-    RUNTIME.get().as_ref().map_err(|error| Error::new("internal", format!("cannot start the threads of the network: {error}")))
+    RUNTIME.get().as_ref().map_err(|error| Error::new("internal", format!("cannot start the network threads: {error}")))
 }
 
-/// How often a thread that waits looks whether it should stop.
+/// How often a waiting thread checks whether it should stop.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Wait for work of the network. When the user wants to stop, it is dropped.
+/// Wait for network work. The work is dropped if the user wants to stop.
 fn wait<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     runtime()?.block_on(async {
         tokio::pin!(work);
@@ -80,27 +80,27 @@ fn wait<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     })
 }
 
-/// What one process holds of a store.
+/// The state of a store in one process.
 struct Live {
     client: Client,
     patience: Patience,
-    /// Seconds that the last ranges took, for hedging.
+    /// Durations of the last ranges in seconds, for hedging.
     recent: Mutex<VecDeque<f64>>,
     cost: Cost,
 }
 
 type Connect = Box<dyn Fn() -> Result<Arc<Live>> + Send + Sync>;
 
-/// A prefix of a bucket.
+/// A store below a prefix of a bucket.
 pub struct Remote {
     place: Place,
-    /// Scheme, endpoint and bucket.
+    /// Scheme, bucket, endpoint and profile: the key in `PROVEN`.
     service: String,
     told: Arc<Told>,
     live: PerProcess<Result<Arc<Live>>, Connect>,
     hedge: bool,
     deadline: Duration,
-    /// Creates in a row whose answer was lost: they wait longer each time.
+    /// Number of consecutive creates whose answer was lost. Each waits longer than the one before.
     lost: AtomicU32,
 }
 
@@ -111,7 +111,7 @@ impl std::fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// Cost: no request.
+    /// Open a store. Cost: no request.
     pub fn open(uri: &str, options: &Options) -> Result<Remote> {
         let place = Place::parse(uri)?;
         let told = Arc::new(Told::new());
@@ -154,7 +154,7 @@ impl Remote {
         format!("{verb} `{}/{name}`", self.place.uri)
     }
 
-    /// Ask one thing until it is answered.
+    /// Send one request, and repeat it as `patience` allows.
     fn ask<T, W>(&self, verb: &str, name: &str, work: impl Fn(Client, Path) -> W) -> Result<T>
     where
         W: Future<Output = object_store::Result<T>>,
@@ -163,7 +163,7 @@ impl Remote {
         wait(live.patience.ask(&self.told.counters, &what, || work(live.client.clone(), path.clone())))
     }
 
-    /// One put that must not overwrite. Never repeated here: only the caller knows what a second answer means.
+    /// Send one put that must not overwrite. Not repeated once sent: only the caller knows what a second answer means.
     async fn create_once(&self, live: &Live, name: &str, body: Bytes) -> Result<Created> {
         let (path, what) = (self.path(name), self.what("create", name));
         let until = Instant::now() + live.patience.deadline;
@@ -172,7 +172,7 @@ impl Remote {
         loop {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
             let payload = PutPayload::from_bytes(body.clone());
-            // Not all of the patience for one try: the next may be answered.
+            // One try gets only part of the deadline, because the next one may be answered.
             let patience = (live.patience.deadline / 4).clamp(Duration::from_secs(3), Duration::from_secs(15));
             let within = until.min(Instant::now() + patience);
             let (result, ending) = attempt(within, live.client.store.put_opts(&path, payload, options)).await;
@@ -192,7 +192,7 @@ impl Remote {
         }
     }
 
-    /// Several creates of one name at once, each repeated until its answer is certain. Gives why the store cannot be trusted with them.
+    /// Run concurrent creates of one name, each repeated until its answer is certain. Returns why the store cannot be trusted, if so.
     fn race(&self, name: &str) -> Result<Option<&'static str>> {
         let live = self.live()?;
         let bodies: Vec<Bytes> = (0..RACERS).map(|racer| Bytes::from(format!("penstock {racer}"))).collect();
@@ -218,15 +218,15 @@ impl Remote {
         let kept = self.read(name)?;
         let winners: Vec<usize> = (0..RACERS).filter(|racer| answers[*racer] == Created::Created).collect();
         Ok(match winners[..] {
-            _ if late == Created::Created => Some("a create-only put did not refuse to overwrite"),
-            [] if bodies.contains(&kept) => None, // The answer to the one who won was lost.
+            _ if late == Created::Created => Some("a create-only put did not reject an existing name"),
+            [] if bodies.contains(&kept) => None, // The winner's answer was lost.
             [winner] if bodies[winner] == kept => None,
-            [_] | [] => Some("a create-only put was acknowledged, and another body is there"),
-            _ => Some("of several create-only puts of one name more than one was acknowledged"),
+            [_] | [] => Some("a create-only put was acknowledged, but another body is stored"),
+            _ => Some("more than one of several create-only puts of one name was acknowledged"),
         })
     }
 
-    /// A page of the objects below a prefix, and where the next begins; empty where the store has no pages.
+    /// Return a page of the objects below a prefix, and the token of the next page. Empty if the store cannot list.
     fn page(
         &self,
         folder: &str,
@@ -276,7 +276,7 @@ impl Storage for Remote {
 
     fn read(&self, name: &str) -> Result<Bytes> {
         let body = self.ask("read", name, |client, path| async move {
-            // Piece by piece: what a server says about the length buys no memory.
+            // Read in chunks: memory grows with the bytes received, not with the length that the server claims.
             let mut stream = client.store.get(&path).await?.into_stream();
             let mut body = Vec::new();
             while let Some(chunk) = stream.next().await {
@@ -290,7 +290,7 @@ impl Storage for Remote {
         let body = body.ok_or_else(|| {
             Error::new(
                 "object-malformed",
-                format!("cannot {}: more than {READ_BYTES} bytes, which no such object has", self.what("read", name)),
+                format!("cannot {}: more than {READ_BYTES} bytes, the limit for objects that are read whole", self.what("read", name)),
             )
         })?;
         add(&self.told.counters.reads, 1);
@@ -316,7 +316,7 @@ impl Storage for Remote {
             let (path, what) = (self.path(&range.name), self.what("read", &range.name));
             let task = async move {
                 let permit = live.patience.level.permit().await;
-                // When the store has failed one range for good, the others need not wait for their own deadlines.
+                // Once one range has failed for good, the others need not wait for their own deadlines.
                 if let Some(error) = stop.lock().unwrap_or_else(PoisonError::into_inner).clone() {
                     return (index, Err(error));
                 }
@@ -333,9 +333,9 @@ impl Storage for Remote {
             };
             tasks.spawn_on(task, runtime.handle());
         }
-        // One task waits for all, so that the caller's thread is woken once and not for each range. Sets of tasks end them when
-        // they are dropped.
-        let broken = || Error::new("internal", "a task of the network broke");
+        // One task waits for all others, so that the caller's thread is woken once and not for each range. Dropping a task set
+        // aborts its tasks.
+        let broken = || Error::new("internal", "a network task failed");
         let mut all = JoinSet::new();
         let join = async move {
             let mut answers: Vec<Result<Vec<Bytes>>> = (0..count).map(|_| Err(broken())).collect();
@@ -358,7 +358,7 @@ impl Storage for Remote {
         add(&self.told.counters.maps, 1);
         add(&self.told.counters.mapped_bytes, bytes);
         if bytes == 0 {
-            // A range of nothing cannot be asked for.
+            // An empty range cannot be requested.
             return match self.read(name)? {
                 body if body.is_empty() => Ok(body),
                 body => {
@@ -385,7 +385,7 @@ impl Storage for Remote {
         }
         add(&self.told.counters.lists, 1);
         let (objects, _) = self.page(folder, Some(&format!("{}/", self.path(folder))), Some(FIRST_NAMES), None)?;
-        // A store that lists in another order (S3 directory buckets do) says nothing about the first.
+        // A store that lists in another order, such as an S3 directory bucket, does not return the first names.
         let in_order = objects.is_sorted_by(|one, next| one.location.as_ref() < next.location.as_ref());
         let names = objects.iter().filter_map(|object| object.location.filename().map(str::to_owned));
         Ok(in_order.then(|| names.collect()))
@@ -425,7 +425,7 @@ impl Storage for Remote {
         self.writable()?;
         add(&self.told.counters.creates, 1);
         let live = self.live()?;
-        // Not interrupted: whether the name is there would not be known.
+        // Not interruptible: an interrupt would leave open whether the name exists.
         let answer = runtime()?.block_on(self.create_once(live, name, Bytes::copy_from_slice(body)))?;
         if answer == Created::Unknown {
             let lost = self.lost.fetch_add(1, Relaxed) + 1;
@@ -462,7 +462,7 @@ impl Storage for Remote {
             for object in objects {
                 let name = object.location.as_ref();
                 let name = name.strip_prefix(prefix.as_deref().unwrap_or("")).unwrap_or(name);
-                // Consoles make an empty object to stand for a folder: that is none.
+                // Web consoles create an empty object to represent a folder. Skip it.
                 if object.size > 0 && see(name).is_break() {
                     return Ok(());
                 }
@@ -486,10 +486,10 @@ impl Storage for Remote {
         }
         for _ in 0..RACES {
             let mut random = [0u8; 8];
-            getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("no random numbers: {error}")))?;
+            getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("cannot get random numbers: {error}")))?;
             let name = format!("probe-{:016x}", u64::from_le_bytes(random));
             let raced = self.race(&name);
-            let _ = self.delete(&name); // What was found out is known; a probe that stays does no harm.
+            let _ = self.delete(&name); // A leftover probe is harmless.
             let why = match raced {
                 Ok(None) => continue,
                 Ok(Some(why)) => why.to_owned(),
@@ -507,7 +507,7 @@ impl Storage for Remote {
     fn writable(&self) -> Result<()> {
         match self.live()?.client.parts {
             Some(_) => Ok(()),
-            None => Err(Error::new("read-only", format!("cannot write to `{}`: datasets over HTTP are only read", self.place.uri))
+            None => Err(Error::new("read-only", format!("cannot write to `{}`: datasets over HTTP are read-only", self.place.uri))
                 .hint("write through s3://, gs://, az:// or a local path")),
         }
     }

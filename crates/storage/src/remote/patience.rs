@@ -1,4 +1,4 @@
-//! One loop around every request that may be repeated: what ends it, what waits how long, and the deadline.
+//! The retry loop around every request that may be repeated: final failures, waits, and the deadline.
 
 use std::future::Future;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::counters::{Counters, add};
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// Why a request failed, and whether to ask again.
+/// Why a request failed, and whether to retry it.
 pub enum Verdict {
     Final(Error),
-    /// `sent`: it may have been carried out.
+    /// `sent`: the server may have carried out the request.
     Again {
         error: Error,
         throttled: bool,
@@ -24,7 +24,7 @@ pub enum Verdict {
     },
 }
 
-/// How often one operation was tried, and what came of the time before.
+/// How often one operation was tried, and the error of the previous try.
 #[derive(Default)]
 pub struct Tries {
     pub count: u32,
@@ -38,7 +38,7 @@ pub struct Patience {
     pub level: Level,
 }
 
-/// Run one attempt and keep how it ended.
+/// Run one attempt. Returns its result and how its last request ended.
 pub async fn attempt<T>(until: Instant, work: impl Future<Output = object_store::Result<T>>) -> (object_store::Result<T>, Ending) {
     ENDING
         .scope(Default::default(), async {
@@ -51,13 +51,14 @@ pub async fn attempt<T>(until: Instant, work: impl Future<Output = object_store:
         .await
 }
 
-/// Inside an attempt: whether its request was answered, and well, as far as status and head tell.
+/// Return whether the server answered the request of the current attempt with a success status.
 pub fn ended_well() -> bool {
     ENDING.with(|ending| matches!(*ending.borrow(), Ending::Success))
 }
 
 impl Patience {
-    /// Ask until there is an answer: `work` is called anew each time, and must be idempotent. `what` is for messages: "read `name`".
+    /// Repeat `work` until it succeeds, fails for good, or reaches the deadline. `work` is called for each try, and must be idempotent.
+    /// `what` is for messages: "read `name`".
     pub async fn ask<T, W>(&self, counters: &Counters, what: &str, mut work: impl FnMut() -> W) -> Result<T>
     where
         W: Future<Output = object_store::Result<T>>,
@@ -75,7 +76,7 @@ impl Patience {
         }
     }
 
-    /// After a failure: the error if that was the end, else a new permit after the wait.
+    /// Handle a failed try. Returns the error if it is final, else waits and returns a new permit.
     pub async fn again<'a>(
         &'a self,
         counters: &Counters,
@@ -94,27 +95,28 @@ impl Patience {
             // If the deadline cut the last try short, only the try before it can say why requests fail.
             let cut = Instant::now() >= until;
             let (told, other, when) = match tries.before.take() {
-                Some(before) if cut => (before, Some(error), "at last"),
-                before => (error, before, "before that"),
+                Some(before) if cut => (before, Some(error), "last try"),
+                before => (error, before, "previous try"),
             };
             let other = other.filter(|other| other.message() != told.message());
             let other = other.map(|other| format!("; {when}: {}", other.message())).unwrap_or_default();
             let spent = self.deadline.saturating_sub(until.saturating_duration_since(Instant::now()));
             let text = format!("{} ({} tries in {:.1} s{other})", told.message(), tries.count, spent.as_secs_f64());
-            let hint = told.hint_text().unwrap_or("see whether the store answers with `penstock doctor`").to_owned();
+            let hint = told.hint_text().unwrap_or("run `penstock doctor` to check whether the store responds").to_owned();
             return Err(Error::new(told.code(), text).hint(hint));
         }
         tries.before = Some(error.clone());
         add(&counters.retries, 1);
         permit.throttled = throttled;
-        drop(permit); // Others go on while this one waits.
+        drop(permit); // Other requests run while this one waits.
         tokio::time::sleep(wait).await;
-        // Where others hold all permits until the deadline, the reason known so far is the one to tell.
+        // If other requests hold all permits until the deadline, report the last known error.
         tokio::time::timeout_at(until, self.level.permit()).await.map_err(|_| error)
     }
 }
 
-/// Back-off with full jitter; the first try again comes at once, as pooled connections close behind one's back.
+/// Return the wait before a retry: exponential back-off, of which at most half is jitter. Unless throttled, the first retry is
+/// almost immediate, because the server may have closed a pooled connection.
 pub fn wait(tries: u32, throttled: bool) -> Duration {
     let base = match (tries, throttled) {
         (1, false) => return Duration::from_millis(1),
@@ -123,11 +125,11 @@ pub fn wait(tries: u32, throttled: bool) -> Duration {
     };
     let longest = (base * 2u32.saturating_pow(tries.saturating_sub(1).min(16))).min(LONGEST_WAIT);
     let mut random = [0u8; 2];
-    let _ = getrandom::fill(&mut random); // Without it the jitter is less random, no more.
+    let _ = getrandom::fill(&mut random); // Without random bytes there is just no jitter.
     longest.mul_f64(0.5 + f64::from(u16::from_le_bytes(random)) / f64::from(u16::MAX) / 2.0)
 }
 
-/// Read an error and what the service noted into one of ours.
+/// Convert an error and the noted ending of its request into a verdict.
 pub fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verdict {
     let make = |code: &'static str, why: String| Error::new(code, format!("cannot {what}: {why}"));
     let again = |error: Error, throttled: bool, sent: bool| Verdict::Again { error, throttled, sent };
@@ -139,28 +141,28 @@ pub fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verd
             let dns = ["dns", "lookup", "resolve"].iter().any(|word| lower.contains(word));
             if tls {
                 return Verdict::Final(make("storage-unreachable", why.clone()).hint(
-                    "the server's certificate is not trusted: name its CA in storage_options={\"ca_bundle\": …} or AWS_CA_BUNDLE, and check http:// against https://",
+                    "the server's certificate is not trusted: name its CA in storage_options={\"ca_bundle\": …} or AWS_CA_BUNDLE, and check whether the endpoint uses http:// or https://",
                 ));
             }
-            let hint = if dns { "no such host: check the endpoint" } else { "check that the endpoint is right and answers" };
+            let hint = if dns { "no such host: check the endpoint" } else { "check that the endpoint is correct and responds" };
             again(make("storage-unreachable", why.clone()).hint(hint), false, false)
         }
         Ending::Lost(why) => again(make("storage-failed", why.clone()), false, true),
         Ending::Success => match error {
-            // The request went well, so what failed is the body.
+            // The server answered with success, so the failure is in the body.
             object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => Verdict::Final(
                 make("unsupported-storage", chain(error))
-                    .hint("the server does not answer ranged requests; choose another, or copy the dataset"),
+                    .hint("the server does not support ranged requests; choose another server, or copy the dataset"),
             ),
-            _ => again(make("storage-failed", format!("the answer broke off: {}", chain(error))), false, true),
+            _ => again(make("storage-failed", format!("the response broke off: {}", chain(error))), false, true),
         },
         Ending::None => match error {
-            object_store::Error::NotFound { .. } => Verdict::Final(make("object-not-found", "it is not there".into())),
+            object_store::Error::NotFound { .. } => Verdict::Final(make("object-not-found", "no such object".into())),
             object_store::Error::InvalidPath { .. } => Verdict::Final(make("invalid-uri", chain(error))),
             object_store::Error::Generic { source, .. } if source.is::<tokio::time::error::Elapsed>() => {
                 again(make("storage-failed", "no answer before the deadline".into()), false, true)
             }
-            // No request of ours was made: object_store could not get credentials.
+            // No request was sent: object_store could not get credentials.
             _ => {
                 Verdict::Final(make("credentials-missing", format!("no credentials were found ({})", chain(error))).hint(CREDENTIALS_HINT))
             }
@@ -170,7 +172,7 @@ pub fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verd
 
 pub const CREDENTIALS_HINT: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass storage_options; for public data storage_options={\"anonymous\": True}";
 
-/// The answers of S3 and its kin that are no success.
+/// Convert an error response of S3 or a similar service into a verdict.
 fn refused(what: &str, status: u16, code: &str) -> Verdict {
     let told = if code.is_empty() { format!("the server answered {status}") } else { format!("the server answered {status} {code}") };
     let make = |ours: &'static str| Error::new(ours, format!("cannot {what}: {told}"));
@@ -181,7 +183,7 @@ fn refused(what: &str, status: u16, code: &str) -> Verdict {
             make("credentials-refused").hint("the server does not know this access key: check AWS_ACCESS_KEY_ID or the profile"),
         ),
         (_, "SignatureDoesNotMatch") => Verdict::Final(
-            make("credentials-refused").hint("the secret does not fit the access key: check AWS_SECRET_ACCESS_KEY or the profile"),
+            make("credentials-refused").hint("the secret does not match the access key: check AWS_SECRET_ACCESS_KEY or the profile"),
         ),
         (_, "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired") => {
             Verdict::Final(make("credentials-refused").hint("the session token has expired: log in again"))
@@ -194,13 +196,13 @@ fn refused(what: &str, status: u16, code: &str) -> Verdict {
             Verdict::Final(make("no-space").hint("free space in the store and try again; nothing was committed"))
         }
         (404, _) => Verdict::Final(
-            make("object-not-found").hint("somebody removed it: `penstock verify` tells what else is missing; restore it from a copy"),
+            make("object-not-found").hint("the object was removed: `penstock verify` lists all missing objects; restore them from a copy"),
         ),
         (401 | 403, _) => Verdict::Final(
-            make("permission-denied").hint("these credentials lack the right to do it: `penstock doctor` tells which are missing"),
+            make("permission-denied").hint("these credentials lack a permission: `penstock doctor` shows which ones are missing"),
         ),
         (416, _) => Verdict::Final(make("object-truncated").hint("run `penstock verify`; restore the object from a copy")),
-        (501, _) => Verdict::Final(make("unsupported-storage").hint("the server lacks this operation; choose another store")),
+        (501, _) => Verdict::Final(make("unsupported-storage").hint("the server does not support this operation; choose another store")),
         (429 | 503, _) | (_, "SlowDown" | "RequestLimitExceeded" | "Throttling") => again(true),
         (408 | 409 | 425 | 500..=599, _) => again(false),
         _ => Verdict::Final(make("storage-failed")),
@@ -211,7 +213,7 @@ fn refused(what: &str, status: u16, code: &str) -> Verdict {
 mod tests {
     use super::*;
 
-    /// Ask where the first two tries end as `ending` says and the third has no answer.
+    /// Return the error of a request whose first two tries end with `ending` and whose third gets no answer.
     fn silent_after(ending: &Ending) -> Error {
         let patience = Patience { deadline: Duration::from_millis(800), level: Level::new() };
         let (counters, mut tried) = (Counters::default(), 0);
@@ -219,7 +221,7 @@ mod tests {
             tried += 1;
             let silent = tried > 2;
             async move {
-                ENDING.with(|last| last.replace(if silent { Ending::Lost("the request was given up".into()) } else { ending.clone() }));
+                ENDING.with(|last| last.replace(if silent { Ending::Lost("the request was aborted".into()) } else { ending.clone() }));
                 if silent {
                     std::future::pending::<()>().await;
                 }
@@ -234,7 +236,7 @@ mod tests {
     fn what_the_deadline_cuts_short_hides_no_reason() {
         let error = silent_after(&Ending::Unsent("dns error".into()));
         assert_eq!(error.code(), "storage-unreachable", "{error}");
-        assert!(error.message().contains("dns error (3 tries in 0.8 s; at last: cannot read `x`: the request was given up)"), "{error}");
+        assert!(error.message().contains("dns error (3 tries in 0.8 s; last try: cannot read `x`: the request was aborted)"), "{error}");
         let error = silent_after(&Ending::Refused { status: 503, code: "SlowDown".into() });
         assert!(error.message().contains("503 SlowDown (3 tries"), "{error}");
     }

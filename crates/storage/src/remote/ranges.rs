@@ -1,5 +1,5 @@
-//! How one range is read: its pieces are filled as bytes arrive, an answer that broke off goes on where it ended, and one that takes
-//! unusually long may be asked for twice.
+//! Reads of one range: its pieces are filled as bytes arrive, a response that broke off is resumed where it ended, and a request
+//! that takes unusually long may be sent twice.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use super::service::chain;
 use crate::counters::{Counters, add};
 use crate::{Piece, RangeRequest, Slot};
 
-/// What has come of a piece.
+/// The bytes of a piece that have arrived.
 enum Growing {
     Own(Vec<u8>),
     Placed(Slot),
-    /// All of it, in a buffer of the network.
+    /// The whole piece, in a network buffer.
     Shared(Bytes),
 }
 
@@ -39,7 +39,7 @@ impl Growing {
         match self {
             Growing::Own(own) => own.extend_from_slice(bytes),
             Growing::Placed(slot) => slot.push(bytes),
-            Growing::Shared(_) => {} // Nothing is left to come.
+            Growing::Shared(_) => {} // The piece is already complete.
         }
     }
 
@@ -52,19 +52,19 @@ impl Growing {
     }
 }
 
-/// One range on its way: pieces are filled as bytes arrive, and a broken answer goes on where it ended.
+/// The progress of one range, kept across its requests, so that a response that broke off is resumed where it ended.
 struct Filling<'a> {
     pieces: Vec<Piece>,
-    /// Where pieces go that have not begun; without a slot, to memory of their own.
+    /// Destinations of the pieces that have not begun. A piece without a slot gets newly allocated memory.
     slots: std::vec::IntoIter<Option<Slot>>,
     shared: bool,
     then: Seen<'a>,
     done: Vec<Bytes>,
-    /// What has come of the next piece.
+    /// The bytes of the next piece that have arrived.
     piece: Option<Growing>,
-    /// Bytes still to skip before it.
+    /// Bytes still to skip before the next piece.
     skip: u64,
-    /// Bytes taken so far, gaps included.
+    /// Bytes received so far, gaps included.
     taken: u64,
 }
 
@@ -105,7 +105,7 @@ impl<'a> Filling<'a> {
     }
 }
 
-/// Called with the number of a piece of a range and the piece.
+/// A callback with the index of a piece in its range, and the piece.
 pub type Seen<'a> = &'a (dyn Fn(usize, &Bytes) + Send + Sync);
 
 /// What all requests for one range share.
@@ -118,7 +118,7 @@ pub struct Asked<'a> {
 }
 
 impl Live {
-    /// Read one range, with as many requests as it takes.
+    /// Read one range, with as many requests as needed.
     pub async fn range(&self, asked: &Asked<'_>, plan: RangeRequest, mut permit: Permit<'_>) -> Result<Vec<Bytes>> {
         let (begin, end, object_bytes) = (plan.begin, plan.end(), plan.object_bytes);
         let mut filling = Filling::new(plan, asked.then);
@@ -135,17 +135,17 @@ impl Live {
             let error = match result {
                 Ok(None) => return Ok(filling.done),
                 Ok(Some(error)) => return Err(error.context(format!("cannot {}", asked.what))),
-                Err(_) if filling.done.len() == filling.pieces.len() => return Ok(filling.done), // It broke off behind the last byte.
+                Err(_) if filling.done.len() == filling.pieces.len() => return Ok(filling.done), // It broke off after the last piece.
                 Err(error) => error,
             };
             if filling.taken > before {
-                tries.count = 0; // It moves: wait no longer than after a first failure.
+                tries.count = 0; // The read makes progress, so wait only as long as after a first failure.
             }
             permit = self.patience.again(asked.counters, verdict(&asked.what, &error, &ending), &mut tries, until, permit).await?;
         }
     }
 
-    /// One request for what is missing. An inner error is one that asking again will not mend.
+    /// Send one request for the missing bytes. An error inside `Ok` is final: a retry would not help.
     async fn stream(
         &self,
         path: &Path,
@@ -157,9 +157,9 @@ impl Live {
         let options = GetOptions { range: Some(GetRange::Bounded(begin + filling.taken..end)), ..GetOptions::default() };
         let answer = match self.client.store.get_opts(path, options).await {
             Err(error) if ended_well() => {
-                let text = format!("the server does not keep to HTTP: {}", chain(&error));
+                let text = format!("the server does not follow HTTP: {}", chain(&error));
                 return Ok(Some(Error::new("unsupported-storage", text).hint(
-                    "it must answer ranged requests with 206 and the range asked for; choose another server, or look what stands between",
+                    "it must answer ranged requests with 206 and the requested range; choose another server, or check for proxies",
                 )));
             }
             other => other?,
@@ -169,7 +169,7 @@ impl Live {
         {
             let text = format!("the object has {} bytes, expected {expected}", answer.meta.size);
             return Ok(Some(
-                Error::new("object-truncated", text).hint("it changed under us: run `penstock verify`; restore it from a copy"),
+                Error::new("object-truncated", text).hint("the object has changed: run `penstock verify`; restore the object from a copy"),
             ));
         }
         let mut stream = answer.into_stream();
@@ -181,13 +181,13 @@ impl Live {
         match filling.taken == end - begin {
             true => Ok(None),
             false => {
-                let text = format!("{} bytes of {}", filling.taken, end - begin);
+                let text = format!("received {} of {} bytes", filling.taken, end - begin);
                 Err(object_store::Error::Generic { store: "remote", source: text.into() })
             }
         }
     }
 
-    /// As `range`; one that takes unusually long is asked for a second time.
+    /// Like `range`, but request the range a second time if the first request takes unusually long.
     pub async fn hedged(&self, asked: &Asked<'_>, plan: RangeRequest, permit: Permit<'_>) -> Result<Vec<Bytes>> {
         let (began, twin) = (Instant::now(), plan.twin());
         let patience = {
@@ -212,7 +212,7 @@ impl Live {
                         tokio::pin!(second);
                         match futures::future::select(first, second).await {
                             futures::future::Either::Left((Ok(answer), _)) | futures::future::Either::Right((Ok(answer), _)) => Ok(answer),
-                            // One failed: the other may still make it.
+                            // One request failed, but the other may still succeed.
                             futures::future::Either::Left((Err(_), second)) => second.await,
                             futures::future::Either::Right((Err(_), first)) => first.await,
                         }

@@ -1,4 +1,4 @@
-//! The HTTP service beneath `object_store`: counts what passes, and notes for the task at hand how its last request ended.
+//! The HTTP service beneath `object_store`. It counts requests and bytes, and notes for each task how its last request ended.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -18,22 +18,22 @@ use crate::counters::{Counters, add};
 /// How the last request of a task ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Ending {
-    /// No request was made: credentials could not be had, or a name was refused.
+    /// No request was sent: credentials were unavailable, or a name was rejected.
     #[default]
     None,
     /// The server answered with success; its body may still break off.
     Success,
-    /// The server answered otherwise: status, and its own code where it gave one.
+    /// The server answered with another status. `code` is the server's own error code, or empty.
     Refused { status: u16, code: String },
     /// Nothing reached the server.
     Unsent(String),
-    /// It may have reached the server, but no answer came.
+    /// The request may have reached the server, but no answer arrived.
     Lost(String),
 }
 
 impl Ending {
-    /// Whether the server refused a create because the name is taken: S3 and Google say 412, others 304, Azure 409 with a code of its own
-    /// (409 of S3 is two creates at once, of which nothing is known).
+    /// Return whether the server refused a create because the name is taken. S3 and Google answer 412, others 304, Azure 409 with
+    /// its own code. A 409 from S3 means two concurrent creates, and leaves the outcome unknown.
     pub fn says_taken(&self) -> bool {
         match self {
             Ending::Refused { status: 412 | 304, .. } => true,
@@ -49,20 +49,20 @@ tokio::task_local! {
 }
 
 fn note(ending: Ending) {
-    let _ = ENDING.try_with(|cell| cell.replace(ending)); // Outside of an attempt nobody asks.
+    let _ = ENDING.try_with(|cell| cell.replace(ending)); // Outside of an attempt the ending is not needed.
 }
 
-/// Where the machines of the clouds tell their credentials.
+/// The host from which cloud machines get their credentials.
 const METADATA_HOST: &str = "169.254.169.254";
 
-/// Bodies of refusals are read this far; what they say is short.
+/// Maximum bytes read of an error response. Error bodies are short.
 const REFUSAL_BYTES: usize = 16 << 10;
 
-/// What a service tells: its counters, and the time of the server's last answer.
+/// What a service reports: its counters, and the clock skew at the server's last answer.
 #[derive(Debug)]
 pub struct Told {
     pub counters: Counters,
-    /// Milliseconds between the server's clock and ours; none yet at `u64::MAX`.
+    /// Milliseconds between the server's clock and ours, or `u64::MAX` if not known yet.
     skew_ms: AtomicU64,
 }
 
@@ -84,7 +84,7 @@ impl Told {
     }
 }
 
-/// Makes services that tell.
+/// Builds services that report to a [`Told`].
 #[derive(Debug)]
 pub struct Connector(pub Arc<Told>);
 
@@ -104,10 +104,10 @@ struct Service {
 impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         if request.uri().host() == Some(METADATA_HOST) {
-            return self.inner.execute(request).await; // Credentials of the machine: no request to the store.
+            return self.inner.execute(request).await; // Requests for the machine's credentials do not go to the store.
         }
         add(&self.told.counters.requests, 1);
-        note(Ending::Lost("the request was given up".into())); // Stands if this future is dropped at a deadline.
+        note(Ending::Lost("the request was aborted".into())); // Remains if this future is dropped at a deadline.
         let response = self.inner.execute(request).await.inspect_err(|error| {
             note(match error.kind() {
                 HttpErrorKind::Connect => Ending::Unsent(chain(error)),
@@ -141,13 +141,13 @@ impl HttpService for Service {
     }
 }
 
-/// What stands in `<Code>…</Code>`.
+/// Return the text inside `<Code>…</Code>`, or an empty string.
 fn code_of(body: &str) -> String {
     let inside = body.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
     inside.map_or(String::new(), |(code, _)| code.chars().take(80).collect())
 }
 
-/// An error and its causes in one line.
+/// Format an error and its causes in one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! An object on its way up: one put if it is small, else parts that travel while the next are made.
+//! Uploads of an object: one put if the object is small, else parts that are sent while the caller makes the next ones.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use super::{Live, runtime, wait};
 use crate::ObjectWriter;
 use crate::process;
 
-/// S3 takes parts from 5 MiB on, and at most 10,000 of them.
+/// Bytes per part. S3 requires at least 5 MiB, and accepts at most 10,000 parts.
 const PART_BYTES: usize = 8 << 20;
-/// With the one being filled, this bounds the memory of an upload.
+/// Maximum number of parts in flight. With the part being filled, they bound the memory of an upload.
 const PARTS_AT_ONCE: usize = 4;
 
 pub struct Upload {
@@ -27,7 +27,7 @@ pub struct Upload {
     buffer: Vec<u8>,
     multipart: Option<Multipart>,
     bytes: u64,
-    /// In a forked child the upload is the parent's.
+    /// The process that began the upload. In a forked child the upload belongs to the parent.
     generation: u64,
 }
 
@@ -43,7 +43,7 @@ impl Upload {
     }
 
     fn store(&self) -> Result<Arc<dyn MultipartStore>> {
-        self.live.client.parts.clone().ok_or_else(|| Error::new("read-only", format!("cannot {}: the store is only read", self.what)))
+        self.live.client.parts.clone().ok_or_else(|| Error::new("read-only", format!("cannot {}: the store is read-only", self.what)))
     }
 
     /// Send the buffer as the next part.
@@ -92,7 +92,7 @@ impl Upload {
         let told = wait(self.live.patience.ask(&self.told.counters, &self.what, ask));
         match told {
             Ok(()) => Ok(()),
-            // A lost answer to the first try makes the second say that there is no such upload: then the object is there.
+            // If the answer to the first try was lost, the second try finds no such upload. The object then exists.
             Err(error) if error.code() == "object-not-found" => {
                 let client = self.live.client.clone();
                 let look = || {
@@ -108,10 +108,10 @@ impl Upload {
 }
 
 impl Multipart {
-    /// Wait for the part that was sent first.
+    /// Wait for the oldest part in flight.
     fn land_first(&mut self) -> Result<()> {
         let (index, task) = self.travelling.remove(0);
-        let landed = wait(async { task.await.map_err(|error| Error::new("internal", format!("an upload broke: {error}")))? })?;
+        let landed = wait(async { task.await.map_err(|error| Error::new("internal", format!("an upload task failed: {error}")))? })?;
         self.parts[index] = Some(landed);
         Ok(())
     }
@@ -151,7 +151,7 @@ impl ObjectWriter for Upload {
 }
 
 impl Drop for Upload {
-    /// What was not finished is given up, so that its parts are not paid for.
+    /// Abort an unfinished upload, so that its parts incur no cost.
     fn drop(&mut self) {
         let Some(multipart) = self.multipart.take() else { return };
         if self.generation != process::generation() {
@@ -160,7 +160,7 @@ impl Drop for Upload {
         multipart.travelling.iter().for_each(|(_, task)| task.abort());
         let (Ok(runtime), Ok(store)) = (runtime(), self.store()) else { return };
         let (path, id) = (self.path.clone(), multipart.id);
-        // One try: stores have a rule for uploads that were left behind.
+        // One try is enough: stores have rules that expire abandoned uploads.
         let give_up = async { tokio::time::timeout(std::time::Duration::from_secs(5), store.abort_multipart(&path, &id)).await };
         let _ = runtime.block_on(give_up);
     }

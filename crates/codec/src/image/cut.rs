@@ -143,14 +143,14 @@ pub fn cut(source: &[u8], dtype: Dtype, cut: &Cut, convert: Option<&Convert>, ou
         let Row { bytes, scale, bias, .. } = scratch;
         let mut index = [0usize; MAX_RANK];
         for out in out.chunks_exact_mut(out_bytes) {
-            let begin = row_begin(cut, inner, &index);
+            let row = row_begin(cut, inner, &index).map(|begin| &source[begin * cell..]);
             match convert {
-                None => cut_row(source, begin, cell, dtype, cut, inner, out)?,
-                Some(convert) => match whole_row(source, begin, cell, cut, inner) {
+                None => cut_row(row, cell, dtype, cut, inner, out)?,
+                Some(convert) => match whole_row(row, cell, cut, inner) {
                     Some(row) => convert_row(row, dtype, scale, bias, convert.to, out)?,
                     None => {
                         bytes.resize(row_elements * dtype.size(), 0);
-                        cut_row(source, begin, cell, dtype, cut, inner, bytes)?;
+                        cut_row(row, cell, dtype, cut, inner, bytes)?;
                         convert_row(bytes, dtype, scale, bias, convert.to, out)?;
                     }
                 },
@@ -193,21 +193,22 @@ fn row_begin(cut: &Cut, inner: usize, index: &[usize; MAX_RANK]) -> Option<usize
     Some(begin)
 }
 
-/// Return a row as a slice of the source, or None if the row needs mirroring or padding.
+/// Return the wanted part of a row, or None if the row needs mirroring or padding. `row` is the source from the row on, None outside it.
 #[inline]
-fn whole_row<'a>(source: &'a [u8], begin: Option<usize>, cell: usize, cut: &Cut, inner: usize) -> Option<&'a [u8]> {
+fn whole_row<'a>(row: Option<&'a [u8]>, cell: usize, cut: &Cut, inner: usize) -> Option<&'a [u8]> {
     let (origin, size) = (cut.origin[inner], cut.size[inner]);
     if cut.mirrored[inner] || origin < 0 || origin as usize + size > cut.shape[inner] {
         return None;
     }
-    Some(&source[(begin? + origin as usize) * cell..][..size * cell])
+    Some(&row?[origin as usize * cell..][..size * cell])
 }
 
-fn cut_row(source: &[u8], begin: Option<usize>, cell: usize, dtype: Dtype, cut: &Cut, inner: usize, out: &mut [u8]) -> Result<()> {
+/// Copy the wanted part of a row to `out`, mirrored and padded as `cut` says.
+fn cut_row(row: Option<&[u8]>, cell: usize, dtype: Dtype, cut: &Cut, inner: usize, out: &mut [u8]) -> Result<()> {
     let (origin, size, there) = (cut.origin[inner], cut.size[inner], cut.shape[inner] as i64);
     let (low, high) = ((-origin).clamp(0, size as i64) as usize, (there - origin).clamp(0, size as i64) as usize);
-    let Some(begin) = begin.filter(|_| low < high) else { return fill(out, cut.fill, dtype) };
-    let row = &source[(begin as i64 + origin + low as i64) as usize * cell..][..(high - low) * cell];
+    let Some(row) = row.filter(|_| low < high) else { return fill(out, cut.fill, dtype) };
+    let row = &row[(origin + low as i64) as usize * cell..][..(high - low) * cell];
     if cut.mirrored[inner] {
         let (low, high) = (size - high, size - low);
         fill(&mut out[..low * cell], cut.fill, dtype)?;

@@ -4,7 +4,8 @@
 
 use penstock_error::{Error, Result};
 
-use crate::image::{Limits, Picture, decode};
+use super::decode::decode;
+use super::picture::{Limits, Picture};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {

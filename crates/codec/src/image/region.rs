@@ -10,11 +10,12 @@ use std::ffi::{c_char, c_int, c_void};
 
 use penstock_error::Result;
 
-use crate::entropy::{self, Entropy};
-use crate::image::{Header, Limits, decode, probe};
-use crate::mode::{Mode, in_mode};
-use crate::pixels::{Pixels, Pool};
-use crate::{exif, image};
+use super::decode::{decode, probe};
+use super::entropy::{self, Entropy};
+use super::exif;
+use super::mode::{Mode, in_mode};
+use super::picture::{Format, Header, Limits};
+use super::pixels::{Pixels, Pool};
 
 /// A rectangle of an image, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +60,7 @@ unsafe extern "C" {
     fn penstock_jpeg_open(memory: *mut c_void, message: *mut c_char);
     fn penstock_jpeg_close(memory: *mut c_void);
     fn penstock_jpeg_header(memory: *mut c_void, bytes: *const u8, count: usize, out: *mut c_int) -> c_int;
+    // Over 6 parameters: C passes the box and the target as plain values.
     #[allow(clippy::too_many_arguments)]
     fn penstock_jpeg_region(
         memory: *mut c_void,
@@ -141,7 +143,7 @@ impl<'a> Encoded<'a> {
             region.width > 0 && region.height > 0 && region.left + region.width <= width && region.top + region.height <= height,
             "a region must be inside its image"
         );
-        if self.header.format == image::Format::Jpeg
+        if self.header.format == Format::Jpeg
             && self.orientation == 1
             && let Some(decoded) = self.jpeg_region(region, denominator)
         {

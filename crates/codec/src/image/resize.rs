@@ -7,7 +7,7 @@ use fast_image_resize::images::{CroppedImage, Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use penstock_error::{Error, Result};
 
-use crate::region::{Encoded, Region};
+use super::region::{Encoded, Region};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filter {
@@ -129,8 +129,9 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Resul
     let top = decoded.top.fract() + from.1 * scale.1;
     let (left, from_width) = inside(left, window.width as f64 * across * scale.0, view.width);
     let (top, from_height) = inside(top, window.height as f64 * down * scale.1, view.height);
-    let from = [left, top, from_width, from_height];
-    resize(&decoded.data, PixelType::U8x3, (decoded.width, decoded.height), view, from, geometry.size(), filter.algorithm(antialias), out)
+    let size = (decoded.width, decoded.height);
+    let source = Source { data: &decoded.data, kind: PixelType::U8x3, size, view, part: [left, top, from_width, from_height] };
+    resize(&source, geometry.size(), filter.algorithm(antialias), out)
 }
 
 /// Return the range of source pixels that affect `length` pixels of the result from `begin` on.
@@ -141,18 +142,20 @@ fn needed(begin: usize, length: usize, scale: f64, filter: Filter, size: usize) 
     (low.min(size - 1), high.min(size))
 }
 
-/// Resize a box within a view of the pixels.
-#[allow(clippy::too_many_arguments)]
-fn resize(
-    data: &[u8],
+/// Pixels of which a part is resized.
+struct Source<'a> {
+    data: &'a [u8],
     kind: PixelType,
-    (width, height): (usize, usize),
+    size: (usize, usize),
+    /// Pixels outside the view do not affect the result.
     view: Region,
-    [left, top, from_width, from_height]: [f64; 4],
-    (out_width, out_height): (usize, usize),
-    algorithm: ResizeAlg,
-    out: &mut [u8],
-) -> Result<()> {
+    /// Left, top, width and height of the part within the view.
+    part: [f64; 4],
+}
+
+/// Resize a part of some pixels to `out`, which has `out_width` x `out_height` pixels of the same kind.
+fn resize(source: &Source<'_>, (out_width, out_height): (usize, usize), algorithm: ResizeAlg, out: &mut [u8]) -> Result<()> {
+    let Source { data, kind, size: (width, height), view, part: [left, top, from_width, from_height] } = *source;
     let failed = |error: &dyn std::fmt::Display| Error::new("internal", format!("cannot resize {width} x {height} pixels: {error}"));
     let bytes = width * height * kind.size();
     let source = ImageRef::new(width as u32, height as u32, &data[..bytes], kind).map_err(|error| failed(&error))?;
@@ -209,7 +212,8 @@ pub fn resize_pixels(
     // The library requires 16-bit pixels to be aligned like `u16`.
     let aligned = bits == 8 || data.as_ptr().cast::<u16>().is_aligned();
     let data = if aligned { Cow::Borrowed(data) } else { Cow::Owned(data.to_vec()) };
-    resize(&data, kind, (width, height), crop, from, geometry.size(), filter.algorithm(antialias), out)
+    let source = Source { data: &data, kind, size: (width, height), view: crop, part: from };
+    resize(&source, geometry.size(), filter.algorithm(antialias), out)
 }
 
 /// Copy the nearest source pixel to each pixel of a geometry's window. The crop begins at `corner` in `data`, which has rows of `width`

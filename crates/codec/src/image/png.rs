@@ -6,7 +6,7 @@ use std::io::Cursor;
 use penstock_error::{Error, Result};
 use png::{BitDepth, ColorType, Decoder, Encoder, Transformations};
 
-use crate::image::{Format, Header, Picture, undecodable};
+use super::picture::{Format, Header, Picture, undecodable};
 
 fn failed(error: png::DecodingError) -> Error {
     undecodable(format!("cannot decode PNG: {error}"))

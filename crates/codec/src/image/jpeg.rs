@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use penstock_error::{Error, Result};
 use turbojpeg_sys as tj;
 
-use crate::image::{Format, Header, Picture, undecodable};
+use super::picture::{Format, Header, Picture, undecodable};
 
 /// A progressive file with more scans than this is treated as an attack. libjpeg-turbo's own fuzzers use 500.
 const SCAN_LIMIT: i32 = 500;

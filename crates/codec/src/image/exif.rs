@@ -1,7 +1,7 @@
 //! Reads the EXIF orientation with the `kamadak-exif` library and applies it to pixels.
 
-use crate::image::Picture;
-use crate::jpeg;
+use super::jpeg;
+use super::picture::Picture;
 
 /// Return the orientation of a JPEG or PNG, from 1 to 8. It is 1 if the image has none or if it cannot be read.
 pub fn orientation(bytes: &[u8]) -> u8 {

@@ -1,0 +1,25 @@
+//! Block codecs, one per file. Lengths come from the tail index, never from the data. A new codec is a file here, a number in
+//! `penstock_format::datafile::Codec`, and an arm in `dataset`'s `store/codecs.rs`.
+
+mod checked;
+pub mod lz4;
+pub mod zstd;
+
+#[cfg(test)]
+mod tests {
+    use penstock_error::Result;
+
+    use super::*;
+
+    #[test]
+    fn blocks_come_back_and_wrong_lengths_are_refused() -> Result<()> {
+        let raw: Vec<u8> = (0..100_000u32).map(|value| (value / 7) as u8).collect();
+        assert_eq!(lz4::decode(&lz4::encode(&raw), raw.len())?, raw);
+        assert_eq!(zstd::decode(&zstd::encode(&raw)?, raw.len())?, raw);
+        for wrong in [0, raw.len() - 1, raw.len() + 1] {
+            assert!(lz4::decode(&lz4::encode(&raw), wrong).is_err());
+            assert!(zstd::decode(&zstd::encode(&raw)?, wrong).is_err());
+        }
+        Ok(())
+    }
+}

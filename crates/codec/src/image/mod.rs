@@ -1,0 +1,18 @@
+//! Images: JPEG and PNG, whole (`decode`) or a region (`region`, `entropy`); EXIF orientation and colour modes; operations on pixels
+//! (`resize`, `cut`). A new format is a file here, an arm of `decode::format_of`, and an arm of each function that matches on `Format`.
+
+pub mod cut;
+mod decode;
+mod entropy;
+pub mod exif;
+mod jpeg;
+pub mod mode;
+mod picture;
+pub mod pixels;
+mod png;
+pub mod region;
+pub mod resize;
+
+pub use decode::{Outline, decode, decode_mask, encode_png, outline, probe, probe_mask};
+pub use mode::{Mode, decode_in};
+pub use picture::{Format, Header, Limits, Picture};

@@ -1,0 +1,46 @@
+//! What images are here: formats, headers, pixels, and the limits of decoders.
+
+use penstock_error::Error;
+
+/// Limits of a decoder. An image beyond a limit is refused before its pixels are allocated.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    pub pixels: u64,
+}
+
+impl Default for Limits {
+    /// Return 2^28 pixels: more than any camera has, but few enough to be harmless (Pillow warns at 89 M and refuses at 179 M).
+    fn default() -> Limits {
+        Limits { pixels: 1 << 28 }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    Jpeg,
+    Png,
+}
+
+/// The properties that the header of an image contains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    pub format: Format,
+    pub width: u64,
+    pub height: u64,
+    pub channels: usize,
+    pub bits: u8,
+}
+
+/// Decoded pixels of shape (height, width, channels), with 8 or 16 bits per channel in native byte order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Picture {
+    pub height: usize,
+    pub width: usize,
+    pub channels: usize,
+    pub bits: u8,
+    pub data: Vec<u8>,
+}
+
+pub(crate) fn undecodable(text: impl Into<String>) -> Error {
+    Error::new("media-undecodable", text)
+}

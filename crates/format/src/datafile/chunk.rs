@@ -1,0 +1,109 @@
+//! The blocks of one column in one data file: where each row and each checksum unit is. `tail` parses and checks it.
+
+use bytes::Bytes;
+use penstock_tensor::window::Grid;
+use penstock_tensor::{Dtype, Shape};
+
+use super::{Codec, Layout, units};
+use crate::cursor::Strings;
+use crate::ints::IntArray;
+
+/// The blocks of one column in one data file, read in place from the tail.
+#[derive(Debug, Clone)]
+pub struct Chunk {
+    pub column: u64,
+    pub dtype: Dtype,
+    pub layout: Layout,
+    pub codec: Codec,
+    pub shape: Shape,
+    pub samples: u64,
+    pub rows_per_block: u64,
+    pub first_row: Option<IntArray>,
+    pub offset: IntArray,
+    pub stored_bytes: IntArray,
+    pub raw_bytes: Option<IntArray>,
+    pub crcs: IntArray,
+    /// First checksum unit of each block. None if every block has exactly one unit.
+    pub first_unit: Option<Vec<u32>>,
+    pub free: Vec<IntArray>,
+    /// Sides of a tile; empty unless the chunk is tiled.
+    pub tile: Vec<u64>,
+    /// Block of each sample's first tile, then the number of all tiles. None unless the chunk is tiled.
+    pub first_tile: Option<IntArray>,
+    pub validity: Option<Bytes>,
+    pub dictionary: Option<Strings>,
+}
+
+impl Chunk {
+    /// Return the bytes of memory that this chunk occupies in addition to the tail.
+    pub fn held_bytes(&self) -> u64 {
+        let units = self.first_unit.as_ref().map_or(0, |first| size_of_val(&first[..]));
+        let shape = size_of_val(&self.shape.0[..]) + size_of_val(&self.free[..]) + size_of_val(&self.tile[..]);
+        (size_of::<Chunk>() + units + shape) as u64 + self.dictionary.as_ref().map_or(0, Strings::held_bytes)
+    }
+
+    pub fn blocks(&self) -> usize {
+        self.offset.len()
+    }
+
+    /// Return the number of bytes from the start of the first block to the end of the last one.
+    pub fn span_bytes(&self) -> u64 {
+        let Some(last) = self.blocks().checked_sub(1) else { return 0 };
+        (self.offset.get(last) + self.stored_bytes.get(last)).saturating_sub(self.offset.get(0))
+    }
+
+    /// Return the shape of a sample whose free dimensions are stored in the tail (layouts 0, 2 and 3).
+    pub fn shape_of(&self, row: u64) -> Vec<u64> {
+        let free: Vec<u64> = self.free.iter().map(|sizes| sizes.get(row as usize)).collect();
+        self.shape.fill(&free)
+    }
+
+    /// Return the tile grid of a sample and the block of its first tile. None if the chunk is not tiled.
+    pub fn grid_of(&self, row: u64) -> Option<(Grid, u64)> {
+        self.first_tile.as_ref().map(|first| (Grid::new(&self.shape_of(row), &self.tile), first.get(row as usize)))
+    }
+
+    /// Return the block of a row and the row's index within the block. For tiled samples, call `grid_of` instead.
+    #[inline]
+    pub fn locate(&self, row: u64) -> (usize, u64) {
+        match &self.first_row {
+            None if self.rows_per_block == 1 => (row as usize, 0),
+            None => ((row / self.rows_per_block) as usize, row % self.rows_per_block),
+            Some(first) => {
+                let guess = row as f64 / self.samples as f64 * first.len() as f64; // Blocks have similar numbers of rows.
+                let block = first.last_at_most(row, guess as usize).unwrap_or(0);
+                (block, row - first.get(block))
+            }
+        }
+    }
+
+    /// Return the first row of a block. The chunk must not be tiled.
+    pub fn first_row_of(&self, block: usize) -> u64 {
+        self.first_row.as_ref().map_or(block as u64 * self.rows_per_block, |first| first.get(block))
+    }
+
+    /// Return the number of rows in a block.
+    pub fn rows_of(&self, block: usize) -> u64 {
+        match &self.first_row {
+            None => (self.samples - block as u64 * self.rows_per_block).min(self.rows_per_block),
+            Some(first) => (if block + 1 < self.blocks() { first.get(block + 1) } else { self.samples }) - first.get(block),
+        }
+    }
+
+    #[inline]
+    pub fn is_valid(&self, row: u64) -> bool {
+        match &self.validity {
+            None => true,
+            Some(bits) => bits[(row / 8) as usize] >> (row % 8) & 1 == 1,
+        }
+    }
+
+    /// Return the index of a block's first checksum unit and the number of its units.
+    #[inline]
+    pub fn units_of(&self, block: usize) -> (usize, usize) {
+        match &self.first_unit {
+            None => (block, usize::from(self.stored_bytes.get(block) > 0)),
+            Some(first) => (first[block] as usize, units(self.stored_bytes.get(block)) as usize),
+        }
+    }
+}

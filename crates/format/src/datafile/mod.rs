@@ -1,0 +1,61 @@
+//! Data file (spec section 6): its sizes, and the enums of its layouts and codecs. Reading starts at `Tail::parse`, writing at
+//! `ChunkBuilder`.
+
+mod build;
+mod chunk;
+mod packed;
+mod tail;
+
+pub use build::{ChunkBuilder, write_footer, write_header, write_tail};
+pub use chunk::Chunk;
+pub use packed::{Packed, write_packed};
+pub use tail::Tail;
+
+pub const MAGIC: &[u8; 8] = b"PNSTKD1\n";
+pub const HEADER_BYTES: u64 = 24;
+pub const FOOTER_BYTES: u64 = 32;
+/// Number of stored bytes that one checksum covers.
+pub const UNIT_BYTES: u64 = 64 << 10;
+/// Target size of a block of small fixed-shape samples. A cold read of one sample reads the whole block. Each block adds four bytes to
+/// the tail.
+pub const FIXED_BLOCK_BYTES: usize = 4 << 10;
+/// Target size of a block of ragged values. Each block adds sixteen bytes to the tail.
+pub const PACKED_BLOCK_BYTES: usize = 8 << 10;
+/// Target size of a block before compression. Smaller blocks compress worse, because they contain fewer repetitions.
+pub const COMPRESSED_BLOCK_BYTES: usize = 16 << 10;
+/// A data file closes when its blocks reach this size.
+pub const FILE_BYTES: u64 = 256 << 20;
+/// A data file also closes when its tail index reaches about this size.
+pub const TAIL_BYTES: usize = 1 << 20;
+/// A column whose mean value has at least this size gets separate data files.
+pub const OWN_FILE_BYTES: u64 = 64 << 10;
+/// Samples of at least this mean size are stored in one block each.
+pub const SINGLE_BYTES: u64 = 1 << 10;
+/// Maximum number of blocks of a chunk. A tail that claims more is forged, because the entries would not fit into a tail.
+pub const MAX_BLOCKS: u64 = 1 << 22;
+/// Tensors of at least this mean size are tiled.
+pub const TILED_BYTES: u64 = 8 << 20;
+/// Values of at least this size start on a 4,096-byte boundary.
+pub const PAGE_ALIGNED_BYTES: u64 = 1 << 20;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Layout {
+    Fixed = 0,
+    Packed = 1,
+    Single = 2,
+    Tiled = 3,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Codec {
+    None = 0,
+    Lz4 = 1,
+    Zstd = 2,
+}
+
+/// Return the number of checksum units of a block.
+pub fn units(stored_bytes: u64) -> u64 {
+    stored_bytes.div_ceil(UNIT_BYTES)
+}
