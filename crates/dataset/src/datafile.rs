@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
-use penstock_codec::block::{lz4_decode, zstd_decode};
+use penstock_codec::block::{lz4, zstd};
 use penstock_error::{Context as _, Error, Result};
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAGIC, Packed, Tail, UNIT_BYTES};
@@ -220,8 +220,8 @@ impl DataFile {
         let raw = match entry.codec {
             Codec::None => return Ok(stored),
             _ if raw_bytes == 0 => Ok(Vec::new()),
-            Codec::Lz4 => lz4_decode(&stored, raw_bytes),
-            Codec::Zstd => zstd_decode(&stored, raw_bytes),
+            Codec::Lz4 => lz4::decode(&stored, raw_bytes),
+            Codec::Zstd => zstd::decode(&stored, raw_bytes),
         };
         let raw = raw.map(Bytes::from).context(|| format!("cannot decode block {block} of data file `{}`", data_name(self.id)));
         raw.map_err(|error| error.object(data_name(self.id)))

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use penstock_codec::block::{lz4_encode, zstd_encode};
+use penstock_codec::block::{lz4, zstd};
 use penstock_error::Result;
 use penstock_format::crc;
 use penstock_format::datafile::{
@@ -116,8 +116,8 @@ fn encode_block(raw: Cow<'_, [u8]>, codec: Codec, rows: u64) -> Result<Encoded<'
     let stored = match codec {
         Codec::None => raw,
         _ if raw.is_empty() => raw,
-        Codec::Lz4 => Cow::Owned(lz4_encode(&raw)),
-        Codec::Zstd => Cow::Owned(zstd_encode(&raw)?),
+        Codec::Lz4 => Cow::Owned(lz4::encode(&raw)),
+        Codec::Zstd => Cow::Owned(zstd::encode(&raw)?),
     };
     let crcs = stored.chunks(UNIT_BYTES as usize).map(crc).collect();
     Ok(Encoded { rows, stored, raw_bytes, crcs })
