@@ -1,6 +1,7 @@
 //! Budgets of this process: memory, threads, pixels. The defaults respect CPU affinity and the limits of cgroup v1 and v2.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use penstock_codec::Limits;
 
@@ -79,4 +80,9 @@ fn cgroup_limit() -> Option<u64> {
     let read = |path: String| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     // cgroup v1 writes "no limit" as a number near 2^63.
     v2.into_iter().chain(v1).chain(fallbacks).find_map(read).filter(|limit| *limit < 1 << 60)
+}
+
+/// Return the time of this machine, in microseconds since 1970.
+pub fn now_us() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as i64)
 }

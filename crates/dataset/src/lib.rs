@@ -1,46 +1,36 @@
-//! The dataset combines format, storage and codec into snapshots, take, scan, transactions and verify.
+//! The dataset: the one place that knows format, storage and codec. Snapshots, take, scan, slices, transactions, verify.
 //!
-//! Read path: `View::take` → `Plan::new` → `Snapshot::read_fixed` / `read_ragged` → `DataFile::block` → mapped bytes.
-//! Commit path: `Transaction::append` → `FragmentWriter` → `Transaction::commit` → `commit::Machine` → `Storage::create`.
-//! This crate does not know about torch, Python or loader threads.
+//! Folders from the ground up: `store` (open objects), `log` (commits and names), `snapshot` (where samples are), `read`, `write`,
+//! `commit`, `upkeep`. Each knows only those before it. Nothing here knows torch, Python or loader threads.
 
 mod commit;
 mod config;
-mod context;
-mod copies;
-mod datafile;
-mod doctor;
-mod encode;
-mod fetch;
 mod log;
-mod media;
-mod names;
 mod parallel;
-mod plan;
-mod ragged;
 mod read;
 mod snapshot;
-mod tiles;
-mod transaction;
-mod values;
-mod verify;
-mod words;
-mod writer;
+mod store;
+mod upkeep;
+mod write;
 
-pub use commit::{Event, Machine, Request, check_texts};
+pub use commit::changes::{ChangeSet, Proposal, Reads};
+pub use commit::create::create;
+pub use commit::machine::{Event, Machine, Request, check_texts};
+pub use commit::transaction::{Receipt, Transaction};
 pub use config::Config;
-pub use context::Context;
-pub use doctor::{Finding, examine};
-pub use fetch::{Fetched, Held, Purpose};
-pub use log::{LogEntry, walk};
-pub use media::{Validate, check as check_media};
-pub use names::{pin, pins, unpin};
+pub use log::records::{LogEntry, walk};
+pub use log::refs::{pin, pins, unpin};
 pub use parallel::map as parallel_map;
 pub use penstock_storage::process::generation;
-pub use plan::{Plan, out_of_range};
-pub use ragged::RaggedValues;
-pub use read::{Nulls, OnCorrupt};
+pub use read::blocks::Held;
+pub use read::fetch::{Purpose, hold};
+pub use read::plan::out_of_range;
+pub use read::ragged::RaggedValues;
+pub use read::reader::{Nulls, OnCorrupt, Reader};
 pub use snapshot::Snapshot;
-pub use transaction::{Input, Receipt, Transaction, create};
-pub use verify::check_text;
-pub use verify::{Problem, Report, verify};
+pub use store::blocks::{budget_bytes as block_cache_bytes, fit_budget};
+pub use store::context::{Context, file_cache_bytes};
+pub use upkeep::doctor::{Finding, examine};
+pub use upkeep::verify::{Problem, Report, check_text, verify};
+pub use write::check::Input;
+pub use write::media::{Validate, check as check_media};

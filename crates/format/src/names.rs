@@ -1,5 +1,7 @@
 //! Records of the log of names (spec section 9).
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
@@ -7,7 +9,7 @@ use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
 use crate::ids::SnapshotId;
 
 /// What a name refers to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum NameKind {
     Branch = 0,
@@ -52,6 +54,40 @@ impl Names {
         let operations = cursor.list(Operation::LEAST_BYTES, Operation::read)?;
         cursor.end()?;
         Ok(Names { number, time_us, operations })
+    }
+}
+
+/// The names that a log has set and not removed, up to the last record that was applied.
+#[derive(Debug, Default)]
+pub struct Folded {
+    /// The number of the next record.
+    pub next: u64,
+    /// The time of the last record.
+    pub time_us: i64,
+    names: BTreeMap<(NameKind, String), SnapshotId>,
+}
+
+impl Folded {
+    /// Apply the record with number `next`.
+    pub fn apply(&mut self, record: Names) {
+        for Operation { removes, kind, name, target } in record.operations {
+            match removes {
+                true => self.names.remove(&(kind, name)),
+                false => self.names.insert((kind, name), target),
+            };
+        }
+        self.time_us = record.time_us;
+        self.next = record.number + 1;
+    }
+
+    pub fn get(&self, kind: NameKind, name: &str) -> Option<SnapshotId> {
+        self.names.get(&(kind, name.to_owned())).copied()
+    }
+
+    /// Return all names of a kind.
+    pub fn all(&self, kind: NameKind) -> BTreeMap<String, SnapshotId> {
+        let of_kind = self.names.iter().filter(|((found, _), _)| *found == kind);
+        of_kind.map(|((_, name), target)| (name.clone(), *target)).collect()
     }
 }
 

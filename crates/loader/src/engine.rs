@@ -118,7 +118,7 @@ enum Task {
 impl Engine {
     /// Start threads that make every `stride`-th batch of `begin..end`.
     pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stride: u64, stats: Arc<Stats>) -> Result<Engine> {
-        let fetches = recipe.sources.iter().any(|source| !source.snapshot.context.storage.mapped());
+        let fetches = recipe.sources.iter().any(|source| !source.snapshot.is_mapped());
         recipe.windows.iter().flatten().for_each(|window| window.begin(Steps { begin, stride }));
         let estimate_bytes = recipe.least_bytes().max(recipe.fetched_bytes);
         let state = State {

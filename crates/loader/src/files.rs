@@ -57,7 +57,8 @@ impl Files {
 
     /// Read values of any length.
     pub fn raw(&self, positions: &[u64]) -> Result<RaggedValues> {
-        let bodies = if self.storage.mapped() { positions.iter().map(|at| self.body(*at)).collect() } else { self.fetched(positions) };
+        let bodies =
+            if self.storage.access("").is_mapped() { positions.iter().map(|at| self.body(*at)).collect() } else { self.fetched(positions) };
         let value = |(position, body): (&u64, Result<Bytes>)| {
             let entry = self.entry(*position);
             body.map(|body| body.slice(entry.begin as usize..)).map_err(|error| self.wrong(*position, error))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_dataset::{Fetched, Held, OnCorrupt, Plan, Purpose, Snapshot};
+use penstock_dataset::{Held, OnCorrupt, Purpose, Reader, Snapshot};
 use penstock_error::{Context as _, Result};
 use penstock_format::schema::{CodecName, ColumnKind, ColumnSpec};
 use penstock_tensor::{Dtype, Shape};
@@ -33,7 +33,7 @@ impl Source {
 
     /// Return whether all of its files are mapped.
     pub fn mapped(&self) -> bool {
-        self.files.is_none() && self.snapshot.context.storage.mapped()
+        self.files.is_none() && self.snapshot.is_mapped()
     }
 
     pub fn column(&self, name: &str) -> Result<ColumnSpec> {
@@ -59,7 +59,7 @@ pub struct Share {
     source: usize,
     /// Positions in the view.
     positions: Vec<u64>,
-    plan: Plan,
+    reader: Reader,
     /// Place in the batch of each position.
     places: Vec<u32>,
     /// Whether it uses blocks that a window lent.
@@ -80,8 +80,8 @@ impl Reads {
             let positions: Vec<u64> = mine().map(|(_, place)| place.position).collect();
             if !positions.is_empty() {
                 let absolute = positions.iter().map(|position| source.absolute(*position)).collect();
-                let plan = Plan::new(&source.snapshot, absolute)?;
-                shares.push(Share { source: index, positions, plan, places: mine().map(|(at, _)| at as u32).collect(), lent: false });
+                let reader = Reader::new(source.snapshot.clone(), absolute, OnCorrupt::Raise)?;
+                shares.push(Share { source: index, positions, reader, places: mine().map(|(at, _)| at as u32).collect(), lent: false });
             }
         }
         Ok(Reads { shares, count: places.len() })
@@ -98,11 +98,11 @@ impl Reads {
             let columns: Vec<&ColumnSpec> = specs[share.source].iter().collect();
             let lent = lend(share.source, &columns, &share.positions)?;
             share.lent = !lent.is_empty();
-            lent.iter().for_each(|held| share.plan.fetched.lend(held));
+            lent.iter().for_each(|held| share.reader.lend(held));
             let source = &sources[share.source];
             // A source that covers at least half of its snapshot will soon need the neighbours too.
             let purpose = if !share.lent && 2 * source.len() >= source.snapshot.len() { Purpose::Epoch } else { Purpose::Take };
-            source.snapshot.fetch(&mut share.plan, &columns, purpose)?;
+            share.reader.fetch(&columns, purpose)?;
         }
         Ok(())
     }
@@ -110,7 +110,7 @@ impl Reads {
     pub fn row_ids(&self) -> Vec<i64> {
         let mut ids = vec![0; self.count];
         for share in &self.shares {
-            share.places.iter().zip(share.plan.row_ids()).for_each(|(place, id)| ids[*place as usize] = id);
+            share.places.iter().zip(share.reader.plan.row_ids()).for_each(|(place, id)| ids[*place as usize] = id);
         }
         ids
     }
@@ -118,18 +118,18 @@ impl Reads {
     /// Copy samples of fixed shape, `cell` bytes each, into `out`. Codes of labels and categories become int64.
     pub fn fixed(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize, cell: usize, out: &mut [u8]) -> Result<Nulls> {
         let read = |share: &Share, out: &mut [u8]| -> Result<Nulls> {
-            let (snapshot, spec) = (&sources[share.source].snapshot, &specs[share.source][column]);
+            let spec = &specs[share.source][column];
             if let Some(files) = sources[share.source].files_of(spec) {
-                return files.fixed(&share.plan.positions, cell, out).map(|()| None);
+                return files.fixed(&share.reader.plan.positions, cell, out).map(|()| None);
             }
             match &spec.kind {
                 ColumnKind::Label { .. } | ColumnKind::Category => {
                     let mut codes = vec![0i64; share.places.len()];
-                    let nulls = snapshot.read_codes(&share.plan, spec, &mut codes, OnCorrupt::Raise)?;
+                    let nulls = share.reader.codes(spec, &mut codes)?;
                     out.as_chunks_mut::<8>().0.iter_mut().zip(codes).for_each(|(out, code)| *out = code.to_ne_bytes());
                     Ok(nulls)
                 }
-                _ => snapshot.read_fixed(&share.plan, spec, out, OnCorrupt::Raise),
+                _ => share.reader.fixed(spec, out),
             }
         };
         if let [share] = &self.shares[..] {
@@ -151,7 +151,7 @@ impl Reads {
 
     /// Release the fetched blocks.
     pub fn release(&mut self) {
-        self.shares.iter_mut().for_each(|share| share.plan.fetched = Fetched::default());
+        self.shares.iter_mut().for_each(|share| share.reader.release());
     }
 
     /// Find values of different lengths, to be kept by a batch. Values that would keep much other memory alive are copied: those in a run,
@@ -181,11 +181,11 @@ impl Reads {
             let part = parts.len() as u32;
             parts.push(match sources[share.source].files_of(spec) {
                 Some(files) => {
-                    let values = files.raw(&share.plan.positions)?;
+                    let values = files.raw(&share.reader.plan.positions)?;
                     own_bytes += values.value_bytes() as u64;
                     values
                 }
-                None => sources[share.source].snapshot.read_ragged(&share.plan, spec, OnCorrupt::Raise)?,
+                None => share.reader.ragged(spec)?,
             });
             share.places.iter().enumerate().for_each(|(row, place)| index[*place as usize] = (part, row as u32));
         }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use penstock_dataset::Held;
+use penstock_dataset::{Held, hold};
 use penstock_error::Result;
 use penstock_format::Id;
 use penstock_format::schema::ColumnSpec;
@@ -99,7 +99,7 @@ impl Window {
     /// Create the window of a source. None for an order without windows or if files are mapped. `mixed`: the source belongs to a mixture.
     pub fn of(order: &Order, source: &Source, mixed: bool) -> Option<Window> {
         let Order::Window { run_samples, window_samples, .. } = order else { return None };
-        if source.snapshot.context.storage.mapped() {
+        if source.snapshot.is_mapped() {
             return None;
         }
         // Two windows may overlap: one ends while the next one begins.
@@ -137,7 +137,7 @@ impl Window {
         let missing = self.missing(source, uses.keys().copied(), drawn);
         let groups = missing.iter().map(|(_, run)| self.range(source, *run).map(|position| source.absolute(position)).collect()).collect();
         // Other threads wait for these runs, so even a panic must be caught.
-        let fetched = if missing.is_empty() { Ok(Vec::new()) } else { caught(|| source.snapshot.hold(groups, columns)) };
+        let fetched = if missing.is_empty() { Ok(Vec::new()) } else { caught(|| hold(&source.snapshot, groups, columns)) };
         let mut state = self.lock();
         state.fetching -= missing.len() as u64;
         self.fetched.notify_all(); // Waiting threads check again when this lock is released.

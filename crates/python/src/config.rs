@@ -1,6 +1,6 @@
 //! `configure`: the budgets of this process.
 
-use penstock_dataset::{Config, Context};
+use penstock_dataset::{Config, fit_budget};
 use pyo3::prelude::*;
 
 /// Set the given budgets; return the current values of memory_bytes, threads, image_pixels.
@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 pub fn configure(memory_bytes: Option<u64>, threads: Option<u64>, image_pixels: Option<u64>) -> (u64, usize, u64) {
     if let Some(memory_bytes) = memory_bytes {
         Config::set_memory_bytes(memory_bytes);
-        Context::fit_budget();
+        fit_budget();
     }
     if let Some(threads) = threads {
         Config::set_threads(threads)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use numpy::{PyArray1, PyArrayMethods as _, PyUntypedArray, PyUntypedArrayMethods as _};
 use penstock_codec::Picture;
-use penstock_dataset::{Config, Nulls, OnCorrupt, Plan, RaggedValues, Snapshot, parallel_map};
+use penstock_dataset::{Config, Nulls, OnCorrupt, RaggedValues, Reader, Snapshot, parallel_map};
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::Frozen;
@@ -30,10 +30,8 @@ pub enum Form {
 
 /// One take: the samples, the form, the handling of damage.
 pub struct Request<'a> {
-    pub snapshot: &'a Arc<Snapshot>,
-    pub plan: &'a Plan,
+    pub reader: &'a Reader,
     pub form: Form,
-    pub on_corrupt: OnCorrupt,
     pub numpy: &'a NumpyTypes,
 }
 
@@ -81,7 +79,7 @@ fn memory<'a>(array: &'a mut Bound<'_, PyUntypedArray>, bytes: usize) -> &'a mut
 /// Read windows of tiled samples into new arrays.
 pub fn windows<'py>(
     py: Python<'py>,
-    snapshot: &Snapshot,
+    snapshot: &Arc<Snapshot>,
     positions: Vec<u64>,
     spec: &ColumnSpec,
     windows: &[Window],
@@ -97,7 +95,7 @@ pub fn windows<'py>(
             memory(array, bytes)
         })
         .collect();
-    py.detach(|| snapshot.read_windows(&Plan::new(snapshot, positions)?, spec, windows, outs, OnCorrupt::Raise)).or_raise(py)?;
+    py.detach(|| Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?.windows(spec, windows, outs)).or_raise(py)?;
     Ok(arrays.into_iter().map(Bound::into_any).collect())
 }
 
@@ -123,19 +121,21 @@ impl Request<'_> {
         let batch = PyDict::new(py);
         match columns {
             None => {
-                for index in 0..self.snapshot.schema.columns.len() {
-                    let spec = &self.snapshot.schema.columns[index];
+                for index in 0..self.reader.snapshot.schema.columns.len() {
+                    let spec = &self.reader.snapshot.schema.columns[index];
                     batch.set_item(&spec.name, self.column(py, index, spec)?)?;
                 }
             }
             Some(names) => {
                 for name in &names {
                     let values = match name.as_str() {
-                        "_row_id" => PyArray1::from_vec(py, self.plan.row_ids()).into_any(),
-                        "_position" => PyArray1::from_iter(py, self.plan.positions.iter().map(|position| *position as i64)).into_any(),
+                        "_row_id" => PyArray1::from_vec(py, self.reader.plan.row_ids()).into_any(),
+                        "_position" => {
+                            PyArray1::from_iter(py, self.reader.plan.positions.iter().map(|position| *position as i64)).into_any()
+                        }
                         name => {
-                            let spec = self.snapshot.column(name).or_raise(py)?;
-                            let index = self.snapshot.schema.column(name).map_or(0, |(index, _)| index);
+                            let spec = self.reader.snapshot.column(name).or_raise(py)?;
+                            let index = self.reader.snapshot.schema.column(name).map_or(0, |(index, _)| index);
                             self.column(py, index, spec)?
                         }
                     };
@@ -155,7 +155,7 @@ impl Request<'_> {
                 if let Some(parts) = self.tiled(py, spec, dtype)? {
                     return self.ragged_array(py, parts, &shape);
                 }
-                let values = py.detach(|| self.snapshot.read_ragged(self.plan, spec, self.on_corrupt)).or_raise(py)?;
+                let values = py.detach(|| self.reader.ragged(spec)).or_raise(py)?;
                 self.ragged(py, spec, dtype, &shape, &values)
             }
         }
@@ -171,8 +171,8 @@ impl Request<'_> {
     ) -> PyResult<Bound<'py, PyAny>> {
         let refuse = |index: usize, why: &str| {
             let error = penstock_format::cursor::malformed(why).column(&spec.name);
-            let error = self.snapshot.locate_error(error, self.plan, spec, index as u32);
-            (self.on_corrupt == OnCorrupt::Raise).then(|| raise(py, error))
+            let error = self.reader.locate(error, spec, index as u32);
+            (self.reader.on_corrupt == OnCorrupt::Raise).then(|| raise(py, error))
         };
         if self.form == Form::Flat {
             if matches!(spec.kind, ColumnKind::Text | ColumnKind::Json) {
@@ -206,10 +206,10 @@ impl Request<'_> {
     /// Do what `flat` does, for ragged samples that are all tiled. Their sizes are known in advance, so they are read directly into one
     /// array. None if any sample is not tiled.
     fn tiled<'py>(&self, py: Python<'py>, spec: &ColumnSpec, dtype: Dtype) -> PyResult<Option<Bound<'py, PyAny>>> {
-        if dtype == Dtype::Bytes || !self.snapshot.has_tiles() {
+        if dtype == Dtype::Bytes || !self.reader.has_tiles() {
             return Ok(None); // Bytes are never tiled, but a column of nulls would look tiled.
         }
-        let Some(shapes) = py.detach(|| self.snapshot.shapes(self.plan, spec, self.on_corrupt)).or_raise(py)? else { return Ok(None) };
+        let Some(shapes) = py.detach(|| self.reader.shapes(spec)).or_raise(py)? else { return Ok(None) };
         let rank = spec.kind.stored().or_raise(py)?.1.0.len();
         let windows: Vec<Window> = shapes.iter().map(|shape| whole(shape.as_deref().unwrap_or_default())).collect();
         let there = |index: usize| shapes[index].is_some();
@@ -225,7 +225,7 @@ impl Request<'_> {
             outs.push(out);
             rest = later;
         }
-        let read = || self.snapshot.read_windows(self.plan, spec, &windows, outs, self.on_corrupt);
+        let read = || self.reader.windows(spec, &windows, outs);
         let nulls = py.detach(read).or_raise(py)?.map(|nulls| PyArray1::from_vec(py, nulls));
         let sizes = shapes.iter().flat_map(|shape| (0..rank).map(|axis| shape.as_ref().map_or(0, |shape| shape[axis] as i64)));
         let sizes = PyArray1::from_iter(py, sizes).reshape([shapes.len(), rank])?;
@@ -234,16 +234,16 @@ impl Request<'_> {
 
     fn fixed<'py>(&self, py: Python<'py>, index: usize, spec: &ColumnSpec, dtype: Dtype, shape: &Shape) -> PyResult<Bound<'py, PyAny>> {
         let numpy = self.numpy.0[index].get(py, || numpy_dtype(py, dtype))?;
-        let mut sizes = vec![self.plan.len() as u64];
+        let mut sizes = vec![self.reader.plan.len() as u64];
         sizes.extend(shape.0.iter().flatten());
-        let bytes = self.plan.len() * shape.fixed_bytes(dtype).or_raise(py)? as usize;
-        if let Some(joined) = self.large(py, dtype, bytes, || self.snapshot.joined(self.plan, spec)) {
+        let bytes = self.reader.plan.len() * shape.fixed_bytes(dtype).or_raise(py)? as usize;
+        if let Some(joined) = self.large(py, dtype, bytes, || self.reader.joined(spec)) {
             let array = recycle::filled(py, joined, &PyTuple::new(py, sizes)?, numpy)?;
             return self.finish(py, array.into_any(), None);
         }
         let mut array = empty(py, &sizes, numpy, dtype.size())?;
         let out = memory(&mut array, bytes);
-        let nulls = py.detach(|| self.snapshot.read_fixed(self.plan, spec, out, self.on_corrupt)).or_raise(py)?;
+        let nulls = py.detach(|| self.reader.fixed(spec, out)).or_raise(py)?;
         self.finish(py, array.into_any(), nulls)
     }
 
@@ -254,13 +254,13 @@ impl Request<'_> {
             let found = joined.as_ref();
             found.len() == bytes && (found.as_ptr() as usize).is_multiple_of(dtype.size())
         };
-        let worth = self.plan.fetched.memory.is_some() && bytes as u64 >= recycle::LEAST_BYTES;
+        let worth = self.reader.is_placed() && bytes as u64 >= recycle::LEAST_BYTES;
         if worth { py.detach(joined).filter(fits) } else { None }
     }
 
     fn codes<'py>(&self, py: Python<'py>, spec: &ColumnSpec) -> PyResult<Bound<'py, PyAny>> {
-        let mut codes = vec![0i64; self.plan.len()];
-        let nulls = py.detach(|| self.snapshot.read_codes(self.plan, spec, &mut codes, self.on_corrupt)).or_raise(py)?;
+        let mut codes = vec![0i64; self.reader.plan.len()];
+        let nulls = py.detach(|| self.reader.codes(spec, &mut codes)).or_raise(py)?;
         self.finish(py, PyArray1::from_vec(py, codes).into_any(), nulls)
     }
 
@@ -279,7 +279,7 @@ impl Request<'_> {
         let (size, bytes) = (dtype.size() as u64, values.value_bytes());
         let numpy = numpy_dtype(py, if dtype == Dtype::Bytes { Dtype::Uint8 } else { dtype })?;
         let elements = bytes as u64 / size;
-        let joined = self.large(py, dtype, bytes, || values.joined(self.plan));
+        let joined = self.large(py, dtype, bytes, || values.joined(self.reader));
         let to_copy = joined.is_none();
         let mut array = match joined {
             Some(joined) => recycle::filled(py, joined, &PyTuple::new(py, [elements])?, &numpy)?,
@@ -330,16 +330,17 @@ impl Request<'_> {
             match picture {
                 Ok(Some(picture)) => list.append(pixels(py, picture, mask)?)?,
                 Ok(None) => list.append(py.None())?,
-                Err(error) if self.on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt => list.append(py.None())?,
+                Err(error) if self.reader.on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt => list.append(py.None())?,
                 Err(error) => refused.push((index, error)),
             }
         }
         match refused.first() {
             None => Ok(list.into_any()),
             Some((index, error)) => {
-                let ids = self.plan.row_ids();
-                let text = format!("cannot read sample {} (row id {}) of column `{}`", self.plan.positions[*index], ids[*index], spec.name);
-                let positions = refused.iter().map(|(index, _)| self.plan.positions[*index]).collect();
+                let ids = self.reader.plan.row_ids();
+                let text =
+                    format!("cannot read sample {} (row id {}) of column `{}`", self.reader.plan.positions[*index], ids[*index], spec.name);
+                let positions = refused.iter().map(|(index, _)| self.reader.plan.positions[*index]).collect();
                 let row_ids = refused.iter().map(|(index, _)| ids[*index]).collect();
                 Err(raise(py, error.clone().context(text).column(&spec.name).rows(positions).row_ids(row_ids)))
             }

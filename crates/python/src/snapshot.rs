@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use penstock_dataset::{Context, Report};
+use penstock_dataset::{Context, Report, block_cache_bytes, file_cache_bytes};
 use penstock_error::{Error, Kind};
 use penstock_format::SnapshotId;
 use penstock_format::record::Properties;
@@ -90,7 +90,7 @@ impl Snapshot {
     /// Return whether data files are mapped instead of fetched by range.
     #[getter]
     fn mapped(&self) -> bool {
-        self.inner.context.storage.mapped()
+        self.inner.is_mapped()
     }
 
     #[getter]
@@ -243,7 +243,7 @@ impl Snapshot {
     fn kept_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64)> {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
-            self.inner.kept_bytes(&ids).map(|(all, largest)| (all, largest, Context::file_cache_bytes()))
+            self.inner.kept_bytes(&ids).map(|(all, largest)| (all, largest, file_cache_bytes()))
         })
         .or_raise(py)
     }
@@ -251,7 +251,7 @@ impl Snapshot {
     /// Return the cost of a request, in bytes, and a size limit. Up to that size of columns, an epoch reads neighbouring blocks too, so
     /// that it reads each block once.
     fn request_cost(&self) -> (u64, u64) {
-        (self.inner.context.storage.request_cost().gap_bytes, Context::block_cache_bytes() / 2)
+        (self.inner.context.storage.request_cost().gap_bytes, block_cache_bytes() / 2)
     }
 
     /// Return per column its name, stored bytes, blocks and data files. Cost: all tails.

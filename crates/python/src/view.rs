@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use numpy::{PyArray1, PyReadonlyArray1};
-use penstock_dataset::{OnCorrupt, Plan, Purpose, Snapshot, out_of_range};
+use penstock_dataset::{OnCorrupt, Purpose, Reader, Snapshot, out_of_range};
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
 use penstock_loader::source::Source;
@@ -32,6 +32,11 @@ impl View {
 
     pub fn source(&self, name: &str) -> Source {
         Source { name: name.into(), snapshot: self.snapshot.clone(), selection: self.positions.clone(), files: None }
+    }
+
+    /// Plan to read samples of the snapshot.
+    fn reader(&self, positions: Vec<u64>, on_corrupt: OnCorrupt) -> penstock_error::Result<Reader> {
+        Reader::new(self.snapshot.clone(), positions, on_corrupt)
     }
 
     fn len(&self) -> u64 {
@@ -113,7 +118,7 @@ impl View {
     fn ranges(&self, py: Python<'_>, which: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<Vec<(String, u64, u64)>> {
         let specs = self.specs(columns.as_deref()).or_raise(py)?;
         let positions = self.which(py, which, false)?;
-        let ranges = py.detach(|| self.snapshot.ranges(&mut Plan::new(&self.snapshot, positions)?, &specs)).or_raise(py)?;
+        let ranges = py.detach(|| self.reader(positions, OnCorrupt::Raise)?.ranges(&specs)).or_raise(py)?;
         Ok(ranges.into_iter().map(|range| (range.name.clone(), range.begin, range.end())).collect())
     }
 
@@ -122,7 +127,7 @@ impl View {
     fn decoded_bytes(&self, py: Python<'_>, which: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<u64> {
         let specs = self.specs(columns.as_deref()).or_raise(py)?;
         let positions = self.which(py, which, false)?;
-        py.detach(|| self.snapshot.decoded_bytes(&mut Plan::new(&self.snapshot, positions)?, &specs)).or_raise(py)
+        py.detach(|| self.reader(positions, OnCorrupt::Raise)?.decoded_bytes(&specs)).or_raise(py)
     }
 
     /// Return the shapes of tiled samples, None for a null. Returns None if any of these samples is not tiled.
@@ -130,9 +135,9 @@ impl View {
         let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
         let spec = self.snapshot.column(column).or_raise(py)?;
         py.detach(|| {
-            let mut plan = Plan::new(&self.snapshot, positions)?;
-            self.snapshot.open_files(&mut plan, &[spec])?;
-            self.snapshot.shapes(&plan, spec, OnCorrupt::Raise)
+            let mut reader = self.reader(positions, OnCorrupt::Raise)?;
+            reader.open(&[spec])?;
+            reader.shapes(spec)
         })
         .or_raise(py)
     }
@@ -187,12 +192,12 @@ impl View {
         };
         let positions = self.which(py, which, absolute)?;
         let specs = self.specs(columns.as_deref()).or_raise(py)?;
-        let plan = py.detach(|| {
-            let mut plan = Plan::new(&self.snapshot, positions)?;
-            self.snapshot.fetch(&mut plan, &specs, scan.map_or(Purpose::Take, |keep| Purpose::Scan { keep }))?;
-            Ok(plan)
+        let reader = py.detach(|| {
+            let mut reader = self.reader(positions, on_corrupt)?;
+            reader.fetch(&specs, scan.map_or(Purpose::Take, |keep| Purpose::Scan { keep }))?;
+            Ok(reader)
         });
-        let plan = plan.or_raise(py)?;
-        Request { snapshot: &self.snapshot, plan: &plan, form, on_corrupt, numpy: &self.numpy }.batch(py, columns)
+        let reader = reader.or_raise(py)?;
+        Request { reader: &reader, form, numpy: &self.numpy }.batch(py, columns)
     }
 }

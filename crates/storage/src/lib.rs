@@ -92,6 +92,23 @@ pub struct RequestCost {
     pub waste: u64,
 }
 
+/// How an object is best read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// With `map`: it becomes memory, and reads cost no call.
+    Mapped,
+    /// With `fetch`: callers plan all ranges first.
+    Ranged,
+    /// Like `Ranged`, but `stream` reads large values straight to where they go.
+    Streamed,
+}
+
+impl Access {
+    pub fn is_mapped(self) -> bool {
+        self == Access::Mapped
+    }
+}
+
 /// A callback with the index of a range, the index of a piece in it, and the piece. It runs on the thread that received the piece.
 pub type Then = Arc<dyn Fn(usize, usize, &Bytes) + Send + Sync>;
 
@@ -103,9 +120,9 @@ pub trait Storage: Send + Sync + Debug {
     /// Read a whole object. Cost: one request.
     fn read(&self, name: &str) -> Result<Bytes>;
 
-    /// Return whether objects are best read with `map`. Otherwise callers plan all ranges first and read them with `fetch`.
-    fn mapped(&self) -> bool {
-        true
+    /// Return how an object is best read. One store may answer differently for two objects, as a cache in front of a store does.
+    fn access(&self, _name: &str) -> Access {
+        Access::Mapped
     }
 
     /// Return the longest range worth one request. Longer reads are split into concurrent requests.

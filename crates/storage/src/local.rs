@@ -13,7 +13,7 @@ use crate::counters::{Counters, add};
 use crate::direct;
 use crate::disk::{File, FileSystem, Held};
 use crate::process::PerProcess;
-use crate::{Created, Io, ObjectWriter, RangeRequest, Storage, Then};
+use crate::{Access, Created, Io, ObjectWriter, RangeRequest, Storage, Then};
 
 /// Prefix of temporary files. Readers ignore every name that the spec does not define.
 const TEMPORARY: &str = "tmp-";
@@ -244,8 +244,12 @@ impl Storage for Local {
         self.files.map(&path, bytes).map_err(|error| self.failure("read", &path, &error))
     }
 
-    fn mapped(&self) -> bool {
-        matches!(self.io, Io::Auto | Io::Mapped)
+    fn access(&self, _name: &str) -> Access {
+        match self.io {
+            Io::Auto | Io::Mapped => Access::Mapped,
+            _ if self.stream_bytes() > 0 => Access::Streamed,
+            Io::Buffered | Io::Direct => Access::Ranged,
+        }
     }
 
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_codec::encode_png;
-use penstock_dataset::{Input, OnCorrupt, Plan, Purpose, Receipt, Snapshot, Transaction, Validate};
+use penstock_dataset::{Input, OnCorrupt, Purpose, Reader, Receipt, Snapshot, Transaction, Validate};
 use penstock_error::Result;
 use penstock_format::schema::{CodecName, ColumnKind, ColumnSpec, ImageMode};
 use penstock_tensor::{Column, Ragged};
@@ -124,27 +124,28 @@ pub fn append(base: &Arc<Snapshot>, seed: u64, samples: usize) -> Result<(Receip
 
 /// Return everything a reader can see of a snapshot: its id and row ids as one string, then one string per column.
 pub fn contents(snapshot: &Snapshot) -> Result<Vec<String>> {
-    let mut plan = Plan::new(snapshot, (0..snapshot.len()).rev().collect())?;
-    snapshot.fetch(&mut plan, &snapshot.schema.columns.iter().collect::<Vec<_>>(), Purpose::Take)?;
-    let mut seen = vec![format!("{} {:?}", snapshot.id(), plan.row_ids())];
+    let positions = (0..snapshot.len()).rev().collect();
+    let mut reader = Reader::new(Arc::new(snapshot.within(snapshot.context.clone())), positions, OnCorrupt::Raise)?;
+    reader.fetch(&snapshot.schema.columns.iter().collect::<Vec<_>>(), Purpose::Take)?;
+    let mut seen = vec![format!("{} {:?}", snapshot.id(), reader.plan.row_ids())];
     for column in &snapshot.schema.columns {
         let (dtype, shape) = column.kind.stored()?;
         seen.push(match column.kind {
             ColumnKind::Label { .. } | ColumnKind::Category => {
-                let mut codes = vec![0; plan.len()];
-                let nulls = snapshot.read_codes(&plan, column, &mut codes, OnCorrupt::Raise)?;
+                let mut codes = vec![0; reader.plan.len()];
+                let nulls = reader.codes(column, &mut codes)?;
                 // Compare words if there are any, because codes depend on the order of commits.
                 let words = snapshot.vocabulary(column.id)?;
                 let named: Vec<Option<&str>> = codes.iter().map(|code| words.iter().nth(*code as usize)).collect();
                 if words.is_empty() { format!("{codes:?} {nulls:?}") } else { format!("{named:?} {nulls:?}") }
             }
             _ if shape.is_fixed() => {
-                let mut out = vec![0; plan.len() * shape.fixed_bytes(dtype)? as usize];
-                let nulls = snapshot.read_fixed(&plan, column, &mut out, OnCorrupt::Raise)?;
+                let mut out = vec![0; reader.plan.len() * shape.fixed_bytes(dtype)? as usize];
+                let nulls = reader.fixed(column, &mut out)?;
                 format!("{out:?} {nulls:?}")
             }
             _ => {
-                let values = snapshot.read_ragged(&plan, column, OnCorrupt::Raise)?;
+                let values = reader.ragged(column)?;
                 let list: Vec<_> = (0..values.len()).map(|index| (values.get(index), values.free(index))).collect();
                 format!("{list:?}")
             }

@@ -4,19 +4,19 @@
 use std::collections::{BTreeMap, HashSet};
 
 use bytes::Bytes;
-use penstock_dataset::{Context, Event, LogEntry, Machine, Request, create};
+use penstock_dataset::{ChangeSet, Context, Event, LogEntry, Machine, Proposal, Reads, Request, create};
 use penstock_error::{Error, Result};
 use penstock_format::Id;
-use penstock_format::ids::{ObjectRef, record_name};
+use penstock_format::ids::{ObjectRef, Run, record_name};
 use penstock_format::manifest::Fragment;
-use penstock_format::record::{Delta, Properties, Transaction};
+use penstock_format::record::{Change, ChangeKind, Delta, Properties, RecordKind, Transaction};
 use penstock_storage::{Memory, Storage as _};
 use penstock_testkit::random::Random;
 use penstock_testkit::samples;
 
 type Log = BTreeMap<u64, Vec<u8>>;
 
-fn machine(uuid: u8) -> Machine {
+fn machine(uuid: u8, changes: ChangeSet) -> Machine {
     let transaction = Transaction {
         uuid: Id([uuid; 16]),
         message: "m".into(),
@@ -26,8 +26,16 @@ fn machine(uuid: u8) -> Machine {
         samples_added: 2,
         samples_deleted: 0,
     };
-    let fragment = Fragment { samples: 2, live: 2, runs: vec![penstock_format::ids::Run { first: 1 << 63, count: 2 }], files: Vec::new() };
-    Machine::new(transaction, vec![Delta::Fragment(fragment)], vec![1], 0, 0)
+    let fragment = Fragment { samples: 2, live: 2, runs: vec![Run { first: 1 << 63, count: 2 }], files: Vec::new() };
+    Machine::new(Proposal {
+        kind: RecordKind::Data,
+        transaction,
+        deltas: vec![Delta::Fragment(fragment)],
+        changes,
+        features: 0,
+        base: 0,
+        gc_epoch: 0,
+    })
 }
 
 fn entry(log: &Log, number: u64) -> Result<LogEntry> {
@@ -39,8 +47,9 @@ fn answer(log: &mut Log, request: Request, random: &mut Random, faults: u64) -> 
     Ok(match request {
         Request::ReadNewest => {
             let newest = log.keys().next_back().copied().unwrap_or(0);
-            Event::Newest { parent: Box::new(entry(log, newest)?), words: Vec::new(), now_us: 5 }
+            Event::Newest { parent: Box::new(entry(log, newest)?), words: Vec::new(), schema_changed: false, now_us: 5 }
         }
+        Request::ReadSpan { first, end } => Event::Span((first..end).map(|number| entry(log, number)).collect::<Result<_>>()?),
         Request::WriteRoot => Event::RootWritten(ObjectRef { id: Id([9; 16]), bytes: 10, crc: 1 }),
         Request::Create { number, body } => {
             let lost = random.chance(faults);
@@ -71,7 +80,8 @@ fn run(seed: u64) -> Result<()> {
     create(Box::new(Memory::named(&format!("commits-{seed}"))), samples::schema(), "create", "test")?;
     let mut log: Log = [(0, memory.read(&record_name(0, 0))?.to_vec())].into();
     let count = 2 + random.below(4) as u8;
-    let mut running: Vec<(u8, Machine, Option<Event>)> = (1..=count).map(|uuid| (uuid, machine(uuid), Some(Event::Begin))).collect();
+    let mut running: Vec<(u8, Machine, Option<Event>)> =
+        (1..=count).map(|uuid| (uuid, machine(uuid, ChangeSet::append(vec![1])), Some(Event::Begin))).collect();
     let (mut done, mut unknown) = (HashSet::new(), HashSet::new());
     while !running.is_empty() {
         let turn = random.below(running.len() as u64) as usize;
@@ -124,10 +134,70 @@ fn a_collection_in_between_ends_the_transaction() -> Result<()> {
     let mut record = snapshot.record().clone();
     record.gc_epoch = 3;
     let parent = LogEntry { crc: 0, record };
-    let mut machine = machine(1);
+    let mut machine = machine(1, ChangeSet::append(vec![1]));
     machine.step(Event::Begin)?;
-    let error = machine.step(Event::Newest { parent: Box::new(parent), words: Vec::new(), now_us: 1 }).err();
+    let error = machine.step(Event::Newest { parent: Box::new(parent), words: Vec::new(), schema_changed: false, now_us: 1 }).err();
     assert_eq!(error.map(|error| error.code()), Some("transaction-expired"));
     drop((memory, Context::new(Box::new(Memory::named("fence")))));
+    Ok(())
+}
+
+/// Commit appends by two other transactions, and return the log.
+fn log_of_two_appends(name: &str) -> Result<Log> {
+    let memory = Memory::named(name);
+    create(Box::new(Memory::named(name)), samples::schema(), "create", "test")?;
+    let mut log: Log = [(0, memory.read(&record_name(0, 0))?.to_vec())].into();
+    for uuid in [1, 2] {
+        let (mut machine, mut event) = (machine(uuid, ChangeSet::append(vec![1])), Event::Begin);
+        loop {
+            match machine.step(event)? {
+                Request::Done(_) => break,
+                request => event = answer(&mut log, request, &mut Random(0), u64::MAX)?,
+            }
+        }
+    }
+    Ok(log)
+}
+
+fn values(rows: Run, reads: Reads) -> ChangeSet {
+    ChangeSet { writes: vec![Change { kind: ChangeKind::Value, columns: vec![1], rows: vec![rows] }], reads }
+}
+
+#[test]
+fn a_rebase_of_values_reads_each_record_in_between_once() -> Result<()> {
+    let mut log = log_of_two_appends("span")?;
+    let mut machine = machine(3, values(Run { first: 0, count: 2 }, Reads::Nothing));
+    let (mut event, mut seen) = (Event::Begin, Vec::new());
+    loop {
+        let request = machine.step(event)?;
+        match &request {
+            Request::Done(record) => {
+                assert_eq!((record.number, record.changes[0].kind), (3, ChangeKind::Value));
+                break;
+            }
+            Request::ReadSpan { first, end } => seen.push((*first, *end)),
+            _ => {}
+        }
+        event = answer(&mut log, request, &mut Random(0), u64::MAX)?;
+    }
+    assert_eq!(seen, [(1, 2)], "the newest record is known already");
+    Ok(())
+}
+
+#[test]
+fn a_transaction_that_read_all_rows_conflicts_with_any_append_in_between() -> Result<()> {
+    let mut log = log_of_two_appends("conflict")?;
+    let reads = Reads::AllRows { columns: vec![1] };
+    let mut machine = machine(3, values(Run { first: 0, count: 2 }, reads));
+    let mut event = Event::Begin;
+    let error = loop {
+        match machine.step(event) {
+            Ok(request) => event = answer(&mut log, request, &mut Random(0), u64::MAX)?,
+            Err(error) => break error,
+        }
+    };
+    let first = entry(&log, 1)?.record.snapshot();
+    assert_eq!(error.code(), "conflict");
+    assert!(error.message().contains(&format!("commit {first} was made meanwhile: it appended 2 samples")), "{error:?}");
     Ok(())
 }

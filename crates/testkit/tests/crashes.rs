@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use penstock_dataset::{Context, OnCorrupt, Plan, Purpose, Snapshot, create, verify, walk};
+use penstock_dataset::{Context, OnCorrupt, Purpose, Reader, Snapshot, create, verify, walk};
 use penstock_error::{Error, Result};
 use penstock_storage::{FileSystem as _, Io, Local};
 use penstock_testkit::crash::CrashDisk;
@@ -282,11 +282,11 @@ fn commits_of_pages_and_of_fragments_keep_their_order() -> Result<()> {
         snapshot = Arc::new(samples::append_wide(&snapshot, seed, 2, seed % 2 == 1)?.1);
     }
     for snapshot in [snapshot, open(&disk)?] {
-        let mut plan = Plan::new(&snapshot, (0..160).collect())?;
+        let mut reader = Reader::new(snapshot.clone(), (0..160).collect(), OnCorrupt::Raise)?;
         let column = snapshot.column("n0")?.clone();
-        snapshot.fetch(&mut plan, &[&column], Purpose::Take)?;
+        reader.fetch(&[&column], Purpose::Take)?;
         let mut out = vec![0; 320];
-        snapshot.read_fixed(&plan, &column, &mut out, OnCorrupt::Raise)?;
+        reader.fixed(&column, &mut out)?;
         let found: Vec<i16> = out.chunks(2).map(|two| i16::from_le_bytes([two[0], two[1]])).collect();
         assert_eq!(found, (0..80i16).flat_map(|seed| [seed * 100, seed * 100 + 1]).collect::<Vec<_>>());
         assert!(verify(snapshot.as_ref(), |_| {})?.problems.is_empty());

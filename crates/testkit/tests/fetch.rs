@@ -4,9 +4,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_dataset::{Context, OnCorrupt, Plan, Purpose, Snapshot, create};
+use penstock_dataset::{Context, OnCorrupt, Purpose, Reader, Snapshot, create};
 use penstock_error::Result;
-use penstock_storage::{Counters, Created, Memory, ObjectWriter, RangeRequest, Storage, Then};
+use penstock_storage::{Access, Counters, Created, Memory, ObjectWriter, RangeRequest, Storage, Then};
 use penstock_testkit::samples;
 
 /// A store that passes good pieces to the `then` callback, like the loser of a race, and returns damaged ones.
@@ -17,8 +17,8 @@ impl Storage for Racing {
     fn uri(&self) -> &str {
         self.0.uri()
     }
-    fn mapped(&self) -> bool {
-        false
+    fn access(&self, _name: &str) -> Access {
+        Access::Ranged
     }
     fn read(&self, name: &str) -> Result<Bytes> {
         self.0.read(name)
@@ -82,13 +82,14 @@ fn a_piece_that_was_not_checked_is_not_used() -> Result<()> {
     // The data file is too large to be read whole.
     let (_, snapshot) = samples::append(&snapshot, 7, 300)?;
     drop(snapshot);
-    let racing = Snapshot::open(Context::new(Box::new(Racing(Memory::named("racing")))), 0)?;
+    let racing = Arc::new(Snapshot::open(Context::new(Box::new(Racing(Memory::named("racing")))), 0)?);
     let (_, column) = racing.schema.column("large").ok_or_else(|| penstock_error::Error::new("internal", "no column"))?;
-    let mut plan = Plan::new(&racing, vec![0, 100, 299])?;
-    racing.fetch(&mut plan, &[column], Purpose::Take)?;
-    let read = racing.read_ragged(&plan, column, OnCorrupt::Raise);
+    let mut reader = Reader::new(racing.clone(), vec![0, 100, 299], OnCorrupt::Raise)?;
+    reader.fetch(&[column], Purpose::Take)?;
+    let read = reader.ragged(column);
     assert!(read.is_err_and(|error| error.code() == "block-checksum"));
-    let lenient = racing.read_ragged(&plan, column, OnCorrupt::Null)?;
+    reader.on_corrupt = OnCorrupt::Null;
+    let lenient = reader.ragged(column)?;
     assert!((0..3).all(|index| lenient.get(index).is_none()));
     Ok(())
 }

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use crate::counters::{Counters, add};
 use crate::options::Options;
 use crate::process::{self, PerProcess};
-use crate::{Created, ObjectWriter, RangeRequest, RequestCost, Storage, Then};
+use crate::{Access, Created, ObjectWriter, RangeRequest, RequestCost, Storage, Then};
 use connect::{Client, Place};
 use cost::Cost;
 use level::Level;
@@ -250,8 +250,8 @@ impl Storage for Remote {
         &self.place.uri
     }
 
-    fn mapped(&self) -> bool {
-        false
+    fn access(&self, _name: &str) -> Access {
+        Access::Ranged
     }
 
     fn range_bytes(&self) -> u64 {

@@ -1,0 +1,65 @@
+//! The change set of a transaction: what it wrote, and what it read and therefore depends on.
+
+use penstock_format::Id;
+use penstock_format::ids::Run;
+use penstock_format::record::{Change, ChangeKind, Delta, RecordKind, Transaction};
+
+/// The samples and columns that a transaction read, as far as a conflict with them matters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reads {
+    /// Nothing, as a bare append does. Snapshot isolation also counts reads as nothing.
+    Nothing,
+    /// Some rows of some columns; no column stands for all columns.
+    Rows { columns: Vec<u64>, rows: Vec<Run> },
+    /// All rows of some columns, as a scan or a predicate does: new samples matter too.
+    AllRows { columns: Vec<u64> },
+}
+
+/// What a transaction wrote and read. In a `Change`, no column stands for all columns.
+#[derive(Debug, Clone)]
+pub struct ChangeSet {
+    pub writes: Vec<Change>,
+    pub reads: Reads,
+}
+
+impl ChangeSet {
+    /// The change set of an append. Its row ids are known only when the commit has a number.
+    pub fn append(columns: Vec<u64>) -> ChangeSet {
+        ChangeSet { writes: vec![Change { kind: ChangeKind::Append, columns, rows: Vec::new() }], reads: Reads::Nothing }
+    }
+
+    /// Return whether only a change of the schema can conflict. Then commits in between need not be read.
+    pub fn is_bare_append(&self) -> bool {
+        self.reads == Reads::Nothing && self.writes.iter().all(|change| change.kind == ChangeKind::Append)
+    }
+
+    /// Return the writes with `appended` as the rows of the append, if there is one.
+    pub fn with_rows(&self, appended: Option<Run>) -> Vec<Change> {
+        let mut writes = self.writes.clone();
+        for change in writes.iter_mut().filter(|change| change.kind == ChangeKind::Append) {
+            change.rows = appended.into_iter().collect();
+        }
+        writes
+    }
+}
+
+/// A commit that is ready to be proposed at any number.
+#[derive(Debug, Clone)]
+pub struct Proposal {
+    pub kind: RecordKind,
+    pub transaction: Transaction,
+    /// Deltas with provisional row ids.
+    pub deltas: Vec<Delta>,
+    pub changes: ChangeSet,
+    /// Feature bits that readers of the deltas need.
+    pub features: u64,
+    /// The snapshot at which the transaction began: its number and its GC epoch.
+    pub base: u64,
+    pub gc_epoch: u64,
+}
+
+impl Proposal {
+    pub fn uuid(&self) -> Id {
+        self.transaction.uuid
+    }
+}

@@ -1,0 +1,112 @@
+//! Make a dataset: its root and commit 0.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_error::{Error, Result};
+use penstock_format::ids::{ObjectRef, Place, log_folder, place_of, record_name, root_name};
+use penstock_format::manifest::Root;
+use penstock_format::record::{Change, ChangeKind, Record, RecordKind};
+use penstock_format::schema::{ColumnSpec, Schema};
+use penstock_storage::{CERTAIN_TRIES, Created, Storage, create_certainly};
+
+use super::machine;
+use crate::config::now_us;
+use crate::log::records::LogEntry;
+use crate::log::{newest, records};
+use crate::snapshot::Snapshot;
+use crate::store::context::Context;
+
+/// Make a dataset: its root and commit 0. Objects left by an unfinished create do not prevent a new one.
+pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str, author: &str) -> Result<Snapshot> {
+    let schema = Schema::create(columns)?;
+    let context = Context::new(storage);
+    let store = context.storage.as_ref();
+    store.writable()?;
+    check_free(store)?;
+    store.initialise()?;
+    let held = store.held()?;
+    let store = held.as_deref().unwrap_or(store);
+    let dataset = context.new_id()?;
+    let root = Root { dataset, branch: 0, number: 0, schema: schema.to_json()?, pages: Vec::new(), words: Vec::new() };
+    let root_id = context.new_id()?;
+    let root_body = root.encode();
+    let record = Record {
+        kind: RecordKind::Create,
+        dataset,
+        branch: 0,
+        number: 0,
+        features_read: 0,
+        features_write: 0,
+        features_ignorable: 0,
+        time_us: now_us(),
+        gc_epoch: 0,
+        parents: Vec::new(),
+        transactions: vec![machine::entry(context.new_id()?, message, author, "{}", 0)?],
+        lineage: 0,
+        next_counter: 0,
+        samples: 0,
+        live: 0,
+        root: ObjectRef::of(root_id, &root_body),
+        deltas: Vec::new(),
+        changes: vec![Change { kind: ChangeKind::Schema, columns: Vec::new(), rows: Vec::new() }],
+        attachments: Vec::new(),
+    };
+    let body = record.encode();
+    let entry = LogEntry::parse(&body.clone().into(), 0, 0)?;
+    let snapshot = Snapshot::with_root(context.clone(), entry, Arc::new(root))?;
+    context.hold_to(dataset)?;
+    let root_name = root_name(root_id);
+    let created = store.put(&root_name, &root_body).and_then(|()| store.sync(&["r"])).and_then(|()| create_first(store, &body, &record));
+    if let Err(error) = created {
+        if error.code() != "commit-state-unknown" {
+            let _ = store.delete(&root_name); // An orphan is harmless.
+        }
+        return Err(error);
+    }
+    newest::leave_hint(store, &log_folder(0), 0);
+    Ok(snapshot)
+}
+
+/// Put commit 0. Nothing may fail afterwards. After a lost answer, only a certain answer is a success.
+fn create_first(store: &dyn Storage, body: &[u8], record: &Record) -> Result<()> {
+    let name = record_name(0, 0);
+    for _ in 0..CERTAIN_TRIES {
+        match create_certainly(store, &name, body)? {
+            Created::Exists => match records::read(store, 0, 0) {
+                Ok(entry) if entry.record.uuid() == record.uuid() => return Ok(()),
+                Ok(_) => return Err(exists(store)),
+                Err(_) => std::thread::sleep(Duration::from_millis(10)), // Wait out a brief fault; then put the same body again.
+            },
+            _ => return Ok(()),
+        }
+    }
+    let text = format!("cannot tell whether dataset `{}` was created: `{name}` exists but cannot be read", store.uri());
+    Err(Error::new("commit-state-unknown", text).hint("open it, or create it again elsewhere"))
+}
+
+/// Refuse a place that holds a dataset, or an object that does not belong to one.
+fn check_free(store: &dyn Storage) -> Result<()> {
+    if store.exists(&record_name(0, 0))? {
+        return Err(exists(store));
+    }
+    let mut taken = None;
+    store.survey(&mut |name| {
+        taken = match place_of(name) {
+            Place::Ours => return ControlFlow::Continue(()),
+            Place::Commit => Some(exists(store)),
+            Place::Foreign => {
+                let text = format!("cannot create dataset `{}`: it holds `{name}`, which is not part of a dataset", store.uri());
+                Some(Error::new("folder-not-empty", text).hint("choose a new folder or prefix"))
+            }
+        };
+        ControlFlow::Break(())
+    })?;
+    taken.map_or(Ok(()), Err)
+}
+
+fn exists(store: &dyn Storage) -> Error {
+    Error::new("dataset-exists", format!("cannot create dataset `{}`: a dataset already exists there", store.uri()))
+        .hint("open it with ps.open, or choose another place")
+}

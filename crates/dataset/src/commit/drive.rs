@@ -1,0 +1,150 @@
+//! Carry out what the commit machine asks for, against a store.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use penstock_error::{Error, Result};
+use penstock_format::ids::{ObjectRef, record_name};
+use penstock_format::manifest::Root;
+use penstock_format::schema::ColumnSpec;
+use penstock_storage::{Created, process};
+
+use super::machine::{Event, Machine, Request};
+use super::root::write_root;
+use crate::config::now_us;
+use crate::log::records::LogEntry;
+use crate::log::{newest, records};
+use crate::snapshot::Snapshot;
+use crate::store::context::Context;
+
+/// Carries out the requests of the commit machine.
+pub struct Driver<'a> {
+    home: Arc<Context>,
+    /// The snapshot at which the transaction began.
+    base: Arc<Snapshot>,
+    /// The newest snapshot, which the commit will follow.
+    parent: Option<Snapshot>,
+    /// The root that was written for the parent's state.
+    root: Option<(ObjectRef, Arc<Root>)>,
+    /// The snapshot of the proposed commit. It is complete before the put, so that nothing can fail afterwards.
+    next: Option<Snapshot>,
+    puts: &'a mut Vec<String>,
+    /// Once an answer was lost, every failure leaves the commit's state unknown.
+    uncertain: bool,
+}
+
+impl<'a> Driver<'a> {
+    /// Commit for the handle `home` a transaction that began at `base`. Names of objects that it writes are added to `puts`.
+    pub fn new(home: Arc<Context>, base: Arc<Snapshot>, puts: &'a mut Vec<String>) -> Driver<'a> {
+        Driver { home, base, parent: None, root: None, next: None, puts, uncertain: false }
+    }
+
+    pub fn drive(&mut self, machine: Machine) -> Result<Snapshot> {
+        let uuid = machine.uuid();
+        self.answer_all(machine).map_err(|error| match self.uncertain && error.code() != "commit-state-unknown" {
+            false => error,
+            true => {
+                let text = format!("cannot tell whether the commit succeeded: transaction {uuid}: {}", error.message());
+                Error::new("commit-state-unknown", text)
+                    .hint("nothing was deleted; look for the transaction in `penstock log` when the storage answers again")
+            }
+        })
+    }
+
+    fn answer_all(&mut self, mut machine: Machine) -> Result<Snapshot> {
+        let base = self.base.clone();
+        let store = base.context.storage.as_ref();
+        let branch = base.id().branch;
+        let mut event = Event::Begin;
+        let mut lost: Option<Instant> = None;
+        let mut asked = Instant::now();
+        let mut known = base.id().number;
+        loop {
+            match &event {
+                Event::Unknown | Event::Unreadable => {
+                    let since = lost.get_or_insert(asked).elapsed();
+                    if since > store.deadline() {
+                        return Err(Error::new("storage-failed", format!("no certain answer for {:.1} s", since.as_secs_f64())));
+                    }
+                    if process::interrupted() {
+                        return Err(Error::new("interrupted", "interrupted before a certain answer arrived"));
+                    }
+                    std::thread::sleep(Duration::from_millis(10)); // Wait out a brief fault.
+                }
+                Event::Exists => {} // Uncertain until the record is read.
+                _ => lost = None,
+            }
+            let request = machine.step(event)?;
+            asked = Instant::now();
+            event = match request {
+                Request::ReadNewest => self.read_newest(known).map_err(|error| base.context.or_replaced(error))?,
+                Request::ReadSpan { first, end } => {
+                    let between = records::span(store, branch, first..end).map_err(|error| base.context.or_replaced(error))?;
+                    Event::Span(between)
+                }
+                Request::WriteRoot => {
+                    let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root was requested before any parent"))?;
+                    let (object, root) = write_root(parent, self.puts)?;
+                    self.root = Some((object, root));
+                    Event::RootWritten(object)
+                }
+                Request::Create { number, body } => {
+                    self.next = Some(self.snapshot_of(branch, number, &body)?);
+                    match store.create(&record_name(branch, number), &body)? {
+                        Created::Created => Event::Created,
+                        Created::Exists => Event::Exists,
+                        Created::Unknown => {
+                            self.uncertain = true;
+                            Event::Unknown
+                        }
+                    }
+                }
+                Request::Read { number } => match records::read(store, branch, number) {
+                    Ok(entry) => {
+                        base.context.hold_to(entry.record.dataset)?;
+                        known = known.max(number);
+                        Event::Found(Box::new(entry))
+                    }
+                    Err(_) => {
+                        self.uncertain = true;
+                        Event::Unreadable
+                    }
+                },
+                Request::Done(record) => {
+                    let next = self.next.take().filter(|next| next.id() == record.snapshot());
+                    return next.ok_or_else(|| Error::new("internal", "a commit that was never put is reported as done"));
+                }
+            };
+        }
+    }
+
+    /// Make the newest snapshot the parent. Its number is at least `known`.
+    fn read_newest(&mut self, known: u64) -> Result<Event> {
+        let store = self.base.context.storage.as_ref();
+        let entry = newest::newest(store, self.base.id().branch, Some(known))?
+            .ok_or_else(|| Error::new("dataset-not-found", format!("cannot commit to `{}`: it is no longer a dataset", store.uri())))?;
+        self.base.context.check_place(&self.home)?;
+        self.base.context.hold_to(entry.record.dataset)?;
+        if self.parent.is_none() && Arc::ptr_eq(&self.home, &self.base.context) {
+            self.base.check_log(Some(&entry))?;
+        }
+        let snapshot = self.parent.as_ref().unwrap_or(&self.base).near(entry)?;
+        let count = |column: &ColumnSpec| (column.id, snapshot.word_count(column.id));
+        let words = snapshot.schema.columns.iter().map(count).filter(|(_, count)| *count > 0).collect();
+        let schema_changed = snapshot.root.schema != self.base.root.schema;
+        let parent = Box::new(snapshot.entry.clone());
+        self.parent = Some(snapshot);
+        Ok(Event::Newest { parent, words, schema_changed, now_us: now_us() })
+    }
+
+    /// Parse a record as readers will, before it is put.
+    fn snapshot_of(&self, branch: u64, number: u64, body: &[u8]) -> Result<Snapshot> {
+        let entry = LogEntry::parse(&Bytes::copy_from_slice(body), branch, number)?;
+        let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a record was proposed before any parent was read"))?;
+        match &self.root {
+            Some((object, root)) if entry.record.root == *object => Snapshot::with_root(self.base.context.clone(), entry, root.clone()),
+            _ => parent.near(entry),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The commit protocol as a state machine without I/O: events in, requests out (spec section 12). `drive` drives it
+//! against a store; tests drive it with answers in random order.
+
+use penstock_error::{Error, Result};
+use penstock_format::Id;
+use penstock_format::ids::{ObjectRef, Run, row_id};
+use penstock_format::record::{Parent, Properties, RECORD_BYTES, RECORD_DELTAS, Record, Transaction};
+
+use super::changes::Proposal;
+use super::conflict;
+use crate::log::records::LogEntry;
+
+/// Uncertain answers before the machine fails with `commit-state-unknown`.
+const UNCERTAIN_TRIES: u32 = 20;
+
+/// Lost races before the machine fails with `conflict`.
+const REBASES: u32 = 10_000;
+
+/// The next operation that the machine needs, and the events that answer it.
+#[derive(Debug)]
+pub enum Request {
+    /// Read the newest record, and the word counts of its snapshot: answer `Newest`.
+    ReadNewest,
+    /// Read the records from `first` up to the one before the parent: answer `Span`.
+    ReadSpan { first: u64, end: u64 },
+    /// Write a root for the parent's state: answer `RootWritten`.
+    WriteRoot,
+    /// Create-only put of a record: answer `Created`, `Exists` or `Unknown`.
+    Create { number: u64, body: Vec<u8> },
+    /// Read the record that exists at that number: answer `Found` or `Unreadable`.
+    Read { number: u64 },
+    /// The commit succeeded with this record.
+    Done(Box<Record>),
+}
+
+/// The result of a request. `Begin` starts the machine.
+#[derive(Debug)]
+pub enum Event {
+    Begin,
+    /// `schema_changed` is whether the schema differs from that of the base.
+    Newest {
+        parent: Box<LogEntry>,
+        words: Vec<(u64, u64)>,
+        schema_changed: bool,
+        now_us: i64,
+    },
+    Span(Vec<LogEntry>),
+    RootWritten(ObjectRef),
+    Created,
+    Exists,
+    Unknown,
+    Found(Box<LogEntry>),
+    Unreadable,
+}
+
+/// One commit in progress.
+pub struct Machine {
+    proposal: Proposal,
+    parent: Option<Box<LogEntry>>,
+    words: Vec<(u64, u64)>,
+    now_us: i64,
+    sent: Option<Box<Record>>,
+    /// The last record that was checked for conflicts.
+    checked: u64,
+    uncertain: u32,
+    rebases: u32,
+}
+
+impl Machine {
+    pub fn new(proposal: Proposal) -> Machine {
+        let checked = proposal.base;
+        Machine { proposal, parent: None, words: Vec::new(), now_us: 0, sent: None, checked, uncertain: 0, rebases: 0 }
+    }
+
+    pub fn uuid(&self) -> Id {
+        self.proposal.uuid()
+    }
+
+    pub fn step(&mut self, event: Event) -> Result<Request> {
+        match event {
+            Event::Begin => Ok(Request::ReadNewest),
+            Event::Newest { parent, words, schema_changed, now_us } => {
+                self.parent = Some(parent);
+                self.words = words;
+                self.now_us = now_us;
+                let (first, end) = (self.checked + 1, self.parent()?.record.number);
+                match (schema_changed || !self.proposal.changes.is_bare_append()) && first < end {
+                    true => Ok(Request::ReadSpan { first, end }),
+                    false => self.rebase(&[]),
+                }
+            }
+            Event::Span(between) => self.rebase(&between),
+            Event::RootWritten(root) => self.propose(Some(root)),
+            Event::Created => self.done(),
+            Event::Exists => {
+                let number = self.sent()?.number;
+                Ok(Request::Read { number })
+            }
+            Event::Found(entry) if entry.record.uuid() == self.uuid() => self.done(),
+            Event::Found(_) => {
+                self.uncertain = 0;
+                self.rebases += 1;
+                if self.rebases > REBASES {
+                    return Err(Error::new("conflict", format!("cannot commit: lost {REBASES} races in a row"))
+                        .hint("commit less often, with more samples per commit"));
+                }
+                Ok(Request::ReadNewest)
+            }
+            // Put the same body at the same number again, until an answer is certain.
+            Event::Unknown | Event::Unreadable => {
+                self.uncertain += 1;
+                if self.uncertain > UNCERTAIN_TRIES {
+                    let text =
+                        format!("cannot tell whether the commit succeeded: transaction {}, number {}", self.uuid(), self.sent()?.number);
+                    return Err(Error::new("commit-state-unknown", text)
+                        .hint("nothing was deleted; look for the transaction in `penstock log` when the storage answers again"));
+                }
+                let record = self.sent()?;
+                Ok(Request::Create { number: record.number, body: record.encode() })
+            }
+        }
+    }
+
+    fn sent(&self) -> Result<&Record> {
+        self.sent.as_deref().ok_or_else(|| Error::new("internal", "an answer arrived before any put"))
+    }
+
+    fn done(&mut self) -> Result<Request> {
+        self.sent.take().map(Request::Done).ok_or_else(|| Error::new("internal", "an answer arrived before any put"))
+    }
+
+    fn parent(&self) -> Result<&LogEntry> {
+        self.parent.as_deref().ok_or_else(|| Error::new("internal", "an answer arrived before any parent"))
+    }
+
+    /// Check the records that this transaction has not seen, then propose a record after them.
+    fn rebase(&mut self, between: &[LogEntry]) -> Result<Request> {
+        let parent = self.parent()?;
+        let unseen = between.iter().chain((parent.record.number > self.checked).then_some(parent));
+        for entry in unseen {
+            if let Some(found) = conflict::conflict(&self.proposal.changes, &entry.record.changes) {
+                return Err(conflict::error(&found, &entry.record));
+            }
+        }
+        self.checked = parent.record.number;
+        self.propose(None)
+    }
+
+    /// Make the record that follows the parent, and request its put. If its deltas exceed the limits, request a root first.
+    fn propose(&mut self, root: Option<ObjectRef>) -> Result<Request> {
+        let parent = self.parent()?;
+        parent.record.check_writable()?;
+        if parent.record.gc_epoch > self.proposal.gc_epoch {
+            return Err(Error::new(
+                "transaction-expired",
+                "cannot commit: a collection began after this transaction, and may have removed its files",
+            )
+            .hint("run the transaction again"));
+        }
+        let record = self.record(parent, root);
+        let body = record.encode();
+        if record.deltas.len() > RECORD_DELTAS || body.len() > RECORD_BYTES {
+            if root.is_some() {
+                let text = format!(
+                    "cannot commit: the record has {} bytes and {} deltas, at most {RECORD_BYTES} and {RECORD_DELTAS} are allowed",
+                    body.len(),
+                    record.deltas.len()
+                );
+                return Err(Error::new("invalid-argument", text).hint("shorten message, author and properties, or commit in parts"));
+            }
+            return Ok(Request::WriteRoot);
+        }
+        let number = record.number;
+        self.sent = Some(Box::new(record));
+        Ok(Request::Create { number, body })
+    }
+
+    fn record(&self, parent: &LogEntry, root: Option<ObjectRef>) -> Record {
+        let (before, proposal) = (&parent.record, &self.proposal);
+        let base = row_id(before.lineage, before.next_counter);
+        let first_code = |column: u64| self.words.iter().find(|(known, _)| *known == column).map_or(0, |(_, count)| *count);
+        let mut deltas = if root.is_some() { Vec::new() } else { before.deltas.clone() };
+        deltas.extend(proposal.deltas.iter().map(|delta| delta.resolved(base, first_code)));
+        let added = proposal.transaction.samples_added;
+        let appended = (added > 0).then_some(Run { first: base, count: added });
+        Record {
+            kind: proposal.kind,
+            dataset: before.dataset,
+            branch: before.branch,
+            number: before.number + 1,
+            features_read: before.features_read | proposal.features,
+            features_write: before.features_write | proposal.features,
+            features_ignorable: before.features_ignorable,
+            time_us: self.now_us.max(before.time_us + 1),
+            gc_epoch: before.gc_epoch,
+            parents: vec![Parent { branch: before.branch, number: before.number, uuid: before.uuid(), crc: parent.crc }],
+            transactions: vec![Transaction { first_counter: before.next_counter, ..proposal.transaction.clone() }],
+            lineage: before.lineage,
+            next_counter: before.next_counter + added,
+            samples: before.samples + added,
+            live: before.live + added,
+            root: root.unwrap_or(before.root),
+            deltas,
+            changes: proposal.changes.with_rows(appended),
+            attachments: Vec::new(),
+        }
+    }
+}
+
+/// Refuse texts that are too long for a record.
+pub fn check_texts(message: &str, author: &str, properties: &str) -> Result<()> {
+    for (what, text, limit) in [("message", message, 1024), ("author", author, 256), ("properties", properties, 1024)] {
+        if text.len() > limit {
+            return Err(Error::new(
+                "invalid-argument",
+                format!("cannot commit: {what} has {} bytes, at most {limit} are allowed", text.len()),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Make the transaction entry of a commit.
+pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, samples_added: u64) -> Result<Transaction> {
+    check_texts(message, author, properties)?;
+    Ok(Transaction {
+        uuid,
+        message: message.into(),
+        author: author.into(),
+        properties: Properties::Inline(properties.into()),
+        first_counter: 0,
+        samples_added,
+        samples_deleted: 0,
+    })
+}

@@ -1,0 +1,129 @@
+//! Find the newest record of a log: by a listing, or by its hint and look-ups. Find gaps in its numbers.
+
+use penstock_error::{Error, Result};
+use penstock_format::SnapshotId;
+use penstock_format::ids::{hint_name, log_folder, numbered, read_hint, record_number, write_hint};
+use penstock_storage::Storage;
+
+use super::records::{LogEntry, read};
+
+/// The end of a log.
+#[derive(Debug, Clone, Copy)]
+pub struct Newest {
+    pub number: u64,
+    /// The folder that the hint was written in, if the hint was read.
+    pub written_in: Option<u64>,
+    /// A later record, if the one after `number` is missing.
+    beyond: Option<u64>,
+}
+
+impl Newest {
+    /// Return the number, or `log-incomplete` if a later record exists: an append would take the number of an earlier commit.
+    pub fn whole(&self, storage: &dyn Storage, folder: &str) -> Result<u64> {
+        self.beyond.map_or(Ok(self.number), |beyond| Err(incomplete(storage, folder, self.number + 1, beyond)))
+    }
+}
+
+/// Return the newest record, which is `known` or later. None if there is no log. Cost: `newest_number`, and a read of the record.
+pub fn newest(storage: &dyn Storage, branch: u64, known: Option<u64>) -> Result<Option<LogEntry>> {
+    let folder = log_folder(branch);
+    newest_number(storage, &folder, known)?.map(|newest| read(storage, branch, newest.whole(storage, &folder)?)).transpose()
+}
+
+/// Return the number of the newest record of a log. Record `known` was seen before. Cost: a listing of a few names if the store lists
+/// in order; else the hint, and about three look-ups.
+pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) -> Result<Option<Newest>> {
+    if let Some(number) = storage.newest(folder)?.and_then(|names| first_listed(&names)).filter(|number| Some(*number) >= known) {
+        return Ok(Some(Newest { number, written_in: None, beyond: None }));
+    }
+    let exists = |number: u64| storage.exists(&numbered(folder, number));
+    // Without a hint, the search only takes longer.
+    let (hinted, written_in) = hint(storage, folder).unzip();
+    let mut number = match hinted.max(known) {
+        Some(number) if Some(number) == known || exists(number)? => number,
+        _ if known.is_some() => known.unwrap_or_default(),
+        _ if exists(0)? => 0,
+        _ => return Ok(None),
+    };
+    loop {
+        number = search(number, exists)?;
+        let next = number.checked_add(2).map(|next| Ok(exists(next)?.then_some(next))).transpose()?.flatten();
+        // In a copy, the hint may be newer than the copied records.
+        let here = || storage.place().is_none_or(|here| written_in == Some(here));
+        let beyond = next.or_else(|| hinted.filter(|hinted| *hinted > number && here()));
+        // Two commits since the search look like a gap: check again.
+        if beyond.is_some() && exists(number + 1)? {
+            number += 1;
+            continue;
+        }
+        return Ok(Some(Newest { number, written_in, beyond }));
+    }
+}
+
+/// Find the last number that exists, from `newest`, which exists, in steps that double and then halve.
+fn search(mut newest: u64, exists: impl Fn(u64) -> Result<bool>) -> Result<u64> {
+    let mut step = 1u64;
+    let mut absent = loop {
+        let Some(next) = newest.checked_add(step) else { break u64::MAX };
+        if !exists(next)? {
+            break next;
+        }
+        newest = next;
+        step = step.saturating_mul(2);
+    };
+    while absent - newest > 1 {
+        let middle = newest + (absent - newest) / 2;
+        if exists(middle)? { newest = middle } else { absent = middle }
+    }
+    Ok(newest)
+}
+
+/// Read the hint: a number that was the newest, and the folder that the hint was written in.
+pub fn hint(storage: &dyn Storage, folder: &str) -> Option<(u64, u64)> {
+    storage.read(&hint_name(folder)).ok().and_then(|body| read_hint(&body))
+}
+
+/// Write the hint. A failure is ignored: without a hint, the next search takes a few more look-ups.
+pub fn leave_hint(storage: &dyn Storage, folder: &str, number: u64) {
+    let _ = storage.overwrite(&hint_name(folder), &write_hint(number, storage.place().unwrap_or(0)));
+}
+
+/// Return an error for each gap in the numbers of the log up to a snapshot. Empty if the store does not list.
+pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> {
+    if !storage.lists() {
+        return Ok(Vec::new());
+    }
+    let folder = log_folder(snapshot.branch);
+    let mut numbers: Vec<u64> = storage.list(&folder)?.iter().filter_map(|(name, _)| record_number(name)).collect();
+    numbers.push(snapshot.number); // Some stores list an earlier state.
+    numbers.sort_unstable();
+    let mut expected = 0;
+    let mut gaps = Vec::new();
+    for number in numbers {
+        // A listing may lack a record that was put during the listing.
+        while expected < number && storage.exists(&numbered(&folder, expected))? {
+            expected += 1;
+        }
+        if number > expected {
+            gaps.push(incomplete(storage, &folder, expected, number));
+        }
+        expected = expected.max(number.saturating_add(1));
+    }
+    Ok(gaps)
+}
+
+/// The error for a missing record below a later one. An append into the gap would take the number of an earlier commit.
+pub fn incomplete(storage: &dyn Storage, folder: &str, missing: u64, beyond: u64) -> Error {
+    let text = format!("cannot use the log `{}/{folder}`: record {missing} is missing, but record {beyond} was written", storage.uri());
+    Error::new("log-incomplete", text).hint(
+        "if this is an incomplete copy, copy it again, `log` and `refs` first and the rest after, or add the missing objects \
+             with `cp -rn`; `penstock verify` names them",
+    )
+}
+
+/// Return the newest number among the first listed names. None unless they descend by one, as some stores list in another order.
+fn first_listed(names: &[String]) -> Option<u64> {
+    let numbers: Vec<u64> = names.iter().filter_map(|name| record_number(name)).collect();
+    let dense = numbers.windows(2).all(|two| two[0].checked_sub(1) == Some(two[1]));
+    numbers.first().copied().filter(|_| dense)
+}

@@ -1,0 +1,70 @@
+//! The records of a branch's commit log: read one, a span, or walk back.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use penstock_error::{Context as _, Error, Kind, Result};
+use penstock_format::SnapshotId;
+use penstock_format::ids::{record_name, sealed_crc};
+use penstock_format::record::Record;
+use penstock_storage::Storage;
+
+/// A record and the crc of its bytes. Each child record repeats that crc.
+#[derive(Debug, Clone)]
+pub struct LogEntry {
+    pub record: Record,
+    pub crc: u32,
+}
+
+impl LogEntry {
+    pub fn parse(body: &Bytes, branch: u64, number: u64) -> Result<LogEntry> {
+        let record = Record::parse(body, branch, number).context(|| format!("cannot read `{}`", record_name(branch, number)))?;
+        Ok(LogEntry { record, crc: sealed_crc(body) })
+    }
+}
+
+/// Read record `number`.
+pub fn read(storage: &dyn Storage, branch: u64, number: u64) -> Result<LogEntry> {
+    let read = || LogEntry::parse(&storage.read(&record_name(branch, number))?, branch, number);
+    match read() {
+        Err(error) if error.kind() == Kind::Corrupt => read(), // The network may have damaged the first answer.
+        other => other,
+    }
+}
+
+/// Return the record that a snapshot id names.
+pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
+    let missing = || {
+        Error::new("snapshot-not-found", format!("cannot open snapshot `{snapshot}` of `{}`: no such commit exists", storage.uri()))
+            .hint("see `penstock log`")
+    };
+    match read(storage, snapshot.branch, snapshot.number) {
+        Ok(entry) if entry.record.uuid() == snapshot.uuid => Ok(entry),
+        Ok(_) => Err(missing()),
+        Err(error) if error.kind() == Kind::NotFound => Err(missing()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Visit the ancestors of `from`, newest first. Each must match the crc and commit id in its child.
+pub fn walk(storage: &dyn Storage, from: &Record, mut visit: impl FnMut(&LogEntry) -> Result<()>) -> Result<()> {
+    let mut parent = from.parents.first().cloned();
+    while let Some(link) = parent {
+        let entry = read(storage, link.branch, link.number)?;
+        if entry.crc != link.crc || entry.record.uuid() != link.uuid {
+            let name = record_name(link.branch, link.number);
+            return Err(Error::new(
+                "object-checksum",
+                format!("cannot read `{name}`: crc32c {:#010x}, expected {:#010x} (from its child)", entry.crc, link.crc),
+            ));
+        }
+        visit(&entry)?;
+        parent = entry.record.parents.first().cloned();
+    }
+    Ok(())
+}
+
+/// Read the records with these numbers, in order. Cost: one request each.
+pub fn span(storage: &dyn Storage, branch: u64, numbers: Range<u64>) -> Result<Vec<LogEntry>> {
+    numbers.map(|number| read(storage, branch, number)).collect()
+}

@@ -1,0 +1,190 @@
+//! Blocks that a take needs and that are not in memory, and those that were fetched for it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use penstock_error::{Error, Result};
+use penstock_format::Id;
+use penstock_format::datafile::{Codec, Layout};
+use penstock_format::ids::data_name;
+use penstock_storage::{Recycled, Slot};
+
+use crate::config::Config;
+use crate::store::blocks::{self, BlockKey};
+use crate::store::datafile::DataFile;
+
+/// Columns in one memory are aligned to this, which is enough for any element.
+const COLUMN_ALIGN: usize = 64;
+
+/// A block to be read, or a checksum unit of an uncompressed block.
+#[derive(Clone)]
+pub struct Wanted {
+    pub key: BlockKey,
+    pub file: Arc<DataFile>,
+    pub chunk: usize,
+    pub block: usize,
+    pub unit: Option<usize>,
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    /// Only some of its rows are requested.
+    pub(super) partial: bool,
+    /// This call has the duty to read it: other threads may be waiting, and fulfilling the duty puts it into the cache.
+    pub(super) awaited: bool,
+    /// It was not requested, but is a neighbour of a requested block.
+    pub(super) beside: bool,
+}
+
+impl Wanted {
+    pub fn new(file: &Arc<DataFile>, chunk: usize, block: usize, unit: Option<usize>) -> Wanted {
+        let entry = &file.tail.chunks[chunk];
+        let (offset, end) = match unit {
+            Some(unit) => file.unit(chunk, block, unit),
+            None => (entry.offset.get(block), entry.offset.get(block) + entry.stored_bytes.get(block)),
+        };
+        Wanted {
+            key: file.key(chunk, block, unit),
+            file: file.clone(),
+            chunk,
+            block,
+            unit,
+            offset,
+            bytes: end - offset,
+            partial: false,
+            awaited: false,
+            beside: false,
+        }
+    }
+
+    fn column(&self) -> u64 {
+        self.file.tail.chunks[self.chunk].column
+    }
+
+    /// Return whether the block is stored uncompressed.
+    pub(super) fn is_plain(&self) -> bool {
+        self.file.tail.chunks[self.chunk].codec == Codec::None
+    }
+
+    /// Return whether the block is exactly one uncompressed sample.
+    pub(super) fn is_sample(&self) -> bool {
+        let entry = &self.file.tail.chunks[self.chunk];
+        self.is_plain() && entry.rows_per_block == 1 && matches!(entry.layout, Layout::Fixed | Layout::Single)
+    }
+}
+
+/// The data files of a take, and their decoded blocks, with an error for each block that could not be read.
+#[derive(Default)]
+pub struct Fetched {
+    /// Kept here, so that each file is opened once even if the cache is small.
+    pub(super) files: HashMap<Id, Arc<DataFile>>,
+    pub(super) blocks: HashMap<BlockKey, Result<Bytes>>,
+    /// Memory for samples that the cache does not keep: column by column, in the order requested.
+    pub memory: Option<Arc<Recycled>>,
+    /// Places for blocks that have not arrived yet.
+    pub(super) slots: HashMap<BlockKey, Slot>,
+    /// Blocks with places in the memory of their group; see `set_apart`.
+    pub(super) apart: HashSet<BlockKey>,
+}
+
+fn separate_memory(bytes: usize) -> Result<Slot> {
+    let memory =
+        Recycled::mapped(bytes).map_err(|error| Error::new("storage-failed", format!("cannot allocate {bytes} bytes: {error}")))?;
+    Ok(memory.slot())
+}
+
+impl Fetched {
+    /// Add the data files and blocks of a `Held`.
+    pub fn lend(&mut self, held: &Held) {
+        self.files.extend(held.files.iter().map(|(id, file)| (*id, file.clone())));
+        self.blocks.extend(held.blocks.iter().map(|(key, block)| (*key, Ok(block.clone()))));
+    }
+
+    pub fn file(&self, id: Id) -> Option<&Arc<DataFile>> {
+        self.files.get(&id)
+    }
+
+    pub fn get(&self, key: BlockKey) -> Result<Bytes> {
+        match self.blocks.get(&key) {
+            Some(block) => block.clone(),
+            None => Err(Error::new("internal", format!("block {} of data file `{}` was not fetched", key.2, data_name(key.0)))),
+        }
+    }
+
+    /// Return whether a block is here or in the cache. A block from the cache is added here.
+    pub(super) fn found(&mut self, key: BlockKey) -> bool {
+        if self.blocks.contains_key(&key) {
+            return true;
+        }
+        let cached = blocks::get(key);
+        cached.is_some_and(|block| self.blocks.insert(key, Ok(block)).is_none())
+    }
+
+    /// Reserve places for plain blocks in one memory, which is freed together with them.
+    pub(super) fn set_apart<'a>(&mut self, blocks: impl Iterator<Item = &'a Wanted> + Clone) -> Result<()> {
+        let mut rest = separate_memory(blocks.clone().map(|block| block.bytes as usize).sum())?;
+        for block in blocks {
+            self.slots.insert(block.key, rest.split_to(block.bytes as usize));
+            self.apart.insert(block.key);
+        }
+        Ok(())
+    }
+
+    /// Reserve places in one memory for samples, given in the order requested. Samples of one column are contiguous there, as in an
+    /// array. Blocks that are already here are copied at once. No places are reserved if the allocation fails.
+    pub(super) fn place(&mut self, mut samples: Vec<&Wanted>) {
+        let most = samples.iter().map(|sample| sample.bytes as usize + COLUMN_ALIGN).sum();
+        let Some(mut rest) = Recycled::new(most, Config::memory_bytes()).ok().filter(|_| most > 0).map(Recycled::slot) else { return };
+        self.memory = Some(rest.owner());
+        samples.sort_by_key(|sample| sample.column());
+        let (mut column, mut used) = (0, 0usize);
+        for sample in samples {
+            if std::mem::replace(&mut column, sample.column()) != column {
+                let aligned = used.next_multiple_of(COLUMN_ALIGN);
+                drop(rest.split_to(aligned - used));
+                used = aligned;
+            }
+            let mut slot = rest.split_to(sample.bytes as usize);
+            used += sample.bytes as usize;
+            match self.blocks.get_mut(&sample.key) {
+                Some(Ok(block)) => {
+                    slot.push(block);
+                    *block = slot.freeze();
+                }
+                _ => drop(self.slots.insert(sample.key, slot)),
+            }
+        }
+    }
+}
+
+/// The blocks of some samples, and their data files. `Reader::lend` reuses them in any number of takes.
+pub struct Held {
+    files: HashMap<Id, Arc<DataFile>>,
+    blocks: Vec<(BlockKey, Bytes)>,
+}
+
+impl Held {
+    /// Hold the fetched blocks of one group. Blocks that are not set apart are copied into one memory.
+    pub(super) fn new(fetched: &Fetched, files: HashMap<Id, Arc<DataFile>>, wanted: &[Wanted]) -> Result<Held> {
+        // A block that could not be read is left out: the take that needs it reports the error.
+        let mut blocks: Vec<(BlockKey, Bytes)> =
+            wanted.iter().filter_map(|wanted| Some((wanted.key, fetched.get(wanted.key).ok()?))).collect();
+        // One memory for all blocks: separate long-lived allocations among short-lived ones would fragment the allocator's heap.
+        let placed = |(key, _): &&mut (BlockKey, Bytes)| !fetched.apart.contains(key);
+        let bytes = blocks.iter_mut().filter(placed).map(|(_, block)| block.len()).sum();
+        let mut memory = separate_memory(bytes)?;
+        blocks.iter_mut().filter(placed).for_each(|(_, block)| memory.push(block));
+        let mut whole = memory.freeze();
+        blocks.iter_mut().filter(placed).for_each(|(_, block)| *block = whole.split_to(block.len()));
+        Ok(Held { files, blocks })
+    }
+
+    /// Return the bytes of all held blocks.
+    pub fn bytes(&self) -> u64 {
+        self.blocks.iter().map(|(_, block)| block.len() as u64).sum()
+    }
+
+    /// Return the id and held bytes of each data file. Other holders may share a file.
+    pub fn files(&self) -> impl Iterator<Item = (Id, u64)> {
+        self.files.iter().map(|(id, file)| (*id, file.held_bytes()))
+    }
+}

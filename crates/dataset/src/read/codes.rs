@@ -1,0 +1,70 @@
+//! Codes of labels and categories, as int64 of this snapshot.
+
+use penstock_error::Result;
+use penstock_format::cursor::{Strings, malformed};
+use penstock_format::ints::unpack;
+use penstock_format::schema::{ColumnKind, ColumnSpec};
+
+use super::reader::{Nulls, OnCorrupt, Reader, set_null};
+
+impl Reader {
+    /// Read the codes of a label or category column as int64. Category codes refer to this snapshot's vocabulary.
+    pub fn codes(&self, column: &ColumnSpec, out: &mut [i64]) -> Result<Nulls> {
+        let (dtype, _) = column.kind.stored()?;
+        let mut stored = vec![0u8; self.plan.len() * dtype.size()];
+        let mut nulls = self.fixed(column, &mut stored)?;
+        for (place, code) in out.iter_mut().enumerate() {
+            *code = unpack(&stored, dtype.size() as u8, place) as i64;
+        }
+        match &column.kind {
+            ColumnKind::Label { names } => {
+                // A null has code 0, even if there are no names.
+                let limit = names.len().max(1) as i64;
+                for (place, code) in out.iter_mut().enumerate().filter(|(_, code)| **code >= limit) {
+                    let why = format!("it has code {code}, but there are {} names", names.len());
+                    *code = self.null_instead(why, column, place as u32, &mut nulls)?;
+                }
+            }
+            _ => self.globalise(column, out, &mut nulls)?,
+        }
+        Ok(nulls)
+    }
+
+    /// Map the file-local codes of a category to codes of the vocabulary.
+    fn globalise(&self, column: &ColumnSpec, codes: &mut [i64], nulls: &mut Nulls) -> Result<()> {
+        let none = Strings::default();
+        for group in &self.plan.groups {
+            let source = match self.rows_of(group, column) {
+                // The rows of this group are null already.
+                Err(error) if self.passes(&error) => continue,
+                other => other?,
+            };
+            let Some(source) = source else { continue };
+            let dictionary = source.entry().dictionary.as_ref().unwrap_or(&none);
+            let (vocabulary, known) = self.snapshot.codes_of_file(source.file.id, column.id, dictionary.len())?;
+            for (_, place) in source.rows.iter() {
+                let place = *place as usize;
+                if nulls.as_ref().is_some_and(|nulls| nulls[place]) {
+                    continue;
+                }
+                codes[place] = match known.code(codes[place], dictionary, &vocabulary) {
+                    Some(code) => code.into(),
+                    None => {
+                        let why = format!("it has code {}, which stands for no word", codes[place]);
+                        self.null_instead(why, column, place as u32, nulls)?
+                    }
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// Handle a code without a word or name: raise an error, or make the sample null and return 0, the code of a null.
+    fn null_instead(&self, why: String, column: &ColumnSpec, place: u32, nulls: &mut Nulls) -> Result<i64> {
+        if self.on_corrupt == OnCorrupt::Raise {
+            return Err(self.locate(malformed(why), column, place));
+        }
+        set_null(nulls, self.plan.len(), place, &mut []);
+        Ok(0)
+    }
+}

@@ -1,0 +1,199 @@
+//! Read data files that are not mapped. A take first collects the blocks that all its columns need, then requests them together
+//! (docs/design/0004-stores.md).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use penstock_error::Result;
+use penstock_format::datafile::Layout;
+use penstock_format::manifest::FileRef;
+use penstock_format::schema::ColumnSpec;
+use penstock_storage::RangeRequest;
+
+use super::blocks::{Held, Wanted};
+use super::plan::Plan;
+use super::ranges::plan_ranges;
+use super::reader::{OnCorrupt, Reader};
+use super::share::{share_out, span_bytes, with_neighbours};
+use super::stream::streams;
+use crate::parallel;
+use crate::snapshot::Snapshot;
+use crate::snapshot::values::files_of;
+use crate::store::blocks::{self, budget_bytes, get_or_duty};
+use crate::store::context::file_cache_bytes;
+
+/// The purpose of a read, which decides how blocks are shared and cached. Groups of a scan may be read concurrently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    Take,
+    /// A batch of an epoch. Other batches need the neighbouring blocks, so these are read too if the cache can hold them all.
+    Epoch,
+    /// A pass over all samples. `keep` is whether the cache keeps the blocks.
+    Scan {
+        keep: bool,
+    },
+}
+
+impl Reader {
+    /// Fetch the blocks that a take of these columns needs. Cost: if files are mapped, reads of their tails only; else at most one
+    /// request per tail that is not open, and one per run of blocks that are not in the cache.
+    pub fn fetch(&mut self, columns: &[&ColumnSpec], purpose: Purpose) -> Result<()> {
+        if !self.any_ranged(columns) {
+            return self.open_mapped(columns);
+        }
+        self.open(columns)?;
+        let blocks = self.blocks(columns);
+        let context = self.snapshot.context.clone();
+        let storage = context.storage.as_ref();
+        let mut fetched = std::mem::take(&mut self.fetched);
+        let mut wanted: Vec<Wanted> = blocks.iter().filter(|block| !fetched.found(block.key)).cloned().collect();
+        let (mut duties, mut others) = (Vec::new(), Vec::new());
+        let around = purpose == Purpose::Epoch && span_bytes(&wanted) <= budget_bytes() / 2;
+        if around {
+            wanted = with_neighbours(wanted, storage.request_cost().gap_bytes);
+        }
+        if around || matches!(purpose, Purpose::Scan { .. }) {
+            (wanted, others) = share_out(wanted, around, &mut duties, &mut fetched);
+        }
+        // The cache does not keep a take that would fill more than half of it.
+        let keep = !matches!(purpose, Purpose::Scan { keep: false });
+        let cached = keep && wanted.iter().map(|wanted| wanted.bytes).sum::<u64>() <= budget_bytes() / 2;
+        if !cached && fetched.slots.is_empty() && storage.fills_slots() && self.plan.positions.is_sorted_by(|one, next| one < next) {
+            fetched.place(blocks.iter().filter(|block| block.is_sample()).collect());
+        }
+        fetched.fill(&context, wanted, cached)?;
+        for (wanted, duty) in duties {
+            if let Some(Ok(block)) = fetched.blocks.get(&wanted.key) {
+                // A block that the cache does not keep may share its memory with others, so waiting callers get a copy.
+                let _ = duty.insert(if cached { block.clone() } else { Bytes::copy_from_slice(block) });
+            }
+            if wanted.beside {
+                fetched.blocks.remove(&wanted.key);
+            }
+        }
+        let missing = others.into_iter().filter(|wanted| match get_or_duty(wanted.key, storage.deadline()) {
+            Some(Ok(block)) => fetched.blocks.insert(wanted.key, Ok(block)).is_some(),
+            _ => true, // The thread that had the duty failed or is too slow.
+        });
+        let missing = missing.collect();
+        fetched.fill(&context, missing, false)?;
+        self.fetched = fetched;
+        Ok(())
+    }
+
+    /// Return the ranges that `fetch` would request now, after the tails are open.
+    pub fn ranges(&mut self, columns: &[&ColumnSpec]) -> Result<Vec<RangeRequest>> {
+        self.open(columns)?;
+        let mut wanted = self.blocks(columns);
+        wanted.retain(|block| blocks::get(block.key).is_none());
+        wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
+        Ok(plan_ranges(&wanted, self.snapshot.context.storage.as_ref()).1)
+    }
+
+    /// Return the decoded bytes of the blocks that a plan reads, except tiles. Cost: reads the tails that are not open.
+    pub fn decoded_bytes(&mut self, columns: &[&ColumnSpec]) -> Result<u64> {
+        self.open(columns)?;
+        let mut bytes = 0;
+        for group in &self.plan.groups {
+            for column in columns {
+                let Ok(Some(source)) = self.rows_of(group, column) else { continue }; // Reading it reports the error.
+                let entry = source.entry();
+                if entry.layout == Layout::Tiled {
+                    continue;
+                }
+                let mut blocks: Vec<usize> =
+                    source.rows.iter().filter(|(row, _)| entry.is_valid(*row)).map(|(row, _)| entry.locate(*row).0).collect();
+                blocks.sort_unstable();
+                blocks.dedup();
+                bytes += blocks.into_iter().map(|block| entry.raw_bytes.as_ref().unwrap_or(&entry.stored_bytes).get(block)).sum::<u64>();
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Return whether some of the data files are not mapped.
+    fn any_ranged(&self, columns: &[&ColumnSpec]) -> bool {
+        self.snapshot.context.any_ranged(files_of_plan(&self.plan, &ids_of(columns)).map(|(file, _)| file))
+    }
+
+    /// Open the data files of a plan concurrently, and keep them in the reader, unless files are mapped. A damaged file is skipped: the
+    /// column that reads it reports the error.
+    pub fn open(&mut self, columns: &[&ColumnSpec]) -> Result<()> {
+        if !self.any_ranged(columns) {
+            return Ok(());
+        }
+        let columns = ids_of(columns);
+        let closed = files_of_plan(&self.plan, &columns).filter(|(file, _)| self.fetched.file(file.id).is_none());
+        let opened = self.snapshot.context.open_tails(closed)?;
+        self.fetched.files.extend(opened.into_iter().map(|file| (file.id, file)));
+        Ok(())
+    }
+
+    /// Open mapped data files on all threads if there are several with large tails. A file that cannot be opened is skipped: the column
+    /// that reads it reports the error.
+    fn open_mapped(&self, columns: &[&ColumnSpec]) -> Result<()> {
+        if self.plan.groups.len() < 2 {
+            return Ok(());
+        }
+        let (context, columns) = (&self.snapshot.context, ids_of(columns));
+        let closed: Vec<(&FileRef, u64)> = files_of_plan(&self.plan, &columns).filter(|(file, _)| !context.is_open(file.id)).collect();
+        let tails = closed.iter().map(|(file, _)| file.tail_bytes).fold(0, u64::saturating_add);
+        // For few bytes one thread is as fast. Files that the cache cannot hold would be opened twice.
+        if closed.len() > 1 && (2 * parallel::WORTH_A_THREAD_BYTES as u64..file_cache_bytes() / 2).contains(&tails) {
+            parallel::map(closed.len(), tails as usize, |index| drop(context.file(closed[index].0, closed[index].1)))?;
+        }
+        Ok(())
+    }
+
+    /// Return the blocks that a plan reads, in its order. Tiles and streamed samples are left out: other functions read them.
+    pub(super) fn blocks(&self, columns: &[&ColumnSpec]) -> Vec<Wanted> {
+        let mut wanted = Vec::new();
+        for group in &self.plan.groups {
+            for column in columns {
+                let Ok(Some(source)) = self.rows_of(group, column) else { continue }; // Reading it reports the error.
+                let (entry, chunk) = (source.entry(), source.chunk);
+                if source.file.in_memory() || entry.layout == Layout::Tiled || streams(&source.file, entry) {
+                    continue;
+                }
+                let mut blocks: Vec<usize> =
+                    source.rows.iter().filter(|(row, _)| entry.is_valid(*row)).map(|(row, _)| entry.locate(*row).0).collect();
+                blocks.sort_unstable();
+                for rows in blocks.chunk_by(|one, other| one == other) {
+                    let partial = (rows.len() as u64) < entry.rows_of(rows[0]);
+                    wanted.push(Wanted { partial, ..Wanted::new(&source.file, chunk, rows[0], None) });
+                }
+            }
+        }
+        wanted
+    }
+}
+
+fn ids_of(columns: &[&ColumnSpec]) -> Vec<u64> {
+    columns.iter().map(|column| column.id).collect()
+}
+
+/// Return the data files that hold these columns of a plan's samples, each with its number of samples.
+fn files_of_plan<'a>(plan: &'a Plan, columns: &'a [u64]) -> impl Iterator<Item = (&'a FileRef, u64)> {
+    let fragments = plan.groups.iter().map(|group| group.fragment());
+    fragments.flat_map(move |fragment| files_of(fragment, columns).map(|file| (file, fragment.samples)))
+}
+
+/// Fetch the blocks of several groups of neighbours together, without caching them. Returns one `Held` per group.
+pub fn hold(snapshot: &Arc<Snapshot>, groups: Vec<Vec<u64>>, columns: &[&ColumnSpec]) -> Result<Vec<Held>> {
+    let mut all = Reader::new(snapshot.clone(), groups.concat(), OnCorrupt::Raise)?;
+    all.open(columns)?;
+    let ids = ids_of(columns);
+    let mut parts = Vec::with_capacity(groups.len());
+    for positions in groups {
+        let mut part = Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?;
+        let files = files_of_plan(&part.plan, &ids);
+        part.fetched.files = files.filter_map(|(file, _)| Some((file.id, all.fetched.file(file.id)?.clone()))).collect();
+        let own = part.blocks(columns);
+        if snapshot.context.storage.fills_slots() {
+            all.fetched.set_apart(own.iter().filter(|block| block.is_plain()))?;
+        }
+        parts.push((part.fetched.files, own));
+    }
+    all.fetch(columns, Purpose::Scan { keep: false })?;
+    parts.into_iter().map(|(files, blocks)| Held::new(&all.fetched, files, &blocks)).collect()
+}

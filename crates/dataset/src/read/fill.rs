@@ -1,0 +1,105 @@
+//! Fetch blocks, verify each as it arrives, and decode them.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+use penstock_error::Result;
+use penstock_storage::{Frozen, Piece};
+
+use super::blocks::{Fetched, Wanted};
+use super::ranges::plan_ranges;
+use crate::parallel;
+use crate::store::blocks::{self, BlockKey};
+use crate::store::context::Context;
+
+impl Fetched {
+    /// Fetch, verify and decode blocks. A damaged block leaves its error here, where its reader finds it.
+    pub(super) fn fill(&mut self, context: &Context, mut wanted: Vec<Wanted>, cached: bool) -> Result<()> {
+        wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
+        let wanted = Arc::new(wanted);
+        let failed = self.fill_once(context, &wanted, cached)?;
+        // The network may have damaged a byte, so blocks that fail are requested again, once.
+        let again = wanted.iter().filter(|wanted| failed.contains(&wanted.key) && !wanted.beside).cloned().collect();
+        self.fill_once(context, &Arc::new(again), cached)?;
+        Ok(())
+    }
+
+    /// Fetch, verify and decode the units or blocks of tiles that are not in the cache.
+    pub(super) fn of_tiles(context: &Context, wanted: impl Iterator<Item = Wanted>, cached: bool) -> Result<Fetched> {
+        let mut fetched = Fetched::default();
+        let mut seen = HashSet::new();
+        let missing = wanted.filter(|wanted| seen.insert(wanted.key) && !fetched.found(wanted.key)).collect();
+        fetched.fill(context, missing, cached)?;
+        Ok(fetched)
+    }
+
+    /// Fetch, verify and decode blocks. Returns the keys of those that fail to verify or decode.
+    fn fill_once(&mut self, context: &Context, wanted: &Arc<Vec<Wanted>>, cached: bool) -> Result<HashSet<BlockKey>> {
+        if wanted.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let (segments, mut ranges) = plan_ranges(wanted, context.storage.as_ref());
+        if !cached {
+            // Blocks that are not cached may share a larger buffer, if gaps are at most a fifth of it.
+            for range in &mut ranges {
+                let gaps: u64 = range.pieces.iter().map(|piece| piece.skip).sum();
+                range.shared = 5 * gaps <= range.end() - range.begin;
+            }
+        }
+        for (range, segments) in ranges.iter_mut().zip(segments.iter()) {
+            let slot = |(piece, block): (&Piece, &usize)| self.slots.get_mut(&wanted[*block].key).map(|slot| slot.split_to(piece.bytes));
+            range.slots = range.pieces.iter().zip(segments).map(slot).collect();
+        }
+        self.slots.clear();
+        // The address of each verified buffer: a hedged request has two answers, and either may be returned.
+        let verified: Arc<Vec<AtomicUsize>> = Arc::new(wanted.iter().map(|_| AtomicUsize::new(0)).collect());
+        let verify = {
+            let (wanted, verified, segments) = (wanted.clone(), verified.clone(), segments.clone());
+            move |range: usize, piece: usize, bytes: &Bytes| {
+                let index: usize = segments[range][piece];
+                let block = &wanted[index];
+                let good =
+                    bytes.len() as u64 == block.bytes && block.file.verify_stored(block.chunk, block.block, block.unit, bytes).is_ok();
+                verified[index].store(if good { bytes.as_ptr() as usize } else { 0 }, Relaxed);
+            }
+        };
+        let mut parts: Vec<Vec<Bytes>> = wanted.iter().map(|_| Vec::with_capacity(1)).collect();
+        for (answer, segments) in context.storage.fetch_then(ranges, Arc::new(verify)).into_iter().zip(segments.iter()) {
+            for (piece, block) in answer?.into_iter().zip(segments) {
+                parts[*block].push(piece);
+            }
+        }
+        let memory = &self.memory;
+        let work = |block: &Wanted| if block.file.tail.chunks[block.chunk].raw_bytes.is_some() { block.bytes as usize } else { 0 };
+        let decoded = parallel::map(wanted.len(), wanted.iter().map(work).sum(), |index| {
+            let stored = match &parts[index][..] {
+                [] => Bytes::new(),
+                [whole] => whole.clone(),
+                several => match memory.as_ref().and_then(|memory| Frozen::joined(memory, several.iter().map(|piece| &piece[..]))) {
+                    Some(joined) => Bytes::from_owner(joined),
+                    None => several.concat().into(),
+                },
+            };
+            let Wanted { file, chunk, block, unit, .. } = &wanted[index];
+            if verified[index].load(Relaxed) != stored.as_ptr() as usize || stored.is_empty() {
+                file.verify_stored(*chunk, *block, *unit, &stored)?;
+            }
+            file.decoded(*chunk, *block, stored)
+        })?;
+        let mut failed = HashSet::new();
+        for (wanted, block) in wanted.iter().zip(decoded) {
+            match &block {
+                Ok(bytes) if cached && !wanted.awaited => blocks::keep(wanted.key, bytes.clone()),
+                Ok(_) => {}
+                Err(_) => {
+                    failed.insert(wanted.key);
+                }
+            }
+            self.blocks.insert(wanted.key, block);
+        }
+        Ok(failed)
+    }
+}

@@ -1,0 +1,263 @@
+//! Samples of fixed shape, straight into the caller's buffer.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use penstock_error::{Error, Result};
+use penstock_format::cursor::malformed;
+use penstock_format::datafile::{Codec, Layout, UNIT_BYTES};
+use penstock_format::schema::ColumnSpec;
+use penstock_storage::Frozen;
+use penstock_tensor::Dtype;
+
+use super::plan::ascending;
+use super::prefetch::{PREFETCH_FROM_BYTES, ROWS_AHEAD, prefetch};
+use super::reader::{ColumnRows, Nulls, Reader, set_null};
+use super::stream::{UnitRun, stream_runs, streams};
+use super::tiles::{Targets, Tiles};
+use crate::store::blocks::BlockKey;
+use crate::store::datafile::{DataFile, Decoded};
+
+/// The answer: samples of equal size in the order asked, and which of them are null.
+struct Cells<'a> {
+    out: &'a mut [u8],
+    /// Bytes of a sample.
+    bytes: usize,
+    count: usize,
+    nulls: Nulls,
+}
+
+impl Cells<'_> {
+    fn new(out: &mut [u8], count: usize) -> Cells<'_> {
+        Cells { bytes: out.len().checked_div(count).unwrap_or(0), out, count, nulls: None }
+    }
+
+    #[inline]
+    fn at(&mut self, place: u32) -> &mut [u8] {
+        &mut self.out[place as usize * self.bytes..][..self.bytes]
+    }
+
+    fn set_null(&mut self, place: u32) {
+        let target = &mut self.out[place as usize * self.bytes..][..self.bytes];
+        set_null(&mut self.nulls, self.count, place, target);
+    }
+
+    /// Copy the sample of one place to another.
+    fn repeat(&mut self, first: u32, place: u32) {
+        self.out.copy_within(first as usize * self.bytes..(first as usize + 1) * self.bytes, place as usize * self.bytes);
+        if self.nulls.as_ref().is_some_and(|nulls| nulls[first as usize]) {
+            set_null(&mut self.nulls, self.count, place, &mut []);
+        }
+    }
+}
+
+/// A sample that is one plain block, and its place in the answer.
+struct Straight {
+    file: Arc<DataFile>,
+    chunk: usize,
+    block: usize,
+    place: u32,
+}
+
+impl Reader {
+    /// Return large samples of fixed shape as one stretch of memory, if none is null and the store wrote them there in order.
+    pub fn joined(&self, column: &ColumnSpec) -> Option<Frozen> {
+        let memory = self.fetched.memory.as_ref()?;
+        let mut samples: Vec<Bytes> = Vec::new();
+        for group in &self.plan.groups {
+            let source = self.rows_of(group, column).ok()??;
+            let entry = source.entry();
+            if entry.layout != Layout::Fixed || entry.rows_per_block != 1 || entry.codec != Codec::None || source.file.in_memory() {
+                return None; // Small samples can be copied as cheaply.
+            }
+            for (row, place) in source.rows.iter() {
+                if *place as usize != samples.len() || !entry.is_valid(*row) {
+                    return None;
+                }
+                samples.push(self.fetched.get(source.file.key(source.chunk, entry.locate(*row).0, None)).ok()?);
+            }
+        }
+        Frozen::joined(memory, samples.iter().map(|sample| &sample[..]))
+    }
+
+    /// Copy samples of fixed shape into `out`, which has room for `self.plan.len()` samples of equal size. Nulls become zero bytes.
+    pub fn fixed(&self, column: &ColumnSpec, out: &mut [u8]) -> Result<Nulls> {
+        let (mut tiles, mut straight) = (Tiles::default(), Vec::new());
+        let mut cells = Cells::new(out, self.plan.len());
+        self.each_group(column, |source, rows| {
+            let Some(source) = source else {
+                rows.iter().for_each(|(_, place)| cells.set_null(*place));
+                return Ok(());
+            };
+            match source.entry().raw_bytes {
+                _ if source.entry().layout == Layout::Tiled => {
+                    for (row, place) in source.rows.iter() {
+                        match source.entry().is_valid(*row) {
+                            true => drop(tiles.add(source, (*row, *place), None)),
+                            false => cells.set_null(*place),
+                        }
+                    }
+                    Ok(())
+                }
+                None if let Some(begin) = source.file.plain(source.chunk, cells.bytes) => {
+                    copy_plain(&source.file.map[begin..], &source.rows, &mut cells);
+                    Ok(())
+                }
+                None if !source.file.in_memory() && streams(&source.file, source.entry()) => {
+                    let entry = source.entry();
+                    for (row, place) in ascending(&source.rows).iter() {
+                        match entry.is_valid(*row) {
+                            true => straight.push(Straight {
+                                file: source.file.clone(),
+                                chunk: source.chunk,
+                                block: *row as usize,
+                                place: *place,
+                            }),
+                            false => cells.set_null(*place),
+                        }
+                    }
+                    Ok(())
+                }
+                None if source.file.in_memory() => self.copy_mapped(source, &mut cells),
+                _ => self.copy_decoded(source, &mut cells),
+            }
+        })?;
+        if !straight.is_empty() {
+            self.read_straight(column, &straight, &mut cells)?;
+        }
+        let Cells { out, bytes, mut nulls, .. } = cells;
+        if !tiles.is_empty() {
+            self.read_tiles(column, tiles, &mut Targets::Even { out, bytes }, &mut nulls)?;
+        }
+        if column.kind.stored()?.0 == Dtype::Bool {
+            for (place, sample) in out.chunks_mut(bytes.max(1)).enumerate() {
+                match check_bools(sample) {
+                    Err(error) if self.passes(&error) => set_null(&mut nulls, self.plan.len(), place as u32, sample),
+                    other => other.map_err(|error| self.locate(error, column, place as u32))?,
+                }
+            }
+        }
+        Ok(nulls)
+    }
+
+    /// Stream samples, each of which is one block, straight to their places.
+    fn read_straight(&self, column: &ColumnSpec, samples: &[Straight], cells: &mut Cells<'_>) -> Result<()> {
+        let storage = self.snapshot.context.storage.as_ref();
+        let (mut sources, mut doubles): (Vec<Option<&Straight>>, Vec<(u32, u32)>) = (vec![None; self.plan.len()], Vec::new());
+        let mut before: Option<(BlockKey, u32)> = None;
+        for sample in samples {
+            let key = sample.file.key(sample.chunk, sample.block, None);
+            match before.filter(|(known, _)| *known == key) {
+                Some((_, first)) => doubles.push((first, sample.place)),
+                None => {
+                    before = Some((key, sample.place));
+                    sources[sample.place as usize] = Some(sample);
+                }
+            }
+        }
+        // The most whole units that one streamed range can have.
+        let step = (storage.stream_bytes() / UNIT_BYTES) as usize;
+        let (mut runs, mut places, mut targets) = (Vec::new(), Vec::new(), Vec::new());
+        for (place, target) in cells.out.chunks_mut(cells.bytes.max(1)).enumerate() {
+            let Some(Straight { file, chunk, block, .. }) = sources[place] else { continue };
+            let count = file.tail.chunks[*chunk].units_of(*block).1;
+            for (first, target) in (0..count).step_by(step).zip(target.chunks_mut(step * UNIT_BYTES as usize)) {
+                let units = (first..(first + step).min(count)).map(|unit| (*block, unit)).collect();
+                runs.push(UnitRun { file: file.clone(), chunk: *chunk, units });
+                places.push(place as u32);
+                targets.push(target);
+            }
+        }
+        for (place, error) in places.into_iter().zip(stream_runs(storage, &runs, targets)?) {
+            match error {
+                None => {}
+                Some(error) if self.passes(&error) => cells.set_null(place),
+                Some(error) => return Err(self.locate(error, column, place)),
+            }
+        }
+        doubles.into_iter().for_each(|(first, place)| cells.repeat(first, place));
+        Ok(())
+    }
+
+    /// Copy rows straight out of the map. Later rows are prefetched: their order looks random to the processor, so its own
+    /// prefetcher cannot predict them.
+    fn copy_mapped(&self, source: &ColumnRows<'_>, cells: &mut Cells<'_>) -> std::result::Result<(), (Error, u32)> {
+        let (entry, file, cell) = (source.entry(), &source.file, cells.bytes);
+        let map = &file.map[..];
+        let offset_of = |row: u64| {
+            let (block, inner) = entry.locate(row);
+            (block, entry.offset.get(block) as usize + inner as usize * cell)
+        };
+        for (index, (row, place)) in source.rows.iter().enumerate() {
+            if let (true, Some((ahead, _))) = (cell >= PREFETCH_FROM_BYTES, source.rows.get(index + ROWS_AHEAD)) {
+                prefetch(map, offset_of(*ahead).1, cell);
+            }
+            if !entry.is_valid(*row) {
+                cells.set_null(*place);
+                continue;
+            }
+            let (block, offset) = offset_of(*row);
+            match file.verify(source.chunk, block) {
+                Ok(()) => copy(cells.at(*place), &map[offset..][..cell]),
+                Err(error) if self.passes(&error) => cells.set_null(*place),
+                Err(error) => return Err((error, *place)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Copy rows of blocks that are compressed or not mapped. Consecutive rows of one block share its look-up.
+    fn copy_decoded(&self, source: &ColumnRows<'_>, cells: &mut Cells<'_>) -> std::result::Result<(), (Error, u32)> {
+        let (entry, file, cell) = (source.entry(), &source.file, cells.bytes);
+        let mut open: Option<(usize, Decoded)> = None;
+        for (row, place) in source.rows.iter() {
+            if !entry.is_valid(*row) {
+                cells.set_null(*place);
+                continue;
+            }
+            let (block, inner) = entry.locate(*row);
+            if !matches!(&open, Some((open, _)) if *open == block) {
+                match self.block(file, source.chunk, block) {
+                    Ok(decoded) => open = Some((block, decoded)),
+                    Err(error) if self.passes(&error) => {
+                        cells.set_null(*place);
+                        continue;
+                    }
+                    Err(error) => return Err((error, *place)),
+                }
+            }
+            if let Some((_, decoded)) = &open {
+                cells.at(*place).copy_from_slice(&decoded.bytes(file)[inner as usize * cell..][..cell]);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Check that bools are 0 or 1. NumPy and Arrow would read other values differently.
+pub fn check_bools(bytes: &[u8]) -> Result<()> {
+    match bytes.iter().find(|byte| **byte > 1) {
+        None => Ok(()),
+        Some(byte) => Err(malformed(format!("a bool is {byte}, expected 0 or 1"))),
+    }
+}
+
+/// Copy rows that are contiguous and verified. This is the inner loop of an epoch.
+fn copy_plain(samples: &[u8], rows: &[(u64, u32)], cells: &mut Cells<'_>) {
+    let cell = cells.bytes;
+    for (index, (row, place)) in rows.iter().enumerate() {
+        if let (true, Some((ahead, _))) = (cell >= PREFETCH_FROM_BYTES, rows.get(index + ROWS_AHEAD)) {
+            prefetch(samples, *ahead as usize * cell, cell);
+        }
+        copy(cells.at(*place), &samples[*row as usize * cell..][..cell]);
+    }
+}
+
+/// Copy a slice. Values of 8 bytes avoid the call of memmove in `copy_from_slice`.
+#[inline]
+fn copy(target: &mut [u8], source: &[u8]) {
+    match (target.as_chunks_mut::<8>(), source.as_chunks::<8>()) {
+        (([target], []), ([source], [])) => *target = *source,
+        _ => target.copy_from_slice(source),
+    }
+}

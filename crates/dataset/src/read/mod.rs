@@ -1,0 +1,15 @@
+//! Reading samples: a plan, the blocks fetched for it, then one file per form of the values. Start at `reader`.
+
+pub mod blocks;
+pub mod codes;
+pub mod fetch;
+mod fill;
+pub mod fixed;
+pub mod plan;
+mod prefetch;
+pub mod ragged;
+mod ranges;
+pub mod reader;
+mod share;
+mod stream;
+pub mod tiles;

@@ -1,0 +1,169 @@
+//! Map positions to rows of fragments. Rows are sorted, so that each block is touched once; each row keeps its place in the answer.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use penstock_error::{Error, Result};
+use penstock_format::manifest::Fragment;
+
+use crate::snapshot::Snapshot;
+use crate::snapshot::live::{PartFragments, live_samples, physical_row};
+use crate::snapshot::row_ids::row_ids_of;
+
+/// The samples that a take reads, for any of its columns.
+pub struct Plan {
+    /// Positions in the order requested.
+    pub positions: Vec<u64>,
+    pub groups: Vec<Group>,
+}
+
+/// Rows of one fragment, each with its place in the answer. Ascending, unless the snapshot is one fragment: sorting would then
+/// cost as much as it saves. Readers that need neighbours together use `ascending`.
+pub struct Group {
+    fragments: Arc<PartFragments>,
+    index: usize,
+    pub rows: Vec<(u64, u32)>,
+}
+
+impl Group {
+    pub fn fragment(&self) -> &Fragment {
+        &self.fragments.as_slice()[self.index]
+    }
+
+    /// Return the rows in ascending order, so that each block is visited once and files are read forwards.
+    pub fn ascending(&self) -> Cow<'_, [(u64, u32)]> {
+        ascending(&self.rows)
+    }
+}
+
+/// Return rows with their places, in ascending order.
+pub fn ascending(rows: &[(u64, u32)]) -> Cow<'_, [(u64, u32)]> {
+    match rows.is_sorted() {
+        true => Cow::Borrowed(rows),
+        false => Cow::Owned(sorted(rows)),
+    }
+}
+
+impl Plan {
+    pub fn new(snapshot: &Snapshot, positions: Vec<u64>) -> Result<Plan> {
+        if positions.len() > u32::MAX as usize {
+            return Err(
+                Error::new("invalid-argument", format!("cannot take {} samples at once", positions.len())).hint("take fewer, or scan")
+            );
+        }
+        if let Some(place) = positions.iter().position(|position| *position >= snapshot.len()) {
+            return Err(out_of_range(positions[place] as i64, snapshot.len()).rows(vec![place as u64]));
+        }
+        let asked = |(place, position): (usize, &u64)| (*position, place as u32);
+        let groups = match snapshot.live.only_fragment() {
+            Some(fragments) if !positions.is_empty() => {
+                let fragment = &fragments.as_slice()[0];
+                let asked = |(place, position): (usize, &u64)| (physical_row(fragment, *position), place as u32);
+                let rows = positions.iter().enumerate().map(asked).collect();
+                vec![Group { fragments: Arc::new(fragments), index: 0, rows }]
+            }
+            _ => {
+                let mut order: Vec<(u64, u32)> = positions.iter().enumerate().map(asked).collect();
+                if !order.is_sorted() {
+                    order = sorted(&order);
+                }
+                let mut builder = Builder { snapshot, groups: Vec::new(), part: None, next: (0, 0), end: 0 };
+                for (position, place) in order {
+                    builder.push(position, place)?;
+                }
+                builder.groups
+            }
+        };
+        Ok(Plan { positions, groups })
+    }
+
+    /// Return the number of samples in the answer.
+    pub fn len(&self) -> usize {
+        self.positions.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.positions.is_empty()
+    }
+
+    /// Return the row ids in the order requested.
+    pub fn row_ids(&self) -> Vec<i64> {
+        let mut ids = vec![0; self.len()];
+        for group in &self.groups {
+            row_ids_of(group.fragment(), &group.ascending(), &mut ids);
+        }
+        ids
+    }
+}
+
+/// The error for a position that a snapshot or view does not have.
+pub fn out_of_range(position: i64, len: u64) -> Error {
+    Error::new(
+        "position-out-of-range",
+        format!("cannot take position {position}: there are {len} samples, positions go from 0 to {}", len as i64 - 1),
+    )
+}
+
+/// Sort pairs (position or row, place). Packed into one word each, they sort three times as fast.
+fn sorted(pairs: &[(u64, u32)]) -> Vec<(u64, u32)> {
+    let place_bits = u32::BITS - pairs.iter().fold(1, |all, (_, place)| all | place).leading_zeros();
+    if pairs.iter().any(|(key, _)| *key >> (64 - place_bits) != 0) {
+        let mut order = pairs.to_vec();
+        order.sort_unstable();
+        return order;
+    }
+    let mut keys: Vec<u64> = pairs.iter().map(|(key, place)| key << place_bits | u64::from(*place)).collect();
+    keys.sort_unstable();
+    keys.into_iter().map(|key| (key >> place_bits, (key & ((1 << place_bits) - 1)) as u32)).collect()
+}
+
+struct Builder<'a> {
+    snapshot: &'a Snapshot,
+    groups: Vec<Group>,
+    /// The current part: its number and fragments.
+    part: Option<(usize, Arc<PartFragments>)>,
+    /// The next fragment of that part, and the position at which the fragment begins.
+    next: (usize, u64),
+    /// The position at which the fragment of the last group ends.
+    end: u64,
+}
+
+impl Builder<'_> {
+    /// Add the next position in ascending order.
+    fn push(&mut self, position: u64, place: u32) -> Result<()> {
+        while self.groups.is_empty() || position >= self.end {
+            self.open(position)?;
+        }
+        if let Some(group) = self.groups.last_mut() {
+            let begin = self.end - live_samples(group.fragment());
+            let row = physical_row(group.fragment(), position - begin);
+            group.rows.push((row, place));
+        }
+        Ok(())
+    }
+
+    /// Begin the group of the fragment that holds `position`.
+    fn open(&mut self, position: u64) -> Result<()> {
+        let part = self.snapshot.live.part_of(position);
+        let fragments = match &self.part {
+            Some((open, fragments)) if *open == part => fragments.clone(),
+            _ => {
+                let (start, fragments) = self.snapshot.fragments(part)?;
+                let fragments = Arc::new(fragments);
+                self.part = Some((part, fragments.clone()));
+                self.next = (0, start);
+                fragments
+            }
+        };
+        let (mut index, mut begin) = self.next;
+        // `Context::page` checks the counts of a page, so one of the fragments holds the position.
+        while position >= begin + live_samples(&fragments.as_slice()[index]) {
+            begin += live_samples(&fragments.as_slice()[index]);
+            index += 1;
+        }
+        self.end = begin + live_samples(&fragments.as_slice()[index]);
+        self.next = (index + 1, self.end);
+        self.groups.push(Group { fragments, index, rows: Vec::new() });
+        Ok(())
+    }
+}

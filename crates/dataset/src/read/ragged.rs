@@ -1,0 +1,225 @@
+//! Read samples of variable shape as slices of verified memory, so that the caller makes the only copy.
+
+use bytes::Bytes;
+use penstock_error::Result;
+use penstock_format::datafile::{Codec, Layout, Packed};
+use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_storage::{Frozen, Slot};
+use penstock_tensor::window::elements;
+
+use super::prefetch::prefetch;
+use super::reader::{ColumnRows, Reader};
+use super::tiles::{Targets, Tiles};
+use crate::store::datafile::Decoded;
+
+/// Ragged values in the order requested.
+pub struct RaggedValues {
+    keep: Vec<Bytes>,
+    slices: Vec<Slice>,
+    /// Sizes of the free dimensions, `free_count` per sample.
+    pub free: Vec<u64>,
+    pub free_count: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Slice {
+    keep: u32,
+    begin: usize,
+    bytes: usize,
+}
+
+/// Rows whose blocks are prefetched before the first of them is looked up. Random rows are in no cache of the processor.
+const ROWS_AHEAD: usize = 64;
+
+/// Approximate size of the ends in a packed block of small values.
+const HEAD_BYTES: usize = 256;
+
+/// The value of `Slice::keep` that marks a null.
+const NULL: u32 = u32::MAX;
+
+impl RaggedValues {
+    /// Wrap buffers as values, none of them null. `free` has `free_count` sizes per value.
+    pub fn of(values: Vec<Bytes>, free: Vec<u64>, free_count: usize) -> RaggedValues {
+        let slices = values.iter().enumerate().map(|(index, value)| Slice { keep: index as u32, begin: 0, bytes: value.len() }).collect();
+        RaggedValues { keep: values, slices, free, free_count }
+    }
+
+    /// Copy the values to `slot`, which has room for exactly these bytes. Their current buffers may hold many other bytes.
+    pub fn move_to(&mut self, mut slot: Slot) {
+        for slice in self.slices.iter_mut().filter(|slice| slice.keep != NULL) {
+            let begin = slot.filled();
+            slot.push(&self.keep[slice.keep as usize][slice.begin..slice.begin + slice.bytes]);
+            *slice = Slice { keep: 0, begin, bytes: slice.bytes };
+        }
+        self.keep = vec![slot.freeze()];
+    }
+
+    pub fn len(&self) -> usize {
+        self.slices.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.slices.is_empty()
+    }
+
+    /// Return value `index`, or None if it is null.
+    #[inline]
+    pub fn get(&self, index: usize) -> Option<&[u8]> {
+        let slice = self.slices[index];
+        (slice.keep != NULL).then(|| &self.keep[slice.keep as usize][slice.begin..slice.begin + slice.bytes])
+    }
+
+    pub fn free(&self, index: usize) -> &[u64] {
+        &self.free[index * self.free_count..(index + 1) * self.free_count]
+    }
+
+    /// Return the bytes of all buffers that hold values.
+    pub fn held_bytes(&self) -> usize {
+        self.keep.iter().map(Bytes::len).sum()
+    }
+
+    /// Return the bytes of all values.
+    pub fn value_bytes(&self) -> usize {
+        self.slices.iter().map(|slice| slice.bytes).sum()
+    }
+
+    pub fn has_nulls(&self) -> bool {
+        self.slices.iter().any(|slice| slice.keep == NULL)
+    }
+
+    /// Return all values as one stretch of memory, if the store wrote them there in order.
+    pub fn joined(&self, reader: &Reader) -> Option<Frozen> {
+        Frozen::joined(reader.fetched.memory.as_ref()?, (0..self.len()).filter_map(|index| self.get(index)))
+    }
+}
+
+/// A packed or single block that is being read.
+struct OpenBlock {
+    block: usize,
+    keep: u32,
+    begin: usize,
+    bytes: usize,
+    owned: Option<Bytes>,
+    head: Option<Packed>,
+}
+
+impl Reader {
+    /// Find ragged samples. Only compressed blocks and tiles are copied.
+    pub fn ragged(&self, column: &ColumnSpec) -> Result<RaggedValues> {
+        let (_, shape) = column.kind.stored()?;
+        let free_count = if matches!(column.kind, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }) {
+            shape.free_count()
+        } else {
+            0
+        };
+        let mut values = RaggedValues {
+            keep: Vec::new(),
+            slices: vec![Slice { keep: NULL, begin: 0, bytes: 0 }; self.plan.len()],
+            free: vec![0; self.plan.len() * free_count],
+            free_count,
+        };
+        let (mut tiles, mut buffers) = (Tiles::default(), Vec::<Vec<u8>>::new());
+        self.each_group(column, |source, _| {
+            let Some(source) = source else { return Ok(()) };
+            if source.entry().layout == Layout::Tiled {
+                buffers.resize_with(self.plan.len(), Vec::new);
+                for (row, place) in source.rows.iter().filter(|(row, _)| source.entry().is_valid(*row)) {
+                    let window = tiles.add(source, (*row, *place), None);
+                    buffers[*place as usize] = vec![0; elements(window).unwrap_or(0) as usize * source.entry().dtype.size()];
+                    let sizes = source.entry().free.iter().map(|sizes| sizes.get(*row as usize));
+                    values.free[*place as usize * free_count..].iter_mut().zip(sizes).for_each(|(free, size)| *free = size);
+                }
+                return Ok(());
+            }
+            let map = values.keep.len() as u32;
+            values.keep.push(source.file.map.clone());
+            let (entry, map_bytes, mut open) = (source.entry(), &source.file.map[..], None);
+            let is_mapped = source.file.in_memory() && entry.codec == Codec::None;
+            for rows in source.rows.chunks(ROWS_AHEAD) {
+                if is_mapped {
+                    let heads = rows.iter().map(|(row, _)| entry.offset.get(entry.locate(*row).0) as usize);
+                    heads.for_each(|head| prefetch(map_bytes, head, HEAD_BYTES));
+                }
+                for (row, place) in rows.iter().filter(|(row, _)| entry.is_valid(*row)) {
+                    match self.ragged_row(source, (*row, *place), map, &mut open, &mut values) {
+                        Err(error) if self.passes(&error) => {}
+                        other => other.map_err(|error| (error, *place))?,
+                    }
+                    if is_mapped {
+                        let slice = values.slices[*place as usize];
+                        prefetch(map_bytes, slice.begin, slice.bytes);
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        if !tiles.is_empty() {
+            let (mut nulls, places) = (None, tiles.places());
+            let outs = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+            self.read_tiles(column, tiles, &mut Targets::Each(outs), &mut nulls)?;
+            for place in places.into_iter().filter(|place| nulls.as_ref().is_none_or(|nulls| !nulls[*place as usize])) {
+                let value = std::mem::take(&mut buffers[place as usize]);
+                values.slices[place as usize] = Slice { keep: values.keep.len() as u32, begin: 0, bytes: value.len() };
+                values.keep.push(value.into());
+            }
+        }
+        Ok(values)
+    }
+
+    /// Find one sample. `open` keeps the block of the previous row.
+    #[inline]
+    fn ragged_row(
+        &self,
+        source: &ColumnRows<'_>,
+        (row, place): (u64, u32),
+        map: u32,
+        open: &mut Option<OpenBlock>,
+        values: &mut RaggedValues,
+    ) -> Result<()> {
+        let (entry, file) = (source.entry(), &source.file);
+        let (block, inner) = entry.locate(row);
+        if !matches!(open, Some(open) if open.block == block) {
+            *open = Some(self.open_block(source, block, map, values)?);
+        }
+        let Some(opened) = open else { return Ok(()) };
+        let body = match &opened.owned {
+            Some(bytes) => &bytes[..],
+            None => &file.map[opened.begin..opened.begin + opened.bytes],
+        };
+        let (range, inner) = match &opened.head {
+            Some(head) => (head.range(body, inner as usize)?, inner as usize),
+            None => (0..body.len(), 0),
+        };
+        let slice = Slice { keep: opened.keep, begin: opened.begin + range.start, bytes: range.len() };
+        if values.free_count > 0 {
+            let at = place as usize * values.free_count;
+            match &opened.head {
+                Some(head) => {
+                    let cell = entry.shape.fixed_bytes(entry.dtype)?;
+                    let mut free = Vec::with_capacity(values.free_count);
+                    head.free(body, inner, range.len(), cell, &mut free, values.free_count)?;
+                    values.free[at..at + values.free_count].copy_from_slice(&free);
+                }
+                None => entry.free.iter().enumerate().for_each(|(dimension, sizes)| values.free[at + dimension] = sizes.get(block)),
+            }
+        }
+        values.slices[place as usize] = slice;
+        Ok(())
+    }
+
+    fn open_block(&self, source: &ColumnRows<'_>, block: usize, map: u32, values: &mut RaggedValues) -> Result<OpenBlock> {
+        let (entry, file) = (source.entry(), &source.file);
+        let decoded = self.block(file, source.chunk, block)?;
+        let head = match entry.layout {
+            Layout::Packed => Some(file.packed(source.chunk, block, decoded.bytes(file))?),
+            _ => None,
+        };
+        Ok(match decoded {
+            Decoded::Mapped(range) => OpenBlock { block, keep: map, begin: range.start, bytes: range.len(), owned: None, head },
+            Decoded::Owned(bytes) => {
+                values.keep.push(bytes.clone());
+                OpenBlock { block, keep: values.keep.len() as u32 - 1, begin: 0, bytes: bytes.len(), owned: Some(bytes), head }
+            }
+        })
+    }
+}

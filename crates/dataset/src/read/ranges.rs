@@ -1,0 +1,64 @@
+//! Join blocks into ranges: what lies close together is one request, what is long is several.
+
+use std::sync::Arc;
+
+use penstock_format::Id;
+use penstock_format::ids::data_name;
+use penstock_storage::{Piece, RangeRequest, RequestCost, Storage};
+
+use super::blocks::Wanted;
+
+/// Blocks are joined into ranges of at most this length.
+const JOINED_BYTES: u64 = 8 << 20;
+
+/// Join nearby blocks into ranges, and cut blocks longer than a request into pieces. Returns the block of each piece of each range,
+/// and the ranges.
+pub(super) fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
+    let (gap_bytes, range_bytes) = (widest_gap(wanted, storage.request_cost()), storage.range_bytes());
+    let mut segments: Vec<Vec<usize>> = Vec::new();
+    let mut ranges: Vec<RangeRequest> = Vec::new();
+    let mut open: Option<(Id, u64)> = None;
+    for (index, block) in wanted.iter().enumerate() {
+        let mut begin = 0;
+        while begin < block.bytes {
+            let bytes = (block.bytes - begin).min(range_bytes);
+            let offset = block.offset + begin;
+            match (ranges.last_mut(), segments.last_mut(), open) {
+                (Some(range), Some(segments), Some((file, end)))
+                    if file == block.key.0
+                        && offset >= end
+                        && offset - end <= gap_bytes
+                        && offset + bytes - range.begin <= JOINED_BYTES =>
+                {
+                    range.pieces.push(Piece { skip: offset - end, bytes: bytes as usize });
+                    segments.push(index);
+                }
+                _ => {
+                    ranges.push(RangeRequest::plain(&data_name(block.key.0), offset, bytes, Some(block.file.file_bytes)));
+                    segments.push(vec![index]);
+                }
+            }
+            open = Some((block.key.0, offset + bytes));
+            begin += bytes;
+        }
+    }
+    (Arc::new(segments), ranges)
+}
+
+/// Return the widest gap, between two blocks in file order, that is cheaper to read than another request. If all such gaps together
+/// exceed the allowed waste, only the narrowest ones are read.
+fn widest_gap(wanted: &[Wanted], cost: RequestCost) -> u64 {
+    let gap = |pair: &[Wanted]| {
+        let gap = pair[1].offset.saturating_sub(pair[0].offset + pair[0].bytes);
+        (pair[0].key.0 == pair[1].key.0 && gap <= cost.gap_bytes).then_some(gap)
+    };
+    let mut gaps: Vec<u64> = wanted.windows(2).filter_map(gap).collect();
+    let mut left = wanted.iter().map(|wanted| wanted.bytes).sum::<u64>().saturating_mul(cost.waste);
+    if gaps.iter().sum::<u64>() <= left {
+        return cost.gap_bytes;
+    }
+    gaps.sort_unstable();
+    // The first gap that exceeds the allowance, and all gaps at least as wide, are not read.
+    let too_wide = gaps.into_iter().find(|gap| left.checked_sub(*gap).map(|rest| left = rest).is_none());
+    too_wide.map_or(cost.gap_bytes, |gap| gap - 1)
+}

@@ -1,0 +1,154 @@
+//! A reader: the plan of a take, and the blocks fetched for it. The other files of this folder add one form of values each.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use penstock_error::{Error, Kind, Result};
+use penstock_format::datafile::{Chunk, Layout};
+use penstock_format::schema::ColumnSpec;
+
+use super::blocks::{Fetched, Held};
+use super::plan::{Group, Plan};
+use crate::snapshot::Snapshot;
+use crate::snapshot::values::Values;
+use crate::store::datafile::{DataFile, Decoded};
+
+/// Whether each value is null, in the order requested. None if no value is null.
+pub type Nulls = Option<Vec<bool>>;
+
+/// How to treat a row that is corrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnCorrupt {
+    Raise,
+    Null,
+}
+
+/// Reads samples of a snapshot. `fetch` gets what is not mapped; then each column is read by `fixed`, `ragged`, `codes` or `windows`.
+pub struct Reader {
+    pub snapshot: Arc<Snapshot>,
+    pub plan: Plan,
+    pub(super) fetched: Fetched,
+    pub on_corrupt: OnCorrupt,
+}
+
+/// The rows of a group, and the values of one column that they are among.
+pub(super) struct ColumnRows<'a> {
+    pub file: Arc<DataFile>,
+    pub chunk: usize,
+    /// Ascending, except for uncompressed samples of fixed shape, which gain nothing from sorting.
+    pub rows: Cow<'a, [(u64, u32)]>,
+}
+
+impl ColumnRows<'_> {
+    pub fn entry(&self) -> &Chunk {
+        &self.file.tail.chunks[self.chunk]
+    }
+}
+
+impl Reader {
+    /// Plan to read samples by position, in this order. Cost: the manifest pages of the samples, unless cached.
+    pub fn new(snapshot: Arc<Snapshot>, positions: Vec<u64>, on_corrupt: OnCorrupt) -> Result<Reader> {
+        let plan = Plan::new(&snapshot, positions)?;
+        Ok(Reader { snapshot, plan, fetched: Fetched::default(), on_corrupt })
+    }
+
+    /// Use blocks that a caller holds, before any are fetched.
+    pub fn lend(&mut self, held: &Held) {
+        self.fetched.lend(held);
+    }
+
+    /// Release the fetched blocks. The plan stays.
+    pub fn release(&mut self) {
+        self.fetched = Fetched::default();
+    }
+
+    /// Return whether fetched samples are in one memory in order, so that `joined` may succeed.
+    pub fn is_placed(&self) -> bool {
+        self.fetched.memory.is_some()
+    }
+
+    /// Return whether a failure only makes its rows null.
+    pub(super) fn passes(&self, error: &Error) -> bool {
+        self.on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt
+    }
+
+    /// Locate the rows of a group. None if its fragment leaves the column out.
+    pub(super) fn rows_of<'a>(&self, group: &'a Group, column: &ColumnSpec) -> Result<Option<ColumnRows<'a>>> {
+        let open = |file: &penstock_format::manifest::FileRef| self.fetched.file(file.id).cloned();
+        let Some(values) = self.snapshot.values(group.fragment(), column, open)? else { return Ok(None) };
+        let Values { file, chunk } = values;
+        let entry = &file.tail.chunks[chunk];
+        let any_order = entry.layout == Layout::Fixed && entry.raw_bytes.is_none();
+        let rows = if any_order { Cow::Borrowed(&group.rows[..]) } else { group.ascending() };
+        let rows = ColumnRows { file, chunk, rows };
+        self.announce(&rows);
+        Ok(Some(rows))
+    }
+
+    /// Announce the rows to the store: a run of neighbours as sequential, other rows as random, and large random samples one by one.
+    /// A small random sample has a page or two, and is not worth a system call if it is in memory already.
+    fn announce(&self, source: &ColumnRows<'_>) {
+        if !source.file.access.is_mapped() {
+            return;
+        }
+        let (entry, map, storage) = (source.entry(), &source.file.map, self.snapshot.context.storage.as_ref());
+        let (low, high) = source.rows.iter().fold((u64::MAX, 0), |(low, high), (row, _)| (low.min(*row), high.max(*row)));
+        let in_order = source.rows.len() > 1 && high - low < 2 * source.rows.len() as u64;
+        if source.file.expected_in_order.swap(in_order, Relaxed) != in_order {
+            storage.will_read(map, in_order);
+        }
+        if !in_order && entry.rows_per_block == 1 && entry.layout != Layout::Tiled {
+            for (row, _) in source.rows.iter() {
+                let bytes = entry.stored_bytes.get(*row as usize) as usize;
+                let begin = entry.offset.get(*row as usize) as usize;
+                if bytes >= ANNOUNCE_BYTES {
+                    storage.will_need(&map[begin..begin + bytes]);
+                }
+            }
+        }
+    }
+
+    /// Run `read` for every group. An error names the position and the column.
+    pub(super) fn each_group(
+        &self,
+        column: &ColumnSpec,
+        mut read: impl FnMut(Option<&ColumnRows<'_>>, &[(u64, u32)]) -> std::result::Result<(), (Error, u32)>,
+    ) -> Result<()> {
+        for group in &self.plan.groups {
+            let first = group.rows.first().map_or(0, |(_, place)| *place);
+            let source = match self.rows_of(group, column) {
+                Err(error) if self.passes(&error) => None,
+                other => other.map_err(|error| self.locate(error, column, first))?,
+            };
+            read(source.as_ref(), &group.rows).map_err(|(error, place)| self.locate(error, column, place))?;
+        }
+        Ok(())
+    }
+
+    /// Return a decoded block: of a file in memory, or one that was fetched.
+    #[inline]
+    pub(super) fn block(&self, file: &DataFile, chunk: usize, block: usize) -> Result<Decoded> {
+        if file.in_memory() {
+            return file.block(chunk, block);
+        }
+        self.fetched.get(file.key(chunk, block, None)).map(Decoded::Owned)
+    }
+
+    /// Add sample, column and row id to an error of the sample at a place of the answer.
+    pub fn locate(&self, error: Error, column: &ColumnSpec, place: u32) -> Error {
+        let position = self.plan.positions.get(place as usize).copied().unwrap_or(0);
+        let row_ids = self.plan.row_ids().get(place as usize).copied().into_iter().collect();
+        let error = error.context(format!("cannot read sample {position} of column `{}`", column.name)).column(&column.name);
+        error.rows(vec![place.into()]).row_ids(row_ids)
+    }
+}
+
+/// Smaller samples are not announced: page faults load them.
+const ANNOUNCE_BYTES: usize = 16 << 10;
+
+/// Mark the value at a place as null, and zero its bytes.
+pub(super) fn set_null(nulls: &mut Nulls, count: usize, place: u32, target: &mut [u8]) {
+    nulls.get_or_insert_with(|| vec![false; count])[place as usize] = true;
+    target.fill(0);
+}

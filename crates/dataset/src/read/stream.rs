@@ -1,0 +1,125 @@
+//! Read large plain values past the cache, straight to where they go.
+
+use std::sync::Arc;
+
+use penstock_error::{Error, Result};
+use penstock_format::datafile::{Chunk, Codec, Layout, UNIT_BYTES};
+use penstock_format::ids::data_name;
+use penstock_storage::{Access, RangeRequest, Storage};
+
+use super::blocks::Wanted;
+use crate::store::datafile::DataFile;
+
+/// Streamed ranges of a local device include gaps up to this length.
+const STREAM_GAP_BYTES: u64 = 16 << 10;
+
+/// Checksum units of uncompressed blocks, contiguous in their file, as pairs (block, unit).
+pub(super) struct UnitRun {
+    pub file: Arc<DataFile>,
+    pub chunk: usize,
+    pub units: Vec<(usize, usize)>,
+}
+
+impl UnitRun {
+    /// Return the begin and end of the run in the file.
+    pub fn bounds(&self) -> (u64, u64) {
+        let bound = |at: Option<&(usize, usize)>| at.map_or((0, 0), |(block, unit)| self.file.unit(self.chunk, *block, *unit));
+        (bound(self.units.first()).0, bound(self.units.last()).1)
+    }
+
+    fn verify(&self, bytes: &[u8]) -> Result<()> {
+        let (mut rest, chunk) = (bytes, self.chunk);
+        self.units.iter().try_for_each(|(block, unit)| {
+            let (begin, end) = self.file.unit(chunk, *block, *unit);
+            let (now, later) = rest.split_at((end - begin) as usize);
+            rest = later;
+            self.file.verify_stored(chunk, *block, Some(*unit), now)
+        })
+    }
+}
+
+/// Read uncompressed checksum units or small blocks, and pass each to `copy` once it is verified, in any order. Nothing is cached.
+/// Returns the error of each that is damaged. Requires a store that streams.
+pub(super) fn stream(storage: &dyn Storage, wanted: &[Wanted], mut copy: impl FnMut(usize, &[u8])) -> Result<Vec<Option<Error>>> {
+    let mut failed: Vec<Option<Error>> = wanted.iter().map(|_| None).collect();
+    let mut order: Vec<usize> = (0..wanted.len()).collect();
+    for again in [true, false] {
+        order.sort_by_key(|index| (wanted[*index].key.0, wanted[*index].offset)); // Damaged ones are in order of arrival.
+        let (members, ranges) = stream_ranges(storage, wanted, &order);
+        order.clear();
+        let answers = storage.stream(&ranges, None, &mut |range, bytes| {
+            for index in &members[range] {
+                let Wanted { file, chunk, block, unit, offset, bytes: length, .. } = &wanted[*index];
+                let begin = (offset - ranges[range].begin) as usize;
+                let stored = &bytes[begin..begin + *length as usize];
+                match file.verify_stored(*chunk, *block, *unit, stored) {
+                    Ok(()) => copy(*index, stored),
+                    Err(_) if again => order.push(*index), // The transfer may have damaged it.
+                    Err(error) => failed[*index] = Some(error),
+                }
+            }
+        });
+        answers.into_iter().collect::<Result<()>>()?;
+        if order.is_empty() {
+            break;
+        }
+    }
+    Ok(failed)
+}
+
+/// Read runs of uncompressed checksum units into their targets, and verify them there. Returns the error of each damaged run.
+/// Requires a store that streams.
+pub(super) fn stream_runs(storage: &dyn Storage, runs: &[UnitRun], mut targets: Vec<&mut [u8]>) -> Result<Vec<Option<Error>>> {
+    let range = |run: &UnitRun| {
+        let (begin, end) = run.bounds();
+        RangeRequest::plain(&data_name(run.file.id), begin, end - begin, Some(run.file.file_bytes))
+    };
+    let mut failed: Vec<Option<Error>> = runs.iter().map(|_| None).collect();
+    let ranges: Vec<RangeRequest> = runs.iter().map(range).collect();
+    let see = &mut |index: usize, bytes: &[u8]| failed[index] = runs[index].verify(bytes).err();
+    storage.stream(&ranges, Some(&mut targets), see).into_iter().collect::<Result<()>>()?;
+    for index in 0..runs.len() {
+        if failed[index].is_some() {
+            // The transfer may have damaged it, so read it again, once.
+            let see = &mut |_: usize, bytes: &[u8]| failed[index] = runs[index].verify(bytes).err();
+            let answers = storage.stream(&ranges[index..index + 1], Some(&mut targets[index..index + 1]), see);
+            answers.into_iter().collect::<Result<()>>()?;
+        }
+    }
+    Ok(failed)
+}
+
+/// Join nearby units into ranges that the store can stream. Returns the members of each range, and the ranges.
+fn stream_ranges(storage: &dyn Storage, wanted: &[Wanted], order: &[usize]) -> (Vec<Vec<usize>>, Vec<RangeRequest>) {
+    let most = storage.stream_bytes();
+    let (mut members, mut ranges): (Vec<Vec<usize>>, Vec<RangeRequest>) = (Vec::new(), Vec::new());
+    for index in order {
+        let Wanted { key, file, offset, bytes, .. } = &wanted[*index];
+        let end = offset + bytes;
+        match (members.last_mut(), ranges.last_mut()) {
+            (Some(members), Some(range))
+                if wanted[members[0]].key.0 == key.0
+                    && offset.saturating_sub(range.end()) <= STREAM_GAP_BYTES
+                    && end.max(range.end()) - range.begin <= most =>
+            {
+                members.push(*index);
+                range.pieces[0].bytes = (end.max(range.end()) - range.begin) as usize;
+            }
+            _ => {
+                members.push(vec![*index]);
+                ranges.push(RangeRequest::plain(&data_name(key.0), *offset, *bytes, Some(file.file_bytes)));
+            }
+        }
+    }
+    (members, ranges)
+}
+
+/// Return whether every take streams samples of this chunk to their places: they are large and uncompressed, and the store streams.
+pub(super) fn streams(file: &DataFile, entry: &Chunk) -> bool {
+    entry.layout == Layout::Fixed
+        && entry.rows_per_block == 1
+        && entry.codec == Codec::None
+        && file.access == Access::Streamed
+        && !entry.stored_bytes.is_empty()
+        && entry.stored_bytes.get(0) >= UNIT_BYTES
+}

@@ -1,0 +1,83 @@
+//! Find incomplete copies of local datasets. A copy made during a write may have records whose objects are missing.
+
+use std::collections::HashMap;
+
+use penstock_error::{Error, Kind, Result};
+use penstock_format::Id;
+use penstock_format::ids::{ObjectRef, data_name, page_name, words_name};
+use penstock_storage::Storage;
+
+use super::Snapshot;
+use super::live::Part;
+use crate::log::newest;
+
+/// An error names at most this many objects.
+const NAMED: usize = 3;
+
+/// Refuse a copy that lacks objects of this snapshot, with `log-incomplete` or `copy-incomplete`.
+///
+/// Cost: none if the hint was written in this folder. In a copy: listings of `log`, `d` and `w`, and the manifest. The first commit in the
+/// copy writes a new hint, which ends that cost.
+pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
+    let store = snapshot.context.storage.as_ref();
+    if snapshot.context.incomplete || !is_copy(store, written_in) {
+        return Ok(());
+    }
+    if let Some(gap) = newest::gaps(store, &snapshot.id())?.into_iter().next() {
+        return Err(gap);
+    }
+    let missing = missing(snapshot)?;
+    if missing.is_empty() { Ok(()) } else { Err(lacks(store, &missing)) }
+}
+
+/// Return `copy-incomplete` if a copy lacks the root of a snapshot. Else return `error`.
+pub fn without_root(store: &dyn Storage, written_in: Option<u64>, root: String, error: Error) -> Error {
+    let absent = error.kind() == Kind::NotFound || error.code() == "object-truncated";
+    if absent && is_copy(store, written_in) { lacks(store, &[root]) } else { error }
+}
+
+fn is_copy(store: &dyn Storage, written_in: Option<u64>) -> bool {
+    store.place().is_some_and(|here| written_in != Some(here))
+}
+
+fn lacks(store: &dyn Storage, missing: &[String]) -> Error {
+    let named = missing.iter().take(NAMED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let more = if missing.len() > NAMED { ", …" } else { "" };
+    let text = format!("cannot open `{}`: the copy lacks {} of its objects: {named}{more}", store.uri(), missing.len());
+    Error::new("copy-incomplete", text).hint(
+        "copy it again, `log` and `refs` first and the rest after, or add the missing objects with `cp -rn`; `penstock verify` names them",
+    )
+}
+
+/// List the objects of a snapshot that are absent or have the wrong length. Other damage is reported when the object is read.
+fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
+    let store = snapshot.context.storage.as_ref();
+    let list = |folder: &str| Ok(store.list(folder)?.into_iter().collect::<HashMap<String, u64>>());
+    let (data, words) = (list("d")?, list("w")?);
+    let lacking = |listed: &HashMap<String, u64>, id: Id, bytes: u64, name: String| {
+        let whole = match listed.get(&id.to_string()) {
+            Some(found) => *found == bytes,
+            None => store.exists(&name)?, // A link to a file is not listed.
+        };
+        Ok((!whole).then_some(name))
+    };
+    let mut missing = Vec::new();
+    for ObjectRef { id, bytes, .. } in snapshot.words_segments().map(|segment| segment.object) {
+        missing.extend(lacking(&words, id, bytes, words_name(id))?);
+    }
+    for (index, part) in snapshot.live.parts.iter().enumerate() {
+        match (snapshot.fragments(index), part) {
+            (Ok((_, fragments)), _) => {
+                for file in fragments.as_slice().iter().flat_map(|fragment| &fragment.files) {
+                    missing.extend(lacking(&data, file.id, file.file_bytes, data_name(file.id))?);
+                }
+            }
+            (Err(error), Part::Page(page)) if error.kind() == Kind::NotFound || error.code() == "object-truncated" => {
+                missing.push(page_name(page.object.id));
+            }
+            (Err(error), _) if error.kind() == Kind::Corrupt => {}
+            (Err(error), _) => return Err(error),
+        }
+    }
+    Ok(missing)
+}

@@ -1,0 +1,120 @@
+//! Where samples are: position to part, fragment and physical row. Deletions belong here and nowhere else: a deleted sample keeps its
+//! physical row and loses its position, so `physical_row`, its inverse and the counts below are what they change.
+
+use std::sync::Arc;
+
+use penstock_error::Result;
+use penstock_format::cursor::malformed;
+use penstock_format::manifest::{Fragment, PageRef};
+
+use crate::snapshot::Snapshot;
+
+/// A page or a fragment: a stretch of samples in manifest order.
+#[derive(Debug, Clone)]
+pub enum Part {
+    Page(PageRef),
+    Fragment(Arc<Fragment>),
+}
+
+impl Part {
+    /// Return the number of samples that have a position.
+    fn live(&self) -> u64 {
+        match self {
+            Part::Page(page) => page.live,
+            Part::Fragment(fragment) => fragment.live,
+        }
+    }
+}
+
+/// The parts of a snapshot in manifest order, with prefix sums of their samples.
+pub struct Live {
+    pub parts: Vec<Part>,
+    /// Position of the first sample of each part, followed by the number of all samples.
+    starts: Vec<u64>,
+}
+
+impl Live {
+    pub fn new(parts: Vec<Part>) -> Result<Live> {
+        let mut starts = vec![0u64];
+        for part in &parts {
+            let next = starts[starts.len() - 1].checked_add(part.live());
+            starts.push(next.ok_or_else(|| malformed("more samples than 2^64"))?);
+        }
+        Ok(Live { parts, starts })
+    }
+
+    /// Return the number of samples that have a position.
+    pub fn samples(&self) -> u64 {
+        self.starts[self.starts.len() - 1]
+    }
+
+    /// Return the part that holds a position. The position must be in range.
+    #[inline]
+    pub fn part_of(&self, position: u64) -> usize {
+        self.starts.partition_point(|start| *start <= position) - 1
+    }
+
+    /// Return the fragment of a snapshot that has no other part, else None.
+    pub fn only_fragment(&self) -> Option<PartFragments> {
+        match &self.parts[..] {
+            [Part::Fragment(fragment)] => Some(PartFragments::One(fragment.clone())),
+            _ => None,
+        }
+    }
+}
+
+/// Return the number of samples of a fragment that have a position.
+#[inline]
+pub fn live_samples(fragment: &Fragment) -> u64 {
+    fragment.live
+}
+
+/// Return the physical row of a fragment's sample number `live`, counted without deleted samples.
+#[inline]
+pub fn physical_row(_fragment: &Fragment, live: u64) -> u64 {
+    live
+}
+
+/// Return the number of the sample at a physical row, counted without deleted samples. None if it is deleted.
+#[inline]
+pub fn live_of(_fragment: &Fragment, physical_row: u64) -> Option<u64> {
+    Some(physical_row)
+}
+
+/// The fragments of one part.
+pub enum PartFragments {
+    Page(Arc<Vec<Fragment>>),
+    One(Arc<Fragment>),
+}
+
+impl PartFragments {
+    pub fn as_slice(&self) -> &[Fragment] {
+        match self {
+            PartFragments::Page(fragments) => fragments,
+            PartFragments::One(fragment) => std::slice::from_ref(fragment),
+        }
+    }
+}
+
+impl Snapshot {
+    /// Return all fragments of a part, and the position of its first sample. Cost: a page, unless it is cached.
+    pub fn fragments(&self, part: usize) -> Result<(u64, PartFragments)> {
+        let fragments = match &self.live.parts[part] {
+            Part::Page(page) => PartFragments::Page(self.context.page(page)?),
+            Part::Fragment(fragment) => PartFragments::One(fragment.clone()),
+        };
+        Ok((self.live.starts[part], fragments))
+    }
+
+    /// Visit every fragment with the position of its first sample.
+    pub fn each_fragment(&self, mut visit: impl FnMut(u64, &Fragment) -> Result<()>) -> Result<()> {
+        for part in 0..self.live.parts.len() {
+            let (mut start, fragments) = self.fragments(part)?;
+            for fragment in fragments.as_slice() {
+                visit(start, fragment)?;
+                start += live_samples(fragment);
+            }
+        }
+        Ok(())
+    }
+}

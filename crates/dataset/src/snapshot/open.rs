@@ -1,0 +1,102 @@
+//! Open a snapshot: the newest, a named one, or the one after another; and hold a log to the snapshot that was read from it.
+
+use std::sync::Arc;
+
+use penstock_error::{Context as _, Error, Kind, Result};
+use penstock_format::SnapshotId;
+use penstock_format::ids::{log_folder, record_name, root_name};
+use penstock_format::manifest::Root;
+use penstock_storage::Storage;
+
+use super::{Snapshot, copies};
+use crate::log::records::LogEntry;
+use crate::log::{newest, records};
+use crate::store::context::{Context, replaced};
+
+impl Snapshot {
+    /// Open the newest snapshot of a branch. Cost on local disk: hint, record and root; in a copy, also that of `copies::check`.
+    pub fn open(context: Arc<Context>, branch: u64) -> Result<Snapshot> {
+        let store = context.storage.as_ref();
+        let newest = newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| not_found(store))?;
+        let number = if context.incomplete { newest.number } else { newest.whole(store, &log_folder(branch))? };
+        let entry = records::read(store, branch, number)?;
+        Snapshot::at_whole(context.clone(), entry, newest.written_in)
+    }
+
+    /// Open the newest snapshot of this branch. Cost: as `open`, without the root if it is unchanged.
+    pub fn refreshed(&self) -> Result<Snapshot> {
+        let SnapshotId { branch, number, .. } = self.id();
+        let store = self.context.storage.as_ref();
+        let entry = newest::newest(store, branch, Some(number)).and_then(|entry| entry.ok_or_else(|| not_found(store)));
+        let entry = entry.map_err(|error| self.context.or_replaced(error))?;
+        self.context.hold_to(entry.record.dataset)?;
+        self.check_log(Some(&entry))?;
+        self.near(entry)
+    }
+
+    pub fn open_at(context: Arc<Context>, snapshot: &SnapshotId) -> Result<Snapshot> {
+        if !context.storage.exists(&record_name(snapshot.branch, 0))? {
+            return Err(not_found(context.storage.as_ref()));
+        }
+        let entry = records::named(context.storage.as_ref(), snapshot)?;
+        let store = context.storage.as_ref();
+        let written_in = store.place().and_then(|_| newest::hint(store, &log_folder(snapshot.branch))).map(|(_, place)| place);
+        Snapshot::at_whole(context.clone(), entry, written_in)
+    }
+
+    /// Open the snapshot of a record as `at` does, but refuse an incomplete copy. `written_in` is the folder of the log's hint.
+    fn at_whole(context: Arc<Context>, entry: LogEntry, written_in: Option<u64>) -> Result<Snapshot> {
+        let root = root_name(entry.record.root.id);
+        let snapshot = Snapshot::at(context.clone(), entry)
+            .map_err(|error| copies::without_root(context.storage.as_ref(), written_in, root, error))?;
+        copies::check(&snapshot, written_in)?;
+        Ok(snapshot)
+    }
+
+    /// Open the snapshot of a record. Cost: reads its root.
+    pub fn at(context: Arc<Context>, entry: LogEntry) -> Result<Snapshot> {
+        context.hold_to(entry.record.dataset)?;
+        let name = root_name(entry.record.root.id);
+        let root = Root::parse(&context.object(&name, &entry.record.root)?).context(|| format!("cannot read `{name}`"))?;
+        Snapshot::with_root(context, entry, Arc::new(root))
+    }
+
+    /// Open the snapshot of another record of this dataset. Cost: reads its root, unless it is the same.
+    pub fn near(&self, entry: LogEntry) -> Result<Snapshot> {
+        self.context.hold_to(entry.record.dataset)?;
+        match entry.record.root == self.record().root {
+            true => Snapshot::with_root(self.context.clone(), entry, self.root.clone()),
+            false => Snapshot::at(self.context.clone(), entry),
+        }
+    }
+
+    /// Refuse a log that differs from the log of this snapshot, as a copy with other commits does. `found` is a record just read from
+    /// the log. Cost: a read, unless `found` has the number of this snapshot.
+    pub fn check_log(&self, found: Option<&LogEntry>) -> Result<()> {
+        let SnapshotId { branch, number, .. } = self.id();
+        let store = self.context.storage.as_ref();
+        let read = match found.filter(|found| found.record.number == number) {
+            Some(found) => Some(found.crc),
+            None => match records::read(store, branch, number) {
+                Ok(found) => {
+                    self.context.hold_to(found.record.dataset)?;
+                    Some(found.crc)
+                }
+                Err(error) if error.kind() == Kind::NotFound => {
+                    self.context.check_dataset()?;
+                    None
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        if read == Some(self.entry.crc) {
+            return Ok(());
+        }
+        Err(replaced(&format!("snapshot {} of `{}`: its log has a different record {number}, or none", self.id(), store.uri())))
+    }
+}
+
+fn not_found(storage: &dyn Storage) -> Error {
+    Error::new("dataset-not-found", format!("cannot open `{}`: it is not a dataset", storage.uri()))
+        .hint("check the path, or create a dataset with ps.create or `penstock create`")
+}

@@ -1,0 +1,109 @@
+//! How large columns are, stored and decoded: what budgets, window orders and `info` go by.
+
+use std::collections::HashMap;
+
+use penstock_error::{Error, Kind, Result};
+use penstock_format::datafile::Chunk;
+use penstock_format::manifest::FileRef;
+
+use super::Snapshot;
+use super::values::files_of;
+use crate::store::context::file_cache_bytes;
+use crate::store::files::whole_bytes;
+
+/// Sizes of a set of columns.
+#[derive(Debug, Clone, Copy)]
+pub struct ColumnBytes {
+    /// As stored in data files.
+    pub stored: u64,
+    /// From the first to the last block of each column in each file, including blocks of other columns in between.
+    pub spanned: u64,
+    pub decoded: u64,
+    /// One decoded block of each column whose samples share blocks: the memory to read one sample.
+    pub blocks: u64,
+    /// The decoded values of one sample. Each column counts by its mean in the fragments that have it, as a read may need only those.
+    pub decoded_of_sample: f64,
+}
+
+/// How many tails an estimate of column sizes reads at most.
+const TAILS_READ: usize = 16;
+
+/// Memory of an open data file per column, in addition to the tail.
+const COLUMN_BYTES: u64 = (size_of::<Chunk>() + 64) as u64;
+
+impl Snapshot {
+    /// Return the sizes of these columns over all samples, estimated if they are in more than `TAILS_READ` data files.
+    /// Cost: reads the manifest, and at most `TAILS_READ` tails. The result is deterministic, because window orders depend on it.
+    pub fn column_bytes(&self, columns: &[u64]) -> Result<ColumnBytes> {
+        let mut files: Vec<(FileRef, u64)> = Vec::new();
+        self.each_fragment(|_, fragment| {
+            files.extend(files_of(fragment, columns).map(|file| (file.clone(), fragment.samples)));
+            Ok(())
+        })?;
+        let count = files.len().min(TAILS_READ);
+        let looked: Vec<&(FileRef, u64)> = (0..count).map(|index| &files[index * files.len() / count]).collect();
+        // A damaged file is left out of the estimate. Reading one of its samples reports the damage, and the caller decides what it means.
+        let passable = |error: &Error| error.kind() == Kind::Corrupt && looked.len() > 1;
+        self.context.open_tails(looked.iter().map(|(file, samples)| (file, *samples)))?;
+        let (mut spanned, mut of_those) = (0u128, 0u128);
+        let (mut blocks, mut sizes): (HashMap<u64, u64>, HashMap<u64, (u128, u128)>) = Default::default();
+        let mut damage = None;
+        for (file, samples) in &looked {
+            let opened = match self.context.file(file, *samples) {
+                Err(error) if passable(&error) => {
+                    damage = Some(error);
+                    continue;
+                }
+                other => other?,
+            };
+            let tail = &opened.tail;
+            of_those += u128::from(file.file_bytes);
+            for chunk in tail.chunks.iter().filter(|chunk| columns.contains(&chunk.column)) {
+                let raw: u128 = chunk.raw_bytes.as_ref().unwrap_or(&chunk.stored_bytes).iter().map(u128::from).sum();
+                let (stored, decoded) = sizes.entry(chunk.column).or_default();
+                *stored += chunk.stored_bytes.iter().map(u128::from).sum::<u128>();
+                *decoded += raw;
+                spanned += u128::from(chunk.span_bytes());
+                if chunk.rows_per_block != 1 {
+                    let mean = (raw / chunk.blocks().max(1) as u128) as u64;
+                    blocks.entry(chunk.column).and_modify(|most| *most = mean.max(*most)).or_insert(mean);
+                }
+            }
+        }
+        if let Some(error) = damage.filter(|_| of_those == 0) {
+            return Err(error);
+        }
+        let total: u128 = files.iter().map(|(file, _)| u128::from(file.file_bytes)).sum();
+        let of_all = |read: u128| (total * read / of_those.max(1)) as u64;
+        let mut samples: HashMap<u64, u64> = HashMap::new();
+        for (file, of_file) in &files {
+            file.columns.iter().for_each(|column| *samples.entry(*column).or_default() += of_file);
+        }
+        let of_sample = |column: &u64, bytes: u128| of_all(bytes) as f64 / samples.get(column).map_or(1.0, |samples| *samples as f64);
+        // Sum in the order of the columns, because sums of floats depend on the order.
+        let each = columns.iter().filter_map(|column| sizes.get(column).map(|(stored, decoded)| (column, *stored, *decoded)));
+        Ok(ColumnBytes {
+            stored: of_all(each.clone().map(|(_, stored, _)| stored).sum()),
+            spanned: of_all(spanned),
+            decoded: of_all(each.clone().map(|(_, _, decoded)| decoded).sum()),
+            blocks: blocks.into_values().sum(),
+            decoded_of_sample: each.map(|(column, _, decoded)| of_sample(column, decoded)).sum(),
+        })
+    }
+
+    /// Return how many bytes reading these columns keeps of unmapped data files: of all, and of the largest. Cost: reads the manifest.
+    pub fn kept_bytes(&self, columns: &[u64]) -> Result<(u64, u64)> {
+        let (mut all, mut largest, mut whole) = (0, 0, 0);
+        self.each_fragment(|_, fragment| {
+            for file in files_of(fragment, columns) {
+                // A quarter of the tail bounds the offset marks of its word lists; `COLUMN_BYTES` covers the parsed chunk of a column.
+                let kept = file.tail_bytes + file.tail_bytes / 4 + file.columns.len() as u64 * COLUMN_BYTES;
+                (all, largest, whole) = (all + kept, kept.max(largest), whole + whole_bytes(file));
+            }
+            Ok(())
+        })?;
+        // Small files are kept whole if all of them fit in the cache.
+        let fits = all + whole <= file_cache_bytes();
+        Ok((all + if fits { whole } else { 0 }, largest))
+    }
+}

@@ -1,0 +1,75 @@
+//! Which data file holds the values of a column for the rows of a fragment. Overlays belong here and nowhere else: a later value of a cell is in
+//! another file than the fragment's own.
+
+use std::sync::Arc;
+
+use penstock_error::Result;
+use penstock_format::cursor::malformed;
+use penstock_format::datafile::Chunk;
+use penstock_format::ids::data_name;
+use penstock_format::manifest::{FileRef, Fragment};
+use penstock_format::schema::ColumnSpec;
+
+use super::Snapshot;
+use crate::store::datafile::DataFile;
+
+/// The values of a column for all rows of a fragment: a chunk of an open data file.
+#[derive(Clone)]
+pub struct Values {
+    pub file: Arc<DataFile>,
+    pub chunk: usize,
+}
+
+impl Values {
+    pub fn entry(&self) -> &Chunk {
+        &self.file.tail.chunks[self.chunk]
+    }
+}
+
+/// Return the data file that holds a column of a fragment. None if all its values are null.
+pub fn file_of(fragment: &Fragment, column: u64) -> Option<&FileRef> {
+    fragment.files.iter().find(|file| file.columns.contains(&column))
+}
+
+/// Return the data files that hold some of these columns of a fragment.
+pub fn files_of<'a>(fragment: &'a Fragment, columns: &'a [u64]) -> impl Iterator<Item = &'a FileRef> {
+    fragment.files.iter().filter(|file| file.columns.iter().any(|column| columns.contains(column)))
+}
+
+impl Snapshot {
+    /// Find the values of a column in a fragment. `open` has the data file if it is open already. None if all values are null.
+    pub fn values(
+        &self,
+        fragment: &Fragment,
+        column: &ColumnSpec,
+        open: impl Fn(&FileRef) -> Option<Arc<DataFile>>,
+    ) -> Result<Option<Values>> {
+        let Some(reference) = file_of(fragment, column.id) else { return Ok(None) };
+        let file = match open(reference) {
+            Some(known) if known.is(reference, fragment.samples) => known,
+            _ => self.context.file(reference, fragment.samples)?,
+        };
+        let chunk = file.chunk_of(column.id).ok_or_else(|| {
+            malformed(format!("data file `{}` has no column {}, but its manifest lists it", data_name(file.id), column.id))
+        })?;
+        check_stored_as(&file, &file.tail.chunks[chunk], column)?;
+        Ok(Some(Values { file, chunk }))
+    }
+}
+
+/// Check that a chunk has the dtype and shape of the schema.
+pub fn check_stored_as(file: &DataFile, chunk: &Chunk, column: &ColumnSpec) -> Result<()> {
+    let (dtype, shape) = column.kind.stored()?;
+    if chunk.dtype == dtype && chunk.shape == shape {
+        return Ok(());
+    }
+    Err(malformed(format!(
+        "data file `{}` stores `{}` as {} {:?}, expected {} {:?}",
+        data_name(file.id),
+        column.name,
+        chunk.dtype.name(),
+        chunk.shape.0,
+        dtype.name(),
+        shape.0
+    )))
+}

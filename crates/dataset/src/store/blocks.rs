@@ -1,0 +1,88 @@
+//! The decoded blocks that this process keeps, of all open datasets, in one byte budget.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use penstock_error::Result;
+use penstock_format::Id;
+use penstock_storage::process::PerProcess;
+use quick_cache::sync::{Cache, GuardResult, PlaceholderGuard};
+use quick_cache::{OptionsBuilder, Weighter};
+
+use crate::config::Config;
+
+/// Bytes per cache shard, so that the largest entries fit: tails have about 1 MiB, the largest blocks a few MiB.
+const SHARD_BYTES: u64 = 32 << 20;
+
+#[derive(Clone)]
+pub struct ByLength;
+
+impl<K> Weighter<K, Bytes> for ByLength {
+    fn weight(&self, _key: &K, block: &Bytes) -> u64 {
+        block.len() as u64 + 128
+    }
+}
+
+/// The key of a decoded block: data file id, checksum of its tail, chunk, block, and checksum unit (`u32::MAX` for the whole block).
+pub type BlockKey = (Id, u32, u32, u32, u32);
+
+/// The duty to read a block. Other threads may be waiting for it, until the block is inserted or the duty is dropped.
+pub type Duty = PlaceholderGuard<
+    'static,
+    BlockKey,
+    Bytes,
+    ByLength,
+    quick_cache::DefaultHashBuilder,
+    quick_cache::sync::DefaultLifecycle<BlockKey, Bytes>,
+>;
+
+/// Decoded blocks of all open datasets, which share the budget of the process. Ids are random, so two datasets share a key only if
+/// one was made from the other. The tail has the checksums of all blocks, so equal keys mean equal bytes.
+static BLOCKS: PerProcess<Cache<BlockKey, Bytes, ByLength>> = PerProcess::new(|| {
+    let block_bytes = budget_bytes();
+    cache((block_bytes / (64 << 10)) as usize, block_bytes, ByLength)
+});
+
+/// Make a cache of `bytes` bytes. Each of its shards has its own lock and an equal part of the bytes. `SHARD_BYTES` limits the
+/// number of shards: even with many cores and a small budget, one shard must hold the largest entries.
+pub fn cache<K: Eq + std::hash::Hash, V: Clone, W: Weighter<K, V> + Clone>(items: usize, bytes: u64, weighter: W) -> Cache<K, V, W> {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let shards = (bytes / SHARD_BYTES).clamp(1, 4 * cores as u64) as usize;
+    let options = OptionsBuilder::new().estimated_items_capacity(items).weight_capacity(bytes).shards(shards).build();
+    match options {
+        Ok(options) => Cache::with_options(options, weighter, Default::default(), Default::default()),
+        Err(_) => Cache::with_weighter(items, bytes, weighter),
+    }
+}
+
+/// Return how many bytes cached decoded blocks may hold.
+pub fn budget_bytes() -> u64 {
+    Config::memory_bytes() / 2
+}
+
+/// Apply a changed budget. The file cache of an open dataset keeps the budget it was opened with.
+pub fn fit_budget() {
+    BLOCKS.get().set_capacity(budget_bytes());
+}
+
+/// Return a decoded block from the cache, or make it with `decode`.
+pub fn get_or_decode(key: BlockKey, decode: impl FnOnce() -> Result<Bytes>) -> Result<Bytes> {
+    BLOCKS.get().get_or_insert_with(&key, decode)
+}
+
+/// Return a block, or the duty to read it. None if another thread held that duty during all of `patience`.
+pub fn get_or_duty(key: BlockKey, patience: Duration) -> Option<std::result::Result<Bytes, Duty>> {
+    match BLOCKS.get().get_value_or_guard(&key, Some(patience)) {
+        GuardResult::Value(block) => Some(Ok(block)),
+        GuardResult::Guard(duty) => Some(Err(duty)),
+        GuardResult::Timeout => None,
+    }
+}
+
+pub fn get(key: BlockKey) -> Option<Bytes> {
+    BLOCKS.get().get(&key)
+}
+
+pub fn keep(key: BlockKey, block: Bytes) {
+    BLOCKS.get().insert(key, block);
+}

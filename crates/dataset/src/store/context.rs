@@ -1,0 +1,156 @@
+//! An open store, the identity of its dataset, and this process's caches of what it read and verified. All snapshots of a handle share it.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use penstock_error::{Context as _, Error, Kind, Result};
+use penstock_format::Id;
+use penstock_format::cursor::Strings;
+use penstock_format::ids::record_name;
+use penstock_format::manifest::{Fragment, PageRef, WordsSegment};
+use penstock_format::names::Folded;
+use penstock_format::record::Record;
+use penstock_storage::Storage;
+use penstock_storage::process::PerProcess;
+use quick_cache::Weighter;
+use quick_cache::sync::{Cache, PlaceholderGuard};
+
+use super::blocks::cache;
+use super::datafile::DataFile;
+use crate::config::Config;
+
+/// Data files that may be mapped at the same time. Linux allows 65,530 maps per process.
+const MAPPED_FILES: usize = 4096;
+/// Cached manifest pages. A page has at most 64 KiB, so the bound is 64 MiB; typical pages are far smaller.
+const PAGES: usize = 1024;
+const WORDS: usize = 4096;
+
+/// Weighs a data file by the memory it holds. The minimum weight `least` also bounds the number of files.
+#[derive(Clone)]
+pub struct ByHeld {
+    least: u64,
+}
+
+impl Weighter<Id, Arc<DataFile>> for ByHeld {
+    fn weight(&self, _id: &Id, file: &Arc<DataFile>) -> u64 {
+        self.least + file.held_bytes()
+    }
+}
+
+/// The duty to open a data file. Other threads may be waiting for it, until the file is inserted or the duty is dropped.
+pub type FileDuty<'a> = PlaceholderGuard<
+    'a,
+    Id,
+    Arc<DataFile>,
+    ByHeld,
+    quick_cache::DefaultHashBuilder,
+    quick_cache::sync::DefaultLifecycle<Id, Arc<DataFile>>,
+>;
+
+pub struct Caches {
+    pub pages: Cache<PageRef, Arc<Vec<Fragment>>>,
+    pub files: Cache<Id, Arc<DataFile>, ByHeld>,
+    pub words: Cache<WordsSegment, Arc<Strings>>,
+}
+
+fn caches() -> Caches {
+    let held_bytes = file_cache_bytes();
+    let weigher = ByHeld { least: held_bytes / MAPPED_FILES as u64 };
+    let files = cache(MAPPED_FILES, held_bytes, weigher);
+    Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS) }
+}
+
+/// Return how many bytes the cached data files of each open dataset may hold: tails, and whole small files that are not mapped.
+pub fn file_cache_bytes() -> u64 {
+    Config::memory_bytes() / 4
+}
+
+/// The error for a handle whose dataset is no longer at its path.
+pub fn replaced(what: &str) -> Error {
+    Error::new("dataset-replaced", format!("cannot continue with {what}"))
+        .hint("reopen the path, or open this dataset at its new location; nothing was committed")
+}
+
+/// An open store with its caches.
+pub struct Context {
+    pub storage: Box<dyn Storage>,
+    /// Whether an incomplete copy may be opened. `verify` needs this to name the missing objects.
+    pub incomplete: bool,
+    /// The first dataset found at this path. The handle never reads or writes another one.
+    dataset: OnceLock<Id>,
+    /// How far `log::refs` has read the log of names.
+    pub refs: Arc<PerProcess<Mutex<Folded>>>,
+    pub caches: Arc<PerProcess<Caches>>,
+}
+
+impl Context {
+    pub fn new(storage: Box<dyn Storage>) -> Arc<Context> {
+        Context::with(storage, false)
+    }
+
+    pub fn with(storage: Box<dyn Storage>, incomplete: bool) -> Arc<Context> {
+        Arc::new(Context {
+            storage,
+            incomplete,
+            dataset: OnceLock::new(),
+            caches: Arc::new(PerProcess::new(caches as fn() -> Caches)),
+            refs: Arc::new(PerProcess::new(Mutex::default)),
+        })
+    }
+
+    /// Return this context with its root held open. A change made through it stays in one folder, even if the path is redirected
+    /// meanwhile. None if the root cannot move or cannot be held. Cost on local disk: a descriptor.
+    pub fn held(&self) -> Result<Option<Arc<Context>>> {
+        let with = |storage| Context {
+            storage,
+            incomplete: self.incomplete,
+            dataset: self.dataset.clone(),
+            caches: self.caches.clone(),
+            refs: self.refs.clone(),
+        };
+        Ok(self.storage.held()?.map(with).map(Arc::new))
+    }
+
+    /// Check, right before a change, that the path still leads to the held root. Cost: none if roots cannot move.
+    pub fn check_place(&self, home: &Context) -> Result<()> {
+        if self.storage.in_place() {
+            return Ok(());
+        }
+        home.check_dataset().map_err(|error| home.or_replaced(error))?;
+        Err(replaced(&format!("`{}`: the path now leads to another folder", self.storage.uri())))
+    }
+
+    /// Check that the dataset found at this path is the one that was found first.
+    pub fn hold_to(&self, found: Id) -> Result<()> {
+        let known = *self.dataset.get_or_init(|| found);
+        if known == found {
+            return Ok(());
+        }
+        Err(replaced(&format!("dataset {known}: `{}` now holds dataset {found}", self.storage.uri())))
+    }
+
+    /// Check that the path still holds the dataset that was opened. Needed before changes to objects that do not name their dataset.
+    /// Cost: a read.
+    pub fn check_dataset(&self) -> Result<()> {
+        let name = record_name(0, 0);
+        let read = || Record::parse(&self.storage.read(&name)?, 0, 0).context(|| format!("cannot read `{name}`"));
+        let first = read().or_else(|error| if error.kind() == Kind::Corrupt { read() } else { Err(error) })?;
+        self.hold_to(first.dataset)
+    }
+
+    /// Return `dataset-replaced` if an object is missing or corrupt because the path now leads to another dataset. Else return `error`.
+    pub fn or_replaced(&self, error: Error) -> Error {
+        match error.kind() {
+            Kind::NotFound | Kind::Corrupt => {
+                self.check_dataset().err().filter(|found| found.code() == "dataset-replaced").unwrap_or(error)
+            }
+            _ => error,
+        }
+    }
+
+    /// Make a random id.
+    pub fn new_id(&self) -> Result<Id> {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(|error| penstock_error::Error::new("internal", format!("cannot make an id: {error}")))?;
+        Ok(Id(id))
+    }
+}

@@ -1,0 +1,129 @@
+//! Open data files: whole if small, else by their tails, many at once.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use penstock_error::{Error, Kind, Result};
+use penstock_format::Id;
+use penstock_format::datafile::FOOTER_BYTES;
+use penstock_format::ids::data_name;
+use penstock_format::manifest::FileRef;
+use penstock_storage::{Access, RangeRequest};
+use quick_cache::sync::GuardResult;
+
+use super::context::{Context, FileDuty, file_cache_bytes};
+use super::datafile::DataFile;
+
+/// Data files up to this size are read whole, together with their tail.
+const WHOLE_FILE_BYTES: u64 = 256 << 10;
+
+impl Context {
+    /// Return a data file from the cache, or open it. Its tail is verified.
+    pub fn file(&self, file: &FileRef, samples: u64) -> Result<Arc<DataFile>> {
+        let found = self.caches.get().files.get_or_insert_with(&file.id, || Ok(Arc::new(self.open_file(file, samples)?)))?;
+        if found.is(file, samples) { Ok(found) } else { self.open_file(file, samples).map(Arc::new) }
+    }
+
+    /// Open a data file without the cache.
+    pub fn open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {
+        self.try_open_file(file, samples).map_err(|error| self.or_replaced(error.object(data_name(file.id))))
+    }
+
+    fn try_open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {
+        let storage = self.storage.as_ref();
+        let access = storage.access(&data_name(file.id));
+        if access.is_mapped() {
+            return DataFile::open(storage, file, samples);
+        }
+        let pieces = storage.fetch(vec![tail_range(file)]).into_iter().next().unwrap_or_else(|| Ok(Vec::new()))?;
+        open(file, samples, access, pieces)
+    }
+
+    /// Return whether the cache has a data file with this id.
+    pub fn is_open(&self, file: Id) -> bool {
+        self.caches.get().files.peek(&file).is_some()
+    }
+
+    /// Return a cached data file, or the duty to open it. None if another thread held that duty during all of `patience`.
+    pub fn file_or_duty(&self, file: Id, patience: Duration) -> Option<std::result::Result<Arc<DataFile>, FileDuty<'_>>> {
+        match self.caches.get().files.get_value_or_guard(&file, Some(patience)) {
+            GuardResult::Value(file) => Some(Ok(file)),
+            GuardResult::Guard(duty) => Some(Err(duty)),
+            GuardResult::Timeout => None,
+        }
+    }
+
+    /// Return whether data files of these are not mapped, so that what they hold must be fetched.
+    pub fn any_ranged<'a>(&self, mut files: impl Iterator<Item = &'a FileRef>) -> bool {
+        files.any(|file| !self.storage.access(&data_name(file.id)).is_mapped())
+    }
+
+    /// Open data files, each given with its number of samples. Damaged files are left out. Cost: one request per file that is not mapped, all
+    /// concurrent, except for files in the cache and files that another thread is reading.
+    pub fn open_tails<'a>(&self, files: impl Iterator<Item = (&'a FileRef, u64)>) -> Result<Vec<Arc<DataFile>>> {
+        let (mut seen, mut opened) = (HashSet::new(), Vec::new());
+        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        for (file, samples) in files.filter(|(file, _)| seen.insert(file.id)) {
+            match self.file_or_duty(file.id, Duration::ZERO) {
+                Some(Ok(known)) if known.is(file, samples) => opened.push(known),
+                Some(Ok(_)) => {} // The cached file does not match this reference. Reading the column reports it.
+                Some(Err(duty)) => ours.push((file, samples, self.storage.access(&data_name(file.id)), duty)),
+                None => others.push((file, samples)),
+            }
+        }
+        let passable = |error: Error| if error.kind() == Kind::Corrupt { Ok(()) } else { Err(error) };
+        // Small files are read whole, unless their total exceeds the file cache.
+        let (mapped, ours): (Vec<_>, Vec<_>) = ours.into_iter().partition(|(_, _, access, _)| access.is_mapped());
+        others.extend(mapped.into_iter().map(|(file, samples, _, duty)| {
+            drop(duty); // `file` below takes it again.
+            (file, samples)
+        }));
+        let whole = ours.iter().map(|(file, ..)| whole_bytes(file)).sum::<u64>() <= file_cache_bytes();
+        let ranges = ours.iter().map(|(file, ..)| if whole { tail_range(file) } else { bare_tail(file) }).collect();
+        for ((file, samples, access, duty), answer) in ours.into_iter().zip(self.storage.fetch(ranges)) {
+            match answer.and_then(|pieces| open(file, samples, access, pieces)).map(Arc::new) {
+                Ok(file) => {
+                    let _ = duty.insert(file.clone());
+                    opened.push(file);
+                }
+                Err(error) => passable(error)?,
+            }
+        }
+        for (file, samples) in others {
+            match self.file(file, samples) {
+                Ok(file) => opened.push(file),
+                Err(error) => passable(error)?,
+            }
+        }
+        Ok(opened)
+    }
+}
+
+/// Return the range of a data file's tail, or of the whole file if it is small.
+fn tail_range(file: &FileRef) -> RangeRequest {
+    match whole_bytes(file) {
+        0 => bare_tail(file),
+        whole => RangeRequest::plain(&data_name(file.id), 0, whole, Some(whole)),
+    }
+}
+
+fn bare_tail(file: &FileRef) -> RangeRequest {
+    let begin = file.file_bytes.saturating_sub(FOOTER_BYTES).saturating_sub(file.tail_bytes);
+    RangeRequest::plain(&data_name(file.id), begin, file.tail_bytes.min(file.file_bytes), Some(file.file_bytes))
+}
+
+/// Return the bytes of a data file that is small enough to be read whole, else 0.
+pub fn whole_bytes(file: &FileRef) -> u64 {
+    if file.file_bytes <= WHOLE_FILE_BYTES { file.file_bytes } else { 0 }
+}
+
+/// Open a data file from the bytes of `tail_range` or `bare_tail`.
+fn open(file: &FileRef, samples: u64, access: Access, pieces: Vec<Bytes>) -> Result<DataFile> {
+    let body = pieces.into_iter().next().unwrap_or_default();
+    match body.len() as u64 == file.file_bytes {
+        true => DataFile::whole(body, access, file, samples),
+        false => DataFile::ranged(body, access, file, samples),
+    }
+}

@@ -1,0 +1,243 @@
+//! Test a place before trusting it with a dataset: which operations are allowed, how fast they are, and whether create-only puts work.
+
+use std::time::{Duration, Instant};
+
+use penstock_error::{Error, Result};
+use penstock_format::ids::data_name;
+use penstock_storage::{RangeRequest, Storage};
+
+use crate::snapshot::Snapshot;
+use crate::store::context::Context;
+
+/// Size of the object for measuring rates.
+const PROBE_BYTES: usize = 32 << 20;
+
+const RANGE_BYTES: u64 = 128 << 10;
+
+const SMALL_READS: usize = 20;
+
+/// Largest accepted clock skew. Services refuse signed requests beyond 15 minutes; commit times of several machines need less skew.
+const SKEW: Duration = Duration::from_secs(60);
+
+/// The result of one check.
+#[derive(Debug, Clone)]
+pub struct Finding {
+    pub name: &'static str,
+    /// Whether the check passed; None if it was skipped.
+    pub good: Option<bool>,
+    /// The measured value with its unit.
+    pub measured: Option<(f64, &'static str)>,
+    pub told: String,
+    pub advice: String,
+}
+
+/// A store under test, and the findings so far in order.
+struct Doctor<'a> {
+    store: &'a dyn Storage,
+    findings: Vec<Finding>,
+}
+
+/// Try every operation that a dataset needs. The probe object is removed again. Cost: about 300 requests and 100 to 170 MB.
+pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
+    let mut doctor = Doctor { store: context.storage.as_ref(), findings: Vec::new() };
+    if !doctor.reach() {
+        return Ok(doctor.findings);
+    }
+    let mut random = [0u8; 8];
+    getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("cannot name the probe: {error}")))?;
+    let probe = format!("probe-{:016x}", u64::from_le_bytes(random));
+    doctor.create_only();
+    let written = doctor.write(&probe);
+    let readable = match written {
+        true => Some((probe.clone(), PROBE_BYTES as u64)),
+        false => largest_file(context),
+    };
+    match readable {
+        Some((name, bytes)) => doctor.read(&name, bytes),
+        None => doctor.skip("read", "writing is not allowed here, and there is no dataset to read from"),
+    }
+    if written {
+        doctor.delete(&probe);
+    }
+    doctor.clock();
+    Ok(doctor.findings)
+}
+
+/// Return the largest data file of the dataset at this place. None if there is no dataset or no data file.
+fn largest_file(context: &std::sync::Arc<Context>) -> Option<(String, u64)> {
+    let snapshot = Snapshot::open(context.clone(), 0).ok()?;
+    let mut found: Option<(String, u64)> = None;
+    let looked = snapshot.each_fragment(|_, fragment| {
+        for file in &fragment.files {
+            if found.as_ref().is_none_or(|(_, bytes)| file.file_bytes > *bytes) {
+                found = Some((data_name(file.id), file.file_bytes));
+            }
+        }
+        Ok(())
+    });
+    looked.ok().and(found)
+}
+
+impl Doctor<'_> {
+    fn note(&mut self, name: &'static str, good: bool, measured: Option<(f64, &'static str)>, told: impl Into<String>, advice: &str) {
+        let advice = if good && measured.is_none() { String::new() } else { advice.to_owned() };
+        self.findings.push(Finding { name, good: Some(good), measured, told: told.into(), advice });
+    }
+
+    fn skip(&mut self, name: &'static str, why: &str) {
+        self.findings.push(Finding { name, good: None, measured: None, told: why.into(), advice: String::new() });
+    }
+
+    fn failed(&mut self, name: &'static str, error: &Error) {
+        let advice = match error.hint_text() {
+            _ if error.code() == "permission-denied" => "grant these credentials the permission",
+            hint => hint.unwrap_or("see the message"),
+        };
+        let advice = advice.to_owned();
+        self.findings.push(Finding { name, good: Some(false), measured: None, told: error.message().to_owned(), advice });
+    }
+
+    /// Return whether the store answers at all.
+    fn reach(&mut self) -> bool {
+        let began = Instant::now();
+        // Read the object, because the refusal of a look-up does not give the reason.
+        match self.store.read("log/0000000000000000/hint") {
+            Err(error) if error.code() != "object-not-found" => {
+                self.failed("reach", &error);
+                return false;
+            }
+            _ => self.note("reach", true, None, format!("answers after {:.0} ms, including the connection", millis(began)), ""),
+        }
+        match self.store.lists() {
+            false => self.skip("list", "this store cannot list; readers find the newest commit by its hint"),
+            true => match self.store.list("log/0000000000000000") {
+                Ok(_) => self.note("list", true, None, "allowed", ""),
+                Err(error) => self.failed("list", &error),
+            },
+        }
+        true
+    }
+
+    fn write(&mut self, probe: &str) -> bool {
+        // Random bytes, which storage cannot compress.
+        let mut word = 0x9e37_79b9_7f4a_7c15u64;
+        let body: Vec<u8> = (0..PROBE_BYTES / 8)
+            .flat_map(|_| {
+                word ^= word << 13;
+                word ^= word >> 7;
+                word ^= word << 17;
+                word.to_le_bytes()
+            })
+            .collect();
+        let began = Instant::now();
+        match self.store.put(probe, &body).and_then(|()| self.store.sync(&["."])) {
+            Ok(()) => {
+                let rate = rate(PROBE_BYTES as u64, began);
+                self.note(
+                    "write",
+                    true,
+                    Some((rate, "MB/s")),
+                    "one object of 32 MiB, durable",
+                    slow(rate, 50.0, "writing is slow: import from a machine closer to the store"),
+                );
+                true
+            }
+            Err(error) => {
+                self.failed("write", &error);
+                false
+            }
+        }
+    }
+
+    fn create_only(&mut self) {
+        match self.store.prove() {
+            Ok(()) => self.note("create-only put", true, None, "one of several concurrent puts wins, and a later put is refused", ""),
+            Err(error) => self.failed("create-only put", &error),
+        }
+    }
+
+    fn read(&mut self, name: &str, bytes: u64) {
+        let one = |begin: u64, count: u64| RangeRequest::plain(name, begin, count.min(bytes - begin), Some(bytes));
+        let mut times = Vec::with_capacity(SMALL_READS);
+        for index in 0..SMALL_READS as u64 {
+            let began = Instant::now();
+            let begin = (index * 1_000_003) % bytes.saturating_sub(64).max(1);
+            match self.store.fetch(vec![one(begin, 64)]).remove(0) {
+                Ok(_) => times.push(millis(began)),
+                Err(error) => return self.failed("read", &error),
+            }
+        }
+        times.sort_by(f64::total_cmp);
+        let (median, slowest) = (times[SMALL_READS / 2], times[SMALL_READS - 1]);
+        let advice = if median > 50.0 { "far away: take many samples at once; import and train in the store's region" } else { "" };
+        self.note(
+            "latency",
+            true,
+            Some((median, "ms")),
+            format!("median of {SMALL_READS} reads of 64 bytes; slowest {slowest:.1} ms"),
+            advice,
+        );
+        let count = (PROBE_BYTES as u64).min(bytes) / RANGE_BYTES;
+        let spread = bytes.saturating_sub(RANGE_BYTES).max(1);
+        let ranges = (0..count.max(1)).map(|index| one((index * 0x9e37_79b9 * 4096) % spread, RANGE_BYTES)).collect();
+        self.rate("ranged reads", "at random, 128 KiB each, many concurrently", ranges);
+        let most = bytes.min(4 * PROBE_BYTES as u64);
+        let ranges = (0..most).step_by(8 << 20).map(|begin| one(begin, (8 << 20).min(most - begin))).collect();
+        self.rate("sequential reads", "8 MiB each, many concurrently", ranges);
+    }
+
+    fn rate(&mut self, name: &'static str, what: &str, ranges: Vec<RangeRequest>) {
+        let total: u64 = ranges.iter().map(|range| range.end() - range.begin).sum();
+        let began = Instant::now();
+        match self.store.fetch(ranges).into_iter().find_map(Result::err) {
+            Some(error) => self.failed(name, &error),
+            None => {
+                let rate = rate(total, began);
+                self.note(
+                    name,
+                    true,
+                    Some((rate, "MB/s")),
+                    what,
+                    slow(rate, 100.0, "slow for training: a cache on a local disk would help"),
+                );
+            }
+        }
+    }
+
+    fn delete(&mut self, probe: &str) {
+        match self.store.delete(probe) {
+            Ok(()) => self.note("delete", true, None, "allowed", ""),
+            Err(error) => self.failed("delete", &error),
+        }
+    }
+
+    fn clock(&mut self) {
+        match self.store.clock_skew() {
+            None => self.skip("clock", "the store does not report its time"),
+            Some(skew) => {
+                let seconds = skew.as_secs_f64();
+                let good = skew < SKEW;
+                self.note(
+                    "clock",
+                    good,
+                    Some((seconds, "s")),
+                    "difference from the store's clock",
+                    if good { "" } else { "set this machine's clock (NTP)" },
+                );
+            }
+        }
+    }
+}
+
+fn millis(began: Instant) -> f64 {
+    began.elapsed().as_secs_f64() * 1e3
+}
+
+/// Return the rate in MB/s.
+fn rate(bytes: u64, began: Instant) -> f64 {
+    bytes as f64 / 1e6 / began.elapsed().as_secs_f64().max(1e-9)
+}
+
+fn slow(rate: f64, least: f64, advice: &'static str) -> &'static str {
+    if rate < least { advice } else { "" }
+}

@@ -1,0 +1,4 @@
+//! Checks of a dataset and of a place for one.
+
+pub mod doctor;
+pub mod verify;

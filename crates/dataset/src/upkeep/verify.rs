@@ -1,0 +1,291 @@
+//! Check every byte that a snapshot depends on: the chain of records, root, pages, words, and all data files.
+
+use bytes::Bytes;
+use penstock_error::{Error, Kind, Result};
+use penstock_format::cursor::{Strings, malformed};
+use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_footer, write_header};
+use penstock_format::ids::{NAMES_FOLDER, Run, data_name, row_id};
+use penstock_format::manifest::{FileRef, Fragment};
+use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_storage::RangeRequest;
+use penstock_tensor::Dtype;
+
+use crate::config::Config;
+use crate::log::refs::pins;
+use crate::log::{newest, records};
+use crate::read::fixed::check_bools;
+use crate::snapshot::Snapshot;
+use crate::snapshot::values::check_stored_as;
+use crate::store::datafile::DataFile;
+
+/// The result of `verify`.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    pub commits: u64,
+    pub fragments: u64,
+    pub data_files: u64,
+    pub data_bytes: u64,
+    pub samples: u64,
+    pub problems: Vec<Problem>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Problem {
+    pub object: String,
+    pub error: Error,
+}
+
+/// Check a snapshot. Damage is added to the report. A store that cannot be reached is an error.
+pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<Report> {
+    let mut report = Report { commits: 1, ..Report::default() };
+    let store = snapshot.context.storage.as_ref();
+    let mut given_out = snapshot.record().transactions.first().map(|first| first.first_counter);
+    let walked = records::walk(store, snapshot.record(), |entry| {
+        report.commits += 1;
+        let (record, before) = (&entry.record, entry.record.transactions.first().map(|first| first.first_counter));
+        match given_out.replace(before.unwrap_or_default()).is_some_and(|first| first < record.next_counter) {
+            true => Err(malformed(format!("the commit after {} assigns row ids that an earlier commit assigned", record.snapshot()))),
+            false => Ok(()),
+        }
+    });
+    note(&mut report, "log".into(), walked)?;
+    for error in newest::gaps(store, &snapshot.id())? {
+        note(&mut report, "log".into(), Err(error))?;
+    }
+    note(&mut report, NAMES_FOLDER.into(), pins(&snapshot.context).map(drop))?;
+    for column in &snapshot.schema.columns {
+        note(&mut report, format!("words of `{}`", column.name), snapshot.vocabulary(column.id).map(|_| ()))?;
+    }
+    let mut runs: Vec<Run> = Vec::new();
+    for part in 0..snapshot.live.parts.len() {
+        let fragments = match snapshot.fragments(part) {
+            Ok((_, fragments)) => fragments,
+            Err(error) => {
+                note(&mut report, format!("manifest part {part}"), Err(error))?;
+                continue;
+            }
+        };
+        for fragment in fragments.as_slice() {
+            runs.extend(&fragment.runs);
+            check_fragment(snapshot, fragment, &mut report)?;
+            progress(&report);
+        }
+    }
+    note(&mut report, "row ids".into(), check_runs(snapshot, runs))?;
+    Ok(report)
+}
+
+/// Check that each row id was assigned by a commit, and belongs to one sample.
+fn check_runs(snapshot: &Snapshot, mut runs: Vec<Run>) -> Result<()> {
+    let next = row_id(snapshot.record().lineage, snapshot.record().next_counter);
+    runs.sort_unstable_by_key(|run| run.first);
+    let mut end = 0;
+    for run in runs {
+        if run.first < end {
+            return Err(malformed(format!("row id {} belongs to two samples", run.first)));
+        }
+        end = run.first.saturating_add(run.count);
+    }
+    match end > next {
+        true => Err(malformed(format!("row id {} belongs to a sample, but no commit assigned it", end - 1))),
+        false => Ok(()),
+    }
+}
+
+/// Add damage to the report. Returns any other error.
+fn note(report: &mut Report, object: String, result: Result<()>) -> Result<()> {
+    match result {
+        Ok(()) => Ok(()),
+        Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound | Kind::Unsupported) => {
+            report.problems.push(Problem { object, error });
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn check_fragment(snapshot: &Snapshot, fragment: &Fragment, report: &mut Report) -> Result<()> {
+    report.fragments += 1;
+    report.samples += fragment.samples;
+    for file in &fragment.files {
+        report.data_files += 1;
+        report.data_bytes += file.file_bytes;
+        let checked = check_file(snapshot, file, fragment.samples);
+        note(report, data_name(file.id), checked)?;
+    }
+    Ok(())
+}
+
+/// A range of bytes that is checked at once: a block, or a run of checksum units of a long block.
+struct Stretch {
+    begin: u64,
+    end: u64,
+    chunk: usize,
+    block: usize,
+    units: std::ops::Range<usize>,
+}
+
+fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<()> {
+    let file = snapshot.context.open_file(reference, samples)?;
+    let read = |begin: u64, end: u64| read(snapshot, &file, begin, end);
+    if read(0, HEADER_BYTES)?[..] != *write_header(file.id) {
+        return Err(malformed("it is not a data file, or a different one"));
+    }
+    check_footer(&file, reference, &read(reference.file_bytes - FOOTER_BYTES, reference.file_bytes)?)?;
+    let columns: Vec<u64> = file.tail.chunks.iter().map(|chunk| chunk.column).collect();
+    let specs: Vec<Option<&ColumnSpec>> =
+        columns.iter().map(|column| snapshot.schema.columns.iter().find(|spec| spec.id == *column)).collect();
+    for (chunk, spec) in file.tail.chunks.iter().zip(&specs) {
+        if let Some(row) = (0..samples).find(|row| !chunk.is_valid(*row) && chunk.free.iter().any(|sizes| sizes.get(*row as usize) != 0)) {
+            return Err(malformed(format!("sample {row} of column {} is null, but has sizes", chunk.column)));
+        }
+        let Some(spec) = spec else { continue };
+        check_stored_as(&file, chunk, spec)?;
+        if matches!(spec.kind, ColumnKind::Category) {
+            let vocabulary = snapshot.vocabulary(chunk.column)?;
+            if let Some(word) = chunk.dictionary.iter().flat_map(|words| words.iter()).find(|word| vocabulary.code(word).is_none()) {
+                return Err(malformed(format!("column `{}` has the word `{word}`, which no commit added", spec.name)));
+            }
+        }
+    }
+    let mut rest = &stretches(&file, &specs)[..];
+    let mut at = HEADER_BYTES;
+    while let Some(first) = rest.first() {
+        let (from, mut to) = (at.min(first.begin), first.end);
+        let fits = rest.iter().take_while(|stretch| stretch.end <= first.end || stretch.end - from <= Config::memory_bytes() / 16).count();
+        let (group, later) = rest.split_at(fits.max(1));
+        rest = later;
+        to = group.iter().fold(to, |to, stretch| to.max(stretch.end));
+        let bytes = read(from, to)?;
+        for stretch in group {
+            check_pad(at, stretch.begin, &bytes, from)?;
+            at = at.max(stretch.end);
+            let stored = bytes.slice((stretch.begin - from) as usize..(stretch.end - from) as usize);
+            check_stretch(&file, stretch, specs[stretch.chunk], stored)?;
+        }
+    }
+    check_pad(at, file.data_end, &read(at.min(file.data_end), file.data_end)?, at)
+}
+
+/// Read bytes of a data file. If it is not mapped, its ranges are requested concurrently.
+fn read(snapshot: &Snapshot, file: &DataFile, begin: u64, end: u64) -> Result<Bytes> {
+    if file.in_memory() {
+        return Ok(file.map.slice(begin as usize..end as usize));
+    }
+    let store = snapshot.context.storage.as_ref();
+    let step = store.range_bytes().min(end - begin).max(1);
+    let starts = (begin..end).step_by(step as usize);
+    let ranges = starts.map(|at| RangeRequest::plain(&data_name(file.id), at, step.min(end - at), Some(file.file_bytes))).collect();
+    let mut pieces = Vec::new();
+    for answer in store.fetch(ranges) {
+        pieces.extend(answer?);
+    }
+    Ok(if pieces.len() == 1 { pieces.remove(0) } else { pieces.concat().into() })
+}
+
+/// Return the stretches of all blocks of a file, in file order.
+fn stretches(file: &DataFile, specs: &[Option<&ColumnSpec>]) -> Vec<Stretch> {
+    let mut found = Vec::new();
+    for (chunk, entry) in file.tail.chunks.iter().enumerate() {
+        debug_assert!(entry.blocks() as u64 <= MAX_BLOCKS);
+        for block in 0..entry.blocks() {
+            let (begin, bytes, count) = (entry.offset.get(block), entry.stored_bytes.get(block), entry.units_of(block).1);
+            // A block that must be decoded is read whole. So is text, because a character may span two units.
+            let whole = entry.codec != Codec::None || entry.layout == Layout::Packed || specs[chunk].is_some_and(is_text);
+            let step = if whole { count.max(1) } else { UNITS_A_STRETCH };
+            for first in (0..count).step_by(step) {
+                let units = first..(first + step).min(count);
+                let end = begin + (units.end as u64 * UNIT_BYTES).min(bytes);
+                found.push(Stretch { begin: begin + first as u64 * UNIT_BYTES, end, chunk, block, units });
+            }
+        }
+    }
+    found.sort_unstable_by_key(|stretch| (stretch.begin, stretch.end));
+    found
+}
+
+/// Blocks of more units are checked in parts.
+const UNITS_A_STRETCH: usize = 128;
+
+/// Check that the bytes from `begin` to `end` are zero, as they belong to no block. `bytes` begins at `from`.
+fn check_pad(begin: u64, end: u64, bytes: &[u8], from: u64) -> Result<()> {
+    if begin < end && bytes[(begin - from) as usize..(end - from) as usize].iter().any(|byte| *byte != 0) {
+        return Err(Error::new("block-checksum", format!("the padding at bytes {begin}..{end} is not zero")));
+    }
+    Ok(())
+}
+
+/// Check that the footer agrees with the manifest.
+fn check_footer(file: &DataFile, reference: &FileRef, footer: &[u8]) -> Result<()> {
+    let expected = write_footer(file.data_end, reference.tail_bytes, reference.tail_crc);
+    match footer == expected {
+        true => Ok(()),
+        false => Err(malformed("its footer differs from the manifest")),
+    }
+}
+
+/// Verify the checksums of a stretch, then decode it and check every row, as a reader would.
+fn check_stretch(file: &DataFile, stretch: &Stretch, spec: Option<&ColumnSpec>, stored: Bytes) -> Result<()> {
+    let Stretch { chunk: index, block, units, .. } = stretch;
+    for (unit, bytes) in units.clone().zip(stored.chunks(UNIT_BYTES as usize)) {
+        file.verify_stored(*index, *block, Some(unit), bytes)?;
+    }
+    let chunk = &file.tail.chunks[*index];
+    let bytes = file.decoded(*index, *block, stored)?;
+    let within = |error: Error| match spec {
+        Some(spec) => error.context(format!("block {block} of column `{}`", spec.name)).column(&spec.name),
+        None => error,
+    };
+    if chunk.layout == Layout::Packed {
+        let head = file.packed(*index, *block, &bytes)?;
+        let (cell, free_count) = (chunk.shape.fixed_bytes(chunk.dtype)?, chunk.shape.free_count());
+        let mut free = Vec::new();
+        for row in 0..chunk.rows_of(*block) as usize {
+            let range = head.range(&bytes, row)?;
+            free.clear();
+            head.free(&bytes, row, range.len(), cell, &mut free, free_count)?;
+            check_value(spec, chunk, &bytes[range], |_| true).map_err(within)?;
+        }
+        return Ok(());
+    }
+    let first_row = if chunk.layout == Layout::Fixed { chunk.first_row_of(*block) } else { 0 };
+    check_value(spec, chunk, &bytes, |place| chunk.layout != Layout::Fixed || chunk.is_valid(first_row + place)).map_err(within)
+}
+
+fn is_text(spec: &ColumnSpec) -> bool {
+    matches!(spec.kind, ColumnKind::Text | ColumnKind::Json)
+}
+
+/// Check a value of a text or JSON column. Values of other columns are accepted.
+pub fn check_text(spec: &ColumnSpec, bytes: &[u8]) -> Result<()> {
+    if !is_text(spec) {
+        return Ok(());
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| malformed(format!("a text is not UTF-8: {error}")))?;
+    if matches!(spec.kind, ColumnKind::Json) && !text.is_empty() {
+        serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|error| malformed(format!("a value is not JSON: {error}")))?;
+    }
+    Ok(())
+}
+
+/// Check that a value, or a run of values of fixed shape, has the column's type. Values for which `valid` is false are skipped.
+fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: impl Fn(u64) -> bool) -> Result<()> {
+    let Some(spec) = spec else { return Ok(()) };
+    match &spec.kind {
+        ColumnKind::Text | ColumnKind::Json => check_text(spec, bytes),
+        ColumnKind::Label { names } => check_codes(chunk, bytes, names.len(), valid),
+        ColumnKind::Category => check_codes(chunk, bytes, chunk.dictionary.as_ref().map_or(0, Strings::len), valid),
+        _ if chunk.dtype == Dtype::Bool => check_bools(bytes),
+        _ => Ok(()),
+    }
+}
+
+fn check_codes(chunk: &Chunk, bytes: &[u8], words: usize, valid: impl Fn(u64) -> bool) -> Result<()> {
+    for (place, code) in bytes.chunks_exact(chunk.dtype.size()).enumerate() {
+        let code = code.iter().rev().fold(0u64, |code, byte| code << 8 | u64::from(*byte));
+        if code >= words as u64 && valid(place as u64) {
+            return Err(malformed(format!("a code is {code}, but there are {words} names")));
+        }
+    }
+    Ok(())
+}

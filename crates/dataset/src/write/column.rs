@@ -1,0 +1,304 @@
+//! The samples of one column that wait to be written, and the chunk that they go to.
+
+use std::sync::Arc;
+
+use penstock_error::Result;
+use penstock_format::datafile::{ChunkBuilder, Codec, Layout, SINGLE_BYTES};
+use penstock_format::schema::{CodecName, ColumnKind, ColumnSpec};
+use penstock_tensor::window::{Grid, SAMPLE_TILES, default_tile, elements, whole};
+use penstock_tensor::{Column, Dtype, Ragged, Shape};
+
+use super::style::Style;
+
+/// Fewer small samples are not worth a new fragment.
+const SAMPLES_WORTH_A_FRAGMENT: usize = 1000;
+
+/// Values of one column in their stored form, and for a category the words of its codes.
+pub struct Stored {
+    pub column: Column,
+    /// Category only: codes in `column` are places in this list, which only grows.
+    pub words: Option<Arc<Vec<Arc<str>>>>,
+}
+
+pub struct ColumnWriter {
+    pub spec: ColumnSpec,
+    pub dtype: Dtype,
+    pub shape: Shape,
+    /// Sides of the tiles, if the schema sets them.
+    tile: Option<Vec<u64>>,
+    pub codec: Codec,
+    /// Null samples before the first value. They are written only if a value follows.
+    pub leading_nulls: usize,
+    pub waiting: Option<Column>,
+    pub chunk: Option<(usize, Style, ChunkBuilder)>,
+    /// For each word of the transaction, its place in `words`, or `u32::MAX` if `words` lacks it.
+    local: Vec<u32>,
+    words: Vec<Arc<str>>,
+    words_bytes: usize,
+    pub samples: usize,
+    pub validity: Option<Vec<bool>>,
+}
+
+impl ColumnWriter {
+    pub fn new(spec: &ColumnSpec) -> Result<ColumnWriter> {
+        let (dtype, shape) = spec.kind.stored()?;
+        let codec = match spec.codec {
+            CodecName::None => Codec::None,
+            CodecName::Lz4 => Codec::Lz4,
+            CodecName::Zstd => Codec::Zstd,
+        };
+        let tile = match &spec.kind {
+            ColumnKind::Tensor { tile, .. } => tile.clone(),
+            _ => None,
+        };
+        Ok(ColumnWriter {
+            spec: spec.clone(),
+            dtype,
+            shape,
+            tile,
+            codec,
+            leading_nulls: 0,
+            waiting: None,
+            chunk: None,
+            local: Vec::new(),
+            words: Vec::new(),
+            words_bytes: 0,
+            samples: 0,
+            validity: None,
+        })
+    }
+
+    /// Return whether these samples should be packed, while earlier ones have separate blocks.
+    pub fn shrinks(&self, column: &Column) -> bool {
+        let alone = matches!(&self.chunk, Some((_, style, _)) if matches!(style.layout, Layout::Single | Layout::Tiled));
+        alone
+            && !self.tiled_by_shape()
+            && !matches!(column, Column::Pulled(_))
+            && column.len() >= SAMPLES_WORTH_A_FRAGMENT
+            && (column.value_bytes() as u64) < column.len() as u64 * SINGLE_BYTES / 2
+    }
+
+    /// Return whether these samples are too large for the layout that was chosen for smaller ones.
+    pub fn outgrown(&self, column: &Column) -> bool {
+        let Column::Pulled(pulled) = column else { return false };
+        match &self.chunk {
+            None => self.waiting.is_some() && !self.tiled_by_shape(),
+            Some((_, _, chunk)) if chunk.layout == Layout::Tiled => {
+                let many = |shape: &Vec<u64>| Grid::new(shape, &chunk.tile).tiles().is_none_or(|tiles| tiles > SAMPLE_TILES);
+                self.tile.is_none() && !self.shape.is_fixed() && pulled.shapes.iter().any(many)
+            }
+            Some(_) => true,
+        }
+    }
+
+    /// Return whether all samples are tiled because of the schema, whatever their sizes.
+    pub fn tiled_by_shape(&self) -> bool {
+        self.tile.is_some()
+            || (self.shape.is_fixed() && Style::tiles(self.dtype, &self.shape, self.shape.fixed_bytes(self.dtype).unwrap_or(0)))
+    }
+
+    /// Choose the tile for waiting samples.
+    pub fn tile_of_waiting(&self, column: &Column) -> Vec<u64> {
+        let shapes: Vec<Vec<u64>> = match column {
+            Column::Ragged(ragged) if self.dtype != Dtype::Bytes && !self.shape.is_fixed() => {
+                (0..ragged.len()).map(|row| self.shape.fill(free_of(ragged, &self.shape, row))).collect()
+            }
+            _ => vec![self.shape.fill(&[])],
+        };
+        let size = |shape: &&Vec<u64>| elements(&whole(shape)).unwrap_or(u64::MAX);
+        let largest = shapes.iter().max_by_key(size).cloned().unwrap_or_default();
+        self.tile_for(&shapes.iter().map(Vec::as_slice).collect::<Vec<_>>(), &largest)
+    }
+
+    /// Choose the tile for samples of these shapes: the schema's tile, else the default tile of the largest sample. If that cuts a
+    /// sample into too many tiles, as for a tall sample after a wide one, use the default tile of the longest sides.
+    pub fn tile_for(&self, shapes: &[&[u64]], largest: &[u64]) -> Vec<u64> {
+        if let Some(tile) = &self.tile {
+            return tile.clone();
+        }
+        let tile = default_tile(largest, self.dtype.size() as u64);
+        let many = |shape: &&[u64]| Grid::new(shape, &tile).tiles().is_none_or(|tiles| tiles > SAMPLE_TILES);
+        if tile.contains(&0) || !shapes.iter().any(many) {
+            return tile;
+        }
+        let longest = |axis: usize| shapes.iter().map(|shape| shape[axis]).max().unwrap_or(1);
+        default_tile(&(0..largest.len()).map(longest).collect::<Vec<_>>(), self.dtype.size() as u64)
+    }
+
+    /// Return whether a sample of this fragment has a value.
+    pub fn begun(&self) -> bool {
+        self.waiting.is_some() || self.chunk.is_some()
+    }
+
+    /// Return the stored bytes of a null: those of a sample of fixed shape, or 0 if nulls are empty.
+    pub fn fixed_bytes(&self) -> u64 {
+        if self.shape.is_fixed() && !self.tiled_by_shape() { self.shape.fixed_bytes(self.dtype).unwrap_or(0) } else { 0 }
+    }
+
+    pub fn push(&mut self, stored: Option<Stored>, samples: usize) -> Result<()> {
+        let begun = self.begun();
+        let stored = match stored {
+            None if !begun => {
+                self.leading_nulls += samples;
+                return Ok(());
+            }
+            None => Stored { column: self.nulls(samples)?, words: None },
+            Some(stored) => stored,
+        };
+        if !begun && self.leading_nulls > 0 {
+            let count = std::mem::take(&mut self.leading_nulls);
+            let nulls = self.nulls(count)?;
+            self.add(nulls);
+        }
+        let mut column = if self.tiled_by_shape() { stretched(stored.column) } else { stored.column };
+        if let Some(words) = stored.words {
+            self.localise(&mut column, &words);
+        }
+        self.add(column);
+        Ok(())
+    }
+
+    /// Map codes of the transaction's words to codes of this fragment's dictionary.
+    fn localise(&mut self, column: &mut Column, words: &[Arc<str>]) {
+        let Column::Fixed { data, validity, .. } = column else { return };
+        self.local.resize(words.len(), u32::MAX);
+        for (index, code) in data.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let mut place = 0;
+            if validity.as_ref().is_none_or(|validity| validity[index]) {
+                let given = u32::from_le_bytes(*code) as usize;
+                place = self.local[given];
+                if place == u32::MAX {
+                    place = self.words.len() as u32;
+                    self.local[given] = place;
+                    self.words_bytes += words[given].len() + 2;
+                    self.words.push(words[given].clone());
+                }
+            }
+            *code = place.to_le_bytes();
+        }
+    }
+
+    pub fn nulls(&self, samples: usize) -> Result<Column> {
+        let validity = Some(vec![false; samples]);
+        Ok(match self.shape.is_fixed() && !self.tiled_by_shape() {
+            true => Column::Fixed { data: vec![0; samples * self.shape.fixed_bytes(self.dtype)? as usize], validity, samples },
+            false => {
+                let free = if self.dtype == Dtype::Bytes { 0 } else { samples * self.shape.free_count() };
+                Column::Ragged(Ragged { data: Vec::new(), ends: vec![0; samples], free: vec![0; free], validity })
+            }
+        })
+    }
+
+    /// Append to the waiting samples. Their validity moves to `self.validity`, which covers the whole fragment.
+    fn add(&mut self, mut column: Column) {
+        let before = self.chunk_samples();
+        let validity = match &mut column {
+            Column::Fixed { validity, .. } => validity.take(),
+            Column::Ragged(ragged) => ragged.validity.take(),
+            Column::Pulled(pulled) => pulled.validity.take(),
+        };
+        let validity = validity.filter(|validity| self.validity.is_some() || validity.contains(&false));
+        match (&mut self.validity, validity) {
+            (None, None) => {}
+            (Some(list), None) => list.resize(before + column.len(), true),
+            (list, Some(more)) => list.get_or_insert_with(|| vec![true; before]).extend(more),
+        }
+        match (&mut self.waiting, column) {
+            (Some(Column::Fixed { data, samples, .. }), Column::Fixed { data: more, samples: count, .. }) => {
+                data.extend_from_slice(&more);
+                *samples += count;
+            }
+            (Some(Column::Ragged(ragged)), Column::Ragged(more)) => {
+                let base = ragged.data.len() as u64;
+                ragged.data.extend_from_slice(&more.data);
+                ragged.ends.extend(more.ends.iter().map(|end| base + end));
+                ragged.free.extend_from_slice(&more.free);
+            }
+            (waiting, column) => *waiting = Some(column),
+        }
+    }
+
+    /// Return the number of samples so far, written and waiting.
+    fn chunk_samples(&self) -> usize {
+        self.samples + self.waiting.as_ref().map_or(0, Column::len)
+    }
+
+    pub fn waiting_bytes(&self) -> usize {
+        self.waiting.as_ref().map_or(0, |column| column.value_bytes() + column.len() * 9)
+    }
+
+    pub fn file(&self) -> Option<usize> {
+        self.chunk.as_ref().map(|(file, _, _)| *file)
+    }
+
+    pub fn tail_bytes(&self) -> usize {
+        let validity = self.validity.as_ref().map_or(0, |validity| validity.len() / 8);
+        self.chunk.as_ref().map_or(0, |(_, _, chunk)| chunk.tail_bytes()) + validity + self.words_bytes
+    }
+
+    pub fn chunk_builder(&self, style: &Style) -> ChunkBuilder {
+        let free =
+            if matches!(style.layout, Layout::Single | Layout::Tiled) && self.dtype != Dtype::Bytes { self.shape.free_count() } else { 0 };
+        ChunkBuilder {
+            column: self.spec.id,
+            dtype: self.dtype,
+            layout: style.layout,
+            codec: style.codec,
+            shape: self.shape.clone(),
+            rows_per_block: style.rows_per_block,
+            first_row: Vec::new(),
+            offset: Vec::new(),
+            stored_bytes: Vec::new(),
+            raw_bytes: Vec::new(),
+            crcs: Vec::new(),
+            free: vec![Vec::new(); free],
+            tile: Vec::new(),
+            first_tile: Vec::new(),
+            validity: None,
+            dictionary: None,
+        }
+    }
+
+    /// Take the chunk if it belongs to file `index`.
+    pub fn finish(&mut self, index: usize) -> Option<ChunkBuilder> {
+        let (_, _, mut chunk) = self.chunk.take_if(|(file, _, _)| *file == index)?;
+        chunk.validity = self.validity.take();
+        chunk.dictionary = (!self.words.is_empty()).then(|| std::mem::take(&mut self.words));
+        Some(chunk)
+    }
+}
+
+/// Return the sizes of the free dimensions of one value.
+pub fn free_of<'a>(ragged: &'a Ragged, shape: &Shape, row: usize) -> &'a [u64] {
+    let count = shape.free_count();
+    &ragged.free[row * count..(row + 1) * count]
+}
+
+/// Convert samples of fixed shape to the ragged form, in which nulls are empty.
+fn stretched(column: Column) -> Column {
+    match column {
+        Column::Fixed { data, validity: None, samples } => {
+            let cell = (data.len() / samples.max(1)) as u64;
+            Column::Ragged(Ragged { data, ends: (1..=samples as u64).map(|end| end * cell).collect(), free: Vec::new(), validity: None })
+        }
+        Column::Fixed { data, validity: Some(valid), samples } => {
+            let (cell, mut ragged) = (data.len() / samples.max(1), Ragged::default());
+            (0..samples).for_each(|row| ragged.push(valid[row].then(|| &data[row * cell..(row + 1) * cell]), &[]));
+            Column::Ragged(ragged)
+        }
+        other => other,
+    }
+}
+
+/// Split a column into its first `rows` samples and the rest. It has no validity: `ColumnWriter::add` has moved that.
+pub fn split(column: Column, rows: usize) -> (Column, Column) {
+    match column {
+        Column::Fixed { mut data, samples, .. } => {
+            let cell = data.len().checked_div(samples).unwrap_or(0);
+            let rest = data.split_off(rows * cell);
+            (Column::Fixed { data, validity: None, samples: rows }, Column::Fixed { data: rest, validity: None, samples: samples - rows })
+        }
+        // Ragged columns are always written whole.
+        ragged => (ragged, Column::Ragged(Ragged::default())),
+    }
+}

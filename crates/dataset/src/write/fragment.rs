@@ -1,0 +1,183 @@
+//! Write one fragment: collect samples by column, cut and encode them when enough are waiting, and close at a byte target.
+
+use std::sync::Arc;
+
+use penstock_error::Result;
+use penstock_format::datafile::{ChunkBuilder, FILE_BYTES, Layout, OWN_FILE_BYTES, TAIL_BYTES};
+use penstock_format::ids::{PROVISIONAL, Run, data_name};
+use penstock_format::manifest::{FileRef, Fragment};
+use penstock_format::record::FEATURE_TILED;
+use penstock_format::schema::ColumnSpec;
+use penstock_tensor::{Column, Dtype};
+
+use super::column::{ColumnWriter, Stored, split};
+use super::encode;
+use super::file::OpenFile;
+use super::style::Style;
+use crate::config::Config;
+use crate::store::context::Context;
+
+/// Samples of one column are written when this many bytes are waiting.
+const FLUSH_BYTES: usize = 8 << 20;
+
+/// The fragment being written.
+pub struct FragmentWriter {
+    context: Arc<Context>,
+    pub columns: Vec<ColumnWriter>,
+    pub files: Vec<OpenFile>,
+    main: Option<usize>,
+    samples: u64,
+}
+
+impl FragmentWriter {
+    pub fn new(context: Arc<Context>, specs: &[ColumnSpec]) -> Result<FragmentWriter> {
+        let columns = specs.iter().map(ColumnWriter::new).collect::<Result<_>>()?;
+        Ok(FragmentWriter { context, columns, files: Vec::new(), main: None, samples: 0 })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.samples == 0
+    }
+
+    /// Add `samples` samples: one entry per column in schema order, None for a column of nulls.
+    pub fn push(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
+        for (index, column) in columns.into_iter().enumerate() {
+            match column {
+                Some(Stored { column: Column::Pulled(pulled), .. }) => self.push_pulled(index, pulled)?,
+                column => self.columns[index].push(column, samples)?,
+            }
+        }
+        self.samples += samples as u64;
+        let waiting: usize = self.columns.iter().map(ColumnWriter::waiting_bytes).sum();
+        let all = waiting as u64 > Config::memory_bytes() / 4;
+        for index in 0..self.columns.len() {
+            if all || self.columns[index].waiting_bytes() >= FLUSH_BYTES {
+                self.flush_column(index, false)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Return whether these samples should begin a new fragment. One reason is a change of size: small values after large ones would
+    /// use a block each, and large values do not fit the layout of small ones. The other reason is a column that is left out but was
+    /// given before, or vice versa: nulls would fill it with many zero bytes, while a new fragment can leave the column out.
+    pub fn wants_new_fragment(&self, columns: &[Option<Stored>], samples: usize) -> bool {
+        let both = || self.columns.iter().zip(columns);
+        if both()
+            .any(|(writer, column)| column.as_ref().is_some_and(|stored| writer.shrinks(&stored.column) || writer.outgrown(&stored.column)))
+        {
+            return true;
+        }
+        let left_out = both().filter(|(writer, column)| column.is_none() && writer.begun());
+        let after: u64 = left_out.map(|(writer, _)| writer.fixed_bytes().saturating_mul(samples as u64)).sum();
+        let first = both().filter(|(writer, column)| column.is_some() && !writer.begun());
+        let before: u64 = first.map(|(writer, _)| writer.fixed_bytes().saturating_mul(writer.leading_nulls as u64)).sum();
+        after.max(before) > FLUSH_BYTES as u64
+    }
+
+    /// Return whether a byte target is reached.
+    pub fn is_full(&self) -> bool {
+        let tail_of =
+            |file: usize| self.columns.iter().filter(|column| column.file() == Some(file)).map(ColumnWriter::tail_bytes).sum::<usize>();
+        (0..self.files.len()).any(|file| self.files[file].offset >= FILE_BYTES || tail_of(file) >= TAIL_BYTES)
+            || self.columns.iter().any(|column| column.tail_bytes() >= TAIL_BYTES)
+    }
+
+    pub fn flush_column(&mut self, index: usize, last: bool) -> Result<()> {
+        let column = &mut self.columns[index];
+        let Some(waiting) = column.waiting.take() else { return Ok(()) };
+        if column.chunk.is_none() {
+            let mean = waiting.value_bytes() as u64 / waiting.len().max(1) as u64;
+            let style = match column.tiled_by_shape() {
+                true => Style::tiled(column.codec),
+                false => Style::choose(column.dtype, &column.shape, column.codec, mean)?,
+            };
+            let tile = if style.layout == Layout::Tiled { column.tile_of_waiting(&waiting) } else { Vec::new() };
+            self.open_chunk(index, style, tile, mean)?;
+        }
+        let column = &mut self.columns[index];
+        if matches!(&column.chunk, Some((_, style, _)) if style.layout == Layout::Tiled) {
+            return self.write_tiled(index, &waiting);
+        }
+        let Some((file, style, mut chunk)) = column.chunk.take() else { return Ok(()) };
+        // A block with a fixed number of rows may be shorter only at the end of the fragment.
+        let rows = match style.rows_per_block {
+            0 | 1 => waiting.len(),
+            _ if last => waiting.len(),
+            rows => waiting.len() / rows as usize * rows as usize,
+        };
+        let (now, later) = split(waiting, rows);
+        let target = &mut self.files[file];
+        for block in encode::encode(&now, &style, self.columns[index].dtype, &self.columns[index].shape)? {
+            let written = &mut self.columns[index].samples;
+            chunk.first_row.push(*written as u64);
+            *written += block.rows as usize;
+            target.add(&mut chunk, &block, style.align_of(block.raw_bytes))?;
+        }
+        if let (Layout::Single, Column::Ragged(ragged), true) = (style.layout, &now, chunk.dtype != Dtype::Bytes) {
+            let count = chunk.free.len();
+            for (dimension, sizes) in chunk.free.iter_mut().enumerate() {
+                sizes.extend(ragged.free.iter().skip(dimension).step_by(count));
+            }
+        }
+        let column = &mut self.columns[index];
+        column.waiting = (!later.is_empty()).then_some(later);
+        column.chunk = Some((file, style, chunk));
+        Ok(())
+    }
+
+    /// Begin the chunk of a column whose samples have about `mean_bytes` bytes. `tile` is empty unless they are tiled.
+    pub fn open_chunk(&mut self, index: usize, style: Style, tile: Vec<u64>, mean_bytes: u64) -> Result<()> {
+        let file = self.file_for(mean_bytes)?;
+        let column = &mut self.columns[index];
+        let mut chunk = column.chunk_builder(&style);
+        if style.layout == Layout::Tiled {
+            chunk.tile = tile;
+            chunk.first_tile.push(0);
+        }
+        column.chunk = Some((file, style, chunk));
+        Ok(())
+    }
+
+    /// Return the file for a column of this mean sample size. Creates the file if needed.
+    fn file_for(&mut self, mean_bytes: u64) -> Result<usize> {
+        if mean_bytes >= OWN_FILE_BYTES {
+            self.files.push(OpenFile::create(&self.context)?);
+            return Ok(self.files.len() - 1);
+        }
+        match self.main {
+            Some(main) => Ok(main),
+            None => {
+                self.files.push(OpenFile::create(&self.context)?);
+                self.main = Some(self.files.len() - 1);
+                Ok(self.files.len() - 1)
+            }
+        }
+    }
+
+    /// Write waiting samples, tails and footers, and make the files durable. `first` is the provisional counter of the first sample.
+    /// Returns the fragment, and the feature bits that its readers need.
+    pub fn close(mut self, first: u64) -> Result<(Fragment, u64)> {
+        for index in 0..self.columns.len() {
+            self.flush_column(index, true)?;
+        }
+        let tiled = self.columns.iter().any(|column| matches!(&column.chunk, Some((_, style, _)) if style.layout == Layout::Tiled));
+        let mut files: Vec<FileRef> = Vec::new();
+        for (index, file) in std::mem::take(&mut self.files).into_iter().enumerate() {
+            let chunks: Vec<ChunkBuilder> = self.columns.iter_mut().filter_map(|column| column.finish(index)).collect();
+            match file.finish(self.samples, &chunks) {
+                Ok(done) => files.push(done),
+                Err(error) => {
+                    for done in files {
+                        let _ = self.context.storage.delete(&data_name(done.id)); // An orphan is harmless; the collector finds it.
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        let written: u64 = files.iter().map(|file| file.file_bytes).sum();
+        self.context.storage.counters().put_bytes.fetch_add(written, std::sync::atomic::Ordering::Relaxed);
+        let runs = vec![Run { first: PROVISIONAL | first, count: self.samples }];
+        Ok((Fragment { samples: self.samples, live: self.samples, runs, files }, if tiled { FEATURE_TILED } else { 0 }))
+    }
+}

@@ -1,0 +1,58 @@
+//! Check encoded images before they are stored: the headers, or every pixel.
+
+use penstock_codec::{decode, decode_mask, probe, probe_mask};
+use penstock_error::{Error, Result};
+use penstock_tensor::Column;
+
+use crate::config::Config;
+use crate::parallel;
+
+/// How much of an image `append` checks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Validate {
+    /// Magic, size, channels: finds values that are not images, and decompression bombs.
+    Header,
+    /// Every pixel: also finds truncated files.
+    Decode,
+}
+
+/// Check media on all threads. Returns an error for each refused value, else None.
+pub fn check<'a>(
+    count: usize,
+    bytes: usize,
+    value: impl Fn(usize) -> Option<&'a [u8]> + Sync,
+    mask: bool,
+    validate: Validate,
+) -> Result<Vec<Option<Error>>> {
+    let limits = Config::limits();
+    parallel::map(count, bytes, |index| {
+        let media = value(index)?;
+        let checked = match (validate, mask) {
+            (Validate::Header, true) => probe_mask(media, limits).map(|_| ()),
+            (Validate::Header, false) => probe(media, limits).map(|_| ()),
+            (Validate::Decode, true) => decode_mask(media, limits).map(|_| ()),
+            (Validate::Decode, false) => decode(media, limits, false).map(|_| ()),
+        };
+        checked.err()
+    })
+}
+
+/// Check encoded images: the headers, or all pixels.
+pub fn check_media(column: Column, mask: bool, validate: Validate) -> Result<Column> {
+    let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "numbers, expected encoded images")) };
+    let value = |row: usize| (!ragged.is_null(row)).then(|| ragged.value(row));
+    let found = check(ragged.len(), ragged.data.len(), value, mask, validate)?;
+    let refused: Vec<(usize, Error)> = found.into_iter().enumerate().filter_map(|(row, error)| Some((row, error?))).collect();
+    match refused.first() {
+        None => Ok(column),
+        Some((row, error)) => {
+            let rows = refused.iter().map(|(row, _)| *row as u64).collect();
+            let text = format!("({} of {} are refused): {}", refused.len(), ragged.len(), error.message());
+            let told = Error::new(error.code(), text).at_row(*row as u64).rows(rows);
+            Err(match error.hint_text() {
+                Some(hint) => told.hint(hint),
+                None => told,
+            })
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Write samples tile by tile; what need not be held is pulled from its source in slabs.
+
+use std::ops::Range;
+
+use penstock_error::{Error, Result};
+use penstock_format::datafile::MAX_BLOCKS;
+use penstock_tensor::window::{Grid, elements, whole};
+use penstock_tensor::{Column, Pulled, push_validity};
+
+use super::column::free_of;
+use super::encode;
+use super::fragment::FragmentWriter;
+use super::style::Style;
+use crate::config::Config;
+
+// Circle with `fragment.rs`: both are methods of the fragment being written, and share its columns and files.
+impl FragmentWriter {
+    /// Add samples that are not in memory. They are written immediately, so that memory holds at most one slab of one sample.
+    pub fn push_pulled(&mut self, index: usize, pulled: Pulled) -> Result<()> {
+        self.flush_column(index, false)?;
+        let column = &mut self.columns[index];
+        let valid = |row: usize| pulled.validity.as_ref().is_none_or(|validity| validity[row]);
+        if column.chunk.is_none() {
+            let bytes = |row: &usize| elements(&whole(&pulled.shapes[*row])).unwrap_or(0);
+            let Some(largest) = (0..pulled.shapes.len()).filter(|row| valid(*row)).max_by_key(bytes) else {
+                column.leading_nulls += pulled.shapes.len();
+                return Ok(());
+            };
+            let bytes = bytes(&largest).saturating_mul(column.dtype.size() as u64);
+            let shapes: Vec<&[u64]> = (0..pulled.shapes.len()).filter(|row| valid(*row)).map(|row| &pulled.shapes[row][..]).collect();
+            let tile = column.tile_for(&shapes, &pulled.shapes[largest]);
+            self.open_chunk(index, Style::tiled(self.columns[index].codec), tile, bytes)?;
+        }
+        let column = &mut self.columns[index];
+        let nulls = std::mem::take(&mut column.leading_nulls);
+        if nulls > 0 {
+            column.validity = Some(vec![false; nulls]);
+            let nulls = column.nulls(nulls)?;
+            self.write_tiled(index, &nulls)?;
+        }
+        let column = &mut self.columns[index];
+        let before = column.samples;
+        (0..pulled.shapes.len()).for_each(|row| push_validity(&mut column.validity, before + row + 1, valid(row)));
+        self.write_tiled(index, &Column::Pulled(pulled))
+    }
+
+    /// Write samples tile by tile. Samples that are not in memory are pulled in slabs of whole tiles, at most an eighth of the budget.
+    pub fn write_tiled(&mut self, index: usize, samples: &Column) -> Result<()> {
+        let column = &mut self.columns[index];
+        let Some((file, style, chunk)) = &mut column.chunk else { return Err(Error::new("internal", "tiles without a chunk")) };
+        let (target, size) = (&mut self.files[*file], column.dtype.size());
+        for row in 0..samples.len() {
+            let valid = column.validity.as_ref().is_none_or(|validity| validity[column.samples]);
+            let shape = match samples {
+                Column::Pulled(pulled) => pulled.shapes[row].clone(),
+                Column::Ragged(ragged) => column.shape.fill(free_of(ragged, &column.shape, row)),
+                Column::Fixed { .. } => return Err(Error::new("internal", "fixed samples in a tiled chunk")),
+            };
+            let sample_bytes = elements(&whole(&shape)).and_then(|elements| elements.checked_mul(size as u64)).unwrap_or(u64::MAX);
+            let grid = Grid::new(&shape, &chunk.tile); // For a null without a shape it has no axes, and is not used.
+            let before = chunk.offset.len();
+            let tiles = if valid { grid.tiles() } else { Some(0) };
+            if tiles.is_none_or(|tiles| before as u64 + tiles > MAX_BLOCKS) {
+                let text = format!("of shape {shape:?} has {tiles:?} tiles of {:?}, at most {MAX_BLOCKS} fit in a data file", chunk.tile);
+                let hint = "append fewer samples at once, or make the dataset with larger tiles";
+                return Err(Error::new("invalid-value", text).hint(hint).at_row(row as u64).column(&column.spec.name));
+            }
+            let mut write = |slab: &[Range<u64>], bytes: &[u8]| -> Result<()> {
+                for block in encode::encode_tiles(&grid, slab, bytes, style.codec, size)? {
+                    let raw_bytes = if chunk.offset.len() == before { sample_bytes } else { block.raw_bytes };
+                    target.add(chunk, &block, style.align_of(raw_bytes))?;
+                }
+                Ok(())
+            };
+            match samples {
+                _ if !valid || sample_bytes == 0 => {}
+                Column::Pulled(pulled) => {
+                    for slab in grid.slabs(size as u64, Config::memory_bytes() / 8) {
+                        pulled.source.pull(row, &slab, &mut |bytes| write(&slab, bytes))?;
+                    }
+                }
+                Column::Ragged(ragged) => write(&whole(&shape), ragged.value(row))?,
+                Column::Fixed { .. } => {}
+            }
+            let wanted = if valid { grid.tiles() } else { Some(0) };
+            if Some((chunk.offset.len() - before) as u64) != wanted {
+                return Err(Error::new("internal", format!("sample {row} has {} tiles, expected {wanted:?}", chunk.offset.len() - before)));
+            }
+            chunk.first_tile.push(chunk.offset.len() as u64);
+            let free = (0..column.shape.0.len()).filter(|axis| column.shape.0[*axis].is_none());
+            chunk.free.iter_mut().zip(free).for_each(|(sizes, axis)| sizes.push(if valid { shape[axis] } else { 0 }));
+            column.samples += 1;
+        }
+        Ok(())
+    }
+}
