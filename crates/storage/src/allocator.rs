@@ -135,15 +135,17 @@ mod tests {
     #[test]
     fn large_memory_goes_back_to_the_kernel_at_once() {
         let layout = Layout::from_size_align(3 << 20, 8).unwrap();
+        // Another thread may map the same address right after it was freed, but not each time.
         // SAFETY: the memory is freed with its own layout, and only written before that.
-        unsafe {
+        let returned = || unsafe {
             let memory = Returning.alloc(layout);
             memory.write_bytes(1, layout.size());
             let last = memory.add(layout.size() - 1).map_addr(|address| address & !4095);
             assert!(is_mapped(memory) && is_mapped(last));
             Returning.dealloc(memory, layout);
-            assert!(!is_mapped(memory) && !is_mapped(last));
-        }
+            !is_mapped(memory) && !is_mapped(last)
+        };
+        assert!((0..100).any(|_| returned()));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use penstock_error::{Error, Result};
 
-use crate::{Created, Storage};
+use crate::storage::{Created, Storage};
 
 fn ensure(holds: bool, what: &str) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::new("internal", format!("conformance: {what}"))) }
@@ -76,7 +76,10 @@ fn creates_once(store: &dyn Storage) -> Result<()> {
 }
 
 fn lists_one_folder(store: &dyn Storage) -> Result<()> {
-    let mut names: Vec<_> = store.list("log/0")?;
+    let listed = store.list("log/0")?;
+    let known = listed.iter().filter_map(|entry| entry.modified?.elapsed().ok());
+    ensure(known.clone().all(|age| age.as_secs() < 3600), "times of a listing are those of the writes")?;
+    let mut names: Vec<_> = listed.iter().map(|entry| (entry.name.clone(), entry.bytes)).collect();
     names.sort();
     ensure(names == [("1".to_owned(), 4), ("2".to_owned(), 100)], "list returns names and sizes, but no temporary files")?;
     ensure(store.list("nowhere")?.is_empty(), "a missing folder is empty")

@@ -3,297 +3,37 @@
 //! This crate knows no formats. [`Local`] is a folder on disk, [`Memory`] lives in one process, and [`Remote`] is an object store.
 //! The `conformance` suite checks that all of them keep the same promises.
 
+mod access;
 mod allocator;
 mod buffer;
+mod certain;
 pub mod conformance;
 mod counters;
-mod direct;
-mod disk;
+mod listing;
 mod local;
 mod memory;
 mod options;
 pub mod process;
+mod ranges;
 mod remote;
-mod write_behind;
+mod storage;
 
-use std::fmt::Debug;
-use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::Bytes;
 use penstock_error::{Error, Result};
 
+pub use access::Access;
 pub use allocator::Returning;
 pub use buffer::{Frozen, Recycled, Slot};
+pub use certain::{CERTAIN_TRIES, create_certainly};
 pub use counters::{Counters, Counts};
-pub use disk::{Disk, File, FileSystem, check_length};
-pub use local::Local;
+pub use listing::{Entry, Page};
+pub use local::{Disk, File, FileSystem, Local, check_length};
 pub use memory::Memory;
 pub use options::{Io, Options};
+pub use ranges::{Piece, RangeRequest, RequestCost, Then};
 pub use remote::Remote;
-
-/// The answer to a create-only put.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Created {
-    /// This body is now stored under the name.
-    Created,
-    /// The name was already taken. Only a read shows whether an earlier try of the same writer took it.
-    Exists,
-    /// The reply was lost, so the object may or may not have been created.
-    Unknown,
-}
-
-/// A range of an object: consecutive pieces, with unwanted gaps between them.
-#[derive(Debug)]
-pub struct RangeRequest {
-    pub name: String,
-    pub begin: u64,
-    pub pieces: Vec<Piece>,
-    /// The expected length of the whole object, if known. Any other length is `object-truncated`.
-    pub object_bytes: Option<u64>,
-    /// Whether pieces may be slices of larger buffers. This is cheaper, but each piece keeps its whole buffer alive.
-    pub shared: bool,
-    /// The destination of each piece, for a store that `fills_slots`. A piece without a slot gets newly allocated memory.
-    pub slots: Vec<Option<Slot>>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
-    /// Unwanted bytes before the piece.
-    pub skip: u64,
-    pub bytes: usize,
-}
-
-impl RangeRequest {
-    /// Build a range of one piece without a gap.
-    pub fn plain(name: &str, begin: u64, bytes: u64, object_bytes: Option<u64>) -> RangeRequest {
-        let pieces = vec![Piece { skip: 0, bytes: bytes as usize }];
-        RangeRequest { name: name.into(), begin, pieces, object_bytes, shared: false, slots: Vec::new() }
-    }
-
-    /// Build a range of the same pieces without slots, so that they get newly allocated memory.
-    pub fn twin(&self) -> RangeRequest {
-        let (name, pieces) = (self.name.clone(), self.pieces.clone());
-        RangeRequest { name, begin: self.begin, pieces, object_bytes: self.object_bytes, shared: self.shared, slots: Vec::new() }
-    }
-
-    pub fn end(&self) -> u64 {
-        self.begin + self.pieces.iter().map(|piece| piece.skip + piece.bytes as u64).sum::<u64>()
-    }
-}
-
-/// The cost of one more request, as the number of bytes that arrive in the same time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RequestCost {
-    /// Gaps up to this length are read rather than split into two requests.
-    pub gap_bytes: u64,
-    /// Maximum ratio of gap bytes to wanted bytes.
-    pub waste: u64,
-}
-
-/// How an object is best read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// With `map`: it becomes memory, and reads cost no call.
-    Mapped,
-    /// With `fetch`: callers plan all ranges first.
-    Ranged,
-    /// Like `Ranged`, but `stream` reads large values straight to where they go.
-    Streamed,
-}
-
-impl Access {
-    pub fn is_mapped(self) -> bool {
-        self == Access::Mapped
-    }
-}
-
-/// A callback with the index of a range, the index of a piece in it, and the piece. It runs on the thread that received the piece.
-pub type Then = Arc<dyn Fn(usize, usize, &Bytes) + Send + Sync>;
-
-/// A store of named objects below one root. Names are relative, with `/` between parts.
-pub trait Storage: Send + Sync + Debug {
-    /// Return the root, as shown in messages.
-    fn uri(&self) -> &str;
-
-    /// Read a whole object. Cost: one request.
-    fn read(&self, name: &str) -> Result<Bytes>;
-
-    /// Return how an object is best read. One store may answer differently for two objects, as a cache in front of a store does.
-    fn access(&self, _name: &str) -> Access {
-        Access::Mapped
-    }
-
-    /// Return the longest range worth one request. Longer reads are split into concurrent requests.
-    fn range_bytes(&self) -> u64 {
-        u64::MAX
-    }
-
-    /// Return the cost of a request. The default suits a local disk: many requests in flight, and little work for each.
-    fn request_cost(&self) -> RequestCost {
-        RequestCost { gap_bytes: 8 << 10, waste: 1 }
-    }
-
-    /// Return whether `fetch` writes pieces into the slots of a range.
-    fn fills_slots(&self) -> bool {
-        false
-    }
-
-    /// Return whether the root path may lead to another folder later, because of links in the path or renamed folders.
-    fn moves(&self) -> bool {
-        false
-    }
-
-    /// Return the same store with its root held: names stay below the current root, even if its path leads elsewhere later.
-    /// None if the root does not move, or if it cannot be held.
-    fn held(&self) -> Result<Option<Box<dyn Storage>>> {
-        Ok(None)
-    }
-
-    /// Return whether the path of a held root still leads to it.
-    fn in_place(&self) -> bool {
-        true
-    }
-
-    /// Return how long one operation may take before it fails.
-    fn deadline(&self) -> Duration {
-        Duration::from_secs(60)
-    }
-
-    /// Return the difference between this machine's clock and the store's. None if the store has not reported its time.
-    fn clock_skew(&self) -> Option<Duration> {
-        None
-    }
-
-    /// Read many ranges and return the pieces of each. Cost: one request per range; the store chooses how many run at once.
-    fn fetch(&self, ranges: Vec<RangeRequest>) -> Vec<Result<Vec<Bytes>>> {
-        self.fetch_then(ranges, Arc::new(|_, _, _| {}))
-    }
-
-    /// Like `fetch`, but pass each piece to `then` as soon as it arrives, while the processor's cache still holds it.
-    fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>>;
-
-    /// Return the longest range that `stream` reads, or 0 if the store has no streams.
-    fn stream_bytes(&self) -> u64 {
-        0
-    }
-
-    /// Read each range into reusable memory of the store, or into its target if given, and pass its bytes to `see` when they arrive.
-    /// Ranges arrive in any order. Meant for bytes that are consumed at once and not kept. Cost: one request per range, many at
-    /// once; a copy into the target only if the device cannot write there directly.
-    fn stream(&self, ranges: &[RangeRequest], _targets: Option<&mut [&mut [u8]]>, _see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
-        ranges.iter().map(|_| Err(Error::new("internal", format!("`{}` has no streams", self.uri())))).collect()
-    }
-
-    /// Return the first few names below a folder in ascending order. None if the store does not list in order.
-    fn newest(&self, _folder: &str) -> Result<Option<Vec<String>>> {
-        Ok(None)
-    }
-
-    /// Make an immutable object of known length readable at memory speed, without a copy if possible.
-    fn map(&self, name: &str, bytes: u64) -> Result<Bytes>;
-
-    /// Hint that part of a mapped object will be read soon. A no-op for stores that do not map.
-    fn will_need(&self, _part: &[u8]) {}
-
-    /// Hint whether a whole mapped object will be read in order or at random. A no-op for stores that do not map.
-    fn will_read(&self, _whole: &[u8], _in_order: bool) {}
-
-    /// Return whether the object exists.
-    fn exists(&self, name: &str) -> Result<bool>;
-
-    /// Return names and sizes of the objects directly below a folder, in no particular order. A missing folder is empty.
-    fn list(&self, folder: &str) -> Result<Vec<(String, u64)>>;
-
-    /// Write an immutable object under a random name that no other writer uses. It is durable after `sync` of its folder.
-    fn put(&self, name: &str, body: &[u8]) -> Result<()> {
-        let mut writer = self.writer(name)?;
-        writer.write(body.to_vec())?;
-        writer.finish()
-    }
-
-    /// Begin an immutable object that is written in pieces. Dropping the writer before `finish` discards the object.
-    fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>>;
-
-    /// Return a number that differs between this root and a copy of it, never 0. It survives renames and writes.
-    /// None if the store has no such number.
-    fn place(&self) -> Option<u64> {
-        None
-    }
-
-    /// Return whether `list` works. Plain web servers have no listings.
-    fn lists(&self) -> bool {
-        true
-    }
-
-    /// Make the names that were put in these folders durable, so that they survive a power loss.
-    fn sync(&self, folders: &[&str]) -> Result<()>;
-
-    /// Put an object durably, and only if the name is free.
-    fn create(&self, name: &str, body: &[u8]) -> Result<Created>;
-
-    /// Overwrite a hint. The new body is not durable, but readers never see a partial one.
-    fn overwrite(&self, name: &str, body: &[u8]) -> Result<()>;
-
-    /// Remove an object. A missing object is not an error.
-    fn delete(&self, name: &str) -> Result<()>;
-
-    /// Pass the names of all objects to `see`, in no particular order, until it breaks. Names of folders, if any, end with `/`.
-    fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()>;
-
-    /// Create the root and prove the store. Existing objects are kept.
-    fn initialise(&self) -> Result<()>;
-
-    /// Check create-only puts, once per process. Fails with `unsupported-storage` unless exactly one of several creates of a name
-    /// succeeds. Writers check existing datasets too, which may have been copied to a store on which they cannot be created.
-    fn prove(&self) -> Result<()>;
-
-    /// Fail with `read-only` if the store never accepts writes. Cost: no request.
-    fn writable(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Return the counters of requests and bytes.
-    fn counters(&self) -> &Counters;
-}
-
-/// Tries without a certain answer after which `create_certainly` fails.
-pub const CERTAIN_TRIES: u32 = 20;
-
-/// Create an object, and repeat the put with the same body after each lost answer, until the answer is certain.
-///
-/// Fails with `commit-state-unknown` if no answer is certain, or if a repeated put fails: an earlier one may have succeeded.
-/// If no other writer uses the name, `Exists` means that an earlier try succeeded.
-pub fn create_certainly(store: &dyn Storage, name: &str, body: &[u8]) -> Result<Created> {
-    let began = std::time::Instant::now();
-    let mut why = String::new();
-    for tries in 0..CERTAIN_TRIES {
-        match store.create(name, body) {
-            Ok(Created::Unknown) => {}
-            Ok(certain) => return Ok(certain),
-            Err(error) if tries == 0 => return Err(error),
-            Err(error) => {
-                why = format!(": {}", error.message());
-                break;
-            }
-        }
-        if began.elapsed() > store.deadline() || process::interrupted() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10)); // Give a transient fault time to clear.
-    }
-    let text = format!("cannot tell whether `{}/{name}` was created: no certain answer in {:.1?}{why}", store.uri(), began.elapsed());
-    Err(Error::new("commit-state-unknown", text).hint("check whether the object exists when the storage responds again"))
-}
-
-/// An object being written.
-pub trait ObjectWriter: Send {
-    /// Append bytes. They may be written later, and a later call may report their failure.
-    fn write(&mut self, bytes: Vec<u8>) -> Result<()>;
-    /// Make the content durable. The name is durable after `Storage::sync`.
-    fn finish(self: Box<Self>) -> Result<()>;
-}
+pub use storage::{Created, ObjectWriter, Storage};
 
 /// Open the store that a URI names: a path, `file://`, `memory://`, `s3://`, `gs://`, `az://`, `http://` or `https://`.
 pub fn open(uri: &str, options: &Options) -> Result<Box<dyn Storage>> {

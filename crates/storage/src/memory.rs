@@ -8,8 +8,10 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 use crate::counters::{Counters, add};
+use crate::listing::{Entry, Page};
 use crate::process::no_fork;
-use crate::{Created, ObjectWriter, Piece, RangeRequest, Storage, Then};
+use crate::ranges::{Piece, RangeRequest, Then};
+use crate::storage::{Created, ObjectWriter, Storage};
 
 type Objects = Arc<Mutex<BTreeMap<String, Bytes>>>;
 
@@ -137,12 +139,13 @@ impl Storage for Memory {
         Ok(lock(&self.objects).contains_key(name))
     }
 
-    fn list(&self, folder: &str) -> Result<Vec<(String, u64)>> {
+    fn list_page(&self, folder: &str, _after: Option<&str>) -> Result<Page> {
         add(&self.counters.lists, 1);
         let prefix = format!("{folder}/");
         let objects = lock(&self.objects);
         let inside = objects.iter().filter_map(|(name, body)| Some((name.strip_prefix(&prefix)?, body.len() as u64)));
-        Ok(inside.filter(|(rest, _)| !rest.contains('/')).map(|(rest, size)| (rest.to_owned(), size)).collect())
+        let direct = inside.filter(|(rest, _)| !rest.contains('/'));
+        Ok(Page { entries: direct.map(|(rest, bytes)| Entry { name: rest.to_owned(), bytes, modified: None }).collect(), next: None })
     }
 
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {

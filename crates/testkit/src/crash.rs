@@ -274,13 +274,14 @@ impl FileSystem for CrashDisk {
         state.lose_answer()
     }
 
-    fn list(&self, path: &Path) -> io::Result<Vec<(String, u64)>> {
+    fn list(&self, path: &Path) -> io::Result<Vec<penstock_storage::Entry>> {
         let state = self.operate()?;
         state.folder(path)?;
         let mut found = Vec::new();
         for (name, entry) in state.names.iter().filter(|(name, _)| name.parent() == Some(path)) {
             if let (Entry::File(inode), Some(name)) = (entry, name.file_name().and_then(|name| name.to_str())) {
-                found.push((name.to_owned(), state.inodes[*inode].written.len() as u64));
+                let bytes = state.inodes[*inode].written.len() as u64;
+                found.push(penstock_storage::Entry { name: name.to_owned(), bytes, modified: None });
             }
         }
         Ok(found)

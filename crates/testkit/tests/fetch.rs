@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use penstock_dataset::{Context, OnCorrupt, Purpose, Reader, Snapshot, create};
 use penstock_error::Result;
-use penstock_storage::{Access, Counters, Created, Memory, ObjectWriter, RangeRequest, Storage, Then};
+use penstock_storage::{Access, Counters, Created, Memory, ObjectWriter, Page, RangeRequest, Storage, Then};
 use penstock_testkit::samples;
 
 /// A store that passes good pieces to the `then` callback, like the loser of a race, and returns damaged ones.
@@ -44,8 +44,8 @@ impl Storage for Racing {
     fn exists(&self, name: &str) -> Result<bool> {
         self.0.exists(name)
     }
-    fn list(&self, folder: &str) -> Result<Vec<(String, u64)>> {
-        self.0.list(folder)
+    fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Page> {
+        self.0.list_page(folder, after)
     }
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {
         self.0.writer(name)

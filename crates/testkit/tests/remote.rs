@@ -21,6 +21,20 @@ fn start() -> Result<Minio> {
 }
 
 #[test]
+fn a_long_folder_is_listed_page_by_page() -> Result<()> {
+    let minio = start()?;
+    let store = Remote::open(&format!("s3://{BUCKET}/long"), &Minio::options(minio.address, &[])?)?;
+    let names: Vec<String> = (0..1005).map(|number| format!("{number:04}")).collect();
+    names.iter().chain(["below/deeper"].map(String::from).iter()).try_for_each(|name| store.overwrite(&format!("d/{name}"), b"x"))?;
+    let first = store.list_page("d", None)?;
+    assert!(first.entries.len() == 1000 && first.next.is_some(), "{} entries", first.entries.len());
+    let mut listed: Vec<String> = store.list("d")?.into_iter().map(|entry| entry.name).collect();
+    listed.sort();
+    assert_eq!(listed, names, "objects of deeper folders are left out");
+    Ok(())
+}
+
+#[test]
 fn a_bucket_conforms() -> Result<()> {
     let minio = start()?;
     let store = Remote::open(&format!("s3://{BUCKET}/some/prefix"), &Minio::options(minio.address, &[])?)?;

@@ -94,7 +94,7 @@ pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> 
         return Ok(Vec::new());
     }
     let folder = log_folder(snapshot.branch);
-    let mut numbers: Vec<u64> = storage.list(&folder)?.iter().filter_map(|(name, _)| record_number(name)).collect();
+    let mut numbers: Vec<u64> = storage.list(&folder)?.iter().filter_map(|entry| record_number(&entry.name)).collect();
     numbers.push(snapshot.number); // Some stores list an earlier state.
     numbers.sort_unstable();
     let mut expected = 0;

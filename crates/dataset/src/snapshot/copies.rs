@@ -52,7 +52,7 @@ fn lacks(store: &dyn Storage, missing: &[String]) -> Error {
 /// List the objects of a snapshot that are absent or have the wrong length. Other damage is reported when the object is read.
 fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     let store = snapshot.context.storage.as_ref();
-    let list = |folder: &str| Ok(store.list(folder)?.into_iter().collect::<HashMap<String, u64>>());
+    let list = |folder: &str| Ok(store.list(folder)?.into_iter().map(|entry| (entry.name, entry.bytes)).collect::<HashMap<String, u64>>());
     let (data, words) = (list("d")?, list("w")?);
     let lacking = |listed: &HashMap<String, u64>, id: Id, bytes: u64, name: String| {
         let whole = match listed.get(&id.to_string()) {

@@ -110,7 +110,7 @@ impl Doctor<'_> {
         }
         match self.store.lists() {
             false => self.skip("list", "this store cannot list; readers find the newest commit by its hint"),
-            true => match self.store.list("log/0000000000000000") {
+            true => match self.store.list_page("log/0000000000000000", None) {
                 Ok(_) => self.note("list", true, None, "allowed", ""),
                 Err(error) => self.failed("list", &error),
             },

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::RequestCost;
+use crate::ranges::RequestCost;
 
 /// The estimate before any measurement: a network with 1 GB and 8,000 requests per second.
 const FIRST_GAP_BYTES: f64 = (128 << 10) as f64;

@@ -11,12 +11,13 @@ use object_store::{GetOptions, GetRange};
 use penstock_error::{Error, Result};
 use tokio::time::Instant;
 
-use super::Live;
 use super::level::Permit;
+use super::live::Live;
 use super::patience::{Tries, attempt, ended_well, verdict};
 use super::service::chain;
+use crate::Slot;
 use crate::counters::{Counters, add};
-use crate::{Piece, RangeRequest, Slot};
+use crate::ranges::{Piece, RangeRequest};
 
 /// The bytes of a piece that have arrived.
 enum Growing {

@@ -9,10 +9,10 @@ use object_store::{MultipartId, ObjectStoreExt as _, PutPayload};
 use penstock_error::{Error, Result};
 use tokio::task::JoinHandle;
 
+use super::live::{Live, runtime, wait};
 use super::service::Told;
-use super::{Live, runtime, wait};
-use crate::ObjectWriter;
 use crate::process;
+use crate::storage::ObjectWriter;
 
 /// Bytes per part. S3 requires at least 5 MiB, and accepts at most 10,000 parts.
 const PART_BYTES: usize = 8 << 20;

@@ -1,6 +1,5 @@
-//! The file system calls that `Local` uses, as a trait, so that `testkit` can run the same code on a disk that crashes.
+//! The file system of the operating system.
 
-use std::fmt::Debug;
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd as _;
@@ -11,64 +10,10 @@ use std::time::UNIX_EPOCH;
 use bytes::Bytes;
 use memmap2::MmapMut;
 
-use crate::write_behind::DiskFile;
-use crate::{Piece, RangeRequest};
-
-/// A file system. Paths are absolute.
-pub trait FileSystem: Send + Sync + Debug {
-    /// Create a file. Fails if the path exists.
-    fn create(&self, path: &Path) -> io::Result<Box<dyn File>>;
-    fn read(&self, path: &Path) -> io::Result<Bytes>;
-    /// Return whether files are those of the operating system, so that `direct` can read them.
-    fn is_real(&self) -> bool {
-        false
-    }
-    /// Read the pieces of a range. A file of unexpected length is `UnexpectedEof`.
-    fn read_range(&self, path: &Path, range: &RangeRequest) -> io::Result<Vec<Bytes>>;
-    /// Map a file of exactly `bytes` bytes. Any other length is `UnexpectedEof`.
-    fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes>;
-    /// Hint that part of a mapped file will be read soon.
-    fn will_need(&self, _part: &[u8]) {}
-    /// Hint whether a whole mapped file will be read in order or at random.
-    fn will_read(&self, _whole: &[u8], _in_order: bool) {}
-    fn exists(&self, path: &Path) -> io::Result<bool>;
-    /// Give a file a second name. Fails with `AlreadyExists` if the name is taken.
-    fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    fn remove(&self, path: &Path) -> io::Result<()>;
-    fn create_folder(&self, path: &Path) -> io::Result<()>;
-    fn sync_folder(&self, path: &Path) -> io::Result<()>;
-    /// Return names and sizes of the files in a folder.
-    fn list(&self, path: &Path) -> io::Result<Vec<(String, u64)>>;
-    /// Return the names of all entries of a folder, and whether each is a folder.
-    fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>>;
-    /// Return the number of names (hard links) of a file.
-    fn links(&self, path: &Path) -> io::Result<u64>;
-    /// Hold a folder open. The returned path leads to it even after a rename. None if the system cannot hold folders.
-    fn hold(&self, _folder: &Path) -> io::Result<Option<Held>> {
-        Ok(None)
-    }
-    /// Return a number that identifies a folder, never 0. None if unknown.
-    fn place(&self, _folder: &Path) -> Option<u64> {
-        None
-    }
-}
-
-/// A folder that is held open.
-#[derive(Debug)]
-pub struct Held {
-    pub path: PathBuf,
-    /// The folder's `place` number.
-    pub place: u64,
-    _folder: fs::File,
-}
-
-/// An open file.
-pub trait File: Send {
-    /// Append bytes. They may be written later, and a later call may report their failure. `sync` waits for all writes.
-    fn write(&mut self, bytes: Vec<u8>) -> io::Result<()>;
-    fn sync(&mut self) -> io::Result<()>;
-}
+use super::file_system::{File, FileSystem, Held};
+use super::write_behind::DiskFile;
+use crate::listing::Entry;
+use crate::ranges::{Piece, RangeRequest};
 
 /// The file system of the operating system.
 #[derive(Debug)]
@@ -170,14 +115,14 @@ impl FileSystem for Disk {
         fs::File::open(path)?.sync_all()
     }
 
-    fn list(&self, path: &Path) -> io::Result<Vec<(String, u64)>> {
+    fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(path)? {
             let entry = entry?;
             // A file that vanishes between the two calls was a temporary file of another writer.
             let Ok(metadata) = entry.metadata() else { continue };
             if let (true, Ok(name)) = (metadata.is_file(), entry.file_name().into_string()) {
-                found.push((name, metadata.len()));
+                found.push(Entry { name, bytes: metadata.len(), modified: metadata.modified().ok() });
             }
         }
         Ok(found)

@@ -1,228 +1,25 @@
-//! A store in a local folder. A create-only put writes and syncs a temporary file, links it to the name, and syncs the folder.
+//! The verbs of a local folder. A create-only put writes and syncs a temporary file, links it to the name, and syncs the folder.
 
-use std::collections::HashSet;
 use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
+use super::file_system::Held;
+use super::folder::{Local, LocalWriter, refused};
+use super::ring;
+use crate::access::Access;
 use crate::counters::{Counters, add};
-use crate::direct;
-use crate::disk::{File, FileSystem, Held};
-use crate::process::PerProcess;
-use crate::{Access, Created, Io, ObjectWriter, RangeRequest, Storage, Then};
-
-/// Prefix of temporary files. Readers ignore every name that the spec does not define.
-const TEMPORARY: &str = "tmp-";
-
-#[derive(Debug)]
-pub struct Local {
-    /// The folder that file system calls use: the user's path, or the path of the held folder.
-    root: PathBuf,
-    /// The user's path, made absolute.
-    path: PathBuf,
-    held: Option<Arc<Held>>,
-    uri: String,
-    files: Arc<dyn FileSystem>,
-    io: Io,
-    counters: Arc<Counters>,
-    kept: Arc<PerProcess<Kept>>,
-}
-
-/// What this process knows about a folder.
-#[derive(Debug, Default)]
-struct Kept {
-    /// Folders whose names this process has made durable, by root. Folders made by another process may not be synced yet.
-    named: Mutex<HashSet<(Option<u64>, PathBuf)>>,
-    /// Whether `prove` has succeeded.
-    proven: Mutex<bool>,
-}
-
-impl Local {
-    /// Open a folder. A relative path is made absolute, so a later change of directory has no effect.
-    pub fn open(path: &Path, files: Arc<dyn FileSystem>, io: Io) -> Result<Local> {
-        let root = std::path::absolute(path).map_err(|error| failure("open", path, &error))?;
-        let uri = root
-            .to_str()
-            .ok_or_else(|| Error::new("invalid-uri", format!("cannot open `{}`: the path is not UTF-8", root.display())))?
-            .to_owned();
-        let kept = Arc::new(PerProcess::new(Kept::default as fn() -> Kept));
-        Ok(Local { path: root.clone(), root, held: None, uri, files, io, counters: Arc::default(), kept })
-    }
-
-    /// Convert an I/O error into an [`Error`] that names the user's path.
-    fn failure(&self, verb: &str, path: &Path, error: &io::Error) -> Error {
-        failure(verb, &self.told(path), error)
-    }
-
-    fn told(&self, path: &Path) -> PathBuf {
-        match path.strip_prefix(&self.root) {
-            Ok(rest) if rest.as_os_str().is_empty() => self.path.clone(),
-            Ok(rest) => self.path.join(rest),
-            Err(_) => path.to_owned(),
-        }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.root.join(name)
-    }
-
-    fn temporary(&self, name: &str) -> Result<PathBuf> {
-        let mut random = [0u8; 8];
-        getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("cannot get random numbers: {error}")))?;
-        let folder = self.path(name).parent().map_or_else(|| self.root.clone(), Path::to_path_buf);
-        Ok(folder.join(format!("{TEMPORARY}{:016x}", u64::from_le_bytes(random))))
-    }
-
-    /// Create a file, and its folder if that is missing. `sync_folder` makes the folder's name durable.
-    fn create_file(&self, path: &Path) -> Result<Box<dyn File>> {
-        match self.files.create(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.make_folders(path.parent().unwrap_or(&self.root), &self.root)?;
-                self.files.create(path).map_err(|error| self.failure("write", path, &error))
-            }
-            other => other.map_err(|error| self.failure("write", path, &error)),
-        }
-    }
-
-    /// Create a folder and its missing parents below `end`. `end` must exist, so that a dataset that was moved is not recreated.
-    fn make_folders(&self, folder: &Path, end: &Path) -> Result<()> {
-        let fail = |error: io::Error| self.failure("create folder", folder, &error);
-        let make = || match self.files.create_folder(folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(()),
-        };
-        if folder == end {
-            return Err(self.gone());
-        }
-        match (make(), folder.parent()) {
-            (Err(error), Some(above)) if error.kind() == io::ErrorKind::NotFound => {
-                self.make_folders(above, end)?;
-                make().map_err(fail)
-            }
-            (made, _) => made.map_err(fail),
-        }
-    }
-
-    /// Build the error for a root that does not exist, or no longer exists.
-    fn gone(&self) -> Error {
-        let hint = match self.path.is_symlink() {
-            true => "it is a broken symbolic link: create its target folder, or remove the link",
-            false => "the dataset's folder was moved or removed: open it at its new path",
-        };
-        self.failure("write to", &self.root, &io::Error::from_raw_os_error(libc::ENOENT)).hint(hint)
-    }
-
-    /// Make the names in a folder durable. The first call in this process also syncs the folder's own name and those above it.
-    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
-        let named = || self.kept.get().named.lock().unwrap_or_else(PoisonError::into_inner);
-        add(&self.counters.syncs, 1);
-        self.files.sync_folder(folder)?;
-        let place = self.place();
-        let mut at = folder;
-        let mut synced = Vec::new();
-        // The parent of a held root is taken from the user's path.
-        while let Some(above) = if at == self.root { self.path.parent() } else { at.parent() } {
-            let name = (place, self.told(at));
-            if named().contains(&name) {
-                break;
-            }
-            add(&self.counters.syncs, 1);
-            match self.files.sync_folder(above) {
-                // We may not be allowed to open folders above the dataset. A process that could create them could also sync them.
-                Err(error) if !above.starts_with(&self.root) && refused(&error) => {}
-                other => other?,
-            }
-            synced.push(name);
-            at = above;
-        }
-        named().extend(synced);
-        Ok(())
-    }
-
-    /// Return whether a failed `link` created the name after all. Its errno can be wrong; the link count is reliable.
-    fn was_linked(&self, temporary: &Path) -> Option<bool> {
-        match self.files.links(temporary) {
-            Ok(links) => Some(links > 1),
-            // Unknown: the file was renamed to its name (no hard links), or its folder was renamed.
-            Err(_) => None,
-        }
-    }
-
-    /// Write a temporary file in the folder of `name`.
-    fn write_temporary(&self, name: &str, body: &[u8], durable: bool) -> Result<PathBuf> {
-        let path = self.temporary(name)?;
-        let mut file = self.create_file(&path)?;
-        let written = file.write(body.to_vec()).and_then(|()| if durable { file.sync() } else { Ok(()) });
-        if let Err(error) = written {
-            let _ = self.files.remove(&path); // The first error is the one to report.
-            return Err(self.failure("write", &path, &error));
-        }
-        add(&self.counters.syncs, u64::from(durable));
-        Ok(path)
-    }
-}
-
-/// Convert an I/O error into an [`Error`], by its kind.
-fn failure(verb: &str, path: &Path, error: &io::Error) -> Error {
-    use io::ErrorKind as K;
-    let text = format!("cannot {verb} `{}`: {error}", path.display());
-    match error.kind() {
-        K::NotFound | K::NotADirectory => Error::new("object-not-found", text),
-        K::PermissionDenied => Error::new("permission-denied", text).hint("check the owner and the mode of the folder"),
-        K::ReadOnlyFilesystem => Error::new("read-only", text).hint("the file system is mounted read-only; write to a copy elsewhere"),
-        K::StorageFull | K::QuotaExceeded => Error::new("no-space", text).hint("free space and try again; nothing was committed"),
-        K::FileTooLarge => Error::new("no-space", text).hint("raise the file size limit (ulimit -f); nothing was committed"),
-        K::UnexpectedEof => Error::new("object-truncated", text).hint("run `penstock verify`; restore the file from a copy"),
-        _ => Error::new("storage-failed", text),
-    }
-}
-
-/// Return whether an error guarantees that nothing was done.
-fn refused(error: &io::Error) -> bool {
-    use io::ErrorKind as K;
-    matches!(
-        error.kind(),
-        K::NotFound | K::NotADirectory | K::PermissionDenied | K::ReadOnlyFilesystem | K::StorageFull | K::QuotaExceeded | K::Unsupported
-    ) || matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP | libc::EXDEV | libc::EMLINK))
-}
+use crate::listing::Page;
+use crate::options::Io;
+use crate::ranges::{RangeRequest, Then};
+use crate::storage::{Created, ObjectWriter, Storage};
 
 /// The pieces of a range, or why they cannot be read.
 type Answer = io::Result<Vec<Bytes>>;
-
-struct LocalWriter {
-    path: PathBuf,
-    /// The user's path, for messages.
-    told: PathBuf,
-    _held: Option<Arc<Held>>,
-    files: Arc<dyn FileSystem>,
-    file: Option<Box<dyn File>>,
-}
-
-impl ObjectWriter for LocalWriter {
-    fn write(&mut self, bytes: Vec<u8>) -> Result<()> {
-        let file = self.file.as_mut().ok_or_else(|| Error::new("internal", "write after finish"))?;
-        file.write(bytes).map_err(|error| failure("write", &self.told, &error))
-    }
-
-    fn finish(mut self: Box<Self>) -> Result<()> {
-        let file = self.file.as_mut().ok_or_else(|| Error::new("internal", "finish twice"))?;
-        file.sync().map_err(|error| failure("write", &self.told, &error))?;
-        self.file = None;
-        Ok(())
-    }
-}
-
-impl Drop for LocalWriter {
-    fn drop(&mut self) {
-        if self.file.take().is_some() {
-            let _ = self.files.remove(&self.path); // An orphan is harmless; the collector finds it.
-        }
-    }
-}
 
 impl Storage for Local {
     fn uri(&self) -> &str {
@@ -256,9 +53,9 @@ impl Storage for Local {
         add(&self.counters.ranges, ranges.len() as u64);
         add(&self.counters.range_bytes, ranges.iter().map(|range| range.end() - range.begin).sum());
         let mut answers: Vec<Option<Answer>> = ranges.iter().map(|_| None).collect();
-        if self.io == Io::Direct && self.files.is_real() && direct::is_there() {
+        if self.io == Io::Direct && self.files.is_real() && ring::is_there() {
             let jobs: Vec<_> = ranges.iter().map(|range| (self.path(&range.name), range)).collect();
-            for (place, answer) in answers.iter_mut().zip(direct::fetch(&jobs)) {
+            for (place, answer) in answers.iter_mut().zip(ring::fetch(&jobs)) {
                 // If the file system refuses O_DIRECT, read through the page cache.
                 *place = Some(answer).filter(|answer| !answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Unsupported));
             }
@@ -276,7 +73,7 @@ impl Storage for Local {
     }
 
     fn stream_bytes(&self) -> u64 {
-        if self.io == Io::Direct && self.files.is_real() && direct::is_there() { direct::STREAM_BYTES } else { 0 }
+        if self.io == Io::Direct && self.files.is_real() && ring::is_there() { ring::STREAM_BYTES } else { 0 }
     }
 
     fn stream(&self, ranges: &[RangeRequest], mut targets: Option<&mut [&mut [u8]]>, see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
@@ -284,7 +81,7 @@ impl Storage for Local {
         let bytes = |range: &RangeRequest| range.end() - range.begin;
         add(&self.counters.ranges, ranges.len() as u64);
         add(&self.counters.range_bytes, ranges.iter().map(bytes).sum());
-        let answers = direct::stream(&jobs, targets.as_deref_mut(), see);
+        let answers = ring::stream(&jobs, targets.as_deref_mut(), see);
         add(
             &self.counters.direct_bytes,
             ranges.iter().zip(&answers).filter(|(_, answer)| answer.is_ok()).map(|(range, _)| bytes(range)).sum(),
@@ -328,12 +125,12 @@ impl Storage for Local {
         }
     }
 
-    fn list(&self, folder: &str) -> Result<Vec<(String, u64)>> {
+    fn list_page(&self, folder: &str, _after: Option<&str>) -> Result<Page> {
         let path = self.path(folder);
         add(&self.counters.lists, 1);
         match self.files.list(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            other => other.map_err(|error| self.failure("list", &path, &error)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Page::default()),
+            other => Ok(Page { entries: other.map_err(|error| self.failure("list", &path, &error))?, next: None }),
         }
     }
 

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use io_uring::{IoUring, opcode, types};
 
-use crate::RangeRequest;
+use super::disk::check_length;
 use crate::buffer::{ALIGN, Buffer};
-use crate::disk::check_length;
 use crate::process::{self, PerProcess};
+use crate::ranges::RangeRequest;
 
 /// Devices reach their full rate at this request size. Larger requests would only take longer to finish.
 const REQUEST_BYTES: u64 = 1 << 20;

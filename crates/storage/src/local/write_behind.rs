@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use crate::disk::File;
+use super::file_system::File;
 use crate::process;
 
 /// Write-back begins after this many bytes, so that the final fsync has little left to do.

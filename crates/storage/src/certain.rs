@@ -1,0 +1,37 @@
+//! Creates whose answer must be certain.
+
+use std::time::Duration;
+
+use penstock_error::{Error, Result};
+
+use crate::process;
+use crate::storage::{Created, Storage};
+
+/// Tries without a certain answer after which `create_certainly` fails.
+pub const CERTAIN_TRIES: u32 = 20;
+
+/// Create an object, and repeat the put with the same body after each lost answer, until the answer is certain.
+///
+/// Fails with `commit-state-unknown` if no answer is certain, or if a repeated put fails: an earlier one may have succeeded.
+/// If no other writer uses the name, `Exists` means that an earlier try succeeded.
+pub fn create_certainly(store: &dyn Storage, name: &str, body: &[u8]) -> Result<Created> {
+    let began = std::time::Instant::now();
+    let mut why = String::new();
+    for tries in 0..CERTAIN_TRIES {
+        match store.create(name, body) {
+            Ok(Created::Unknown) => {}
+            Ok(certain) => return Ok(certain),
+            Err(error) if tries == 0 => return Err(error),
+            Err(error) => {
+                why = format!(": {}", error.message());
+                break;
+            }
+        }
+        if began.elapsed() > store.deadline() || process::interrupted() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10)); // Give a transient fault time to clear.
+    }
+    let text = format!("cannot tell whether `{}/{name}` was created: no certain answer in {:.1?}{why}", store.uri(), began.elapsed());
+    Err(Error::new("commit-state-unknown", text).hint("check whether the object exists when the storage responds again"))
+}

@@ -1,0 +1,12 @@
+//! A folder on a local disk: mapped, through the page cache, or past it.
+
+mod disk;
+mod file_system;
+mod folder;
+mod ring;
+mod verbs;
+mod write_behind;
+
+pub use disk::{Disk, check_length};
+pub use file_system::{File, FileSystem};
+pub use folder::Local;

@@ -1,0 +1,58 @@
+//! Ranges of objects: what `Storage::fetch` and `stream` are asked for.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::Slot;
+
+/// A range of an object: consecutive pieces, with unwanted gaps between them.
+#[derive(Debug)]
+pub struct RangeRequest {
+    pub name: String,
+    pub begin: u64,
+    pub pieces: Vec<Piece>,
+    /// The expected length of the whole object, if known. Any other length is `object-truncated`.
+    pub object_bytes: Option<u64>,
+    /// Whether pieces may be slices of larger buffers. This is cheaper, but each piece keeps its whole buffer alive.
+    pub shared: bool,
+    /// The destination of each piece, for a store that `fills_slots`. A piece without a slot gets newly allocated memory.
+    pub slots: Vec<Option<Slot>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Unwanted bytes before the piece.
+    pub skip: u64,
+    pub bytes: usize,
+}
+
+impl RangeRequest {
+    /// Build a range of one piece without a gap.
+    pub fn plain(name: &str, begin: u64, bytes: u64, object_bytes: Option<u64>) -> RangeRequest {
+        let pieces = vec![Piece { skip: 0, bytes: bytes as usize }];
+        RangeRequest { name: name.into(), begin, pieces, object_bytes, shared: false, slots: Vec::new() }
+    }
+
+    /// Build a range of the same pieces without slots, so that they get newly allocated memory.
+    pub fn twin(&self) -> RangeRequest {
+        let (name, pieces) = (self.name.clone(), self.pieces.clone());
+        RangeRequest { name, begin: self.begin, pieces, object_bytes: self.object_bytes, shared: self.shared, slots: Vec::new() }
+    }
+
+    pub fn end(&self) -> u64 {
+        self.begin + self.pieces.iter().map(|piece| piece.skip + piece.bytes as u64).sum::<u64>()
+    }
+}
+
+/// The cost of one more request, as the number of bytes that arrive in the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestCost {
+    /// Gaps up to this length are read rather than split into two requests.
+    pub gap_bytes: u64,
+    /// Maximum ratio of gap bytes to wanted bytes.
+    pub waste: u64,
+}
+
+/// A callback with the index of a range, the index of a piece in it, and the piece. It runs on the thread that received the piece.
+pub type Then = Arc<dyn Fn(usize, usize, &Bytes) + Send + Sync>;

@@ -1,0 +1,348 @@
+//! A store below a prefix of a bucket: its verbs as requests.
+
+use std::borrow::Cow;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use object_store::list::PaginatedListOptions;
+use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStoreExt as _, PutPayload};
+use penstock_error::{Error, Result};
+
+use super::connect::{Client, Place};
+use super::cost::Cost;
+use super::level::Level;
+use super::live::{Live, runtime, wait};
+use super::patience::{self, Patience};
+use super::service::Told;
+use super::upload::Upload;
+use crate::access::Access;
+use crate::counters::{Counters, add};
+use crate::listing::{Entry, Page};
+use crate::options::Options;
+use crate::process::PerProcess;
+use crate::ranges::{RangeRequest, RequestCost, Then};
+use crate::storage::{Created, ObjectWriter, Storage};
+
+// Circle with `prove.rs`: that file and `receive.rs` hold the two long verbs of the store.
+/// The most bytes requested over one connection at once.
+const RANGE_BYTES: u64 = 8 << 20;
+
+/// Maximum length of objects that are read whole: records, roots, pages, words.
+const READ_BYTES: usize = 256 << 20;
+
+/// Number of names that a listing for the newest commit requests. Foreign names may sort before it.
+const FIRST_NAMES: usize = 10;
+
+/// What to list.
+struct PageRequest<'a> {
+    prefix: Option<String>,
+    /// Only what is directly below the prefix.
+    flat: bool,
+    most: Option<usize>,
+    /// The token of the page before.
+    after: Option<&'a str>,
+}
+
+type Connect = Box<dyn Fn() -> Result<Arc<Live>> + Send + Sync>;
+
+/// A store below a prefix of a bucket.
+pub struct Remote {
+    pub(super) place: Place,
+    /// Scheme, bucket, endpoint and profile: the key in `PROVEN`.
+    pub(super) service: String,
+    pub(super) told: Arc<Told>,
+    live: PerProcess<Result<Arc<Live>>, Connect>,
+    pub(super) hedge: bool,
+    pub(super) deadline: Duration,
+    /// Number of consecutive creates whose answer was lost. Each waits longer than the one before.
+    pub(super) lost: AtomicU32,
+}
+
+impl std::fmt::Debug for Remote {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Remote({})", self.place.uri)
+    }
+}
+
+impl Remote {
+    /// Open a store. Cost: no request.
+    pub fn open(uri: &str, options: &Options) -> Result<Remote> {
+        let place = Place::parse(uri)?;
+        let told = Arc::new(Told::new());
+        let deadline = options.timeout()?;
+        let connect: Connect = {
+            let (place, options, told) = (place.clone(), options.clone(), told.clone());
+            Box::new(move || {
+                let client = place.connect(&options, told.clone())?;
+                Ok(Arc::new(Live {
+                    client,
+                    patience: Patience { deadline, level: Level::new() },
+                    recent: Mutex::default(),
+                    cost: Cost::default(),
+                }))
+            })
+        };
+        let service = format!("{} {:?} {:?}", place.bucket(), options.get("endpoint_url"), options.get("profile"));
+        let remote = Remote {
+            place,
+            service,
+            told,
+            live: PerProcess::new(connect),
+            hedge: options.flag("hedge")?,
+            deadline,
+            lost: AtomicU32::new(0),
+        };
+        remote.live()?;
+        Ok(remote)
+    }
+
+    pub(super) fn live(&self) -> Result<&Arc<Live>> {
+        self.live.get().as_ref().map_err(Clone::clone)
+    }
+
+    pub(super) fn path(&self, name: &str) -> Path {
+        name.split('/').filter(|part| !part.is_empty()).fold(self.place.prefix.clone(), |path, part| path.join(part))
+    }
+
+    pub(super) fn what(&self, verb: &str, name: &str) -> String {
+        format!("{verb} `{}/{name}`", self.place.uri)
+    }
+
+    /// Send one request, and repeat it as `patience` allows.
+    fn ask<T, W>(&self, verb: &str, name: &str, work: impl Fn(Client, Path) -> W) -> Result<T>
+    where
+        W: Future<Output = object_store::Result<T>>,
+    {
+        let (live, path, what) = (self.live()?, self.path(name), self.what(verb, name));
+        wait(live.patience.ask(&self.told.counters, &what, || work(live.client.clone(), path.clone())))
+    }
+
+    /// Return a page of a listing, and the token of the next one. Empty if the store cannot list.
+    fn page(&self, folder: &str, request: PageRequest<'_>) -> Result<(Vec<ObjectMeta>, Option<String>)> {
+        let PageRequest { prefix, flat, most, after } = request;
+        self.ask("list", folder, |client, _| {
+            let delimiter = flat.then_some(Cow::Borrowed("/"));
+            let page_token = after.map(str::to_owned);
+            let options = PaginatedListOptions { max_keys: most, page_token, delimiter, ..PaginatedListOptions::default() };
+            let prefix = prefix.clone();
+            async move {
+                let Some(pages) = &client.pages else { return Ok((Vec::new(), None)) };
+                let page = pages.list_paginated(prefix.as_deref(), options).await?;
+                Ok((page.result.objects, page.page_token))
+            }
+        })
+    }
+}
+
+impl Storage for Remote {
+    fn uri(&self) -> &str {
+        &self.place.uri
+    }
+
+    fn access(&self, _name: &str) -> Access {
+        Access::Ranged
+    }
+
+    fn range_bytes(&self) -> u64 {
+        RANGE_BYTES
+    }
+
+    fn request_cost(&self) -> RequestCost {
+        self.live().map_or_else(|_| Cost::default().of_request(), |live| live.cost.of_request())
+    }
+
+    fn fills_slots(&self) -> bool {
+        true
+    }
+
+    fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    fn clock_skew(&self) -> Option<Duration> {
+        self.told.skew()
+    }
+
+    fn read(&self, name: &str) -> Result<Bytes> {
+        let body = self.ask("read", name, |client, path| async move {
+            // Read in chunks: memory grows with the bytes received, not with the length that the server claims.
+            let mut stream = client.store.get(&path).await?.into_stream();
+            let mut body = Vec::new();
+            while let Some(chunk) = stream.next().await {
+                body.extend_from_slice(&chunk?);
+                if body.len() > READ_BYTES {
+                    return Ok(None);
+                }
+            }
+            Ok(Some(Bytes::from(body)))
+        })?;
+        let body = body.ok_or_else(|| {
+            Error::new(
+                "object-malformed",
+                format!("cannot {}: more than {READ_BYTES} bytes, the limit for objects that are read whole", self.what("read", name)),
+            )
+        })?;
+        add(&self.told.counters.reads, 1);
+        add(&self.told.counters.read_bytes, body.len() as u64);
+        Ok(body)
+    }
+
+    fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
+        self.receive(ranges, then)
+    }
+
+    fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
+        add(&self.told.counters.maps, 1);
+        add(&self.told.counters.mapped_bytes, bytes);
+        if bytes == 0 {
+            // An empty range cannot be requested.
+            return match self.read(name)? {
+                body if body.is_empty() => Ok(body),
+                body => {
+                    Err(Error::new("object-truncated", format!("cannot {}: {} bytes, expected 0", self.what("read", name), body.len())))
+                }
+            };
+        }
+        let starts = (0..bytes).step_by(RANGE_BYTES as usize);
+        let ranges: Vec<_> = starts.map(|begin| RangeRequest::plain(name, begin, (bytes - begin).min(RANGE_BYTES), Some(bytes))).collect();
+        let mut parts = self.fetch(ranges).into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten();
+        match (parts.next(), bytes <= RANGE_BYTES) {
+            (Some(only), true) => Ok(only),
+            (first, _) => {
+                let mut whole = Vec::with_capacity(bytes as usize);
+                first.into_iter().chain(parts).for_each(|part| whole.extend_from_slice(&part));
+                Ok(whole.into())
+            }
+        }
+    }
+
+    fn newest(&self, folder: &str) -> Result<Option<Vec<String>>> {
+        if !self.lists() {
+            return Ok(None);
+        }
+        add(&self.told.counters.lists, 1);
+        let (objects, _) = self.page(
+            folder,
+            PageRequest { prefix: Some(format!("{}/", self.path(folder))), flat: false, most: Some(FIRST_NAMES), after: None },
+        )?;
+        // A store that lists in another order, such as an S3 directory bucket, does not return the first names.
+        let in_order = objects.is_sorted_by(|one, next| one.location.as_ref() < next.location.as_ref());
+        let names = objects.iter().filter_map(|object| object.location.filename().map(str::to_owned));
+        Ok(in_order.then(|| names.collect()))
+    }
+
+    fn exists(&self, name: &str) -> Result<bool> {
+        add(&self.told.counters.lookups, 1);
+        match self.ask("look for", name, |client, path| async move { client.store.head(&path).await.map(|_| ()) }) {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() == "object-not-found" => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn lists(&self) -> bool {
+        self.live().is_ok_and(|live| live.client.pages.is_some())
+    }
+
+    fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Page> {
+        add(&self.told.counters.lists, 1);
+        let request = PageRequest { prefix: Some(format!("{}/", self.path(folder))), flat: true, most: None, after };
+        let (objects, next) = self.page(folder, request)?;
+        let entry = |object: ObjectMeta| {
+            let name = object.location.filename()?.to_owned();
+            Some(Entry { name, bytes: object.size, modified: Some(object.last_modified.into()) })
+        };
+        Ok(Page { entries: objects.into_iter().filter_map(entry).collect(), next })
+    }
+
+    fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {
+        self.writable()?;
+        add(&self.told.counters.puts, 1);
+        let upload = Upload::new(self.live()?.clone(), self.told.clone(), self.path(name), self.what("write", name));
+        Ok(Box::new(upload))
+    }
+
+    fn sync(&self, _folders: &[&str]) -> Result<()> {
+        Ok(()) // What an object store has acknowledged is durable.
+    }
+
+    fn create(&self, name: &str, body: &[u8]) -> Result<Created> {
+        self.writable()?;
+        add(&self.told.counters.creates, 1);
+        let live = self.live()?;
+        // Not interruptible: an interrupt would leave open whether the name exists.
+        let answer = runtime()?.block_on(self.create_once(live, name, Bytes::copy_from_slice(body)))?;
+        if answer == Created::Unknown {
+            let lost = self.lost.fetch_add(1, Relaxed) + 1;
+            std::thread::sleep(patience::wait(lost.min(8), false));
+        } else {
+            self.lost.store(0, Relaxed);
+        }
+        Ok(answer)
+    }
+
+    fn overwrite(&self, name: &str, body: &[u8]) -> Result<()> {
+        self.writable()?;
+        let body = Bytes::copy_from_slice(body);
+        self.ask("write", name, |client, path| {
+            let payload = PutPayload::from_bytes(body.clone());
+            async move { client.store.put(&path, payload).await.map(|_| ()) }
+        })
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        self.writable()?;
+        add(&self.told.counters.deletes, 1);
+        match self.ask("delete", name, |client, path| async move { client.store.delete(&path).await }) {
+            Err(error) if error.code() == "object-not-found" => Ok(()),
+            other => other,
+        }
+    }
+
+    fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
+        let prefix = Some(format!("{}/", self.place.prefix)).filter(|prefix| prefix != "/");
+        let mut token: Option<String> = None;
+        loop {
+            let (objects, next) =
+                self.page("", PageRequest { prefix: prefix.clone(), flat: false, most: None, after: token.as_deref() })?;
+            for object in objects {
+                let name = object.location.as_ref();
+                let name = name.strip_prefix(prefix.as_deref().unwrap_or("")).unwrap_or(name);
+                // Web consoles create an empty object to represent a folder. Skip it.
+                if object.size > 0 && see(name).is_break() {
+                    return Ok(());
+                }
+            }
+            token = next;
+            if token.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn initialise(&self) -> Result<()> {
+        self.writable()?;
+        self.prove()
+    }
+
+    fn prove(&self) -> Result<()> {
+        self.prove_creates()
+    }
+
+    fn writable(&self) -> Result<()> {
+        match self.live()?.client.parts {
+            Some(_) => Ok(()),
+            None => Err(Error::new("read-only", format!("cannot write to `{}`: datasets over HTTP are read-only", self.place.uri))
+                .hint("write through s3://, gs://, az:// or a local path")),
+        }
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.told.counters
+    }
+}
