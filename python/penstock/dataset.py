@@ -369,7 +369,7 @@ class Transaction:
             self._properties = json.dumps(properties, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidInputError(f"cannot begin a transaction: its properties are not JSON: {error}") from error
-        self._core = dataset._snapshot.begin(self._message, self._author, self._properties)
+        self._core = _core.begin(dataset._snapshot, self._message, self._author, self._properties)
         self._receipt: Receipt | None = None
         self._failed: BaseException | None = None
         self._aborted = False

@@ -7,7 +7,7 @@ use penstock_dataset::RaggedValues;
 use penstock_tensor::Dtype;
 
 use crate::memory::Memory;
-use crate::program::Place;
+use crate::order::mixture::Place;
 
 pub type Nulls = Option<Vec<bool>>;
 
@@ -104,7 +104,7 @@ impl Batch {
         self.columns.iter().map(|(_, values)| of(values) as u64).sum()
     }
 
-    pub(crate) fn give(&mut self, kept: &Arc<AtomicU64>) {
+    pub fn give(&mut self, kept: &Arc<AtomicU64>) {
         for (_, values) in &mut self.columns {
             if let Values::Array(array) | Values::Ragged { values: array, .. } = values {
                 array.memory.give(kept);

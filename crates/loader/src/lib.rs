@@ -1,21 +1,12 @@
 //! The loader: one order, exact resume, decode and augmentation on native threads.
 //!
-//! Pure: `random`, `permutation` → `order` → `program` (draw → sample), `plan` (step → draws). Then `engine` runs the batches: begin,
-//! fetch, decode, transform, deliver in order. It knows neither Python nor fragments: the dataset turns positions into reads.
+//! `order` is pure. `source` reads, `transform` changes one sample, `engine` runs the batches: begin, fetch, decode, transform, deliver in
+//! order. The loader knows neither Python nor fragments: the dataset turns positions into reads.
 
 pub mod batch;
+mod caught;
 pub mod engine;
-pub mod files;
-pub mod item;
-pub mod job;
 pub mod memory;
 pub mod order;
-pub mod permutation;
-pub mod pipeline;
-pub mod plan;
-pub mod program;
-pub mod quota;
-pub mod random;
 pub mod source;
 pub mod transform;
-pub mod window;

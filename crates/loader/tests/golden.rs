@@ -1,9 +1,9 @@
 //! Orders never change, because loader states rely on them. `PENSTOCK_GOLDEN=write` rewrites the file, allowed only before a release.
 
-use penstock_loader::order::{Order, Sequence};
-use penstock_loader::permutation::Permutation;
-use penstock_loader::program::{Exhausted, Mix, Program};
-use penstock_loader::random::{Draws, key};
+use penstock_loader::order::mixture::{Exhausted, Mix, Program, source_seed};
+use penstock_loader::order::permutation::Permutation;
+use penstock_loader::order::random::{Draws, key};
+use penstock_loader::order::sequence::{Order, Sequence};
 
 fn lines() -> Vec<String> {
     let mut lines = Vec::new();
@@ -41,6 +41,12 @@ fn lines() -> Vec<String> {
             lines.push(format!("mix {exhausted:?} epoch {epoch} {:016x}", key(&places)));
         }
     }
+    let sources = [30, 50, 70].iter().enumerate();
+    let sources = sources.map(|(source, count)| Sequence::new(Order::Full, source_seed(42, source), *count, 24, None).unwrap()).collect();
+    let mix = Mix { shares: vec![1, 1, 1], epoch_samples: 90, exhausted: Exhausted::Repeat };
+    let program = Program::new(42, sources, &[], Some(mix), 24).unwrap();
+    let places: Vec<u64> = program.places(1, 0..90).iter().flat_map(|place| [place.source as u64, place.position]).collect();
+    lines.push(format!("seeds of sources {:016x}", key(&places)));
     let mut draws = Draws::new(key(&[42, 1]), 3, 1 << 40);
     let numbers: Vec<u64> = (0..10).flat_map(|_| [draws.below(1000), draws.unit().to_bits(), draws.word().into()]).collect();
     lines.push(format!("draws {:016x}", key(&numbers)));

@@ -42,6 +42,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(snapshot::create, module)?)?;
     module.add_function(wrap_pyfunction!(snapshot::open, module)?)?;
     module.add_function(wrap_pyfunction!(snapshot::doctor, module)?)?;
+    module.add_function(wrap_pyfunction!(transaction::begin, module)?)?;
     module.add_function(wrap_pyfunction!(config::configure, module)?)?;
     module.add_function(wrap_pyfunction!(media::check_media, module)?)?;
     module.add_function(wrap_pyfunction!(lists::numbers, module)?)?;

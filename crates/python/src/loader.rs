@@ -8,16 +8,16 @@ use numpy::{PyArray1, PyArrayMethods as _, PyReadonlyArray1};
 use penstock_error::Error;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_loader::batch::{Array, Batch, Raw, Values};
-use penstock_loader::engine::{Budget, Engine, Stats};
-use penstock_loader::files::Entry;
-use penstock_loader::job::{OnCorrupt, Recipe};
-use penstock_loader::order::{Alias, Order, Sequence};
-use penstock_loader::pipeline::Pipeline;
-use penstock_loader::plan::{Cut, LastBatch};
-use penstock_loader::program::{Mix, Program};
-use penstock_loader::source::Source;
-use penstock_loader::transform::Transform;
-use penstock_loader::window::Window;
+use penstock_loader::engine::recipe::{OnCorrupt, Recipe};
+use penstock_loader::engine::threads::{Budget, Engine, Stats};
+use penstock_loader::order::cut::{BatchCut, LastBatch};
+use penstock_loader::order::mixture::{Mix, Program, source_seed};
+use penstock_loader::order::sequence::{Alias, Order, Sequence};
+use penstock_loader::source::files::Entry;
+use penstock_loader::source::view::Source;
+use penstock_loader::source::window::Window;
+use penstock_loader::transform::operation::Transform;
+use penstock_loader::transform::pipeline::Pipeline;
 use penstock_storage::{Io, Options};
 use penstock_tensor::Shape;
 use pyo3::prelude::*;
@@ -81,7 +81,7 @@ impl Weights {
 
 /// Files that hold the values of a column.
 #[pyclass(frozen, module = "penstock._core")]
-pub struct Files(Arc<penstock_loader::files::Files>);
+pub struct Files(Arc<penstock_loader::source::files::Files>);
 
 #[pymethods]
 impl Files {
@@ -93,7 +93,7 @@ impl Files {
         let storage = penstock_storage::open(root, &options).or_raise(py)?;
         let entry = |(name, file_bytes, begin, free)| Entry { name, file_bytes, begin, free };
         let entries = entries.into_iter().map(entry).collect();
-        Ok(Files(Arc::new(penstock_loader::files::Files { spec: ColumnSpec { id: u64::MAX, ..spec }, storage, entries })))
+        Ok(Files(Arc::new(penstock_loader::source::files::Files { spec: ColumnSpec { id: u64::MAX, ..spec }, storage, entries })))
     }
 
     /// Return the requests and bytes so far.
@@ -134,13 +134,11 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
         }
     }
     let sequences = sources.iter().zip(&declared.orders).zip(weights).enumerate().map(|(number, ((source, order), weights))| {
-        // Sources of one mixture are ordered independently.
-        let seed = if number == 0 { declared.seed } else { penstock_loader::random::key(&[declared.seed, number as u64]) };
-        Sequence::new(order.clone(), seed, source.len(), declared.order_block_samples, weights)
+        Sequence::new(order.clone(), source_seed(declared.seed, number), source.len(), declared.order_block_samples, weights)
     });
     let sequences = sequences.collect::<penstock_error::Result<_>>()?;
     let program = Program::new(declared.seed, sequences, &declared.names, declared.mix.clone(), declared.order_block_samples)?;
-    let cut = Cut::new(program.len(), declared.global_batch_size, declared.last_batch, declared.rank, declared.world_size)?;
+    let cut = BatchCut::new(program.len(), declared.global_batch_size, declared.last_batch, declared.rank, declared.world_size)?;
     let pipeline = Pipeline::new(outputs, &specs[0], &declared.transform, declared.decode, declared.seed)?;
     let on_corrupt = match declared.on_corrupt.as_str() {
         "raise" => OnCorrupt::Raise,

@@ -13,7 +13,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::errors::{OrRaise, exception};
-use crate::transaction::Transaction;
 use crate::view::{Positions, View};
 
 #[pyclass(frozen, module = "penstock._core")]
@@ -127,11 +126,6 @@ impl Snapshot {
     /// Return `storage_options` without secrets, and `io`, to open the dataset in another process.
     fn options(&self) -> (Vec<(String, String)>, &'static str) {
         (self.options.without_secrets().into_iter().collect(), self.options.io.name())
-    }
-
-    /// Begin a transaction. Checks message, author and properties now, before work could be lost.
-    fn begin(&self, py: Python<'_>, message: &str, author: &str, properties: &str) -> PyResult<Transaction> {
-        Transaction::begin(py, self.inner.clone(), self.options.clone(), [message, author, properties])
     }
 
     #[pyo3(signature = (positions=None))]

@@ -21,13 +21,14 @@ pub struct Transaction {
     options: Options,
 }
 
-impl Transaction {
-    pub fn begin(py: Python<'_>, base: Arc<penstock_dataset::Snapshot>, options: Options, texts: [&str; 3]) -> PyResult<Transaction> {
-        let [message, author, properties] = texts;
-        let inner = check_texts(message, author, properties).and_then(|()| penstock_dataset::Transaction::begin(base)).or_raise(py)?;
-        Ok(Transaction { inner: Mutex::new(Some(inner)), generation: generation(), options })
-    }
+/// Begin a transaction at a snapshot. The texts of its commit are checked before there is work to lose.
+#[pyfunction]
+pub fn begin(py: Python<'_>, snapshot: &Snapshot, message: &str, author: &str, properties: &str) -> PyResult<Transaction> {
+    let begun = check_texts(message, author, properties).and_then(|()| penstock_dataset::Transaction::begin(snapshot.inner.clone()));
+    Ok(Transaction { inner: Mutex::new(Some(begun.or_raise(py)?)), generation: generation(), options: snapshot.options.clone() })
+}
 
+impl Transaction {
     /// Return a number that is unique among living transactions.
     fn address(&self) -> usize {
         std::ptr::from_ref(self) as usize

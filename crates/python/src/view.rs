@@ -7,7 +7,7 @@ use numpy::{PyArray1, PyReadonlyArray1};
 use penstock_dataset::{OnCorrupt, Purpose, Reader, Snapshot, out_of_range};
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
-use penstock_loader::source::Source;
+use penstock_loader::source::view::Source;
 use penstock_tensor::window::Window;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use penstock_codec::Limits;
 use penstock_codec::pixels::Pool;
 use penstock_codec::region::{Encoded, Region};
-use penstock_loader::random::Draws;
+use penstock_loader::order::random::Draws;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();

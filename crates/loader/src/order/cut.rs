@@ -18,7 +18,7 @@ pub enum LastBatch {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
+pub struct BatchCut {
     /// Draws per epoch.
     pub draws: u64,
     pub global_batch: u64,
@@ -50,8 +50,8 @@ impl Part {
     }
 }
 
-impl Cut {
-    pub fn new(draws: u64, global_batch: u64, last: LastBatch, rank: u64, world_size: u64) -> Result<Cut> {
+impl BatchCut {
+    pub fn new(draws: u64, global_batch: u64, last: LastBatch, rank: u64, world_size: u64) -> Result<BatchCut> {
         let wrong = |text: String| Error::new("invalid-argument", text);
         if world_size == 0 || rank >= world_size {
             return Err(wrong(format!("rank={rank} with world_size={world_size}: ranks go from 0 to world_size - 1")));
@@ -65,7 +65,7 @@ impl Cut {
             return Err(wrong(format!("global_batch_size={global_batch} is not divisible by {world_size} ranks"))
                 .hint(format!("the nearest multiple is {nearest}")));
         }
-        Ok(Cut { draws, global_batch, last, rank, world_size })
+        Ok(BatchCut { draws, global_batch, last, rank, world_size })
     }
 
     pub fn batch(&self) -> u64 {
@@ -125,7 +125,7 @@ mod tests {
         #[test]
         fn ranks_share_every_step_without_gap_or_double(draws in 1u64..500, each in 1u64..20, world in 1u64..7, last in 0usize..3) {
             let last = [LastBatch::Short, LastBatch::Drop, LastBatch::Pad][last];
-            let cuts: Vec<Cut> = (0..world).map(|rank| Cut::new(draws, each * world, last, rank, world).unwrap()).collect();
+            let cuts: Vec<BatchCut> = (0..world).map(|rank| BatchCut::new(draws, each * world, last, rank, world).unwrap()).collect();
             let mut next = 0;
             for step in 0..cuts[0].steps() {
                 let parts: Vec<Part> = cuts.iter().map(|cut| cut.part(step * each * world)).collect();
@@ -148,9 +148,9 @@ mod tests {
 
     #[test]
     fn the_nearest_batch_that_divides_is_named() {
-        let error = Cut::new(100, 10, LastBatch::Short, 0, 3).unwrap_err();
+        let error = BatchCut::new(100, 10, LastBatch::Short, 0, 3).unwrap_err();
         assert_eq!(error.hint_text(), Some("the nearest multiple is 9"));
-        assert_eq!(Cut::new(100, 2, LastBatch::Short, 0, 3).unwrap_err().hint_text(), Some("the nearest multiple is 3"));
-        assert!(Cut::new(100, 6, LastBatch::Short, 3, 3).is_err());
+        assert_eq!(BatchCut::new(100, 2, LastBatch::Short, 0, 3).unwrap_err().hint_text(), Some("the nearest multiple is 3"));
+        assert!(BatchCut::new(100, 6, LastBatch::Short, 3, 3).is_err());
     }
 }

@@ -5,10 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use penstock_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::order::Sequence;
-use crate::permutation::Permutation;
-use crate::quota::{Cursor, Quota};
-use crate::random::{Purpose, key};
+use crate::order::permutation::Permutation;
+use crate::order::quota::{Cursor, Quota};
+use crate::order::random::{Purpose, key};
+use crate::order::sequence::{Epoch, Sequence};
 
 /// What happens when all samples of a source in a mixture have been drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +30,11 @@ pub struct Mix {
     pub shares: Vec<u64>,
     pub epoch_samples: u64,
     pub exhausted: Exhausted,
+}
+
+/// Return the seed of a source's order. Sources of one mixture are ordered independently; the first keeps the loader's own seed.
+pub fn source_seed(seed: u64, source: usize) -> u64 {
+    if source == 0 { seed } else { key(&[seed, source as u64]) }
 }
 
 pub struct Program {
@@ -148,7 +153,7 @@ struct Mixing<'a> {
     epoch: u64,
     block: Option<Block>,
     /// Open passes of the sources: (source, pass) with the epoch of its sequence.
-    passes: Vec<((usize, u64), crate::order::Epoch<'a>)>,
+    passes: Vec<((usize, u64), Epoch<'a>)>,
 }
 
 /// One block of the mixture, and the division of its places among sources.
@@ -218,7 +223,7 @@ impl Mixing<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::Order;
+    use crate::order::sequence::Order;
     use proptest::prelude::*;
 
     fn sources(sizes: &[u64]) -> Vec<Sequence> {

@@ -1,14 +1,15 @@
 //! Transforms as data, and their effect on one sample. Names, defaults and units follow torchvision v2.
 //!
 //! Geometry consists of four motions: crop, resize and two mirrors. A crop that reaches beyond the image pads it. A transform draws its
-//! numbers once and moves all columns that it is `on`; `item` carries out the motions.
+//! numbers once and moves all columns that it is `on`; `cell` carries out the motions.
 
 use penstock_codec::resize::{Filter, Resized};
 use penstock_error::{Error, Result};
 use serde::Deserialize;
 
-use crate::item::{Item, Motion, moved, sanitise};
-use crate::random::Draws;
+use crate::order::random::Draws;
+use crate::transform::cell::Cell;
+use crate::transform::motion::{Motion, moved, sanitise};
 
 /// A transform, and the results it is applied to together.
 #[derive(Debug, Clone, Deserialize)]
@@ -116,19 +117,19 @@ impl Operation {
     }
 }
 
-/// Apply a transform to the columns `items[on]` of one sample. The first image, mask or tensor determines the size.
-pub fn apply(operation: &Operation, items: &mut [Item<'_>], on: &[usize], draws: &mut Draws) -> Result<()> {
+/// Apply a transform to the columns `cells[on]` of one sample. The first image, mask or tensor determines the size.
+pub fn apply(operation: &Operation, cells: &mut [Cell<'_>], on: &[usize], draws: &mut Draws) -> Result<()> {
     if let Operation::SanitizeBoundingBoxes { min_size, min_area } = operation {
-        return sanitise(items, on, *min_size, *min_area);
+        return sanitise(cells, on, *min_size, *min_area);
     }
-    let lead = on.iter().find_map(|at| size_of(&items[*at]));
+    let lead = on.iter().find_map(|at| size_of(&cells[*at]));
     let Some(size) = lead else {
         // The leading column is null, so boxes and keypoints that follow it become null too.
-        on.iter().for_each(|at| items[*at] = Item::Null);
+        on.iter().for_each(|at| cells[*at] = Cell::Null);
         return Ok(());
     };
     for at in on {
-        if let Some(other) = size_of(&items[*at])
+        if let Some(other) = size_of(&cells[*at])
             && other[..2.min(other.len())] != size[..2.min(size.len())]
         {
             let text = format!(
@@ -141,17 +142,17 @@ pub fn apply(operation: &Operation, items: &mut [Item<'_>], on: &[usize], draws:
         }
     }
     for motion in motions(operation, &size, draws)? {
-        let size = on.iter().find_map(|at| size_of(&items[*at])).unwrap_or_default();
-        on.iter().try_for_each(|at| moved(&mut items[*at], &motion, &size))?;
+        let size = on.iter().find_map(|at| size_of(&cells[*at])).unwrap_or_default();
+        on.iter().try_for_each(|at| moved(&mut cells[*at], &motion, &size))?;
     }
     Ok(())
 }
 
 /// Return the sizes of all dimensions, height and width first. None for a null, boxes and keypoints.
-fn size_of(item: &Item<'_>) -> Option<Vec<usize>> {
-    match item {
-        Item::Image(image) => Some(vec![image.size().1, image.size().0]),
-        Item::Array(array) => Some(array.cut.size().to_vec()),
+fn size_of(cell: &Cell<'_>) -> Option<Vec<usize>> {
+    match cell {
+        Cell::Image(image) => Some(vec![image.size().1, image.size().0]),
+        Cell::Array(array) => Some(array.cut.size().to_vec()),
         _ => None,
     }
 }

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use crate::random::{Draws, key};
+use crate::order::random::{Draws, key};
 
 /// Up to this many elements are shuffled in a table, which takes 4 KiB and about 20 µs to build.
 const TABLE: u64 = 2048;

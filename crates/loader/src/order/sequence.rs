@@ -6,8 +6,8 @@ use std::sync::Arc;
 use penstock_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::permutation::Permutation;
-use crate::random::{Draws, Purpose, key};
+use crate::order::permutation::Permutation;
+use crate::order::random::{Draws, Purpose, key};
 
 /// How samples are ordered, as stored in states. Sizes count samples; callers convert sizes in bytes once, beforehand.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

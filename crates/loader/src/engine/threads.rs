@@ -4,7 +4,8 @@
 //! batch that has begun, else the start of the next batch. If files are not mapped, separate threads fetch.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,16 +16,20 @@ use penstock_error::{Error, Result};
 use penstock_storage::process;
 
 use crate::batch::Batch;
-use crate::job::{Job, Needs, Recipe, Started};
-use crate::window::{Steps, Window};
+use crate::caught::caught;
+use crate::engine::job::{Job, Needs};
+use crate::engine::recipe::Recipe;
+use crate::engine::slots::{Entry, Slot, State, Task, too_large};
+use crate::source::window::{Steps, Window};
 
-/// Upper limit on batches in work or waiting, even if memory would allow more.
-const AHEAD: usize = 16;
 const FETCHERS: usize = 8;
+
 /// Memory budgeted per fetching thread: an allocator retains about this much of what each thread frees.
 const FETCHER_BYTES: u64 = 32 << 20;
+
 /// One part in `SPARE_PART` of the budget may sit idle in the pool, for the pixels of later images.
 const SPARE_PART: u64 = 16;
+
 /// How often a waiting consumer checks for an interrupt.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -67,52 +72,6 @@ struct Inner {
     fetches: bool,
     /// Memory for decoders.
     pool: Pool,
-}
-
-struct State {
-    /// The next step to begin, the next step to deliver, and the end (exclusive).
-    begin: u64,
-    give: u64,
-    end: u64,
-    /// Distance from one step to the next.
-    stride: u64,
-    entries: BTreeMap<u64, Entry>,
-    /// Estimated bytes of a batch: the largest seen so far.
-    estimate_bytes: u64,
-    /// The most scratch memory that any batch has needed so far.
-    scratch_bytes: u64,
-    /// Whether `estimate_bytes` is based on anything; until it is, only one batch is in work.
-    estimated: bool,
-    /// Bytes of the batch delivered last: the consumer holds it until it receives the next one.
-    given_bytes: u64,
-    threads: usize,
-}
-
-/// A batch in work, and its known or estimated memory.
-struct Entry {
-    slot: Slot,
-    bytes: u64,
-    /// Scratch bytes of one task, and how many tasks may run at the same time.
-    scratch: (u64, usize),
-}
-
-enum Slot {
-    /// A thread is working on it.
-    Taken,
-    Fetched(Started),
-    /// Begun; its tasks wait until memory is available.
-    Parked(Job),
-    /// Begun; `left` counts its unfinished tasks.
-    Running {
-        job: Arc<Job>,
-        left: usize,
-    },
-    Done(Result<Batch>),
-}
-
-enum Task {
-    Begin(u64, Option<Started>),
-    Samples(u64, Arc<Job>, usize),
 }
 
 impl Engine {
@@ -228,94 +187,6 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-impl State {
-    /// Bytes of all batches in work or waiting, plus the scratch memory of the threads that make their samples.
-    fn in_flight_bytes(&self) -> u64 {
-        self.batches_bytes() + self.busy_scratch_bytes()
-    }
-
-    fn batches_bytes(&self) -> u64 {
-        self.entries.values().map(|entry| entry.bytes).sum()
-    }
-
-    fn busy_scratch_bytes(&self) -> u64 {
-        let (mut left, mut scratch): (usize, Vec<(u64, usize)>) =
-            (self.threads, self.entries.values().map(|entry| entry.scratch).collect());
-        scratch.sort_unstable_by(|one, other| other.cmp(one));
-        let worst = scratch.into_iter().map(|(bytes, tasks)| {
-            let busy = tasks.min(left);
-            left -= busy;
-            bytes * busy as u64
-        });
-        worst.sum()
-    }
-
-    /// Return whether another batch may begin within `memory_bytes`. Keeps scratch memory free for the next batch to be made, because it
-    /// must be made regardless of what later batches hold.
-    fn admits(&self, memory_bytes: u64) -> bool {
-        let scratch = self.busy_scratch_bytes().max(self.scratch_bytes);
-        let room = self.estimated && self.batches_bytes() + scratch + self.given_bytes + self.estimate_bytes <= memory_bytes;
-        self.begin < self.end && self.entries.len() < AHEAD && (room || self.entries.is_empty())
-    }
-
-    /// Run the parked batches that fit. If no batch is running, run the earliest one regardless, or fail it if it and the batch delivered
-    /// last exceed the budget.
-    fn unpark(&mut self, memory_bytes: u64, room_bytes: u64) {
-        let parked = self.entries.iter().filter(|(_, entry)| matches!(entry.slot, Slot::Parked(_)));
-        for step in parked.map(|(step, _)| *step).collect::<Vec<u64>>() {
-            let used = self.in_flight_bytes() + self.given_bytes;
-            let first = self.entries.keys().next() == Some(&step);
-            let running = self.entries.values().any(|entry| matches!(entry.slot, Slot::Running { .. }));
-            // Earlier batches of unknown size must run before this one is delivered; each may be as large as the largest so far.
-            let earlier = self.entries.range(..step).filter(|(_, entry)| matches!(entry.slot, Slot::Taken | Slot::Fetched(_)));
-            let unknown: u64 = earlier.map(|(_, entry)| self.estimate_bytes.saturating_sub(entry.bytes)).sum();
-            let (threads, Some(entry)) = (self.threads, self.entries.get_mut(&step)) else { return };
-            let Slot::Parked(job) = &entry.slot else { return };
-            let (tasks, Needs { bytes, held_bytes, scratch_bytes }) = (job.tasks(), job.needs());
-            let alone = bytes + scratch_bytes * tasks.min(threads) as u64;
-            if used + unknown + alone - held_bytes > room_bytes && (!first || running) {
-                return;
-            }
-            if first && alone + self.given_bytes > memory_bytes {
-                entry.slot = Slot::Done(Err(too_large(alone, bytes, self.given_bytes, memory_bytes)));
-                return;
-            }
-            (entry.bytes, entry.scratch) = (bytes, (scratch_bytes, tasks));
-            if let Slot::Parked(job) = std::mem::replace(&mut entry.slot, Slot::Taken) {
-                entry.slot = Slot::Running { job: Arc::new(job), left: tasks };
-            }
-        }
-    }
-
-    fn begin(&mut self) -> u64 {
-        let step = self.begin;
-        self.begin += self.stride;
-        self.entries.insert(step, Entry { slot: Slot::Taken, bytes: self.estimate_bytes, scratch: (0, 0) });
-        step
-    }
-
-    /// Claim the earliest work for a worker. The worker may begin a batch within `admitted_bytes`, or never if that is None.
-    fn task(&mut self, admitted_bytes: Option<u64>, memory_bytes: u64, room_bytes: u64) -> Option<Task> {
-        self.unpark(memory_bytes, room_bytes);
-        for (step, Entry { slot, .. }) in &mut self.entries {
-            match slot {
-                Slot::Running { job, .. } => {
-                    if let Some(task) = job.claim() {
-                        return Some(Task::Samples(*step, job.clone(), task));
-                    }
-                }
-                Slot::Fetched(_) => {
-                    if let Slot::Fetched(started) = std::mem::replace(slot, Slot::Taken) {
-                        return Some(Task::Begin(*step, Some(started)));
-                    }
-                }
-                _ => {}
-            }
-        }
-        admitted_bytes.is_some_and(|bytes| self.admits(bytes)).then(|| Task::Begin(self.begin(), None))
     }
 }
 
@@ -459,18 +330,4 @@ impl Inner {
         self.work.notify_all();
         self.done.notify_all();
     }
-}
-
-fn too_large(alone: u64, bytes: u64, given: u64, memory_bytes: u64) -> Error {
-    let before = if given > 0 { format!(" and the previous batch holds {given}") } else { String::new() };
-    let text = format!("cannot load a batch: it needs {alone} bytes{before}, but memory_bytes is {memory_bytes}");
-    Error::new("invalid-argument", text).hint(format!("use a smaller batch, or memory_bytes={}", alone + bytes.max(given)))
-}
-
-/// Turn a panic into an error of the batch, so that the consumer does not wait forever.
-pub fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(Error::new("internal", format!("a loader thread panicked: {}", text.unwrap_or("no message"))))
-    })
 }

@@ -11,9 +11,9 @@ use penstock_error::Result;
 use penstock_format::Id;
 use penstock_format::schema::ColumnSpec;
 
-use crate::engine::caught;
-use crate::order::Order;
-use crate::source::Source;
+use crate::caught::caught;
+use crate::order::sequence::Order;
+use crate::source::view::Source;
 
 pub struct Window {
     run_samples: u64,

@@ -180,7 +180,7 @@ mod tests {
             let mut counts: Vec<u64> = shares.iter().map(|share| (u128::from(begin) * u128::from(*share) / u128::from(quota.total)) as u64).collect();
             let ahead = (begin - counts.iter().sum::<u64>()) as usize;
             let mut begun: Vec<usize> = (0..shares.len()).filter(|s| u128::from(begin) * u128::from(shares[*s]) % u128::from(quota.total) != 0).collect();
-            begun.sort_by_key(|source| crate::random::key(&[seed, *source as u64]));
+            begun.sort_by_key(|source| crate::order::random::key(&[seed, *source as u64]));
             begun[..ahead].iter().for_each(|source| counts[*source] += 1);
             let mut other = Cursor { at: begin, counts, ready: BinaryHeap::new(), waiting: BinaryHeap::new() };
             (0..shares.len()).for_each(|source| quota.offer(&mut other, source));

@@ -1,0 +1,203 @@
+//! One batch in work: which samples it holds, what is read, where results are written, and how damaged samples are handled.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, PoisonError};
+
+use penstock_codec::pixels::Pool;
+use penstock_error::{Error, Kind, Result};
+
+use crate::batch::{Array, Batch, Loose, Nulls, Raw, Values};
+use crate::caught::caught;
+use crate::engine::recipe::{OnCorrupt, Recipe, Started};
+use crate::memory::{Memory, Shared};
+use crate::source::reads::ragged;
+use crate::transform::output::{Input, Output};
+use crate::transform::pipeline::Group;
+
+pub struct Job {
+    pub(super) started: Started,
+    pub(super) plain: Vec<(usize, Values)>,
+    pub(super) work: Vec<Work>,
+    /// For each task, its group and its samples.
+    pub(super) tasks: Vec<(usize, Range<usize>)>,
+    pub(super) next: AtomicUsize,
+    pub(super) bad: Mutex<Vec<(usize, Error)>>,
+    pub(super) needs: Needs,
+}
+
+/// How much of the budget a batch needs.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Needs {
+    /// Inputs and results together.
+    pub bytes: u64,
+    /// The part of `bytes` that is allocated before any sample is made.
+    pub held_bytes: u64,
+    /// The most temporary memory that making one sample needs.
+    pub scratch_bytes: u64,
+}
+
+/// The inputs of a group and the places of its results.
+pub struct Work {
+    pub inputs: Vec<Stored>,
+    pub targets: Vec<Target>,
+}
+
+/// The stored values of a column.
+pub enum Stored {
+    Raw(Raw),
+    Fixed { memory: Memory, cell: usize, nulls: Nulls },
+}
+
+pub enum Target {
+    Fixed { memory: Shared, bytes: usize, nulls: Mutex<Vec<usize>> },
+    Loose(Mutex<Vec<Option<Loose>>>),
+}
+
+impl Job {
+    pub fn tasks(&self) -> usize {
+        self.tasks.len()
+    }
+
+    pub fn needs(&self) -> Needs {
+        self.needs
+    }
+
+    /// Claim a task that no thread has claimed; None if there is none left.
+    pub fn claim(&self) -> Option<usize> {
+        if self.next.load(Relaxed) >= self.tasks.len() {
+            return None;
+        }
+        Some(self.next.fetch_add(1, Relaxed)).filter(|task| *task < self.tasks.len())
+    }
+
+    /// Run a task with pixel memory from `pool`. Errors are kept for `finish`.
+    pub fn run(&self, recipe: &Recipe, task: usize, pool: &Pool) {
+        let (group, samples) = self.tasks[task].clone();
+        for at in samples {
+            let done = caught(|| self.sample(recipe, &recipe.pipeline.groups[group], &self.work[group], at, pool));
+            if let Err(error) = done {
+                self.bad.lock().unwrap_or_else(PoisonError::into_inner).push((at, error));
+            }
+        }
+    }
+
+    fn sample(&self, recipe: &Recipe, group: &Group, work: &Work, at: usize, pool: &Pool) -> Result<()> {
+        let pipeline = &recipe.pipeline;
+        let mut inputs = Vec::with_capacity(work.inputs.len());
+        for (input, output) in work.inputs.iter().zip(&group.outputs) {
+            let shape = &pipeline.outputs[*output].stored_shape;
+            inputs.push(match input {
+                Stored::Raw(raw) => Input { bytes: raw.get(at), shape: shape.fill(raw.free(at)) },
+                Stored::Fixed { memory, cell, nulls } => {
+                    let there = !nulls.as_ref().is_some_and(|nulls| nulls[at]);
+                    Input { bytes: there.then(|| memory.bytes_of(at * cell, *cell)), shape: shape.fill(&[]) }
+                }
+            });
+        }
+        let cells = pipeline.sample(group, &inputs, self.started.epoch, self.started.draws[at], pool);
+        let cells = cells.map_err(|error| recipe.locate(&self.started, at, &pipeline.outputs[group.outputs[0]], error))?;
+        for ((cell, target), output) in cells.into_iter().zip(&work.targets).zip(&group.outputs) {
+            let output = &pipeline.outputs[*output];
+            let written = match target {
+                Target::Loose(list) => cell.loose(output.convert(), output.box_format()).map(|loose| {
+                    list.lock().unwrap_or_else(PoisonError::into_inner)[at] = loose;
+                }),
+                Target::Fixed { memory, bytes, nulls } => {
+                    // SAFETY: each sample belongs to one task, one thread runs each task, and the parts of samples do not overlap.
+                    let out = unsafe { memory.part(at * bytes, *bytes) };
+                    if cell.is_null() {
+                        out.fill(0);
+                        nulls.lock().unwrap_or_else(PoisonError::into_inner).push(at);
+                        Ok(())
+                    } else {
+                        cell.write(&output.sizes(), output.convert(), output.dtype, out)
+                    }
+                }
+            };
+            written.map_err(|error| recipe.locate(&self.started, at, output, error))?;
+        }
+        Ok(())
+    }
+
+    /// Return the batch, or the job to run instead if samples are damaged.
+    pub fn finish(self, recipe: &Recipe) -> Result<std::result::Result<Batch, Job>> {
+        let mut bad = self.bad.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let started = self.started;
+        if !bad.is_empty() {
+            bad.sort_by_key(|(at, _)| *at);
+            let fatal = bad.iter().position(|(_, error)| error.kind() != Kind::Corrupt || recipe.on_corrupt == OnCorrupt::Raise);
+            if let Some(fatal) = fatal {
+                let positions = bad.iter().flat_map(|(_, error)| error.row_list().to_vec()).collect();
+                let row_ids = bad.iter().flat_map(|(_, error)| error.row_id_list().to_vec()).collect();
+                return Err(bad.swap_remove(fatal).1.rows(positions).row_ids(row_ids));
+            }
+            let again = recipe.start(started.step, started.again(bad))?;
+            return Ok(Err(recipe.begin(again)?));
+        }
+        let count = started.places.len();
+        let mut columns: Vec<Option<Values>> = recipe.pipeline.outputs.iter().map(|_| None).collect();
+        self.plain.into_iter().for_each(|(at, values)| columns[at] = Some(values));
+        for (group, work) in recipe.pipeline.groups.iter().zip(self.work) {
+            for (at, target) in group.outputs.iter().zip(work.targets) {
+                columns[*at] = Some(target.values(&recipe.pipeline.outputs[*at], count)?);
+            }
+        }
+        let columns = recipe.pipeline.outputs.iter().zip(columns).filter_map(|(output, values)| Some((output.name.clone(), values?)));
+        Ok(Ok(Batch {
+            step: started.step,
+            epoch: started.epoch,
+            columns: columns.collect(),
+            row_ids: recipe.row_ids.then(|| started.reads.row_ids()),
+            places: started.places,
+            draws: started.draws,
+            valid: started.valid,
+            refused: started.refused.into_iter().map(|refused| (refused.place, refused.error)).collect(),
+        }))
+    }
+}
+
+/// Stack images of one size and dtype into one array. A list with mixed sizes or a null stays a list.
+fn stacked(mut list: Vec<Option<Loose>>) -> Result<Values> {
+    let Some(Some((_, dtype, shape))) = list.first() else { return Ok(Values::List(list)) };
+    let alike = |loose: &Option<Loose>| loose.as_ref().is_some_and(|(_, other, size)| (other, size) == (dtype, shape));
+    if !list.iter().all(alike) {
+        return Ok(Values::List(list));
+    }
+    let (dtype, shape) = (*dtype, std::iter::once(list.len() as u64).chain(shape.iter().copied()).collect());
+    if list.len() == 1 {
+        let memory = Memory::of(list.pop().flatten().map(|(data, ..)| data).unwrap_or_default());
+        return Ok(Values::Array(Array { memory, dtype, shape, nulls: None }));
+    }
+    let mut memory = Memory::new(list.iter().flatten().map(|(data, ..)| data.len()).sum())?;
+    let mut rest = memory.slice();
+    for (data, ..) in list.drain(..).flatten() {
+        let (place, later) = rest.split_at_mut(data.len());
+        place.copy_from_slice(&data);
+        rest = later;
+    }
+    Ok(Values::Array(Array { memory, dtype, shape, nulls: None }))
+}
+
+impl Target {
+    fn values(self, output: &Output, count: usize) -> Result<Values> {
+        match self {
+            Target::Fixed { memory, nulls, .. } => {
+                let null_places = nulls.into_inner().unwrap_or_else(PoisonError::into_inner);
+                let mut nulls = (!null_places.is_empty()).then(|| vec![false; count]);
+                null_places.into_iter().for_each(|at| nulls.iter_mut().for_each(|nulls| nulls[at] = true));
+                let shape = std::iter::once(count as u64).chain(output.sizes().into_iter().map(|size| size as u64)).collect();
+                Ok(Values::Array(Array { memory: memory.into_inner(), dtype: output.dtype, shape, nulls }))
+            }
+            Target::Loose(list) => {
+                let list = list.into_inner().unwrap_or_else(PoisonError::into_inner);
+                if output.is_listed() {
+                    return stacked(list);
+                }
+                let values = list.iter().map(|loose| loose.as_ref().map(|(data, _, shape)| (&data[..], shape.clone())));
+                ragged(values, output.dtype, output.shape.len())
+            }
+        }
+    }
+}

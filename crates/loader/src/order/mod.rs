@@ -1,0 +1,8 @@
+//! Which sample each draw is: pure. `random`, `permutation` → `sequence` → `mixture` (draw → sample), `cut` (step → draws).
+
+pub mod cut;
+pub mod mixture;
+pub mod permutation;
+pub mod quota;
+pub mod random;
+pub mod sequence;

@@ -1,0 +1,60 @@
+//! A source of a mixture: a view, or files that are not in a dataset.
+
+use std::sync::Arc;
+
+use penstock_dataset::Snapshot;
+use penstock_error::{Context as _, Result};
+use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_tensor::{Dtype, Shape};
+
+use crate::source::files::Files;
+
+/// Samples of a snapshot, all or selected.
+#[derive(Clone)]
+pub struct Source {
+    pub name: String,
+    pub snapshot: Arc<Snapshot>,
+    pub selection: Option<Arc<Vec<u64>>>,
+    /// A column in addition to those of the snapshot.
+    pub files: Option<Arc<Files>>,
+}
+
+impl Source {
+    pub fn len(&self) -> u64 {
+        self.selection.as_ref().map_or(self.snapshot.len(), |chosen| chosen.len() as u64)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Return whether all of its files are mapped.
+    pub fn mapped(&self) -> bool {
+        self.files.is_none() && self.snapshot.is_mapped()
+    }
+
+    pub fn column(&self, name: &str) -> Result<ColumnSpec> {
+        match self.files.as_ref().filter(|files| files.spec.name == name) {
+            Some(files) => Ok(files.spec.clone()),
+            None => self.snapshot.column(name).cloned(),
+        }
+    }
+
+    /// Return the files of a column that is not part of the snapshot.
+    pub fn files_of(&self, spec: &ColumnSpec) -> Option<&Files> {
+        self.files.as_deref().filter(|files| files.spec.name == spec.name)
+    }
+
+    /// Map a position in the view to a position in the snapshot.
+    pub fn absolute(&self, position: u64) -> u64 {
+        self.selection.as_ref().map_or(position, |chosen| chosen[position as usize])
+    }
+}
+
+/// Return dtype and shape of a column's values in a batch.
+pub fn value_type(spec: &ColumnSpec) -> Result<(Dtype, Shape)> {
+    match &spec.kind {
+        ColumnKind::Label { .. } | ColumnKind::Category => Ok((Dtype::Int64, Shape::scalar())),
+        kind => kind.stored().context(|| format!("cannot load column `{}`", spec.name)),
+    }
+}

@@ -1,0 +1,188 @@
+//! Values in transit through the transforms: motions change their geometry, then they are written to their places in a batch. An image
+//! stays encoded until it is written. `transform` chooses the motions.
+
+use std::borrow::Cow;
+
+use penstock_codec::cut::{Convert, Cut};
+use penstock_codec::pixels::Pool;
+use penstock_codec::region::Encoded;
+use penstock_codec::resize::Geometry;
+use penstock_codec::{Limits, Picture, cut, decode_mask, resize};
+use penstock_error::{Error, Result};
+use penstock_tensor::Dtype;
+
+use crate::batch::Loose;
+
+/// A value in transit through the transforms.
+pub enum Cell<'a> {
+    Null,
+    Image(Image<'a>),
+    Array(Array<'a>),
+    Boxes(Vec<[f32; 4]>),
+    /// Points of objects, x and y first. The sizes are points per object and numbers per point.
+    Points(Vec<f32>, [usize; 2]),
+}
+
+/// An RGB image with pending geometry.
+pub struct Image<'a> {
+    pub(super) pixels: Pixels<'a>,
+    pub geometry: Geometry,
+    /// Whether columns and rows are reversed, after the geometry.
+    pub mirrored: [bool; 2],
+}
+
+pub enum Pixels<'a> {
+    Encoded(Encoded<'a>),
+    Rgb(Vec<u8>, usize, usize),
+}
+
+/// An n-dimensional array and the pending cut of it.
+pub struct Array<'a> {
+    pub data: Cow<'a, [u8]>,
+    pub dtype: Dtype,
+    pub cut: Cut,
+}
+
+impl<'a> Image<'a> {
+    pub fn open(bytes: &'a [u8], limits: Limits, upright: bool, pool: &'a Pool) -> Result<Image<'a>> {
+        let encoded = Encoded::open(bytes, limits, upright, pool)?;
+        let (width, height) = encoded.size();
+        Ok(Image { pixels: Pixels::Encoded(encoded), geometry: Geometry::whole(width, height), mirrored: [false; 2] })
+    }
+
+    /// Return width and height.
+    pub fn size(&self) -> (usize, usize) {
+        self.geometry.size()
+    }
+
+    /// Decode into `out`, which has exactly the required size.
+    fn write(&self, out: &mut [u8]) -> Result<()> {
+        match &self.pixels {
+            Pixels::Encoded(encoded) => resize::decode(encoded, &self.geometry, out)?,
+            Pixels::Rgb(data, width, height) => resize::resize_pixels(data, (*width, *height), 3, 8, &self.geometry, out)?,
+        }
+        let row_bytes = self.size().0 * 3;
+        if self.mirrored[0] {
+            out.chunks_exact_mut(row_bytes).for_each(|row| row.as_chunks_mut::<3>().0.reverse());
+        }
+        if self.mirrored[1] {
+            let rows = out.len() / row_bytes;
+            for row in 0..rows / 2 {
+                let (upper, lower) = out.split_at_mut((rows - 1 - row) * row_bytes);
+                upper[row * row_bytes..][..row_bytes].swap_with_slice(&mut lower[..row_bytes]);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn array(&self) -> Result<Array<'static>> {
+        let (width, height) = self.size();
+        Ok(Array::new(Cow::Owned(self.decode()?), Dtype::Uint8, &[height, width, 3]))
+    }
+
+    pub fn decode(&self) -> Result<Vec<u8>> {
+        let (width, height) = self.size();
+        let mut out = vec![0; width * height * 3];
+        self.write(&mut out)?;
+        Ok(out)
+    }
+}
+
+impl<'a> Array<'a> {
+    pub fn new(data: Cow<'a, [u8]>, dtype: Dtype, shape: &[usize]) -> Array<'a> {
+        Array { data, dtype, cut: Cut::whole(shape) }
+    }
+
+    pub fn materialised(&self) -> Result<Vec<u8>> {
+        let mut out = vec![0; self.cut.elements() * self.dtype.size()];
+        cut::cut(&self.data, self.dtype, &self.cut, None, &mut out)?;
+        Ok(out)
+    }
+}
+
+impl Cell<'_> {
+    pub fn is_null(&self) -> bool {
+        matches!(self, Cell::Null)
+    }
+
+    /// Write an image or array into its place in the batch. Refuses any shape other than `shape`.
+    pub fn write(&self, shape: &[usize], convert: Option<&Convert>, dtype: Dtype, out: &mut [u8]) -> Result<()> {
+        let refuse = |found: &[usize]| Err(Error::new("invalid-value", format!("its shape is {found:?}, expected {shape:?}")));
+        match self {
+            Cell::Image(image) if convert.is_some() => Cell::Array(image.array()?).write(shape, convert, dtype, out),
+            Cell::Image(image) => {
+                let (width, height) = image.size();
+                if [height, width, 3] == shape { image.write(out) } else { refuse(&[height, width, 3]) }
+            }
+            Cell::Array(array) if array.cut.size() != shape => refuse(array.cut.size()),
+            Cell::Array(array) if convert.is_none() && array.dtype != dtype => {
+                let text = format!("its values are {}, expected {}", array.dtype.name(), dtype.name());
+                Err(Error::new("invalid-value", text).hint("add ToDtype"))
+            }
+            Cell::Array(array) => cut::cut(&array.data, array.dtype, &array.cut, convert, out),
+            _ => Err(Error::new("internal", "there is no array to write")),
+        }
+    }
+
+    /// Return bytes, dtype and shape, for results whose shape differs between samples; None for a null.
+    pub fn loose(self, convert: Option<&Convert>, boxes: &str) -> Result<Option<Loose>> {
+        let bytes = |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();
+        Ok(Some(match self {
+            Cell::Null => return Ok(None),
+            Cell::Image(image) if convert.is_some() => return Cell::Array(image.array()?).loose(convert, boxes),
+            Cell::Image(image) => {
+                let (width, height) = image.size();
+                (image.decode()?, Dtype::Uint8, vec![height as u64, width as u64, 3])
+            }
+            Cell::Array(array) => {
+                let to = convert.map_or(array.dtype, |convert| convert.to);
+                let mut out = vec![0; array.cut.elements() * to.size()];
+                cut::cut(&array.data, array.dtype, &array.cut, convert, &mut out)?;
+                (out, to, array.cut.size().iter().map(|size| *size as u64).collect())
+            }
+            Cell::Boxes(rows) => {
+                let numbers: Vec<f32> = rows.iter().flat_map(|row| from_xyxy(*row, boxes)).collect();
+                (bytes(&numbers), Dtype::Float32, vec![rows.len() as u64, 4])
+            }
+            Cell::Points(numbers, [points, each]) => {
+                let objects = numbers.len().checked_div(points * each).unwrap_or(0);
+                (bytes(&numbers), Dtype::Float32, vec![objects as u64, points as u64, each as u64])
+            }
+        }))
+    }
+}
+
+/// Convert a box to its corners.
+pub fn to_xyxy(row: [f32; 4], format: &str) -> [f32; 4] {
+    let [a, b, c, d] = row;
+    match format {
+        "xywh" => [a, b, a + c, b + d],
+        "cxcywh" => [a - c / 2.0, b - d / 2.0, a + c / 2.0, b + d / 2.0],
+        _ => row,
+    }
+}
+
+fn from_xyxy(row: [f32; 4], format: &str) -> [f32; 4] {
+    let [x1, y1, x2, y2] = row;
+    match format {
+        "xywh" => [x1, y1, x2 - x1, y2 - y1],
+        "cxcywh" => [(x1 + x2) / 2.0, (y1 + y2) / 2.0, x2 - x1, y2 - y1],
+        _ => row,
+    }
+}
+
+/// Decode a mask into class numbers, (H, W).
+pub fn mask(bytes: &[u8], limits: Limits) -> Result<Array<'static>> {
+    let Picture { height, width, bits, data, .. } = decode_mask(bytes, limits)?;
+    Ok(Array::new(Cow::Owned(data), dtype_of(bits), &[height, width]))
+}
+
+/// Wrap a decoded image as an array, (H, W, C).
+pub fn picture(picture: Picture) -> Array<'static> {
+    let Picture { height, width, channels, bits, data } = picture;
+    Array::new(Cow::Owned(data), dtype_of(bits), &[height, width, channels])
+}
+
+fn dtype_of(bits: u8) -> Dtype {
+    if bits == 16 { Dtype::Uint16 } else { Dtype::Uint8 }
+}

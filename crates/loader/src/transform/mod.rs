@@ -1,0 +1,7 @@
+//! What becomes of a sample: cells and their motions, operations, and the pipeline that applies them.
+
+pub mod cell;
+pub mod motion;
+pub mod operation;
+pub mod output;
+pub mod pipeline;

@@ -1,0 +1,118 @@
+//! The recipe of one batch: its results, the columns they come from, and the transforms between. Checked before anything is read.
+
+use std::collections::HashMap;
+
+use penstock_codec::pixels::Pool;
+use penstock_codec::{Outline, outline};
+use penstock_error::{Error, Result};
+use penstock_format::schema::ColumnSpec;
+
+use crate::order::random::{Draws, Purpose, key};
+use crate::transform::cell::Cell;
+use crate::transform::operation::{self, Operation, Transform};
+use crate::transform::output::{Input, Output, Role, check};
+
+/// Results that share transforms and are therefore made together, sample by sample.
+#[derive(Debug, Clone)]
+pub struct Group {
+    /// Indices of results.
+    pub outputs: Vec<usize>,
+    /// For each transform: the key of its random numbers, the operation, and its results as places in `outputs`. The key depends on the
+    /// number of the transform among all transforms of the pipeline.
+    transforms: Vec<(u64, Operation, Vec<usize>)>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Pipeline {
+    pub outputs: Vec<Output>,
+    pub groups: Vec<Group>,
+    /// Results that are delivered as read, without transforms or decoding.
+    pub plain: Vec<usize>,
+}
+
+impl Pipeline {
+    /// Check results and transforms, and group them. `outputs` holds the name and column index of each result. `decode` turns images and
+    /// masks into pixels.
+    pub fn new(outputs: Vec<(String, usize)>, specs: &[ColumnSpec], transforms: &[Transform], decode: bool, seed: u64) -> Result<Pipeline> {
+        let made = outputs.into_iter().map(|(name, column)| Output::new(name, column, &specs[column], decode)).collect::<Result<Vec<_>>>();
+        let mut pipeline = Pipeline { outputs: made?, groups: Vec::new(), plain: Vec::new() };
+        let places: HashMap<String, usize> = pipeline.outputs.iter().enumerate().map(|(at, output)| (output.name.clone(), at)).collect();
+        // The group of each result; every transform joins the groups of its results.
+        let mut group: Vec<usize> = (0..pipeline.outputs.len()).collect();
+        let mut touched = vec![false; group.len()];
+        let mut ons = Vec::new();
+        for transform in transforms {
+            let on = transform.on.iter().map(|name| {
+                places.get(name).copied().ok_or_else(|| {
+                    let names: Vec<&str> = pipeline.outputs.iter().map(|output| output.name.as_str()).collect();
+                    let text = format!("{} is on `{name}`, which the loader does not return", transform.operation.name());
+                    Error::new("invalid-argument", text).hint(format!("it returns {}", names.join(", ")))
+                })
+            });
+            let on = on.collect::<Result<Vec<usize>>>()?;
+            if on.is_empty() {
+                return Err(Error::new("invalid-argument", format!("{} has an empty on=", transform.operation.name())));
+            }
+            check(&transform.operation, &on, &pipeline.outputs)?;
+            for at in &on {
+                pipeline.outputs[*at].transformed(&transform.operation)?;
+                touched[*at] = true;
+                let (old, new) = (group[*at], group[on[0]]);
+                group.iter_mut().filter(|group| **group == old).for_each(|group| *group = new);
+            }
+            ons.push(on);
+        }
+        for root in 0..group.len() {
+            let outputs: Vec<usize> = (0..group.len()).filter(|at| group[*at] == root).collect();
+            let decoded = |at: &usize| matches!(pipeline.outputs[*at].role, Role::Image { .. } | Role::Mask);
+            if !outputs.iter().any(|at| touched[*at] || decoded(at)) {
+                pipeline.plain.extend(outputs);
+                continue;
+            }
+            let inside = |on: &[usize]| on.iter().map(|at| outputs.iter().position(|output| output == at)).collect::<Option<Vec<usize>>>();
+            let mine = transforms.iter().zip(&ons).enumerate();
+            let random = |number: usize| key(&[seed, Purpose::Transform as u64, number as u64]);
+            let mine =
+                mine.filter_map(|(number, (transform, on))| Some((random(number), transform.operation.clone(), inside(on)?))).collect();
+            pipeline.groups.push(Group { outputs, transforms: mine });
+        }
+        pipeline.plain.sort_unstable();
+        Ok(pipeline)
+    }
+
+    /// Estimate the bytes of a result and the scratch bytes of making it, from the header of its stored image. None if the result is not an
+    /// image or a mask, or if the header has no size.
+    pub fn media_bytes(&self, group: &Group, place: usize, stored: &[u8]) -> Option<(u64, u64)> {
+        let output = &self.outputs[group.outputs[place]];
+        let Outline { width, height, decoder_bytes } = if output.is_listed() { outline(stored)? } else { return None };
+        let channels = if let Role::Image { mode, .. } = &output.role {
+            mode.form().map_or(8, |(channels, bits)| channels * bits as usize / 8)
+        } else {
+            2
+        };
+        let mine = group.transforms.iter().filter(|(_, _, on)| on.contains(&place)).map(|(_, operation, _)| operation);
+        let pixels = |height: usize, width: usize| height as u64 * width as u64;
+        // Resizing makes an intermediate image that already has one side of the result: the height for 8 bits, the width for 16.
+        let shallow = matches!(&output.role, Role::Image { mode, .. } if mode.form().is_some_and(|(_, bits)| bits == 8));
+        let ((to_height, to_width), between) = mine.fold(((height, width), 0), |(from, between), operation| {
+            let to = operation::size_after(operation, from);
+            let (down, across) = (pixels(to.0, from.1), pixels(from.0, to.1));
+            let passes = if shallow { down } else { down.max(across) };
+            (to, if operation::resizes(operation) { between.max(passes) } else { between })
+        });
+        let made = pixels(to_height, to_width) * channels as u64 * if output.convert.is_some() { output.dtype.size() as u64 } else { 1 };
+        // The decoder's output, counted twice because it may be copied before it reaches its place in the batch.
+        Some((made, (2 * pixels(height, width) + between) * channels.max(3) as u64 + decoder_bytes))
+    }
+
+    /// Make one sample of a group and apply all its transforms. `inputs` holds the stored value of each result; `pool` provides memory for
+    /// pixels.
+    pub fn sample<'a>(&self, group: &Group, inputs: &[Input<'a>], epoch: u64, draw: u64, pool: &'a Pool) -> Result<Vec<Cell<'a>>> {
+        let cells = group.outputs.iter().zip(inputs).map(|(at, input)| self.outputs[*at].cell(input, pool));
+        let mut cells = cells.collect::<Result<Vec<Cell<'a>>>>()?;
+        for (key, operation, on) in &group.transforms {
+            operation::apply(operation, &mut cells, on, &mut Draws::new(*key, epoch, draw))?;
+        }
+        Ok(cells)
+    }
+}
