@@ -15,7 +15,7 @@ import penstock as ps
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from penstock.schema import DTYPES, numpy_dtype
+from penstock.values.dtypes import DTYPES, numpy_dtype
 from PIL import Image as Pillow
 
 

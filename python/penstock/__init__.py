@@ -13,6 +13,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import VERSION as __version__
+from penstock.columns.blob import Bytes
+from penstock.columns.boxes import Boxes
+from penstock.columns.category import Category
+from penstock.columns.image import Image
+from penstock.columns.json_text import Json
+from penstock.columns.keypoints import Keypoints
+from penstock.columns.label import Label
+from penstock.columns.mask import Mask
+from penstock.columns.scalar import Scalar
+from penstock.columns.tensor import Tensor
+from penstock.columns.text import Text
 from penstock.dataset import Commit, Dataset, Receipt, Transaction, configure, create, open
 from penstock.errors import (
     AlreadyExistsError,
@@ -32,7 +43,6 @@ from penstock.files import Files, files
 from penstock.loader import Loader
 from penstock.order import Mix, Replacement, Window, mix
 from penstock.ragged import Ragged
-from penstock.schema import Boxes, Bytes, Category, Image, Json, Keypoints, Label, Mask, Scalar, Tensor, Text
 from penstock.view import Column, View
 
 if TYPE_CHECKING:

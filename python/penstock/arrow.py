@@ -15,9 +15,17 @@ import numpy as np
 import pyarrow as pa
 
 from penstock import _core
+from penstock.columns.boxes import Boxes
+from penstock.columns.category import Category
+from penstock.columns.column_type import ColumnType
+from penstock.columns.json_text import Json
+from penstock.columns.keypoints import Keypoints
+from penstock.columns.label import Label
+from penstock.columns.scalar import Scalar
+from penstock.columns.tensor import Tensor
+from penstock.columns.text import Text
 from penstock.errors import InvalidInputError
-from penstock.schema import Boxes, Category, ColumnType, Json, Keypoints, Label, Scalar, Tensor, Text
-from penstock.values import is_whole
+from penstock.values.checks import is_whole
 from penstock.view import _names
 
 if TYPE_CHECKING:

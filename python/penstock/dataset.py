@@ -18,7 +18,8 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
 from penstock.schema import Schema, from_json, to_json
-from penstock.values import becomes_objects, is_arrow, is_utf8, row_bytes_of
+from penstock.values.arrow_sizes import becomes_objects, row_bytes_of
+from penstock.values.checks import is_arrow, is_utf8
 from penstock.view import View
 
 

@@ -15,10 +15,16 @@ from typing import Any
 import numpy as np
 
 from penstock import _core
+from penstock.columns.category import Category
+from penstock.columns.column_type import ColumnType
+from penstock.columns.image import Image
+from penstock.columns.tensor import Tensor
+from penstock.columns.text import Text
 from penstock.dataset import create
 from penstock.errors import InvalidInputError, NotFoundError, UnsupportedError
-from penstock.schema import Category, ColumnType, Image, Schema, Tensor, Text, dtype_name
-from penstock.values import is_utf8
+from penstock.schema import Schema
+from penstock.values.checks import is_utf8
+from penstock.values.dtypes import dtype_name
 from penstock.view import View
 
 IMAGES = (".jpg", ".jpeg", ".png")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.values import is_whole
+from penstock.values.checks import is_whole
 from penstock.view import View
 
 if TYPE_CHECKING:

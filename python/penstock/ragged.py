@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InvalidInputError
-from penstock.values import filler
+from penstock.values.dtypes import filler
 
 
 class Padded(NamedTuple):

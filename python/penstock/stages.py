@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
 from penstock.ragged import Ragged
-from penstock.schema import Tensor
 from penstock.transforms import CenterCrop, PerBatch, RandomCrop, Transform
-from penstock.values import filler
+from penstock.values.dtypes import filler
 from penstock.view import Batch, View
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InvalidInputError
-from penstock.values import is_whole
+from penstock.values.checks import is_whole
 
 # The most pixels per side, or elements per dimension.
 MOST = 1 << 16

@@ -15,8 +15,9 @@ import numpy.typing as npt
 from numpy.ma import MaskedArray
 
 from penstock import _core
+from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError, UnsupportedError
-from penstock.schema import Schema, Tensor, from_json
+from penstock.schema import Schema, from_json
 
 if TYPE_CHECKING:
     from penstock.loader import Loader

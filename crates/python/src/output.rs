@@ -50,9 +50,9 @@ static DTYPE: Made = Made::new();
 static LOADS: Made = Made::new();
 static RAGGED: Made = Made::new();
 
-/// Call `penstock.schema.numpy_dtype(name)`, which supports bfloat16 and timestamps.
+/// Call `penstock.values.dtypes.numpy_dtype(name)`, which supports bfloat16 and timestamps.
 pub fn numpy_dtype<'py>(py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyAny>> {
-    DTYPE.import(py, "penstock.schema", "numpy_dtype")?.call1((dtype.name(),))
+    DTYPE.import(py, "penstock.values.dtypes", "numpy_dtype")?.call1((dtype.name(),))
 }
 
 fn empty<'py>(py: Python<'py>, shape: &[u64], dtype: &Bound<'py, PyAny>, size: usize) -> PyResult<Bound<'py, PyUntypedArray>> {

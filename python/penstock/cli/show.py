@@ -13,8 +13,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.columns.blob import Bytes
+from penstock.columns.boxes import Boxes
+from penstock.columns.category import Category
+from penstock.columns.column_type import ColumnType
+from penstock.columns.image import Image
+from penstock.columns.json_text import Json
+from penstock.columns.keypoints import Keypoints
+from penstock.columns.label import Label
+from penstock.columns.mask import Mask
+from penstock.columns.scalar import Scalar
+from penstock.columns.tensor import Tensor
+from penstock.columns.text import Text
 from penstock.errors import Error, InvalidInputError
-from penstock.schema import Boxes, Bytes, Category, ColumnType, Image, Json, Keypoints, Label, Mask, Scalar, Tensor, Text
 
 # With COLUMNS=0, Rich would print tables of width 0.
 WIDTH = 80 if os.environ.get("COLUMNS") == "0" else None

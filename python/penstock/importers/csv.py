@@ -22,11 +22,17 @@ import pyarrow.compute as compute
 import pyarrow.csv as pc
 
 from penstock.arrow import column_type
+from penstock.columns.blob import Bytes
+from penstock.columns.category import Category
+from penstock.columns.column_type import ColumnType
+from penstock.columns.json_text import Json
+from penstock.columns.label import Label
+from penstock.columns.scalar import Scalar
+from penstock.columns.text import Text
 from penstock.errors import CorruptError, Error, InternalError, InvalidInputError
 from penstock.importers import tables
 from penstock.importers.encoding import recoded
 from penstock.importers.source import Chunk, Options, Refusal, Source, import_pandas, parse_json
-from penstock.schema import Bytes, Category, ColumnType, Json, Label, Scalar, Text
 
 BLOCK_BYTES = 4 << 20
 NULLS = ["", "NA", "NaN", "nan", "null", "NULL", "None"]

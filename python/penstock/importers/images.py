@@ -14,10 +14,14 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from penstock import _core
+from penstock.columns.column_type import ColumnType
+from penstock.columns.image import Image
+from penstock.columns.label import Label
+from penstock.columns.mask import Mask
+from penstock.columns.text import Text
 from penstock.errors import InvalidInputError
 from penstock.importers.source import Chunk, Options, Refusal, Source, chosen
-from penstock.schema import ColumnType, Image, Label, Mask, Text
-from penstock.values import is_utf8
+from penstock.values.checks import is_utf8
 
 # Limits of a chunk of files, which is held in memory. The last file of a chunk may exceed the limit of bytes.
 FILES_AT_ONCE = 256

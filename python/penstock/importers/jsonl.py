@@ -19,11 +19,15 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from penstock.arrow import element_type
+from penstock.columns.category import Category
+from penstock.columns.column_type import ColumnType
+from penstock.columns.label import Label
+from penstock.columns.scalar import Scalar
+from penstock.columns.text import Text
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import rows, tables
 from penstock.importers.encoding import recoded
 from penstock.importers.source import Chunk, Options, Source, ahead, import_pandas, parse_json
-from penstock.schema import Category, ColumnType, Label, Scalar, Text
 
 # A longer line means that the file has another format.
 LONGEST_LINE_BYTES = 256 << 20

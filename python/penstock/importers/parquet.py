@@ -11,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.columns.blob import Bytes
+from penstock.columns.column_type import ColumnType
+from penstock.columns.scalar import Scalar
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import tables
 from penstock.importers.source import Chunk, Options, Refusal, Source, ahead, chosen, import_pandas
-from penstock.schema import Bytes, ColumnType, Scalar
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 ROWS_AT_ONCE = 65_536

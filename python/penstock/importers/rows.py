@@ -10,11 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from penstock.columns.blob import Bytes
+from penstock.columns.column_type import ColumnType
+from penstock.columns.image import Image
+from penstock.columns.json_text import Json
+from penstock.columns.scalar import Scalar
+from penstock.columns.tensor import Tensor
+from penstock.columns.text import Text
 from penstock.dataset import _size
 from penstock.errors import Error, InvalidInputError
 from penstock.importers.source import Chunk, Options, Refusal, Source
-from penstock.schema import Bytes, ColumnType, Image, Json, Scalar, Tensor, Text, dtype_name
-from penstock.values import is_null, is_null_word
+from penstock.values.checks import is_null, is_null_word
+from penstock.values.dtypes import dtype_name
 
 ROWS_TO_INFER = 1000
 ROWS_AT_ONCE = 1024

@@ -15,12 +15,17 @@ import numpy as np
 import pyarrow as pa
 
 from penstock import _core
+from penstock.columns.category import Category
+from penstock.columns.column_type import ColumnType
+from penstock.columns.image import Image
+from penstock.columns.mask import Mask
 from penstock.dataset import Dataset, Transaction, create, open
 from penstock.errors import Error, InvalidInputError, NotFoundError
 from penstock.importers import csv, images, jsonl, parquet, rows, tables
 from penstock.importers.source import Chunk, Options, Refusal, Source
-from penstock.schema import Category, ColumnType, Image, Mask, from_json, to_json
-from penstock.values import container, is_arrow, is_whole, items_of
+from penstock.schema import from_json, to_json
+from penstock.values.checks import is_arrow, is_whole
+from penstock.values.containers import container, items_of
 
 FORMATS: dict[str, Callable[[pathlib.Path, Options], Source]] = {
     "images": images.open_source,

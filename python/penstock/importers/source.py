@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from penstock.schema import ColumnType
+from penstock.columns.column_type import ColumnType
 
 Result = TypeVar("Result")
 

@@ -11,11 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as compute
 
+from penstock.columns.blob import Bytes
+from penstock.columns.category import Category
+from penstock.columns.column_type import ColumnType
+from penstock.columns.image import Image
+from penstock.columns.json_text import Json
+from penstock.columns.label import Label
+from penstock.columns.scalar import Scalar
+from penstock.columns.tensor import Tensor
+from penstock.columns.text import Text
 from penstock.errors import UnsupportedError
 from penstock.importers.images import begins_as_image
 from penstock.importers.source import Refusal
-from penstock.schema import Bytes, Category, ColumnType, Image, Json, Label, Scalar, Tensor, Text
-from penstock.values import fail
+from penstock.values.checks import fail
 
 _PLAIN = {pa.bool_(): "bool", pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"} | {
     getattr(pa, name)(): name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

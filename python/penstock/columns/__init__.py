@@ -1,0 +1,1 @@
+"""Column types, one per file: the schema entry, and how values are prepared for the core."""

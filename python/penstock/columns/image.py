@@ -1,0 +1,40 @@
+"""Image columns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from penstock.columns.column_type import ColumnType
+from penstock.errors import InvalidInputError
+from penstock.values.checks import Prepared
+from penstock.values.media import pictures, refuse_one_image
+
+MODES = ("RGB", "L", "RGBA", "I;16", "stored")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Image(ColumnType):
+    """A JPEG or PNG, kept bit for bit. Arrays and Pillow images are stored as PNG of their pixels, without EXIF and its orientation.
+
+    Shapes: reads as (H, W, C) uint8 or uint16 with C 1, 3 or 4, as stored. `exif_orientation=False` ignores the EXIF orientation.
+    `mode` is the mode in loaders: "RGB" (alpha composited onto white), "L" (grey, by ITU-R 601), "RGBA", "I;16" (16-bit grey; 8-bit
+    values times 257) or "stored". Loaders refuse images of 16 bits per channel in an 8-bit mode, and colours in "I;16".
+    """
+
+    mode: str = "RGB"
+    exif_orientation: bool = True
+    type = "image"
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise InvalidInputError(f"mode={self.mode!r}", code="invalid-schema", hint=f"one of {', '.join(MODES)}")
+
+    def spec(self) -> dict[str, Any]:
+        return {**super().spec(), "exif_orientation": self.exif_orientation, "mode": self.mode}
+
+    def check_whole(self, values: Any) -> None:
+        refuse_one_image(values)
+
+    def prepare(self, values: Any) -> Prepared:
+        return pictures(values, mask=False)

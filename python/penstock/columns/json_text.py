@@ -1,0 +1,52 @@
+"""JSON columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from penstock.columns.column_type import ColumnType
+from penstock.values.checks import Prepared, fail, is_null
+from penstock.values.containers import items_of
+
+
+def _has_keys_of_one_name(value: Any) -> bool:
+    """Return whether any dict has keys such as 1 and "1", of which JSON would keep only one.
+
+    >>> _has_keys_of_one_name([{1: "a", "1": "b"}]), _has_keys_of_one_name({1: "a", "2": {}})
+    (True, False)
+    """
+    within = [value]
+    while within:
+        value = within.pop()
+        if isinstance(value, dict):
+            if any(type(key) is not str for key in value) and len(json.loads(json.dumps(dict.fromkeys(value)))) < len(value):
+                return True
+            value = value.values()
+        elif not isinstance(value, list | tuple):
+            continue
+        within += [one for one in value if isinstance(one, dict | list | tuple)]
+    return False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Json(ColumnType):
+    """Anything that JSON can hold, stored as compact text. Reads as Python objects.
+
+    Text is stored as a JSON string, even from Arrow. `scan` returns JSON as text, so parse that before you append it.
+    """
+
+    type = "json"
+
+    def prepare(self, values: Any) -> Prepared:
+        items: list[str | None] = []
+        for row, value in enumerate(items_of(values)):
+            try:
+                text = None if is_null(value) else json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+                if text and _has_keys_of_one_name(value):
+                    raise ValueError("two of its keys have the same name as text")
+            except (TypeError, ValueError, RecursionError) as error:
+                raise fail(f"is not JSON: {error}", row) from error
+            items.append(text)
+        return ("items", items)

@@ -1,0 +1,40 @@
+"""Label columns: a closed list of names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.columns.column_type import ColumnType
+from penstock.errors import InvalidInputError
+from penstock.values.checks import Prepared
+from penstock.values.containers import rows_of, text_from_pandas
+from penstock.values.words import coded_from_arrow, coded_from_strings, codes_or_words
+
+
+@dataclasses.dataclass(frozen=True)
+class Label(ColumnType):
+    """One of a closed list of names. Append names or codes. Reads as int64 codes, or as strings in `scan`.
+
+    >>> Label(["cat", "dog"]).names
+    ('cat', 'dog')
+    """
+
+    names: Sequence[str]
+    type = "label"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.names, str) or not all(isinstance(name, str) for name in self.names):
+            raise InvalidInputError(f"labels are {self.names!r}, expected a list of str", code="invalid-schema")
+        object.__setattr__(self, "names", tuple(self.names))
+
+    def spec(self) -> dict[str, Any]:
+        return {**super().spec(), "names": list(self.names)}
+
+    def rows(self, values: Any) -> Any:
+        values = rows_of(text_from_pandas(values))
+        return coded_from_arrow(values) or coded_from_strings(values) or values
+
+    def prepare(self, values: Any) -> Prepared:
+        return codes_or_words(values)

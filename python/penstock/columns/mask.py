@@ -1,0 +1,27 @@
+"""Mask columns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from penstock.columns.column_type import ColumnType
+from penstock.values.checks import Prepared
+from penstock.values.media import pictures
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mask(ColumnType):
+    """One class number per pixel, stored as PNG. Shapes: reads as (H, W) uint8 or uint16; palettes are not applied.
+
+    Files are stored unchanged. A JPEG file may contain class numbers that its own compression has blurred.
+    """
+
+    of: str | None = None
+    type = "mask"
+
+    def spec(self) -> dict[str, Any]:
+        return {**super().spec(), "of": self.of}
+
+    def prepare(self, values: Any) -> Prepared:
+        return pictures(values, mask=True)

@@ -1,0 +1,42 @@
+"""Scalar columns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from penstock.columns.column_type import ColumnType
+from penstock.values.checks import Prepared
+from penstock.values.containers import rows_of
+from penstock.values.dense import dense
+from penstock.values.dtypes import dtype_name, numpy_dtype
+from penstock.values.scalars import plain_numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Scalar(ColumnType):
+    """One number, bool or timestamp per sample. A plain dtype in a schema is short for this type."""
+
+    dtype: str
+    type = "scalar"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", dtype_name(self.dtype))
+
+    def spec(self) -> dict[str, Any]:
+        return {**super().spec(), "dtype": self.dtype}
+
+    def rows(self, values: Any) -> Any:
+        quick = plain_numbers(values, self.dtype) if isinstance(values, list) else None
+        if quick is None:
+            return rows_of(values)
+        array, validity = quick
+        return array if validity is None else np.ma.MaskedArray(array, ~validity)
+
+    def row_bytes(self) -> int:
+        return numpy_dtype(self.dtype).itemsize
+
+    def prepare(self, values: Any) -> Prepared:
+        return dense(values, (), self.dtype)

@@ -1,0 +1,70 @@
+"""Tensor columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from penstock.columns.column_type import ColumnType
+from penstock.errors import InvalidInputError
+from penstock.values.checks import Prepared, is_whole
+from penstock.values.containers import rows_of, without_torch
+from penstock.values.dense import dense
+from penstock.values.dtypes import dtype_name, numpy_dtype
+from penstock.values.large import pulled
+from penstock.values.ragged import ragged
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor(ColumnType):
+    """An n-dimensional array per sample; None means a free dimension.
+
+    Shapes: if all dimensions are fixed, batches are (N, *shape) arrays; else they are `Ragged`. No fixed dimension may be 0.
+    Samples of 8 MiB and more are stored as tiles of about 64 KiB, so `ds["volume"][7, 0:64, 10:20]` reads little more than it
+    returns. `tile`, one side per dimension, sets the tile shape for samples of any size. A large sample may be any object that has
+    a shape and a dtype and reads its parts (np.memmap, h5py, Zarr, TensorStore). It is never held in memory whole.
+
+    >>> Tensor((None, 4), "float32").shape
+    (None, 4)
+    >>> Tensor((300, 1080, 1920, 3), "uint8", tile=(1, 270, 480, 3)).tile
+    (1, 270, 480, 3)
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: str
+    tile: tuple[int, ...] | None = None
+    type = "tensor"
+
+    def __post_init__(self) -> None:
+        sizes = tuple(self.shape)
+        for size in sizes:
+            if size is not None and (not is_whole(size) or size < 0):
+                raise InvalidInputError(f"dimension {size!r}, expected a whole number or None", code="invalid-schema")
+        object.__setattr__(self, "shape", tuple(None if size is None else int(size) for size in sizes))
+        if self.tile is not None:
+            sides = tuple(self.tile) if isinstance(self.tile, tuple | list) else (None,)
+            if len(sides) != len(sizes) or any(not is_whole(side) or side < 1 for side in sides):
+                raise InvalidInputError(
+                    f"tile={self.tile!r}, expected a whole number above 0 for each of {len(sizes)} dimensions", code="invalid-schema"
+                )
+            object.__setattr__(self, "tile", tuple(int(side) for side in sides))
+        object.__setattr__(self, "dtype", dtype_name(self.dtype))
+
+    def spec(self) -> dict[str, Any]:
+        spec = {**super().spec(), "dtype": self.dtype, "shape": list(self.shape)}
+        return spec if self.tile is None else {**spec, "tile": list(self.tile)}
+
+    def rows(self, values: Any) -> Any:
+        return rows_of(without_torch(values))
+
+    def row_bytes(self) -> int:
+        return math.prod(size or 0 for size in self.shape) * numpy_dtype(self.dtype).itemsize
+
+    def prepare(self, values: Any) -> Prepared:
+        large = pulled(values, self.shape, self.dtype, self.tile)
+        if large is not None:
+            return large
+        if None in self.shape:
+            return ragged(values, self.shape, self.dtype)
+        return dense(values, tuple(size for size in self.shape if size is not None), self.dtype)

@@ -1,0 +1,36 @@
+"""Text columns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from penstock.columns.column_type import ColumnType
+from penstock.values.checks import Prepared, fail, is_null_word
+from penstock.values.containers import items_of, rows_of, text_from_pandas
+from penstock.values.from_arrow import flat_from_arrow
+from penstock.values.words import short_strings, strings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Text(ColumnType):
+    """Unicode text. Reads as str."""
+
+    type = "text"
+
+    def rows(self, values: Any) -> Any:
+        values = text_from_pandas(values)
+        whole = short_strings(values)
+        return rows_of(values) if whole is None else whole
+
+    def prepare(self, values: Any) -> Prepared:
+        flat = flat_from_arrow(strings(values) if isinstance(values, list) else values)
+        if flat is not None:
+            return flat
+        items = items_of(values)
+        if not set(map(type, items)) <= {str, type(None)}:
+            items = [None if is_null_word(value) else value for value in items]
+            for row, value in enumerate(items):
+                if value is not None and not isinstance(value, str):
+                    raise fail(f"is a {type(value).__name__}, expected str", row)
+        return ("items", items)

@@ -1,0 +1,76 @@
+"""Answers about single values, and the error for one that does not fit its column."""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidInputError
+
+Prepared = tuple[Any, ...]
+Array = npt.NDArray[Any]
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a text can be stored. A lone surrogate, as in some file names, cannot.
+
+    >>> is_utf8("é"), is_utf8("\\udce9")
+    (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def fail(text: str, row: int | None = None, hint: str | None = None) -> InvalidInputError:
+    """Build the error for a value that does not fit its column. If a row is given, `text` continues the words `row n`."""
+    return InvalidInputError(text, code="invalid-value", hint=hint, row=row)
+
+
+def shown(value: Any) -> str:
+    """Return the beginning of a value for an error: text in quotes, other values as printed.
+
+    >>> shown("2"), shown(2)
+    ("'2'", '2')
+    """
+    return repr(value[:80]) if isinstance(value, str) else str(value)[:80]
+
+
+def is_null(value: Any) -> bool:
+    """Return whether a value is a null: None, pandas' NA, NaT, or a masked element."""
+    if value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, np.datetime64 | np.timedelta64) and bool(np.isnat(value))
+
+
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Return whether a value is a whole number. Bools and durations are not, although NumPy treats a duration as an integer.
+
+    >>> is_whole(np.int8(1)), is_whole(True), is_whole(np.timedelta64(1, "s"))
+    (True, False, False)
+    """
+    return isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
+
+
+def is_null_word(value: Any) -> bool:
+    """Return whether a value among words is null. Among words, a float NaN is null too, as in pandas."""
+    return is_null(value) or (isinstance(value, float) and value != value)
+
+
+def is_arrow(values: Any) -> bool:
+    """Return whether values are a pyarrow Array or ChunkedArray, without importing pyarrow."""
+    return type(values).__module__.partition(".")[0] == "pyarrow" and hasattr(values, "null_count")
+
+
+def first_row(bad: Array) -> int:
+    """Return the first row of a bool array (N, …) that contains True."""
+    return int(np.argmax(bad.reshape(len(bad), -1).any(axis=1)))
+
+
+def without_dimensions(item: Any) -> Any:
+    """Return the number in a zero-dimensional array; return other values unchanged."""
+    return item[()] if isinstance(item, np.ndarray) and item.ndim == 0 else item

@@ -1,0 +1,79 @@
+"""Images, masks and other bytes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from penstock.values.checks import Array, Prepared, fail, is_null_word
+from penstock.values.containers import from_torch, items_of
+from penstock.values.from_arrow import flat_from_arrow
+
+
+def blob(value: Any, row: int) -> Any:
+    """Return a value as bytes, a Path, or None."""
+    if is_null_word(value):
+        return None
+    if isinstance(value, bytes | bytearray | os.PathLike):
+        return value
+    if isinstance(value, memoryview) or (isinstance(value, np.void) and value.dtype.names is None):
+        return value.tobytes()
+    raise fail(f"is a {type(value).__name__}, expected bytes, Path or None", row)
+
+
+# Pillow modes that are stored unchanged, and modes that are converted without visible loss.
+_AS_THEY_ARE = ("L", "RGB", "RGBA", "I;16")
+_CONVERTED = {"1": "L", "LA": "RGBA", "La": "RGBA", "PA": "RGBA", "RGBa": "RGBA", "RGBX": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
+
+
+def from_pillow(image: Any, row: int, mask: bool) -> Array:
+    """Return the pixels of a Pillow image: colours for an image, class numbers for a mask."""
+    mode = image.mode
+    if not mask and (mode == "P" or (mode in ("1", "L", "RGB") and "transparency" in image.info)):
+        image = image.convert("RGBA" if "transparency" in image.info else "RGB")  # A PNG may declare one colour transparent.
+    elif mode == "1" and mask:
+        return np.asarray(image).astype(np.uint8)
+    elif mode in _CONVERTED and not mask:
+        image = image.convert(_CONVERTED[mode])
+    elif mode not in _AS_THEY_ARE and not (mask and mode == "P"):
+        raise fail(f"is a Pillow image of mode {mode}", row, hint="convert it to L, RGB, RGBA or I;16 first")
+    return np.asarray(image)
+
+
+def picture(value: Any, row: int, mask: bool) -> Any:
+    """Return encoded bytes, a Path, None, or (height, width, channels, bits, pixels), which the core stores as PNG."""
+    if hasattr(value, "mode") and hasattr(value, "convert"):
+        value = from_pillow(value, row, mask)
+    elif hasattr(value, "detach"):
+        value = from_torch(value)
+    if not isinstance(value, np.ndarray):
+        return blob(value, row)
+    if isinstance(value, np.ma.MaskedArray):
+        raise fail("is a masked array", row, hint="fill it first")
+    if value.dtype == bool and mask:
+        value = value.astype(np.uint8)
+    value = value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
+    good = value.dtype in (np.uint8, np.uint16) and value.ndim in ((2,) if mask else (2, 3)) and value.size
+    if not good or (value.ndim == 3 and value.shape[2] not in (1, 3, 4)):
+        wanted = "(H, W)" if mask else "(H, W) or (H, W, C) with C 1, 3 or 4"
+        raise fail(f"is an array {value.shape} of {value.dtype}, expected {wanted} of uint8 or uint16", row)
+    height, width, channels = value.shape if value.ndim == 3 else (*value.shape, 1)
+    return (height, width, channels, value.dtype.itemsize * 8, np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+
+
+def refuse_one_image(values: Any) -> None:
+    """Refuse an array that may be either one image or many grey images."""
+    shape = tuple(getattr(values, "shape", ()))
+    if len(shape) == 3 and shape[2] in (1, 3, 4):
+        raise fail(
+            f"an array of the shape {shape}, which is either one image or {shape[0]} grey images",
+            hint="write [array] for one image; pass grey images as (N, H, W, 1), or as a list",
+        )
+
+
+def pictures(values: Any, mask: bool) -> Prepared:
+    """Prepare the values of an image or mask column. An array of images has one image per row."""
+    flat = flat_from_arrow(values)
+    return flat or ("items", [picture(value, row, mask) for row, value in enumerate(items_of(values))])
