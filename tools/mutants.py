@@ -41,12 +41,12 @@ STEP_SECONDS = 900
 def tests_of(path: str) -> list[list[str]]:
     """Return the test commands that may catch an error in a file, the quickest first."""
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not soak and not data"]
-    of = lambda *names: [*pytest, *(f"tests/test_{name}.py" for name in names)]  # noqa: E731
+    of = lambda *names: [*pytest, *(str(path) for name in names for path in pathlib.Path("tests").glob(f"*/test_{name}.py"))]  # noqa: E731
     if path.startswith("python/penstock/importers/"):
         return [of("import_model", "importers", "import_faults", "cli", "bad_input")]
     if path.startswith("crates/loader/"):
         return [
-            of("loader_model", "loader", "planted", "loader_review", "loader_review2", "window_memory", "loader_limits"),
+            of("loader_model", "loader", "planted", "forms", "functions", "files", "window_memory", "loader_limits"),
             ["cargo", "test", *CARGO, "-p", "penstock-loader"],
         ]
     if path.startswith("crates/dataset/"):

@@ -7,7 +7,7 @@ source "$(dirname "$0")/env.sh"
 tools/servers.sh
 PENSTOCK_SOAK=1 cargo test --release -p penstock-testkit --locked -- --nocapture
 PENSTOCK_SOAK=1 .venv/bin/python -m pytest tests -m "soak" -p no:cacheprovider -rA
-PENSTOCK_MODEL_SEEDS=2000 .venv/bin/python -m pytest tests/test_*_model.py -p no:cacheprovider -rA
+PENSTOCK_MODEL_SEEDS=2000 .venv/bin/python -m pytest tests/*/test_*_model.py -p no:cacheprovider -rA
 
 [ -x .tools/bin/cargo-mutants ] || cargo install cargo-mutants --version 27.1.0 --locked --root .tools -q
 .venv/bin/uv pip install -q --python .venv/bin/python "cosmic-ray>=8,<9"

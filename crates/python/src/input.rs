@@ -1,4 +1,4 @@
-//! Converts prepared Python values to columns. `penstock/schema.py` prepares dtypes, nulls and shapes; this file moves bytes.
+//! Converts prepared Python values to columns. `penstock/columns/` prepares dtypes, nulls and shapes; this file moves bytes.
 
 use std::cell::Cell;
 use std::io::Read;

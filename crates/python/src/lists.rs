@@ -1,4 +1,4 @@
-//! Converts lists of plain Python numbers and strings to arrays in one pass. Called by `penstock/values.py`, which searches mixed lists for
+//! Converts lists of plain Python numbers and strings to arrays in one pass. Called by `penstock/values/`, which searches mixed lists for
 //! the offending row.
 
 use numpy::{Element, PyArray1};

@@ -1,3 +1,5 @@
+//! Tests of decoding and encoding whole images.
+
 use super::*;
 use penstock_error::Result;
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-FOLDER = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parent.parent
 JOBS = ["create", "append", "append-pages", "append-root", "import", "pin"]
 # `:1000000` makes all later calls of the job fail too. EINTR occurs only once, because the standard library would retry forever.
 ERRORS = ["EIO", "ENOSPC", "EACCES", "EINTR", "EIO:2", "EIO:1000000", "ENOSPC:1000000", "EACCES:1000000"]

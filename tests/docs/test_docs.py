@@ -9,7 +9,7 @@ import sys
 
 import penstock as ps
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
 def test_the_tour_of_the_readme_runs_and_prints_what_it_says(tmp_path):

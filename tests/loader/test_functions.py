@@ -1,10 +1,9 @@
-"""Regression tests for bugs found in a second review: files read in place, workers, windows, numbers."""
+"""Loaders with Python functions, and what loaders report."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import time
 
 import numpy as np
@@ -12,9 +11,7 @@ import penstock as ps
 import pytest
 import torch
 from penstock import transforms as T
-from PIL import Image
 
-pytestmark = pytest.mark.local
 PLACES = itertools.count()
 
 
@@ -23,13 +20,6 @@ def ds(tmp_path):
     made = ps.create(tmp_path / "dataset", {"n": "int64", "x": ps.Tensor((8,), "float32")})
     made.append({"n": range(100), "x": np.ones((100, 8), np.float32)})
     return made
-
-
-def arrays(folder, *values):
-    folder.mkdir(exist_ok=True)
-    for number, value in enumerate(values):
-        np.save(folder / f"{number}.npy", value)
-    return folder / "*.npy"
 
 
 # Python workers need functions defined at the top of a module.
@@ -182,107 +172,6 @@ def test_ragged_values_refuse_what_they_cannot_hold():
             batch["x"].to_nested()
         with pytest.raises(ps.InvalidInputError, match="cannot be"):
             batch["x"].to_padded(0.5)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (np.array(["2024-05-06"], "datetime64[ns]"), "does not count microseconds"),
-        (np.array(["2024-05-06"], "datetime64[s]"), "does not count microseconds"),
-        (np.ones(3, ">f4"), "not in native byte order"),
-        (np.array(["abc"]), "unknown dtype"),
-        (np.array([1], "timedelta64[s]"), "unknown dtype"),
-        (np.array([{}], object), "Python objects"),
-        (np.ones(2, [("a", "f4")]), "unknown dtype"),
-        (np.asfortranarray(np.ones((3, 2))), "Fortran order"),
-    ],
-)
-def test_arrays_that_cannot_be_loaded_say_why(tmp_path, value, text):
-    with pytest.raises(ps.UnsupportedError, match=text) as caught:
-        ps.files(arrays(tmp_path / "given", value))
-    assert "0.npy" in str(caught.value)
-
-
-def test_timestamps_of_files_are_what_they_are(tmp_path):
-    moment = np.array(["2024-05-06T07:08:09"], "datetime64[us]")
-    assert (next(iter(ps.files(arrays(tmp_path / "given", moment)).loader(batch_size=1)))["array"] == moment).all()
-
-
-def test_names_and_patterns_that_cannot_be(tmp_path):
-    place = arrays(tmp_path / "[br]", np.ones(2))
-    with pytest.raises(ps.NotFoundError, match=r"glob\.escape"):
-        ps.files(place.parent / "0.npy")
-    with pytest.raises(ps.NotFoundError, match=r"not their folder"):
-        ps.files(tmp_path / "[br]")
-    for given in (5, ["a"], None):
-        with pytest.raises(ps.InvalidInputError, match="expected a glob"):
-            ps.files(given)
-    with open(os.fsencode(tmp_path) + b"/\xff.npy", "wb") as file:
-        np.save(file, np.ones(2))
-    with pytest.raises(ps.InvalidInputError, match="not UTF-8"):
-        ps.files(tmp_path / "*.npy")
-
-
-def test_errors_of_files_name_them(tmp_path):
-    pattern = arrays(tmp_path / "plain", *[np.arange(50.0)] * 5)
-    shape = arrays(tmp_path / "free", *[np.arange(50.0 + number) for number in range(5)])
-    for io, given in itertools.product(("auto", "buffered", "direct"), (pattern, shape)):
-        files = ps.files(given, io=io)
-        broken = given.parent / "3.npy"
-        body = broken.read_bytes()
-        for changed in (body[:-8], None, body + bytes(8)):
-            broken.unlink() if changed is None else broken.write_bytes(changed)
-            with pytest.raises(ps.Error, match=r"3\.npy.*\(sample 3\)") as caught:
-                next(iter(files.loader(batch_size=5)))
-            assert caught.value.rows == [3] and "list them again" in str(caught.value)
-            broken.write_bytes(body)
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for number in range(4):
-        Image.new("RGB", (20, 20)).save(folder / f"{number}.jpg")
-    (folder / "2.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(200))
-    with pytest.raises(ps.CorruptError, match=r"2\.jpg"):
-        next(iter(ps.files(folder / "*.jpg").loader(batch_size=4)))
-
-
-def test_direct_files_of_any_length_pass_by_the_page_cache(tmp_path):
-    values = [np.random.default_rng(number).random(20_000 + number) for number in range(8)]
-    files = ps.files(arrays(tmp_path / "given", *values), io="direct")
-    loader = files.loader(batch_size=4, shuffle=True, columns=["array", "_position"])
-    for batch in loader:
-        for position, array in zip(batch["_position"], batch["array"], strict=True):
-            assert (array == values[position]).all()
-    read = loader.stats()["read"]
-    assert read["direct_bytes"] >= sum(value.nbytes for value in values) and "read_bytes" not in read
-
-
-def test_states_of_files_go_with_names_and_sizes(tmp_path):
-    first = arrays(tmp_path / "first", *[np.full(3, number) for number in range(10)])
-    loader = ps.files(first).loader(batch_size=2, shuffle=True)
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    os.utime(tmp_path / "first" / "3.npy", (1, 1))
-    shutil.copytree(tmp_path / "first", tmp_path / "second")
-    for place in ("first", "second"):
-        again = ps.files(tmp_path / place / "*.npy").loader(batch_size=2, shuffle=True)
-        again.load_state_dict(state)
-        assert (next(iter(again))["array"] == next(batches)["array"]).all()
-        again.close()
-        batches = iter(ps.files(first).loader(batch_size=2, shuffle=True))
-        next(batches)
-    np.save(tmp_path / "second" / "10.npy", np.ones(3, int))
-    grown = ps.files(tmp_path / "second" / "*.npy").loader(batch_size=2, shuffle=True)
-    with pytest.raises(ps.InvalidInputError, match=r"it has 10 files, .* has 11"):
-        grown.load_state_dict(state)
-
-
-def test_two_folders_can_be_mixed_without_their_labels(tmp_path):
-    one, two = (ps.files(arrays(tmp_path / name, *[np.ones(3)] * 4)) for name in ("one", "two"))
-    mixed = ps.mix({"one": one, "two": two})
-    with pytest.raises(ps.InvalidInputError, match="leave it out of columns="):
-        mixed.loader(batch_size=2)
-    assert len(list(mixed.loader(batch_size=2, columns=["array", "path"]))) == 4
 
 
 @pytest.mark.parametrize("mixed", [False, True])

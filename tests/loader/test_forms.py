@@ -1,4 +1,4 @@
-"""Regression tests for loader bugs found in review."""
+"""The forms of what loaders return: nulls, ragged values, masks, chains of pads and resizes; and odd options and states."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from penstock import transforms as T
 from PIL import Image
 
 pytestmark = pytest.mark.local  # These tests create their own datasets, so one store is enough.
-EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+EXAMPLES = pathlib.Path(__file__).parent.parent.parent / "examples"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import spec_reader
 from google_crc32c import value as crc32c
 
-FOLDER = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parent.parent
 
 
 def run(share, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import spec_reader
 from anything import SCHEMA, values
 
-GOLDEN = pathlib.Path(__file__).parent.parent / "spec" / "golden" / "v1"
+GOLDEN = pathlib.Path(__file__).parent.parent.parent / "spec" / "golden" / "v1"
 
 
 def same(ours, theirs):

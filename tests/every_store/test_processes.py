@@ -91,9 +91,9 @@ def test_fork_while_other_threads_are_inside_take(ds):
 FORK_IN_FIRST_TAKE = """
 import os, signal, sys, threading
 import penstock as ps
-from penstock import schema
+from penstock.values import dtypes
 
-ds, plain = ps.open(sys.argv[1]), schema.numpy_dtype
+ds, plain = ps.open(sys.argv[1]), dtypes.numpy_dtype
 entered, forked = threading.Event(), threading.Event()
 
 def slow(name):
@@ -102,7 +102,7 @@ def slow(name):
         forked.wait(30)
     return plain(name)
 
-schema.numpy_dtype = slow
+dtypes.numpy_dtype = slow
 thread = threading.Thread(target=ds.take, args=([1],))
 thread.start()
 assert entered.wait(30)
