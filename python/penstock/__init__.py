@@ -41,7 +41,8 @@ from penstock.errors import (
 )
 from penstock.files import Files, files
 from penstock.loader import Loader
-from penstock.order import Mix, Replacement, Window, mix
+from penstock.loader.mixture import Mix, mix
+from penstock.loader.order import Replacement, Window
 from penstock.ragged import Ragged
 from penstock.view import Column, View
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from penstock.errors import InvalidInputError
+from penstock.loadable import LastBatch
 from penstock.ragged import Ragged
 from penstock.view import Batch, Sample, View, unwrap
 
@@ -89,7 +90,7 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
         shuffle: Any = True,
         rank: int | None = None,
         world_size: int | None = None,
-        last_batch: str = "short",
+        last_batch: LastBatch = "short",
     ) -> None:
         columns: list[str] = [] if shuffle in (True, False) else list(view.schema)
         self._loader = view.loader(
@@ -101,13 +102,13 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
         loader = self._loader
         whole, rest = divmod(loader._core.epoch_samples, loader.global_batch_size)
         each = loader.global_batch_size // loader.world_size
-        last = {"drop": 0, "pad": each}.get(loader.last_batch, -(-rest // loader.world_size))
+        last = {"drop": 0, "pad": each}.get(loader.recipe.last_batch, -(-rest // loader.world_size))
         return whole * each + (last if rest else 0)
 
     def __iter__(self) -> Iterator[int]:
         loader = self._loader
         self._began = loader._step
-        loader._step = loader._end_of_epoch(self._began) if len(loader) else 0
+        loader._step = loader._core.end_of_epoch(self._began) if len(loader) else 0
         self._asked = 0
         for step in range(self._began, loader._step):
             yield from loader._core.places(step)[2].tolist()

@@ -6,7 +6,7 @@ import json
 import operator
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,8 @@ from numpy.ma import MaskedArray
 from penstock import _core
 from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError, UnsupportedError
+from penstock.loadable import Loadable
 from penstock.schema import Schema, from_json
-
-if TYPE_CHECKING:
-    from penstock.loader import Loader
 
 Batch = dict[str, Any]
 _INT64 = np.dtype(np.int64)
@@ -95,7 +93,7 @@ def _form(column: Mapping[str, Any]) -> str:
     return "ragged" if column["type"] in ("boxes", "keypoints") else str(column["type"])
 
 
-class View:
+class View(Loadable):
     """Samples of one snapshot, in the chosen order. Picklable, and safe after fork and across threads.
 
     >>> import penstock as ps
@@ -257,35 +255,6 @@ class View:
         from penstock.torch import TorchDataset
 
         return TorchDataset(self, columns)
-
-    def loader(self, **options: Any) -> Loader:
-        """Make a loader: training batches of these samples, in one order for any number of ranks and threads, resumable at any step.
-
-        All options are keywords:
-        `batch_size` per rank, or `global_batch_size`. `shuffle`: True (a full permutation), False, `ps.Window` or `ps.Replacement`; `seed`.
-        `columns`: may also name `_row_id`, `_position`, `_step`, `_valid` and `_source`. `outputs`: {result: column}, for two results of
-        one column. `transform`: a list of `penstock.transforms`, then functions `fn(sample, rng)`, then `T.PerBatch`.
-        `decode=False` returns images as stored bytes. `output`: "numpy", "torch" or "jax". `last_batch`: "short", "drop" or "pad".
-        `rank` and `world_size`: by default those of torchrun. `on_corrupt`: "raise", "substitute" (use another sample) or "mask" (use
-        another sample and set `_valid` to False). `nulls`: {column: value or "mask"}. `order_block_samples`: draws that are divided
-        among lanes or a mixture's sources at a time, by default a global batch. `memory_bytes` and `threads`: budgets, by default those
-        of `ps.configure`. `python_workers`: processes for your functions. `progress`: a live line. `pin=True` keeps the snapshot,
-        and the snapshot of a loaded state, from being collected until `ds.unpin`. It writes a record, so the dataset must be writable.
-
-        Shapes: images (B, H, W, 3) uint8 if a transform makes their sizes equal, else a list; in torch, (B, 3, H, W) in channels_last
-        memory. Fixed columns are (B, …), ragged columns `Ragged`, text and bytes lists. You own the batches and may write to them.
-        Cost: at most `memory_bytes` of batches are made ahead; resuming costs one batch.
-        Raises: InvalidInputError for invalid options, before anything is read; CorruptError, which names the samples.
-
-        >>> import penstock as ps
-        >>> ds = ps.create("memory://loading", {"number": "int32"})
-        >>> receipt = ds.append({"number": range(5)})
-        >>> [batch["number"].tolist() for batch in ds.loader(batch_size=2)]
-        [[0, 1], [2, 3], [4]]
-        """
-        from penstock.loader import Loader
-
-        return Loader(self, **options)
 
     def stats(self) -> dict[str, int]:
         """Return counts of this handle's storage operations so far.

@@ -75,3 +75,21 @@ def test_no_path_of_a_machine_stands_in_the_project():
         path = ROOT / name
         if path.suffix in (".py", ".rs", ".md", ".sh", ".toml", ".yml") and path.exists():
             assert not re.search(r"/work/|/home/\w|/root/", path.read_text()) or name == os.path.relpath(__file__, ROOT), name
+
+
+def test_keywords_of_loaders_are_known_to_type_checkers(tmp_path):
+    """A misspelled keyword, or a word that is not an option, is found without running the code."""
+    lines = {
+        "batch_size=2": None,
+        "batchsize=2": "batchsize",
+        'batch_size=2, last_batch="keep"': "last_batch",
+        "batch_size=2, num_workers=4": "num_workers",
+    }
+    for source in ("ds", 'ps.mix({"a": ds})'):
+        body = "".join(f"{source}.loader({keywords})\n" for keywords in lines)
+        (tmp_path / "user.py").write_text(f'import penstock as ps\nds = ps.open("x")\n{body}')
+        command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), str(tmp_path / "user.py")]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+        for number, (keywords, wrong) in enumerate(lines.items(), 3):
+            errors = [line for line in found.splitlines() if f"user.py:{number}: error" in line]
+            assert bool(errors) == (wrong is not None) and all(wrong in error for error in errors), (keywords, found)

@@ -14,7 +14,7 @@ import numpy as np
 import penstock as ps
 import pytest
 from penstock import transforms as T
-from penstock.loader import _function_name
+from penstock.loader.stages import function_name
 from PIL import Image
 
 pytestmark = pytest.mark.local
@@ -127,10 +127,10 @@ def other(sample, rng):
 
 
 def test_functions_have_names_that_ranks_can_compare():
-    assert _function_name(one) != _function_name(other)
-    assert _function_name(one) == _function_name(one)
-    assert _function_name(lambda sample, rng: sample) != _function_name(lambda sample, rng: {**sample, "n": 0})
-    assert _function_name(T.PerBatch(one)) == _function_name(one)
+    assert function_name(one) != function_name(other)
+    assert function_name(one) == function_name(one)
+    assert function_name(lambda sample, rng: sample) != function_name(lambda sample, rng: {**sample, "n": 0})
+    assert function_name(T.PerBatch(one)) == function_name(one)
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,21 @@ impl Loader {
         self.recipe.begin_of(step)
     }
 
+    /// Return the first step of the epoch after that of `step`.
+    fn end_of_epoch(&self, step: u64) -> u64 {
+        self.recipe.end_of_epoch(step)
+    }
+
+    /// Return the number of a step, counted from the start of epoch 0.
+    fn number_of(&self, step: u64) -> u64 {
+        self.recipe.number_of(step)
+    }
+
+    /// Return the epoch and the first draw of the step with this number.
+    fn begin_of_number(&self, number: u64) -> (u64, u64) {
+        self.recipe.begin_of_number(number)
+    }
+
     /// Count the bytes of a full batch, results of fixed shape only.
     #[getter]
     fn least_bytes(&self) -> u64 {

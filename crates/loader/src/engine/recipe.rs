@@ -99,6 +99,27 @@ impl Recipe {
         }
     }
 
+    /// Return the first step of the epoch after that of `step`.
+    pub fn end_of_epoch(&self, step: u64) -> u64 {
+        let (first, whole) = (self.cut.steps_from(self.base.1), self.cut.steps());
+        match step.checked_sub(first) {
+            Some(later) if whole > 0 => first + (later / whole + 1) * whole,
+            _ => first,
+        }
+    }
+
+    /// Return the number of a step, counted from the start of epoch 0.
+    pub fn number_of(&self, step: u64) -> u64 {
+        let (epoch, draw) = self.begin_of(step);
+        epoch * self.cut.steps() + draw / self.cut.global_batch
+    }
+
+    /// Return the epoch and the first draw of the step with this number; the inverse of `number_of`.
+    pub fn begin_of_number(&self, number: u64) -> (u64, u64) {
+        let whole = self.cut.steps().max(1);
+        (number / whole, number % whole * self.cut.global_batch)
+    }
+
     /// Return the step that contains a draw of an epoch.
     fn step_of(&self, epoch: u64, draw: u64) -> u64 {
         match epoch - self.base.0 {

@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from penstock.loader import Loader
+    from penstock.loader.loader import Loader
 
 
 def explained(loader: Loader) -> dict[str, str]:
     """Describe what an epoch costs and how well it is shuffled. Cost: reads only the manifest."""
     steps, draws = len(loader), loader._core.epoch_samples
-    mean = [source.sample_bytes for source in loader._sources]
+    mean = [source.sample_bytes for source in loader.recipe.sources]
     total = (
         mean[0] * draws
-        if loader._mix is None
-        else sum(m * draws * share for m, share in zip(mean, loader._mix["shares"], strict=True)) / sum(loader._mix["shares"])
+        if loader.recipe.mix is None
+        else sum(m * draws * share for m, share in zip(mean, loader.recipe.mix["shares"], strict=True)) / sum(loader.recipe.mix["shares"])
     )
     looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []
-    probe = loader._open((0, 0))
-    asked_of = [[0, 0] for _ in loader._sources]  # Requests and bytes of the sampled batches, by source.
+    probe = loader.recipe.open((0, 0))
+    asked_of = [[0, 0] for _ in loader.recipe.sources]  # Requests and bytes of the sampled batches, by source.
     distinct, full = [], []
     for step in looked:
         _, sources, positions, _ = probe.places(step)
-        for number, source in enumerate(loader._sources):
+        for number, source in enumerate(loader.recipe.sources):
             mine = positions[sources == number]
             if len(mine) and not source.view._snapshot.mapped:
                 ranges = source.view._view.ranges(np.sort(mine), list(source.columns))
@@ -37,12 +37,12 @@ def explained(loader: Loader) -> dict[str, str]:
             distinct.append(len(np.unique(mine * count // max(1, len(source.view)))))
             full.append(count * (1 - (1 - 1 / count) ** count) if count else 0)
     quality = sum(distinct) / sum(full) if sum(full) else 1.0
-    windowed = next((source for source in loader._sources if source.order["kind"] == "window"), None)
+    windowed = next((source for source in loader.recipe.sources if source.order["kind"] == "window"), None)
     # A run of a window is read whole and once: by one rank, or in a mixture by every rank that draws from it.
-    parts = 1 if windowed and loader._mix else loader.world_size
+    parts = 1 if windowed and loader.recipe.mix else loader.world_size
     requests, asked_bytes = (sum(counts) for counts in zip(*asked_of, strict=True))
     asked, moved = requests / max(1, len(looked)) * steps, asked_bytes / max(1, len(looked)) * steps
-    ranged = [(source, counts) for source, counts in zip(loader._sources, asked_of, strict=True) if not source.view._snapshot.mapped]
+    ranged = [(source, counts) for source, counts in zip(loader.recipe.sources, asked_of, strict=True) if not source.view._snapshot.mapped]
     if windowed:
         asked, moved = draws / windowed.order["run_samples"] / parts, total / parts
     elif ranged:
@@ -61,20 +61,20 @@ def explained(loader: Loader) -> dict[str, str]:
                 blocks = len(source.columns) * decoded / block
                 some, some_bytes = max(some * missed, min(some, blocks)), max(some_bytes * missed, min(some_bytes, stored))
             asked, moved = asked + some, moved + some_bytes
-    mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader._sources)
+    mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader.recipe.sources)
     answer = {
         "epoch": f"{draws} samples in {steps} steps of {loader.global_batch_size} "
         f"({loader.global_batch_size // loader.world_size} per rank)",
-        "order": ", ".join(json.dumps(source.order) for source in loader._sources),
+        "order": ", ".join(json.dumps(source.order) for source in loader.recipe.sources),
         "bytes": f"about {size_text(total)} per epoch, up to {size_text(total / parts)} per rank",
         "requests": f"about {asked:,.0f} per epoch and rank, which transfer {size_text(moved)} starting from an empty cache"
         if requests
         else "none: files are mapped"
         if mapped
         else "one per file"
-        if any(source.view._files is not None for source in loader._sources)
+        if any(source.view._files is not None for source in loader.recipe.sources)
         else "none: all data is cached",
-        "memory": f"up to {size_text(loader.memory_bytes)} for batches made ahead and windows; "
+        "memory": f"up to {size_text(loader.options.ints.memory_bytes)} for batches made ahead and windows; "
         f"the fixed shapes of a batch take {size_text(loader._core.least_bytes)}",
         "shuffle": f"a batch draws from {min(1.0, quality):.0%} as many places as in a full permutation",
     }
@@ -85,7 +85,7 @@ def explained(loader: Loader) -> dict[str, str]:
             f"{names} {'is' if len(loose) == 1 else 'are'} one array if all images of a batch have the same size, else a list; "
             "T.Resize((height, width)) guarantees one array"
         )
-    for source in loader._sources:
+    for source in loader.recipe.sources:
         need, kept = source.tail_bytes(loader.global_batch_size // loader.world_size)
         if need and not source.window_runs:
             answer["tails"] = (
@@ -96,7 +96,7 @@ def explained(loader: Loader) -> dict[str, str]:
         order = windowed.order
         answer["window"] = (
             f"{order['window_samples']} samples, {size_text(windowed.window_bytes)} over {order['lanes']} lanes, in runs of {order['run_samples']}; "
-            f"a rank holds up to {size_text(loader._window_bytes())}"
+            f"a rank holds up to {size_text(loader.recipe.window_bytes())}"
         )
     return answer
 

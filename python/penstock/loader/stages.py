@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import hashlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import Generator, Philox  # Imported by name for the reason given in `view`.
 
 from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
@@ -15,6 +19,70 @@ from penstock.ragged import Ragged
 from penstock.transforms import CenterCrop, PerBatch, RandomCrop, Transform
 from penstock.values.dtypes import filler
 from penstock.view import Batch, View
+
+
+@dataclasses.dataclass
+class Stages:
+    """What becomes of a batch in Python: nulls are replaced, extra columns added, functions applied. Picklable if the functions are."""
+
+    # Transforms that the core applies.
+    declared: list[dict[str, Any]]
+    per_sample: list[Callable[..., Any]]
+    per_batch: list[PerBatch]
+    extras: list[str]
+    nulls: dict[str, Any]
+    # Time spent in functions so far.
+    seconds: float = 0.0
+
+    @property
+    def has_functions(self) -> bool:
+        return bool(self.per_sample or self.per_batch)
+
+    def names(self) -> list[str]:
+        """Name the functions, so that ranks can compare them."""
+        return [function_name(fn) for fn in (*self.per_sample, *self.per_batch)]
+
+    def apply(self, batch: Batch, about: dict[str, Any], number: int, seed: int) -> Batch:
+        """Apply all Python stages except the output conversion to batch `number`, counted from the start of epoch 0."""
+        for name, nulls in about["nulls"].items():
+            if name not in self.nulls:
+                raise has_nulls(name, int(nulls.sum()))
+        for name, values in batch.items():
+            if name not in self.nulls and name not in about["nulls"] and (missing := nulls_of(values)):
+                raise has_nulls(name, missing)
+        for name, value in self.nulls.items():
+            fill(name, value, batch, about["nulls"].get(name))
+        for name in self.extras:
+            values = {"_position": "position", "_source": "source", "_valid": "valid", "_row_id": "row_id"}.get(name)
+            batch[name] = np.full(len(about["valid"]), number, np.int64) if values is None else about[values]
+        began = time.perf_counter()
+        if self.per_sample:
+            batch = self._mapped(batch, about, number, seed)
+        for fn in self.per_batch:
+            with Noted(fn, f"step {number}"):
+                batch = fn(batch)
+            if not isinstance(batch, dict):
+                raise InvalidInputError(
+                    f"{fn!r} returned a {type(batch).__name__}, expected a dict of column to values", code="invalid-argument"
+                )
+        self.seconds += time.perf_counter() - began
+        return batch
+
+    def _mapped(self, batch: Batch, about: dict[str, Any], number: int, seed: int) -> Batch:
+        """Apply the per-sample functions."""
+        samples = []
+        for index in range(len(about["valid"])):
+            sample = {name: values[index] for name, values in batch.items()}
+            rng = Generator(Philox(key=[seed, 0], counter=[0, 0, about["epoch"], int(about["draw"][index])]))
+            for fn in self.per_sample:
+                with Noted(fn, f"sample {int(about['position'][index])} in step {number}"):
+                    sample = fn(sample, rng)
+                if not isinstance(sample, dict):
+                    raise InvalidInputError(
+                        f"{fn!r} returned a {type(sample).__name__}, expected a dict of column to value", code="invalid-argument"
+                    )
+            samples.append(sample)
+        return collated(samples, about["position"], batch)
 
 
 def stages_of(
@@ -198,3 +266,38 @@ def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, lis
             raise InvalidInputError(
                 f"nulls of `{name}` cannot become {value!r}: expected {dtype} of shape {tuple(shape)}", code="invalid-argument"
             ) from error
+
+
+class Noted:
+    """Context manager that adds to an exception which user function raised it, and for which sample or step."""
+
+    def __init__(self, fn: Callable[..., Any], place: str) -> None:
+        self.fn, self.place = fn, place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None:
+            return
+        text = f"in {self.fn!r}, for {self.place} of the loader"
+        if isinstance(error, StopIteration):  # StopIteration would end a generator on its way.
+            raise RuntimeError(f"StopIteration {text}") from error
+        error.add_note(text)
+
+
+def has_nulls(name: str, count: int) -> InvalidInputError:
+    error = InvalidInputError(
+        f"column `{name}` has {count} nulls in this batch", code="invalid-value",
+        hint=f'choose a replacement: nulls={{"{name}": value}}, or "mask" for a column `{name}_valid`',
+    )  # fmt: skip
+    error.column = name
+    return error
+
+
+def function_name(fn: Any) -> str:
+    """Name a function so that ranks can compare it: module, qualified name, and a hash of its code."""
+    fn = getattr(fn, "fn", fn)
+    code = getattr(fn, "__code__", None)
+    body = hashlib.sha256(code.co_code).hexdigest()[:8] if code is not None else ""
+    return f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)} {body}".strip()

@@ -1,4 +1,4 @@
-"""What a loader visits and in which order: the options `Window`, `Replacement` and `mix`, and the saved state of an order."""
+"""A view that a loader reads, with its order and what that costs."""
 
 from __future__ import annotations
 
@@ -6,159 +6,16 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.values.checks import is_whole
+from penstock.loader.numbers import whole
+from penstock.loader.order import LANES, Replacement, Window, checked_order
 from penstock.view import View
-
-if TYPE_CHECKING:
-    from penstock.loader import Loader
-
-# What a mixture does once it has drawn all samples of a source.
-EXHAUSTED = ("repeat", "stop", "raise")
-
-# The default number of lanes divides this number, so that many world sizes share the lanes evenly.
-LANES = 48
-
-
-def whole(value: Any, what: str, least: int, below: int = 2**62) -> int:
-    """Return a whole number from `least` to below `below`. Raises: InvalidInputError for anything else."""
-    if not is_whole(value) or not least <= value < below:
-        power = below.bit_length() - 1
-        raise InvalidInputError(
-            f"{what}={value!r}, expected a whole number of at least {least} and less than 2^{power}", code="invalid-argument"
-        )
-    return int(value)
-
-
-def whole_seed(value: Any) -> int:
-    """Return a seed: any unsigned 64-bit number, as torch accepts."""
-    return whole(value, "seed", 0, 2**64)
-
-
-def shares_of(weights: Mapping[str, float]) -> list[int]:
-    """Return weights as whole numbers: unchanged if all are whole, else as parts of 2^52.
-
-    >>> shares_of({"a": 3.0, "b": 1.0}), sum(shares_of({"a": 0.1, "b": 0.7}))
-    ([3, 1], 4503599627370496)
-    """
-    try:
-        total = math.fsum(weights.values())
-    except OverflowError:
-        total = math.inf
-    if not total < math.inf:
-        raise InvalidInputError(f"cannot mix: the weights sum to {total}", code="invalid-argument")
-    if total < 2**53 and all(weight.is_integer() for weight in weights.values()):
-        return [int(weight) for weight in weights.values()]
-    shares = {name: round(weight / total * 2**52) for name, weight in weights.items()}
-    for name, weight in weights.items():
-        if weight > 0 and not shares[name]:
-            raise InvalidInputError(f"cannot mix `{name}`: its weight {weight} is too small compared with {total}", code="invalid-argument")
-    return list(shares.values())
-
-
-def checked_mix(state: Any, sources: int) -> dict[str, Any] | None:
-    """Return the mixture of a state after checking that all its numbers are in range."""
-    if state is None:
-        return None
-    if set(state) != {"shares", "epoch_samples", "exhausted"} or state["exhausted"] not in EXHAUSTED or len(state["shares"]) != sources:
-        raise InvalidInputError(f"this is not a loader state: its mixture is {state!r}", code="invalid-argument")
-    shares = [whole(share, "a share of the mixture", 0) for share in state["shares"]]
-    return {"shares": shares, "epoch_samples": whole(state["epoch_samples"], "epoch_samples", 1), "exhausted": state["exhausted"]}
-
-
-# Kinds of orders and the numbers in each.
-_ORDERS = {"sequential": (), "full": (), "window": ("run_samples", "window_samples", "lanes"), "replacement": ("samples",)}
-
-
-def checked_order(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the order of a state after checking that all its numbers are in range."""
-    kind = state["kind"]
-    if kind not in _ORDERS or set(state) - {"kind", "weights", *_ORDERS[kind]}:
-        raise InvalidInputError(f"this is not a loader state: its order is {dict(state)!r}", code="invalid-argument")
-    for what in _ORDERS[kind]:
-        whole(state[what], what, 0 if kind == "replacement" else 1)
-    return dict(state)
-
-
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """Shuffle inside windows of about `bytes` bytes: for remote data, and for disks that are fastest with long reads.
-
-    Shuffles whole runs of neighbouring samples, then the samples inside windows of many runs. `loader.explain()` reports the
-    cost and quality of the shuffle. `lanes`: streams that are divided among the ranks, so that each rank reads its own blocks.
-    """
-
-    bytes: int
-    lanes: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Replacement:
-    """Draw with replacement: `samples` per epoch (default: the size of the view), by `weights` (one per sample) or uniformly."""
-
-    samples: int | None = None
-    weights: npt.ArrayLike | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Mix:
-    """Several views combined by `ps.mix`. Supports `loader(…)` like a view."""
-
-    sources: Mapping[str, tuple[View, float]]
-    epoch_samples: int
-    exhausted: str
-
-    def loader(self, **options: Any) -> Loader:
-        """Make a loader of the mixture; see `View.loader`. Request the column `_source` to see where samples come from."""
-        from penstock.loader import Loader
-
-        return Loader(self, **options)
-
-    def __len__(self) -> int:
-        return self.epoch_samples
-
-
-def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhausted: str = "repeat") -> Mix:
-    """Mix views in exact proportions: name → view, or (view, weight). The default weight of a view is its size.
-
-    Every block of `order_block_samples` draws (by default a global batch) has each source's share, in shuffled places. At the start of
-    any block, the draws of each source differ from its exact share by less than one. `epoch_samples`: by default, the samples of all
-    sources together. `exhausted`: "repeat" starts a source again and continues it in the next epoch; "stop" ends the epoch before a
-    source would repeat; "raise" refuses an epoch that needs more samples than a source has.
-
-    >>> import penstock as ps
-    >>> ds = ps.create("memory://mix", {"number": "int32"})
-    >>> receipt = ds.append({"number": range(100)})
-    >>> mixed = ps.mix({"low": (ds.select(range(50)), 3), "high": (ds.select(range(50, 100)), 1)}, epoch_samples=80)
-    >>> batch = next(iter(mixed.loader(batch_size=8, columns=["number", "_source"], shuffle=True)))
-    >>> sorted(batch["_source"].tolist())
-    [0, 0, 0, 0, 0, 0, 1, 1]
-    """
-    if not isinstance(sources, Mapping) or not sources:
-        raise InvalidInputError(f"cannot mix {sources!r}: expected a dict of name to view, or to (view, weight)", code="invalid-argument")
-    pairs: dict[str, tuple[View, float]] = {}
-    for name, given in sources.items():
-        view, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-        weight = len(view) if weight is None and isinstance(view, View) else weight
-        if not isinstance(name, str):
-            raise InvalidInputError(f"cannot mix {name!r}: expected a str as name", code="invalid-argument")
-        if not isinstance(view, View) or not isinstance(weight, int | float | np.number) or not 0 <= weight < math.inf:
-            raise InvalidInputError(
-                f"cannot mix `{name}`: expected a view and a weight of at least 0, got {given!r}", code="invalid-argument"
-            )
-        pairs[name] = (view, float(weight))
-    if not sum(weight for _, weight in pairs.values()):
-        raise InvalidInputError("cannot mix: all weights are 0", code="invalid-argument")
-    if exhausted not in EXHAUSTED:
-        raise InvalidInputError(f"exhausted={exhausted!r}", code="invalid-argument", hint=f"one of {', '.join(EXHAUSTED)}")
-    samples = sum(len(view) for view, _ in pairs.values()) if epoch_samples is None else epoch_samples
-    return Mix(pairs, whole(samples, "epoch_samples", 1), exhausted)
 
 
 @dataclasses.dataclass
@@ -177,6 +34,13 @@ class Source:
     measured: tuple[float, float, float] | None = None
     # The cache of `tail_bytes`.
     tails: tuple[int, int, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "weights": None}  # The core's table is made again from `given`.
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.weights = None if self.given is None else _core.Weights(self.given)
 
     @classmethod
     def ordered(cls, name: str, view: View, shuffle: bool | Window | Replacement, columns: Sequence[str], block: int) -> Source:

@@ -7,7 +7,6 @@ it copies nothing, and no file remains if a process dies. The loader determines 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import mmap
 import multiprocessing
 import multiprocessing.connection
@@ -15,19 +14,14 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing import reduction
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock import _core
 from penstock.errors import ClosedError, InternalError, InvalidInputError
-from penstock.loader import Loader
-from penstock.order import Source
-from penstock.transforms import PerBatch
-from penstock.view import Batch, View
+from penstock.loader.recipe import Recipe
+from penstock.view import Batch
 
 # Finished batches that may wait at a worker, besides the one that it makes.
 WAITING = 2
@@ -43,7 +37,9 @@ WHY_IT_DIED = {
 class Pool:
     """Workers that make the steps begin, begin + 1, … in turn."""
 
-    def __init__(self, loader: Loader, workers: int, begin: int, end: int) -> None:
+    def __init__(self, recipe: Recipe, base: tuple[int, int], begin: int, end: int) -> None:
+        """Start workers. Step 0 begins at `base`, an epoch and a draw."""
+        workers = recipe.processes
         context = multiprocessing.get_context("spawn")
         self.processes: list[Any] = []
         self.pipes: list[Any] = []
@@ -53,7 +49,7 @@ class Pool:
         self.read: dict[int, dict[str, int]] = {}
         self.owner = os.getpid()
         try:
-            packed = pickle.dumps(Parcel.of(loader, workers))
+            packed = pickle.dumps((recipe.for_worker(workers), base))
         except Exception as error:
             raise InvalidInputError(
                 f"cannot send this loader to python_workers: {error}", code="invalid-argument",
@@ -140,43 +136,6 @@ def _raised(body: bytes, text: str) -> BaseException:
     return error
 
 
-@dataclasses.dataclass
-class Parcel:
-    """A loader packed for a Python worker: everything that the worker needs to make the same batches."""
-
-    sources: list[tuple[str, View, Sequence[str], dict[str, Any], npt.NDArray[np.float64] | None]]
-    mix: dict[str, Any] | None
-    base: tuple[int, int]
-    options: dict[str, Any]
-    stages: tuple[list[dict[str, Any]], list[Callable[..., Any]], list[PerBatch]]
-
-    @classmethod
-    def of(cls, loader: Loader, workers: int) -> Parcel:
-        """Pack a loader for one of `workers` workers, which share its memory and threads."""
-        options = {
-            "global_batch_size": loader.global_batch_size, "shuffle": False, "seed": loader.seed, "columns": [*loader._columns, *loader._extras],
-            "outputs": loader._outputs, "last_batch": loader.last_batch, "decode": loader.decode, "rank": loader.rank,
-            "world_size": loader.world_size, "on_corrupt": loader.on_corrupt, "nulls": loader._nulls,
-            "order_block_samples": loader.order_block_samples, "memory_bytes": max(1, loader.memory_bytes // workers),
-            "threads": max(1, loader.threads // workers),
-        }  # fmt: skip
-        sources = [(source.name, source.view, source.columns, source.order, source.given) for source in loader._sources]
-        return cls(sources, loader._mix, loader._core.begin_of(0), options, (loader._declared, loader._per_sample, loader._per_batch))
-
-    def unpacked(self) -> Loader:
-        """Make the loader with its original order."""
-        loader = Loader(self.sources[0][1], **self.options)
-        loader._declared, loader._per_sample, loader._per_batch = self.stages
-        weights = [None if given is None else _core.Weights(given) for *_, given in self.sources]
-        loader._sources = [
-            Source(name, view, columns, order, table, given)
-            for (name, view, columns, order, given), table in zip(self.sources, weights, strict=True)
-        ]
-        loader._mix = self.mix
-        loader._core = loader._open(self.base)
-        return loader
-
-
 def work(
     pipe: multiprocessing.connection.Connection, packed: bytes, begin: int, end: int, stride: int, budgets: tuple[int, int, int]
 ) -> None:
@@ -211,17 +170,18 @@ def work(
 
 def _made(packed: bytes, begin: int, end: int, stride: int) -> Iterator[tuple[Batch, dict[str, Any]]]:
     """Yield batches, finished except for the output conversion, each with its statistics and this worker's totals."""
-    loader: Loader = pickle.loads(packed).unpacked()
-    loader._core.start(begin, end, stride)
+    recipe, base = pickle.loads(packed)
+    before, core = recipe.counted(), recipe.open(base)
+    core.start(begin, end, stride)
     for step in range(begin, end, stride):
-        given = loader._core.next()
+        given = core.next()
         if given is None:
             raise InternalError(f"the core of a python worker ended before step {step}")
         batch, about = given
-        loader._step = step + 1
-        finished = loader._staged(loader._core, batch, about)
-        spent = {**loader._core.stats(), "function_ns": int(loader._function_seconds * 1e9)}
-        yield finished, {**{name: about[name] for name in ("valid", "bytes", "refused")}, "spent": spent, "read": loader._read()}
+        finished = recipe.stages.apply(batch, about, core.number_of(about["step"]), recipe.seed)
+        spent = {**core.stats(), "function_ns": int(recipe.stages.seconds * 1e9)}
+        read = {name: value - before.get(name, 0) for name, value in recipe.counted().items() if value != before.get(name, 0)}
+        yield finished, {**{name: about[name] for name in ("valid", "bytes", "refused")}, "spent": spent, "read": read}
 
 
 def _packed(error: BaseException) -> tuple[bytes, str]:

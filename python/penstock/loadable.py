@@ -1,0 +1,93 @@
+"""What a loader can be made of: views and mixtures. Holds the one signature of `loader(…)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from penstock.loader import Loader
+    from penstock.loader.order import Replacement, Window
+    from penstock.transforms import Transform
+
+LastBatch = Literal["short", "drop", "pad"]
+
+
+class Loadable:
+    """Base of views and mixtures."""
+
+    # Over 6 parameters: each is an option of training, given by its keyword, and shown by help() and by editors.
+    def loader(
+        self,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        shuffle: bool | Window | Replacement = False,
+        seed: int = 0,
+        columns: Sequence[str] | None = None,
+        transform: Sequence[Transform | Callable[..., Any]] = (),
+        outputs: Mapping[str, str] | None = None,
+        output: Literal["numpy", "torch", "jax"] = "numpy",
+        decode: bool = True,
+        last_batch: LastBatch = "short",
+        rank: int | None = None,
+        world_size: int | None = None,
+        on_corrupt: Literal["raise", "substitute", "mask"] = "raise",
+        nulls: Mapping[str, Any] | None = None,
+        order_block_samples: int | None = None,
+        memory_bytes: int | None = None,
+        threads: int | None = None,
+        python_workers: int = 0,
+        progress: bool = False,
+        pin: bool = False,
+    ) -> Loader:
+        """Make a loader: training batches of these samples, in one order for any number of ranks and threads, resumable at any step.
+
+        `batch_size` per rank, or `global_batch_size`. `shuffle`: True (a full permutation), False, `ps.Window` or `ps.Replacement`; `seed`.
+        `columns`: may also name `_row_id`, `_position`, `_step`, `_valid` and `_source`. `outputs`: {result: column}, for two results of
+        one column. `transform`: a list of `penstock.transforms`, then functions `fn(sample, rng)`, then `T.PerBatch`.
+        `decode=False` returns images as stored bytes. `output`: "numpy", "torch" or "jax". `last_batch`: "short", "drop" or "pad".
+        `rank` and `world_size`: by default those of torchrun. `on_corrupt`: "raise", "substitute" (use another sample) or "mask" (use
+        another sample and set `_valid` to False). `nulls`: {column: value or "mask"}. `order_block_samples`: draws that are divided
+        among lanes or a mixture's sources at a time, by default a global batch. `memory_bytes` and `threads`: budgets, by default those
+        of `ps.configure`. `python_workers`: processes for your functions. `progress`: a live line. `pin=True` keeps the snapshot,
+        and the snapshot of a loaded state, from being collected until `ds.unpin`. It writes a record, so the dataset must be writable.
+
+        Shapes: images (B, H, W, 3) uint8 if a transform makes their sizes equal, else a list; in torch, (B, 3, H, W) in channels_last
+        memory. Fixed columns are (B, …), ragged columns `Ragged`, text and bytes lists. You own the batches and may write to them.
+        Cost: at most `memory_bytes` of batches are made ahead; resuming costs one batch.
+        Raises: InvalidInputError for invalid options, before anything is read; CorruptError, which names the samples.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://loading", {"number": "int32"})
+        >>> receipt = ds.append({"number": range(5)})
+        >>> [batch["number"].tolist() for batch in ds.loader(batch_size=2)]
+        [[0, 1], [2, 3], [4]]
+        """
+        from penstock.loader import Loader, Options
+
+        return Loader(
+            self,
+            Options(
+                batch_size=batch_size,
+                global_batch_size=global_batch_size,
+                shuffle=shuffle,
+                seed=seed,
+                columns=columns,
+                transform=transform,
+                outputs=outputs,
+                output=output,
+                decode=decode,
+                last_batch=last_batch,
+                rank=rank,
+                world_size=world_size,
+                on_corrupt=on_corrupt,
+                nulls=nulls,
+                order_block_samples=order_block_samples,
+                memory_bytes=memory_bytes,
+                threads=threads,
+                python_workers=python_workers,
+                progress=progress,
+                pin=pin,
+            ),
+        )

@@ -1,0 +1,365 @@
+"""`Loader`: batches of a view, in one order for any number of ranks and threads, resumable at any step. Made by `View.loader`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from penstock import _core
+from penstock.errors import ClosedError, InvalidInputError, NotFoundError
+from penstock.loadable import Loadable
+from penstock.loader.mixture import Mix, shares_of
+from penstock.loader.numbers import whole, whole_seed
+from penstock.loader.options import Options
+from penstock.loader.order import checked_mix
+from penstock.loader.ranks import agree
+from penstock.loader.recipe import Recipe
+from penstock.loader.report import Line, explained
+from penstock.loader.source import Source
+from penstock.loader.stages import Stages, check_nulls, stages_of
+from penstock.loader.totals import Totals, sums
+from penstock.loader.turns import Turns
+from penstock.view import Batch, View
+
+if TYPE_CHECKING:
+    from penstock.loader.workers import Pool
+
+STATE_FORMAT = 1
+# Version of the permutations, window orders and mixtures; crates/loader/tests/golden freezes their results.
+PERMUTATION = 2
+
+
+class Loader:
+    """Batches of a view or a mixture, for training. Iterate over it once per epoch.
+
+    >>> import penstock as ps
+    >>> ds = ps.create("memory://loader", {"number": "int32"})
+    >>> receipt = ds.append({"number": range(10)})
+    >>> loader = ds.loader(batch_size=4, shuffle=True, seed=1)
+    >>> epoch = [batch["number"].tolist() for batch in loader]
+    >>> len(loader), sorted(sum(epoch, [])) == list(range(10))
+    (3, True)
+    >>> again = ds.loader(batch_size=4, shuffle=True, seed=1)
+    >>> again.load_state_dict(loader.state_dict(step=1))
+    >>> [batch["number"].tolist() for batch in again] == epoch[1:]
+    True
+    """
+
+    def __init__(self, source: Loadable, options: Options) -> None:
+        given = source.sources if isinstance(source, Mix) else {"": (cast(View, source), 1.0)}
+        views = {name: (view._as_it_is(), weight) for name, (view, weight) in given.items()}  # The views do not move on append.
+        first = next(iter(views.values()))[0]
+        outputs, extras = options.results(list(first.schema))
+        stages = Stages(*stages_of(options.transform, outputs, first), extras, dict(options.nulls or {}))
+        mix: dict[str, Any] | None = None
+        if isinstance(source, Mix):
+            shares = shares_of({name: weight for name, (_, weight) in views.items()})
+            mix = {"shares": shares, "epoch_samples": source.epoch_samples, "exhausted": source.exhausted}
+        block, read = options.ints.order_block_samples, list(dict.fromkeys(outputs.values()))
+        sources = [Source.ordered(name, view, options.shuffle, read, block) for name, (view, _) in views.items()]
+        self.options = options
+        self.recipe = Recipe(
+            sources, mix, options.seed, block, outputs, stages, options.ints, options.decode, options.last_batch, options.on_corrupt
+        )
+        self._read_before = self.recipe.counted()
+        self._core = self.recipe.open((0, 0))
+        # Epoch and draw at which step 0 begins; the next step to deliver, counted from there; and whether the next iteration resumes at
+        # that step. If not, it begins the next epoch.
+        self._base, self._step, self._resumes = (0, 0), 0, True
+        schema, results = first.schema, self._core.results()
+        self._images = frozenset(name for name, _, _, image in results if image)
+        check_nulls(stages.nulls, results, {name: schema[column].type for name, column in outputs.items()})
+        self._turns = Turns()
+        self._agreed = options.ints.world_size == 1
+        self._totals = Totals()
+        self._pool: Pool | None = None
+        self._keep()
+
+    @property
+    def rank(self) -> int:
+        return self.options.ints.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.options.ints.world_size
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.options.ints.global_batch_size
+
+    def _keep(self) -> None:
+        """Pin the snapshots that are read if `pin` is set; only rank 0 does so."""
+        for source in self.recipe.sources if self.options.pin and self.rank == 0 else ():
+            source.view._pin(f"loader-{source.view.snapshot}")
+
+    # Iteration
+
+    def __len__(self) -> int:
+        """Number of batches in a full epoch; a state loaded in mid-epoch leaves fewer."""
+        return self._core.steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches of one epoch: the rest of the epoch in which a state was loaded, or else the next epoch.
+
+        With a shuffle, the loader makes the first batches of the following epoch while this one ends; `stream(1)` does not.
+        After an early break, the next iteration begins the next epoch. Batches made ahead are kept until then, or until `close()`.
+        """
+        return self._iterate(1, beyond=self.options.shuffle is not False)
+
+    def stream(self, epochs: int | None = None) -> Iterator[Batch]:
+        """Yield the batches of `epochs` epochs, or without end. Each epoch is begun while the one before it ends."""
+        return self._iterate(None if epochs is None else whole(epochs, "epochs", 0), beyond=False)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration start at the beginning of `epoch`."""
+        self._rebase((whole(epoch, "epoch", 0), 0))
+
+    def _rebase(self, base: tuple[int, int]) -> None:
+        self.close()
+        core = self.recipe.open(base)
+        self._totals.note_spent([self._core.stats()])
+        self._core, self._base, self._step, self._resumes = core, base, 0, True
+
+    def _iterate(self, epochs: int | None, beyond: bool) -> Iterator[Batch]:
+        if not len(self) or epochs == 0:
+            return
+        self._turns.check_alone()
+        with self._turns.inside():
+            if self._passes_what_is_left() and epochs is not None:
+                epochs -= 1
+                if not epochs:
+                    return
+            if not self._resumes and self._step and self._core.end_of_epoch(self._step - 1) != self._step:
+                self._step = self._core.end_of_epoch(self._step)  # The last iteration ended early.
+            self._resumes = False
+            turn = self._turns.begin()
+            end = None if epochs is None else self._core.end_of_epoch(self._step) + (epochs - 1) * len(self)
+            self._start(2**62 if beyond or end is None else end)
+            if not self._agreed:
+                self._agree()
+            self._turns.check(turn)
+        mark = time.perf_counter()
+        line = Line(self) if self.options.progress else None
+        try:
+            while end is None or self._step < end:
+                began = time.perf_counter()
+                with self._turns.inside():
+                    self._turns.check(turn)
+                    batch = self._next()
+                self._turns.check(turn)
+                now = time.perf_counter()
+                self._totals.waiting_seconds += now - began
+                self._totals.elapsed_seconds, mark = self._totals.elapsed_seconds + now - mark, now
+                if line:
+                    line.update()
+                yield batch
+                if not self._turns.is_current(turn):
+                    raise ClosedError("this iteration is over: another iteration of the same loader has begun", code="loader-closed")
+        finally:
+            if line:
+                line.close()
+            if self._turns.is_current(turn) and not beyond:
+                self._end()
+
+    def _passes_what_is_left(self) -> bool:
+        """Skip the rest of an epoch if the loaded state leaves no batch of it, and return whether it was skipped.
+
+        A skipped rest counts as an epoch without batches.
+        """
+        epoch, draw = self._base
+        if self._step or not draw or self._core.first_steps:
+            return False
+        left = self._core.epoch_samples - draw
+        warnings.warn(
+            f"epoch {epoch} has {left} samples left after the loaded state, fewer than a batch of {self.global_batch_size}: "
+            'last_batch="drop" drops them, so this iteration has no batches',
+            stacklevel=4,
+        )
+        self._rebase((epoch + 1, 0))
+        return True
+
+    def _start(self, end: int) -> None:
+        if not self.recipe.processes:
+            self._core.start(self._step, end)
+        elif self._pool is None or not self._pool.goes_on(self._step):
+            from penstock.loader.workers import Pool
+
+            self._end()
+            self._pool = Pool(self.recipe, self._core.begin_of(0), self._step, end)
+
+    def _end(self) -> None:
+        self._core.close()
+        if self._pool is not None:
+            self._pool.close()
+            self._totals.note_spent(list(self._pool.spent.values()))
+            self._totals.read = sums(self._totals.read, *self._pool.read.values())
+            self._pool = None
+
+    def _next(self) -> Batch:
+        given = self._core.next() if self._pool is None else self._pool.next()
+        if given is None:
+            raise ClosedError("this loader was closed during iteration", code="loader-closed")
+        batch = self._as_output(given[0] if self._pool is not None else self._staged(self._core, *given))
+        # Count the batch only once nothing can fail: a state must not skip an undelivered batch.
+        self._step += 1
+        self._totals.note_batch(given[1])
+        return batch
+
+    def _staged(self, core: _core.Loader, batch: Batch, about: dict[str, Any]) -> Batch:
+        return self.recipe.stages.apply(batch, about, core.number_of(about["step"]), self.recipe.seed)
+
+    def _as_output(self, batch: Batch) -> Batch:
+        if self.options.output == "torch":
+            from penstock.torch import tensors
+
+            return tensors(batch, self._images)
+        if self.options.output == "jax":
+            from penstock.jax import arrays
+
+            return arrays(batch)
+        return batch
+
+    # State
+
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """Return the state of the loader now, or at `step` (counted from the start of epoch 0): a few hundred bytes as JSON.
+
+        The state is the same on all ranks and does not depend on batches made ahead. Cost: no reads.
+        """
+        if step is None:
+            epoch, draw = self._core.begin_of(self._step)
+        else:
+            epoch, draw = self._core.begin_of_number(whole(step, "step", 0))
+        return {**self._order_state(), "epoch": epoch, "draw": draw}
+
+    def _order_state(self) -> dict[str, Any]:
+        recipe = self.recipe
+        return {
+            "format": STATE_FORMAT, "permutation": PERMUTATION, "sources": [source.state() for source in recipe.sources], "mix": recipe.mix, "seed": recipe.seed,
+            "order_block_samples": recipe.order_block_samples, "global_batch_size": self.global_batch_size, "last_batch": recipe.last_batch,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state: the same samples in the same order, for any ranks, threads and budgets.
+
+        The state's snapshot, seed and order replace this loader's; this loader's options decide how batches are cut.
+        Cost: opens the state's snapshot if it differs. Raises: InvalidInputError for a different dataset or selection,
+        NotFoundError if the snapshot no longer exists.
+        """
+        try:
+            if (state["format"], state["permutation"]) != (STATE_FORMAT, PERMUTATION):
+                theirs, ours = f"{state['format']}.{state['permutation']}", f"{STATE_FORMAT}.{PERMUTATION}"
+                raise InvalidInputError(
+                    f"cannot load a state of format {theirs}: this release reads {ours}", code="invalid-argument",
+                    hint="its order would differ here; continue with the release that saved the state",
+                )  # fmt: skip
+            sources = list(state["sources"])
+            mix = checked_mix(state["mix"], len(sources))
+            epoch, draw, seed = whole(state["epoch"], "epoch", 0), whole(state["draw"], "draw", 0), whole_seed(state["seed"])
+            block = whole(state["order_block_samples"], "order_block_samples", 1)
+            if len(sources) != len(self.recipe.sources):
+                raise InvalidInputError(
+                    f"cannot load the state: it has {len(sources)} sources, this loader has {len(self.recipe.sources)}",
+                    code="invalid-argument",
+                )
+            found = [own.loaded(state_of) for own, state_of in zip(self.recipe.sources, sources, strict=True)]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, InvalidInputError | NotFoundError):
+                raise
+            raise InvalidInputError(
+                f"this is not a loader state: {error!r}", code="invalid-argument", hint="pass a result of state_dict()"
+            ) from error
+        before, was = self.recipe, self._core.begin_of(self._step)
+        self.recipe = dataclasses.replace(before, sources=found, mix=mix, seed=seed, order_block_samples=block)
+        try:
+            self._rebase((epoch, draw))
+            if draw > self._core.epoch_samples:
+                raise InvalidInputError(f"this is not a loader state: draw {draw} of {self._core.epoch_samples}", code="invalid-argument")
+            self._keep()
+        except Exception:
+            self.recipe = before
+            self._rebase(was)
+            raise
+
+    def batch_at(self, step: int) -> Batch:
+        """Make the batch of one step, counted from the start of epoch 0, without moving the loader: to inspect a loss spike."""
+        base = self._core.begin_of_number(whole(step, "step", 0))
+        if not len(self):
+            raise InvalidInputError("the loader has no batches", code="invalid-argument")
+        core = self.recipe.open(base)
+        core.start(0, 1)
+        try:
+            given = core.next()
+        finally:
+            core.close()
+        if given is None:
+            raise InvalidInputError("the loader has no batches", code="invalid-argument")
+        return self._as_output(self._staged(core, *given))
+
+    def _agree(self) -> None:
+        """Check that all ranks are about to read the same."""
+        self._agreed = True
+        recipe = self.recipe
+        state = {
+            **self.state_dict(), "step": self._step, "transform": recipe.stages.declared, "outputs": recipe.outputs, "decode": recipe.decode,
+            "on_corrupt": recipe.on_corrupt, "functions": recipe.stages.names(),
+            "nulls": {name: repr(value) for name, value in recipe.stages.nulls.items()},
+        }  # fmt: skip
+        agree(self.world_size, self.rank, hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest(), state)
+
+    # Reporting
+
+    def _read(self) -> dict[str, int]:
+        """Return counts of storage operations since this loader was made, including those of workers."""
+        here = {name: value - self._read_before.get(name, 0) for name, value in self.recipe.counted().items()}
+        pools = self._pool.read.values() if self._pool else ()
+        return {name: value for name, value in sums(here, self._totals.read, *pools).items() if value}
+
+    def stats(self, step_seconds: float | None = None) -> dict[str, Any]:
+        """Return statistics since this loader was made. Those of Python workers are as of their last batches.
+
+        `seconds`: time from batch to batch. It includes your own work between batches, but not the start of threads and workers.
+        `samples_per_second`, `bytes_per_second`: rates over `seconds`. `waiting_seconds`: your wait for batches; `stall`: its share.
+        `stages`: seconds of all threads by stage; `occupancy`: their share of the threads' time. `function_seconds`: time in your
+        callables, in all processes. `kept_bytes`: batches that you still hold. `peak_bytes`: the most memory used and reserved
+        for batches made ahead and for windows. `read`: storage operations. `refused`: damaged samples.
+        `accelerator_utilisation`, given `step_seconds`: what an accelerator with that step time would reach.
+        """
+        pools = self._pool.spent.values() if self._pool else ()
+        counts = sums(self._totals.spent, self._core.stats(), *pools)
+        functions = self.recipe.stages.seconds + counts.get("function_ns", 0) / 1e9
+        processes = max(1, self.recipe.processes)
+        threads = processes * max(1, self.options.ints.threads // processes)
+        return {**self._totals.stats(counts, functions, processes, threads, step_seconds), "read": self._read()}
+
+    def explain(self) -> str:
+        """Describe what an epoch costs and how well it is shuffled. Cost: reads only the manifest."""
+        return "\n".join(f"{what:<16}{text}" for what, text in explained(self).items())
+
+    def ceiling(self) -> Iterator[Batch]:
+        """Yield the first batch of epoch 0 once per batch of an epoch: measures the speed of training without loading.
+
+        Every batch is the same object, so changes to it persist.
+        """
+        batch = self.batch_at(0)
+        for _ in range(len(self)):
+            yield batch
+
+    def close(self) -> None:
+        """Stop all threads and workers of this loader; it can be iterated again. Repeated calls are harmless."""
+        self._turns.end()
+        self._end()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<penstock.Loader of {', '.join(source.view.uri for source in self.recipe.sources)}: {len(self)} batches of {self.global_batch_size}>"

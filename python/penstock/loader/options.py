@@ -1,0 +1,112 @@
+"""The options of a loader, as `View.loader` takes them, checked before anything is read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock import _core
+from penstock.errors import InvalidInputError
+from penstock.loader.numbers import whole, whole_seed
+from penstock.loader.order import Replacement, Window
+from penstock.loader.ranks import ranks
+from penstock.transforms import Transform
+
+EXTRAS = ("_row_id", "_position", "_step", "_valid", "_source")
+
+
+@dataclasses.dataclass(kw_only=True)
+class Options:
+    """What a loader is asked for; see `View.loader`. Numbers are filled in: ranks from the environment, budgets from `ps.configure`."""
+
+    batch_size: int | None = None
+    global_batch_size: int | None = None
+    shuffle: bool | Window | Replacement = False
+    seed: int = 0
+    columns: Sequence[str] | None = None
+    transform: Sequence[Transform | Callable[..., Any]] = ()
+    outputs: Mapping[str, str] | None = None
+    output: str = "numpy"
+    decode: bool = True
+    last_batch: str = "short"
+    rank: int | None = None
+    world_size: int | None = None
+    on_corrupt: str = "raise"
+    nulls: Mapping[str, Any] | None = None
+    order_block_samples: int | None = None
+    memory_bytes: int | None = None
+    threads: int | None = None
+    python_workers: int = 0
+    progress: bool = False
+    pin: bool = False
+
+    def __post_init__(self) -> None:
+        rank, world_size = ranks(self.rank, self.world_size)
+        if (self.batch_size is None) == (self.global_batch_size is None):
+            raise InvalidInputError(
+                "cannot make a loader: expected one of batch_size (per rank) and global_batch_size", code="invalid-argument"
+            )
+        if self.batch_size is not None:
+            self.global_batch_size = whole(self.batch_size, "batch_size", 1) * world_size
+        batch = whole(self.global_batch_size, "global_batch_size", 1)
+        if self.output not in ("numpy", "torch", "jax"):
+            raise InvalidInputError(f"output={self.output!r}", code="invalid-argument", hint="one of numpy, torch, jax")
+        if self.last_batch not in ("short", "drop", "pad"):
+            raise InvalidInputError(f"last_batch={self.last_batch!r}", code="invalid-argument", hint="one of short, drop, pad")
+        self.seed = whole_seed(self.seed)
+        for what, given, kinds in (
+            ("decode", self.decode, bool),
+            ("pin", self.pin, bool),
+            ("outputs", self.outputs, Mapping | None),
+            ("nulls", self.nulls, Mapping | None),
+        ):
+            if not isinstance(given, kinds):
+                raise InvalidInputError(f"{what}={given!r}", code="invalid-argument", hint="see help(ps.View.loader)")
+        self.ints = Ints(
+            rank=rank,
+            world_size=world_size,
+            global_batch_size=batch,
+            order_block_samples=batch if self.order_block_samples is None else whole(self.order_block_samples, "order_block_samples", 1),
+            memory_bytes=_budget(self.memory_bytes, "memory_bytes", 0),
+            threads=_budget(self.threads, "threads", 1),
+            python_workers=whole(self.python_workers, "python_workers", 0),
+        )
+        if self.columns is not None:
+            listed: list[str] = [] if isinstance(self.columns, str) else _listed(self.columns)
+            if isinstance(self.columns, str) or not all(isinstance(name, str) for name in listed):
+                raise InvalidInputError(f"columns={self.columns!r}, expected a list of names", hint=f"write columns=[{self.columns!r}]")
+            self.columns = listed
+
+    def results(self, available: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+        """Return result → column, and the extra columns, for views with these columns."""
+        names = list(available) if self.columns is None else list(dict.fromkeys(self.columns))
+        columns, extras = [name for name in names if name not in EXTRAS], [name for name in names if name in EXTRAS]
+        outputs = {name: name for name in columns} if self.outputs is None else dict(self.outputs)
+        if any(name in EXTRAS for name in outputs):
+            raise InvalidInputError(f"outputs={self.outputs!r}: request {', '.join(EXTRAS)} in columns=", code="invalid-argument")
+        return outputs, extras
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ints:
+    """The numbers among the options, none of them missing."""
+
+    rank: int
+    world_size: int
+    global_batch_size: int
+    order_block_samples: int
+    memory_bytes: int
+    threads: int
+    python_workers: int
+
+
+def _budget(value: Any, what: str, place: int) -> int:
+    return _core.configure()[place] if value is None else whole(value, what, 1)
+
+
+def _listed(values: Any) -> list[Any]:
+    try:
+        return list(values)
+    except TypeError:
+        return [None]

@@ -1,0 +1,59 @@
+"""Orders as users name them: `Window`, `Replacement`; and the orders and mixtures of states, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from penstock.errors import InvalidInputError
+from penstock.loader.numbers import whole
+
+# What a mixture does once it has drawn all samples of a source.
+EXHAUSTED = ("repeat", "stop", "raise")
+# The default number of lanes divides this number, so that many world sizes share the lanes evenly.
+LANES = 48
+# Kinds of orders and the numbers in each.
+_ORDERS = {"sequential": (), "full": (), "window": ("run_samples", "window_samples", "lanes"), "replacement": ("samples",)}
+
+
+def checked_order(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the order of a state after checking that all its numbers are in range."""
+    kind = state["kind"]
+    if kind not in _ORDERS or set(state) - {"kind", "weights", *_ORDERS[kind]}:
+        raise InvalidInputError(f"this is not a loader state: its order is {dict(state)!r}", code="invalid-argument")
+    for what in _ORDERS[kind]:
+        whole(state[what], what, 0 if kind == "replacement" else 1)
+    return dict(state)
+
+
+def checked_mix(state: Any, sources: int) -> dict[str, Any] | None:
+    """Return the mixture of a state after checking that all its numbers are in range."""
+    if state is None:
+        return None
+    if set(state) != {"shares", "epoch_samples", "exhausted"} or state["exhausted"] not in EXHAUSTED or len(state["shares"]) != sources:
+        raise InvalidInputError(f"this is not a loader state: its mixture is {state!r}", code="invalid-argument")
+    shares = [whole(share, "a share of the mixture", 0) for share in state["shares"]]
+    return {"shares": shares, "epoch_samples": whole(state["epoch_samples"], "epoch_samples", 1), "exhausted": state["exhausted"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Shuffle inside windows of about `bytes` bytes: for remote data, and for disks that are fastest with long reads.
+
+    Shuffles whole runs of neighbouring samples, then the samples inside windows of many runs. `loader.explain()` reports the
+    cost and quality of the shuffle. `lanes`: streams that are divided among the ranks, so that each rank reads its own blocks.
+    """
+
+    bytes: int
+    lanes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Replacement:
+    """Draw with replacement: `samples` per epoch (default: the size of the view), by `weights` (one per sample) or uniformly."""
+
+    samples: int | None = None
+    weights: npt.ArrayLike | None = None

@@ -1,0 +1,56 @@
+"""Ranks: which one this process is, and whether all ranks are about to read the same."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.errors import InvalidInputError
+from penstock.loader.numbers import whole
+
+
+def ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return rank and world size: as given, else from torch.distributed, else from torchrun's environment, else of a single process."""
+    if (rank is None) != (world_size is None):
+        raise InvalidInputError("expected both rank and world_size, or neither", code="invalid-argument")
+    if rank is None:
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+        try:
+            rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        except ValueError as error:
+            raise InvalidInputError(f"RANK and WORLD_SIZE in the environment: {error}", code="invalid-argument") from error
+    size = whole(world_size, "world_size", 1)
+    if not 0 <= whole(rank, "rank", 0) < size:
+        raise InvalidInputError(f"rank={rank} with world_size={size}: ranks go from 0 to {size - 1}", code="invalid-argument")
+    return int(rank), size
+
+
+def agree(world_size: int, rank: int, digest: str, state: Mapping[str, Any]) -> None:
+    """Check that all ranks have the same digest, if torch.distributed connects them. An error names what differs in their states."""
+    distributed = sys.modules.get("torch.distributed")
+    if (
+        distributed is None
+        or not distributed.is_available()
+        or not distributed.is_initialized()
+        or distributed.get_world_size() != world_size
+    ):
+        return
+    all_of_them: list[Any] = [None] * world_size
+    distributed.all_gather_object(all_of_them, (digest, state, rank))
+    numbers = [number for *_, number in all_of_them]
+    if sorted(numbers) != list(range(world_size)):
+        raise InvalidInputError(
+            f"ranks do not agree on their numbers: the loaders of processes 0 to {world_size - 1} have ranks {numbers}",
+            code="invalid-argument",
+            hint="omit rank and world_size, or give each process its own rank",
+        )
+    for number, (theirs, other, _) in enumerate(all_of_them):
+        if theirs != all_of_them[0][0]:
+            first = all_of_them[0][1]
+            differing = [name for name in state if other[name] != first[name]]
+            text = "; ".join(f"{name}: {first[name]!r} on rank 0, {other[name]!r} on rank {number}" for name in differing)
+            raise InvalidInputError(f"ranks do not agree on what to load: {text}", code="invalid-argument")

@@ -1,0 +1,133 @@
+"""A recipe: everything that decides what batches hold. A loader's state replaces its sources, mixture, seed and block."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock import _core
+from penstock.errors import InvalidInputError
+from penstock.loader.options import Ints
+from penstock.loader.report import size_text
+from penstock.loader.source import Source
+from penstock.loader.stages import Stages
+from penstock.loader.totals import sums
+
+# Memory that fetching windows needs on top of their contents: thread stacks, plans, and freed memory that the allocator keeps.
+FETCHING_BYTES = 24 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Sources in their orders, and what becomes of their samples. Picklable if the functions of its stages are."""
+
+    sources: list[Source]
+    mix: dict[str, Any] | None
+    seed: int
+    order_block_samples: int
+    # Result → column.
+    outputs: dict[str, str]
+    stages: Stages
+    numbers: Ints
+    decode: bool
+    last_batch: str
+    on_corrupt: str
+
+    @property
+    def processes(self) -> int:
+        """Number of Python workers to use; 0 if there are no functions for them to run."""
+        return self.numbers.python_workers if self.stages.has_functions else 0
+
+    def open(self, base: tuple[int, int]) -> _core.Loader:
+        """Make the core of a loader whose step 0 begins at this epoch and draw. Raises InvalidInputError if its memory cannot suffice."""
+        held, numbers = self.window_bytes(), self.numbers
+        beside = FETCHING_BYTES if held else 0
+        declared = {
+            "names": [source.name for source in self.sources],
+            "outputs": list(self.outputs.items()),
+            "transform": self.stages.declared,
+            "decode": self.decode,
+            "seed": self.seed,
+            "orders": [source.order for source in self.sources],
+            "mix": self.mix,
+            "order_block_samples": self.order_block_samples,
+            "global_batch_size": numbers.global_batch_size,
+            "last_batch": self.last_batch,
+            "base": base,
+            "rank": numbers.rank,
+            "world_size": numbers.world_size,
+            "row_ids": "_row_id" in self.stages.extras,
+            "on_corrupt": self.on_corrupt,
+            "threads": numbers.threads,
+            "memory_bytes": numbers.memory_bytes,
+            "sample_bytes": int(max(source.fetched_bytes + self._tail_bytes(source) for source in self.sources)),
+            "window_bytes": held + beside,
+        }
+        views, files = [source.view._view for source in self.sources], [source.view._files for source in self.sources]
+        core = _core.Loader(views, files, [source.weights for source in self.sources], _json(declared))
+        workers = max(1, self.processes)  # Each worker holds its own windows.
+        batches = 2 * core.least_bytes  # The current batch and the one delivered before it.
+        need = workers * (held + batches + beside)
+        if held and need > numbers.memory_bytes:
+            raise InvalidInputError(
+                f"the window takes up to {size_text(held)} on each rank{' and in each worker' if workers > 1 else ''}, two batches "
+                f"take {size_text(batches)} and fetching takes {size_text(beside)}: {size_text(need)} in total, but memory_bytes is "
+                f"{size_text(numbers.memory_bytes)}",
+                code="invalid-argument",
+                hint=f"memory_bytes={int(1.5 * need)}, or a smaller window",
+            )  # fmt: skip
+        return core
+
+    def _tail_bytes(self, source: Source) -> float:
+        """Return the bytes of data-file tails per fetched sample; 0 if the tails that a batch needs are kept."""
+        if source.window_runs:
+            return 0.0  # The window holds its tails.
+        draws = self.numbers.global_batch_size // self.numbers.world_size
+        need, _ = source.tail_bytes(draws)
+        if need > self.numbers.memory_bytes:
+            raise InvalidInputError(
+                f"a batch of {draws} samples comes from data files whose tails take {size_text(need)}, but memory_bytes is "
+                f"{size_text(self.numbers.memory_bytes)}",
+                code="invalid-argument",
+                hint=f"memory_bytes={2 * need}, a smaller batch, ps.Window, or ps.configure(memory_bytes={4 * need}) to keep the tails",
+            )
+        return need / max(1, draws)
+
+    def window_bytes(self) -> int:
+        """Return the most window bytes that this rank holds: those of its lanes, or of all lanes in a mixture.
+
+        A mixture deals draws differently, so a rank may draw from any lane.
+        """
+        parts = 1 if self.mix else self.numbers.world_size
+        tails = sum(source.tail_bytes(2 * source.window_runs // parts)[0] for source in self.sources)
+        return int(sum(source.held_bytes for source in self.sources) / parts) + tails
+
+    def counted(self) -> dict[str, int]:
+        """Return the storage operations of all sources' handles, each handle once."""
+        return sums(*(source.view.stats() for source in {source.view._counts(): source for source in self.sources}.values()))
+
+    def for_worker(self, workers: int) -> Recipe:
+        """Return the recipe for one of `workers` processes, which share memory and threads."""
+        numbers = dataclasses.replace(
+            self.numbers,
+            memory_bytes=max(1, self.numbers.memory_bytes // workers),
+            threads=max(1, self.numbers.threads // workers),
+            python_workers=0,
+        )
+        return dataclasses.replace(self, numbers=numbers, stages=dataclasses.replace(self.stages, seconds=0.0))
+
+
+def _json(declared: Mapping[str, Any]) -> str:
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        raise InvalidInputError(f"{value!r} in the loader's options is neither a number nor text", code="invalid-argument")
+
+    try:
+        return json.dumps(declared, default=plain, allow_nan=False)
+    except ValueError as error:
+        raise InvalidInputError("numbers of transforms must be finite", code="invalid-argument") from error

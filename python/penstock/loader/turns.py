@@ -1,0 +1,57 @@
+"""Which iteration of a loader is the current one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+from penstock.errors import ClosedError
+
+
+class Turns:
+    """Counts iterations. If two threads iterate at once, both are stopped: each batch would reach only one of them."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._inside: set[tuple[int, int]] = set()  # (process, thread) pairs that wait for a batch now.
+
+    def end(self) -> None:
+        """End the current iteration, if there is one."""
+        self._turn += 1
+
+    def begin(self) -> int:
+        """Begin an iteration, and end the current one."""
+        self._turn += 1
+        return self._turn
+
+    def is_current(self, turn: int) -> bool:
+        return self._turn == turn
+
+    def check_alone(self) -> None:
+        """Raise ClosedError if another thread of this process waits for a batch."""
+        me = (os.getpid(), threading.get_ident())
+        if any(pid == me[0] and thread != me[1] for pid, thread in self._inside):
+            self._turn += 1  # Stop the other thread too: its progress would change the batches of this one.
+            raise _two_threads()
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Mark this thread as waiting for a batch."""
+        me = (os.getpid(), threading.get_ident())
+        self._inside.add(me)
+        try:
+            yield
+        finally:
+            self._inside.discard(me)
+
+    def check(self, turn: int) -> None:
+        """Raise ClosedError if another thread has taken over while this one waited."""
+        if turn != self._turn:
+            raise _two_threads()
+
+
+def _two_threads() -> ClosedError:
+    text = "two threads iterate over this loader at once: each batch would reach only one of them"
+    return ClosedError(text, code="loader-closed", hint="give each thread its own loader, or pass batches through a queue")
