@@ -10,44 +10,44 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
-
-from penstock._core import VERSION as __version__
-from penstock.columns.blob import Bytes
-from penstock.columns.boxes import Boxes
-from penstock.columns.category import Category
-from penstock.columns.image import Image
-from penstock.columns.json_text import Json
-from penstock.columns.keypoints import Keypoints
-from penstock.columns.label import Label
-from penstock.columns.mask import Mask
-from penstock.columns.scalar import Scalar
-from penstock.columns.tensor import Tensor
-from penstock.columns.text import Text
-from penstock.dataset import Commit, Dataset, Receipt, Transaction, configure, create, open
-from penstock.errors import (
-    AlreadyExistsError,
-    ClosedError,
-    ConflictError,
-    CorruptError,
-    Error,
-    InternalError,
-    InvalidInputError,
-    NotFoundError,
-    OutOfRangeError,
-    PermissionDeniedError,
-    UnavailableError,
-    UnsupportedError,
-)
-from penstock.files import Files, files
-from penstock.loader import Loader
-from penstock.loader.mixture import Mix, mix
-from penstock.loader.order import Replacement, Window
-from penstock.ragged import Ragged
-from penstock.view import Column, View
 
 if TYPE_CHECKING:
     from penstock import importers, torch, transforms
+    from penstock._core import VERSION as __version__
+    from penstock.columns.blob import Bytes
+    from penstock.columns.boxes import Boxes
+    from penstock.columns.category import Category
+    from penstock.columns.image import Image
+    from penstock.columns.json_text import Json
+    from penstock.columns.keypoints import Keypoints
+    from penstock.columns.label import Label
+    from penstock.columns.mask import Mask
+    from penstock.columns.scalar import Scalar
+    from penstock.columns.tensor import Tensor
+    from penstock.columns.text import Text
+    from penstock.dataset import Commit, Dataset, Receipt, Transaction, configure, create, open
+    from penstock.errors import (
+        AlreadyExistsError,
+        ClosedError,
+        ConflictError,
+        CorruptError,
+        Error,
+        InternalError,
+        InvalidInputError,
+        NotFoundError,
+        OutOfRangeError,
+        PermissionDeniedError,
+        UnavailableError,
+        UnsupportedError,
+    )
+    from penstock.loader import Loader
+    from penstock.loader.files import Files, files
+    from penstock.loader.mixture import Mix, mix
+    from penstock.loader.order import Replacement, Window
+    from penstock.ragged import Ragged
+    from penstock.view import Column, View
 
 __all__ = [
     "AlreadyExistsError",
@@ -96,9 +96,55 @@ __all__ = [
     "transforms",
 ]
 
+# Where public names come from. Each is imported on first use, so that `import penstock` and `penstock --help` are quick.
+_NAMES = {
+    "penstock.columns.blob": "Bytes",
+    "penstock.columns.boxes": "Boxes",
+    "penstock.columns.category": "Category",
+    "penstock.columns.image": "Image",
+    "penstock.columns.json_text": "Json",
+    "penstock.columns.keypoints": "Keypoints",
+    "penstock.columns.label": "Label",
+    "penstock.columns.mask": "Mask",
+    "penstock.columns.scalar": "Scalar",
+    "penstock.columns.tensor": "Tensor",
+    "penstock.columns.text": "Text",
+    "penstock.dataset": "Commit Dataset Receipt Transaction configure create open",
+    "penstock.errors": "AlreadyExistsError ClosedError ConflictError CorruptError Error InternalError InvalidInputError NotFoundError OutOfRangeError PermissionDeniedError UnavailableError UnsupportedError",
+    "penstock.loader": "Loader",
+    "penstock.loader.files": "Files files",
+    "penstock.loader.mixture": "Mix mix",
+    "penstock.loader.order": "Replacement Window",
+    "penstock.ragged": "Ragged",
+    "penstock.view": "Column View",
+}
+_PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
+# Leaf modules: `ps.torch` needs PyTorch and `ps.importers` needs pyarrow.
+_MODULES = ("torch", "importers", "transforms")
+
 
 def __getattr__(name: str) -> Any:
-    """Import leaf modules on first use: `ps.torch` needs PyTorch and `ps.importers` needs pyarrow."""
-    if name in ("torch", "importers", "transforms"):
+    """Import a public name on first use."""
+    if name in _MODULES:
         return importlib.import_module(f"penstock.{name}")
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    if name == "__version__":
+        value: Any = importlib.import_module("penstock._core").VERSION
+    elif name in _PLACES:
+        value = getattr(importlib.import_module(_PLACES[name]), name)
+    else:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _load() -> None:
+    """Import everything but leaf modules. A child that is forked during an import of another thread would wait for that import forever."""
+    for module in ("numpy.ma", "numpy.random", *_NAMES):
+        importlib.import_module(module)
+
+
+os.register_at_fork(before=_load)

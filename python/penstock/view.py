@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Imported by name: NumPy imports `np.ma` and `np.random` on first access, and a child forked during that import would wait forever.
-from numpy.ma import MaskedArray
-
 from penstock import _core
 from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError, UnsupportedError
@@ -52,7 +49,7 @@ def _row_ids_of(key: Any) -> npt.NDArray[np.int64]:
 
 def _whole_numbers(key: Any, what: str) -> npt.NDArray[Any]:
     """Return a one-dimensional array of whole numbers or bools."""
-    if isinstance(key, MaskedArray):
+    if isinstance(key, np.ma.MaskedArray):
         raise InvalidInputError(f"{what}s are a masked array", hint="leave out the masked ones first")
     try:
         array = np.asarray(key)
@@ -292,7 +289,7 @@ def _names(columns: Sequence[str] | None) -> list[str] | None:
 def unwrap(values: Any, index: int = 0) -> Any:
     """Return one value of a batch's column; a null is None."""
     value = values[index]
-    if isinstance(values, MaskedArray):
+    if isinstance(values, np.ma.MaskedArray):
         masked = np.ma.getmaskarray(values)[index]
         if np.all(masked) and np.size(masked):
             return None

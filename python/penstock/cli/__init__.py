@@ -12,10 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from penstock import __version__
-from penstock.cli import create, doctor, head, importing, info, log, show, verify
-from penstock.cli.show import print_error
-from penstock.errors import Error
+from penstock.cli import create, doctor, head, importing, info, log, verify
 
 app = typer.Typer(
     name="penstock",
@@ -28,7 +25,9 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        print(__version__)
+        import penstock
+
+        print(penstock.__version__)
         raise typer.Exit
 
 
@@ -58,13 +57,20 @@ def main() -> None:
             app()
         finally:
             sys.stdout.flush()
-    except Error as error:
-        _leave(1, partial(print_error, error, "--json" in sys.argv))
     except KeyboardInterrupt:
+        from penstock.cli import show
+
         _leave(130, partial(print, f"stopped; {show.done or 'nothing was committed'}", file=sys.stderr))
-    except BrokenPipeError:
-        _leave(0, partial(print, file=sys.stderr, end=""))  # The reader closed the pipe, which is not an error.
-    except OSError as error:
+    except Exception as error:
+        from penstock.cli import show
+        from penstock.errors import Error
+
+        if isinstance(error, Error):
+            _leave(1, partial(show.print_error, error, "--json" in sys.argv))
+        if isinstance(error, BrokenPipeError):
+            _leave(0, partial(print, file=sys.stderr, end=""))  # The reader closed the pipe, which is not an error.
+        if not isinstance(error, OSError):
+            raise
         # If the work is done, exit with 0: after a failure a script would repeat it.
         done = show.done
         what = f"{done}; the rest of this report cannot be printed" if done else "cannot print"

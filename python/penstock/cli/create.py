@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import typer
 
-import penstock
-from penstock.cli import show
+from penstock.cli.texts import TYPES_HELP
 
 
 def create(
     uri: str = typer.Argument(help="Where to create the dataset: a new folder or a URI."),
-    columns: list[str] = typer.Argument(None, metavar="COLUMN…", help=show.TYPES_HELP),
+    columns: list[str] = typer.Argument(None, metavar="COLUMN…", help=TYPES_HELP),
     message: str = typer.Option("create", "--message", "-m", help="The commit message."),
     as_json: bool = typer.Option(False, "--json", help="Print {uri, snapshot}."),
 ) -> None:
     """Create a new, empty dataset."""
+    import penstock
+    from penstock.cli import show
+
     dataset = penstock.create(uri, show.parse_types(columns or []), message=message)
     show.done = f"created {dataset.uri} with {len(dataset.schema)} columns, snapshot {dataset.snapshot}"
     if as_json:

@@ -5,12 +5,6 @@ from __future__ import annotations
 import pathlib
 
 import typer
-from rich.markup import escape
-from rich.table import Table
-
-from penstock import _core
-from penstock.cli import show
-from penstock.errors import NotFoundError
 
 
 def doctor(
@@ -21,6 +15,13 @@ def doctor(
 
     Writes test objects, one of them 32 MiB, and removes them. Exits with 1 if something that datasets need does not work.
     """
+    from rich.markup import escape
+    from rich.table import Table
+
+    from penstock import _core
+    from penstock.cli import show
+    from penstock.errors import NotFoundError
+
     local = "://" not in uri or uri.startswith("file://")
     if local and not pathlib.Path(uri.removeprefix("file://")).is_dir():
         raise NotFoundError(f"cannot examine `{uri}`: there is no such folder", code="source-not-found", hint="create it first")

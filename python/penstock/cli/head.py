@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import typer
 
-import penstock
-from penstock.cli import show
-
 
 def head(
     uri: str = typer.Argument(help="A dataset."),
@@ -16,10 +13,14 @@ def head(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per line."),
 ) -> None:
     """Show the first samples."""
+    import penstock
+    from penstock.cli import show
+    from penstock.view import unwrap
+
     dataset = penstock.open(uri, snapshot=snapshot or None)
     names = columns or list(dataset.schema)
     batch = dataset.take(range(min(count, len(dataset))), columns=names)
-    samples = [{name: penstock.view.unwrap(values, index) for name, values in batch.items()} for index in range(min(count, len(dataset)))]
+    samples = [{name: unwrap(values, index) for name, values in batch.items()} for index in range(min(count, len(dataset)))]
     if as_json:
         for sample in samples:
             show.print_json(sample)

@@ -6,18 +6,16 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-import penstock
-from penstock.cli import show
+from penstock.cli.texts import TYPES_HELP
 
 
+# Over 6 parameters: each is an option of the command line.
 def import_(
     source: Annotated[str, typer.Argument(help="A folder of images (class = parent folder), or a CSV, TSV, JSONL, Parquet or Arrow file.")],
     destination: Annotated[str, typer.Argument(help="A new dataset, or an existing one with these columns, to append to.")],
     format: Annotated[str, typer.Option(help="auto, images, csv, tsv, jsonl, parquet, arrow.")] = "auto",
-    types: Annotated[list[str], typer.Option("--type", "-t", help=show.TYPES_HELP)] = [],  # noqa: B006
+    types: Annotated[list[str], typer.Option("--type", "-t", help=TYPES_HELP)] = [],  # noqa: B006
     validate: Annotated[str, typer.Option(help="header: check the headers of images; decode: check every pixel.")] = "header",
     on_error: Annotated[str, typer.Option(help="raise: commit nothing; skip: leave out the item; null: store a null.")] = "raise",
     encoding: Annotated[str, typer.Option(help="Encoding of CSV and JSONL files.")] = "utf-8",
@@ -31,7 +29,13 @@ def import_(
     as_json: Annotated[bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}], left_out}.")] = False,
 ) -> None:
     """Import files as one commit, and report every refused item."""
-    from penstock.importers import import_data  # Not at the top: loading pyarrow takes a third of a second.
+    # Not at the top, so that `--help` is quick: pyarrow alone takes a third of a second.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    import penstock
+    from penstock.cli import show
+    from penstock.importers import import_data
 
     if memory_bytes:
         penstock.configure(memory_bytes=memory_bytes)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import typer
 
-import penstock
-from penstock.cli import show
-
 
 def info(
     uri: str = typer.Argument(help="A dataset."),
@@ -14,6 +11,9 @@ def info(
     as_json: bool = typer.Option(False, "--json", help="Print the information as JSON."),
 ) -> None:
     """Show the columns, the number of samples, and the bytes stored."""
+    import penstock
+    from penstock.cli import show
+
     dataset = penstock.open(uri, snapshot=snapshot or None)
     layout = dataset.layout()
     newest = dataset.log(1)[0]

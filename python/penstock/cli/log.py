@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import typer
 
-import penstock
-from penstock.cli import show
-
 
 def log(
     uri: str = typer.Argument(help="A dataset."),
@@ -14,6 +11,9 @@ def log(
     as_json: bool = typer.Option(False, "--json", help="Print a JSON list of objects."),
 ) -> None:
     """List commits, newest first."""
+    import penstock
+    from penstock.cli import show
+
     commits = penstock.open(uri).log(limit)
     if as_json:
         show.print_json([{**vars(commit), "time": commit.time.isoformat()} for commit in commits])

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.cli.texts import TYPES_HELP
 from penstock.columns.blob import Bytes
 from penstock.columns.boxes import Boxes
 from penstock.columns.category import Category
@@ -36,8 +37,6 @@ done = ""
 _NAMED: dict[str, ColumnType] = {
     "text": Text(), "bytes": Bytes(), "json": Json(), "category": Category(), "image": Image(), "boxes": Boxes(), "mask": Mask(), "keypoints": Keypoints(),
 }  # fmt: skip
-
-TYPES_HELP = "name=type; type is a dtype (int32, timestamp, …), text, bytes, json, category, image, boxes, mask, keypoints, label:cat,dog or tensor:float32:3x?x? (? is free)"
 
 
 def parse_type(text: str) -> ColumnType:

@@ -5,11 +5,6 @@ from __future__ import annotations
 import sys
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
-
-from penstock.cli import show
-from penstock.dataset import open_incomplete
 
 
 def verify(
@@ -18,6 +13,12 @@ def verify(
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
     """Read and check every byte of a snapshot; exit 1 if anything is damaged."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from penstock.cli import show
+    from penstock.dataset import open_incomplete
+
     dataset = open_incomplete(uri, snapshot=snapshot or None)
     console = Console(stderr=True)
     with Progress(console=console, disable=as_json or not console.is_terminal) as progress:

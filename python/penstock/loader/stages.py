@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.random import Generator, Philox  # Imported by name for the reason given in `view`.
 
 from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
@@ -73,7 +72,7 @@ class Stages:
         samples = []
         for index in range(len(about["valid"])):
             sample = {name: values[index] for name, values in batch.items()}
-            rng = Generator(Philox(key=[seed, 0], counter=[0, 0, about["epoch"], int(about["draw"][index])]))
+            rng = np.random.Generator(np.random.Philox(key=[seed, 0], counter=[0, 0, about["epoch"], int(about["draw"][index])]))
             for fn in self.per_sample:
                 with Noted(fn, f"sample {int(about['position'][index])} in step {number}"):
                     sample = fn(sample, rng)
