@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.columns.scalar import Scalar
     from penstock.columns.tensor import Tensor
     from penstock.columns.text import Text
-    from penstock.dataset import Commit, Dataset, Receipt, Transaction, configure, create, open
+    from penstock.dataset import Commit, Dataset, configure, create, open
     from penstock.errors import (
         AlreadyExistsError,
         ClosedError,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from penstock.loader.mixture import Mix, mix
     from penstock.loader.order import Replacement, Window
     from penstock.ragged import Ragged
+    from penstock.transaction import Receipt, Transaction
     from penstock.view import Column, View
 
 __all__ = [
@@ -109,7 +110,8 @@ _NAMES = {
     "penstock.columns.scalar": "Scalar",
     "penstock.columns.tensor": "Tensor",
     "penstock.columns.text": "Text",
-    "penstock.dataset": "Commit Dataset Receipt Transaction configure create open",
+    "penstock.dataset": "Commit Dataset configure create open",
+    "penstock.transaction": "Receipt Transaction",
     "penstock.errors": "AlreadyExistsError ClosedError ConflictError CorruptError Error InternalError InvalidInputError NotFoundError OutOfRangeError PermissionDeniedError UnavailableError UnsupportedError",
     "penstock.loader": "Loader",
     "penstock.loader.files": "Files files",

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import getpass
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock import _core
-from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
-from penstock.schema import Schema, from_json, to_json
-from penstock.values.arrow_sizes import becomes_objects, row_bytes_of
-from penstock.values.checks import is_arrow, is_utf8
+from penstock.errors import InvalidInputError, NotFoundError
+from penstock.schema import to_json
+from penstock.transaction import Receipt, Transaction, _text
+from penstock.values.checks import is_utf8
 from penstock.view import View
 
 
@@ -126,14 +121,6 @@ def _options(given: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         if not isinstance(name, str) or not isinstance(value, str | bool | int | float | os.PathLike):
             raise InvalidInputError(f"storage_options[{name!r}] is a {type(value).__name__}, expected str, number, bool or Path")
     return [(name, os.fspath(value) if isinstance(value, os.PathLike) else str(value)) for name, value in given.items()]
-
-
-@dataclasses.dataclass(frozen=True)
-class Receipt:
-    """The result of a commit: its snapshot and the row ids of the added samples, in input order."""
-
-    snapshot: str
-    row_ids: npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,222 +248,3 @@ def _commit(entry: dict[str, Any]) -> Commit:
         samples=entry["samples"], samples_added=entry["samples_added"], samples_deleted=entry["samples_deleted"],
         properties=json.loads(entry.get("properties") or "{}"),
     )  # fmt: skip
-
-
-# Bytes per call to the core, at most an eighth of the budget, so that a large append stays within the budget.
-SLICE_BYTES = 16 << 20
-# Texts and bytes up to this length are not measured individually.
-SHORT_BYTES = 256
-
-
-def _size(value: Any) -> int:
-    """Estimate the bytes that a value takes while it is appended. A path counts as its file's size, a Pillow image as its pixels."""
-    if isinstance(value, str | bytes | bytearray):
-        return len(value)
-    if isinstance(value, os.PathLike):
-        with contextlib.suppress(OSError):  # The core reports the unreadable file.
-            return os.stat(value).st_size
-        return 0
-    nbytes = getattr(value, "nbytes", None)
-    if isinstance(nbytes, int | np.integer):
-        return int(nbytes)
-    if hasattr(value, "mode") and hasattr(value, "size") and isinstance(value.size, tuple):
-        return 4 * int(np.prod(value.size))
-    try:
-        if isinstance(value, Mapping):
-            return 32 + sum(_size(key) + _size(inner) for key, inner in value.items())
-        return sum(map(_size, value)) if isinstance(value, list | tuple) else 32
-    except RecursionError:  # The value contains itself: the column refuses it as invalid JSON.
-        return 32
-
-
-def slices(columns: Iterable[Any], rows: int, least: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Cut rows into slices of bounded bytes. `least`: the minimum bytes per row of each column, whatever its values.
-
-    Cost: reads no array values, only the offsets of Arrow text and lists, but every value of a Python list.
-    """
-    slice_bytes = min(SLICE_BYTES, _core.configure()[0] // 8)
-    even, uneven = 0.0, []
-    for values, bytes_there in zip(columns, least, strict=True):
-        sizes = _sizes(values)
-        if isinstance(sizes, float):
-            even += max(sizes, bytes_there)
-        else:
-            uneven.append(np.maximum(sizes, bytes_there) if bytes_there else sizes)
-    if not uneven:
-        step = max(1, int(slice_bytes / even) if even else rows)
-        yield from ((start, min(start + step, rows)) for start in range(0, max(rows, 1), step))
-        return
-    ends = np.cumsum(np.sum(uneven, axis=0) + even)  # Bytes of all rows up to and including each one.
-    start, before = 0, 0.0
-    while start < rows:
-        end = min(int(np.searchsorted(ends, before + slice_bytes)) + 1, rows)
-        yield start, end
-        start, before = end, float(ends[end - 1])
-    if rows == 0:
-        yield 0, 0
-
-
-# Estimated overhead in bytes of a small Python value, and of an array or other object, while it is appended.
-_PLAIN_BYTES = 96.0
-_OBJECT_BYTES = 256.0
-# {"a": 1, "b": "2"} takes 20 bytes in Arrow and 370 in Python.
-_ARROW_TO_PYTHON = 20.0
-_PLAIN = {int, float, bool, complex, type(None)}
-
-
-def _sizes(values: Any) -> float | npt.NDArray[np.float64]:
-    """Estimate the bytes that each value takes while it is appended; one number if all values are alike."""
-    if isinstance(values, list):
-        kinds = set(map(type, values))
-        if kinds <= _PLAIN:
-            return _PLAIN_BYTES
-        if kinds <= {str, bytes, type(None)}:
-            longest = max(map(len, filter(None, values) if type(None) in kinds else values), default=0)
-            if longest <= SHORT_BYTES:  # An upper bound is close enough to size slices.
-                return float(longest) + _PLAIN_BYTES
-            return np.fromiter((len(value or "") for value in values), np.float64, len(values)) + _PLAIN_BYTES
-        return np.fromiter(map(_size, values), np.float64, len(values)) + _OBJECT_BYTES
-    if is_arrow(values):
-        return row_bytes_of(values) * (_ARROW_TO_PYTHON if becomes_objects(values) else 1.0)
-    return float(values.nbytes) / max(1, len(values))
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidInputError(f"cannot begin a transaction: the {what} is a {type(value).__name__}, expected str")
-    if not is_utf8(value):
-        raise InvalidInputError(f"cannot begin a transaction: the {what} is not UTF-8 (a lone surrogate)")
-    return value
-
-
-class Transaction:
-    """Work that becomes one commit, or nothing.
-
-    >>> import penstock as ps
-    >>> ds = ps.create("memory://transaction", {"text": ps.Text()})
-    >>> with ds.transaction("two parts") as tx:
-    ...     tx.append({"text": ["a", "b"]})
-    ...     tx.append({"text": ["c"]})
-    >>> len(ds), ds.log()[0].message
-    (3, 'two parts')
-    """
-
-    def __init__(self, dataset: Dataset, message: str, author: str, properties: dict[str, Any]) -> None:
-        self._dataset = dataset
-        self._schema: Schema = from_json(dataset._snapshot.columns)
-        self._message, self._author = _text(message, "message"), _text(author, "author")
-        try:
-            self._properties = json.dumps(properties, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidInputError(f"cannot begin a transaction: its properties are not JSON: {error}") from error
-        self._core = _core.begin(dataset._snapshot, self._message, self._author, self._properties)
-        self._receipt: Receipt | None = None
-        self._failed: BaseException | None = None
-        self._aborted = False
-
-    @property
-    def receipt(self) -> Receipt:
-        """The receipt of the commit. Raises: ClosedError before the commit."""
-        if self._receipt is None:
-            raise ClosedError("cannot return a receipt: the transaction is not committed")
-        return self._receipt
-
-    def append(self, columns: Mapping[str, Any], *, validate: str = "header") -> None:
-        """Add samples to the transaction: column → one value per sample; see `Dataset.append`."""
-        if not isinstance(columns, Mapping):
-            raise InvalidInputError(f"cannot append a {type(columns).__name__}: expected a dict of column name to values")
-        ready = {name: self._ready(name, values) for name, values in columns.items()}
-        lengths = {name: len(values) for name, values in ready.items()}
-        if len(set(lengths.values())) > 1:
-            told = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
-            raise InvalidInputError(
-                f"cannot append: columns differ in length: {told}",
-                code="column-lengths-differ",
-                hint="give every column the same number of samples; use None for a null",
-            )
-        least = [self._schema[name].row_bytes() for name in ready]
-        for start, end in slices(ready.values(), next(iter(lengths.values()), 0), least):
-            try:
-                self.append_slice(ready, start, end, validate)
-            except BaseException as error:
-                if start > 0:  # Earlier slices of this call are already in the transaction, so it can no longer be committed.
-                    self._failed = error
-                raise
-
-    def _ready(self, name: str, values: Any) -> Any:
-        if name not in self._schema:
-            raise NotFoundError(
-                f"cannot append column `{name}`: the dataset has no such column",
-                code="column-not-found",
-                hint=f"columns: {', '.join(self._schema)}",
-            )
-        with _naming(name, 0):
-            self._schema[name].check_whole(values)
-            return self._schema[name].rows(values)
-
-    def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> None:
-        """Append rows start…end of columns prepared by `_ready`, in one call of the core: all of the rows or none."""
-        prepared = {}
-        for name, values in ready.items():
-            with _naming(name, start):
-                prepared[name] = self._schema[name].prepare(values if start == 0 and end == len(values) else values[start:end])
-                if prepared[name][0] == "pulled":
-                    prepared[name] = ("pulled", _named(name, start, prepared[name][1]), *prepared[name][2:])
-        self._core.append(prepared, validate, start)
-
-    def commit(self) -> Receipt:
-        """Commit now and move the dataset handle to the new snapshot. Cost: three syncs for a small commit."""
-        if self._failed is not None:
-            self._core.abort()
-            raise ClosedError(
-                f"cannot commit: an earlier append failed ({self._failed})", hint="begin another transaction; nothing was committed"
-            )
-        snapshot, first, samples, core = self._core.commit(self._message, self._author, self._properties)
-        self._receipt = Receipt(snapshot, np.arange(first, first + samples, dtype=np.int64))
-        self._dataset._move(core)
-        return self._receipt
-
-    def abort(self) -> None:
-        """Abort the transaction and delete what it wrote."""
-        self._aborted = True
-        self._core.abort()
-
-    def __enter__(self) -> Transaction:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is not None:
-            self.abort()
-        elif self._receipt is None and not self._aborted:
-            self.commit()
-
-
-def _named(column: str, first_row: int, pull: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `pull` so that Penstock errors name the column and row; exceptions of the value's source pass through unchanged."""
-
-    def named(*arguments: Any) -> Any:
-        try:
-            return pull(*arguments)
-        except Error as error:
-            error._place(first_row, column)
-            error._within(f"cannot append to column `{column}`")
-            raise
-
-    return named
-
-
-@contextlib.contextmanager
-def _naming(column: str, first_row: int) -> Iterator[None]:
-    """Make errors from preparing values name the column and row; Python exceptions for odd values become InvalidInputError."""
-    what = f"cannot append to column `{column}`"
-    try:
-        yield
-    except Error as error:
-        error._place(first_row, column)
-        error._within(what)
-        raise
-    except (TypeError, ValueError, OverflowError, AttributeError, RecursionError, KeyError, NotImplementedError) as error:
-        ours = InvalidInputError(f"{what}: {type(error).__name__}: {error}", code="invalid-value")
-        ours._place(first_row, column)
-        raise ours from error

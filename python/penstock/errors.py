@@ -158,6 +158,7 @@ _CLASSES: dict[str, type[Error]] = {
 }
 
 
+# Over 6 parameters: each is a field of the core's error.
 def make(
     kind: str,
     code: str,

@@ -81,6 +81,7 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
     True
     """
 
+    # Over 6 parameters: each is an option of training, given by its keyword.
     def __init__(
         self,
         view: View,

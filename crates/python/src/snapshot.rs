@@ -28,6 +28,7 @@ fn options(given: Option<Vec<(String, String)>>, io: &str) -> penstock_error::Re
 
 /// Create a dataset. `columns`: the columns of the schema, as JSON.
 #[pyfunction]
+// Over 6 parameters: Python gives each by its name.
 #[pyo3(signature = (uri, columns, message, author, storage_options=None, io="auto"))]
 pub fn create(
     py: Python<'_>,

@@ -169,6 +169,7 @@ impl View {
 
     /// Read samples. `which` is an int64 array of positions of this view, or a (start, end) pair. With `absolute`, array positions refer to
     /// the snapshot. `form`: "decoded", "stored" or "flat". A scan sets `scan`: whether the block cache keeps the blocks that are read.
+    // Over 6 parameters: Python gives each by its name.
     #[pyo3(signature = (which, columns=None, form="decoded", on_corrupt="raise", absolute=false, scan=None))]
     fn take<'py>(
         &self,

@@ -17,11 +17,11 @@ from penstock.columns.json_text import Json
 from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
-from penstock.dataset import _size
 from penstock.errors import Error, InvalidInputError
 from penstock.importers.source import Chunk, Options, Refusal, Source
 from penstock.values.checks import is_null, is_null_word
 from penstock.values.dtypes import dtype_name
+from penstock.values.slices import size_of
 
 ROWS_TO_INFER = 1000
 ROWS_AT_ONCE = 1024
@@ -44,7 +44,7 @@ def open_source(iterable: Iterable[Any], options: Options) -> Source:
     size = 0
     for row in itertools.islice(iterator, ROWS_TO_INFER):
         head.append(row)
-        size += _size(row)
+        size += size_of(row)
         if size >= HEAD_BYTES:
             break
     kinds = kinds_of(head, options)
@@ -79,7 +79,7 @@ def chunks_of(rows: Iterable[Any], kinds: Mapping[str, ColumnType], first: int, 
     size = 0
     for row in rows:
         group.append(row)
-        size += sum(map(_size, row.values())) if isinstance(row, Mapping) else 0
+        size += sum(map(size_of, row.values())) if isinstance(row, Mapping) else 0
         if len(group) >= ROWS_AT_ONCE or size >= CHUNK_BYTES:
             yield _chunk(group, kinds, first, name), first + len(group)
             first, group, size = first + len(group), [], 0

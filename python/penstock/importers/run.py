@@ -19,11 +19,12 @@ from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
 from penstock.columns.mask import Mask
-from penstock.dataset import Dataset, Transaction, create, open
+from penstock.dataset import Dataset, create, open
 from penstock.errors import Error, InvalidInputError, NotFoundError
 from penstock.importers import csv, images, jsonl, parquet, rows, tables
 from penstock.importers.source import Chunk, Options, Refusal, Source
 from penstock.schema import from_json, to_json
+from penstock.transaction import Transaction
 from penstock.values.checks import is_arrow, is_whole
 from penstock.values.containers import container, items_of
 
@@ -70,6 +71,7 @@ def detect(source: pathlib.Path) -> str:
     return found
 
 
+# Over 6 parameters: each is an option of the user, given by its keyword.
 def import_data(
     source: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
     destination: str | os.PathLike[str],

@@ -14,7 +14,6 @@ from penstock import _core
 from penstock.errors import ClosedError, InvalidInputError, NotFoundError
 from penstock.loadable import Loadable
 from penstock.loader.mixture import Mix, shares_of
-from penstock.loader.numbers import whole, whole_seed
 from penstock.loader.options import Options
 from penstock.loader.order import checked_mix
 from penstock.loader.ranks import agree
@@ -24,6 +23,7 @@ from penstock.loader.source import Source
 from penstock.loader.stages import Stages, check_nulls, stages_of
 from penstock.loader.totals import Totals, sums
 from penstock.loader.turns import Turns
+from penstock.values.checks import whole, whole_seed
 from penstock.view import Batch, View
 
 if TYPE_CHECKING:

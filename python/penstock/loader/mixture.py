@@ -11,8 +11,8 @@ import numpy as np
 
 from penstock.errors import InvalidInputError
 from penstock.loadable import Loadable
-from penstock.loader.numbers import whole
 from penstock.loader.order import EXHAUSTED
+from penstock.values.checks import whole
 from penstock.view import View
 
 

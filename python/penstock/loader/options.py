@@ -8,10 +8,10 @@ from typing import Any
 
 from penstock import _core
 from penstock.errors import InvalidInputError
-from penstock.loader.numbers import whole, whole_seed
 from penstock.loader.order import Replacement, Window
 from penstock.loader.ranks import ranks
 from penstock.transforms import Transform
+from penstock.values.checks import whole, whole_seed
 
 EXTRAS = ("_row_id", "_position", "_step", "_valid", "_source")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from penstock.errors import InvalidInputError
-from penstock.loader.numbers import whole
+from penstock.values.checks import whole
 
 # What a mixture does once it has drawn all samples of a source.
 EXHAUSTED = ("repeat", "stop", "raise")

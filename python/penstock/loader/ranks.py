@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import InvalidInputError
-from penstock.loader.numbers import whole
+from penstock.values.checks import whole
 
 
 def ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -21,22 +21,7 @@ def explained(loader: Loader) -> dict[str, str]:
         else sum(m * draws * share for m, share in zip(mean, loader.recipe.mix["shares"], strict=True)) / sum(loader.recipe.mix["shares"])
     )
     looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []
-    probe = loader.recipe.open((0, 0))
-    asked_of = [[0, 0] for _ in loader.recipe.sources]  # Requests and bytes of the sampled batches, by source.
-    distinct, full = [], []
-    for step in looked:
-        _, sources, positions, _ = probe.places(step)
-        for number, source in enumerate(loader.recipe.sources):
-            mine = positions[sources == number]
-            if len(mine) and not source.view._snapshot.mapped:
-                ranges = source.view._view.ranges(np.sort(mine), list(source.columns))
-                asked_of[number][0] += len(ranges)
-                asked_of[number][1] += sum(end - begin for _, begin, end in ranges)
-            # Divide the source into as many equal parts as the batch has samples. A full permutation draws from 63 % of the parts.
-            count = len(mine)
-            distinct.append(len(np.unique(mine * count // max(1, len(source.view)))))
-            full.append(count * (1 - (1 - 1 / count) ** count) if count else 0)
-    quality = sum(distinct) / sum(full) if sum(full) else 1.0
+    asked_of, quality = _sampled(loader, looked)
     windowed = next((source for source in loader.recipe.sources if source.order["kind"] == "window"), None)
     # A run of a window is read whole and once: by one rank, or in a mixture by every rank that draws from it.
     parts = 1 if windowed and loader.recipe.mix else loader.world_size
@@ -99,6 +84,26 @@ def explained(loader: Loader) -> dict[str, str]:
             f"a rank holds up to {size_text(loader.recipe.window_bytes())}"
         )
     return answer
+
+
+def _sampled(loader: Loader, looked: list[int]) -> tuple[list[list[int]], float]:
+    """Return requests and bytes of these steps by source, and how widely they draw compared with a full permutation."""
+    probe = loader.recipe.open((0, 0))
+    asked_of = [[0, 0] for _ in loader.recipe.sources]  # Requests and bytes of the sampled batches, by source.
+    distinct, full = [], []
+    for step in looked:
+        _, sources, positions, _ = probe.places(step)
+        for number, source in enumerate(loader.recipe.sources):
+            mine = positions[sources == number]
+            if len(mine) and not source.view._snapshot.mapped:
+                ranges = source.view._view.ranges(np.sort(mine), list(source.columns))
+                asked_of[number][0] += len(ranges)
+                asked_of[number][1] += sum(end - begin for _, begin, end in ranges)
+            # Divide the source into as many equal parts as the batch has samples. A full permutation draws from 63 % of the parts.
+            count = len(mine)
+            distinct.append(len(np.unique(mine * count // max(1, len(source.view)))))
+            full.append(count * (1 - (1 - 1 / count) ** count) if count else 0)
+    return asked_of, sum(distinct) / sum(full) if sum(full) else 1.0
 
 
 def size_text(count: float) -> str:

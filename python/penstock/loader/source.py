@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.loader.numbers import whole
 from penstock.loader.order import LANES, Replacement, Window, checked_order
+from penstock.values.checks import whole
 from penstock.view import View
 
 
