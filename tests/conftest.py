@@ -132,6 +132,16 @@ def root(tmp_path, request, monkeypatch):
     return tmp_path / "dataset"
 
 
+@pytest.fixture
+def empty_cache():
+    """The block cache of this process without the blocks of earlier tests: a full cache keeps new blocks only if they are used again."""
+    import penstock as ps
+
+    before = ps.configure()["memory_bytes"]
+    ps.configure(memory_bytes=16 << 20)
+    ps.configure(memory_bytes=before)
+
+
 @pytest.fixture(scope="session")
 def data():
     """The folder of real test data; tests that need it are marked `data` and deselected when it is unset."""

@@ -19,7 +19,7 @@ def test_a_wheel_installs_without_a_compiler_and_runs_the_tour(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv/bin/python"
     uv = ROOT / ".venv/bin/uv"
-    subprocess.run([uv, "pip", "install", "-q", "--python", python, wheel], check=True)
+    subprocess.run([uv, "pip", "install", "-q", "--python", python, f"{wheel}[torch]"], check=True)
     tour = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
     environment = {"PATH": "/nowhere", "HOME": str(tmp_path)}
     done = subprocess.run([python, "-c", tour], cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -28,6 +28,8 @@ pytestmark = pytest.mark.local  # These tests choose their own stores.
 
 SAMPLES = 4096
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
 
 @pytest.fixture
 def cifar(bucket):

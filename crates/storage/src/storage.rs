@@ -34,7 +34,12 @@ pub trait Storage: Send + Sync + Debug {
 
     /// Return how an object is best read. One store may answer differently for two objects, as a cache in front of a store does.
     fn access(&self, _name: &str) -> Access {
-        Access::Mapped
+        self.access_of_all().unwrap_or(Access::Ranged)
+    }
+
+    /// Return the access of every object, if all have the same one: callers then need not ask for each. Costs nothing.
+    fn access_of_all(&self) -> Option<Access> {
+        Some(Access::Mapped)
     }
 
     /// Return the longest range worth one request. Longer reads are split into concurrent requests.

@@ -17,8 +17,8 @@ impl Storage for Racing {
     fn uri(&self) -> &str {
         self.0.uri()
     }
-    fn access(&self, _name: &str) -> Access {
-        Access::Ranged
+    fn access_of_all(&self) -> Option<Access> {
+        Some(Access::Ranged)
     }
     fn read(&self, name: &str) -> Result<Bytes> {
         self.0.read(name)

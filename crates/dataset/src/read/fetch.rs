@@ -113,7 +113,7 @@ impl Reader {
 
     /// Return whether some of the data files are not mapped.
     fn any_ranged(&self, columns: &[&ColumnSpec]) -> bool {
-        self.snapshot.context.any_ranged(files_of_plan(&self.plan, &ids_of(columns)).map(|(file, _)| file))
+        !self.snapshot.is_mapped() && self.snapshot.context.any_ranged(files_of_plan(&self.plan, &ids_of(columns)).map(|(file, _)| file))
     }
 
     /// Open the data files of a plan concurrently, and keep them in the reader, unless files are mapped. A damaged file is skipped: the

@@ -18,6 +18,7 @@ use penstock_format::ids::root_name;
 use penstock_format::manifest::{Root, WordsSegment};
 use penstock_format::record::{Delta, Record};
 use penstock_format::schema::{ColumnSpec, Schema};
+use penstock_storage::Access;
 use penstock_storage::process::PerProcess;
 
 use self::live::{Live, Part};
@@ -99,9 +100,9 @@ impl Snapshot {
         }
     }
 
-    /// Return whether data files are mapped, as far as the store knows without a name.
+    /// Return whether all data files are mapped.
     pub fn is_mapped(&self) -> bool {
-        self.context.storage.access("").is_mapped()
+        self.context.storage.access_of_all().is_some_and(Access::is_mapped)
     }
 
     pub fn record(&self) -> &Record {

@@ -57,7 +57,10 @@ impl Context {
 
     /// Return whether data files of these are not mapped, so that what they hold must be fetched.
     pub fn any_ranged<'a>(&self, mut files: impl Iterator<Item = &'a FileRef>) -> bool {
-        files.any(|file| !self.storage.access(&data_name(file.id)).is_mapped())
+        match self.storage.access_of_all() {
+            Some(access) => !access.is_mapped(),
+            None => files.any(|file| !self.storage.access(&data_name(file.id)).is_mapped()),
+        }
     }
 
     /// Open data files, each given with its number of samples. Damaged files are left out. Cost: one request per file that is not mapped, all

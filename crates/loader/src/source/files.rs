@@ -4,7 +4,7 @@ use bytes::Bytes;
 use penstock_dataset::RaggedValues;
 use penstock_error::{Error, Result};
 use penstock_format::schema::ColumnSpec;
-use penstock_storage::{RangeRequest, Storage};
+use penstock_storage::{Access, RangeRequest, Storage};
 
 /// The location of one value.
 pub struct Entry {
@@ -57,8 +57,11 @@ impl Files {
 
     /// Read values of any length.
     pub fn raw(&self, positions: &[u64]) -> Result<RaggedValues> {
-        let bodies =
-            if self.storage.access("").is_mapped() { positions.iter().map(|at| self.body(*at)).collect() } else { self.fetched(positions) };
+        let bodies = if self.storage.access_of_all().is_some_and(Access::is_mapped) {
+            positions.iter().map(|at| self.body(*at)).collect()
+        } else {
+            self.fetched(positions)
+        };
         let value = |(position, body): (&u64, Result<Bytes>)| {
             let entry = self.entry(*position);
             body.map(|body| body.slice(entry.begin as usize..)).map_err(|error| self.wrong(*position, error))

@@ -41,12 +41,12 @@ impl Storage for Local {
         self.files.map(&path, bytes).map_err(|error| self.failure("read", &path, &error))
     }
 
-    fn access(&self, _name: &str) -> Access {
-        match self.io {
+    fn access_of_all(&self) -> Option<Access> {
+        Some(match self.io {
             Io::Auto | Io::Mapped => Access::Mapped,
             _ if self.stream_bytes() > 0 => Access::Streamed,
             Io::Buffered | Io::Direct => Access::Ranged,
-        }
+        })
     }
 
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {

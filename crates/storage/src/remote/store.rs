@@ -144,8 +144,8 @@ impl Storage for Remote {
         &self.place.uri
     }
 
-    fn access(&self, _name: &str) -> Access {
-        Access::Ranged
+    fn access_of_all(&self) -> Option<Access> {
+        Some(Access::Ranged)
     }
 
     fn range_bytes(&self) -> u64 {
