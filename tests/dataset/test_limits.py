@@ -60,11 +60,12 @@ def test_a_small_commit_costs_so_many_syncs_and_puts(small):
 def test_one_copy_and_no_descriptors(small, root):
     process = psutil.Process()
     ds = ps.open(root)
-    before = process.num_fds()
+    ds.take(np.arange(1000))  # The pool of threads starts with the first take.
+    before, threads = process.num_fds(), process.num_threads()
     batch = ds.take(np.arange(1000))
     assert process.num_fds() == before, "mapped files keep no descriptor open"
+    assert process.num_threads() == threads, "a take starts no thread of its own"
     assert type(innermost(batch["v"])).__name__ == "Memory" and batch["v"].flags.writeable, "the batch owns memory filled in place"
-    assert process.num_threads() == psutil.Process().num_threads()
 
 
 def innermost(array):

@@ -43,6 +43,27 @@ def test_the_paths_of_the_architecture_name_what_exists():
         assert (ROOT / link).exists(), link
 
 
+# Words in code type that belong to the kernel, the processor or a library that we do not use.
+OF_OTHERS = {"pread", "rayon", "rep", "movsb"}
+
+
+def test_every_name_in_the_documents_exists():
+    """A name in code type is the name of a file or folder here, or a word of the code."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    known = {part for name in listed for part in (*pathlib.Path(name).parts, pathlib.Path(name).stem)} | OF_OTHERS
+    for name in listed:
+        if pathlib.Path(name).suffix in (".rs", ".py", ".pyi", ".toml", ".sh", ".c", ".h") or name == "Makefile":
+            known.update(re.findall(r"[A-Za-z_]\w*", (ROOT / name).read_text()))
+    documents = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    unknown, seen = [], 0
+    for document in documents:
+        prose = re.sub(r"```.*?```", "", document.read_text(), flags=re.S)
+        for quoted in re.findall(r"`([^`\n]+)`", prose):
+            seen += 1
+            unknown += [(document.name, quoted) for word in re.findall(r"[A-Za-z_]\w*", quoted) if word not in known]
+    assert seen > 300 and not unknown, unknown
+
+
 def test_read_and_commit_paths_are_short():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for title in ("The read path", "The training step", "The commit path"):

@@ -148,10 +148,8 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
                         }
                     }
                     Err(error) => {
-                        let stands = error.message().contains("stands, but");
                         let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
                         match error.code() {
-                            _ if stands => told.acknowledged.push(batch),
                             "commit-state-unknown" => told.unknown.push(batch),
                             _ => told.refused.push(batch),
                         }

@@ -285,8 +285,11 @@ impl Storage for Local {
                 *proven = true;
                 Ok(())
             }
-            Ok(_) => Err(refused("a create-only put did not reject an existing name".into())),
-            Err(error) => {
+            Ok((Ok(()), _)) => Err(refused("a create-only put did not reject an existing name".into())),
+            Ok((Err(error), kept)) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(refused(format!("a rejected put left {} bytes other than the first put's", kept.len())))
+            }
+            Ok((Err(error), _)) | Err(error) => {
                 let told = self.failure("create", &probe, &error);
                 match error.raw_os_error() {
                     Some(libc::EPERM | libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP | libc::EXDEV | libc::EMLINK) => {
