@@ -9,6 +9,7 @@ import pathlib
 import platform
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -86,3 +87,15 @@ def save(name: str, result: dict[str, Any]) -> None:
     """Write one benchmark's result, with the machine card."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({"benchmark": name, "machine": machine(), **result}, indent=1) + "\n")
+
+
+def rate(count: int, times: dict[str, float]) -> float:
+    return count / times["median_seconds"]
+
+
+def in_two_threads(work: Callable[[np.ndarray[Any, Any]], None], order: np.ndarray[Any, Any]) -> None:
+    threads = [threading.Thread(target=work, args=(part,)) for part in np.array_split(order, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

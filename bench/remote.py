@@ -102,6 +102,7 @@ def penstock_takes(ds: ps.Dataset, takes: list[Any], read: Callable[[ps.Dataset,
     return time.perf_counter() - began
 
 
+# Over 6 parameters: a workload is one row of a table, with the place where it runs.
 def workload(
     folder: pathlib.Path, binary: pathlib.Path, uri: str, name: str, takes: list[Any], read: Any, columns: list[str], endpoint: str
 ) -> dict[str, Any]:

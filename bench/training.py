@@ -102,9 +102,9 @@ def told(rows: dict[str, dict[str, Any]], what: str = "") -> list[str]:
 
 def photos(folder: pathlib.Path, given: pathlib.Path | None) -> Result:
     """JPEG → RandomResizedCrop(224) + flip → batches of 128 uint8, on two cores, for each subfolder of `--photos`, or `--photos` itself."""
-    import cases
+    from photos import photographs
 
-    given = given or cases.photographs(folder, None)[0].parent
+    given = given or photographs(folder, None)[0].parent
     sets = sorted(path for path in given.iterdir() if path.is_dir()) or [given]
     limit = servers.cargo_binary("region-decode")
     lines, bars, results = [], [], {}
@@ -381,12 +381,12 @@ def whole_direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 def whole_minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
     """Raw JPEG bytes from MinIO with 20 ms added to each reply, through the complete loader, against plain GETs of the same ranges."""
-    import cases
     import remote
+    from photos import photographs
 
     if photos is not None and not list(photos.glob("*.jpg")):
         photos = sorted(path for path in photos.iterdir() if path.is_dir())[-1]
-    files = cases.photographs(folder, photos)[:4000]
+    files = photographs(folder, photos)[:4000]
     binary, server = servers.cargo_binary("plain-gets"), servers.Minio(folder)
     proxy = servers.Proxy(server.port)
     try:

@@ -8,3 +8,4 @@ cargo clippy --release --workspace --locked -- -D warnings
 .venv/bin/ruff format --check python tests bench examples tools
 .venv/bin/mypy
 .venv/bin/python tools/check_layers.py
+.venv/bin/python tools/check_sizes.py

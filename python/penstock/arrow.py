@@ -112,11 +112,8 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
         arrays = [pa.array(batch[name]) if name.startswith("_") else _array(kinds[name], batch[name], words.get(name)) for name in names]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    if not names:  # Batches without columns still have rows.
-        for start in range(0, len(view), batch_size):
-            yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(batch_size, len(view) - start), pa.struct([])))
-        return
-    if not len(view):
+    if not names or not len(view):
+        yield from _without_columns(len(view), batch_size)
         return
     memory_bytes, _, _ = _core.configure()
     uneven = [name for name in names if name in kinds and not _is_even(kinds[name])]
@@ -141,6 +138,10 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
             return 0
         return view._view.decoded_bytes((start, min(start + rows, len(view))), uneven)
 
+    def fits(rows: int) -> bool:
+        """Return whether the next rows fit the group, by the bytes that they request and decode to."""
+        return max(_asked(view, names, start, rows) * rows, decoded_bytes(start, rows)) <= 1.25 * group_bytes
+
     start = 0
     if view._snapshot.mapped:
         row_bytes = 0.0
@@ -160,7 +161,7 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
         rows = rows_of_batch(row_bytes)
         # If batches are larger than a group, read only one ahead.
         while start < len(view) and len(groups) < (GROUPS if row_bytes * rows <= group_bytes else 1):
-            end = _group_end(view, names, start, rows, row_bytes, group_bytes, decoded_bytes)
+            end = min(start + _whole_batches(group_bytes / row_bytes if row_bytes else 0, rows, fits), len(view))
             # Do not cache the blocks of a scan that would fill half of the block cache.
             groups.append(_Ahead(read, start, end, row_bytes * len(view) <= memory_bytes // 4))
             start, group_bytes = end, min(2 * group_bytes, most)
@@ -195,15 +196,18 @@ def _asked(view: View, names: list[str], start: int, rows: int) -> float:
     return sum(high - low for _, low, high in view._view.ranges((start, end), names)) / (end - start)
 
 
-def _group_end(
-    view: View, names: list[str], start: int, batch_size: int, row_bytes: float, group_bytes: int, decoded_bytes: Callable[[int, int], int]
-) -> int:
-    """Return the end of a group of whole batches, sized by the rows just read and limited by its requested and decoded bytes."""
-    rows = min(int(group_bytes / row_bytes), GROUP_ROWS) // batch_size * batch_size if row_bytes else 0
-    most = 1.25 * group_bytes
-    while rows > batch_size and (_asked(view, names, start, rows) * rows > most or decoded_bytes(start, rows) > most):
+def _without_columns(rows: int, batch_size: int) -> Iterator[pa.RecordBatch]:
+    """Yield batches without columns, which still have rows."""
+    for start in range(0, rows, batch_size):
+        yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(batch_size, rows - start), pa.struct([])))
+
+
+def _whole_batches(most_rows: float, batch_size: int, fits: Callable[[int], bool]) -> int:
+    """Return the rows of a group: whole batches that fit, at most `most_rows`, and at least one batch."""
+    rows = min(int(most_rows), GROUP_ROWS) // batch_size * batch_size
+    while rows > batch_size and not fits(rows):
         rows = rows // 2 // batch_size * batch_size
-    return min(start + max(rows, batch_size), len(view))
+    return max(rows, batch_size)
 
 
 class _Ahead:

@@ -14,72 +14,12 @@ use std::time::Duration;
 
 use crate::random::Random;
 
-/// A fault that strikes a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
-    None,
-    /// The request is carried out, but its reply is lost.
-    Lose,
-    /// The connection breaks before the request is carried out.
-    Reset,
-    /// The reply is 503 SlowDown; the request is not carried out.
-    Throttle,
-    /// The reply is 429 TooManyRequests; the request is not carried out.
-    TooMany,
-    /// The reply is 500 InternalError; the request is not carried out.
-    Fail,
-    /// The connection closes halfway through the body of the reply.
-    Truncate,
-    /// The reply is late.
-    Late,
-    /// The reply to a listing is an earlier one.
-    Stale,
-}
+mod faults;
+mod http;
 
-const NAMES: [(&str, Fault); 8] = [
-    ("lose", Fault::Lose),
-    ("reset", Fault::Reset),
-    ("throttle", Fault::Throttle),
-    ("toomany", Fault::TooMany),
-    ("fail", Fault::Fail),
-    ("truncate", Fault::Truncate),
-    ("late", Fault::Late),
-    ("stale", Fault::Stale),
-];
-
-/// The rate of each fault in requests per mille, and the settings for all faults.
-#[derive(Debug, Clone, Default)]
-pub struct Faults {
-    pub seed: u64,
-    pub per_mille: [u64; NAMES.len()],
-    /// A delay added to every reply.
-    pub delay_ms: u64,
-    /// The maximum extra delay of a late reply.
-    pub late_ms: u64,
-    /// Maximum consecutive faults for one method and path, so that every request eventually succeeds; 0 means no limit.
-    pub in_a_row: u64,
-}
-
-impl Faults {
-    /// Parse `name=value&…`; unknown names are an error.
-    pub fn parse(query: &str) -> Result<Faults, String> {
-        let mut faults = Faults { late_ms: 50, in_a_row: 3, ..Faults::default() };
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is not of the form name=value"))?;
-            let value: u64 = value.parse().map_err(|_| format!("`{value}` is not a number"))?;
-            match (name, NAMES.iter().position(|(known, _)| *known == name)) {
-                (_, Some(index)) => faults.per_mille[index] = value,
-                ("all", _) => faults.per_mille = [value; NAMES.len()],
-                ("seed", _) => faults.seed = value,
-                ("delay_ms", _) => faults.delay_ms = value,
-                ("late_ms", _) => faults.late_ms = value,
-                ("in_a_row", _) => faults.in_a_row = value,
-                _ => return Err(format!("unknown fault `{name}`")),
-            }
-        }
-        Ok(faults)
-    }
-}
+pub use faults::Faults;
+use faults::{Fault, NAMES};
+use http::{BUFFER_BYTES, Body, Head, MOST_HEADERS, Request, bad, body_of, header, read_head};
 
 #[derive(Default)]
 struct State {
@@ -180,57 +120,6 @@ struct Connection {
     shared: Arc<Shared>,
     client: TcpStream,
     upstream: Option<TcpStream>,
-}
-
-struct Request {
-    method: String,
-    path: String,
-    head: Vec<u8>,
-    body: Vec<u8>,
-}
-
-impl Request {
-    fn is_listing(&self) -> bool {
-        self.method == "GET" && self.path.contains("list-type=2")
-    }
-}
-
-/// The head of a message, and the bytes already read after it.
-struct Head {
-    bytes: Vec<u8>,
-    rest: Vec<u8>,
-}
-
-const MOST_HEADERS: usize = 128;
-const BUFFER_BYTES: usize = 256 << 10;
-
-fn bad(text: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, text)
-}
-
-fn read_head(stream: &mut TcpStream, mut begun: Vec<u8>) -> io::Result<Option<Head>> {
-    let mut buffer = vec![0; 16 << 10];
-    loop {
-        if let Some(end) = begun.windows(4).position(|four| four == b"\r\n\r\n") {
-            let rest = begun.split_off(end + 4);
-            return Ok(Some(Head { bytes: begun, rest }));
-        }
-        let count = stream.read(&mut buffer)?;
-        if count == 0 {
-            return if begun.is_empty() { Ok(None) } else { Err(bad("the connection closed inside a head")) };
-        }
-        begun.extend_from_slice(&buffer[..count]);
-    }
-}
-
-fn header<'a>(headers: &'a [httparse::Header<'a>], name: &str) -> Option<&'a str> {
-    headers.iter().find(|header| header.name.eq_ignore_ascii_case(name)).and_then(|header| std::str::from_utf8(header.value).ok())
-}
-
-/// How the length of a reply's body is given.
-enum Body {
-    Bytes(u64),
-    Chunked,
 }
 
 impl Connection {
@@ -461,18 +350,4 @@ impl Connection {
             bytes.extend_from_slice(&buffer[..count]);
         }
     }
-}
-
-fn body_of(head: &[u8], method: &str) -> io::Result<Body> {
-    let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
-    let mut parsed = httparse::Response::new(&mut headers);
-    parsed.parse(head).map_err(|error| bad(&error.to_string()))?;
-    if method == "HEAD" || matches!(parsed.code, Some(204 | 304)) {
-        return Ok(Body::Bytes(0));
-    }
-    if header(parsed.headers, "transfer-encoding").is_some_and(|encoding| encoding.eq_ignore_ascii_case("chunked")) {
-        return Ok(Body::Chunked);
-    }
-    let length = header(parsed.headers, "content-length").and_then(|length| length.parse().ok());
-    length.map(Body::Bytes).ok_or_else(|| bad("the reply has no length"))
 }
