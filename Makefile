@@ -16,7 +16,7 @@ demo: setup ## run the demo on real data; DATA=folder imports your own images
 test: setup ## run all tests: layers, Rust, Python, README tour, demo
 	@tools/test.sh
 
-lint: setup ## check formatting, clippy, ruff, mypy and the layer table
+lint: setup ## check formatting, lints, types, layers, sizes, unused dependencies and typing errors
 	@tools/lint.sh
 
 wheel: setup ## the wheel that users install, in dist/ (link-time optimised; about 5 minutes)

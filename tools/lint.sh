@@ -3,9 +3,10 @@
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 cargo fmt --all --check
-cargo clippy --release --workspace --locked -- -D warnings
+cargo clippy --release --workspace --locked -- -D warnings -D unused_crate_dependencies
 .venv/bin/ruff check python tests bench examples tools
 .venv/bin/ruff format --check python tests bench examples tools
 .venv/bin/mypy
 .venv/bin/python tools/check_layers.py
 .venv/bin/python tools/check_sizes.py
+.venv/bin/typos

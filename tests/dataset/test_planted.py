@@ -598,7 +598,7 @@ def test_a_code_that_nothing_stands_for_is_damage_of_its_sample(tmp_path, kind):
 
 
 @pytest.mark.local
-def test_a_record_that_was_changed_and_sealed_anew_is_not_its_childs_parent(tmp_path):
+def test_a_record_that_was_changed_and_sealed_anew_is_not_the_parent_of_its_child(tmp_path):
     ds = ps.create(tmp_path / "set", {"n": "int64"})
     for message in ("first one", "second one", "third one"):
         ds.append({"n": [1]}, message=message)

@@ -1,4 +1,5 @@
 //! Test helpers that are never shipped: crashing disk, MinIO, faulty proxy, seeded random numbers, sample datasets, hostile images.
+#![allow(unused_crate_dependencies)] // The binaries use the others.
 
 pub mod crash;
 pub mod hostile;

@@ -3,6 +3,7 @@
 //! `plain-gets BUCKET AT_ONCE` reads the standard AWS variables, and one batch per line of standard input. A batch is a list of
 //! ranges `key begin end`, separated by `;`. Batches run one after another, and the ranges of a batch up to AT_ONCE at a time.
 //! Prints seconds and received bytes without the first batch, which warms up.
+#![allow(unused_crate_dependencies)] // The library and the other binaries use the others.
 
 use std::io::BufRead as _;
 use std::sync::Arc;
