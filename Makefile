@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help setup demo test lint bench wheel fuzz soak docs clean
+.PHONY: help setup demo test lint licences bench wheel fuzz soak docs clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -18,6 +18,9 @@ test: setup ## run all tests: layers, Rust, Python, README tour, demo
 
 lint: setup ## check formatting, lints, types, layers, sizes, unused dependencies and typing errors
 	@tools/lint.sh
+
+licences: ## check the licences of Rust dependencies
+	@tools/licences.sh
 
 wheel: setup ## the wheel that users install, in dist/ (link-time optimised; about 5 minutes)
 	@tools/wheel.sh
