@@ -13,6 +13,12 @@ def anonymous():
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon:"))
 
 
+def peak():
+    """Return the largest resident bytes of this process so far."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM:"))
+
+
 class Grown:
     """Context manager that measures how far anonymous memory grows, as `peak` bytes. A thread samples it every millisecond."""
 
@@ -31,9 +37,22 @@ class Grown:
         self._thread.join()
 
 
-def run(program, *arguments):
-    """Run a program, which can import this module, and return its output."""
+def run(program, *arguments, **variables):
+    """Run a program, which can import this module, with these environment variables added, and return its output."""
     paths = [str(pathlib.Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
-    return done.stdout
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout
+
+
+def peak_growth(program, *arguments):
+    """Run a program under a memory budget of 64 MiB, and return the number that it prints. Its first argument is a new dataset's path."""
+    head = """
+import sys, numpy as np, penstock as ps
+from measured import peak
+from penstock import importers, arrow
+ps.configure(memory_bytes=64 << 20, threads=2)
+tiny = ps.create(sys.argv[1] + "-warm", {"x": "int8"}); tiny.append({"x": [1]}); tiny[0]
+"""
+    # Arrow's default allocator takes another 32 MiB, but only in some runs.
+    return int(run(head + program, *arguments, ARROW_DEFAULT_MEMORY_POOL="jemalloc"))

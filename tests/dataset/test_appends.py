@@ -5,9 +5,8 @@ import datetime
 import gc
 import io
 import os
-import subprocess
-import sys
 
+import measured
 import ml_dtypes
 import numpy as np
 import pandas as pd
@@ -195,21 +194,6 @@ def test_wide_schemas_can_be_appended_to(root):
     assert len(list(root.with_name("own").glob("d/*"))) == 150 and len(own[0]["b149"]) == 70_000
 
 
-def peak_growth(script, *arguments):
-    head = """
-import sys, numpy as np, penstock as ps
-from penstock import importers, arrow
-def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
-ps.configure(memory_bytes=64 << 20, threads=2)
-tiny = ps.create(sys.argv[1] + "-warm", {"x": "int8"}); tiny.append({"x": [1]}); tiny[0]
-"""
-    # Arrow's default allocator takes another 32 MiB, but only in some runs.
-    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "jemalloc"}
-    run = subprocess.run([sys.executable, "-c", head + script, *map(str, arguments)], capture_output=True, text=True, env=environment)
-    assert run.returncode == 0, run.stderr
-    return int(run.stdout)
-
-
 def test_one_cache_for_all_datasets(root):
     for number in range(6):
         ds = ps.create(root.with_name(f"d{number}"), {"x": ps.Tensor((4096,), "float64", codec="lz4")})
@@ -223,7 +207,7 @@ print(peak() - before)
 """
     # The 200 MB of mapped files count as resident. Decoded blocks may add at most half the budget.
     mapped = sum(path.stat().st_size for number in range(6) for path in root.with_name(f"d{number}").glob("d/*"))
-    assert peak_growth(script, root, root.parent) <= mapped + (32 << 20) + (24 << 20)
+    assert measured.peak_growth(script, root, root.parent) <= mapped + (32 << 20) + (24 << 20)
 
 
 def test_small_texts_after_large_ones_are_packed(root):

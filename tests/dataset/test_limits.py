@@ -2,8 +2,6 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 
 import measured
 import numpy as np
@@ -87,12 +85,6 @@ def test_memory_of_large_arrays_is_used_again_once_nothing_refers_to_it(small, r
     assert len(places) <= 2, "five takes reuse memory"
 
 
-def in_process(script, *arguments):
-    run = subprocess.run([sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return run.stdout.split()
-
-
 def test_threads_end_with_the_call(root):
     script = """
 import sys, numpy as np, penstock as ps, threading, os
@@ -102,7 +94,7 @@ ds.append({"m": [np.random.randint(0, 255, (200, 200, 3), dtype=np.uint8)] * 100
 ds[:]
 print(len(os.listdir("/proc/self/task")) - before)
 """
-    assert in_process(script, root) == ["0"]
+    assert measured.run(script, root).split() == ["0"]
 
 
 def test_a_thousand_fragments_bound_maps(root):
@@ -131,7 +123,7 @@ def test_memory_of_a_large_import_is_bounded_by_the_budget(root, tmp_path, megab
     script = """
 import sys, pathlib, penstock as ps
 from penstock import importers, arrow
-def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
+from measured import peak
 ps.configure(memory_bytes=64 << 20, threads=2)
 tiny = ps.create(sys.argv[2] + "-warm", {"file": ps.Bytes()}); tiny.append({"file": [b"x"]}); tiny[0]
 before = peak()
@@ -139,7 +131,7 @@ files = ({"file": path} for path in sorted(pathlib.Path(sys.argv[1]).iterdir()))
 report = importers.import_data(files, sys.argv[2], types={"file": ps.Bytes()})
 print(report.samples, peak() - before)
 """
-    samples, grown = map(int, in_process(script, source, root))
+    samples, grown = map(int, measured.run(script, source, root).split())
     assert samples == megabytes and grown <= 64 << 20, f"{grown >> 20} MiB"
     assert ps.open(root).take([599], columns=["file"])["file"][0] == body
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import measured
 import numpy as np
 import penstock as ps
 import pyarrow as pa
@@ -88,21 +89,6 @@ def test_brackets_are_no_markup(root):
         assert "[/" in done.stdout
 
 
-def peak_growth(script, *arguments):
-    head = """
-import sys, numpy as np, penstock as ps
-from penstock import importers, arrow
-def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
-ps.configure(memory_bytes=64 << 20, threads=2)
-tiny = ps.create(sys.argv[1] + "-warm", {"x": "int8"}); tiny.append({"x": [1]}); tiny[0]
-"""
-    # Arrow's default allocator takes another 32 MiB, but only in some runs.
-    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "jemalloc"}
-    run = subprocess.run([sys.executable, "-c", head + script, *map(str, arguments)], capture_output=True, text=True, env=environment)
-    assert run.returncode == 0, run.stderr
-    return int(run.stdout)
-
-
 @pytest.mark.local
 def test_memory_of_a_parquet_import_is_bounded(root, tmp_path):
     path = tmp_path / "a.parquet"
@@ -116,5 +102,5 @@ before = peak()
 importers.import_data(sys.argv[2], sys.argv[1])
 print(peak() - before)
 """
-    assert peak_growth(script, root, path) <= 96 << 20, "a Parquet row group, its decoded batch, and the budget must fit"
+    assert measured.peak_growth(script, root, path) <= 96 << 20, "a Parquet row group, its decoded batch, and the budget must fit"
     assert len(ps.open(root)) == 3000

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 
+import measured
 import numpy as np
 import penstock as ps
 import pytest
@@ -796,7 +797,7 @@ def test_memory_of_a_remote_scan_is_a_few_groups(bucket):
     ds.append({"blob": [np.random.default_rng(number).bytes(100_000) for number in range(2000)]})
     script = """
 import sys, penstock as ps, pyarrow
-def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
+from measured import peak
 ps.configure(memory_bytes=64 << 20, threads=2)
 ds = ps.open(sys.argv[1])
 batches = ds.scan(batch_size=20)
@@ -805,9 +806,7 @@ before, rows = peak(), 20
 for batch in batches: rows += len(batch)
 print(rows, peak() - before)
 """
-    run = subprocess.run([sys.executable, "-c", script, str(bucket)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    rows, grown = map(int, run.stdout.split())
+    rows, grown = map(int, measured.run(script, bucket).split())
     assert rows == 2000 and grown <= 48 << 20, f"{grown >> 20} MiB"
 
 
@@ -817,7 +816,7 @@ def test_a_whole_take_is_received_where_it_stays(bucket):
     ds.append({"cube": np.arange(128, dtype=np.float32)[:, None, None] + np.zeros((128, 256, 1024), np.float32)})
     script = """
 import sys, numpy as np, penstock as ps
-def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
+from measured import peak
 ps.configure(memory_bytes=64 << 20, threads=2)
 ds = ps.open(sys.argv[1])
 ds.take([5])
@@ -825,9 +824,7 @@ before = peak()
 cubes = ds["cube"][:]
 print(bool((cubes == np.arange(128)[:, None, None]).all(axis=(1, 2)).all()), peak() - before)
 """
-    run = subprocess.run([sys.executable, "-c", script, str(bucket)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    right, grown = run.stdout.split()
+    right, grown = measured.run(script, bucket).split()
     assert right == "True" and int(grown) <= 176 << 20, f"{int(grown) >> 20} MiB"
 
 
