@@ -15,7 +15,7 @@ from penstock import _core
 from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError, UnsupportedError
 from penstock.loadable import Loadable
-from penstock.schema import Schema, from_json
+from penstock.schema import TYPES, Schema, from_json
 
 Batch = dict[str, Any]
 _INT64 = np.dtype(np.int64)
@@ -81,15 +81,6 @@ class Sample(dict[str, Any]):
     forms: Mapping[str, str] = types.MappingProxyType({})
 
 
-def _form(column: Mapping[str, Any]) -> str:
-    """Return the form of a column in a batch: "fixed", "ragged", or the name of its type."""
-    if column["type"] in ("scalar", "label", "category"):
-        return "fixed"
-    if column["type"] == "tensor":
-        return "ragged" if None in column["shape"] else "fixed"
-    return "ragged" if column["type"] in ("boxes", "keypoints") else str(column["type"])
-
-
 class View(Loadable):
     """Samples of one snapshot, in the chosen order. Picklable, and safe after fork and across threads.
 
@@ -109,7 +100,7 @@ class View(Loadable):
     def __init__(self, snapshot: _core.Snapshot, view: _core.View) -> None:
         self._snapshot = snapshot
         self._view = view
-        self._forms = {column["name"]: _form(column) for column in json.loads(snapshot.columns)}
+        self._forms = {column["name"]: TYPES[column["type"]].form_of(column) for column in json.loads(snapshot.columns)}
 
     @property
     def uri(self) -> str:

@@ -9,6 +9,7 @@ mod made;
 mod media;
 mod output;
 mod recycle;
+mod scan;
 mod snapshot;
 mod transaction;
 mod view;
@@ -35,6 +36,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transaction::Transaction>()?;
     module.add_class::<input::Words>()?;
     module.add_class::<view::View>()?;
+    module.add_class::<scan::Scan>()?;
     module.add_class::<errors::Stop>()?;
     module.add_class::<loader::Loader>()?;
     module.add_class::<loader::Weights>()?;

@@ -14,6 +14,7 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::errors::OrRaise;
 use crate::output::{self, Form, Request};
+use crate::scan::Scan;
 
 #[pyclass(frozen, module = "penstock._core")]
 pub struct View {
@@ -122,12 +123,11 @@ impl View {
         Ok(ranges.into_iter().map(|range| (range.name.clone(), range.begin, range.end())).collect())
     }
 
-    /// Count the decoded bytes of the blocks of these samples, except tiles.
-    #[pyo3(signature = (which, columns=None))]
-    fn decoded_bytes(&self, py: Python<'_>, which: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<u64> {
-        let specs = self.specs(columns.as_deref()).or_raise(py)?;
-        let positions = self.which(py, which, false)?;
-        py.detach(|| self.reader(positions, OnCorrupt::Raise)?.decoded_bytes(&specs)).or_raise(py)
+    /// Plan a scan of these columns in batches of at most `batch_rows` rows.
+    fn scan(&self, py: Python<'_>, columns: Vec<String>, batch_rows: u64) -> PyResult<Scan> {
+        let specs = self.specs(Some(&columns)).or_raise(py)?;
+        let scan = py.detach(|| penstock_dataset::Scan::new(self.snapshot.clone(), self.positions.clone(), &specs, batch_rows));
+        Ok(Scan { inner: scan.or_raise(py)? })
     }
 
     /// Return the shapes of tiled samples, None for a null. Returns None if any of these samples is not tiled.

@@ -14,19 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli.texts import TYPES_HELP
-from penstock.columns.blob import Bytes
-from penstock.columns.boxes import Boxes
-from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
-from penstock.columns.image import Image
-from penstock.columns.json_text import Json
-from penstock.columns.keypoints import Keypoints
-from penstock.columns.label import Label
-from penstock.columns.mask import Mask
 from penstock.columns.scalar import Scalar
-from penstock.columns.tensor import Tensor
-from penstock.columns.text import Text
-from penstock.errors import Error, InvalidInputError
+from penstock.errors import Error
+from penstock.schema import TYPES
 
 # With COLUMNS=0, Rich would print tables of width 0.
 WIDTH = 80 if os.environ.get("COLUMNS") == "0" else None
@@ -34,30 +25,14 @@ console = Console(width=WIDTH)
 # What the command has committed. `main` reports it even after a failed print, so that the user does not repeat it.
 done = ""
 
-_NAMED: dict[str, ColumnType] = {
-    "text": Text(), "bytes": Bytes(), "json": Json(), "category": Category(), "image": Image(), "boxes": Boxes(), "mask": Mask(), "keypoints": Keypoints(),
-}  # fmt: skip
-
 
 def parse_type(text: str) -> ColumnType:
     """Read a type argument, such as `int32`, `label:cat,dog` or `tensor:float32:3x?`."""
-    kind, _, rest = text.partition(":")
-    if kind in _NAMED and not rest:
-        return _NAMED[kind]
-    if kind == "label" and rest:
-        return Label(rest.split(","))
-    if kind == "tensor" and rest:
-        dtype, _, shape = rest.partition(":")
-        try:
-            return Tensor(tuple(None if size == "?" else int(size) for size in shape.split("x") if size), dtype)
-        except ValueError as error:
-            if isinstance(error, Error):
-                raise
-            raise typer.BadParameter(f"`{text}`: the shape is `{shape}`, expected sizes or ?, separated by x") from None
+    name, _, rest = text.partition(":")
     try:
-        return Scalar(kind if not rest else text)
-    except InvalidInputError as error:
-        raise typer.BadParameter(f"`{text}` is not a column type: {TYPES_HELP}") from error
+        return TYPES[name].from_text(rest) if name in TYPES and name != Scalar.type else Scalar.from_text(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"`{text}` is not a column type: {error}; expected {TYPES_HELP}") from error
 
 
 def parse_types(arguments: list[str]) -> dict[str, ColumnType]:
@@ -133,16 +108,7 @@ def size_text(count: float) -> str:
 
 def type_text(kind: ColumnType) -> str:
     """Describe a column type in a few words."""
-    if isinstance(kind, Scalar):
-        text = kind.dtype
-    elif isinstance(kind, Tensor):
-        text = f"tensor {kind.dtype} ({', '.join('?' if size is None else str(size) for size in kind.shape)})"
-    elif isinstance(kind, Label):
-        shown = ", ".join(kind.names[:4])
-        text = f"label of {len(kind.names)} ({shown}{', …' if len(kind.names) > 4 else ''})"
-    else:
-        text = kind.type
-    return text if kind.codec == "none" else f"{text}, {kind.codec}"
+    return kind.describe() if kind.codec == "none" else f"{kind.describe()}, {kind.codec}"
 
 
 def cell(value: Any) -> str:

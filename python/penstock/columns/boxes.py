@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from penstock.columns.column_type import ColumnType
 from penstock.values.checks import Prepared
 from penstock.values.ragged import ragged
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,3 +27,17 @@ class Boxes(ColumnType):
 
     def prepare(self, values: Any) -> Prepared:
         return ragged(values, (None, 4), "float32")
+
+    @classmethod
+    def form_of(cls, spec: Mapping[str, Any]) -> str:
+        return "ragged"
+
+    def arrow_type(self) -> pa.DataType:
+        from penstock.values import to_arrow
+
+        return to_arrow.ragged_type("float32", 2)
+
+    def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
+        from penstock.values import to_arrow
+
+        return to_arrow.ragged(values, "float32")

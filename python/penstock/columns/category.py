@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from penstock.columns.column_type import ColumnType
 from penstock.values.checks import Prepared
 from penstock.values.containers import rows_of, text_from_pandas
 from penstock.values.words import coded_from_arrow, coded_from_strings, codes_or_words
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.view import View
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,3 +32,20 @@ class Category(ColumnType):
 
     def prepare(self, values: Any) -> Prepared:
         return codes_or_words(values)
+
+    @classmethod
+    def form_of(cls, spec: Mapping[str, Any]) -> str:
+        return "fixed"
+
+    def arrow_type(self) -> pa.DataType:
+        from penstock.values import to_arrow
+
+        return to_arrow.words_type()
+
+    def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
+        from penstock.values import to_arrow
+
+        return to_arrow.words(values, words)
+
+    def words(self, view: View, column: str) -> list[str] | None:
+        return view._snapshot.vocabulary(column)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from penstock.errors import InvalidInputError
 from penstock.values.checks import Prepared
 from penstock.values.containers import rows_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.view import View
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,3 +43,38 @@ class ColumnType:
     def prepare(self, values: Any) -> Prepared:
         """Convert one value per sample, or a slice of the result of `rows`, to a form for the core."""
         raise NotImplementedError
+
+    @classmethod
+    def form_of(cls, spec: Mapping[str, Any]) -> str:
+        """Return the form of batches, for collating: "fixed" for arrays, "ragged", or the name of the type. `spec`: see the method `spec`."""
+        return cls.type
+
+    def arrow_type(self) -> pa.DataType:
+        """Return the Arrow type of the column in a scan. Types that do not override this are binary."""
+        import pyarrow as pa
+
+        return pa.large_binary()
+
+    def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
+        """Convert values that were read in the form "flat"; `words` is the result of the method of that name."""
+        from penstock.values import to_arrow
+
+        return to_arrow.flat(values, self.arrow_type())
+
+    def words(self, view: View, column: str) -> list[str] | None:
+        """Return the words of which values are codes. None if values are not codes."""
+        return None
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Read what follows the name of the type on the command line, such as `cat,dog` in `label:cat,dog`.
+
+        Raises: ValueError, if the text does not describe a column.
+        """
+        if text:
+            raise ValueError(f"`{text}` follows {cls.type}, expected nothing")
+        return cls()
+
+    def describe(self) -> str:
+        """Describe the column in a few words, for tables of the command line."""
+        return self.type

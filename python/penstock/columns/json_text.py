@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.columns.column_type import ColumnType
 from penstock.values.checks import Prepared, fail, is_null
 from penstock.values.containers import items_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def _has_keys_of_one_name(value: Any) -> bool:
@@ -50,3 +53,8 @@ class Json(ColumnType):
                 raise fail(f"is not JSON: {error}", row) from error
             items.append(text)
         return ("items", items)
+
+    def arrow_type(self) -> pa.DataType:
+        import pyarrow as pa
+
+        return pa.large_string()

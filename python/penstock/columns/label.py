@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
 from penstock.values.checks import Prepared
 from penstock.values.containers import rows_of, text_from_pandas
 from penstock.values.words import coded_from_arrow, coded_from_strings, codes_or_words
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.view import View
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,3 +43,30 @@ class Label(ColumnType):
 
     def prepare(self, values: Any) -> Prepared:
         return codes_or_words(values)
+
+    @classmethod
+    def form_of(cls, spec: Mapping[str, Any]) -> str:
+        return "fixed"
+
+    def arrow_type(self) -> pa.DataType:
+        from penstock.values import to_arrow
+
+        return to_arrow.words_type()
+
+    def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
+        from penstock.values import to_arrow
+
+        return to_arrow.words(values, words)
+
+    def words(self, view: View, column: str) -> list[str] | None:
+        return list(self.names)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        if not text:
+            raise ValueError("no names follow label, expected label:cat,dog")
+        return cls(text.split(","))
+
+    def describe(self) -> str:
+        shown = ", ".join(self.names[:4])
+        return f"label of {len(self.names)} ({shown}{', …' if len(self.names) > 4 else ''})"

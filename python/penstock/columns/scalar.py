@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from penstock.values.containers import rows_of
 from penstock.values.dense import dense
 from penstock.values.dtypes import dtype_name, numpy_dtype
 from penstock.values.scalars import plain_numbers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,3 +44,24 @@ class Scalar(ColumnType):
 
     def prepare(self, values: Any) -> Prepared:
         return dense(values, (), self.dtype)
+
+    @classmethod
+    def form_of(cls, spec: Mapping[str, Any]) -> str:
+        return "fixed"
+
+    def arrow_type(self) -> pa.DataType:
+        from penstock.values import to_arrow
+
+        return to_arrow.element_type(self.dtype)
+
+    def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
+        from penstock.values import to_arrow
+
+        return to_arrow.elements(values[0], self.dtype, values[1])
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        return cls(text)
+
+    def describe(self) -> str:
+        return self.dtype

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
@@ -14,6 +15,9 @@ from penstock.values.dense import dense
 from penstock.values.dtypes import dtype_name, numpy_dtype
 from penstock.values.large import pulled
 from penstock.values.ragged import ragged
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,3 +72,38 @@ class Tensor(ColumnType):
         if None in self.shape:
             return ragged(values, self.shape, self.dtype)
         return dense(values, tuple(size for size in self.shape if size is not None), self.dtype)
+
+    @classmethod
+    def form_of(cls, spec: Mapping[str, Any]) -> str:
+        return "ragged" if None in spec["shape"] else "fixed"
+
+    def _sizes(self) -> list[int] | None:
+        """Return the shape, or None if a dimension is free."""
+        sizes = [size for size in self.shape if size is not None]
+        return sizes if len(sizes) == len(self.shape) else None
+
+    def arrow_type(self) -> pa.DataType:
+        from penstock.values import to_arrow
+
+        sizes = self._sizes()
+        return to_arrow.ragged_type(self.dtype, len(self.shape)) if sizes is None else to_arrow.fixed_type(self.dtype, sizes)
+
+    def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
+        from penstock.values import to_arrow
+
+        sizes = self._sizes()
+        return to_arrow.ragged(values, self.dtype) if sizes is None else to_arrow.fixed(values, self.dtype, sizes)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        dtype, _, shape = text.partition(":")
+        if not dtype:
+            raise ValueError("no dtype and shape follow tensor, expected tensor:float32:3x?")
+        try:
+            sizes = tuple(None if size == "?" else int(size) for size in shape.split("x") if size)
+        except ValueError:
+            raise ValueError(f"the shape is `{shape}`, expected sizes or ?, separated by x") from None
+        return cls(sizes, dtype)
+
+    def describe(self) -> str:
+        return f"tensor {self.dtype} ({', '.join('?' if size is None else str(size) for size in self.shape)})"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.columns.column_type import ColumnType
 from penstock.values.checks import Prepared, fail, is_null_word
 from penstock.values.containers import items_of, rows_of, text_from_pandas
 from penstock.values.from_arrow import flat_from_arrow
 from penstock.values.words import short_strings, strings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,3 +37,8 @@ class Text(ColumnType):
                 if value is not None and not isinstance(value, str):
                     raise fail(f"is a {type(value).__name__}, expected str", row)
         return ("items", items)
+
+    def arrow_type(self) -> pa.DataType:
+        import pyarrow as pa
+
+        return pa.large_string()

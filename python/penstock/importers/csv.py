@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as pc
 
-from penstock.arrow import column_type
 from penstock.columns.blob import Bytes
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
@@ -369,7 +368,7 @@ def _converted(texts: pa.Array, kind: Scalar, is_given: bool) -> tuple[pa.Array,
         return tables.timestamps(texts)
     # All floats are read as float64: the append refuses what a smaller type cannot hold.
     floats = "float" in kind.dtype
-    wanted = pa.float64() if floats else column_type(kind)
+    wanted = pa.float64() if floats else kind.arrow_type()
     bad: list[int] = []
     # Arrow reads hexadecimal digits as bits: 0xff is -1 as int8.
     lost = [_HEXADECIMAL] * (not floats) + [_FRONT_ZEROS] * (not is_given)

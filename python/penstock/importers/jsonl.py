@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from penstock.arrow import element_type
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.label import Label
@@ -28,6 +27,7 @@ from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import rows, tables
 from penstock.importers.encoding import recoded
 from penstock.importers.source import Chunk, Options, Source, ahead, import_pandas, parse_json
+from penstock.values.to_arrow import element_type
 
 # A longer line means that the file has another format.
 LONGEST_LINE_BYTES = 256 << 20

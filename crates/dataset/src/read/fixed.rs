@@ -11,10 +11,10 @@ use penstock_storage::Frozen;
 use penstock_tensor::Dtype;
 
 use super::plan::ascending;
-use super::prefetch::{PREFETCH_FROM_BYTES, ROWS_AHEAD, prefetch};
 use super::reader::{ColumnRows, Nulls, Reader, set_null};
 use super::stream::{UnitRun, stream_runs, streams};
 use super::tiles::{Targets, Tiles};
+use crate::prefetch::{PREFETCH_FROM_BYTES, ROWS_AHEAD, prefetch};
 use crate::store::blocks::BlockKey;
 use crate::store::datafile::{DataFile, Decoded};
 

@@ -7,9 +7,9 @@ use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::{Frozen, Slot};
 use penstock_tensor::window::elements;
 
-use super::prefetch::prefetch;
 use super::reader::{ColumnRows, Reader};
 use super::tiles::{Targets, Tiles};
+use crate::prefetch::prefetch;
 use crate::store::datafile::Decoded;
 
 /// Ragged values in the order requested.

@@ -1,0 +1,186 @@
+//! How a scan is cut: into batches that fit the memory budget, and into groups of batches that are read ahead if files are not mapped.
+//! Reads no samples. The caller reads each group, and reports what it took.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use penstock_error::Result;
+use penstock_format::schema::{ColumnKind, ColumnSpec};
+
+use super::reader::{OnCorrupt, Reader};
+use crate::config::Config;
+use crate::snapshot::Snapshot;
+
+/// The first group has this many bytes, and each later one up to twice the last, at most `1 / GROUP_PART` of the memory budget.
+const GROUP_BYTES: u64 = 8 << 20;
+const GROUP_PART: u64 = 32;
+const GROUP_ROWS: u64 = 1 << 17;
+/// At most this many groups are read ahead.
+const GROUPS: usize = 2;
+/// A batch uses at most `1 / BATCHES` of the budget: the consumer holds one batch, one is being built, and more are being read.
+const BATCHES: u64 = 8;
+/// The values of labels and categories are int64 codes while a batch is built.
+const CODE_BYTES: u64 = 8;
+
+/// Rows to read together: one batch if files are mapped, else whole batches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// Positions in the view.
+    pub rows: Range<u64>,
+    /// Whether the block cache keeps their blocks.
+    pub keep: bool,
+}
+
+/// The position of a scan, and what it knows about the sizes of rows.
+pub struct Scan {
+    snapshot: Arc<Snapshot>,
+    selection: Option<Arc<Vec<u64>>>,
+    /// Indices of the columns in the schema.
+    columns: Vec<usize>,
+    /// Those of the columns whose values differ in size.
+    uneven: Vec<usize>,
+    batch_rows: u64,
+    budget: u64,
+    /// Decoded bytes of all values of the uneven columns.
+    decoded: u64,
+    /// Mean bytes of a row, by the totals of the columns.
+    mean_bytes: f64,
+    /// Bytes of a row, by the group that was read last.
+    row_bytes: f64,
+    group_bytes: u64,
+    next: u64,
+}
+
+impl Scan {
+    /// Begin a scan of a snapshot, or of the selected positions of it. Cost: at most a few tails (`Snapshot::column_bytes`).
+    pub fn new(snapshot: Arc<Snapshot>, selection: Option<Arc<Vec<u64>>>, columns: &[&ColumnSpec], batch_rows: u64) -> Result<Scan> {
+        let index = |column: &&ColumnSpec| snapshot.schema.columns.iter().position(|other| other.id == column.id);
+        let columns: Vec<usize> = columns.iter().filter_map(index).collect();
+        let kind = |index: &usize| &snapshot.schema.columns[*index].kind;
+        let (mut uneven, mut even_bytes) = (Vec::new(), 0);
+        for column in &columns {
+            match bytes_of_each(kind(column))? {
+                Some(bytes) => even_bytes += bytes,
+                None => uneven.push(*column),
+            }
+        }
+        let ids: Vec<u64> = uneven.iter().map(|index| snapshot.schema.columns[*index].id).collect();
+        let decoded = if ids.is_empty() { 0 } else { snapshot.column_bytes(&ids)?.decoded };
+        let mean_bytes = decoded as f64 / snapshot.len().max(1) as f64 + even_bytes as f64;
+        let budget = Config::memory_bytes();
+        let mut scan = Scan {
+            snapshot,
+            selection,
+            columns,
+            uneven,
+            batch_rows: batch_rows.max(1),
+            budget,
+            decoded,
+            mean_bytes,
+            row_bytes: 0.0,
+            group_bytes: GROUP_BYTES,
+            next: 0,
+        };
+        if !scan.snapshot.is_mapped() && scan.next < scan.len() {
+            let rows = scan.rows_of_batch()?;
+            scan.row_bytes = scan.requested_bytes(rows)? as f64 / rows.min(scan.len()) as f64;
+        }
+        Ok(scan)
+    }
+
+    fn len(&self) -> u64 {
+        self.selection.as_ref().map_or(self.snapshot.len(), |chosen| chosen.len() as u64)
+    }
+
+    /// Return what to read next. None at the end, or if the caller holds enough groups.
+    pub fn next(&mut self, held: usize) -> Result<Option<Group>> {
+        if self.next >= self.len() {
+            return Ok(None);
+        }
+        let mapped = self.snapshot.is_mapped();
+        let batch = self.rows_of_batch()?;
+        // Of batches that are larger than a group, only one is read ahead.
+        let most = if self.row_bytes * batch as f64 <= self.group_bytes as f64 { GROUPS } else { 1 };
+        if !mapped && held >= most {
+            return Ok(None);
+        }
+        let rows = if mapped { batch } else { self.rows_of_group(batch)? };
+        let end = (self.next + rows).min(self.len());
+        // A scan that would fill half of the block cache keeps no blocks.
+        let keep = mapped || self.row_bytes * self.len() as f64 <= (self.budget / 4) as f64;
+        let group = Group { rows: self.next..end, keep };
+        self.next = end;
+        self.group_bytes = (2 * self.group_bytes).min(GROUP_BYTES.max(self.budget / GROUP_PART));
+        Ok(Some(group))
+    }
+
+    /// Report the size of the group that was read last. Returns how many of its rows fit one batch, by their mean.
+    pub fn took(&mut self, rows: u64, bytes: u64) -> u64 {
+        self.row_bytes = bytes as f64 / rows.max(1) as f64;
+        self.rows_that_fit(self.row_bytes)
+    }
+
+    /// Return how many bytes one batch may have.
+    pub fn batch_bytes(&self) -> u64 {
+        self.budget / BATCHES
+    }
+
+    fn rows_that_fit(&self, row_bytes: f64) -> u64 {
+        ((self.batch_bytes() as f64 / row_bytes.max(1.0)) as u64).clamp(1, self.batch_rows)
+    }
+
+    /// Return how many of the next rows fit one batch, judged by earlier rows, the means of the columns, and those rows themselves.
+    fn rows_of_batch(&self) -> Result<u64> {
+        let mut rows = self.rows_that_fit(self.row_bytes.max(self.mean_bytes));
+        while rows > 1 && self.decoded_bytes(rows)? > self.batch_bytes() {
+            rows /= 2;
+        }
+        Ok(rows)
+    }
+
+    /// Return the rows of a group: whole batches that fit it, and at least one batch.
+    fn rows_of_group(&self, batch: u64) -> Result<u64> {
+        let most = if self.row_bytes > 0.0 { (self.group_bytes as f64 / self.row_bytes) as u64 } else { 0 };
+        let mut rows = most.min(GROUP_ROWS) / batch * batch;
+        let fits = |rows: u64| {
+            Ok::<_, penstock_error::Error>(self.requested_bytes(rows)?.max(self.decoded_bytes(rows)?) <= self.group_bytes / 4 * 5)
+        };
+        while rows > batch && !fits(rows)? {
+            rows = rows / 2 / batch * batch;
+        }
+        Ok(rows.max(batch))
+    }
+
+    /// Return the decoded bytes of the next rows in uneven columns; 0, without a look-up, if a batch could hold those columns in full.
+    fn decoded_bytes(&self, rows: u64) -> Result<u64> {
+        if self.decoded <= self.batch_bytes() { Ok(0) } else { self.reader(rows)?.decoded_bytes(&self.specs(&self.uneven)) }
+    }
+
+    /// Return the bytes that reading the next rows requests from storage now. Cost: reads the tails of their files.
+    fn requested_bytes(&self, rows: u64) -> Result<u64> {
+        let ranges = self.reader(rows)?.ranges(&self.specs(&self.columns))?;
+        Ok(ranges.iter().map(|range| range.end() - range.begin).sum())
+    }
+
+    fn reader(&self, rows: u64) -> Result<Reader> {
+        let next = self.next..(self.next + rows).min(self.len());
+        let positions = match &self.selection {
+            None => next.collect(),
+            Some(chosen) => chosen[next.start as usize..next.end as usize].to_vec(),
+        };
+        Reader::new(self.snapshot.clone(), positions, OnCorrupt::Raise)
+    }
+
+    fn specs(&self, columns: &[usize]) -> Vec<&ColumnSpec> {
+        columns.iter().map(|index| &self.snapshot.schema.columns[*index]).collect()
+    }
+}
+
+/// Return the bytes of each value in a batch, a null included. None if they depend on the value.
+fn bytes_of_each(kind: &ColumnKind) -> Result<Option<u64>> {
+    if matches!(kind, ColumnKind::Label { .. } | ColumnKind::Category) {
+        return Ok(Some(CODE_BYTES));
+    }
+    let (dtype, shape) = kind.stored()?;
+    if shape.is_fixed() { Ok(Some(shape.fixed_bytes(dtype)?)) } else { Ok(None) }
+}

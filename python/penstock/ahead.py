@@ -1,0 +1,57 @@
+"""Rows that a separate thread reads ahead. Only `arrow.scan` uses it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from penstock import _core
+
+Result = TypeVar("Result")
+
+
+class Ahead(Generic[Result]):
+    """The result of `read`, which runs in a thread. Without that thread, as in a forked child, `result` calls `read`."""
+
+    def __init__(self, read: Callable[[], Result]) -> None:
+        self._read, self._process = read, os.getpid()
+        self._done: list[Result] = []
+        self._error: BaseException | None = None
+        self._stop = _core.Stop()
+        self._worker: int | None = None
+        self._at_work = threading.Lock()
+        self._at_work.acquire()
+        try:
+            threading.Thread(target=self._run, name="penstock-scan", daemon=True).start()
+        except RuntimeError:  # No thread could be started: `result` reads.
+            self._at_work.release()
+
+    def _run(self) -> None:
+        self._worker = threading.get_ident()
+        try:
+            self._stop.heed()
+            self._done.append(self._read())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._at_work.release()
+
+    def stop(self) -> None:
+        """Cancel the read and wait for its thread to stop."""
+        self._stop.set()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Wait for a lock instead of `join`: garbage collection may call this while Python starts a thread and holds a lock of `join`."""
+        if os.getpid() == self._process and threading.get_ident() != self._worker:
+            with self._at_work:
+                pass
+
+    def result(self) -> Result:
+        """Wait for the result. Raises the error of `read`."""
+        self._wait()
+        if self._error is not None:
+            raise self._error
+        return self._done[0] if self._done else self._read()
