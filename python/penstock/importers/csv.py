@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import bisect
+import dataclasses
 import os
 import pathlib
 import secrets
@@ -31,13 +32,22 @@ from penstock.columns.text import Text
 from penstock.errors import CorruptError, Error, InternalError, InvalidInputError
 from penstock.importers import tables
 from penstock.importers.encoding import recoded
-from penstock.importers.source import Chunk, Options, Refusal, Source, import_pandas, parse_json
+from penstock.importers.source import Chunk, Refusal, Source, TextOptions, import_pandas, parse_json
 
 BLOCK_BYTES = 4 << 20
 NULLS = ["", "NA", "NaN", "nan", "null", "NULL", "None"]
 
 
-def open_source(path: pathlib.Path, options: Options) -> Source:
+@dataclasses.dataclass(frozen=True)
+class CsvOptions(TextOptions):
+    """Options of CSV. An empty `quote` means that nothing is quoted. Without a `header`, columns are f0, f1, …"""
+
+    delimiter: str | None = None
+    quote: str = '"'
+    header: bool = True
+
+
+def open_source(path: pathlib.Path, options: CsvOptions) -> Source:
     """Open the file; `.gz`, `.bz2` and `.zst` are decompressed while reading."""
     if path.stat().st_size == 0:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")
@@ -157,7 +167,7 @@ class _Reading:
     ending = False
 
     def __init__(
-        self, path: pathlib.Path, options: Options, text_columns: list[str] | None, refuse: Callable[[Any], None], end: str = ""
+        self, path: pathlib.Path, options: CsvOptions, text_columns: list[str] | None, refuse: Callable[[Any], None], end: str = ""
     ) -> None:
         """Open the file, with inferred types or with `text_columns` as raw bytes. `end` is read as its last line."""
         # In a file of one column, each empty line after the header is a null. In any other file, empty lines are ignored.
@@ -232,7 +242,7 @@ def _let_go() -> None:
         time.sleep(0.001)  # Arrow does not report when its threads are done.
 
 
-def _names(path: pathlib.Path, schema: pa.Schema, options: Options) -> list[str]:
+def _names(path: pathlib.Path, schema: pa.Schema, options: CsvOptions) -> list[str]:
     try:
         names = list(schema.names)
     except UnicodeDecodeError as error:
@@ -249,7 +259,7 @@ def _infer(kind: pa.DataType, name: str) -> ColumnType:
     return Text() if pa.types.is_time(kind) or pa.types.is_binary(kind) else tables.infer(kind, name)
 
 
-def _no_numbers(path: pathlib.Path, options: Options, inferred: pa.Schema) -> Iterator[tuple[str, ColumnType]]:
+def _no_numbers(path: pathlib.Path, options: CsvOptions, inferred: pa.Schema) -> Iterator[tuple[str, ColumnType]]:
     """Find the columns that Arrow infers as numbers but that would lose information as numbers.
 
     As floats, different whole numbers beyond int64 would become equal. Words such as `00501` and `0x7f` would lose their form.

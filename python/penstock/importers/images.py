@@ -20,7 +20,7 @@ from penstock.columns.label import Label
 from penstock.columns.mask import Mask
 from penstock.columns.text import Text
 from penstock.errors import InvalidInputError
-from penstock.importers.source import Chunk, Options, Refusal, Source, chosen
+from penstock.importers.source import Chunk, FolderOptions, Refusal, Source
 from penstock.values.checks import is_utf8
 
 # Limits of a chunk of files, which is held in memory. The last file of a chunk may exceed the limit of bytes.
@@ -30,7 +30,7 @@ CHUNK_BYTES = 16 << 20
 LARGEST_FILE_BYTES = 1 << 30
 
 
-def open_source(folder: pathlib.Path, options: Options) -> Source:
+def open_source(folder: pathlib.Path, options: FolderOptions) -> Source:
     """List the folder. Columns: image, path (relative), and label if images are in sub-folders."""
     if not folder.is_dir():
         raise InvalidInputError(f"cannot import `{folder}` as images: it is not a folder")
@@ -41,8 +41,8 @@ def open_source(folder: pathlib.Path, options: Options) -> Source:
     said = dataclasses.replace(options, include=endings)
     for file in sorted(_walk(folder)):
         name = file.relative_to(folder).as_posix()
-        offered = chosen(name, options) and (
-            (bool(endings) and chosen(name, said)) or file.suffix.lower() in SUFFIXES or not file.is_file() or begins_as_image(_head(file))
+        offered = options.selects(name) and (
+            (bool(endings) and said.selects(name)) or file.suffix.lower() in SUFFIXES or not file.is_file() or begins_as_image(_head(file))
         )
         (files if offered else left_out).append(file)
     if not files:

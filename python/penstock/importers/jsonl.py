@@ -26,7 +26,7 @@ from penstock.columns.text import Text
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import rows, tables
 from penstock.importers.encoding import recoded
-from penstock.importers.source import Chunk, Options, Source, ahead, import_pandas, parse_json
+from penstock.importers.source import Chunk, Source, TextOptions, ahead, import_pandas, parse_json
 from penstock.values.to_arrow import element_type
 
 # A longer line means that the file has another format.
@@ -35,7 +35,7 @@ LONGEST_LINE_BYTES = 256 << 20
 THREADS = min(4, os.cpu_count() or 1)
 
 
-def open_source(path: pathlib.Path, options: Options) -> Source:
+def open_source(path: pathlib.Path, options: TextOptions) -> Source:
     """Open the file; `.gz`, `.bz2` and `.zst` are decompressed while reading."""
     if path.stat().st_size == 0:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")

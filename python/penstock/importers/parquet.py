@@ -16,7 +16,7 @@ from penstock.columns.column_type import ColumnType
 from penstock.columns.scalar import Scalar
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import tables
-from penstock.importers.source import Chunk, Options, Refusal, Source, ahead, chosen, import_pandas
+from penstock.importers.source import Chunk, FolderOptions, Refusal, Source, ahead, import_pandas
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 ROWS_AT_ONCE = 65_536
@@ -26,7 +26,7 @@ ROWS_DECODED, ROWS_DECODED_WITH_DICTIONARIES = 1024, 8192
 CHUNK_BYTES, JOINED_BYTES = 16 << 20, 4 << 20
 
 
-def open_source(path: pathlib.Path, options: Options) -> Source:
+def open_source(path: pathlib.Path, options: FolderOptions) -> Source:
     """Open a file, or all files of a folder and its sub-folders, which must have the same columns. Files of other kinds are left out."""
     files, left_out = _files(path, options) if path.is_dir() else ([path], [])
     schemas = [_guard(file, partial(_schema, file)) for file in files]
@@ -72,7 +72,9 @@ def _type(kinds: list[pa.DataType]) -> pa.DataType:
     return chosen_type
 
 
-def _check_columns(file: pathlib.Path, schema: pa.Schema, first: pathlib.Path, typed: dict[str, pa.DataType], options: Options) -> None:
+def _check_columns(
+    file: pathlib.Path, schema: pa.Schema, first: pathlib.Path, typed: dict[str, pa.DataType], options: FolderOptions
+) -> None:
     """Refuse a file if its columns differ from the first file's, count time in another unit, or lose information as the inferred type."""
     if schema.names != list(typed):
         raise InvalidInputError(
@@ -104,7 +106,7 @@ def _counts(kind: pa.DataType) -> bool:
     return bool(pa.types.is_duration(kind) or pa.types.is_time(kind))
 
 
-def _files(folder: pathlib.Path, options: Options) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
+def _files(folder: pathlib.Path, options: FolderOptions) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
     """List the files of a folder in order of their names: the files to import, and the files left out."""
     files: list[pathlib.Path] = []
     left_out: list[pathlib.Path] = []
@@ -113,7 +115,7 @@ def _files(folder: pathlib.Path, options: Options) -> tuple[list[pathlib.Path], 
         hidden = any(part.startswith((".", "_")) for part in place.parts)
         # With `include`, the user says which files are tables: a selected file that is not a table is refused later.
         a_table = bool(options.include) or file.suffix.lower() in SUFFIXES or _is_parquet(file) or _is_ipc_file(file)
-        (files if chosen(place.as_posix(), options) and not hidden and a_table else left_out).append(file)
+        (files if options.selects(place.as_posix()) and not hidden and a_table else left_out).append(file)
     parted = next((part for file in files for part in file.relative_to(folder).parts[:-1] if "=" in part), None)
     if parted is not None:
         raise InvalidInputError(

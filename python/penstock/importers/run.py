@@ -22,19 +22,29 @@ from penstock.columns.mask import Mask
 from penstock.dataset import Dataset, create, open
 from penstock.errors import Error, InvalidInputError, NotFoundError
 from penstock.importers import csv, images, jsonl, parquet, rows, tables
-from penstock.importers.source import Chunk, Options, Refusal, Source
+from penstock.importers.source import Chunk, FolderOptions, Options, Refusal, Source, TextOptions
 from penstock.schema import from_json, to_json
 from penstock.transaction import Transaction
 from penstock.values.checks import is_arrow, is_whole
 from penstock.values.containers import container, items_of
 
-FORMATS: dict[str, Callable[[pathlib.Path, Options], Source]] = {
-    "images": images.open_source,
-    "csv": csv.open_source,
-    "tsv": csv.open_source,
-    "jsonl": jsonl.open_source,
-    "parquet": parquet.open_source,
-    "arrow": parquet.open_source,
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """An importer: the function that opens a path, the class of its options, and values of options that differ from that class."""
+
+    open_source: Callable[[pathlib.Path, Any], Source]
+    options: type[Options]
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+FORMATS = {
+    "images": Format(images.open_source, FolderOptions),
+    "csv": Format(csv.open_source, csv.CsvOptions),
+    "tsv": Format(csv.open_source, csv.CsvOptions, {"delimiter": "\t"}),
+    "jsonl": Format(jsonl.open_source, TextOptions),
+    "parquet": Format(parquet.open_source, FolderOptions),
+    "arrow": Format(parquet.open_source, FolderOptions),
 }
 
 SUFFIXES = {
@@ -98,21 +108,13 @@ def import_data(
         raise InvalidInputError(f"on_error={on_error!r}, expected raise, skip or null")
     if validate not in ("header", "decode"):
         raise InvalidInputError(f"validate={validate!r}, expected header or decode")
-    known = {field.name for field in dataclasses.fields(Options)} - {"defaults"}
+    known = set().union(*(_own_options(format.options) for format in FORMATS.values()))
     if unknown := sorted(set(options) - known):
-        raise InvalidInputError(
-            f"cannot import: unknown option `{unknown[0]}`", hint=f"options: {', '.join(sorted(known - {'types', 'on_error'}))}"
-        )
-    for name in ("include", "exclude"):
-        if isinstance(options.get(name), str):
-            raise InvalidInputError(f"{name}={options[name]!r}, expected a list of patterns", hint=f"write {name}=[{options[name]!r}]")
-        wrong = [pattern for pattern in options.get(name) or () if not isinstance(pattern, str)]
-        if wrong:
-            raise InvalidInputError(f"{name}={options[name]!r}: {wrong[0]!r} is not a pattern", hint='patterns are str, such as "*.jpg"')
+        raise InvalidInputError(f"cannot import: unknown option `{unknown[0]}`", hint=f"options: {', '.join(sorted(known))}")
+    FolderOptions(**{name: options[name] for name in ("include", "exclude") if name in options})  # Checks the patterns, for any format.
     there = _existing(destination)
     given = {name: _type(name, kind) for name, kind in (types or {}).items()}
-    settings = Options(types=given, on_error=on_error, defaults={} if there is None else there.schema, **options)
-    opened, name = _open_source(source, format, settings)
+    opened, name = _open_source(source, format, Options(given, on_error, {} if there is None else there.schema), options)
     missing = _missing(destination)
     dataset, created = _destination(there, destination, opened.schema, f"create for import of {name}")
     report = Report(0, [], None, opened.left_out)
@@ -138,11 +140,16 @@ def _type(name: str, kind: Any) -> ColumnType:
     return from_json(to_json({name: kind}))[name]
 
 
-def _open_source(source: Any, format: str, settings: Options) -> tuple[Source, str]:
+def _own_options(options: type[Options]) -> set[str]:
+    """Return the names of the options that a class adds to those of every importer."""
+    return {field.name for field in dataclasses.fields(options)} - {field.name for field in dataclasses.fields(Options)}
+
+
+def _open_source(source: Any, format: str, common: Options, options: Mapping[str, Any]) -> tuple[Source, str]:
     if not isinstance(source, str | os.PathLike):
         if not isinstance(source, Iterable):
             raise InvalidInputError(f"cannot import a {type(source).__name__}: expected a path or an iterable of dicts")
-        return rows.open_source(source, settings), "iterable"
+        return rows.open_source(source, common), "iterable"
     if "://" in str(source):
         raise InvalidInputError(f"cannot import `{source}`: sources are local files and folders, or iterables", hint="download it first")
     path = pathlib.Path(source)
@@ -153,10 +160,13 @@ def _open_source(source: Any, format: str, settings: Options) -> tuple[Source, s
     chosen = detect(path) if format == "auto" else format
     if chosen not in FORMATS:
         raise InvalidInputError(f"cannot import `{path}`: unknown format {chosen!r}", hint=f"one of auto, {', '.join(FORMATS)}")
-    if chosen == "tsv" and settings.delimiter is None:
-        settings = dataclasses.replace(settings, delimiter="\t")
+    importer = FORMATS[chosen]
+    own = _own_options(importer.options)
+    # Options of other formats have no effect. None means the value of the format, if it has one.
+    given = {name: value for name, value in options.items() if name in own and not (value is None and name in importer.values)}
+    settings = importer.options(common.types, common.on_error, common.defaults, **{**importer.values, **given})
     try:
-        return FORMATS[chosen](path, settings), path.name
+        return importer.open_source(path, settings), path.name
     except OSError as error:
         if isinstance(error, Error):
             raise

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from penstock.columns.column_type import ColumnType
+from penstock.errors import InvalidInputError
 
 Result = TypeVar("Result")
 
@@ -56,29 +57,46 @@ def _submitted(pool: ThreadPoolExecutor, task: Callable[[], Result]) -> Future[R
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a user may set, as `import_data` describes it.
+    """What every importer is given. Importers with more options derive a class.
 
     `defaults` are the column types of an existing destination. They apply to columns of the source that `types` does not name.
     """
 
     types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     on_error: str = "raise"
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
-    encoding: str = "utf-8"
-    delimiter: str | None = None
-    quote: str = '"'
-    header: bool = True
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def chosen(name: str, options: Options) -> bool:
-    """Return whether a file is to be imported. `include` and `exclude` match its path within the folder, or its name."""
+@dataclasses.dataclass(frozen=True)
+class FolderOptions(Options):
+    """Options of importers of folders: lists of patterns, such as "*.jpg" or "train/*", that select files."""
 
-    def matches(patterns: Sequence[str]) -> bool:
-        return any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name.rpartition("/")[2], pattern) for pattern in patterns)
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
 
-    return (not options.include or matches(options.include)) and not matches(options.exclude)
+    def __post_init__(self) -> None:
+        for name in ("include", "exclude"):
+            patterns = getattr(self, name)
+            if isinstance(patterns, str):
+                raise InvalidInputError(f"{name}={patterns!r}, expected a list of patterns", hint=f"write {name}=[{patterns!r}]")
+            wrong = [pattern for pattern in patterns or () if not isinstance(pattern, str)]
+            if wrong:
+                raise InvalidInputError(f"{name}={patterns!r}: {wrong[0]!r} is not a pattern", hint='patterns are str, such as "*.jpg"')
+
+    def selects(self, name: str) -> bool:
+        """Return whether a file is selected. Patterns match its path within the folder, or its name."""
+
+        def matches(patterns: Sequence[str]) -> bool:
+            return any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name.rpartition("/")[2], pattern) for pattern in patterns)
+
+        return (not self.include or matches(self.include)) and not matches(self.exclude)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextOptions(Options):
+    """Options of importers of text."""
+
+    encoding: str = "utf-8"
 
 
 @dataclasses.dataclass
