@@ -3,16 +3,16 @@
 use libfuzzer_sys::fuzz_target;
 use penstock_codec::pixels::Pool;
 use penstock_codec::region::{Encoded, Region};
-use penstock_codec::{Limits, decode, decode_mask, probe};
+use penstock_codec::{Limits, Orientation, decode, decode_mask, probe};
 
 static PIXELS: Pool = Pool::new(1 << 20);
 
 fuzz_target!(|data: &[u8]| {
     let limits = Limits { pixels: 1 << 20 };
     if probe(data, limits).is_ok() {
-        let _ = (decode(data, limits, true), decode_mask(data, limits));
+        let _ = (decode(data, limits, Orientation::Exif), decode_mask(data, limits));
     }
-    if let Ok(encoded) = Encoded::open(data, limits, false, &PIXELS) {
+    if let Ok(encoded) = Encoded::open(data, limits, Orientation::Stored, &PIXELS) {
         let (width, height) = encoded.size();
         let part = Region { left: width / 3, top: height / 3, width: width.div_ceil(3), height: height.div_ceil(3) };
         // The decoder builds the tables of a small file when it sees them for the second time.

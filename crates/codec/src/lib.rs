@@ -6,6 +6,6 @@ pub mod block;
 pub mod image;
 
 pub use image::{
-    Format, Header, Limits, Mode, Outline, Picture, cut, decode, decode_in, decode_mask, encode_png, exif, mode, outline, pixels, probe,
-    probe_mask, region, resize,
+    Format, Header, Limits, Mode, Orientation, Outline, Picture, cut, decode, decode_in, decode_mask, encode_png, exif, mode, outline,
+    pixels, probe, probe_mask, region, resize,
 };

@@ -4,7 +4,7 @@
 use penstock_codec::mode::{Mode, in_mode};
 use penstock_codec::pixels::Pool;
 use penstock_codec::region::{Encoded, Region};
-use penstock_codec::{Limits, decode};
+use penstock_codec::{Limits, Orientation, decode};
 use turbojpeg_sys as tj;
 
 /// One pool for all tests, so that pixels are decoded into memory of earlier images.
@@ -44,9 +44,9 @@ fn jpeg_with(width: usize, height: usize, subsampling: i32, grey: bool, seed: u3
 }
 
 fn check(bytes: &[u8], regions: usize) {
-    let encoded = Encoded::open(bytes, Limits::default(), false, &POOL).unwrap();
+    let encoded = Encoded::open(bytes, Limits::default(), Orientation::Stored, &POOL).unwrap();
     let (width, height) = encoded.size();
-    let full = in_mode(decode(bytes, Limits::default(), false).unwrap(), Mode::Rgb).unwrap();
+    let full = in_mode(decode(bytes, Limits::default(), Orientation::Stored).unwrap(), Mode::Rgb).unwrap();
     let mut state = 12345u64;
     let mut below = |n: usize| {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -128,7 +128,7 @@ fn scaled_regions_equal_parts_of_scaled_decodes() {
             assert_eq!(tj::tj3Decompress8(handle, bytes.as_ptr(), bytes.len() as _, full.as_mut_ptr(), 0, tj::TJPF_TJPF_RGB), 0);
             tj::tj3Destroy(handle);
         }
-        let encoded = Encoded::open(&bytes, Limits::default(), false, &POOL).unwrap();
+        let encoded = Encoded::open(&bytes, Limits::default(), Orientation::Stored, &POOL).unwrap();
         for region in [
             Region::whole(width, height),
             Region { left: 160, top: 144, width: 200, height: 100 },
@@ -163,16 +163,16 @@ fn damaged_files_give_what_a_full_decode_gives_or_are_refused() {
             if state & 0x300 == 0 {
                 bytes.truncate(good.len() - (state >> 16) as usize % 1000);
             }
-            let Ok(encoded) = Encoded::open(&bytes, Limits { pixels: 1 << 20 }, false, &POOL) else { continue };
+            let Ok(encoded) = Encoded::open(&bytes, Limits { pixels: 1 << 20 }, Orientation::Stored, &POOL) else { continue };
             let (width, height) = encoded.size();
             match encoded.region(Region::whole(width, height), 1) {
                 Err(_) => {
-                    assert!(decode(&bytes, Limits::default(), false).is_err());
+                    assert!(decode(&bytes, Limits::default(), Orientation::Stored).is_err());
                     refused += 1;
                 }
                 // A region ignores the data after its last row, so the full decode may refuse the file.
                 Ok(part) => {
-                    if let Ok(full) = decode(&bytes, Limits::default(), false) {
+                    if let Ok(full) = decode(&bytes, Limits::default(), Orientation::Stored) {
                         assert!(part.data[..width * height * 3] == in_mode(full, Mode::Rgb).unwrap().data);
                         equal += 1;
                     }
@@ -227,7 +227,7 @@ fn files_do_not_depend_on_those_before() {
         files.push(bytes);
     }
     let decoded = |bytes: &[u8], region, denominator| {
-        let encoded = Encoded::open(bytes, Limits::default(), false, &POOL).unwrap();
+        let encoded = Encoded::open(bytes, Limits::default(), Orientation::Stored, &POOL).unwrap();
         encoded.region(region, denominator).ok().map(|part| (part.width, part.data.to_vec()))
     };
     let regions = [Region::whole(150, 130), Region { left: 40, top: 30, width: 60, height: 50 }];
@@ -239,7 +239,7 @@ fn files_do_not_depend_on_those_before() {
             refused += usize::from(alone.is_none());
             for before in before.iter().chain([bytes]) {
                 for _ in 0..2 {
-                    let _ = Encoded::open(before, Limits::default(), false, &POOL)
+                    let _ = Encoded::open(before, Limits::default(), Orientation::Stored, &POOL)
                         .map(|before| before.region(Region::whole(150, 130), 1).is_ok());
                 }
                 assert!(decoded(bytes, region, denominator) == alone);
@@ -263,8 +263,8 @@ fn regions_of_real_photographs_equal_crops() {
                     continue;
                 }
                 let bytes = std::fs::read(&path).unwrap();
-                let small = Encoded::open(&bytes, Limits { pixels: 4 << 20 }, false, &POOL).is_ok();
-                if small && decode(&bytes, Limits::default(), false).is_ok_and(|picture| picture.bits == 8) && seen < 150 {
+                let small = Encoded::open(&bytes, Limits { pixels: 4 << 20 }, Orientation::Stored, &POOL).is_ok();
+                if small && decode(&bytes, Limits::default(), Orientation::Stored).is_ok_and(|picture| picture.bits == 8) && seen < 150 {
                     check(&bytes, 6);
                     seen += 1;
                 }
@@ -278,6 +278,6 @@ fn regions_of_real_photographs_equal_crops() {
 fn a_file_cut_short_is_refused() {
     let whole = jpeg(200, 200, 2, false, 3);
     let cut = &whole[..whole.len() / 2];
-    let encoded = Encoded::open(cut, Limits::default(), false, &POOL).unwrap();
+    let encoded = Encoded::open(cut, Limits::default(), Orientation::Stored, &POOL).unwrap();
     assert_eq!(encoded.region(Region::whole(200, 200), 1).unwrap_err().code(), "media-undecodable");
 }

@@ -17,6 +17,7 @@ use penstock_loader::source::files::Entry;
 use penstock_loader::source::view::Source;
 use penstock_loader::source::window::Window;
 use penstock_loader::transform::operation::Transform;
+use penstock_loader::transform::output::MediaForm;
 use penstock_loader::transform::pipeline::Pipeline;
 use penstock_storage::{Io, Options};
 use penstock_tensor::Shape;
@@ -139,7 +140,13 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
     let sequences = sequences.collect::<penstock_error::Result<_>>()?;
     let program = Program::new(declared.seed, sequences, &declared.names, declared.mix.clone(), declared.order_block_samples)?;
     let cut = BatchCut::new(program.len(), declared.global_batch_size, declared.last_batch, declared.rank, declared.world_size)?;
-    let pipeline = Pipeline::new(outputs, &specs[0], &declared.transform, declared.decode, declared.seed)?;
+    let pipeline = Pipeline::new(
+        outputs,
+        &specs[0],
+        &declared.transform,
+        if declared.decode { MediaForm::Decoded } else { MediaForm::Stored },
+        declared.seed,
+    )?;
     let on_corrupt = match declared.on_corrupt.as_str() {
         "raise" => OnCorrupt::Raise,
         "substitute" => OnCorrupt::Substitute,

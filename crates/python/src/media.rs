@@ -1,6 +1,6 @@
 //! Checks media before they are stored.
 
-use penstock_dataset::{Validate, check_media as check};
+use penstock_dataset::{Media, Validate, check_media as check};
 use penstock_error::Error;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -21,8 +21,9 @@ pub fn validate(py: Python<'_>, name: &str) -> PyResult<Validate> {
 #[pyfunction]
 pub fn check_media(py: Python<'_>, values: Vec<Option<Bound<'_, PyBytes>>>, mask: bool, mode: &str) -> PyResult<Vec<Option<Py<PyAny>>>> {
     let mode = validate(py, mode)?;
+    let kind = if mask { Media::Mask } else { Media::Image };
     let slices: Vec<Option<&[u8]>> = values.iter().map(|value| value.as_ref().map(|value| value.as_bytes())).collect();
     let bytes = slices.iter().flatten().map(|slice| slice.len()).sum();
-    let found = py.detach(|| check(slices.len(), bytes, |index| slices[index], mask, mode)).or_raise(py)?;
+    let found = py.detach(|| check(slices.len(), bytes, |index| slices[index], kind, mode)).or_raise(py)?;
     Ok(found.into_iter().map(|error| error.map(|error| exception(py, error))).collect())
 }

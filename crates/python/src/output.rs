@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use numpy::{PyArray1, PyArrayMethods as _, PyUntypedArray, PyUntypedArrayMethods as _};
-use penstock_codec::Picture;
-use penstock_dataset::{Config, Nulls, OnCorrupt, RaggedValues, Reader, Snapshot, parallel_map};
+use penstock_codec::{Orientation, Picture};
+use penstock_dataset::{Config, Media, Nulls, OnCorrupt, RaggedValues, Reader, Snapshot, parallel_map};
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::Frozen;
@@ -317,18 +317,20 @@ impl Request<'_> {
         let decode = |index: usize| -> Result<Option<Picture>> {
             let Some(bytes) = values.get(index) else { return Ok(None) };
             match &spec.kind {
-                ColumnKind::Image { exif_orientation, .. } => penstock_codec::decode(bytes, limits, *exif_orientation).map(Some),
+                ColumnKind::Image { exif_orientation, .. } => {
+                    penstock_codec::decode(bytes, limits, Orientation::of_column(*exif_orientation)).map(Some)
+                }
                 _ => penstock_codec::decode_mask(bytes, limits).map(Some),
             }
         };
         // Decoding makes about ten bytes of pixels from one stored byte.
         let decoded = py.detach(|| parallel_map(values.len(), values.value_bytes().saturating_mul(10), decode)).or_raise(py)?;
         let list = PyList::empty(py);
-        let mask = matches!(spec.kind, ColumnKind::Mask { .. });
+        let kind = if matches!(spec.kind, ColumnKind::Mask { .. }) { Media::Mask } else { Media::Image };
         let mut refused: Vec<(usize, Error)> = Vec::new();
         for (index, picture) in decoded.into_iter().enumerate() {
             match picture {
-                Ok(Some(picture)) => list.append(pixels(py, picture, mask)?)?,
+                Ok(Some(picture)) => list.append(pixels(py, picture, kind)?)?,
                 Ok(None) => list.append(py.None())?,
                 Err(error) if self.reader.on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt => list.append(py.None())?,
                 Err(error) => refused.push((index, error)),
@@ -348,12 +350,15 @@ impl Request<'_> {
     }
 }
 
-fn pixels<'py>(py: Python<'py>, picture: Picture, mask: bool) -> PyResult<Bound<'py, PyAny>> {
+fn pixels<'py>(py: Python<'py>, picture: Picture, kind: Media) -> PyResult<Bound<'py, PyAny>> {
     let dtype = if picture.bits == 16 { Dtype::Uint16 } else { Dtype::Uint8 };
     let (height, width, channels) = (picture.height as u64, picture.width as u64, picture.channels as u64);
     let flat = PyArray1::from_vec(py, picture.data).into_any();
     let flat = if dtype == Dtype::Uint16 { flat.call_method1("view", (numpy_dtype(py, dtype)?,))? } else { flat };
-    if mask { flat.call_method1("reshape", ((height, width),)) } else { flat.call_method1("reshape", ((height, width, channels),)) }
+    match kind {
+        Media::Mask => flat.call_method1("reshape", ((height, width),)),
+        Media::Image => flat.call_method1("reshape", ((height, width, channels),)),
+    }
 }
 
 /// Call `penstock.ragged.from_core`.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use penstock_dataset::{Context, Report, block_cache_bytes, file_cache_bytes};
+use penstock_dataset::{Context, Incomplete, Report, block_cache_bytes, file_cache_bytes};
 use penstock_error::{Error, Kind};
 use penstock_format::SnapshotId;
 use penstock_format::record::Properties;
@@ -60,6 +60,7 @@ pub fn open(
 ) -> PyResult<Snapshot> {
     let options = options(storage_options, io).or_raise(py)?;
     let opened = py.detach(|| {
+        let incomplete = if incomplete { Incomplete::Permit } else { Incomplete::Refuse };
         let context = Context::with(penstock_storage::open(uri, &options)?, incomplete);
         match snapshot {
             None => penstock_dataset::Snapshot::open(context, 0),

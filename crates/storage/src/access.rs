@@ -11,6 +11,13 @@ pub enum Access {
     Streamed,
 }
 
+/// The order in which a mapped object will be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pattern {
+    InOrder,
+    Random,
+}
+
 impl Access {
     pub fn is_mapped(self) -> bool {
         self == Access::Mapped

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use penstock_error::{Error, Result};
 
-pub use access::Access;
+pub use access::{Access, Pattern};
 pub use allocator::Returning;
 pub use buffer::{Frozen, Recycled, Slot};
 pub use certain::{CERTAIN_TRIES, create_certainly};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
-use crate::access::Access;
+use crate::access::{Access, Pattern};
 use crate::counters::Counters;
 use crate::listing::{Entry, Page};
 use crate::ranges::{RangeRequest, RequestCost, Then};
@@ -114,8 +114,8 @@ pub trait Storage: Send + Sync + Debug {
     /// Hint that part of a mapped object will be read soon. A no-op for stores that do not map.
     fn will_need(&self, _part: &[u8]) {}
 
-    /// Hint whether a whole mapped object will be read in order or at random. A no-op for stores that do not map.
-    fn will_read(&self, _whole: &[u8], _in_order: bool) {}
+    /// Hint how a whole mapped object will be read. A no-op for stores that do not map.
+    fn will_read(&self, _whole: &[u8], _pattern: Pattern) {}
 
     /// Return whether the object exists.
     fn exists(&self, name: &str) -> Result<bool>;

@@ -4,6 +4,7 @@
 
 use penstock_error::{Error, Result};
 
+use super::exif::Orientation;
 use super::picture::{Format, Header, Limits, Picture, undecodable};
 use super::{exif, jpeg, png};
 
@@ -79,14 +80,14 @@ fn check_size(header: &Header, limits: Limits) -> Result<()> {
     Ok(())
 }
 
-/// Decode an image; `upright` applies the EXIF orientation.
-pub fn decode(bytes: &[u8], limits: Limits, upright: bool) -> Result<Picture> {
+/// Decode an image.
+pub fn decode(bytes: &[u8], limits: Limits, orientation: Orientation) -> Result<Picture> {
     let header = probe(bytes, limits)?;
     let picture = match header.format {
         Format::Jpeg => jpeg::decode(bytes, &header)?,
         Format::Png => png::decode(bytes, &header)?,
     };
-    Ok(if upright { exif::upright(picture, exif::orientation(bytes)) } else { picture })
+    Ok(exif::upright(picture, orientation.tag(bytes)))
 }
 
 /// Read only the header of a mask. Refuses every mask that `decode_mask` would refuse because of its header.
@@ -111,7 +112,7 @@ pub fn decode_mask(bytes: &[u8], limits: Limits) -> Result<Picture> {
     {
         return Ok(picture);
     }
-    let picture = decode(bytes, limits, false)?;
+    let picture = decode(bytes, limits, Orientation::Stored)?;
     if picture.channels != 1 {
         return Err(no_mask(picture.channels));
     }

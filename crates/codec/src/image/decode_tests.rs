@@ -12,7 +12,7 @@ fn png_of_every_shape_comes_back() -> Result<()> {
     for (channels, bits) in [(1, 8), (3, 8), (4, 8), (1, 16), (3, 16), (4, 16)] {
         let data = pixels(7, 5, channels, bits);
         let bytes = encode_png(7, 5, channels, bits, &data)?;
-        let picture = decode(&bytes, Limits::default(), true)?;
+        let picture = decode(&bytes, Limits::default(), Orientation::Exif)?;
         assert_eq!((picture.height, picture.width, picture.channels, picture.bits), (7, 5, channels, bits));
         assert_eq!(picture.data, data);
     }
@@ -21,16 +21,16 @@ fn png_of_every_shape_comes_back() -> Result<()> {
 
 #[test]
 fn what_is_no_image_is_refused_with_its_first_bytes() {
-    let error = decode(b"GIF89a", Limits::default(), true).expect_err("a GIF is not a supported image");
+    let error = decode(b"GIF89a", Limits::default(), Orientation::Exif).expect_err("a GIF is not a supported image");
     assert_eq!(error.code(), "media-undecodable");
     assert!(error.message().contains("47 49 46"));
-    assert!(decode(b"", Limits::default(), true).is_err());
+    assert!(decode(b"", Limits::default(), Orientation::Exif).is_err());
 }
 
 #[test]
 fn a_bomb_is_refused_before_its_pixels() -> Result<()> {
     let bytes = encode_png(100, 100, 1, 8, &pixels(100, 100, 1, 8))?;
-    let error = decode(&bytes, Limits { pixels: 9_999 }, true).expect_err("one pixel too many");
+    let error = decode(&bytes, Limits { pixels: 9_999 }, Orientation::Exif).expect_err("one pixel too many");
     assert_eq!(error.code(), "media-too-large");
     Ok(())
 }
@@ -38,7 +38,10 @@ fn a_bomb_is_refused_before_its_pixels() -> Result<()> {
 #[test]
 fn a_truncated_png_is_refused() -> Result<()> {
     let bytes = encode_png(64, 64, 3, 8, &pixels(64, 64, 3, 8))?;
-    assert_eq!(decode(&bytes[..bytes.len() / 2], Limits::default(), true).expect_err("half a file").code(), "media-undecodable");
+    assert_eq!(
+        decode(&bytes[..bytes.len() / 2], Limits::default(), Orientation::Exif).expect_err("half a file").code(),
+        "media-undecodable"
+    );
     Ok(())
 }
 

@@ -23,6 +23,29 @@ fn has_no_exif(bytes: &[u8]) -> bool {
     known.is_some_and(|(marker, _)| marker == 0xda)
 }
 
+/// How to treat the EXIF orientation of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Orientation {
+    /// Rotate and mirror the picture as EXIF says.
+    Exif,
+    /// Return the pixels as stored.
+    Stored,
+}
+
+impl Orientation {
+    pub fn of_column(exif_orientation: bool) -> Orientation {
+        if exif_orientation { Orientation::Exif } else { Orientation::Stored }
+    }
+
+    /// Return the value of the EXIF tag that applies to an image; 1 is upright.
+    pub(super) fn tag(self, bytes: &[u8]) -> u8 {
+        match self {
+            Orientation::Exif => orientation(bytes),
+            Orientation::Stored => 1,
+        }
+    }
+}
+
 /// Rotate and mirror a picture so that it is upright. Source: EXIF 2.32, tag 0x0112.
 pub fn upright(picture: Picture, orientation: u8) -> Picture {
     if !(2..=8).contains(&orientation) {

@@ -14,5 +14,6 @@ pub mod region;
 pub mod resize;
 
 pub use decode::{Outline, decode, decode_mask, encode_png, outline, probe, probe_mask};
+pub use exif::Orientation;
 pub use mode::{Mode, decode_in};
 pub use picture::{Format, Header, Limits, Picture};

@@ -5,6 +5,7 @@
 use penstock_error::{Error, Result};
 
 use super::decode::decode;
+use super::exif::Orientation;
 use super::picture::{Limits, Picture};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,9 +55,9 @@ impl Mode {
     }
 }
 
-/// Decode an image in a mode; `upright` applies the EXIF orientation.
-pub fn decode_in(bytes: &[u8], limits: Limits, upright: bool, mode: Mode) -> Result<Picture> {
-    in_mode(decode(bytes, limits, upright)?, mode)
+/// Decode an image in a mode.
+pub fn decode_in(bytes: &[u8], limits: Limits, orientation: Orientation, mode: Mode) -> Result<Picture> {
+    in_mode(decode(bytes, limits, orientation)?, mode)
 }
 
 /// Convert a picture to a mode. Alpha is composited onto white. Colours become grey by the ITU-R 601 luma, as in Pillow. 8-bit grey becomes

@@ -12,7 +12,7 @@ use penstock_error::Result;
 
 use super::decode::{decode, probe};
 use super::entropy::{self, Entropy};
-use super::exif;
+use super::exif::{self, Orientation};
 use super::mode::{Mode, in_mode};
 use super::picture::{Format, Header, Limits};
 use super::pixels::{Pixels, Pool};
@@ -122,11 +122,11 @@ pub struct Encoded<'a> {
 }
 
 impl<'a> Encoded<'a> {
-    /// Read the header of an image. `upright` applies the EXIF orientation. Regions of a JPEG are decoded into memory from `pixels`.
-    pub fn open(bytes: &'a [u8], limits: Limits, upright: bool, pixels: &'a Pool) -> Result<Encoded<'a>> {
+    /// Read the header of an image. Regions of a JPEG are decoded into memory from `pixels`.
+    pub fn open(bytes: &'a [u8], limits: Limits, orientation: Orientation, pixels: &'a Pool) -> Result<Encoded<'a>> {
         let header = probe(bytes, limits)?;
         Mode::Rgb.check(header.bits)?;
-        let orientation = if upright { exif::orientation(bytes) } else { 1 };
+        let orientation = orientation.tag(bytes);
         Ok(Encoded { bytes, header, orientation, pixels })
     }
 
@@ -149,7 +149,7 @@ impl<'a> Encoded<'a> {
         {
             return Ok(decoded);
         }
-        let picture = decode(self.bytes, Limits { pixels: u64::MAX }, false)?;
+        let picture = decode(self.bytes, Limits { pixels: u64::MAX }, Orientation::Stored)?;
         let rgb = exif::upright(in_mode(picture, Mode::Rgb)?, self.orientation);
         let (left, top) = (region.left as f64, region.top as f64);
         Ok(Decoded {

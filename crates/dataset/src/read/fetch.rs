@@ -11,6 +11,7 @@ use penstock_format::schema::ColumnSpec;
 use penstock_storage::RangeRequest;
 
 use super::blocks::{Held, Wanted};
+use super::fill::Cache;
 use super::plan::Plan;
 use super::ranges::plan_ranges;
 use super::reader::{OnCorrupt, Reader};
@@ -55,17 +56,22 @@ impl Reader {
         if around || matches!(purpose, Purpose::Scan { .. }) {
             (wanted, others) = share_out(wanted, around, &mut duties, &mut fetched);
         }
-        // The cache does not keep a take that would fill more than half of it.
-        let keep = !matches!(purpose, Purpose::Scan { keep: false });
-        let cached = keep && wanted.iter().map(|wanted| wanted.bytes).sum::<u64>() <= budget_bytes() / 2;
-        if !cached && fetched.slots.is_empty() && storage.fills_slots() && self.plan.positions.is_sorted_by(|one, next| one < next) {
+        let cache = match purpose {
+            Purpose::Scan { keep: false } => Cache::Bypass,
+            _ => Cache::of(wanted.iter().map(|wanted| wanted.bytes).sum()),
+        };
+        if cache == Cache::Bypass
+            && fetched.slots.is_empty()
+            && storage.fills_slots()
+            && self.plan.positions.is_sorted_by(|one, next| one < next)
+        {
             fetched.place(blocks.iter().filter(|block| block.is_sample()).collect());
         }
-        fetched.fill(&context, wanted, cached)?;
+        fetched.fill(&context, wanted, cache)?;
         for (wanted, duty) in duties {
             if let Some(Ok(block)) = fetched.blocks.get(&wanted.key) {
                 // A block that the cache does not keep may share its memory with others, so waiting callers get a copy.
-                let _ = duty.insert(if cached { block.clone() } else { Bytes::copy_from_slice(block) });
+                let _ = duty.insert(if cache == Cache::Keep { block.clone() } else { Bytes::copy_from_slice(block) });
             }
             if wanted.beside {
                 fetched.blocks.remove(&wanted.key);
@@ -76,7 +82,7 @@ impl Reader {
             _ => true, // The thread that had the duty failed or is too slow.
         });
         let missing = missing.collect();
-        fetched.fill(&context, missing, false)?;
+        fetched.fill(&context, missing, Cache::Bypass)?;
         self.fetched = fetched;
         Ok(())
     }

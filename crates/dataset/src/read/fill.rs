@@ -15,34 +15,48 @@ use crate::parallel;
 use crate::store::blocks::{self, BlockKey};
 use crate::store::context::Context;
 
+/// Whether the block cache keeps what is fetched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cache {
+    Keep,
+    Bypass,
+}
+
+impl Cache {
+    /// A read that would fill more than half of the block cache bypasses it.
+    pub fn of(bytes: u64) -> Cache {
+        if bytes <= blocks::budget_bytes() / 2 { Cache::Keep } else { Cache::Bypass }
+    }
+}
+
 impl Fetched {
     /// Fetch, verify and decode blocks. A damaged block leaves its error here, where its reader finds it.
-    pub(super) fn fill(&mut self, context: &Context, mut wanted: Vec<Wanted>, cached: bool) -> Result<()> {
+    pub(super) fn fill(&mut self, context: &Context, mut wanted: Vec<Wanted>, cache: Cache) -> Result<()> {
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
         let wanted = Arc::new(wanted);
-        let failed = self.fill_once(context, &wanted, cached)?;
+        let failed = self.fill_once(context, &wanted, cache)?;
         // The network may have damaged a byte, so blocks that fail are requested again, once.
         let again = wanted.iter().filter(|wanted| failed.contains(&wanted.key) && !wanted.beside).cloned().collect();
-        self.fill_once(context, &Arc::new(again), cached)?;
+        self.fill_once(context, &Arc::new(again), cache)?;
         Ok(())
     }
 
     /// Fetch, verify and decode the units or blocks of tiles that are not in the cache.
-    pub(super) fn of_tiles(context: &Context, wanted: impl Iterator<Item = Wanted>, cached: bool) -> Result<Fetched> {
+    pub(super) fn of_tiles(context: &Context, wanted: impl Iterator<Item = Wanted>, cache: Cache) -> Result<Fetched> {
         let mut fetched = Fetched::default();
         let mut seen = HashSet::new();
         let missing = wanted.filter(|wanted| seen.insert(wanted.key) && !fetched.found(wanted.key)).collect();
-        fetched.fill(context, missing, cached)?;
+        fetched.fill(context, missing, cache)?;
         Ok(fetched)
     }
 
     /// Fetch, verify and decode blocks. Returns the keys of those that fail to verify or decode.
-    fn fill_once(&mut self, context: &Context, wanted: &Arc<Vec<Wanted>>, cached: bool) -> Result<HashSet<BlockKey>> {
+    fn fill_once(&mut self, context: &Context, wanted: &Arc<Vec<Wanted>>, cache: Cache) -> Result<HashSet<BlockKey>> {
         if wanted.is_empty() {
             return Ok(HashSet::new());
         }
         let (segments, mut ranges) = plan_ranges(wanted, context.storage.as_ref());
-        if !cached {
+        if cache == Cache::Bypass {
             // Blocks that are not cached may share a larger buffer, if gaps are at most a fifth of it.
             for range in &mut ranges {
                 let gaps: u64 = range.pieces.iter().map(|piece| piece.skip).sum();
@@ -92,7 +106,7 @@ impl Fetched {
         let mut failed = HashSet::new();
         for (wanted, block) in wanted.iter().zip(decoded) {
             match &block {
-                Ok(bytes) if cached && !wanted.awaited => blocks::keep(wanted.key, bytes.clone()),
+                Ok(bytes) if cache == Cache::Keep && !wanted.awaited => blocks::keep(wanted.key, bytes.clone()),
                 Ok(_) => {}
                 Err(_) => {
                     failed.insert(wanted.key);

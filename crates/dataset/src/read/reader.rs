@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::datafile::{Chunk, Layout};
 use penstock_format::schema::ColumnSpec;
+use penstock_storage::Pattern;
 
 use super::blocks::{Fetched, Held};
 use super::plan::{Group, Plan};
@@ -96,7 +97,7 @@ impl Reader {
         let (low, high) = source.rows.iter().fold((u64::MAX, 0), |(low, high), (row, _)| (low.min(*row), high.max(*row)));
         let in_order = source.rows.len() > 1 && high - low < 2 * source.rows.len() as u64;
         if source.file.expected_in_order.swap(in_order, Relaxed) != in_order {
-            storage.will_read(map, in_order);
+            storage.will_read(map, if in_order { Pattern::InOrder } else { Pattern::Random });
         }
         if !in_order && entry.rows_per_block == 1 && entry.layout != Layout::Tiled {
             for (row, _) in source.rows.iter() {

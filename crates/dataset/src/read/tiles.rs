@@ -13,11 +13,11 @@ use penstock_storage::Access;
 use penstock_tensor::window::{Window, elements, runs, whole};
 
 use super::blocks::{Fetched, Wanted};
+use super::fill::Cache;
 use super::reader::{ColumnRows, Nulls, Reader, set_null};
 use super::stream::{UnitRun, stream, stream_runs};
 use crate::config::Config;
 use crate::parallel;
-use crate::store::blocks::budget_bytes;
 use crate::store::datafile::{DataFile, Decoded};
 
 /// A window of one sample, and its place in the answer.
@@ -161,12 +161,11 @@ impl Reader {
             let entry = &samples[read.sample].file.tail.chunks[samples[read.sample].chunk];
             entry.raw_bytes.as_ref().unwrap_or(&entry.stored_bytes).get(read.block)
         };
-        // The cache does not keep tiles that would fill more than half of it.
-        let cached = reads.iter().map(bytes_of).sum::<u64>() <= budget_bytes() / 2;
+        let cache = Cache::of(reads.iter().map(bytes_of).sum());
         let mut failed: Vec<Option<Error>> = samples.iter().map(|_| None).collect();
         let (straight, reads): (Vec<TileRead>, Vec<TileRead>) = reads.into_iter().partition(|read| {
             let sample = &samples[read.sample];
-            !cached
+            cache == Cache::Bypass
                 && sample.file.access == Access::Streamed
                 && !sample.file.in_memory()
                 && sample.file.tail.chunks[sample.chunk].codec == Codec::None
@@ -183,7 +182,7 @@ impl Reader {
             };
             let (group, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
             rest = later;
-            self.read_group(&samples, group, cached, targets, &mut failed)?;
+            self.read_group(&samples, group, cache, targets, &mut failed)?;
         }
         for (sample, error) in samples.iter().zip(failed) {
             match error {
@@ -273,7 +272,7 @@ impl Reader {
         &self,
         samples: &[TiledSample],
         group: &[TileRead],
-        cached: bool,
+        cache: Cache,
         targets: &mut Targets<'_>,
         failed: &mut [Option<Error>],
     ) -> Result<()> {
@@ -286,7 +285,7 @@ impl Reader {
             };
             units.into_iter().map(|unit| Wanted::new(&sample.file, sample.chunk, read.block, unit))
         });
-        let fetched = Fetched::of_tiles(&self.snapshot.context, wanted, cached)?;
+        let fetched = Fetched::of_tiles(&self.snapshot.context, wanted, cache)?;
         self.announce_tiles(samples, group);
         // Verify and decode on all threads, then copy.
         let work = group

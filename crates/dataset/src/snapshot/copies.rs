@@ -10,6 +10,7 @@ use penstock_storage::Storage;
 use super::Snapshot;
 use super::live::Part;
 use crate::log::newest;
+use crate::store::context::Incomplete;
 
 /// An error names at most this many objects.
 const NAMED: usize = 3;
@@ -20,7 +21,7 @@ const NAMED: usize = 3;
 /// copy writes a new hint, which ends that cost.
 pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     let store = snapshot.context.storage.as_ref();
-    if snapshot.context.incomplete || !is_copy(store, written_in) {
+    if snapshot.context.incomplete == Incomplete::Permit || !is_copy(store, written_in) {
         return Ok(());
     }
     if let Some(gap) = newest::gaps(store, &snapshot.id())?.into_iter().next() {

@@ -11,14 +11,14 @@ use penstock_storage::Storage;
 use super::{Snapshot, copies};
 use crate::log::records::LogEntry;
 use crate::log::{newest, records};
-use crate::store::context::{Context, replaced};
+use crate::store::context::{Context, Incomplete, replaced};
 
 impl Snapshot {
     /// Open the newest snapshot of a branch. Cost on local disk: hint, record and root; in a copy, also that of `copies::check`.
     pub fn open(context: Arc<Context>, branch: u64) -> Result<Snapshot> {
         let store = context.storage.as_ref();
         let newest = newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| not_found(store))?;
-        let number = if context.incomplete { newest.number } else { newest.whole(store, &log_folder(branch))? };
+        let number = if context.incomplete == Incomplete::Permit { newest.number } else { newest.whole(store, &log_folder(branch))? };
         let entry = records::read(store, branch, number)?;
         Snapshot::at_whole(context.clone(), entry, newest.written_in)
     }

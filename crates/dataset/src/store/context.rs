@@ -70,11 +70,17 @@ pub fn replaced(what: &str) -> Error {
         .hint("reopen the path, or open this dataset at its new location; nothing was committed")
 }
 
+/// Whether a copy that lacks objects may be opened. `verify` permits it, to name the missing objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Incomplete {
+    Refuse,
+    Permit,
+}
+
 /// An open store with its caches.
 pub struct Context {
     pub storage: Box<dyn Storage>,
-    /// Whether an incomplete copy may be opened. `verify` needs this to name the missing objects.
-    pub incomplete: bool,
+    pub incomplete: Incomplete,
     /// The first dataset found at this path. The handle never reads or writes another one.
     dataset: OnceLock<Id>,
     /// How far `log::refs` has read the log of names.
@@ -84,10 +90,10 @@ pub struct Context {
 
 impl Context {
     pub fn new(storage: Box<dyn Storage>) -> Arc<Context> {
-        Context::with(storage, false)
+        Context::with(storage, Incomplete::Refuse)
     }
 
-    pub fn with(storage: Box<dyn Storage>, incomplete: bool) -> Arc<Context> {
+    pub fn with(storage: Box<dyn Storage>, incomplete: Incomplete) -> Arc<Context> {
         Arc::new(Context {
             storage,
             incomplete,

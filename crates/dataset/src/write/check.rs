@@ -9,7 +9,7 @@ use penstock_format::schema::ColumnKind;
 use penstock_tensor::window::{Grid, elements, whole};
 use penstock_tensor::{Column, Dtype, Pulled, Ragged, Shape};
 
-use super::media::{Validate, check_media};
+use super::media::{Media, Validate, check_media};
 
 /// Values of a named column. Labels and categories are int64 codes (`Fixed`) or words (`Ragged`). With `words`, they are int64 places
 /// in that list.
@@ -24,7 +24,8 @@ pub fn stored(kind: &ColumnKind, column: Column, words: Option<Arc<Ragged>>, val
     match kind {
         ColumnKind::Label { names } => label_codes(names, column, words),
         ColumnKind::Text | ColumnKind::Json => check_text(column),
-        ColumnKind::Image { .. } | ColumnKind::Mask { .. } => check_media(column, matches!(kind, ColumnKind::Mask { .. }), validate),
+        ColumnKind::Image { .. } => check_media(column, Media::Image, validate),
+        ColumnKind::Mask { .. } => check_media(column, Media::Mask, validate),
         ColumnKind::Tensor { tile, .. } => {
             let (dtype, shape) = kind.stored()?;
             check_values(column, dtype, &shape, tile.as_deref())

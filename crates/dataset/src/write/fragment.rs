@@ -20,6 +20,14 @@ use crate::store::context::Context;
 /// Samples of one column are written when this many bytes are waiting.
 const FLUSH_BYTES: usize = 8 << 20;
 
+/// What happens to waiting samples that do not fill a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    Keep,
+    /// Write them as a shorter block: the fragment ends.
+    Write,
+}
+
 /// The fragment being written.
 pub struct FragmentWriter {
     context: Arc<Context>,
@@ -52,7 +60,7 @@ impl FragmentWriter {
         let all = waiting as u64 > Config::memory_bytes() / 4;
         for index in 0..self.columns.len() {
             if all || self.columns[index].waiting_bytes() >= FLUSH_BYTES {
-                self.flush_column(index, false)?;
+                self.flush_column(index, Rest::Keep)?;
             }
         }
         Ok(())
@@ -83,7 +91,7 @@ impl FragmentWriter {
             || self.columns.iter().any(|column| column.tail_bytes() >= TAIL_BYTES)
     }
 
-    pub fn flush_column(&mut self, index: usize, last: bool) -> Result<()> {
+    pub fn flush_column(&mut self, index: usize, rest: Rest) -> Result<()> {
         let column = &mut self.columns[index];
         let Some(waiting) = column.waiting.take() else { return Ok(()) };
         if column.chunk.is_none() {
@@ -103,7 +111,7 @@ impl FragmentWriter {
         // A block with a fixed number of rows may be shorter only at the end of the fragment.
         let rows = match style.rows_per_block {
             0 | 1 => waiting.len(),
-            _ if last => waiting.len(),
+            _ if rest == Rest::Write => waiting.len(),
             rows => waiting.len() / rows as usize * rows as usize,
         };
         let (now, later) = split(waiting, rows);
@@ -159,7 +167,7 @@ impl FragmentWriter {
     /// Returns the fragment, and the feature bits that its readers need.
     pub fn close(mut self, first: u64) -> Result<(Fragment, u64)> {
         for index in 0..self.columns.len() {
-            self.flush_column(index, true)?;
+            self.flush_column(index, Rest::Write)?;
         }
         let tiled = self.columns.iter().any(|column| matches!(&column.chunk, Some((_, style, _)) if style.layout == Layout::Tiled));
         let mut files: Vec<FileRef> = Vec::new();

@@ -1,6 +1,6 @@
 //! Check encoded images before they are stored: the headers, or every pixel.
 
-use penstock_codec::{decode, decode_mask, probe, probe_mask};
+use penstock_codec::{Orientation, decode, decode_mask, probe, probe_mask};
 use penstock_error::{Error, Result};
 use penstock_tensor::Column;
 
@@ -16,32 +16,40 @@ pub enum Validate {
     Decode,
 }
 
+/// The kind of pictures in a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Media {
+    Image,
+    /// One class number per pixel.
+    Mask,
+}
+
 /// Check media on all threads. Returns an error for each refused value, else None.
 pub fn check<'a>(
     count: usize,
     bytes: usize,
     value: impl Fn(usize) -> Option<&'a [u8]> + Sync,
-    mask: bool,
+    kind: Media,
     validate: Validate,
 ) -> Result<Vec<Option<Error>>> {
     let limits = Config::limits();
     parallel::map(count, bytes, |index| {
         let media = value(index)?;
-        let checked = match (validate, mask) {
-            (Validate::Header, true) => probe_mask(media, limits).map(|_| ()),
-            (Validate::Header, false) => probe(media, limits).map(|_| ()),
-            (Validate::Decode, true) => decode_mask(media, limits).map(|_| ()),
-            (Validate::Decode, false) => decode(media, limits, false).map(|_| ()),
+        let checked = match (validate, kind) {
+            (Validate::Header, Media::Mask) => probe_mask(media, limits).map(|_| ()),
+            (Validate::Header, Media::Image) => probe(media, limits).map(|_| ()),
+            (Validate::Decode, Media::Mask) => decode_mask(media, limits).map(|_| ()),
+            (Validate::Decode, Media::Image) => decode(media, limits, Orientation::Stored).map(|_| ()),
         };
         checked.err()
     })
 }
 
 /// Check encoded images: the headers, or all pixels.
-pub fn check_media(column: Column, mask: bool, validate: Validate) -> Result<Column> {
+pub fn check_media(column: Column, kind: Media, validate: Validate) -> Result<Column> {
     let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "numbers, expected encoded images")) };
     let value = |row: usize| (!ragged.is_null(row)).then(|| ragged.value(row));
-    let found = check(ragged.len(), ragged.data.len(), value, mask, validate)?;
+    let found = check(ragged.len(), ragged.data.len(), value, kind, validate)?;
     let refused: Vec<(usize, Error)> = found.into_iter().enumerate().filter_map(|(row, error)| Some((row, error?))).collect();
     match refused.first() {
         None => Ok(column),

@@ -9,7 +9,7 @@ use penstock_tensor::{Column, Pulled, push_validity};
 
 use super::column::free_of;
 use super::encode;
-use super::fragment::FragmentWriter;
+use super::fragment::{FragmentWriter, Rest};
 use super::style::Style;
 use crate::config::Config;
 
@@ -17,7 +17,7 @@ use crate::config::Config;
 impl FragmentWriter {
     /// Add samples that are not in memory. They are written immediately, so that memory holds at most one slab of one sample.
     pub fn push_pulled(&mut self, index: usize, pulled: Pulled) -> Result<()> {
-        self.flush_column(index, false)?;
+        self.flush_column(index, Rest::Keep)?;
         let column = &mut self.columns[index];
         let valid = |row: usize| pulled.validity.as_ref().is_none_or(|validity| validity[row]);
         if column.chunk.is_none() {

@@ -7,7 +7,7 @@ use penstock_codec::cut::{Convert, Cut};
 use penstock_codec::pixels::Pool;
 use penstock_codec::region::Encoded;
 use penstock_codec::resize::Geometry;
-use penstock_codec::{Limits, Picture, cut, decode_mask, resize};
+use penstock_codec::{Limits, Orientation, Picture, cut, decode_mask, resize};
 use penstock_error::{Error, Result};
 use penstock_tensor::Dtype;
 
@@ -44,8 +44,8 @@ pub struct Array<'a> {
 }
 
 impl<'a> Image<'a> {
-    pub fn open(bytes: &'a [u8], limits: Limits, upright: bool, pool: &'a Pool) -> Result<Image<'a>> {
-        let encoded = Encoded::open(bytes, limits, upright, pool)?;
+    pub fn open(bytes: &'a [u8], limits: Limits, orientation: Orientation, pool: &'a Pool) -> Result<Image<'a>> {
+        let encoded = Encoded::open(bytes, limits, orientation, pool)?;
         let (width, height) = encoded.size();
         Ok(Image { pixels: Pixels::Encoded(encoded), geometry: Geometry::whole(width, height), mirrored: [false; 2] })
     }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use penstock_codec::cut::{Convert, MAX_RANK};
 use penstock_codec::pixels::Pool;
-use penstock_codec::{Mode, decode_in};
+use penstock_codec::{Mode, Orientation, decode_in};
 use penstock_dataset::Config;
 use penstock_error::{Error, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec, ImageMode};
@@ -30,11 +30,20 @@ pub struct Output {
     pub convert: Option<Convert>,
 }
 
+/// The form in which a batch holds images and masks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MediaForm {
+    /// Pixels.
+    Decoded,
+    /// Bytes, as stored.
+    Stored,
+}
+
 /// The kind of a result, as transforms distinguish it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Role {
     Image {
-        upright: bool,
+        orientation: Orientation,
         mode: Mode,
     },
     Mask,
@@ -54,11 +63,13 @@ pub struct Input<'a> {
 }
 
 impl Output {
-    pub fn new(name: String, column: usize, spec: &ColumnSpec, decode: bool) -> Result<Output> {
+    pub fn new(name: String, column: usize, spec: &ColumnSpec, form: MediaForm) -> Result<Output> {
         let (dtype, stored) = value_type(spec)?;
         let role = match &spec.kind {
-            ColumnKind::Image { exif_orientation, mode } if decode => Role::Image { upright: *exif_orientation, mode: mode_of(*mode) },
-            ColumnKind::Mask { .. } if decode => Role::Mask,
+            ColumnKind::Image { exif_orientation, mode } if form == MediaForm::Decoded => {
+                Role::Image { orientation: Orientation::of_column(*exif_orientation), mode: mode_of(*mode) }
+            }
+            ColumnKind::Mask { .. } if form == MediaForm::Decoded => Role::Mask,
             ColumnKind::Boxes { format, .. } => Role::Boxes(format.clone()),
             ColumnKind::Keypoints { dimensions, .. } => Role::Keypoints(*dimensions as usize),
             ColumnKind::Tensor { .. } if stored.0.len() <= MAX_RANK => Role::Tensor,
@@ -179,8 +190,8 @@ impl Output {
         let sizes = || input.shape.iter().map(|size| *size as usize).collect::<Vec<_>>();
         let numbers = || bytes.as_chunks::<4>().0.iter().map(|number| f32::from_ne_bytes(*number)).collect::<Vec<f32>>();
         Ok(match &self.role {
-            Role::Image { upright, mode: Mode::Rgb } => Cell::Image(Image::open(bytes, Config::limits(), *upright, pool)?),
-            Role::Image { upright, mode } => Cell::Array(cell::picture(decode_in(bytes, Config::limits(), *upright, *mode)?)),
+            Role::Image { orientation, mode: Mode::Rgb } => Cell::Image(Image::open(bytes, Config::limits(), *orientation, pool)?),
+            Role::Image { orientation, mode } => Cell::Array(cell::picture(decode_in(bytes, Config::limits(), *orientation, *mode)?)),
             Role::Mask => Cell::Array(cell::mask(bytes, Config::limits())?),
             Role::Boxes(format) => {
                 let numbers = numbers();

@@ -10,7 +10,7 @@ use penstock_format::schema::ColumnSpec;
 use crate::order::random::{Draws, Purpose, key};
 use crate::transform::cell::Cell;
 use crate::transform::operation::{self, Operation, Transform};
-use crate::transform::output::{Input, Output, Role, check};
+use crate::transform::output::{Input, MediaForm, Output, Role, check};
 
 /// Results that share transforms and are therefore made together, sample by sample.
 #[derive(Debug, Clone)]
@@ -31,10 +31,15 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Check results and transforms, and group them. `outputs` holds the name and column index of each result. `decode` turns images and
-    /// masks into pixels.
-    pub fn new(outputs: Vec<(String, usize)>, specs: &[ColumnSpec], transforms: &[Transform], decode: bool, seed: u64) -> Result<Pipeline> {
-        let made = outputs.into_iter().map(|(name, column)| Output::new(name, column, &specs[column], decode)).collect::<Result<Vec<_>>>();
+    /// Check results and transforms, and group them. `outputs` holds the name and column index of each result.
+    pub fn new(
+        outputs: Vec<(String, usize)>,
+        specs: &[ColumnSpec],
+        transforms: &[Transform],
+        form: MediaForm,
+        seed: u64,
+    ) -> Result<Pipeline> {
+        let made = outputs.into_iter().map(|(name, column)| Output::new(name, column, &specs[column], form)).collect::<Result<Vec<_>>>();
         let mut pipeline = Pipeline { outputs: made?, groups: Vec::new(), plain: Vec::new() };
         let places: HashMap<String, usize> = pipeline.outputs.iter().enumerate().map(|(at, output)| (output.name.clone(), at)).collect();
         // The group of each result; every transform joins the groups of its results.

@@ -12,6 +12,7 @@ use memmap2::MmapMut;
 
 use super::file_system::{File, FileSystem, Held};
 use super::write_behind::DiskFile;
+use crate::access::Pattern;
 use crate::listing::Entry;
 use crate::ranges::{Piece, RangeRequest};
 
@@ -80,9 +81,9 @@ impl FileSystem for Disk {
         advise(part, libc::MADV_WILLNEED);
     }
 
-    fn will_read(&self, whole: &[u8], in_order: bool) {
+    fn will_read(&self, whole: &[u8], pattern: Pattern) {
         // Without MADV_RANDOM the kernel would read megabytes around each missing page.
-        advise(whole, if in_order { libc::MADV_NORMAL } else { libc::MADV_RANDOM });
+        advise(whole, if pattern == Pattern::InOrder { libc::MADV_NORMAL } else { libc::MADV_RANDOM });
     }
 
     fn exists(&self, path: &Path) -> io::Result<bool> {

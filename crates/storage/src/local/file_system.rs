@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
+use crate::access::Pattern;
 use crate::listing::Entry;
 use crate::ranges::RangeRequest;
 
@@ -25,8 +26,8 @@ pub trait FileSystem: Send + Sync + Debug {
     fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes>;
     /// Hint that part of a mapped file will be read soon.
     fn will_need(&self, _part: &[u8]) {}
-    /// Hint whether a whole mapped file will be read in order or at random.
-    fn will_read(&self, _whole: &[u8], _in_order: bool) {}
+    /// Hint how a whole mapped file will be read.
+    fn will_read(&self, _whole: &[u8], _pattern: Pattern) {}
     fn exists(&self, path: &Path) -> io::Result<bool>;
     /// Give a file a second name. Fails with `AlreadyExists` if the name is taken.
     fn link(&self, from: &Path, to: &Path) -> io::Result<()>;

@@ -151,17 +151,28 @@ impl Local {
     }
 
     /// Write a temporary file in the folder of `name`.
-    pub(super) fn write_temporary(&self, name: &str, body: &[u8], durable: bool) -> Result<PathBuf> {
+    pub(super) fn write_temporary(&self, name: &str, body: &[u8], durability: Durability) -> Result<PathBuf> {
         let path = self.temporary(name)?;
         let mut file = self.create_file(&path)?;
-        let written = file.write(body.to_vec()).and_then(|()| if durable { file.sync() } else { Ok(()) });
+        let written = file.write(body.to_vec()).and_then(|()| match durability {
+            Durability::Synced => file.sync(),
+            Durability::Cached => Ok(()),
+        });
         if let Err(error) = written {
             let _ = self.files.remove(&path); // The first error is the one to report.
             return Err(self.failure("write", &path, &error));
         }
-        add(&self.counters.syncs, u64::from(durable));
+        add(&self.counters.syncs, u64::from(durability == Durability::Synced));
         Ok(path)
     }
+}
+
+/// Whether a file is on the device before it gets its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Durability {
+    Synced,
+    /// In the page cache only: a hint, or a probe.
+    Cached,
 }
 
 /// Convert an I/O error into an [`Error`], by its kind.

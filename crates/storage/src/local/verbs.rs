@@ -9,9 +9,9 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 use super::file_system::Held;
-use super::folder::{Local, LocalWriter, refused};
+use super::folder::{Durability, Local, LocalWriter, refused};
 use super::ring;
-use crate::access::Access;
+use crate::access::{Access, Pattern};
 use crate::counters::{Counters, add};
 use crate::listing::Page;
 use crate::options::Io;
@@ -108,8 +108,8 @@ impl Storage for Local {
         self.files.will_need(part);
     }
 
-    fn will_read(&self, whole: &[u8], in_order: bool) {
-        self.files.will_read(whole, in_order);
+    fn will_read(&self, whole: &[u8], pattern: Pattern) {
+        self.files.will_read(whole, pattern);
     }
 
     fn place(&self) -> Option<u64> {
@@ -159,7 +159,7 @@ impl Storage for Local {
     fn create(&self, name: &str, body: &[u8]) -> Result<Created> {
         add(&self.counters.creates, 1);
         let path = self.path(name);
-        let temporary = self.write_temporary(name, body, true)?;
+        let temporary = self.write_temporary(name, body, Durability::Synced)?;
         let linked = self.files.link(&temporary, &path).or_else(|error| match self.was_linked(&temporary) {
             Some(true) => Ok(()),
             Some(false) => Err(Some(error)),
@@ -182,7 +182,7 @@ impl Storage for Local {
 
     fn overwrite(&self, name: &str, body: &[u8]) -> Result<()> {
         let path = self.path(name);
-        let temporary = self.write_temporary(name, body, false)?;
+        let temporary = self.write_temporary(name, body, Durability::Cached)?;
         self.files.rename(&temporary, &path).map_err(|error| {
             let _ = self.files.remove(&temporary); // The first error is the one to report.
             self.failure("write", &path, &error)
@@ -275,7 +275,8 @@ impl Storage for Local {
                 .hint("choose a file system with hard links or renameat2")
         };
         let probe = self.temporary("probe")?;
-        let (first, second) = (self.write_temporary("probe", b"1", false)?, self.write_temporary("probe", b"2", false)?);
+        let (first, second) =
+            (self.write_temporary("probe", b"1", Durability::Cached)?, self.write_temporary("probe", b"2", Durability::Cached)?);
         let tried = self.files.link(&first, &probe).and_then(|()| Ok((self.files.link(&second, &probe), self.files.read(&probe)?)));
         for path in [&first, &second, &probe] {
             let _ = self.files.remove(path); // A leftover probe is harmless.

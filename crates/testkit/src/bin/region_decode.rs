@@ -6,9 +6,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use penstock_codec::Limits;
 use penstock_codec::pixels::Pool;
 use penstock_codec::region::{Encoded, Region};
+use penstock_codec::{Limits, Orientation};
 use penstock_loader::order::random::Draws;
 
 fn main() {
@@ -25,7 +25,8 @@ fn main() {
                 let mut draws = Draws::new(1, thread, 0);
                 while began.elapsed() < Duration::from_secs_f64(seconds) {
                     let encoded =
-                        Encoded::open(&images[draws.below(images.len() as u64) as usize], Limits::default(), true, pixels).expect("a JPEG");
+                        Encoded::open(&images[draws.below(images.len() as u64) as usize], Limits::default(), Orientation::Exif, pixels)
+                            .expect("a JPEG");
                     let (width, height) = encoded.size();
                     let target = (width * height) as f64 * draws.between(0.08, 1.0);
                     let aspect = draws.between((0.75f64).ln(), (4.0f64 / 3.0).ln()).exp();
