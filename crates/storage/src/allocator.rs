@@ -4,6 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
 
 use crate::buffer::HUGE_PAGE_BYTES;
+use crate::kernel;
 
 /// Largest page size of the supported kernels. The length of every map is a multiple of it.
 const PAGE_BYTES: usize = 64 << 10;
@@ -40,7 +41,7 @@ fn map(size: usize) -> *mut u8 {
         let memory = start.add(before);
         unmap(start, before);
         unmap(memory.add(bytes), HUGE_PAGE_BYTES - before);
-        libc::madvise(memory.cast(), bytes, libc::MADV_HUGEPAGE);
+        kernel::advise_huge_pages(memory, bytes);
         memory
     }
 }
@@ -51,6 +52,24 @@ unsafe fn unmap(start: *mut u8, bytes: usize) {
     if bytes > 0 {
         // SAFETY: the caller upholds the contract above.
         unsafe { libc::munmap(start.cast(), bytes) };
+    }
+}
+
+impl Returning {
+    /// Move memory to a new allocation.
+    ///
+    /// # Safety
+    /// `memory` was allocated with the layout `old`, and the size of `new` is not 0.
+    unsafe fn copy(&self, memory: *mut u8, old: Layout, new: Layout) -> *mut u8 {
+        // SAFETY: the caller upholds the contract above. The new memory does not overlap the old.
+        unsafe {
+            let other = self.alloc(new);
+            if !other.is_null() {
+                std::ptr::copy_nonoverlapping(memory, other, old.size().min(new.size()));
+                self.dealloc(memory, old);
+            }
+            other
+        }
     }
 }
 
@@ -81,17 +100,10 @@ unsafe impl GlobalAlloc for Returning {
                 (false, false) => System.realloc(memory, layout, size),
                 (true, true) if mapped_bytes(layout.size()) == mapped_bytes(size) => memory,
                 (true, true) if layout.align() <= SMALLEST_PAGE_BYTES => {
-                    let moved = libc::mremap(memory.cast(), mapped_bytes(layout.size()), mapped_bytes(size), libc::MREMAP_MAYMOVE);
-                    if moved == libc::MAP_FAILED { null_mut() } else { moved.cast() }
+                    kernel::resize_map(memory, mapped_bytes(layout.size()), mapped_bytes(size))
+                        .unwrap_or_else(|| self.copy(memory, layout, new))
                 }
-                _ => {
-                    let other = self.alloc(new);
-                    if !other.is_null() {
-                        std::ptr::copy_nonoverlapping(memory, other, layout.size().min(size));
-                        self.dealloc(memory, layout);
-                    }
-                    other
-                }
+                _ => self.copy(memory, layout, new),
             }
         }
     }

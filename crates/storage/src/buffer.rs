@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use memmap2::MmapMut;
 
+use crate::kernel;
 use crate::process::PerProcess;
 
 /// Alignment that devices and file systems require of offsets, lengths and addresses.
 pub const ALIGN: u64 = 4096;
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Smaller buffers are not worth a system call.
+#[cfg(target_os = "linux")]
 const RETURNED_FROM_BYTES: usize = 128 << 10;
 
 /// Page-aligned memory, on huge pages if it is large. Its content is undefined unless the constructor zeroes it.
@@ -45,7 +47,7 @@ impl Buffer {
         }
         if bytes >= HUGE_PAGE_BYTES {
             // SAFETY: the range was just allocated; the advice does not change contents.
-            unsafe { libc::madvise(memory.cast(), bytes, libc::MADV_HUGEPAGE) };
+            unsafe { kernel::advise_huge_pages(memory, bytes) };
         }
         Ok(Buffer { memory, bytes: layout.size(), owner: Owner::Allocator(layout) })
     }
@@ -57,6 +59,7 @@ impl Buffer {
     }
 
     /// Like `new`, for memory that threads hold briefly. Large buffers return to the kernel, because allocators keep freed memory.
+    #[cfg(target_os = "linux")]
     pub fn returned(bytes: usize) -> io::Result<Buffer> {
         match bytes {
             ..RETURNED_FROM_BYTES => Buffer::new(bytes),
@@ -78,7 +81,7 @@ impl Buffer {
         let skip = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
         let memory = map[skip..][..bytes].as_mut_ptr();
         // SAFETY: the range is inside the map; the advice does not change contents.
-        unsafe { libc::madvise(memory.cast(), bytes, libc::MADV_HUGEPAGE) };
+        unsafe { kernel::advise_huge_pages(memory, bytes) };
         Ok(Buffer { memory, bytes, owner: Owner::Kernel { _map: map } })
     }
 

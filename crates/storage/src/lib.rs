@@ -9,6 +9,7 @@ mod buffer;
 mod certain;
 pub mod conformance;
 mod counters;
+mod kernel;
 mod listing;
 mod local;
 mod memory;

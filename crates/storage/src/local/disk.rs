@@ -2,9 +2,8 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
@@ -13,6 +12,7 @@ use memmap2::MmapMut;
 use super::file_system::{File, FileSystem, Held};
 use super::write_behind::DiskFile;
 use crate::access::Pattern;
+use crate::kernel;
 use crate::listing::Entry;
 use crate::ranges::{Piece, RangeRequest};
 
@@ -94,7 +94,7 @@ impl FileSystem for Disk {
         match fs::hard_link(from, to) {
             // File systems without hard links (FAT, some FUSE) may still rename without replacing.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK)) => {
-                rename_new(from, to)
+                kernel::rename_new(from, to)
             }
             other => other,
         }
@@ -143,8 +143,7 @@ impl FileSystem for Disk {
     }
 
     fn hold(&self, folder: &Path) -> io::Result<Option<Held>> {
-        let folder = fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(folder)?;
-        let path = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
+        let Some((folder, path)) = kernel::hold_folder(folder)? else { return Ok(None) };
         Ok(self.place(&path).map(|place| Held { path, place, _folder: folder })) // Without /proc this is None.
     }
 
@@ -172,12 +171,4 @@ fn advise(part: &[u8], advice: libc::c_int) {
     let end = part.as_ptr() as usize + part.len();
     // SAFETY: the range is inside pages that `part` keeps mapped; the advice does not change contents.
     unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, advice) };
-}
-
-fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
-    use std::os::unix::ffi::OsStrExt;
-    let (from, to) = (std::ffi::CString::new(from.as_os_str().as_bytes())?, std::ffi::CString::new(to.as_os_str().as_bytes())?);
-    // SAFETY: both are C strings that outlive the call.
-    let code = unsafe { libc::renameat2(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::RENAME_NOREPLACE) };
-    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

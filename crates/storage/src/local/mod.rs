@@ -3,6 +3,7 @@
 mod disk;
 mod file_system;
 mod folder;
+#[cfg_attr(not(target_os = "linux"), path = "no_ring.rs")]
 mod ring;
 mod verbs;
 mod write_behind;

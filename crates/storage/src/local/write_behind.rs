@@ -3,13 +3,13 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use super::file_system::File;
+use crate::kernel;
 use crate::process;
 
 /// Write-back begins after this many bytes, so that the final fsync has little left to do.
@@ -38,15 +38,7 @@ impl Pieces {
         (&*self.file).write_all(bytes)?;
         self.written += bytes.len() as u64;
         if self.written - self.pushed >= WRITE_BACK_BYTES {
-            // SAFETY: the descriptor is open; the call only starts write-back, and its failure has no effect.
-            unsafe {
-                libc::sync_file_range(
-                    self.file.as_raw_fd(),
-                    self.pushed as i64,
-                    (self.written - self.pushed) as i64,
-                    libc::SYNC_FILE_RANGE_WRITE,
-                )
-            };
+            kernel::start_write_back(&self.file, self.pushed, self.written - self.pushed);
             self.pushed = self.written;
         }
         Ok(())
