@@ -5,7 +5,7 @@
 use penstock_error::{Error, Result};
 
 use super::exif::Orientation;
-use super::picture::{Format, Header, Limits, Picture, undecodable};
+use super::picture::{Format, Header, Limits, Outline, Picture, undecodable};
 use super::{exif, jpeg, png};
 
 fn format_of(bytes: &[u8]) -> Result<Format> {
@@ -33,37 +33,12 @@ pub fn probe(bytes: &[u8], limits: Limits) -> Result<Header> {
     Ok(header)
 }
 
-/// The size of an image and the cost of decoding it, read from its header without a decoder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outline {
-    pub width: usize,
-    pub height: usize,
-    /// Memory that decoding needs in addition to the pixels: the coefficients of a JPEG with several scans, else 0.
-    pub decoder_bytes: u64,
-}
-
 /// Read the outline of an image. Returns None if only a decoder can determine it.
 pub fn outline(bytes: &[u8]) -> Option<Outline> {
-    if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
-        let size = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize);
-        return Some(Outline { width: size(16)?, height: size(20)?, decoder_bytes: 0 });
+    match format_of(bytes).ok()? {
+        Format::Jpeg => jpeg::outline(bytes),
+        Format::Png => png::outline(bytes),
     }
-    let mut segments = jpeg::segments(bytes);
-    let is_frame = |marker: u8| matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc);
-    let (marker, frame) = segments.find(|(marker, _)| is_frame(*marker))?;
-    let size = |at: usize| Some(usize::from(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?)));
-    let (height, width) = (size(1)?, size(3)?);
-    let components = frame.get(6..)?.chunks_exact(3).take(usize::from(frame[5]));
-    let scan = segments.find(|(marker, _)| *marker == 0xda);
-    let in_first_scan = scan.and_then(|(_, scan)| scan.first().copied()).unwrap_or_default();
-    let mut decoder_bytes = 0;
-    if marker & 3 == 2 || usize::from(in_first_scan) < components.len() {
-        let sampling = components.map(|component| (u64::from(component[1] >> 4), u64::from(component[1] & 15)));
-        let most = sampling.clone().fold((1, 1), |most, one| (most.0.max(one.0), most.1.max(one.1)));
-        let blocks = |size: usize, (part, all): (u64, u64)| (size as u64 * part).div_ceil(all * 8);
-        decoder_bytes = sampling.map(|one| blocks(width, (one.0, most.0)) * blocks(height, (one.1, most.1)) * 128).sum();
-    }
-    Some(Outline { width, height, decoder_bytes })
 }
 
 fn check_size(header: &Header, limits: Limits) -> Result<()> {

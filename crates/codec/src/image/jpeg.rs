@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use penstock_error::{Error, Result};
 use turbojpeg_sys as tj;
 
-use super::picture::{Format, Header, Picture, undecodable};
+use super::picture::{Format, Header, Outline, Picture, undecodable};
 
 /// A progressive file with more scans than this is treated as an attack. libjpeg-turbo's own fuzzers use 500.
 const SCAN_LIMIT: i32 = 500;
@@ -63,6 +63,26 @@ impl Decoder {
         // SAFETY: the library returns a C string that lives as long as the handle.
         unsafe { CStr::from_ptr(tj::tj3GetErrorStr(self.0)) }.to_string_lossy().into_owned()
     }
+}
+
+/// Read the outline of a JPEG. Returns None if it has no frame.
+pub fn outline(bytes: &[u8]) -> Option<Outline> {
+    let mut segments = segments(bytes);
+    let is_frame = |marker: u8| matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc);
+    let (marker, frame) = segments.find(|(marker, _)| is_frame(*marker))?;
+    let size = |at: usize| Some(usize::from(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?)));
+    let (height, width) = (size(1)?, size(3)?);
+    let components = frame.get(6..)?.chunks_exact(3).take(usize::from(frame[5]));
+    let scan = segments.find(|(marker, _)| *marker == 0xda);
+    let in_first_scan = scan.and_then(|(_, scan)| scan.first().copied()).unwrap_or_default();
+    let mut decoder_bytes = 0;
+    if marker & 3 == 2 || usize::from(in_first_scan) < components.len() {
+        let sampling = components.map(|component| (u64::from(component[1] >> 4), u64::from(component[1] & 15)));
+        let most = sampling.clone().fold((1, 1), |most, one| (most.0.max(one.0), most.1.max(one.1)));
+        let blocks = |size: usize, (part, all): (u64, u64)| (size as u64 * part).div_ceil(all * 8);
+        decoder_bytes = sampling.map(|one| blocks(width, (one.0, most.0)) * blocks(height, (one.1, most.1)) * 128).sum();
+    }
+    Some(Outline { width, height, decoder_bytes })
 }
 
 /// Iterate over the segments of a JPEG as (marker, body). Ends after the first scan's header or at the first malformed segment.

@@ -13,7 +13,7 @@ mod png;
 pub mod region;
 pub mod resize;
 
-pub use decode::{Outline, decode, decode_mask, encode_png, outline, probe, probe_mask};
+pub use decode::{decode, decode_mask, encode_png, outline, probe, probe_mask};
 pub use exif::Orientation;
 pub use mode::{Mode, decode_in};
-pub use picture::{Format, Header, Limits, Picture};
+pub use picture::{Format, Header, Limits, Outline, Picture};

@@ -31,6 +31,15 @@ pub struct Header {
     pub bits: u8,
 }
 
+/// The size of an image and the cost of decoding it, read from its header without a decoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outline {
+    pub width: usize,
+    pub height: usize,
+    /// Memory that decoding needs in addition to the pixels: the coefficients of a JPEG with several scans, else 0.
+    pub decoder_bytes: u64,
+}
+
 /// Decoded pixels of shape (height, width, channels), with 8 or 16 bits per channel in native byte order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {

@@ -6,7 +6,7 @@ use std::io::Cursor;
 use penstock_error::{Error, Result};
 use png::{BitDepth, ColorType, Decoder, Encoder, Transformations};
 
-use super::picture::{Format, Header, Picture, undecodable};
+use super::picture::{Format, Header, Outline, Picture, undecodable};
 
 fn failed(error: png::DecodingError) -> Error {
     undecodable(format!("cannot decode PNG: {error}"))
@@ -33,6 +33,12 @@ pub fn probe(bytes: &[u8]) -> Result<Header> {
     };
     let bits = if info.bit_depth == BitDepth::Sixteen { 16 } else { 8 };
     Ok(Header { format: Format::Png, width: info.width.into(), height: info.height.into(), channels, bits })
+}
+
+/// Read the outline of a PNG. Returns None if its header is cut.
+pub fn outline(bytes: &[u8]) -> Option<Outline> {
+    let size = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize);
+    Some(Outline { width: size(16)?, height: size(20)?, decoder_bytes: 0 })
 }
 
 pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
