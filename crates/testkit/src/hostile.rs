@@ -36,6 +36,17 @@ fn jpeg_claiming(width: u16, height: u16, components: u8, precision: u8) -> Vec<
     bytes
 }
 
+/// Make a WebP of one chunk whose frame claims a size, with `body` after its header.
+fn webp_claiming(lossless: bool, width: u32, height: u32, body: &[u8]) -> Vec<u8> {
+    let (name, head) = if lossless {
+        (b"VP8L", [&[0x2f][..], &(width.wrapping_sub(1) & 0x3fff | (height.wrapping_sub(1) & 0x3fff) << 14).to_le_bytes()].concat())
+    } else {
+        (b"VP8 ", [&[0x10, 2, 0, 0x9d, 1, 0x2a][..], &(width as u16).to_le_bytes(), &(height as u16).to_le_bytes()].concat())
+    };
+    let length = (head.len() + body.len()) as u32;
+    [b"RIFF", &(length + 12).to_le_bytes()[..], b"WEBP", name, &length.to_le_bytes(), &head, body].concat()
+}
+
 /// Return the name and bytes of each hostile image. None may make a decoder crash, hang, or exceed its memory limit;
 /// the decoder may refuse or accept any of them.
 pub fn images() -> Result<Vec<(String, Vec<u8>)>> {
@@ -57,6 +68,10 @@ pub fn images() -> Result<Vec<(String, Vec<u8>)>> {
         ("five_components.jpg".into(), jpeg_claiming(10, 10, 5, 8)),
         ("twelve_bits.jpg".into(), jpeg_claiming(10, 10, 3, 12)),
         ("no_scan.jpg".into(), jpeg_claiming(10, 10, 3, 8)[..21].to_vec()),
+        ("magic_only.webp".into(), b"RIFF\x04\0\0\0WEBP".to_vec()),
+        ("bomb.webp".into(), webp_claiming(true, 16_384, 16_384, &[0; 40])),
+        ("bomb_lossy.webp".into(), webp_claiming(false, 16_383, 16_383, &[0; 40])),
+        ("zero_wide.webp".into(), webp_claiming(false, 0, 10, &[0; 40])),
         ("markers_only.jpg".into(), [0xff, 0xd8].into_iter().chain([0xff; 4096]).collect()),
         ("endless_restart.jpg".into(), [0xff, 0xd8].into_iter().chain([0xff, 0xd0].repeat(2048)).collect()),
     ];
@@ -74,6 +89,8 @@ pub fn images() -> Result<Vec<(String, Vec<u8>)>> {
     for number in 0..40 {
         let length = random.below(400) as usize;
         all.push((format!("noise_{number}.jpg"), [0xff, 0xd8, 0xff].into_iter().chain(random.bytes(length)).collect()));
+        let (width, height) = (1 + random.below(64) as u32, 1 + random.below(64) as u32);
+        all.push((format!("noise_{number}.webp"), webp_claiming(number % 2 == 0, width, height, &random.bytes(length))));
     }
     Ok(all)
 }

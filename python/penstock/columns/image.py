@@ -15,7 +15,7 @@ MODES = ("RGB", "L", "RGBA", "I;16", "stored")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Image(ColumnType):
-    """A JPEG or PNG, kept bit for bit. Arrays and Pillow images are stored as PNG of their pixels, without EXIF and its orientation.
+    """A JPEG, PNG or WebP (without animation), kept bit for bit. Arrays and Pillow images are stored as PNG of their pixels, without EXIF and its orientation.
 
     Shapes: reads as (H, W, C) uint8 or uint16 with C 1, 3 or 4, as stored. `exif_orientation=False` ignores the EXIF orientation.
     `mode` is the mode in loaders: "RGB" (alpha composited onto white), "L" (grey, by ITU-R 601), "RGBA", "I;16" (16-bit grey; 8-bit

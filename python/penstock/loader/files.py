@@ -27,7 +27,7 @@ from penstock.values.checks import is_utf8
 from penstock.values.dtypes import dtype_name
 from penstock.view import View
 
-IMAGES = (".jpg", ".jpeg", ".png")
+IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 class Files(View):
@@ -110,7 +110,7 @@ class Files(View):
 
 
 def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
-    """Find files to load in place: `.npy` files of one dtype and rank, or JPEG and PNG images. In the glob, `**` matches nested folders.
+    """Find files to load in place: `.npy` files of one dtype and rank, or JPEG, PNG and WebP images. In the glob, `**` matches nested folders.
 
     `io`: "direct" bypasses the page cache (io_uring, O_DIRECT) and "buffered" uses plain reads; by default, large files are mapped.
     A loader state depends on the file sizes and the names relative to the common folder, so it also loads for a copy elsewhere.
@@ -136,7 +136,7 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
         raise InvalidInputError(
             f"cannot load `{text}`: it matches {', '.join(sorted(kinds))} files",
             code="invalid-argument",
-            hint="match only .npy files, or only .jpg, .jpeg and .png files",
+            hint="match only .npy files, or only .jpg, .jpeg, .png and .webp files",
         )
     absolute = [os.path.abspath(path) for path in found]
     root = pathlib.Path(os.path.commonpath([os.path.dirname(path) for path in absolute]))

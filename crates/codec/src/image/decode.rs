@@ -6,7 +6,7 @@ use penstock_error::{Error, Result};
 
 use super::exif::Orientation;
 use super::picture::{Format, Header, Limits, Outline, Picture, undecodable};
-use super::{exif, jpeg, png};
+use super::{exif, jpeg, png, webp};
 
 fn format_of(bytes: &[u8]) -> Result<Format> {
     if bytes.is_empty() {
@@ -18,8 +18,11 @@ fn format_of(bytes: &[u8]) -> Result<Format> {
     if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
         return Ok(Format::Png);
     }
+    if webp::begins(bytes) {
+        return Ok(Format::Webp);
+    }
     let head: Vec<String> = bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    Err(undecodable(format!("cannot decode image: it begins with {}, expected a JPEG or a PNG", head.join(" ")))
+    Err(undecodable(format!("cannot decode image: it begins with {}, expected a JPEG, PNG or WebP", head.join(" ")))
         .hint("convert it first, or store it in a Bytes column"))
 }
 
@@ -28,6 +31,7 @@ pub fn probe(bytes: &[u8], limits: Limits) -> Result<Header> {
     let header = match format_of(bytes)? {
         Format::Jpeg => jpeg::probe(bytes)?,
         Format::Png => png::probe(bytes)?,
+        Format::Webp => webp::probe(bytes)?,
     };
     check_size(&header, limits)?;
     Ok(header)
@@ -38,6 +42,7 @@ pub fn outline(bytes: &[u8]) -> Option<Outline> {
     match format_of(bytes).ok()? {
         Format::Jpeg => jpeg::outline(bytes),
         Format::Png => png::outline(bytes),
+        Format::Webp => webp::outline(bytes),
     }
 }
 
@@ -61,6 +66,7 @@ pub fn decode(bytes: &[u8], limits: Limits, orientation: Orientation) -> Result<
     let picture = match header.format {
         Format::Jpeg => jpeg::decode(bytes, &header)?,
         Format::Png => png::decode(bytes, &header)?,
+        Format::Webp => webp::decode(bytes, &header)?,
     };
     Ok(exif::upright(picture, orientation.tag(bytes)))
 }
@@ -98,7 +104,3 @@ pub fn decode_mask(bytes: &[u8], limits: Limits) -> Result<Picture> {
 pub fn encode_png(height: usize, width: usize, channels: usize, bits: u8, data: &[u8]) -> Result<Vec<u8>> {
     png::encode(height, width, channels, bits, data)
 }
-
-#[cfg(test)]
-#[path = "decode_tests.rs"]
-mod tests;

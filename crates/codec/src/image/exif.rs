@@ -3,7 +3,7 @@
 use super::jpeg;
 use super::picture::Picture;
 
-/// Return the orientation of a JPEG or PNG, from 1 to 8. It is 1 if the image has none or if it cannot be read.
+/// Return the orientation of a JPEG, PNG or WebP, from 1 to 8. It is 1 if the image has none or if it cannot be read.
 pub fn orientation(bytes: &[u8]) -> u8 {
     if has_no_exif(bytes) {
         return 1;

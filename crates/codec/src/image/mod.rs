@@ -1,4 +1,4 @@
-//! Images: JPEG and PNG, whole (`decode`) or a region (`region`, `entropy`); EXIF orientation and colour modes; operations on pixels
+//! Images: JPEG, PNG and WebP, whole (`decode`) or a region (`region`, `entropy`); EXIF orientation and colour modes; operations on pixels
 //! (`resize`, `cut`). A new format is a file here, an arm of `decode::format_of`, and an arm of each function that matches on `Format`.
 
 pub mod cut;
@@ -12,6 +12,7 @@ pub mod pixels;
 mod png;
 pub mod region;
 pub mod resize;
+mod webp;
 
 pub use decode::{decode, decode_mask, encode_png, outline, probe, probe_mask};
 pub use exif::Orientation;

@@ -19,6 +19,7 @@ impl Default for Limits {
 pub enum Format {
     Jpeg,
     Png,
+    Webp,
 }
 
 /// The properties that the header of an image contains.

@@ -1,0 +1,82 @@
+//! Decodes WebP with the `image-webp` crate, lossy and lossless, with 8 bits per channel. Reads still images only, and writes none.
+
+use std::io::Cursor;
+
+use image_webp::WebPDecoder;
+use penstock_error::{Error, Result};
+
+use super::picture::{Format, Header, Outline, Picture, undecodable};
+
+/// Return whether these are the first bytes of a WebP.
+pub fn begins(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP")
+}
+
+/// Return name and body of each chunk of the RIFF container, until one is cut. Source: RFC 9649 section 2.3.
+fn chunks(bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    let mut rest = bytes.get(12..).unwrap_or_default();
+    std::iter::from_fn(move || {
+        let (name, size) = (rest.get(..4)?, rest.get(4..8)?);
+        let size = u32::from_le_bytes(size.try_into().ok()?) as usize;
+        let body = rest.get(8..8 + size).unwrap_or(&rest[8..]);
+        rest = rest.get(8 + size.next_multiple_of(2)..).unwrap_or_default();
+        Some((name, body))
+    })
+}
+
+fn number(body: &[u8], at: usize, bytes: usize) -> Option<usize> {
+    Some(body.get(at..at + bytes)?.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte)))
+}
+
+/// Return the size that a chunk states: of the canvas, or of a frame. None for other chunks.
+fn size_of((name, body): (&[u8], &[u8])) -> Option<(usize, usize)> {
+    match name {
+        b"VP8X" => Some((1 + number(body, 4, 3)?, 1 + number(body, 7, 3)?)),
+        b"VP8 " => Some((number(body, 6, 2)? & 0x3fff, number(body, 8, 2)? & 0x3fff)),
+        b"VP8L" => {
+            let header = number(body, 1, 4)?;
+            Some((1 + (header & 0x3fff), 1 + (header >> 14 & 0x3fff)))
+        }
+        _ => None,
+    }
+}
+
+pub fn probe(bytes: &[u8]) -> Result<Header> {
+    let decoder = decoder(bytes)?;
+    if decoder.is_animated() {
+        return Err(
+            Error::new("unsupported-format", "cannot decode WebP: it is an animation").hint("store its frames as images of their own")
+        );
+    }
+    let (width, height) = decoder.dimensions();
+    // The decoder allocates the frame before it compares the frame with the canvas.
+    let canvas = (width as usize, height as usize);
+    if let Some(frame) = chunks(bytes).filter(|(name, _)| *name != b"VP8X").find_map(size_of).filter(|frame| *frame != canvas) {
+        let (wide, high) = frame;
+        return Err(undecodable(format!("cannot decode WebP: a frame of {wide} x {high} pixels on a canvas of {width} x {height}")));
+    }
+    let channels = if decoder.has_alpha() { 4 } else { 3 };
+    Ok(Header { format: Format::Webp, width: width.into(), height: height.into(), channels, bits: 8 })
+}
+
+/// Read the outline of a WebP. Returns None if its header is cut.
+pub fn outline(bytes: &[u8]) -> Option<Outline> {
+    let (width, height) = chunks(bytes).find_map(size_of)?;
+    // Lossless: RGBA before the alpha is dropped. Lossy: luma, chroma and alpha.
+    Some(Outline { width, height, decoder_bytes: 4 * width as u64 * height as u64 })
+}
+
+pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
+    let (width, height) = (header.width as usize, header.height as usize);
+    let mut data = vec![0; width * height * header.channels];
+    decoder(bytes)?.read_image(&mut data).map_err(failed)?;
+    Ok(Picture { height, width, channels: header.channels, bits: 8, data })
+}
+
+fn decoder(bytes: &[u8]) -> Result<WebPDecoder<Cursor<&[u8]>>> {
+    WebPDecoder::new(Cursor::new(bytes)).map_err(failed)
+}
+
+fn failed(error: image_webp::DecodingError) -> Error {
+    undecodable(format!("cannot decode WebP: {error}"))
+}

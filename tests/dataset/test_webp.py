@@ -1,0 +1,91 @@
+"""WebP images: pixels equal those of Pillow, which uses Google's decoder; animations and damage are refused."""
+
+import io
+
+import numpy as np
+import penstock as ps
+import penstock.transforms as T
+import pytest
+from penstock.importers import import_data
+from PIL import Image as Pillow
+
+
+def photograph(mode="RGB"):
+    """Return a smooth picture, as lossy codecs expect."""
+    y, x = np.mgrid[0:90, 0:121]
+    channels = [127 + 120 * np.sin(x / (9 + c)) * np.cos(y / (13 - c)) for c in range(len(mode))]
+    return Pillow.fromarray(np.stack(channels, -1).astype(np.uint8), mode)
+
+
+def encoded(image, **options):
+    file = io.BytesIO()
+    image.save(file, format="WEBP", **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+@pytest.mark.parametrize("lossless", [True, False])
+def test_pixels_equal_those_of_pillow(root, mode, lossless):
+    body = encoded(photograph(mode), lossless=lossless, exact=True)
+    ds = ps.create(root, {"image": ps.Image(), "stored": ps.Image(mode="stored")})
+    ds.append({"image": [body], "stored": [body]})
+    expected = np.asarray(Pillow.open(io.BytesIO(body)))
+    found = ds[0]["image"]
+    assert found.shape == expected.shape and found.dtype == np.uint8
+    # Decoders may round the upsampled colours of lossy files differently.
+    assert np.abs(found.astype(int) - expected).max() <= (0 if lossless else 2)
+    assert ds.take([0], decode=False)["image"][0] == body
+    [batch] = ds.loader(batch_size=1, columns=["stored"])
+    assert (batch["stored"][0] == found).all()
+
+
+def test_a_loader_crops_and_turns_them(root):
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    body = encoded(photograph(), lossless=True, exif=exif)
+    ds = ps.create(root, {"image": ps.Image()})
+    ds.append({"image": [body]})
+    upright = ds[0]["image"]
+    assert upright.shape == (121, 90, 3) and (upright == np.rot90(np.asarray(photograph()), -1)).all()
+    [batch] = ds.loader(batch_size=1, transform=[T.CenterCrop(64)])
+    assert (batch["image"][0] == upright[(121 - 64) // 2 :][:64, (90 - 64) // 2 :][:, :64]).all()
+
+
+def test_animations_masks_and_damage_are_refused(root, tmp_path):
+    frames = [photograph(), photograph().rotate(90)]
+    animation = encoded(frames[0], save_all=True, append_images=frames[1:])
+    ds = ps.create(root, {"image": ps.Image()})
+    with pytest.raises(ps.Error, match="it is an animation") as caught:
+        ds.append({"image": [animation]})
+    assert caught.value.code == "unsupported-format" and len(ds) == 0
+    masks = ps.create(tmp_path / "masks", {"mask": ps.Mask()})
+    with pytest.raises(ps.CorruptError, match="3 channels, expected 1"):
+        masks.append({"mask": [encoded(photograph(), lossless=True)]})
+    whole = encoded(photograph(), lossless=True)
+    ds.append({"image": [whole[: len(whole) // 2]]})  # Only the header is checked on append.
+    with pytest.raises(ps.CorruptError, match="cannot decode WebP"):
+        ds[0]
+    with pytest.raises(ps.Error, match="cannot decode WebP"):
+        ds.append({"image": [whole[: len(whole) // 2]]}, validate="decode")
+
+
+def test_folders_of_webp(root, tmp_path):
+    for name in ("cat/a.webp", "dog/b.webp"):
+        (tmp_path / name).parent.mkdir()
+        photograph().save(tmp_path / name, lossless=True)
+    report = import_data(tmp_path, root, validate="decode")
+    assert report.samples == 2 and not report.refused
+    assert (ps.open(root)[1]["image"] == np.asarray(photograph())).all()
+    [batch] = ps.files(tmp_path / "*" / "*.webp").loader(batch_size=2)
+    assert (np.stack(batch["image"]) == np.asarray(photograph())).all()
+
+
+@pytest.mark.data
+def test_real_photographs(data, root):
+    report = import_data(data / "photos-formats" / "webp", root, validate="decode", on_error="skip", include=["*.webp"])
+    ds = ps.open(root)
+    assert report.samples >= 4 and all("animation" in refusal.message for refusal in report.refused), report.refused
+    for sample in ds:
+        body = (data / "photos-formats" / "webp" / sample["path"]).read_bytes()
+        expected = np.asarray(Pillow.open(io.BytesIO(body)))
+        assert np.abs(sample["image"].astype(int) - expected).max() <= 2, sample["path"]
