@@ -117,3 +117,25 @@ for _ in range(5):
 assert grown.peak < 1.1 * least + (12 << 20), (grown.peak, least)
 """
     assert grown(program, tmp_path / "ds") > 0
+
+
+WIDE = """
+import sys
+import numpy as np, penstock as ps
+from measured import anonymous
+ps.configure(memory_bytes=64 << 20, threads=2)
+names = [f"c{index}" for index in range(100)]
+ds = ps.create(sys.argv[1], dict.fromkeys(names, "float32"))
+part = np.ones(100_000, np.float32)
+before = peak = anonymous()
+with ds.transaction("wide") as tx:
+    for _ in range(15):
+        tx.append(dict.fromkeys(names, part))
+        peak = max(peak, anonymous())
+print(peak - before)
+"""
+
+
+@pytest.mark.local
+def test_samples_waiting_to_be_written_are_bounded_over_all_columns(tmp_path):
+    assert int(measured.run(WIDE, tmp_path / "set")) <= 48 << 20, "appending 600 MB under a budget of 64 MiB holds at most 48 MiB"

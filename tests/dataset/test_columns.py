@@ -394,3 +394,37 @@ def test_numpy_dates_before_numpy_numbers_are_a_null_and_numbers(tmp_path, count
     ds.append({"v": [np.datetime64("NaT")] + [np.float32(0.5)] * count})
     found = ds["v"][:]
     assert found.mask.tolist() == [True] + [False] * count and found.compressed().tolist() == [0.5] * count
+
+
+LOCAL = ["mapped", "buffered", "direct"]
+
+
+def test_two_categories_in_one_file_keep_their_words(root):
+    schema = {"one": ps.Category(), "two": ps.Category(), "three": ps.Category()}
+    ds = ps.create(root, schema)
+    words = {"one": ["a", "b", "c"], "two": ["c", "a", "d"], "three": ["x", "c", "x"]}
+    ds.append(words)
+    ds.append({name: list(reversed(values)) for name, values in words.items()})
+    ds = ps.open(root)
+    batch = ds.take([5, 0, 2, 4])
+    for name, values in words.items():
+        both, names = values + values[::-1], ds.vocabulary(name)
+        assert [names[code] for code in batch[name]] == [both[place] for place in (5, 0, 2, 4)]
+        assert [names[code] for code in ds[name][:]] == both
+    assert next(ds.scan(batch_size=6)).to_pydict() == {name: values + values[::-1] for name, values in words.items()}
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", LOCAL)
+def test_memory_below_a_null_is_zero(tmp_path, io):
+    rows = 1_500_000
+    ds = ps.create(tmp_path / "set", {"n": "int8", "b": "bool", "f": "float64"})
+    ds.append({"n": np.ones(rows, np.int8)})
+    ds.append({"n": [1], "b": [True], "f": [1.0]})
+    ds = ps.open(tmp_path / "set", io=io)
+    for name in ("b", "f", "b"):
+        filled = ds.take(np.arange(rows), columns=["n"])["n"]
+        filled[:] = 17
+        del filled
+        found = ds[name][:]
+        assert found.mask[:-1].all() and not found.mask[-1] and not np.ma.getdata(found)[:-1].any()

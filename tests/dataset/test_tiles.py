@@ -1,5 +1,6 @@
 """Tiled tensors: windows match NumPy and cost only the tiles they overlap. Samples may be larger than memory."""
 
+import itertools
 import multiprocessing
 import pathlib
 import pickle
@@ -502,3 +503,48 @@ def test_errors_of_values_that_are_pulled_name_their_column(root):
     with pytest.raises(ps.InvalidInputError, match="cannot append to column `b`: row 2 has 1e") as caught:
         ps.create(root, columns).append({"a": good, "b": bad})
     assert caught.value.column == "b" and caught.value.rows == [2]
+
+
+LOCAL = ["mapped", "buffered", "direct"]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", LOCAL)
+@pytest.mark.parametrize("tile", [None, (2, 3, 5), (4, 8, 8)])
+def test_windows_flat_in_some_dimensions(tmp_path, io, tile):
+    """Windows may cover a dimension whole, in part, or at one index. Each must equal NumPy's result."""
+    shape = (9, 10, 11)
+    values = np.random.default_rng(1).integers(0, 1 << 15, (4, *shape)).astype(np.int16)
+    free = ps.Tensor((None, None, None), "int16") if tile is None else ps.Tensor((None, None, None), "int16", tile=tile)
+    ps.create(tmp_path / "set", {"v": free}).append({"v": list(values)})
+    parts = [slice(None), slice(2, 3), slice(3, 9), slice(0, 0), 4, slice(None, None, 2)]
+    for key in itertools.product(parts, parts, parts):
+        ds = ps.open(tmp_path / "set", io=io)  # A fresh handle has no cached tiles.
+        assert np.array_equal(ds["v"][(2, *key)], values[2][key]), key
+
+
+FLAT = """
+import sys, numpy as np, penstock as ps
+ps.configure(memory_bytes=16 << 20)  # This is the minimum: a take of 8 MB exceeds half of the cache.
+values = np.load(sys.argv[1])
+for io in ("direct", "buffered", "mapped"):
+    ds = ps.open(sys.argv[2], io=io)
+    for name in ds.schema:
+        got = ds.take([1, 0], columns=[name])[name]
+        assert all(np.array_equal(got[row], values[1 - row]) for row in range(2)), (io, name)
+        assert np.array_equal(ds[name][1], values[1]), (io, name)
+"""
+
+
+@pytest.mark.local
+def test_large_samples_with_tiles_cut_in_each_dimension_are_read_whole(tmp_path):
+    """Samples too large for the cache are streamed. Only if the consecutive tiles equal the sample may they be read straight into it."""
+    values = np.random.default_rng(0).integers(0, 1 << 16, (2, 32, 256, 256)).astype(np.uint16)
+    tiles = {"first": (4, 256, 256), "second": (4, 64, 256), "third": (4, 256, 64), "one": (1, 64, 256), "all": (4, 64, 64)}
+    schema = {name: ps.Tensor((None, None, None), "uint16", tile=tile) for name, tile in tiles.items()}
+    schema["fixed"] = ps.Tensor((32, 256, 256), "uint16", tile=(4, 64, 256))
+    ps.create(tmp_path / "set", schema).append({name: list(values) for name in schema})
+    np.save(tmp_path / "values.npy", values)
+    command = [sys.executable, "-c", FLAT, str(tmp_path / "values.npy"), str(tmp_path / "set")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,205 @@
+"""An object store that returns corrupt, short, late or no answers."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import penstock as ps
+import pytest
+import wrong_s3
+
+
+@pytest.mark.local
+def test_a_corrupt_range_is_requested_again():
+    """If only the first answer is corrupt, the read returns the second one. If every answer is corrupt, the read raises an error."""
+    with wrong_s3.serving() as (state, options):
+        ds = ps.create("s3://bucket/set", {"v": ps.Tensor((50_000,), "uint8"), "t": ps.Text()}, storage_options=options)
+        values = np.random.default_rng(0).integers(0, 256, (20, 50_000), dtype=np.uint8)
+        ds.append({"v": values, "t": [f"text {i}" for i in range(20)]})
+        # The first range is the tail, the second holds blocks. Blocks are cached, so none is requested twice.
+        for place in range(9):
+            fresh = ps.open("s3://bucket/set", storage_options=options)
+            state.spoil, state.good_before_spoil = 1, place % 2
+            batch = fresh.take([place, place + 10])
+            assert state.spoil == 0, "the fault struck"
+            assert np.array_equal(batch["v"], values[[place, place + 10]]) and batch["t"] == [f"text {place}", f"text {place + 10}"]
+        fresh = ps.open("s3://bucket/set", storage_options=options)
+        state.spoil, state.good_before_spoil = 1_000, 0
+        with pytest.raises(ps.CorruptError):
+            fresh.take([9])
+        state.spoil = 0
+        assert np.array_equal(fresh.take([9])["v"], values[9:10]), "corrupt bytes are not cached"
+
+
+@pytest.mark.local
+def test_a_corrupt_small_object_is_requested_again():
+    """Corrupt, in turn, each whole object that opening, reading and committing request: first record, hint, record, root, page, words."""
+    with wrong_s3.serving() as (state, options):
+        made = ps.create("s3://bucket/set", {"n": "int64", "c": ps.Category()}, storage_options=options)
+        for part in range(70):
+            made.append({"n": range(part * 3, part * 3 + 3), "c": [f"word {part}"] * 3})
+
+        def work(number):
+            ds = ps.open("s3://bucket/set", storage_options=options)
+            assert len(ds) == 210 + number and ds["n"][:].tolist()[:210] == list(range(210))
+            assert ds.vocabulary("c")[:70] == [f"word {part}" for part in range(70)] and len(ds.log()) == 71 + number
+            ds.append({"n": [-1], "c": ["word 3"]})
+
+        state.whole = 0
+        work(0)
+        asked = state.whole
+        assert asked > 70, "the log alone reads 71 records"
+        for place in (*range(1, 10), *range(10, asked, 17), asked):
+            state.whole, state.spoilt_whole = 0, place
+            work(len(ps.open("s3://bucket/set", storage_options=options)) - 210)
+            assert state.whole > place, "the fault struck"
+
+
+@pytest.mark.local
+def test_a_short_answer_is_completed_or_refused():
+    """After a broken connection, the client requests the rest. It refuses a server that answers with another range or in chunks."""
+    values = [bytes([i]) * 150_000 for i in range(5)]
+    with wrong_s3.serving() as (state, options):
+        ps.create("s3://bucket/set", {"v": ps.Bytes()}, storage_options=options).append({"v": values})
+        state.shorten, state.how = 3, wrong_s3.LONGER  # The connection breaks after the last byte.
+        fresh = ps.open("s3://bucket/set", storage_options={**options, "timeout_seconds": 5})
+        assert fresh.take([1, 3])["v"] == [values[1], values[3]] and state.shorten <= 1
+        state.shorten, state.how = 3, wrong_s3.BROKEN
+        fresh = ps.open("s3://bucket/set", storage_options={**options, "timeout_seconds": 5})
+        assert fresh.take([1, 3])["v"] == [values[1], values[3]] and state.shorten == 0
+        for how in (wrong_s3.HALF, wrong_s3.CHUNKED):
+            state.shorten, state.how = 1, how
+            fresh = ps.open("s3://bucket/set", storage_options={**options, "timeout_seconds": 5})
+            with pytest.raises(ps.UnsupportedError, match="does not follow HTTP"):
+                fresh.take([1])
+
+
+@pytest.mark.local
+def test_an_upload_that_cannot_be_completed_leaves_no_parts():
+    """Parts of an upload that is neither completed nor aborted appear in no listing, but cost money."""
+    with wrong_s3.serving() as (state, options):
+        ds = ps.create("s3://bucket/set", {"v": ps.Bytes()}, storage_options=options)
+        ds.append({"v": [bytes(20 << 20)]})
+        assert len(ds.take([0])["v"][0]) == 20 << 20 and not state.uploads
+        state.refuse_complete = True
+        with pytest.raises(ps.Error, match=r"AccessDenied|403"):
+            ds.append({"v": [bytes(20 << 20)]})
+        assert not state.uploads and len(ds.refresh()) == 1
+
+
+@pytest.mark.local
+def test_an_upload_succeeds_if_only_its_last_answer_is_lost():
+    """On the retry the store reports no such upload. The client then checks that the object exists with the uploaded length."""
+    with wrong_s3.serving() as (state, options):
+        ds = ps.create("s3://bucket/set", {"v": ps.Bytes()}, storage_options=options)
+        state.unanswered = "/d/"
+        ds.append({"v": [bytes([number]) * (9 << 20) for number in range(3)]})
+        state.unanswered = None
+        assert ps.open("s3://bucket/set", storage_options=options).take([2])["v"] == [bytes([2]) * (9 << 20)]
+
+
+@pytest.mark.local
+def test_a_create_without_an_answer_deletes_nothing():
+    """Commit 0 exists, but its answers were lost. The objects it references must not be deleted as leftovers."""
+    with wrong_s3.serving() as (state, options):
+        state.unanswered = "/log/"
+        with pytest.raises(ps.Error) as caught:
+            ps.create("s3://bucket/set", {"v": "int64"}, storage_options={**options, "timeout_seconds": 1})
+        assert caught.value.code == "commit-state-unknown" and "check whether the object exists" in caught.value.hint
+        state.unanswered = None
+        ds = ps.open("s3://bucket/set", storage_options=options)
+        ds.append({"v": [1]})
+        assert ds.verify()["problems"] == [] and ds["v"][:].tolist() == [1]
+
+
+@pytest.mark.local
+def test_a_409_of_a_create_only_put_is_retried():
+    """S3 may answer 409 when two create-only puts of one name collide. Neither has won yet, so the client retries."""
+    with wrong_s3.serving() as (state, options):
+        refused = []
+
+        def conflict(name):
+            if name in refused:
+                return None
+            refused.append(name)
+            return 409, "ConditionalRequestConflict"
+
+        state.on_create = conflict
+        ds = ps.create("s3://bucket/set", {"v": "int64"}, storage_options=options)
+        for number in range(3):
+            ds.append({"v": [number]})
+        assert len([name for name in refused if "/log/" in name]) >= 4
+        assert ps.open(ds.uri, storage_options=options)["v"][:].tolist() == [0, 1, 2]
+
+
+RIVAL = """
+import json, sys
+import penstock as ps
+ds = ps.open("s3://bucket/set", storage_options=json.loads(sys.argv[1]))
+for line in sys.stdin:
+    ds.append({"n": [int(line)]})
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.local
+def test_a_commit_that_loses_a_race_describes_the_newer_parent():
+    """A rival commits between the root and the record of a commit. The records cover all lengths, with one to six deltas."""
+    with wrong_s3.serving() as (state, options):
+        columns = {f"w{index}": ps.Category() for index in range(5)}
+        ds = ps.create("s3://bucket/set", {"n": "int64", **columns}, storage_options=options)
+        rival = subprocess.Popen(
+            [sys.executable, "-c", RIVAL, json.dumps(options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        races = []
+
+        def race(name):
+            if "/log/" in name and len(races) <= len(expected):  # Race once per commit.
+                races.append(name)
+                rival.stdin.write(f"{10_000 + len(races)}\n")
+                rival.stdin.flush()
+                assert rival.stdout.readline() == "done\n"
+
+        expected, state.on_create = [], race
+        for number in range(60):
+            words = {name: [f"{name}-{number}"] for name in list(columns)[: number % 6]}
+            ds.append({"n": [number], **words})
+            expected.append((number, words))
+        state.on_create = None
+        rival.stdin.close()
+        assert rival.wait(30) == 0
+        ds = ps.open(ds.uri, storage_options=options)
+        batch = ds[:]
+        place = {int(n): row for row, n in enumerate(batch["n"])}
+        assert len(races) == 60 and len(ds) == 60 + len(races) and not ds.verify()["problems"]
+        for number, words in expected:
+            for name, [word] in words.items():
+                assert ds.vocabulary(name)[int(batch[name][place[number]])] == word
+
+
+@pytest.mark.local
+def test_a_thread_reads_a_block_that_another_thread_failed_to_read():
+    """Only one of the threads that need a block fetches it. It gets three corrupt answers; the other thread then gets a good one."""
+    values = np.random.default_rng(0).integers(0, 256, (20, 50_000), dtype=np.uint8)
+    with wrong_s3.serving() as (state, options):
+        ps.create("s3://bucket/set", {"v": ps.Tensor((50_000,), "uint8")}, storage_options=options).append({"v": values})
+        ds, told = ps.open("s3://bucket/set", storage_options=options), {}
+        ds.take([19])
+        state.delay_seconds, state.spoil = 0.2, 3
+
+        def read(name):
+            try:
+                told[name] = np.array_equal(ds.take([5])["v"], values[[5]])
+            except ps.Error as error:
+                told[name] = error.code
+
+        readers = [threading.Thread(target=read, args=(name,)) for name in ("first", "second")]
+        for reader in readers:
+            reader.start()
+            time.sleep(0.05)  # The second thread asks while the first waits. If it starts late, it reads good bytes anyway.
+        for reader in readers:
+            reader.join()
+        assert sorted(map(str, told.values())) == ["True", "block-checksum"] and state.spoil == 0
