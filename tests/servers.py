@@ -10,13 +10,13 @@ import pathlib
 import shutil
 import socket
 import subprocess
-import time
 import types
 import urllib.request
 from typing import Any
 
 import boto3
 import botocore.exceptions
+from waiting import until
 
 ROOT = pathlib.Path(__file__).parent.parent
 KEY, SECRET = "penstock-test", "penstock-test-secret"
@@ -60,13 +60,14 @@ class Server:
         raise NotImplementedError
 
     def _wait(self) -> None:
-        for _ in range(600):
+        def accepts() -> bool:
             if self.process.poll() is not None:
                 raise RuntimeError(f"{type(self).__name__} exited: {(self.folder / 'log').read_text()}")
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return
-            time.sleep(0.05)
-        raise RuntimeError(f"{type(self).__name__} does not accept connections")
+                return True
+            return False
+
+        until(accepts, f"{type(self).__name__} accepts connections")
 
     def stop(self) -> None:
         self.process.terminate()
@@ -139,11 +140,13 @@ class Minio(S3Server):
 
     def _wait(self) -> None:
         super()._wait()
-        for _ in range(600):
+
+        def is_live() -> bool:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.endpoint}/minio/health/live", timeout=1):
-                return
-            time.sleep(0.05)
-        raise RuntimeError("MinIO did not become live")
+                return True
+            return False
+
+        until(is_live, "MinIO is live")
 
 
 class VersityGateway(S3Server):

@@ -35,6 +35,7 @@ class State:
         # The number of whole objects returned so far, and the number of the one to return with a flipped bit.
         self.whole, self.spoilt_whole = 0, 0
         self.delay_seconds = 0.0  # The delay before each ranged reply.
+        self.ranged = 0  # The number of ranges requested so far.
         self.how = HALF
         # Called with the name before a create-only put; returns a (status, code) to reply instead, or None. Puts made by the call skip it.
         self.on_create: Callable[[str], tuple[int, str] | None] | None = None
@@ -114,6 +115,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.state.whole += not head
             spoilt = not head and self.state.whole == self.state.spoilt_whole
             return self.reply(200, body[:-1] + bytes([body[-1] ^ 1]) if spoilt else body, head, **common)
+        self.state.ranged += 1
         time.sleep(self.state.delay_seconds)  # Simulates a slow store.
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         begin, end = int(first), min(int(last or len(body) - 1), len(body) - 1)

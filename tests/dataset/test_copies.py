@@ -6,7 +6,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import time
 
 import numpy as np
 import penstock as ps
@@ -149,7 +148,7 @@ def append_on(place, begun, over):
     while not over.is_set():
         ds.append(batch(0))
         begun.set()
-        time.sleep(0.01)  # Limits the size of the dataset.
+        over.wait(0.01)  # Limits the size of the dataset.
 
 
 def test_cp_of_a_live_dataset_is_right_or_refused(tmp_path):

@@ -120,3 +120,17 @@ def test_keywords_of_loaders_are_known_to_type_checkers(tmp_path):
         for number, (keywords, wrong) in enumerate(lines.items(), 3):
             errors = [line for line in found.splitlines() if f"user.py:{number}: error" in line]
             assert bool(errors) == (wrong is not None) and all(wrong in error for error in errors), (keywords, found)
+
+
+def test_tests_sleep_only_for_a_stated_reason_and_assert_no_times():
+    """A line that sleeps has a comment, or waits in tests/waiting.py. No assertion compares clocks."""
+    files = [*(ROOT / "tests").rglob("*.py"), *ROOT.glob("crates/*/tests/*.rs"), *ROOT.glob("crates/testkit/src/**/*.rs")]
+    bare, timed = [], []
+    for path in files:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            place = f"{path.relative_to(ROOT)}:{number}"
+            if re.search(r"\bsleep\(", line) and not re.search(r"(#|//) \S", line) and path.name != "waiting.py":
+                bare.append(place)
+            if re.search(r"assert.*(monotonic\(|perf_counter\(|time\.time\(|elapsed\()", line):
+                timed.append(place)
+    assert len(files) > 50 and not bare and not timed, (bare, timed)

@@ -22,6 +22,7 @@ import penstock as ps
 import psutil
 import pytest
 from penstock import transforms as T
+from waiting import until
 
 SAMPLES = 1003
 
@@ -416,7 +417,7 @@ def test_starting_and_stopping_leaks_nothing(ds):
 
 def test_closing_from_another_thread_ends_a_wait(ds):
     def slow(sample, rng):
-        time.sleep(0.01)
+        time.sleep(0.01)  # The epoch lasts until `close` is called.
         return sample
 
     loader = ds.loader(batch_size=10, columns=["number"], transform=[slow])
@@ -430,8 +431,7 @@ def test_closing_from_another_thread_ends_a_wait(ds):
 
     consumer = threading.Thread(target=consume)
     consumer.start()
-    while not loader.stats()["batches"]:
-        time.sleep(0.01)
+    until(lambda: loader.stats()["batches"], "the first batch")
     loader.close()
     consumer.join(20)
     assert ended == ["closed"]
@@ -479,13 +479,17 @@ for batch in loader:
 def test_kill_9_and_resume_in_another_process(ds):
     def start(*arguments, extra="pass"):
         code = textwrap.dedent(SCRIPT).format(extra=extra)
-        return subprocess.Popen([sys.executable, "-c", code, ds.uri, *arguments], stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen([sys.executable, "-c", code, ds.uri, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     whole = [json.loads(line) for line in start().communicate()[0].splitlines()]
     assert len(whole) == 101
     for stop in np.random.default_rng(1).integers(1, 90, 4):
-        process = start(extra="import time; time.sleep(0.002)")
-        seen = [json.loads(process.stdout.readline()) for _ in range(stop)]
+        process = start(extra="import sys; sys.stdin.readline()")
+        seen = []
+        for _ in range(stop):
+            seen.append(json.loads(process.stdout.readline()))
+            process.stdin.write("next\n")
+            process.stdin.flush()
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         rest = [json.loads(line) for line in start(json.dumps(seen[-1][0])).communicate()[0].splitlines()]
@@ -494,7 +498,7 @@ def test_kill_9_and_resume_in_another_process(ds):
 
 @pytest.mark.local
 def test_ctrl_c_ends_an_iteration_and_the_process(ds):
-    extra = "import time; time.sleep(0.01)"
+    extra = "import collections; collections.deque(loader.stream(), 0)"
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(SCRIPT).format(extra=extra), ds.uri],
         stdout=subprocess.PIPE,

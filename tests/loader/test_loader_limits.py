@@ -227,7 +227,7 @@ def test_twenty_epochs_grow_by_two_percent_at_most(tmp_path):
 
 
 STEPS = """
-import hashlib, json, sys, time
+import hashlib, json, sys
 import penstock as ps
 from penstock import transforms as T
 ds = ps.open(sys.argv[1])
@@ -236,7 +236,7 @@ if len(sys.argv) > 2:
     loader.load_state_dict(json.loads(sys.argv[2]))
 for batch in loader.stream(1):
     print(json.dumps([loader.state_dict(), batch["number"].tolist(), hashlib.sha256(batch["image"].tobytes()).hexdigest()]), flush=True)
-    time.sleep(0.002)
+    sys.stdin.readline()
 """
 
 
@@ -245,13 +245,19 @@ def test_kill_9_at_twenty_random_steps_changes_neither_samples_nor_pixels(tmp_pa
     ds = photographs(tmp_path, 600)
 
     def start(*arguments):
-        return subprocess.Popen([sys.executable, "-c", textwrap.dedent(STEPS), ds.uri, *arguments], stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(STEPS), ds.uri, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     whole = [json.loads(line)[1:] for line in start().communicate()[0].splitlines()]
     assert len(whole) == 38
     for stop in np.random.default_rng(2).integers(1, 37, 20):
         process = start()
-        seen = [json.loads(process.stdout.readline()) for _ in range(stop)]
+        seen = []
+        for _ in range(stop):
+            seen.append(json.loads(process.stdout.readline()))
+            process.stdin.write("next\n")
+            process.stdin.flush()
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         rest = [json.loads(line) for line in start(json.dumps(seen[-1][0])).communicate()[0].splitlines()]

@@ -14,7 +14,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 
 import measured
 import numpy as np
@@ -24,6 +23,7 @@ import servers
 import trustme
 from conftest import BUCKET, environment, spent
 from PIL import Image as Pillow
+from waiting import until
 
 pytestmark = pytest.mark.local  # These tests choose their own stores.
 
@@ -113,10 +113,8 @@ def test_many_data_files_are_opened_side_by_side(bucket, proxy):
         slow = ps.open(bucket)
         proxy.faults("delay_ms=100")
         try:
-            began = time.monotonic()
             assert [blob[0] for blob in slow.take(np.arange(20))["blob"]] == list(range(20))
-            # 20 tails and 20 blocks of 100 ms each would take 4 s in sequence.
-            assert time.monotonic() - began < 2.0
+            assert proxy.counts()["most_at_once"] >= 10
         finally:
             proxy.faults()
 
@@ -269,10 +267,12 @@ def test_a_dead_store_is_an_error_by_its_deadline(cifar, proxy):
             (lambda: ps.open(uri, storage_options=options), "storage-failed"),
             (lambda: writer.append({"n": [1]}), "storage-failed"),
         ):
-            began = time.monotonic()
+            proxy.faults("fail=1000&in_a_row=0")
             with pytest.raises(ps.UnavailableError) as caught:
                 work()
-            assert caught.value.code == code and time.monotonic() - began < 8 and "500" in str(caught.value)
+            assert caught.value.code == code and "500" in str(caught.value)
+            # Waits double from try to try, so a deadline of one second allows only so many.
+            assert 2 <= proxy.counts()["requests"] <= 20, proxy.counts()
     finally:
         proxy.faults()
     assert writer.append({"n": [2]}).row_ids.size == 1 and len(ps.open(place)) == 1, "nothing of the failed append is committed"
@@ -298,23 +298,29 @@ def test_a_lost_answer_to_a_commit_is_told(bucket, proxy):
 
 
 def _expect(code, kind, work, *texts):
-    began = time.monotonic()
     with pytest.raises(kind) as caught:
         work()
     assert caught.value.code == code, f"{caught.value.code}: {caught.value}"
-    assert caught.value.hint and time.monotonic() - began < 10
+    assert caught.value.hint
     for text in texts:
         assert text in str(caught.value)
 
 
-def test_wrong_credentials(cifar, minio, monkeypatch):
+def test_wrong_credentials(cifar, proxy, monkeypatch):
     uri, _ = cifar
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(variable)
-    base = {"endpoint_url": minio.endpoint, "timeout_seconds": 3}
+    base = {"endpoint_url": proxy.endpoint, "timeout_seconds": 3}
 
     def opened(**options):
-        return lambda: ps.open(uri, storage_options=base | options)
+        def work():
+            proxy.faults()
+            try:
+                ps.open(uri, storage_options=base | options)
+            finally:
+                assert proxy.counts()["requests"] <= 2, "a refusal is not retried"
+
+        return work
 
     _expect("credentials-refused", ps.PermissionDeniedError, opened(access_key_id="nobody", secret_access_key="x"), "AWS_ACCESS_KEY_ID")
     _expect("credentials-refused", ps.PermissionDeniedError, opened(access_key_id=servers.KEY, secret_access_key="x"), "secret")
@@ -876,9 +882,8 @@ for batch in ds.scan(batch_size=100): pass
         proxy.faults("delay_ms=50000")
         running.stdin.write("go\n")
         running.stdin.flush()
-        while proxy.counts()["requests"] == 0:
-            assert running.poll() is None, "it ended before its first request"
-            time.sleep(0.01)
+        until(lambda: proxy.counts()["requests"] > 0 or running.poll() is not None, "the first request")
+        assert running.poll() is None, "it ended before its first request"
         running.send_signal(signal.SIGINT)
         try:
             _, told = running.communicate(timeout=30)
@@ -1079,6 +1084,7 @@ def test_servers_that_do_not_keep_to_http(tmp_path, answer):
 
         def do_GET(self):
             asked = self.headers.get("Range")
+            ranges.append(asked)
             if asked is None or answer == "whole":
                 return super().do_GET()
             body = pathlib.Path(self.translate_path(self.path)).read_bytes()
@@ -1090,9 +1096,10 @@ def test_servers_that_do_not_keep_to_http(tmp_path, answer):
             self.end_headers()
             self.wfile.write(body[begin : end + 1])
 
+    ranges = []
     with serving(Server) as port:
         ds = ps.open(f"http://127.0.0.1:{port}/dataset")
-        began = time.monotonic()
+        ranges.clear()
         with pytest.raises(ps.UnsupportedError, match="does not follow HTTP") as caught:
             ds.take([5])
-        assert caught.value.code == "unsupported-storage" and time.monotonic() - began < 20
+        assert caught.value.code == "unsupported-storage" and len(ranges) == 1

@@ -4,12 +4,12 @@ import json
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import penstock as ps
 import pytest
 import wrong_s3
+from waiting import until
 
 
 @pytest.mark.local
@@ -188,7 +188,7 @@ def test_a_thread_reads_a_block_that_another_thread_failed_to_read():
         ps.create("s3://bucket/set", {"v": ps.Tensor((50_000,), "uint8")}, storage_options=options).append({"v": values})
         ds, told = ps.open("s3://bucket/set", storage_options=options), {}
         ds.take([19])
-        state.delay_seconds, state.spoil = 0.2, 3
+        state.delay_seconds, state.spoil, before = 0.2, 3, state.ranged
 
         def read(name):
             try:
@@ -199,7 +199,7 @@ def test_a_thread_reads_a_block_that_another_thread_failed_to_read():
         readers = [threading.Thread(target=read, args=(name,)) for name in ("first", "second")]
         for reader in readers:
             reader.start()
-            time.sleep(0.05)  # The second thread asks while the first waits. If it starts late, it reads good bytes anyway.
+            until(lambda: state.ranged > before, "the first thread requests the block")
         for reader in readers:
             reader.join()
         assert sorted(map(str, told.values())) == ["True", "block-checksum"] and state.spoil == 0

@@ -49,7 +49,7 @@ impl Minio {
             if minio.is_live() {
                 return Ok(minio);
             }
-            std::thread::sleep(Duration::from_millis(50));
+            std::thread::sleep(Duration::from_millis(50)); // MinIO reports readiness only when asked.
         }
         Err(io::Error::other("MinIO did not become ready"))
     }

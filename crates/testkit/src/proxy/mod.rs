@@ -33,6 +33,9 @@ struct Shared {
     upstream: SocketAddr,
     state: Mutex<State>,
     requests: AtomicU64,
+    at_once: AtomicU64,
+    /// The most requests that were answered at once.
+    most_at_once: AtomicU64,
     /// Bytes of reply bodies passed on to clients, except listings and chunked bodies.
     body_bytes: AtomicU64,
 }
@@ -48,7 +51,14 @@ impl Proxy {
         let listener = TcpListener::bind(listen)?;
         let address = listener.local_addr()?;
         let state = Mutex::new(State { faults, ..State::default() });
-        let shared = Arc::new(Shared { upstream, state, requests: AtomicU64::new(0), body_bytes: AtomicU64::new(0) });
+        let shared = Arc::new(Shared {
+            upstream,
+            state,
+            requests: AtomicU64::new(0),
+            at_once: AtomicU64::new(0),
+            most_at_once: AtomicU64::new(0),
+            body_bytes: AtomicU64::new(0),
+        });
         let accepting = shared.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -65,6 +75,7 @@ impl Proxy {
         *state = State { faults, ..State::default() };
         self.shared.requests.store(0, Relaxed);
         self.shared.body_bytes.store(0, Relaxed);
+        self.shared.most_at_once.store(0, Relaxed);
     }
 
     /// Return the number of requests, the body bytes, and how often each fault struck.
@@ -80,7 +91,8 @@ impl Shared {
 
     fn counts(&self) -> Vec<(&'static str, u64)> {
         let struck = self.state().struck;
-        let all = [("requests", self.requests.load(Relaxed)), ("body_bytes", self.body_bytes.load(Relaxed))];
+        let load = |count: &AtomicU64| count.load(Relaxed);
+        let all = [("requests", load(&self.requests)), ("body_bytes", load(&self.body_bytes)), ("most_at_once", load(&self.most_at_once))];
         all.into_iter().chain(NAMES.iter().zip(struck).map(|((name, _), count)| (*name, count))).collect()
     }
 
@@ -128,7 +140,11 @@ impl Connection {
         let mut left = Vec::new();
         while let Ok(Some((request, rest))) = self.read_request(left) {
             left = rest;
-            if self.answer(request).is_err() {
+            let at_once = self.shared.at_once.fetch_add(1, Relaxed) + 1;
+            self.shared.most_at_once.fetch_max(at_once, Relaxed);
+            let answered = self.answer(request);
+            self.shared.at_once.fetch_sub(1, Relaxed);
+            if answered.is_err() {
                 return;
             }
         }
@@ -203,7 +219,7 @@ impl Connection {
         }
         let head = self.forward(&request)?;
         if !delay.is_zero() {
-            std::thread::sleep(delay);
+            std::thread::sleep(delay); // A slow network.
         }
         if fault == Fault::Lose {
             self.upstream = None;
@@ -241,6 +257,7 @@ impl Connection {
                     *self.shared.state() = State { faults, ..State::default() };
                     self.shared.requests.store(0, Relaxed);
                     self.shared.body_bytes.store(0, Relaxed);
+                    self.shared.most_at_once.store(0, Relaxed);
                     self.reply("200 OK", "{}")
                 }
                 Err(why) => self.reply("400 Bad Request", &why),

@@ -1,0 +1,13 @@
+"""Waits for what another process or thread does. Tests sleep only here, or with a comment that says why."""
+
+import time
+from collections.abc import Callable
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
+    """Return once the condition holds. Raises TimeoutError, which says what did not happen."""
+    last = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > last:
+            raise TimeoutError(f"{what}: not within {seconds} s")
+        time.sleep(0.01)
