@@ -1,11 +1,15 @@
-"""A schema with every kind and layout of column, random values for it, and the number of seeds of the model tests."""
+"""A schema with every kind and layout of column, random values for it, and the seeds of the model tests."""
 
 import os
 
 import numpy as np
 import penstock as ps
 
-SEEDS = int(os.environ.get("PENSTOCK_MODEL_SEEDS", "60"))
+_COUNT = int(os.environ.get("PENSTOCK_MODEL_SEEDS", "60"))
+_ROTATION = os.environ.get("PENSTOCK_ROTATION", "0")
+# Each run of tools/test.sh tries other seeds. It prints its PENSTOCK_ROTATION, which replays them.
+_FIRST = 0 if _ROTATION == "all" else int(_ROTATION) * _COUNT
+SEEDS = range(_FIRST, _FIRST + _COUNT)
 SCHEMA = {
     "number": "int32", "flag": "bool", "time": "timestamp", "half": "float16", "fixed": ps.Tensor((3, 5), "float32"),
     "page": ps.Tensor((70, 1024), "uint8"), "packed": ps.Tensor((4,), "int64", codec="zstd"), "text": ps.Text(), "lz4": ps.Text(codec="lz4"),

@@ -16,8 +16,9 @@ step() { # step NAME COMMAND…: runs a command, which counts as one test
 step "layers" .venv/bin/python tools/check_layers.py
 select="not soak"
 [ -n "${PENSTOCK_TEST_DATA:-}" ] || select="not soak and not data"
-# Each test that is not in tests/every_store runs locally and on one other store. Replay a run with the number it printed.
-export PENSTOCK_ROTATION=${PENSTOCK_ROTATION:-$((RANDOM % 6))}
+# Each test that is not in tests/every_store runs locally and on one other store, and seeded tests have other seeds in each run. The
+# printed number replays both.
+export PENSTOCK_ROTATION=${PENSTOCK_ROTATION:-$RANDOM}
 echo "== PENSTOCK_ROTATION=$PENSTOCK_ROTATION"
 
 start() { # start NAME ARGUMENT…: runs pytest and writes its output to a file
@@ -74,5 +75,6 @@ if [ "${CI:-}" = true ] && [ "$skipped" -gt 0 ]; then
     failed=$((failed + 1)); echo "FAILED: skipped tests that tests/skips.txt does not list"; echo "$unlisted"
   fi
 fi
+[ "$failed" = 0 ] || echo "replay with PENSTOCK_ROTATION=$PENSTOCK_ROTATION"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

@@ -143,7 +143,7 @@ def same(found, wanted):
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "dicts"])
 def test_what_is_imported_is_what_the_model_says(tmp_path, monkeypatch, kind):
     begin = 1 if kind in ("csv", "jsonl") else 0  # A header is row 0 of its file, and lines count from 1, as in editors.
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         rng = random.Random(f"{kind} {seed}")
         names, given, wrong = table(rng, kind)
         if kind == "jsonl":  # JSON has no infinity.

@@ -8,7 +8,7 @@ use penstock_error::{Error, Kind, Result};
 use penstock_storage::{Memory, Remote, Storage, conformance};
 use penstock_testkit::minio::{BUCKET, Minio};
 use penstock_testkit::proxy::{Faults, Proxy};
-use penstock_testkit::random::Random;
+use penstock_testkit::random::{Random, seeds};
 use penstock_testkit::samples;
 
 const SCHEDULES: u64 = 10_000;
@@ -195,7 +195,8 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
 fn every_schedule_of_faults_keeps_every_promise() -> Result<()> {
     let schedules = if std::env::var_os("PENSTOCK_SOAK").is_some() { SCHEDULES } else { SCHEDULES / 50 };
     let minio = start()?;
-    let next = AtomicU64::new(0);
+    let seeds = seeds(schedules);
+    let next = AtomicU64::new(seeds.start);
     let results: Vec<Result<(u64, u64, u64, Vec<u64>)>> = std::thread::scope(|scope| {
         let worker = || {
             let proxy = Proxy::start("127.0.0.1:0", minio.address, Faults::default())
@@ -203,7 +204,7 @@ fn every_schedule_of_faults_keeps_every_promise() -> Result<()> {
             let (mut commits, mut unknown, mut errors, mut struck) = (0, 0, 0, Vec::new());
             loop {
                 let seed = next.fetch_add(1, Relaxed);
-                if seed >= schedules {
+                if seed >= seeds.end {
                     return Ok((commits, unknown, errors, struck));
                 }
                 let told = schedule(seed, &minio, &proxy)?;
