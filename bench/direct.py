@@ -34,8 +34,8 @@ def device_bytes() -> int:
 def fio(folder: pathlib.Path, pattern: str, size: int, loops: int) -> float:
     """Return the bytes per second of fio with io_uring, O_DIRECT and registered buffers, reading a dataset's data files `loops` times.
 
-    fio runs as many jobs as we have threads. Each job reads its own files one after another, because jobs that share files or switch
-    files at every request are up to a third slower.
+    fio runs as many jobs as we have threads. Each job reads its own files one after another. Jobs that share files, or switch files
+    at every request, are up to a third slower.
     """
     files = sorted(str(path) for path in (folder / "d").iterdir() if path.stat().st_size > size)
     assert len(files) % READERS == 0, f"cannot divide {len(files)} files equally among {READERS} jobs"
@@ -64,7 +64,7 @@ def one_thread(reads: list[Callable[[], Any]]) -> None:
 
 
 def readers(reads: list[Callable[[], Any]]) -> None:
-    """Read in two threads and touch the results in order in this one, so that, as in a loader, the consumer does not stall the device."""
+    """Read in two threads and touch the results in order in this one. As in a loader, the consumer then does not stall the device."""
     waiting: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         for read in reads:

@@ -5,11 +5,11 @@ import os
 import numpy as np
 import penstock as ps
 
+# Each run of tools/test.sh has another PENSTOCK_ROTATION, and prints it. It chooses the seeds of random tests.
+_GIVEN = os.environ.get("PENSTOCK_ROTATION", "0")
+ROTATION = 0 if _GIVEN == "all" else int(_GIVEN)
 _COUNT = int(os.environ.get("PENSTOCK_MODEL_SEEDS", "60"))
-_ROTATION = os.environ.get("PENSTOCK_ROTATION", "0")
-# Each run of tools/test.sh tries other seeds. It prints its PENSTOCK_ROTATION, which replays them.
-_FIRST = 0 if _ROTATION == "all" else int(_ROTATION) * _COUNT
-SEEDS = range(_FIRST, _FIRST + _COUNT)
+SEEDS = range(ROTATION * _COUNT, (ROTATION + 1) * _COUNT)
 SCHEMA = {
     "number": "int32", "flag": "bool", "time": "timestamp", "half": "float16", "fixed": ps.Tensor((3, 5), "float32"),
     "page": ps.Tensor((70, 1024), "uint8"), "packed": ps.Tensor((4,), "int64", codec="zstd"), "text": ps.Text(), "lz4": ps.Text(codec="lz4"),

@@ -13,3 +13,5 @@ if [ -n "${PENSTOCK_BUILD_CACHE:-}" ]; then
   # Always the same path: build scripts write absolute paths into their output.
   [ -L target ] && CARGO_TARGET_DIR="$PENSTOCK_BUILD_CACHE/target"
 fi
+# Tests start hundreds of interpreters. Without kept bytecode, each compiles what it imports, which takes a third of the time of a test run.
+unset PYTHONDONTWRITEBYTECODE

@@ -9,4 +9,5 @@ cargo clippy --release --workspace --locked -- -D warnings -D unused_crate_depen
 .venv/bin/mypy
 .venv/bin/python tools/check_layers.py
 .venv/bin/python tools/check_sizes.py
+.venv/bin/python tools/check_words.py
 .venv/bin/typos

@@ -109,7 +109,7 @@ def _batches_ahead(view: View, names: list[str], batch_size: int) -> Iterator[pa
 
 
 def _cut(group: pa.RecordBatch, most_rows: int, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Cut a group into batches of at most so many rows and bytes. A single row may have more bytes."""
+    """Cut a group into batches of at most `most_rows` rows and `most_bytes` bytes. A single row may have more bytes."""
     row = 0
     while row < len(group):
         rows = most_rows

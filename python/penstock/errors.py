@@ -108,7 +108,7 @@ class UnavailableError(Error, OSError):
 
 
 class InvalidInputError(Error, ValueError):
-    """The caller gave something that cannot be."""
+    """The caller gave an invalid value."""
 
     code = "invalid-argument"
 

@@ -77,9 +77,9 @@ class Transaction:
         ready = {name: self._ready(name, values) for name, values in columns.items()}
         lengths = {name: len(values) for name, values in ready.items()}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
+            differing = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
             raise InvalidInputError(
-                f"cannot append: columns differ in length: {told}",
+                f"cannot append: columns differ in length: {differing}",
                 code="column-lengths-differ",
                 hint="give every column the same number of samples; use None for a null",
             )

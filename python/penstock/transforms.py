@@ -80,7 +80,7 @@ class Resize(Transform):
     """Resize to (height, width). One number sets the shorter side and keeps the ratio. Masks use the nearest pixel.
 
     `interpolation`: nearest (the pixel at the corner), nearest-exact (at the centre) and bilinear match torchvision; also bicubic
-    (a = -0.5, as in Pillow) and lanczos. The last two run the vertical pass first, so where a pass overshoots white or black, noise
+    (a = -0.5, as in Pillow) and lanczos. The last two run the vertical pass first. Where a pass overshoots white or black, noise therefore
     differs from torchvision and Pillow by up to 20 levels.
     `decode`: "exact", or "fast", which decodes a JPEG much larger than the result at half, a quarter or an eighth of its size.
     """

@@ -226,8 +226,8 @@ class View(Loadable):
         dictionary<string>, images binary, ragged tensors struct{data, shape}. The view is also an Arrow C stream, so
         `duckdb.from_arrow`, `polars.from_arrow` and `pyarrow.table(ds)` accept it directly.
         Cost: one copy. Holds one batch; if files are not mapped, three groups, of which two are read ahead. A group takes 8 MiB or
-        more, up to 1/32 of the memory budget. pyarrow's allocator may wait forever in a child that was forked while another thread
-        was inside pyarrow: spawn children, or set ARROW_DEFAULT_MEMORY_POOL=system. `take` has no such limit.
+        more, up to 1/32 of the memory budget. If another thread is inside pyarrow during a fork, pyarrow's allocator may wait forever in the child. Spawn
+        children, or set ARROW_DEFAULT_MEMORY_POOL=system. `take` has no such limit.
         """
         from penstock import arrow
 
@@ -288,30 +288,30 @@ def unwrap(values: Any, index: int = 0) -> Any:
     return value
 
 
-def window_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[int, int]], tuple[Any, ...]]:
-    """Find the smallest window that holds the elements NumPy would return for this key, and the key that picks them from the window.
+def slice_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[int, int]], tuple[Any, ...]]:
+    """Find the smallest slice that holds the elements NumPy would return for this key, and the key that picks them from that slice.
 
-    >>> window_of((3, slice(10, 2, -4)), (5, 20, 7))
+    >>> slice_of((3, slice(10, 2, -4)), (5, 20, 7))
     ([(3, 4), (6, 11), (0, 7)], (0, slice(4, None, -4)))
     """
     key = tuple(np.asarray(part) if isinstance(part, list) and part else part for part in key)
     named = sum(_axes_of(part) for part in key)
-    window: list[tuple[int, int]] = []
+    box: list[tuple[int, int]] = []
     inner: list[Any] = []
     for part in key:
         axes = len(shape) - named if part is Ellipsis else _axes_of(part)
-        if len(window) + axes > len(shape):
+        if len(box) + axes > len(shape):
             raise OutOfRangeError(f"cannot read {key}: more indices than the {len(shape)} dimensions of the sample", rows=[])
         if axes != 1 or part is Ellipsis:  # Masks of several dimensions, or None, True and False, which use no dimension.
-            window += [(0, size) for size in shape[len(window) : len(window) + axes]]
+            box += [(0, size) for size in shape[len(box) : len(box) + axes]]
             inner.append(part)
             continue
-        size = shape[len(window)]
+        size = shape[len(box)]
         low, high, within = _along(part, size)
-        window.append((low, high))
+        box.append((low, high))
         inner.append(within)
-    window += [(0, size) for size in shape[len(window) :]]
-    return window, tuple(inner)
+    box += [(0, size) for size in shape[len(box) :]]
+    return box, tuple(inner)
 
 
 def _axes_of(part: Any) -> int:
@@ -402,13 +402,13 @@ class Column:
             each = [unwrap(values, index) for index in range(len(values))]
             parts = [None if value is None else value[key] for value in each]
         else:
-            windows = [([], ()) if shape is None else window_of(key, shape) for shape in shapes]
+            slices = [([], ()) if shape is None else slice_of(key, shape) for shape in shapes]
             there = [index for index, shape in enumerate(shapes) if shape is not None]
-            read = self._view._view.windows(positions[there], self.name, [windows[index][0] for index in there])
+            read = self._view._view.slices(positions[there], self.name, [slices[index][0] for index in there])
             parts = [None] * len(shapes)
             for index, array in zip(there, read, strict=True):
-                part = array[windows[index][1]]
-                # Copy a small part, so that it does not keep the whole window in memory.
+                part = array[slices[index][1]]
+                # Copy a small part, so that it does not keep the whole slice in memory.
                 parts[index] = part.copy() if isinstance(part, np.ndarray) and 2 * part.nbytes < array.nbytes else part
         return parts if position is None else parts[0]
 

@@ -276,7 +276,7 @@ print(json.dumps([grown.peak, loader.stats()["peak_bytes"]]))
 @pytest.mark.local
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
 def test_large_images_that_come_late_wait_for_those_before(tmp_path, mode):
-    """An image's memory is known only once its header is read, when another large image may be in work. 12 MP need 69 MiB, also in CMYK."""
+    """An image's memory is known once its header is read. Another large image may be in work then. Images of 12 MP need 69 MiB, also in CMYK."""
     bodies = []
     for height, width in ((3000, 4000), (2000, 3000), (400, 600)):
         body = io.BytesIO()

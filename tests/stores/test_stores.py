@@ -271,7 +271,7 @@ def test_a_dead_store_is_an_error_by_its_deadline(cifar, proxy):
             with pytest.raises(ps.UnavailableError) as caught:
                 work()
             assert caught.value.code == code and "500" in str(caught.value)
-            # Waits double from try to try, so a deadline of one second allows only so many.
+            # Waits double from try to try, so a deadline of one second allows only a few.
             assert 2 <= proxy.counts()["requests"] <= 20, proxy.counts()
     finally:
         proxy.faults()
@@ -939,7 +939,7 @@ ps.open(sys.argv[1], storage_options={"timeout_seconds": 300}).append({"n": [1]}
             assert Losing.lost.wait(60)
             running.send_signal(signal.SIGINT)
             _, told = running.communicate(timeout=100)
-    assert running.returncode != 0 and "KeyboardInterrupt" in told and "cannot tell whether the commit succeeded" in told, told
+    assert running.returncode != 0 and "KeyboardInterrupt" in told and "cannot determine whether the commit succeeded" in told, told
 
 
 def test_http_is_read_only_before_anybody_is_asked(tmp_path):

@@ -57,7 +57,7 @@ impl ObjectRef {
         ObjectRef { id, bytes: body.len() as u64, crc: sealed_crc(body) }
     }
 
-    pub fn read(cursor: &mut Cursor) -> Result<ObjectRef> {
+    pub fn parse(cursor: &mut Cursor) -> Result<ObjectRef> {
         Ok(ObjectRef { id: cursor.id()?, bytes: cursor.varint()?, crc: cursor.u32()? })
     }
 
@@ -93,7 +93,7 @@ pub struct Run {
 }
 
 impl Run {
-    pub fn read(cursor: &mut Cursor) -> Result<Run> {
+    pub fn parse(cursor: &mut Cursor) -> Result<Run> {
         Ok(Run { first: cursor.u64()?, count: cursor.varint()? })
     }
 

@@ -13,7 +13,7 @@ pub enum IntArray {
 }
 
 impl IntArray {
-    pub fn read(cursor: &mut Cursor, count: usize) -> Result<IntArray> {
+    pub fn parse(cursor: &mut Cursor, count: usize) -> Result<IntArray> {
         let width = cursor.u8()?;
         match width {
             0 => Ok(IntArray::Linear { base: cursor.varint()?, step: cursor.varint()?, count }),
@@ -140,7 +140,7 @@ mod tests {
         for values in [&[][..], &[5], &[0, 1, 2, 3], &[0, 0, 7, 7, 7, 9, 300, 301, 70_000, 1 << 40]] {
             let mut writer = Writer::default();
             IntArray::write(&mut writer, values);
-            let array = IntArray::read(&mut Cursor::new(Bytes::from(writer.0)), values.len())?;
+            let array = IntArray::parse(&mut Cursor::new(Bytes::from(writer.0)), values.len())?;
             let targets = values.iter().flat_map(|value| [value.saturating_sub(1), *value, value + 1]).chain([0, u64::MAX]);
             for (target, guess) in targets.flat_map(|target| (0..values.len() + 3).map(move |guess| (target, guess))) {
                 let expected = values.iter().rposition(|value| *value <= target);

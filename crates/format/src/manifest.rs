@@ -36,10 +36,10 @@ pub struct Fragment {
 }
 
 impl Fragment {
-    pub fn read(cursor: &mut Cursor) -> Result<Fragment> {
+    pub fn parse(cursor: &mut Cursor) -> Result<Fragment> {
         let samples = cursor.varint()?;
         let live = cursor.varint()?;
-        let runs = cursor.list(9, Run::read)?;
+        let runs = cursor.list(9, Run::parse)?;
         let counted = runs.iter().try_fold(0u64, |sum, run| sum.checked_add(run.count));
         if runs.len() > FRAGMENT_RUNS || runs.iter().any(|run| run.count == 0) || counted != Some(samples) || live != samples {
             return Err(malformed(format!("a fragment of {samples} samples ({live} live) has {} runs of {counted:?} row ids", runs.len())));
@@ -111,9 +111,9 @@ pub struct PageRef {
 }
 
 impl PageRef {
-    pub fn read(cursor: &mut Cursor) -> Result<PageRef> {
+    pub fn parse(cursor: &mut Cursor) -> Result<PageRef> {
         let page = PageRef {
-            object: ObjectRef::read(cursor)?,
+            object: ObjectRef::parse(cursor)?,
             base: cursor.varint()?,
             fragments: cursor.varint()?,
             samples: cursor.varint()?,
@@ -143,12 +143,12 @@ pub struct WordsSegment {
 }
 
 impl WordsSegment {
-    pub fn read(cursor: &mut Cursor) -> Result<WordsSegment> {
+    pub fn parse(cursor: &mut Cursor) -> Result<WordsSegment> {
         Ok(WordsSegment {
             column: cursor.varint()?,
             first_code: cursor.varint()?,
             words: cursor.varint()?,
-            object: ObjectRef::read(cursor)?,
+            object: ObjectRef::parse(cursor)?,
         })
     }
 
@@ -192,15 +192,15 @@ impl Root {
             branch: cursor.u64()?,
             number: cursor.u64()?,
             schema: cursor.string()?,
-            pages: cursor.list(25, PageRef::read)?,
-            words: cursor.list(24, WordsSegment::read)?,
+            pages: cursor.list(25, PageRef::parse)?,
+            words: cursor.list(24, WordsSegment::parse)?,
         };
         if cursor.varint()? != 0 {
             return Err(
                 Error::new("unknown-feature", "the manifest root has overlays, which this release cannot read").hint("upgrade Penstock")
             );
         }
-        cursor.list(21, ObjectRef::read)?; // Only queries load the statistics.
+        cursor.list(21, ObjectRef::parse)?; // Only queries load the statistics.
         cursor.end()?;
         Ok(root)
     }
@@ -235,7 +235,7 @@ pub fn encode_pages(fragments: &[Fragment]) -> Vec<(Vec<u8>, u64, u64, u64)> {
 
 pub fn parse_page(bytes: &Bytes) -> Result<Vec<Fragment>> {
     let mut cursor = unseal(Magic::Page, bytes)?;
-    let fragments = cursor.list(4, Fragment::read)?;
+    let fragments = cursor.list(4, Fragment::parse)?;
     cursor.end()?;
     Ok(fragments)
 }

@@ -51,7 +51,7 @@ impl Names {
             return Err(malformed(format!("the names record at number {number} has number {found}")));
         }
         let time_us = cursor.u64()?.cast_signed();
-        let operations = cursor.list(Operation::LEAST_BYTES, Operation::read)?;
+        let operations = cursor.list(Operation::LEAST_BYTES, Operation::parse)?;
         cursor.end()?;
         Ok(Names { number, time_us, operations })
     }
@@ -103,7 +103,7 @@ impl Operation {
         writer.id(self.target.uuid);
     }
 
-    fn read(cursor: &mut Cursor) -> Result<Operation> {
+    fn parse(cursor: &mut Cursor) -> Result<Operation> {
         let removes = cursor.flag()?;
         let kind = match cursor.u8()? {
             0 => NameKind::Branch,

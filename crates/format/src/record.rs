@@ -81,11 +81,11 @@ pub enum Delta {
 }
 
 impl Delta {
-    fn read(cursor: &mut Cursor) -> Result<Delta> {
+    fn parse(cursor: &mut Cursor) -> Result<Delta> {
         match cursor.u8()? {
-            0 => Ok(Delta::Fragment(Fragment::read(cursor)?)),
-            1 => Ok(Delta::Page(PageRef::read(cursor)?)),
-            2 => Ok(Delta::Words(WordsSegment::read(cursor)?)),
+            0 => Ok(Delta::Fragment(Fragment::parse(cursor)?)),
+            1 => Ok(Delta::Page(PageRef::parse(cursor)?)),
+            2 => Ok(Delta::Words(WordsSegment::parse(cursor)?)),
             other => Err(Error::new("unknown-feature", format!("a record has a delta of unknown kind {other}")).hint("upgrade Penstock")),
         }
     }
@@ -257,22 +257,22 @@ impl Record {
                 if cursor.flag()? {
                     return Err(unknown_features("read", 1 << 6));
                 }
-                ObjectRef::read(&mut cursor)?
+                ObjectRef::parse(&mut cursor)?
             },
-            deltas: cursor.list(4, Delta::read)?,
+            deltas: cursor.list(4, Delta::parse)?,
             changes: cursor.list(3, |cursor| {
                 Ok(Change {
                     kind: ChangeKind::from_code(cursor.u8()?)?,
                     columns: cursor.list(1, Cursor::varint)?,
-                    rows: cursor.list(9, Run::read)?,
+                    rows: cursor.list(9, Run::parse)?,
                 })
             })?,
             attachments: {
                 if cursor.flag()? {
-                    ObjectRef::read(&mut cursor)?; // The complete change set. Only conflict checks load it.
+                    ObjectRef::parse(&mut cursor)?; // The complete change set. Only conflict checks load it.
                 }
                 cursor.list(23, |cursor| {
-                    Ok(Attachment { kind: cursor.string()?, object: ObjectRef::read(cursor)?, rows: cursor.list(9, Run::read)? })
+                    Ok(Attachment { kind: cursor.string()?, object: ObjectRef::parse(cursor)?, rows: cursor.list(9, Run::parse)? })
                 })?
             },
         };
@@ -281,7 +281,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Check what holds within every record, whoever wrote it.
+    /// Check the rules that every record obeys.
     fn check(&self) -> Result<()> {
         let bad = |what: String| Err(malformed(format!("the commit record at {:x}-{} {what}", self.branch, self.number)));
         if self.transactions.is_empty() || self.deltas.len() > RECORD_DELTAS || self.live != self.samples {
@@ -345,7 +345,7 @@ fn read_transaction(cursor: &mut Cursor) -> Result<Transaction> {
         uuid: cursor.id()?,
         message: cursor.string()?,
         author: cursor.string()?,
-        properties: if cursor.flag()? { Properties::Object(ObjectRef::read(cursor)?) } else { Properties::Inline(cursor.string()?) },
+        properties: if cursor.flag()? { Properties::Object(ObjectRef::parse(cursor)?) } else { Properties::Inline(cursor.string()?) },
         first_counter: cursor.varint()?,
         samples_added: cursor.varint()?,
         samples_deleted: cursor.varint()?,

@@ -5,7 +5,7 @@ use numpy::{Element, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyString};
 
-/// Values, and which of them are not null; None if none is null.
+/// Values, and whether each is valid; None if all are.
 type Values<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyArray1<bool>>>);
 
 /// Which rows hold a value. Allocates nothing until the first null.

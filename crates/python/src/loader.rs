@@ -99,7 +99,7 @@ impl Files {
 
     /// Return the requests and bytes so far.
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.0.storage.counters().read().entries()
+        self.0.storage.counters().counts().entries()
     }
 }
 

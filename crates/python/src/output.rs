@@ -8,7 +8,7 @@ use penstock_dataset::{Config, Media, Nulls, OnCorrupt, RaggedValues, Reader, Sn
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::Frozen;
-use penstock_tensor::window::{Window, elements, whole};
+use penstock_tensor::slice::{Slice, elements, whole};
 use penstock_tensor::{Dtype, Shape};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
@@ -76,18 +76,18 @@ fn memory<'a>(array: &'a mut Bound<'_, PyUntypedArray>, bytes: usize) -> &'a mut
     unsafe { std::slice::from_raw_parts_mut((*array.as_array_ptr()).fields.data.cast::<u8>(), bytes) }
 }
 
-/// Read windows of tiled samples into new arrays.
-pub fn windows<'py>(
+/// Read slices of tiled samples into new arrays.
+pub fn slices<'py>(
     py: Python<'py>,
     snapshot: &Arc<Snapshot>,
     positions: Vec<u64>,
     spec: &ColumnSpec,
-    windows: &[Window],
+    slices: &[Slice],
 ) -> PyResult<Vec<Bound<'py, PyAny>>> {
     let (dtype, _) = spec.kind.stored().or_raise(py)?;
     let numpy = numpy_dtype(py, dtype)?;
-    let sizes = |window: &Window| window.iter().map(|range| range.end - range.start).collect::<Vec<u64>>();
-    let mut arrays = windows.iter().map(|window| empty(py, &sizes(window), &numpy, dtype.size())).collect::<PyResult<Vec<_>>>()?;
+    let sizes = |slice: &Slice| slice.iter().map(|range| range.end - range.start).collect::<Vec<u64>>();
+    let mut arrays = slices.iter().map(|slice| empty(py, &sizes(slice), &numpy, dtype.size())).collect::<PyResult<Vec<_>>>()?;
     let outs: Vec<&mut [u8]> = arrays
         .iter_mut()
         .map(|array| {
@@ -95,7 +95,7 @@ pub fn windows<'py>(
             memory(array, bytes)
         })
         .collect();
-    py.detach(|| Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?.windows(spec, windows, outs)).or_raise(py)?;
+    py.detach(|| Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?.slices(spec, slices, outs)).or_raise(py)?;
     Ok(arrays.into_iter().map(Bound::into_any).collect())
 }
 
@@ -211,9 +211,9 @@ impl Request<'_> {
         }
         let Some(shapes) = py.detach(|| self.reader.shapes(spec)).or_raise(py)? else { return Ok(None) };
         let rank = spec.kind.stored().or_raise(py)?.1.0.len();
-        let windows: Vec<Window> = shapes.iter().map(|shape| whole(shape.as_deref().unwrap_or_default())).collect();
+        let slices: Vec<Slice> = shapes.iter().map(|shape| whole(shape.as_deref().unwrap_or_default())).collect();
         let there = |index: usize| shapes[index].is_some();
-        let count = |index: usize| if there(index) { elements(&windows[index]).unwrap_or(0) } else { 0 };
+        let count = |index: usize| if there(index) { elements(&slices[index]).unwrap_or(0) } else { 0 };
         let mut offsets = vec![0i64];
         (0..shapes.len()).for_each(|index| offsets.push(offsets[index] + count(index) as i64));
         let total = offsets[shapes.len()] as u64;
@@ -225,7 +225,7 @@ impl Request<'_> {
             outs.push(out);
             rest = later;
         }
-        let read = || self.reader.windows(spec, &windows, outs);
+        let read = || self.reader.slices(spec, &slices, outs);
         let nulls = py.detach(read).or_raise(py)?.map(|nulls| PyArray1::from_vec(py, nulls));
         let sizes = shapes.iter().flat_map(|shape| (0..rank).map(|axis| shape.as_ref().map_or(0, |shape| shape[axis] as i64)));
         let sizes = PyArray1::from_iter(py, sizes).reshape([shapes.len(), rank])?;

@@ -70,13 +70,13 @@ pub fn open(
     Ok(Snapshot { inner: Arc::new(opened.or_raise(py)?), options })
 }
 
-/// Examine a location. Returns (name, good | None, (value, unit) | None, told, advice) for each check; `told` is the finding as text.
+/// Examine a location. Returns (name, good | None, (value, unit) | None, finding, advice) for each check.
 #[pyfunction]
 #[pyo3(signature = (uri, storage_options=None, io="auto"))]
 pub fn doctor(py: Python<'_>, uri: &str, storage_options: Option<Vec<(String, String)>>, io: &str) -> PyResult<Vec<Found>> {
     let options = options(storage_options, io).or_raise(py)?;
     let findings = py.detach(|| penstock_dataset::examine(&Context::new(penstock_storage::open(uri, &options)?))).or_raise(py)?;
-    Ok(findings.into_iter().map(|found| (found.name, found.good, found.measured, found.told, found.advice)).collect())
+    Ok(findings.into_iter().map(|found| (found.name, found.good, found.measured, found.finding, found.advice)).collect())
 }
 
 type Found = (&'static str, Option<bool>, Option<(f64, &'static str)>, String, String);
@@ -221,7 +221,7 @@ impl Snapshot {
 
     /// Return the requests and bytes of this handle so far.
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.inner.context.storage.counters().read().entries()
+        self.inner.context.storage.counters().counts().entries()
     }
 
     /// Estimate bytes of these columns: stored, decoded, one shared block per column, the span from first to last block, decoded per

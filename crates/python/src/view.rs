@@ -8,7 +8,7 @@ use penstock_dataset::{OnCorrupt, Purpose, Reader, Snapshot, out_of_range};
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
 use penstock_loader::source::view::Source;
-use penstock_tensor::window::Window;
+use penstock_tensor::slice::Slice;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -142,22 +142,22 @@ impl View {
         .or_raise(py)
     }
 
-    /// Read a window of each of these samples, which must all be tiled. A window is (low, high) per dimension.
-    fn windows<'py>(
+    /// Read a slice of each of these samples, which must all be tiled. A slice is (low, high) per dimension.
+    fn slices<'py>(
         &self,
         py: Python<'py>,
         positions: Positions<'_>,
         column: &str,
-        windows: Vec<Vec<(u64, u64)>>,
+        slices: Vec<Vec<(u64, u64)>>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
         let spec = self.snapshot.column(column).or_raise(py)?;
-        let windows: Vec<Window> =
-            windows.into_iter().map(|window| window.into_iter().map(|(low, high)| low..high.max(low)).collect()).collect();
-        if windows.len() != positions.len() {
-            return Err(Error::new("invalid-argument", format!("{} windows for {} samples", windows.len(), positions.len()))).or_raise(py);
+        let slices: Vec<Slice> =
+            slices.into_iter().map(|slice| slice.into_iter().map(|(low, high)| low..high.max(low)).collect()).collect();
+        if slices.len() != positions.len() {
+            return Err(Error::new("invalid-argument", format!("{} slices for {} samples", slices.len(), positions.len()))).or_raise(py);
         }
-        output::windows(py, &self.snapshot, positions, spec, &windows)
+        output::slices(py, &self.snapshot, positions, spec, &slices)
     }
 
     /// Return the positions of row ids in the snapshot.

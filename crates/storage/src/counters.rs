@@ -13,7 +13,7 @@ macro_rules! counters {
         pub struct Counts { $(pub $name: u64),* }
 
         impl Counters {
-            pub fn read(&self) -> Counts {
+            pub fn counts(&self) -> Counts {
                 Counts { $($name: self.$name.load(Relaxed)),* }
             }
         }

@@ -37,7 +37,7 @@ pub trait Storage: Send + Sync + Debug {
         self.access_of_all().unwrap_or(Access::Ranged)
     }
 
-    /// Return the access of every object, if all have the same one: callers then need not ask for each. Costs nothing.
+    /// Return the access of every object, if all have the same one: callers then need not look at each object. Costs nothing.
     fn access_of_all(&self) -> Option<Access> {
         Some(Access::Mapped)
     }

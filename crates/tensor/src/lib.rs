@@ -2,7 +2,7 @@
 //!
 //! `format` stores a [`Dtype`], `dataset` fills [`Ragged`] values, `python` turns both into NumPy arrays.
 
-pub mod window;
+pub mod slice;
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -136,8 +136,8 @@ pub struct Pulled {
 
 /// A source of large samples, which is read part by part.
 pub trait Pull: Debug + Send + Sync {
-    /// Call `take` once with the bytes of a window of sample `row`.
-    fn pull(&self, row: usize, window: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
+    /// Call `take` once with the bytes of a slice of sample `row`.
+    fn pull(&self, row: usize, slice: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 }
 
 /// n values of different sizes in one buffer.

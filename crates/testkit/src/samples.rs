@@ -37,7 +37,7 @@ pub fn schema() -> Vec<ColumnSpec> {
     ]
 }
 
-/// Return a schema with so many columns that a commit's fragment does not fit into its record and goes into a page.
+/// Return a schema of many columns, so that a commit's fragment does not fit into its record and goes into a page.
 /// Its category column makes commits write words.
 pub fn wide_schema() -> Vec<ColumnSpec> {
     let scalar = |index: usize| column(&format!("n{index}"), ColumnKind::Scalar { dtype: "int16".into() }, CodecName::None);

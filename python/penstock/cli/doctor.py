@@ -27,7 +27,7 @@ def doctor(
         raise NotFoundError(f"cannot examine `{uri}`: there is no such folder", code="source-not-found", hint="create it first")
     # Bypass the page cache, to measure the disk itself.
     findings = _core.doctor(uri, None if local else [("timeout_seconds", "15")], "direct" if local else "auto")
-    bad = [finding for finding in findings if finding[1] is False]
+    bad = [found for found in findings if found[1] is False]
     if as_json:
         rows = [
             {
@@ -35,20 +35,20 @@ def doctor(
                 "good": good,
                 "value": measured and measured[0],
                 "unit": measured and measured[1],
-                "told": told,
+                "finding": finding,
                 "advice": advice,
             }
-            for name, good, measured, told, advice in findings
+            for name, good, measured, finding, advice in findings
         ]
         show.print_json({"uri": uri, "good": not bad, "findings": rows})
     else:
         table = Table(title=escape(uri), title_justify="left")
         for heading in ("", "what", "measured", "found", "advice"):
             table.add_column(heading, justify="right" if heading == "measured" else "left", overflow="fold")
-        for name, good, measured, told, advice in findings:
+        for name, good, measured, finding, advice in findings:
             mark = {True: "ok", False: "FAILED", None: "-"}[good]
             value = f"{measured[0]:,.1f} {measured[1]}" if measured else ""
-            table.add_row(mark, name, value, escape(told), escape(advice))
+            table.add_row(mark, name, value, escape(finding), escape(advice))
         show.console.print(table)
     if bad:
         raise typer.Exit(1)

@@ -30,7 +30,7 @@ class ColumnType:
         return {"type": self.type, "codec": self.codec}
 
     def check_whole(self, values: Any) -> None:
-        """Refuse input that cannot be one value per sample, before samples are counted."""
+        """Refuse input that is not one value per sample, before samples are counted."""
 
     def rows(self, values: Any) -> Any:
         """Return all values as a container that can be sliced."""

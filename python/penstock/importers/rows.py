@@ -31,7 +31,7 @@ HEAD_BYTES = 32 << 20
 
 
 class BadRow:
-    """A placeholder for input that cannot be a row. An empty message means an empty line, which is not counted."""
+    """A placeholder for input that is not a valid row. An empty message means an empty line, which is not counted."""
 
     def __init__(self, message: str) -> None:
         self.message = message

@@ -292,8 +292,8 @@ class _Appender:
                     if error is not None:
                         found.setdefault((row, name if each else ""), (row, name, Refusal(chunk.name(row), error.code, error.message)))
         if each:
-            told = {(row, column) for row, column, _ in chunk.problems}
-            return [*chunk.problems, *(entry for entry in found.values() if entry[:2] not in told)]
+            known = {(row, column) for row, column, _ in chunk.problems}
+            return [*chunk.problems, *(entry for entry in found.values() if entry[:2] not in known)]
         return sorted(found.values(), key=lambda entry: entry[0])
 
     def _part(self, columns: Mapping[str, Any], rows: Sequence[int], chunk: Chunk) -> int:

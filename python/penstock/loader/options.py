@@ -18,7 +18,7 @@ EXTRAS = ("_row_id", "_position", "_step", "_valid", "_source")
 
 @dataclasses.dataclass(kw_only=True)
 class Options:
-    """What a loader is asked for; see `View.loader`. Numbers are filled in: ranks from the environment, budgets from `ps.configure`."""
+    """The options of a loader, as in `View.loader`. Numbers are filled in: ranks from the environment, budgets from `ps.configure`."""
 
     batch_size: int | None = None
     global_batch_size: int | None = None

@@ -39,7 +39,7 @@ class Recipe:
 
     @property
     def processes(self) -> int:
-        """Number of Python workers to use; 0 if there are no functions for them to run."""
+        """Number of Python workers to use; 0 if they would have no functions to run."""
         return self.numbers.python_workers if self.stages.has_functions else 0
 
     def open(self, base: tuple[int, int]) -> _core.Loader:

@@ -34,8 +34,8 @@ class Rows:
         found = self.source[self.start : self.end]
         return found if isinstance(found, np.ma.MaskedArray) else np.asarray(found)
 
-    def part(self, row: int, window: tuple[slice, ...]) -> Any:
-        return self.source[(self.start + row, *window)]
+    def part(self, row: int, key: tuple[slice, ...]) -> Any:
+        return self.source[(self.start + row, *key)]
 
 
 def reads_its_parts(value: Any) -> bool:

@@ -71,7 +71,7 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
     ) and (kind != "c" or wanted.kind == "c"):
         with np.errstate(over="ignore"):
             out = array.astype(wanted)
-        # Check only the range of floats. Rounding to fewer digits is what the column's dtype asks for.
+        # Check only the range of floats. The column's dtype implies rounding to fewer digits.
         if wanted.kind in "fcV" and wanted != array.dtype and (bad := ~np.isfinite(out)).any():
             bad &= np.isfinite(array if kind in "fc" else array.astype(np.float64))
             if bad.any():

@@ -1,4 +1,4 @@
-"""Samples too large for memory: the core pulls each window that it writes."""
+"""Samples too large for memory: the core pulls each slice that it writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TILED_BYTES = 8 << 20
 
 
 def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[int, ...] | None) -> Prepared | None:
-    """Prepare samples too large for memory: the core pulls each window that it writes. Returns None for small samples."""
+    """Prepare samples too large for memory: the core pulls each slice that it writes. Returns None for small samples."""
     values = from_torch(values) if hasattr(values, "detach") else values
     wanted = numpy_dtype(dtype)
 
@@ -48,14 +48,14 @@ def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[i
                 raise fail(f"has the shape {sizes}, expected {shape}", row)
             cast(np.zeros(1, numpy_dtype_of(item)), dtype, row)  # Raises if the kind does not fit.
 
-    def pull(row: int, window: list[tuple[int, int]]) -> Array:
-        item, part = items[row], tuple(slice(low, high) for low, high in window)
+    def pull(row: int, box: list[tuple[int, int]]) -> Array:
+        item, part = items[row], tuple(slice(low, high) for low, high in box)
         found = item.part(row, part) if isinstance(item, Rows) else item[(row, *part)] if item is values else item[part]
         if isinstance(found, np.ma.MaskedArray) and np.ma.is_masked(found):
             raise fail("is masked in part", row, hint="make the whole sample null, or none of it")
         array = cast(np.asarray(found), dtype, row)
-        if array.shape != tuple(high - low for low, high in window):
-            raise fail(f"returned an array of the shape {array.shape} for {window}", row)
+        if array.shape != tuple(high - low for low, high in box):
+            raise fail(f"returned an array of the shape {array.shape} for {box}", row)
         if array.dtype.kind == "M" and np.isnat(array).any():
             raise fail("holds NaT, which only a scalar can be", row)
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -2,7 +2,7 @@
 //!
 //! Huffman codes took three quarters of the decoding time of a large photograph, and about 40 % of them are above or beside a random crop.
 //! For a skipped block, only its end and its DC difference matter, not its coefficients. One table therefore maps the next [`SKIP_BITS`]
-//! bits to the total length of the codes and numbers in them, and to the number of coefficients that these represent. For required blocks,
+//! bits to the total length of their codes and numbers, and to the number of coefficients. For required blocks,
 //! another table returns the run and the value of the next coefficient. libjpeg-turbo handles everything else: restart intervals, several
 //! scans, invalid codes, and files that end early. If this decoder fails, `region` decodes the file with the library instead.
 //! `jpeg_region.c` calls this decoder MCU by MCU. No input makes it panic.

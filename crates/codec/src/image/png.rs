@@ -44,7 +44,7 @@ pub fn outline(bytes: &[u8]) -> Option<Outline> {
 pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
     let mut decoder = decoder(bytes, Some(header));
     decoder.set_transformations(Transformations::EXPAND);
-    let (picture, color) = read(decoder)?;
+    let (picture, color) = read_frame(decoder)?;
     Ok(if color == ColorType::GrayscaleAlpha { grey_alpha_to_rgba(picture) } else { picture })
 }
 
@@ -63,7 +63,7 @@ pub fn decode_indices(bytes: &[u8], header: &Header) -> Result<Option<Picture>> 
         return Ok(None);
     }
     decoder.set_transformations(Transformations::IDENTITY);
-    let (mut picture, _) = read(decoder)?;
+    let (mut picture, _) = read_frame(decoder)?;
     if bits < 8 {
         let line_bytes = (picture.width * bits).div_ceil(8);
         let mask = (1u8 << bits) - 1;
@@ -74,7 +74,7 @@ pub fn decode_indices(bytes: &[u8], header: &Header) -> Result<Option<Picture>> 
     Ok(Some(picture))
 }
 
-fn read(decoder: Decoder<Cursor<&[u8]>>) -> Result<(Picture, ColorType)> {
+fn read_frame(decoder: Decoder<Cursor<&[u8]>>) -> Result<(Picture, ColorType)> {
     let mut reader = decoder.read_info().map_err(failed)?;
     let size = reader.output_buffer_size().ok_or_else(|| undecodable("cannot decode PNG: it is larger than the address space"))?;
     let mut data = vec![0; size];

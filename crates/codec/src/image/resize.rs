@@ -80,7 +80,7 @@ impl Geometry {
 }
 
 /// An image is decoded at 1/2, 1/4 or 1/8 if this many decoded pixels remain for each pixel of the result, along each axis. At 1.0, the
-/// PSNR against a full decode is 43 dB in the median and 29.6 dB at worst, on photographs that were not used to choose this value.
+/// PSNR against a full decode is 43 dB in the median and 29.6 dB at worst. The photographs were not used to choose it.
 const PIXELS_LEFT: f64 = 1.0;
 
 /// Maximum buffer memory that a thread keeps for its next image. Loaders count the memory for resizing only while a thread resizes.

@@ -9,13 +9,13 @@ use penstock_format::record::{Change, ChangeKind, Delta, RecordKind, Transaction
 pub enum Reads {
     /// Nothing, as a bare append does. Snapshot isolation also counts reads as nothing.
     Nothing,
-    /// Some rows of some columns; no column stands for all columns.
+    /// Some rows of some columns. An empty list of columns means all columns.
     Rows { columns: Vec<u64>, rows: Vec<Run> },
     /// All rows of some columns, as a scan or a predicate does: new samples matter too.
     AllRows { columns: Vec<u64> },
 }
 
-/// What a transaction wrote and read. In a `Change`, no column stands for all columns.
+/// What a transaction wrote and read. An empty list of columns in a `Change` means all columns.
 #[derive(Debug, Clone)]
 pub struct ChangeSet {
     pub writes: Vec<Change>,

@@ -74,7 +74,7 @@ fn create_first(store: &dyn Storage, body: &[u8], record: &Record) -> Result<()>
     let name = record_name(0, 0);
     for _ in 0..CERTAIN_TRIES {
         match create_certainly(store, &name, body)? {
-            Created::Exists => match records::read(store, 0, 0) {
+            Created::Exists => match records::read_record(store, 0, 0) {
                 Ok(entry) if entry.record.uuid() == record.uuid() => return Ok(()),
                 Ok(_) => return Err(exists(store)),
                 Err(_) => std::thread::sleep(Duration::from_millis(10)), // Wait out a brief fault; then put the same body again.
@@ -82,7 +82,7 @@ fn create_first(store: &dyn Storage, body: &[u8], record: &Record) -> Result<()>
             _ => return Ok(()),
         }
     }
-    let text = format!("cannot tell whether dataset `{}` was created: `{name}` exists but cannot be read", store.uri());
+    let text = format!("cannot determine whether dataset `{}` was created: `{name}` exists but cannot be read", store.uri());
     Err(Error::new("commit-state-unknown", text).hint("open it, or create it again elsewhere"))
 }
 

@@ -1,4 +1,4 @@
-//! Carry out what the commit machine asks for, against a store.
+//! Carries out the requests of the commit machine, against a store.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ impl<'a> Driver<'a> {
         self.answer_all(machine).map_err(|error| match self.uncertain && error.code() != "commit-state-unknown" {
             false => error,
             true => {
-                let text = format!("cannot tell whether the commit succeeded: transaction {uuid}: {}", error.message());
+                let text = format!("cannot determine whether the commit succeeded: transaction {uuid}: {}", error.message());
                 Error::new("commit-state-unknown", text)
                     .hint("nothing was deleted; look for the transaction in `penstock log` when the storage answers again")
             }
@@ -100,7 +100,7 @@ impl<'a> Driver<'a> {
                         }
                     }
                 }
-                Request::Read { number } => match records::read(store, branch, number) {
+                Request::Read { number } => match records::read_record(store, branch, number) {
                     Ok(entry) => {
                         base.context.hold_to(entry.record.dataset)?;
                         known = known.max(number);

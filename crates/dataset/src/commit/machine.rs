@@ -110,8 +110,11 @@ impl Machine {
             Event::Unknown | Event::Unreadable => {
                 self.uncertain += 1;
                 if self.uncertain > UNCERTAIN_TRIES {
-                    let text =
-                        format!("cannot tell whether the commit succeeded: transaction {}, number {}", self.uuid(), self.sent()?.number);
+                    let text = format!(
+                        "cannot determine whether the commit succeeded: transaction {}, number {}",
+                        self.uuid(),
+                        self.sent()?.number
+                    );
                     return Err(Error::new("commit-state-unknown", text)
                         .hint("nothing was deleted; look for the transaction in `penstock log` when the storage answers again"));
                 }

@@ -5,7 +5,7 @@ use penstock_format::SnapshotId;
 use penstock_format::ids::{hint_name, log_folder, numbered, read_hint, record_number, write_hint};
 use penstock_storage::Storage;
 
-use super::records::{LogEntry, read};
+use super::records::{LogEntry, read_record};
 
 /// The end of a log.
 #[derive(Debug, Clone, Copy)]
@@ -24,10 +24,10 @@ impl Newest {
     }
 }
 
-/// Return the newest record, which is `known` or later. None if there is no log. Cost: `newest_number`, and a read of the record.
+/// Return the newest record, which is `known` or later. None if the log is empty. Cost: `newest_number`, and a read of the record.
 pub fn newest(storage: &dyn Storage, branch: u64, known: Option<u64>) -> Result<Option<LogEntry>> {
     let folder = log_folder(branch);
-    newest_number(storage, &folder, known)?.map(|newest| read(storage, branch, newest.whole(storage, &folder)?)).transpose()
+    newest_number(storage, &folder, known)?.map(|newest| read_record(storage, branch, newest.whole(storage, &folder)?)).transpose()
 }
 
 /// Return the number of the newest record of a log. Record `known` was seen before. Cost: a listing of a few names if the store lists

@@ -24,7 +24,7 @@ impl LogEntry {
 }
 
 /// Read record `number`.
-pub fn read(storage: &dyn Storage, branch: u64, number: u64) -> Result<LogEntry> {
+pub fn read_record(storage: &dyn Storage, branch: u64, number: u64) -> Result<LogEntry> {
     let read = || LogEntry::parse(&storage.read(&record_name(branch, number))?, branch, number);
     match read() {
         Err(error) if error.kind() == Kind::Corrupt => read(), // The network may have damaged the first answer.
@@ -38,7 +38,7 @@ pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
         Error::new("snapshot-not-found", format!("cannot open snapshot `{snapshot}` of `{}`: no such commit exists", storage.uri()))
             .hint("see `penstock log`")
     };
-    match read(storage, snapshot.branch, snapshot.number) {
+    match read_record(storage, snapshot.branch, snapshot.number) {
         Ok(entry) if entry.record.uuid() == snapshot.uuid => Ok(entry),
         Ok(_) => Err(missing()),
         Err(error) if error.kind() == Kind::NotFound => Err(missing()),
@@ -50,7 +50,7 @@ pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
 pub fn walk(storage: &dyn Storage, from: &Record, mut visit: impl FnMut(&LogEntry) -> Result<()>) -> Result<()> {
     let mut parent = from.parents.first().cloned();
     while let Some(link) = parent {
-        let entry = read(storage, link.branch, link.number)?;
+        let entry = read_record(storage, link.branch, link.number)?;
         if entry.crc != link.crc || entry.record.uuid() != link.uuid {
             let name = record_name(link.branch, link.number);
             return Err(Error::new(
@@ -66,5 +66,5 @@ pub fn walk(storage: &dyn Storage, from: &Record, mut visit: impl FnMut(&LogEntr
 
 /// Read the records with these numbers, in order. Cost: one request each.
 pub fn span(storage: &dyn Storage, branch: u64, numbers: Range<u64>) -> Result<Vec<LogEntry>> {
-    numbers.map(|number| read(storage, branch, number)).collect()
+    numbers.map(|number| read_record(storage, branch, number)).collect()
 }

@@ -18,7 +18,7 @@ impl Reader {
         }
         match &column.kind {
             ColumnKind::Label { names } => {
-                // A null has code 0, even if there are no names.
+                // A null has code 0, even if the list of names is empty.
                 let limit = names.len().max(1) as i64;
                 for (place, code) in out.iter_mut().enumerate().filter(|(_, code)| **code >= limit) {
                     let why = format!("it has code {code}, but there are {} names", names.len());
@@ -50,7 +50,7 @@ impl Reader {
                 codes[place] = match known.code(codes[place], dictionary, &vocabulary) {
                     Some(code) => code.into(),
                     None => {
-                        let why = format!("it has code {}, which stands for no word", codes[place]);
+                        let why = format!("it has code {}, which is not the code of a word", codes[place]);
                         self.null_instead(why, column, place as u32, nulls)?
                     }
                 };

@@ -18,7 +18,7 @@ use crate::prefetch::{PREFETCH_FROM_BYTES, ROWS_AHEAD, prefetch};
 use crate::store::blocks::BlockKey;
 use crate::store::datafile::{DataFile, Decoded};
 
-/// The answer: samples of equal size in the order asked, and which of them are null.
+/// The answer: samples of equal size in the order asked, and whether each is null.
 struct Cells<'a> {
     out: &'a mut [u8],
     /// Bytes of a sample.

@@ -5,7 +5,7 @@ use penstock_error::Result;
 use penstock_format::datafile::{Codec, Layout, Packed};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::{Frozen, Slot};
-use penstock_tensor::window::elements;
+use penstock_tensor::slice::elements;
 
 use super::reader::{ColumnRows, Reader};
 use super::tiles::{Targets, Tiles};
@@ -15,14 +15,14 @@ use crate::store::datafile::Decoded;
 /// Ragged values in the order requested.
 pub struct RaggedValues {
     keep: Vec<Bytes>,
-    slices: Vec<Slice>,
+    extents: Vec<Extent>,
     /// Sizes of the free dimensions, `free_count` per sample.
     pub free: Vec<u64>,
     pub free_count: usize,
 }
 
 #[derive(Clone, Copy)]
-struct Slice {
+struct Extent {
     keep: u32,
     begin: usize,
     bytes: usize,
@@ -34,39 +34,39 @@ const ROWS_AHEAD: usize = 64;
 /// Approximate size of the ends in a packed block of small values.
 const HEAD_BYTES: usize = 256;
 
-/// The value of `Slice::keep` that marks a null.
+/// The value of `Extent::keep` that marks a null.
 const NULL: u32 = u32::MAX;
 
 impl RaggedValues {
     /// Wrap buffers as values, none of them null. `free` has `free_count` sizes per value.
     pub fn of(values: Vec<Bytes>, free: Vec<u64>, free_count: usize) -> RaggedValues {
-        let slices = values.iter().enumerate().map(|(index, value)| Slice { keep: index as u32, begin: 0, bytes: value.len() }).collect();
-        RaggedValues { keep: values, slices, free, free_count }
+        let extents = values.iter().enumerate().map(|(index, value)| Extent { keep: index as u32, begin: 0, bytes: value.len() }).collect();
+        RaggedValues { keep: values, extents, free, free_count }
     }
 
     /// Copy the values to `slot`, which has room for exactly these bytes. Their current buffers may hold many other bytes.
     pub fn move_to(&mut self, mut slot: Slot) {
-        for slice in self.slices.iter_mut().filter(|slice| slice.keep != NULL) {
+        for extent in self.extents.iter_mut().filter(|extent| extent.keep != NULL) {
             let begin = slot.filled();
-            slot.push(&self.keep[slice.keep as usize][slice.begin..slice.begin + slice.bytes]);
-            *slice = Slice { keep: 0, begin, bytes: slice.bytes };
+            slot.push(&self.keep[extent.keep as usize][extent.begin..extent.begin + extent.bytes]);
+            *extent = Extent { keep: 0, begin, bytes: extent.bytes };
         }
         self.keep = vec![slot.freeze()];
     }
 
     pub fn len(&self) -> usize {
-        self.slices.len()
+        self.extents.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.slices.is_empty()
+        self.extents.is_empty()
     }
 
     /// Return value `index`, or None if it is null.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&[u8]> {
-        let slice = self.slices[index];
-        (slice.keep != NULL).then(|| &self.keep[slice.keep as usize][slice.begin..slice.begin + slice.bytes])
+        let extent = self.extents[index];
+        (extent.keep != NULL).then(|| &self.keep[extent.keep as usize][extent.begin..extent.begin + extent.bytes])
     }
 
     pub fn free(&self, index: usize) -> &[u64] {
@@ -80,11 +80,11 @@ impl RaggedValues {
 
     /// Return the bytes of all values.
     pub fn value_bytes(&self) -> usize {
-        self.slices.iter().map(|slice| slice.bytes).sum()
+        self.extents.iter().map(|extent| extent.bytes).sum()
     }
 
     pub fn has_nulls(&self) -> bool {
-        self.slices.iter().any(|slice| slice.keep == NULL)
+        self.extents.iter().any(|extent| extent.keep == NULL)
     }
 
     /// Return all values as one stretch of memory, if the store wrote them there in order.
@@ -114,7 +114,7 @@ impl Reader {
         };
         let mut values = RaggedValues {
             keep: Vec::new(),
-            slices: vec![Slice { keep: NULL, begin: 0, bytes: 0 }; self.plan.len()],
+            extents: vec![Extent { keep: NULL, begin: 0, bytes: 0 }; self.plan.len()],
             free: vec![0; self.plan.len() * free_count],
             free_count,
         };
@@ -124,8 +124,8 @@ impl Reader {
             if source.entry().layout == Layout::Tiled {
                 buffers.resize_with(self.plan.len(), Vec::new);
                 for (row, place) in source.rows.iter().filter(|(row, _)| source.entry().is_valid(*row)) {
-                    let window = tiles.add(source, (*row, *place), None);
-                    buffers[*place as usize] = vec![0; elements(window).unwrap_or(0) as usize * source.entry().dtype.size()];
+                    let slice = tiles.add(source, (*row, *place), None);
+                    buffers[*place as usize] = vec![0; elements(slice).unwrap_or(0) as usize * source.entry().dtype.size()];
                     let sizes = source.entry().free.iter().map(|sizes| sizes.get(*row as usize));
                     values.free[*place as usize * free_count..].iter_mut().zip(sizes).for_each(|(free, size)| *free = size);
                 }
@@ -146,8 +146,8 @@ impl Reader {
                         other => other.map_err(|error| (error, *place))?,
                     }
                     if is_mapped {
-                        let slice = values.slices[*place as usize];
-                        prefetch(map_bytes, slice.begin, slice.bytes);
+                        let extent = values.extents[*place as usize];
+                        prefetch(map_bytes, extent.begin, extent.bytes);
                     }
                 }
             }
@@ -159,7 +159,7 @@ impl Reader {
             self.read_tiles(column, tiles, &mut Targets::Each(outs), &mut nulls)?;
             for place in places.into_iter().filter(|place| nulls.as_ref().is_none_or(|nulls| !nulls[*place as usize])) {
                 let value = std::mem::take(&mut buffers[place as usize]);
-                values.slices[place as usize] = Slice { keep: values.keep.len() as u32, begin: 0, bytes: value.len() };
+                values.extents[place as usize] = Extent { keep: values.keep.len() as u32, begin: 0, bytes: value.len() };
                 values.keep.push(value.into());
             }
         }
@@ -190,7 +190,7 @@ impl Reader {
             Some(head) => (head.range(body, inner as usize)?, inner as usize),
             None => (0..body.len(), 0),
         };
-        let slice = Slice { keep: opened.keep, begin: opened.begin + range.start, bytes: range.len() };
+        let extent = Extent { keep: opened.keep, begin: opened.begin + range.start, bytes: range.len() };
         if values.free_count > 0 {
             let at = place as usize * values.free_count;
             match &opened.head {
@@ -203,7 +203,7 @@ impl Reader {
                 None => entry.free.iter().enumerate().for_each(|(dimension, sizes)| values.free[at + dimension] = sizes.get(block)),
             }
         }
-        values.slices[place as usize] = slice;
+        values.extents[place as usize] = extent;
         Ok(())
     }
 

@@ -25,7 +25,7 @@ pub enum OnCorrupt {
     Null,
 }
 
-/// Reads samples of a snapshot. `fetch` gets what is not mapped; then each column is read by `fixed`, `ragged`, `codes` or `windows`.
+/// Reads samples of a snapshot. `fetch` gets what is not mapped; then each column is read by `fixed`, `ragged`, `codes` or `slices`.
 pub struct Reader {
     pub snapshot: Arc<Snapshot>,
     pub plan: Plan,

@@ -1,5 +1,5 @@
-//! Read windows of tiled samples. A window is assembled from the tiles that it meets, reading only the checksum units that hold
-//! it. All windows of a call are planned together and read in groups, so that memory holds one group besides the result
+//! Read slices of tiled samples. A slice is assembled from the tiles that it meets, reading only the checksum units that hold
+//! it. All slices of a call are planned together and read in groups, so that memory holds one group besides the result
 //! (docs/design/0005-tiles.md).
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use penstock_format::datafile::{Codec, Layout, UNIT_BYTES};
 use penstock_format::record::FEATURE_TILED;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::Access;
-use penstock_tensor::window::{Window, elements, runs, whole};
+use penstock_tensor::slice::{Slice, elements, runs, whole};
 
 use super::blocks::{Fetched, Wanted};
 use super::fill::Cache;
@@ -20,22 +20,22 @@ use crate::config::Config;
 use crate::parallel;
 use crate::store::datafile::{DataFile, Decoded};
 
-/// A window of one sample, and its place in the answer.
+/// A slice of one sample, and its place in the answer.
 struct TiledSample {
     place: u32,
     file: Arc<DataFile>,
     chunk: usize,
     row: u64,
-    window: Window,
+    slice: Slice,
 }
 
 impl TiledSample {
-    /// Return whether the window is a whole sample, cut along its first dimension only. Its tiles in order are then its bytes.
+    /// Return whether the slice is a whole sample, cut along its first dimension only. Its tiles in order are then its bytes.
     fn is_flat(&self) -> bool {
         let entry = &self.file.tail.chunks[self.chunk];
         let shape = entry.shape_of(self.row);
         let uncut = entry.tile.iter().zip(&shape).skip(1).all(|(side, size)| side >= size);
-        uncut && self.window == whole(&shape)
+        uncut && self.slice == whole(&shape)
     }
 }
 
@@ -47,11 +47,11 @@ struct TileRead {
     block: usize,
 }
 
-/// The buffers that windows are copied to.
+/// The buffers that slices are copied to.
 pub(super) enum Targets<'a> {
-    /// Windows of equal size, one after the other.
+    /// Slices of equal size, one after the other.
     Even { out: &'a mut [u8], bytes: usize },
-    /// One buffer per window.
+    /// One buffer per slice.
     Each(Vec<&'a mut [u8]>),
 }
 
@@ -86,11 +86,11 @@ impl Tiles {
         self.0.iter().map(|sample| sample.place).collect()
     }
 
-    /// Add a sample, or a window of it. Returns the window.
-    pub fn add(&mut self, source: &ColumnRows<'_>, (row, place): (u64, u32), window: Option<&Window>) -> &Window {
-        let window = window.cloned().unwrap_or_else(|| whole(&source.entry().shape_of(row)));
-        self.0.push(TiledSample { place, file: source.file.clone(), chunk: source.chunk, row, window });
-        &self.0[self.0.len() - 1].window
+    /// Add a sample, or a slice of it. Returns the slice.
+    pub fn add(&mut self, source: &ColumnRows<'_>, (row, place): (u64, u32), slice: Option<&Slice>) -> &Slice {
+        let slice = slice.cloned().unwrap_or_else(|| whole(&source.entry().shape_of(row)));
+        self.0.push(TiledSample { place, file: source.file.clone(), chunk: source.chunk, row, slice });
+        &self.0[self.0.len() - 1].slice
     }
 }
 
@@ -118,10 +118,10 @@ impl Reader {
         Ok(tiled.then_some(shapes))
     }
 
-    /// Read a window of each sample of a plan into buffers of the same sizes. `shapes` must have returned that all samples are tiled.
-    /// Buffers of nulls stay unchanged. A window outside its sample is refused. Cost: reads the checksum units that hold the windows,
+    /// Read a slice of each sample of a plan into buffers of the same sizes. `shapes` must have returned that all samples are tiled.
+    /// Buffers of nulls stay unchanged. A slice outside its sample is refused. Cost: reads the checksum units that hold the slices,
     /// and makes one copy.
-    pub fn windows(&self, column: &ColumnSpec, windows: &[Window], outs: Vec<&mut [u8]>) -> Result<Nulls> {
+    pub fn slices(&self, column: &ColumnSpec, slices: &[Slice], outs: Vec<&mut [u8]>) -> Result<Nulls> {
         let (mut tiles, mut nulls) = (Tiles::default(), None);
         let size = column.kind.stored()?.0.size();
         self.each_group(column, |source, rows| {
@@ -130,14 +130,14 @@ impl Reader {
                     set_null(&mut nulls, self.plan.len(), *place, &mut []);
                     continue;
                 };
-                let (window, shape) = (&windows[*place as usize], source.entry().shape_of(*row));
-                let bytes = elements(window).and_then(|elements| usize::try_from(elements).ok()?.checked_mul(size));
-                let inside = window.len() == shape.len() && window.iter().zip(&shape).all(|(range, size)| range.end <= *size);
+                let (slice, shape) = (&slices[*place as usize], source.entry().shape_of(*row));
+                let bytes = elements(slice).and_then(|elements| usize::try_from(elements).ok()?.checked_mul(size));
+                let inside = slice.len() == shape.len() && slice.iter().zip(&shape).all(|(range, size)| range.end <= *size);
                 if source.entry().layout != Layout::Tiled || !inside || bytes != Some(outs[*place as usize].len()) {
-                    let text = format!("the window {window:?} is not inside a tiled sample of shape {shape:?}");
+                    let text = format!("the slice {slice:?} is not inside a tiled sample of shape {shape:?}");
                     return Err((Error::new("invalid-argument", text), *place));
                 }
-                tiles.add(source, (*row, *place), Some(window));
+                tiles.add(source, (*row, *place), Some(slice));
             }
             Ok(())
         })?;
@@ -145,13 +145,13 @@ impl Reader {
         Ok(nulls)
     }
 
-    /// Read the windows of `tiles` into their targets.
+    /// Read the slices of `tiles` into their targets.
     pub(super) fn read_tiles(&self, column: &ColumnSpec, tiles: Tiles, targets: &mut Targets<'_>, nulls: &mut Nulls) -> Result<()> {
         let samples = tiles.0;
         let mut reads = Vec::new();
-        for (index, sample) in samples.iter().enumerate().filter(|(_, sample)| elements(&sample.window) != Some(0)) {
+        for (index, sample) in samples.iter().enumerate().filter(|(_, sample)| elements(&sample.slice) != Some(0)) {
             let Some((grid, first)) = sample.file.tail.chunks[sample.chunk].grid_of(sample.row) else { continue };
-            reads.extend(grid.meeting(&sample.window).into_iter().map(|tile| TileRead {
+            reads.extend(grid.meeting(&sample.slice).into_iter().map(|tile| TileRead {
                 sample: index,
                 tile,
                 block: (first + tile) as usize,
@@ -254,7 +254,7 @@ impl Reader {
             let entry = &sample.file.tail.chunks[sample.chunk];
             let Some((grid, _)) = entry.grid_of(sample.row) else { return };
             let (target, begin) = (targets.get(sample.place), unit * UNIT_BYTES as usize);
-            runs(&grid.tile(read.tile), &sample.window, entry.dtype.size(), |from, to, length| {
+            runs(&grid.tile(read.tile), &sample.slice, entry.dtype.size(), |from, to, length| {
                 // The part of the run that is in this unit.
                 let (low, high) = (from.max(begin), (from + length).min(begin + bytes.len()));
                 if low < high {
@@ -301,7 +301,7 @@ impl Reader {
                 continue;
             };
             let target = targets.get(sample.place);
-            runs(&grid.tile(read.tile), &sample.window, entry.dtype.size(), |from, to, bytes| tile.copy(from, &mut target[to..to + bytes]));
+            runs(&grid.tile(read.tile), &sample.slice, entry.dtype.size(), |from, to, bytes| tile.copy(from, &mut target[to..to + bytes]));
         }
         Ok(())
     }
@@ -366,7 +366,7 @@ impl Reader {
 const ANNOUNCED_GAP_BYTES: usize = 16 << 10;
 
 impl TileRead {
-    /// Return the checksum units of the tile's block that the window needs.
+    /// Return the checksum units of the tile's block that the slice needs.
     fn units(&self, samples: &[TiledSample]) -> Vec<usize> {
         let sample = &samples[self.sample];
         let entry = &sample.file.tail.chunks[sample.chunk];
@@ -374,7 +374,7 @@ impl TileRead {
         let in_parts = count > 1 && entry.codec == Codec::None;
         let Some((grid, _)) = entry.grid_of(sample.row).filter(|_| in_parts) else { return (0..count).collect() };
         let mut needed = vec![false; count];
-        runs(&grid.tile(self.tile), &sample.window, entry.dtype.size(), |from, _, bytes| {
+        runs(&grid.tile(self.tile), &sample.slice, entry.dtype.size(), |from, _, bytes| {
             needed[from / UNIT_BYTES as usize..=(from + bytes - 1) / UNIT_BYTES as usize].fill(true);
         });
         (0..count).filter(|unit| needed[*unit]).collect()

@@ -19,7 +19,7 @@ impl Snapshot {
         let store = context.storage.as_ref();
         let newest = newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| not_found(store))?;
         let number = if context.incomplete == Incomplete::Permit { newest.number } else { newest.whole(store, &log_folder(branch))? };
-        let entry = records::read(store, branch, number)?;
+        let entry = records::read_record(store, branch, number)?;
         Snapshot::at_whole(context.clone(), entry, newest.written_in)
     }
 
@@ -77,7 +77,7 @@ impl Snapshot {
         let store = self.context.storage.as_ref();
         let read = match found.filter(|found| found.record.number == number) {
             Some(found) => Some(found.crc),
-            None => match records::read(store, branch, number) {
+            None => match records::read_record(store, branch, number) {
                 Ok(found) => {
                     self.context.hold_to(found.record.dataset)?;
                     Some(found.crc)

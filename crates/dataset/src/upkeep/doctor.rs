@@ -27,7 +27,8 @@ pub struct Finding {
     pub good: Option<bool>,
     /// The measured value with its unit.
     pub measured: Option<(f64, &'static str)>,
-    pub told: String,
+    /// The result in words.
+    pub finding: String,
     pub advice: String,
 }
 
@@ -53,7 +54,7 @@ pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
         false => largest_file(context),
     };
     match readable {
-        Some((name, bytes)) => doctor.read(&name, bytes),
+        Some((name, bytes)) => doctor.measure_reads(&name, bytes),
         None => doctor.skip("read", "writing is not allowed here, and there is no dataset to read from"),
     }
     if written {
@@ -63,7 +64,7 @@ pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
     Ok(doctor.findings)
 }
 
-/// Return the largest data file of the dataset at this place. None if there is no dataset or no data file.
+/// Return the largest data file of the dataset at this place. None if the place holds no data file.
 fn largest_file(context: &std::sync::Arc<Context>) -> Option<(String, u64)> {
     let snapshot = Snapshot::open(context.clone(), 0).ok()?;
     let mut found: Option<(String, u64)> = None;
@@ -79,13 +80,13 @@ fn largest_file(context: &std::sync::Arc<Context>) -> Option<(String, u64)> {
 }
 
 impl Doctor<'_> {
-    fn note(&mut self, name: &'static str, good: bool, measured: Option<(f64, &'static str)>, told: impl Into<String>, advice: &str) {
+    fn note(&mut self, name: &'static str, good: bool, measured: Option<(f64, &'static str)>, finding: impl Into<String>, advice: &str) {
         let advice = if good && measured.is_none() { String::new() } else { advice.to_owned() };
-        self.findings.push(Finding { name, good: Some(good), measured, told: told.into(), advice });
+        self.findings.push(Finding { name, good: Some(good), measured, finding: finding.into(), advice });
     }
 
     fn skip(&mut self, name: &'static str, why: &str) {
-        self.findings.push(Finding { name, good: None, measured: None, told: why.into(), advice: String::new() });
+        self.findings.push(Finding { name, good: None, measured: None, finding: why.into(), advice: String::new() });
     }
 
     fn failed(&mut self, name: &'static str, error: &Error) {
@@ -94,7 +95,7 @@ impl Doctor<'_> {
             hint => hint.unwrap_or("see the message"),
         };
         let advice = advice.to_owned();
-        self.findings.push(Finding { name, good: Some(false), measured: None, told: error.message().to_owned(), advice });
+        self.findings.push(Finding { name, good: Some(false), measured: None, finding: error.message().to_owned(), advice });
     }
 
     /// Return whether the store answers at all.
@@ -156,7 +157,7 @@ impl Doctor<'_> {
         }
     }
 
-    fn read(&mut self, name: &str, bytes: u64) {
+    fn measure_reads(&mut self, name: &str, bytes: u64) {
         let one = |begin: u64, count: u64| RangeRequest::plain(name, begin, count.min(bytes - begin), Some(bytes));
         let mut times = Vec::with_capacity(SMALL_READS);
         for index in 0..SMALL_READS as u64 {

@@ -127,7 +127,7 @@ struct Stretch {
 
 fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<()> {
     let file = snapshot.context.open_file(reference, samples)?;
-    let read = |begin: u64, end: u64| read(snapshot, &file, begin, end);
+    let read = |begin: u64, end: u64| read_range(snapshot, &file, begin, end);
     if read(0, HEADER_BYTES)?[..] != *write_header(file.id) {
         return Err(malformed("it is not a data file, or a different one"));
     }
@@ -168,7 +168,7 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
 }
 
 /// Read bytes of a data file. If it is not mapped, its ranges are requested concurrently.
-fn read(snapshot: &Snapshot, file: &DataFile, begin: u64, end: u64) -> Result<Bytes> {
+fn read_range(snapshot: &Snapshot, file: &DataFile, begin: u64, end: u64) -> Result<Bytes> {
     if file.in_memory() {
         return Ok(file.map.slice(begin as usize..end as usize));
     }

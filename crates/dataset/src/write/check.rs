@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use penstock_error::{Error, Result};
 use penstock_format::schema::ColumnKind;
-use penstock_tensor::window::{Grid, elements, whole};
+use penstock_tensor::slice::{Grid, elements, whole};
 use penstock_tensor::{Column, Dtype, Pulled, Ragged, Shape};
 
 use super::media::{Media, Validate, check_media};
@@ -52,7 +52,7 @@ pub fn check_lengths(inputs: &[Input]) -> Result<usize> {
                 other.column.len()
             ),
         )
-        .hint("give every column the same number of samples; None stands for a null")),
+        .hint("give every column the same number of samples; None means a null")),
     }
 }
 
@@ -199,5 +199,5 @@ fn check_pulled(pulled: &Pulled, dtype: Dtype, shape: &Shape, tile: Option<&[u64
     Ok(())
 }
 
-/// With more tiles, reading the tail would take longer than reading a typical window.
+/// With more tiles, reading the tail would take longer than reading a typical slice.
 const TILES_A_SAMPLE: u64 = 1 << 20;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use penstock_error::Result;
 use penstock_format::datafile::{ChunkBuilder, Codec, Layout, SINGLE_BYTES};
 use penstock_format::schema::{CodecName, ColumnKind, ColumnSpec};
-use penstock_tensor::window::{Grid, SAMPLE_TILES, default_tile, elements, whole};
+use penstock_tensor::slice::{Grid, SAMPLE_TILES, default_tile, elements, whole};
 use penstock_tensor::{Column, Dtype, Ragged, Shape};
 
 use super::style::Style;
@@ -110,8 +110,8 @@ impl ColumnWriter {
         self.tile_for(&shapes.iter().map(Vec::as_slice).collect::<Vec<_>>(), &largest)
     }
 
-    /// Choose the tile for samples of these shapes: the schema's tile, else the default tile of the largest sample. If that cuts a
-    /// sample into too many tiles, as for a tall sample after a wide one, use the default tile of the longest sides.
+    /// Choose the tile for samples of these shapes: the schema's tile, else the default tile of the largest sample. A tall sample after
+    /// a wide one may need too many such tiles. Then the default tile of the longest sides is used.
     pub fn tile_for(&self, shapes: &[&[u64]], largest: &[u64]) -> Vec<u64> {
         if let Some(tile) = &self.tile {
             return tile.clone();

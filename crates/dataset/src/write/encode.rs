@@ -6,7 +6,7 @@ use std::ops::Range;
 use penstock_error::Result;
 use penstock_format::crc;
 use penstock_format::datafile::{COMPRESSED_BLOCK_BYTES, Codec, Layout, PACKED_BLOCK_BYTES, UNIT_BYTES, write_packed};
-use penstock_tensor::window::{Grid, elements, runs};
+use penstock_tensor::slice::{Grid, elements, runs};
 use penstock_tensor::{Column, Dtype, Ragged, Shape};
 
 use super::style::Style;

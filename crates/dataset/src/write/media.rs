@@ -56,10 +56,10 @@ pub fn check_media(column: Column, kind: Media, validate: Validate) -> Result<Co
         Some((row, error)) => {
             let rows = refused.iter().map(|(row, _)| *row as u64).collect();
             let text = format!("({} of {} are refused): {}", refused.len(), ragged.len(), error.message());
-            let told = Error::new(error.code(), text).at_row(*row as u64).rows(rows);
+            let refusal = Error::new(error.code(), text).at_row(*row as u64).rows(rows);
             Err(match error.hint_text() {
-                Some(hint) => told.hint(hint),
-                None => told,
+                Some(hint) => refusal.hint(hint),
+                None => refusal,
             })
         }
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use penstock_error::{Error, Result};
 use penstock_format::datafile::MAX_BLOCKS;
-use penstock_tensor::window::{Grid, elements, whole};
+use penstock_tensor::slice::{Grid, elements, whole};
 use penstock_tensor::{Column, Pulled, push_validity};
 
 use super::column::free_of;

@@ -1,7 +1,7 @@
 //! The blocks of one column in one data file: where each row and each checksum unit is. `tail` parses and checks it.
 
 use bytes::Bytes;
-use penstock_tensor::window::Grid;
+use penstock_tensor::slice::Grid;
 use penstock_tensor::{Dtype, Shape};
 
 use super::{Codec, Layout, units};

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
-use penstock_tensor::window::{self, Grid};
+use penstock_tensor::slice::{self, Grid};
 use penstock_tensor::{Dtype, MAX_DIMENSIONS, Shape};
 
 use super::{Chunk, Codec, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, units};
@@ -28,14 +28,14 @@ impl Tail {
             return Err(Error::new("unknown-feature", "a data file refers to foreign objects, which this release cannot read")
                 .hint("upgrade Penstock"));
         }
-        let chunks = cursor.list(8, |cursor| Chunk::read(cursor, samples, data_end))?;
+        let chunks = cursor.list(8, |cursor| Chunk::parse(cursor, samples, data_end))?;
         cursor.end()?;
         Ok(Tail { samples, chunks })
     }
 }
 
 impl Chunk {
-    fn read(cursor: &mut Cursor, samples: u64, data_end: u64) -> Result<Chunk> {
+    fn parse(cursor: &mut Cursor, samples: u64, data_end: u64) -> Result<Chunk> {
         let column = cursor.varint()?;
         let (dtype, layout, codec) = read_storage(cursor, column)?;
         let shape = Shape(cursor.list(1, |cursor| Ok(cursor.varint()?.checked_sub(1)))?);
@@ -58,26 +58,26 @@ impl Chunk {
             return Err(malformed(format!("column {column} has {blocks} blocks for {samples} samples")));
         }
         let blocks = blocks as usize;
-        let first_row = if rows_per_block == 0 { Some(IntArray::read(cursor, blocks)?) } else { None };
-        let ordinals = IntArray::read(cursor, blocks)?;
+        let first_row = if rows_per_block == 0 { Some(IntArray::parse(cursor, blocks)?) } else { None };
+        let ordinals = IntArray::parse(cursor, blocks)?;
         if ordinals.iter().any(|ordinal| ordinal != 0) {
             return Err(Error::new("unknown-feature", format!("column {column} uses foreign objects, which this release cannot read"))
                 .hint("upgrade Penstock"));
         }
-        let offset = IntArray::read(cursor, blocks)?;
-        let stored_bytes = IntArray::read(cursor, blocks)?;
-        let raw_bytes = if codec == Codec::None { None } else { Some(IntArray::read(cursor, blocks)?) };
+        let offset = IntArray::parse(cursor, blocks)?;
+        let stored_bytes = IntArray::parse(cursor, blocks)?;
+        let raw_bytes = if codec == Codec::None { None } else { Some(IntArray::parse(cursor, blocks)?) };
         let (first_unit, unit_count) = count_units(&stored_bytes)?;
-        let crcs = IntArray::read(cursor, unit_count)?;
+        let crcs = IntArray::parse(cursor, unit_count)?;
         let free = match layout {
             // For dtype bytes, the only free dimension is the length of the value.
             Layout::Single | Layout::Tiled if dtype != Dtype::Bytes => {
-                (0..shape.free_count()).map(|_| IntArray::read(cursor, samples as usize)).collect::<Result<_>>()?
+                (0..shape.free_count()).map(|_| IntArray::parse(cursor, samples as usize)).collect::<Result<_>>()?
             }
             _ => Vec::new(),
         };
         let (tile, first_tile) = match layout {
-            Layout::Tiled => (cursor.list(1, Cursor::varint)?, Some(IntArray::read(cursor, samples as usize + 1)?)),
+            Layout::Tiled => (cursor.list(1, Cursor::varint)?, Some(IntArray::parse(cursor, samples as usize + 1)?)),
             _ => (Vec::new(), None),
         };
         let validity = if cursor.flag()? { Some(cursor.take(samples.div_ceil(8) as usize)?) } else { None };
@@ -184,7 +184,7 @@ impl Chunk {
             let alike = matches!(self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes), IntArray::Linear { step: 0, .. })
                 && shape.iter().zip(&self.tile).all(|(size, side)| size % side == 0);
             for block in (begin..end).take(if alike { 1 } else { usize::MAX }) {
-                let elements = window::elements(&grid.tile(block - begin));
+                let elements = slice::elements(&grid.tile(block - begin));
                 let raw = self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes).get(block as usize);
                 if elements.and_then(|elements| elements.checked_mul(self.dtype.size() as u64)) != Some(raw) {
                     return bad(format!("tile {} of sample {row} has {raw} bytes, its window has {elements:?} elements", block - begin));

@@ -179,7 +179,7 @@ impl Recipe {
     /// Read the inputs of a batch. Plain columns are copied to their places immediately.
     pub fn begin(&self, mut started: Started) -> Result<Job> {
         loop {
-            match self.read(&started) {
+            match self.fetch(&started) {
                 Ok(read) => {
                     started.reads.release();
                     return Ok(self.job(started, read));
@@ -213,7 +213,7 @@ impl Recipe {
         Job { started, plain, work, tasks, next: AtomicUsize::new(0), bad: Mutex::default(), needs }
     }
 
-    fn read(&self, started: &Started) -> Result<Read> {
+    fn fetch(&self, started: &Started) -> Result<Read> {
         let (reads, count) = (&started.reads, started.places.len());
         let (mut bytes, mut loose_bytes, mut scratch_bytes) = (0, 0, 0);
         let mut plain = Vec::with_capacity(self.pipeline.plain.len());

@@ -129,7 +129,7 @@ impl Program {
     }
 }
 
-/// Find the first draw that needs more samples than its source has, and that source; None if there is no such draw before `len`.
+/// Find the first draw that needs more samples than its source has, and that source; None if no draw before `len` does so.
 fn first_short(quota: &Quota, shares: &[u64], sources: &[Sequence], len: u64) -> Option<(u64, usize)> {
     let total: u128 = shares.iter().map(|share| u128::from(*share)).sum();
     // Before this draw, no exact share has reached the size of its source, so no count exceeds it.

@@ -1,7 +1,7 @@
 //! Counts how many of the first draws of a mixture belong to each source. At any draw and for any number of sources, each count differs
 //! from the exact share by less than one draw. Pure; the cost of a seek does not depend on the number of draws before it.
 //!
-//! The j-th draw of a source is eligible from the first draw after which its exact share exceeds j - 1, and due when the share reaches j.
+//! The j-th draw of a source is eligible once its exact share exceeds j - 1. It is due when the share reaches j.
 //! The eligible draw with the earliest deadline comes next; this never misses a deadline. Source: Tijdeman 1980, "The chairman assignment
 //! problem"; for the windows, Baruah and others 1996, "Proportionate progress". A seek starts the schedule one `horizon` earlier, with the
 //! most urgent draws done. Schedules with different starts agree after the longest window, as a test checks.

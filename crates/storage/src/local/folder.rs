@@ -53,10 +53,10 @@ impl Local {
 
     /// Convert an I/O error into an [`Error`] that names the user's path.
     pub(super) fn failure(&self, verb: &str, path: &Path, error: &io::Error) -> Error {
-        failure(verb, &self.told(path), error)
+        failure(verb, &self.shown(path), error)
     }
 
-    pub(super) fn told(&self, path: &Path) -> PathBuf {
+    pub(super) fn shown(&self, path: &Path) -> PathBuf {
         match path.strip_prefix(&self.root) {
             Ok(rest) if rest.as_os_str().is_empty() => self.path.clone(),
             Ok(rest) => self.path.join(rest),
@@ -124,7 +124,7 @@ impl Local {
         let mut synced = Vec::new();
         // The parent of a held root is taken from the user's path.
         while let Some(above) = if at == self.root { self.path.parent() } else { at.parent() } {
-            let name = (place, self.told(at));
+            let name = (place, self.shown(at));
             if named().contains(&name) {
                 break;
             }
@@ -202,7 +202,7 @@ pub(super) fn refused(error: &io::Error) -> bool {
 pub(super) struct LocalWriter {
     pub(super) path: PathBuf,
     /// The user's path, for messages.
-    pub(super) told: PathBuf,
+    pub(super) shown: PathBuf,
     pub(super) _held: Option<Arc<Held>>,
     pub(super) files: Arc<dyn FileSystem>,
     pub(super) file: Option<Box<dyn File>>,
@@ -211,12 +211,12 @@ pub(super) struct LocalWriter {
 impl ObjectWriter for LocalWriter {
     fn write(&mut self, bytes: Vec<u8>) -> Result<()> {
         let file = self.file.as_mut().ok_or_else(|| Error::new("internal", "write after finish"))?;
-        file.write(bytes).map_err(|error| failure("write", &self.told, &error))
+        file.write(bytes).map_err(|error| failure("write", &self.shown, &error))
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
         let file = self.file.as_mut().ok_or_else(|| Error::new("internal", "finish twice"))?;
-        file.sync().map_err(|error| failure("write", &self.told, &error))?;
+        file.sync().map_err(|error| failure("write", &self.shown, &error))?;
         self.file = None;
         Ok(())
     }

@@ -530,20 +530,20 @@ mod tests {
     /// A device may return fewer bytes than requested, in multiples of its block size. Only the end of a file breaks that multiple.
     #[test]
     fn a_short_read_is_not_taken_for_all() {
-        let told = |result: i32, at: u64, bytes: u64, needed: u64| match outcome(result, at, bytes, needed) {
+        let described = |result: i32, at: u64, bytes: u64, needed: u64| match outcome(result, at, bytes, needed) {
             Outcome::Whole => "whole".to_owned(),
             Outcome::Short(got) => format!("short {got}"),
             Outcome::Failed(error) => format!("{:?}", error.kind()),
         };
-        assert_eq!(told(65_536, 0, 65_536, 65_536), "whole");
-        assert_eq!(told(61_440, 0, 65_536, 65_536), "short 61440");
-        assert_eq!(told(4_096, 0, 65_536, 65_000), "short 4096");
-        assert_eq!(told(65_000, 0, 65_536, 65_000), "whole", "the last page of a file");
-        assert_eq!(told(464, 4_096, 8_192, 4_560), "whole", "the rest after a short read");
-        assert_eq!(told(0, 0, 65_536, 65_000), "UnexpectedEof");
-        assert_eq!(told(64_999, 0, 65_536, 65_000), "UnexpectedEof");
-        assert_eq!((told(-libc::EINTR, 0, 4_096, 1), told(-libc::EAGAIN, 0, 4_096, 1)), ("short 0".into(), "short 0".into()));
-        assert_eq!(told(-libc::EIO, 0, 4_096, 1), format!("{:?}", io::Error::from_raw_os_error(libc::EIO).kind()));
+        assert_eq!(described(65_536, 0, 65_536, 65_536), "whole");
+        assert_eq!(described(61_440, 0, 65_536, 65_536), "short 61440");
+        assert_eq!(described(4_096, 0, 65_536, 65_000), "short 4096");
+        assert_eq!(described(65_000, 0, 65_536, 65_000), "whole", "the last page of a file");
+        assert_eq!(described(464, 4_096, 8_192, 4_560), "whole", "the rest after a short read");
+        assert_eq!(described(0, 0, 65_536, 65_000), "UnexpectedEof");
+        assert_eq!(described(64_999, 0, 65_536, 65_000), "UnexpectedEof");
+        assert_eq!((described(-libc::EINTR, 0, 4_096, 1), described(-libc::EAGAIN, 0, 4_096, 1)), ("short 0".into(), "short 0".into()));
+        assert_eq!(described(-libc::EIO, 0, 4_096, 1), format!("{:?}", io::Error::from_raw_os_error(libc::EIO).kind()));
     }
 
     #[test]
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_that_refuses_is_told_apart() {
+    fn a_file_system_without_direct_io_is_recognised() {
         let refused = read(Path::new("/proc/version"), 0, &[], false);
         assert!(refused.is_err_and(|error| error.kind() == io::ErrorKind::Unsupported));
     }

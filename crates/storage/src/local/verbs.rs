@@ -146,7 +146,7 @@ impl Storage for Local {
         add(&self.counters.puts, 1);
         add(&self.counters.syncs, 1);
         let file = Some(self.create_file(&path)?);
-        Ok(Box::new(LocalWriter { told: self.told(&path), path, _held: self.held.clone(), files: self.files.clone(), file }))
+        Ok(Box::new(LocalWriter { shown: self.shown(&path), path, _held: self.held.clone(), files: self.files.clone(), file }))
     }
 
     fn sync(&self, folders: &[&str]) -> Result<()> {
@@ -291,12 +291,12 @@ impl Storage for Local {
                 Err(refused(format!("a rejected put left {} bytes other than the first put's", kept.len())))
             }
             Ok((Err(error), _)) | Err(error) => {
-                let told = self.failure("create", &probe, &error);
+                let failure = self.failure("create", &probe, &error);
                 match error.raw_os_error() {
                     Some(libc::EPERM | libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP | libc::EXDEV | libc::EMLINK) => {
-                        Err(refused(told.message().to_owned()))
+                        Err(refused(failure.message().to_owned()))
                     }
-                    _ => Err(told), // The fault may be transient.
+                    _ => Err(failure), // The fault may be transient.
                 }
             }
         }

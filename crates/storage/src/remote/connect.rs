@@ -14,7 +14,7 @@ use object_store::path::Path;
 use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
 use penstock_error::{Error, Result};
 
-use super::service::{Connector, Told, chain};
+use super::service::{Connector, Traffic, chain};
 use crate::options::Options;
 
 /// A client, and its capabilities besides reading.
@@ -69,13 +69,13 @@ impl Place {
         format!("{}://{}", self.scheme, self.host)
     }
 
-    pub fn connect(&self, options: &Options, told: Arc<Told>) -> Result<Client> {
+    pub fn connect(&self, options: &Options, traffic: Arc<Traffic>) -> Result<Client> {
         let invalid = |error: object_store::Error| {
             Error::new("invalid-argument", format!("cannot open `{}`: {}", self.uri, chain(&error)))
                 .hint("check storage_options and the environment variables")
         };
         let client = client_options(options)?;
-        let connector = Connector(told);
+        let connector = Connector(traffic);
         match self.scheme.as_str() {
             "s3" => Ok(Client::writable(self.s3(options, client, connector)?.build().map_err(invalid)?)),
             "gs" => {

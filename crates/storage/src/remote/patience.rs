@@ -94,16 +94,16 @@ impl Patience {
         if Instant::now() + wait >= until {
             // If the deadline cut the last try short, only the try before it can say why requests fail.
             let cut = Instant::now() >= until;
-            let (told, other, when) = match tries.before.take() {
+            let (reason, other, when) = match tries.before.take() {
                 Some(before) if cut => (before, Some(error), "last try"),
                 before => (error, before, "previous try"),
             };
-            let other = other.filter(|other| other.message() != told.message());
+            let other = other.filter(|other| other.message() != reason.message());
             let other = other.map(|other| format!("; {when}: {}", other.message())).unwrap_or_default();
             let spent = self.deadline.saturating_sub(until.saturating_duration_since(Instant::now()));
-            let text = format!("{} ({} tries in {:.1} s{other})", told.message(), tries.count, spent.as_secs_f64());
-            let hint = told.hint_text().unwrap_or("run `penstock doctor` to check whether the store responds").to_owned();
-            return Err(Error::new(told.code(), text).hint(hint));
+            let text = format!("{} ({} tries in {:.1} s{other})", reason.message(), tries.count, spent.as_secs_f64());
+            let hint = reason.hint_text().unwrap_or("run `penstock doctor` to check whether the store responds").to_owned();
+            return Err(Error::new(reason.code(), text).hint(hint));
         }
         tries.before = Some(error.clone());
         add(&counters.retries, 1);
@@ -174,8 +174,8 @@ pub const CREDENTIALS_HINT: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_
 
 /// Convert an error response of S3 or a similar service into a verdict.
 fn refused(what: &str, status: u16, code: &str) -> Verdict {
-    let told = if code.is_empty() { format!("the server answered {status}") } else { format!("the server answered {status} {code}") };
-    let make = |ours: &'static str| Error::new(ours, format!("cannot {what}: {told}"));
+    let answer = if code.is_empty() { format!("the server answered {status}") } else { format!("the server answered {status} {code}") };
+    let make = |ours: &'static str| Error::new(ours, format!("cannot {what}: {answer}"));
     let again = |throttled: bool| Verdict::Again { error: make("storage-failed"), throttled, sent: true };
     match (status, code) {
         (_, "NoSuchBucket") => Verdict::Final(make("bucket-not-found").hint("check the bucket's name, region and endpoint")),

@@ -49,7 +49,7 @@ impl Remote {
                     permit.throttled = throttled;
                     return Ok(Created::Unknown);
                 }
-                unsent => live.patience.again(&self.told.counters, unsent, &mut tries, until, permit).await?,
+                unsent => live.patience.again(&self.traffic.counters, unsent, &mut tries, until, permit).await?,
             };
         }
     }

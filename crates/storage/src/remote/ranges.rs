@@ -1,5 +1,5 @@
-//! Reads of one range: its pieces are filled as bytes arrive, a response that broke off is resumed where it ended, and a request
-//! that takes unusually long may be sent twice.
+//! Reads of one range. Its pieces are filled as bytes arrive. A response that broke off is resumed where it ended. A request that
+//! takes unusually long may be sent twice.
 
 use std::sync::PoisonError;
 use std::time::Duration;

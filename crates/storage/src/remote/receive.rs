@@ -20,15 +20,15 @@ impl Remote {
             (Ok(live), Ok(runtime)) => (live, runtime),
             (Err(error), _) | (_, Err(error)) => return (0..count).map(|_| Err(error.clone())).collect(),
         };
-        add(&self.told.counters.ranges, count as u64);
+        add(&self.traffic.counters.ranges, count as u64);
         let bytes = ranges.iter().map(|range| range.end() - range.begin).sum();
-        add(&self.told.counters.range_bytes, bytes);
+        add(&self.traffic.counters.range_bytes, bytes);
         let began = Instant::now();
         let stop: Arc<Mutex<Option<Error>>> = Arc::default();
         let mut tasks = JoinSet::new();
         for (index, range) in ranges.into_iter().enumerate() {
             let stop = stop.clone();
-            let (live, told, hedge, then) = (live.clone(), self.told.clone(), self.hedge, then.clone());
+            let (live, traffic, hedge, then) = (live.clone(), self.traffic.clone(), self.hedge, then.clone());
             let (path, what) = (self.path(&range.name), self.what("read", &range.name));
             let task = async move {
                 let permit = live.patience.level.permit().await;
@@ -37,7 +37,7 @@ impl Remote {
                     return (index, Err(error));
                 }
                 let seen = |piece: usize, bytes: &Bytes| then(index, piece, bytes);
-                let asked = Asked { counters: &told.counters, path, what, then: &seen };
+                let asked = Asked { counters: &traffic.counters, path, what, then: &seen };
                 let pieces = match hedge {
                     true => live.hedged(&asked, range, permit).await,
                     false => live.range(&asked, range, permit).await,

@@ -60,15 +60,15 @@ const REFUSAL_BYTES: usize = 16 << 10;
 
 /// What a service reports: its counters, and the clock skew at the server's last answer.
 #[derive(Debug)]
-pub struct Told {
+pub struct Traffic {
     pub counters: Counters,
     /// Milliseconds between the server's clock and ours, or `u64::MAX` if not known yet.
     skew_ms: AtomicU64,
 }
 
-impl Told {
-    pub fn new() -> Told {
-        Told { counters: Counters::default(), skew_ms: AtomicU64::new(u64::MAX) }
+impl Traffic {
+    pub fn new() -> Traffic {
+        Traffic { counters: Counters::default(), skew_ms: AtomicU64::new(u64::MAX) }
     }
 
     pub fn skew(&self) -> Option<Duration> {
@@ -84,20 +84,20 @@ impl Told {
     }
 }
 
-/// Builds services that report to a [`Told`].
+/// Builds services that report to a [`Traffic`].
 #[derive(Debug)]
-pub struct Connector(pub Arc<Told>);
+pub struct Connector(pub Arc<Traffic>);
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(Service { inner: ReqwestConnector::default().connect(options)?, told: self.0.clone() }))
+        Ok(HttpClient::new(Service { inner: ReqwestConnector::default().connect(options)?, traffic: self.0.clone() }))
     }
 }
 
 #[derive(Debug)]
 struct Service {
     inner: HttpClient,
-    told: Arc<Told>,
+    traffic: Arc<Traffic>,
 }
 
 #[async_trait::async_trait]
@@ -106,7 +106,7 @@ impl HttpService for Service {
         if request.uri().host() == Some(METADATA_HOST) {
             return self.inner.execute(request).await; // Requests for the machine's credentials do not go to the store.
         }
-        add(&self.told.counters.requests, 1);
+        add(&self.traffic.counters.requests, 1);
         note(Ending::Lost("the request was aborted".into())); // Remains if this future is dropped at a deadline.
         let response = self.inner.execute(request).await.inspect_err(|error| {
             note(match error.kind() {
@@ -116,14 +116,14 @@ impl HttpService for Service {
         })?;
         let status = response.status();
         if let Some(date) = response.headers().get("date").and_then(|date| date.to_str().ok()) {
-            self.told.see_date(date);
+            self.traffic.see_date(date);
         }
         let (parts, body) = response.into_parts();
         if status.is_success() {
             note(Ending::Success);
-            let told = self.told.clone();
+            let traffic = self.traffic.clone();
             let counted = body.map_frame(move |frame| {
-                add(&told.counters.received_bytes, frame.data_ref().map_or(0, Bytes::len) as u64);
+                add(&traffic.counters.received_bytes, frame.data_ref().map_or(0, Bytes::len) as u64);
                 frame
             });
             return Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(counted)));

@@ -18,7 +18,7 @@ use super::cost::Cost;
 use super::level::Level;
 use super::live::{Live, runtime, wait};
 use super::patience::{self, Patience};
-use super::service::Told;
+use super::service::Traffic;
 use super::upload::Upload;
 use crate::access::Access;
 use crate::counters::{Counters, add};
@@ -55,7 +55,7 @@ pub struct Remote {
     pub(super) place: Place,
     /// Scheme, bucket, endpoint and profile: the key in `PROVEN`.
     pub(super) service: String,
-    pub(super) told: Arc<Told>,
+    pub(super) traffic: Arc<Traffic>,
     live: PerProcess<Result<Arc<Live>>, Connect>,
     pub(super) hedge: bool,
     pub(super) deadline: Duration,
@@ -73,12 +73,12 @@ impl Remote {
     /// Open a store. Cost: no request.
     pub fn open(uri: &str, options: &Options) -> Result<Remote> {
         let place = Place::parse(uri)?;
-        let told = Arc::new(Told::new());
+        let traffic = Arc::new(Traffic::new());
         let deadline = options.timeout()?;
         let connect: Connect = {
-            let (place, options, told) = (place.clone(), options.clone(), told.clone());
+            let (place, options, traffic) = (place.clone(), options.clone(), traffic.clone());
             Box::new(move || {
-                let client = place.connect(&options, told.clone())?;
+                let client = place.connect(&options, traffic.clone())?;
                 Ok(Arc::new(Live {
                     client,
                     patience: Patience { deadline, level: Level::new() },
@@ -91,7 +91,7 @@ impl Remote {
         let remote = Remote {
             place,
             service,
-            told,
+            traffic,
             live: PerProcess::new(connect),
             hedge: options.flag("hedge")?,
             deadline,
@@ -119,7 +119,7 @@ impl Remote {
         W: Future<Output = object_store::Result<T>>,
     {
         let (live, path, what) = (self.live()?, self.path(name), self.what(verb, name));
-        wait(live.patience.ask(&self.told.counters, &what, || work(live.client.clone(), path.clone())))
+        wait(live.patience.ask(&self.traffic.counters, &what, || work(live.client.clone(), path.clone())))
     }
 
     /// Return a page of a listing, and the token of the next one. Empty if the store cannot list.
@@ -165,7 +165,7 @@ impl Storage for Remote {
     }
 
     fn clock_skew(&self) -> Option<Duration> {
-        self.told.skew()
+        self.traffic.skew()
     }
 
     fn read(&self, name: &str) -> Result<Bytes> {
@@ -187,8 +187,8 @@ impl Storage for Remote {
                 format!("cannot {}: more than {READ_BYTES} bytes, the limit for objects that are read whole", self.what("read", name)),
             )
         })?;
-        add(&self.told.counters.reads, 1);
-        add(&self.told.counters.read_bytes, body.len() as u64);
+        add(&self.traffic.counters.reads, 1);
+        add(&self.traffic.counters.read_bytes, body.len() as u64);
         Ok(body)
     }
 
@@ -197,8 +197,8 @@ impl Storage for Remote {
     }
 
     fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
-        add(&self.told.counters.maps, 1);
-        add(&self.told.counters.mapped_bytes, bytes);
+        add(&self.traffic.counters.maps, 1);
+        add(&self.traffic.counters.mapped_bytes, bytes);
         if bytes == 0 {
             // An empty range cannot be requested.
             return match self.read(name)? {
@@ -225,7 +225,7 @@ impl Storage for Remote {
         if !self.lists() {
             return Ok(None);
         }
-        add(&self.told.counters.lists, 1);
+        add(&self.traffic.counters.lists, 1);
         let (objects, _) = self.page(
             folder,
             PageRequest { prefix: Some(format!("{}/", self.path(folder))), flat: false, most: Some(FIRST_NAMES), after: None },
@@ -237,7 +237,7 @@ impl Storage for Remote {
     }
 
     fn exists(&self, name: &str) -> Result<bool> {
-        add(&self.told.counters.lookups, 1);
+        add(&self.traffic.counters.lookups, 1);
         match self.ask("look for", name, |client, path| async move { client.store.head(&path).await.map(|_| ()) }) {
             Ok(()) => Ok(true),
             Err(error) if error.code() == "object-not-found" => Ok(false),
@@ -250,7 +250,7 @@ impl Storage for Remote {
     }
 
     fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Page> {
-        add(&self.told.counters.lists, 1);
+        add(&self.traffic.counters.lists, 1);
         let request = PageRequest { prefix: Some(format!("{}/", self.path(folder))), flat: true, most: None, after };
         let (objects, next) = self.page(folder, request)?;
         let entry = |object: ObjectMeta| {
@@ -262,8 +262,8 @@ impl Storage for Remote {
 
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {
         self.writable()?;
-        add(&self.told.counters.puts, 1);
-        let upload = Upload::new(self.live()?.clone(), self.told.clone(), self.path(name), self.what("write", name));
+        add(&self.traffic.counters.puts, 1);
+        let upload = Upload::new(self.live()?.clone(), self.traffic.clone(), self.path(name), self.what("write", name));
         Ok(Box::new(upload))
     }
 
@@ -273,7 +273,7 @@ impl Storage for Remote {
 
     fn create(&self, name: &str, body: &[u8]) -> Result<Created> {
         self.writable()?;
-        add(&self.told.counters.creates, 1);
+        add(&self.traffic.counters.creates, 1);
         let live = self.live()?;
         // Not interruptible: an interrupt would leave open whether the name exists.
         let answer = runtime()?.block_on(self.create_once(live, name, Bytes::copy_from_slice(body)))?;
@@ -297,7 +297,7 @@ impl Storage for Remote {
 
     fn delete(&self, name: &str) -> Result<()> {
         self.writable()?;
-        add(&self.told.counters.deletes, 1);
+        add(&self.traffic.counters.deletes, 1);
         match self.ask("delete", name, |client, path| async move { client.store.delete(&path).await }) {
             Err(error) if error.code() == "object-not-found" => Ok(()),
             other => other,
@@ -343,6 +343,6 @@ impl Storage for Remote {
     }
 
     fn counters(&self) -> &Counters {
-        &self.told.counters
+        &self.traffic.counters
     }
 }

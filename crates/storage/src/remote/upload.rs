@@ -10,7 +10,7 @@ use penstock_error::{Error, Result};
 use tokio::task::JoinHandle;
 
 use super::live::{Live, runtime, wait};
-use super::service::Told;
+use super::service::Traffic;
 use crate::process;
 use crate::storage::ObjectWriter;
 
@@ -21,7 +21,7 @@ const PARTS_AT_ONCE: usize = 4;
 
 pub struct Upload {
     live: Arc<Live>,
-    told: Arc<Told>,
+    traffic: Arc<Traffic>,
     path: Path,
     what: String,
     buffer: Vec<u8>,
@@ -38,8 +38,8 @@ struct Multipart {
 }
 
 impl Upload {
-    pub fn new(live: Arc<Live>, told: Arc<Told>, path: Path, what: String) -> Upload {
-        Upload { live, told, path, what, buffer: Vec::new(), multipart: None, bytes: 0, generation: process::generation() }
+    pub fn new(live: Arc<Live>, traffic: Arc<Traffic>, path: Path, what: String) -> Upload {
+        Upload { live, traffic, path, what, buffer: Vec::new(), multipart: None, bytes: 0, generation: process::generation() }
     }
 
     fn store(&self) -> Result<Arc<dyn MultipartStore>> {
@@ -54,7 +54,7 @@ impl Upload {
                 let (store, path) = (store.clone(), self.path.clone());
                 async move { store.create_multipart(&path).await }
             };
-            let id = wait(self.live.patience.ask(&self.told.counters, &self.what, ask))?;
+            let id = wait(self.live.patience.ask(&self.traffic.counters, &self.what, ask))?;
             self.multipart = Some(Multipart { id, parts: Vec::new(), travelling: Vec::new() });
         }
         let Some(multipart) = &mut self.multipart else { return Ok(()) };
@@ -64,14 +64,14 @@ impl Upload {
         let body = Bytes::from(std::mem::replace(&mut self.buffer, Vec::with_capacity(PART_BYTES)));
         let index = multipart.parts.len();
         multipart.parts.push(None);
-        let (live, told, path, what, id) =
-            (self.live.clone(), self.told.clone(), self.path.clone(), self.what.clone(), multipart.id.clone());
+        let (live, traffic, path, what, id) =
+            (self.live.clone(), self.traffic.clone(), self.path.clone(), self.what.clone(), multipart.id.clone());
         let task = runtime()?.spawn(async move {
             let ask = || {
                 let (store, path, id, payload) = (store.clone(), path.clone(), id.clone(), PutPayload::from_bytes(body.clone()));
                 async move { store.put_part(&path, &id, index, payload).await }
             };
-            live.patience.ask(&told.counters, &what, ask).await
+            live.patience.ask(&traffic.counters, &what, ask).await
         });
         multipart.travelling.push((index, task));
         Ok(())
@@ -89,8 +89,8 @@ impl Upload {
             let (store, path, id, parts) = (store.clone(), path.clone(), id.clone(), parts.clone());
             async move { store.complete_multipart(&path, &id, parts).await.map(|_| ()) }
         };
-        let told = wait(self.live.patience.ask(&self.told.counters, &self.what, ask));
-        match told {
+        let completed = wait(self.live.patience.ask(&self.traffic.counters, &self.what, ask));
+        match completed {
             Ok(()) => Ok(()),
             // If the answer to the first try was lost, the second try finds no such upload. The object then exists.
             Err(error) if error.code() == "object-not-found" => {
@@ -99,7 +99,7 @@ impl Upload {
                     let (client, path) = (client.clone(), self.path.clone());
                     async move { client.store.head(&path).await }
                 };
-                let found = wait(self.live.patience.ask(&self.told.counters, &self.what, look)).map_err(|_| error.clone())?;
+                let found = wait(self.live.patience.ask(&self.traffic.counters, &self.what, look)).map_err(|_| error.clone())?;
                 if found.size == self.bytes { Ok(()) } else { Err(error) }
             }
             Err(error) => Err(error),
@@ -139,7 +139,7 @@ impl ObjectWriter for Upload {
                 let (client, path, payload) = (client.clone(), path.clone(), PutPayload::from_bytes(body.clone()));
                 async move { client.store.put(&path, payload).await.map(|_| ()) }
             };
-            return wait(self.live.patience.ask(&self.told.counters, &self.what, ask));
+            return wait(self.live.patience.ask(&self.traffic.counters, &self.what, ask));
         }
         if !self.buffer.is_empty() {
             self.send_part()?;

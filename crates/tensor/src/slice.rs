@@ -1,9 +1,9 @@
-//! Windows of an n-dimensional array, grids of tiles over an array, and copies between two overlapping windows.
+//! Slices of an n-dimensional array, grids of tiles over an array, and copies between two overlapping slices.
 
 use std::ops::Range;
 
 /// A part of an array: one range per dimension.
-pub type Window = Vec<Range<u64>>;
+pub type Slice = Vec<Range<u64>>;
 
 /// Default target size of a tile: one checksum unit of the format.
 pub const TILE_BYTES: u64 = 64 << 10;
@@ -12,14 +12,14 @@ pub const SAMPLE_TILES: u64 = 1 << 17;
 /// A last dimension of at most this length is not cut, because most reads need all of it.
 const WHOLE_LAST: u64 = 64;
 
-/// Return the window that covers a whole array.
-pub fn whole(shape: &[u64]) -> Window {
+/// Return the slice that covers a whole array.
+pub fn whole(shape: &[u64]) -> Slice {
     shape.iter().map(|size| 0..*size).collect()
 }
 
-/// Return the number of elements of a window, or None if it exceeds a u64.
-pub fn elements(window: &[Range<u64>]) -> Option<u64> {
-    window.iter().try_fold(1u64, |product, range| product.checked_mul(range.end.saturating_sub(range.start)))
+/// Return the number of elements of a slice, or None if it exceeds a u64.
+pub fn elements(slice: &[Range<u64>]) -> Option<u64> {
+    slice.iter().try_fold(1u64, |product, range| product.checked_mul(range.end.saturating_sub(range.start)))
 }
 
 /// The tiles of one sample, numbered in row-major order. All have the same size, except that tiles at the far edges are clipped.
@@ -42,30 +42,30 @@ impl Grid {
         self.counts.iter().try_fold(1u64, |product, count| product.checked_mul(*count))
     }
 
-    /// Return the window of tile `index` in the sample.
-    pub fn tile(&self, mut index: u64) -> Window {
-        let mut window = vec![0..0; self.shape.len()];
+    /// Return the slice of tile `index` in the sample.
+    pub fn tile(&self, mut index: u64) -> Slice {
+        let mut slice = vec![0..0; self.shape.len()];
         for axis in (0..self.shape.len()).rev() {
             let at = index % self.counts[axis] * self.tile[axis];
             index /= self.counts[axis];
-            window[axis] = at..(at + self.tile[axis]).min(self.shape[axis]);
+            slice[axis] = at..(at + self.tile[axis]).min(self.shape[axis]);
         }
-        window
+        slice
     }
 
-    /// Return the tiles that overlap a window, in ascending order. The window must not be empty.
-    pub fn meeting(&self, window: &[Range<u64>]) -> Vec<u64> {
+    /// Return the tiles that overlap a slice, in ascending order. The slice must not be empty.
+    pub fn meeting(&self, slice: &[Range<u64>]) -> Vec<u64> {
         let mut found = vec![0];
-        for ((range, side), count) in window.iter().zip(&self.tile).zip(&self.counts) {
+        for ((range, side), count) in slice.iter().zip(&self.tile).zip(&self.counts) {
             let along = range.start / side..range.end.div_ceil(*side);
             found = found.iter().flat_map(|before| along.clone().map(move |at| before * count + at)).collect();
         }
         found
     }
 
-    /// Cut the sample into windows of whole tiles, each of at most `bytes` bytes unless a single tile is larger. The tiles of consecutive
-    /// windows are in row-major order.
-    pub fn slabs(&self, element_bytes: u64, bytes: u64) -> Vec<Window> {
+    /// Cut the sample into slices of whole tiles, each of at most `bytes` bytes unless a single tile is larger. The tiles of consecutive
+    /// slices are in row-major order.
+    pub fn slabs(&self, element_bytes: u64, bytes: u64) -> Vec<Slice> {
         let thick = |axis: usize| self.tile[axis].min(self.shape[axis]);
         let after = |axis: usize| self.shape[axis + 1..].iter().fold(element_bytes, |product, size| product.saturating_mul(*size));
         // Choose the first axis along which one layer of tiles, covering all later axes, fits into `bytes`.
@@ -75,7 +75,7 @@ impl Grid {
         let axis = (0..last).find(|axis| layer(*axis) <= bytes).unwrap_or(last);
         let layers = (bytes / layer(axis).max(1)).max(1);
         let step = |at: usize| if at == axis { self.tile[at] * layers } else { self.tile[at] };
-        let mut slabs = vec![Window::new()];
+        let mut slabs = vec![Slice::new()];
         for (at, size) in self.shape.iter().enumerate() {
             let step = if at > axis { *size } else { step(at) };
             let ranges = (0..size.div_ceil(step)).map(|index| index * step..((index + 1) * step).min(*size));
@@ -115,15 +115,15 @@ pub fn default_tile(shape: &[u64], element_bytes: u64) -> Vec<u64> {
     }
 }
 
-/// Visit the overlap of two windows of one array as runs that are contiguous in the row-major bytes of both:
+/// Visit the overlap of two slices of one array as runs that are contiguous in the row-major bytes of both:
 /// (offset in `from`, offset in `to`, bytes).
 pub fn runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mut each: impl FnMut(usize, usize, usize)) {
-    let shared: Window = from.iter().zip(to).map(|(from, to)| from.start.max(to.start)..from.end.min(to.end)).collect();
+    let shared: Slice = from.iter().zip(to).map(|(from, to)| from.start.max(to.start)..from.end.min(to.end)).collect();
     if shared.iter().any(|range| range.start >= range.end) {
         return;
     }
     let length = |range: &Range<u64>| (range.end - range.start) as usize;
-    // Byte offsets in both windows at which the overlap begins, and byte steps along the current axis.
+    // Byte offsets in both slices at which the overlap begins, and byte steps along the current axis.
     let (mut from_at, mut to_at, mut from_step, mut to_step) = (0, 0, element_bytes, element_bytes);
     let mut axes = Vec::with_capacity(shared.len());
     let (mut run, mut together) = (element_bytes, true);
@@ -167,14 +167,14 @@ mod tests {
         (0..shape.iter().product::<u64>()).flat_map(|index| (index as u16).to_le_bytes()).collect()
     }
 
-    fn cut(array: &[u8], shape: &[u64], window: &[Range<u64>]) -> Vec<u8> {
-        let mut out = vec![0xAA; elements(window).unwrap_or(0) as usize * 2];
-        runs(&whole(shape), window, 2, |from, to, bytes| out[to..to + bytes].copy_from_slice(&array[from..from + bytes]));
+    fn cut(array: &[u8], shape: &[u64], slice: &[Range<u64>]) -> Vec<u8> {
+        let mut out = vec![0xAA; elements(slice).unwrap_or(0) as usize * 2];
+        runs(&whole(shape), slice, 2, |from, to, bytes| out[to..to + bytes].copy_from_slice(&array[from..from + bytes]));
         out
     }
 
     #[test]
-    fn a_window_put_together_from_tiles_is_the_window() {
+    fn a_slice_put_together_from_tiles_equals_that_of_the_array() {
         for (shape, tile) in
             [(vec![7, 9, 5], vec![3, 4, 5]), (vec![40], vec![7]), (vec![6, 6], vec![1, 6]), (vec![2, 3, 4, 5], vec![2, 2, 3, 2])]
         {
@@ -182,16 +182,16 @@ mod tests {
             let tiles: Vec<Vec<u8>> = (0..grid.tiles().unwrap_or(0)).map(|index| cut(&array, &shape, &grid.tile(index))).collect();
             assert_eq!(tiles.iter().map(Vec::len).sum::<usize>(), array.len());
             for low in 0..4 {
-                let window: Window = shape.iter().map(|size| low.min(size - 1)..size - low.min(size - 1) / 2).collect();
-                let mut out = vec![0; elements(&window).unwrap_or(0) as usize * 2];
+                let slice: Slice = shape.iter().map(|size| low.min(size - 1)..size - low.min(size - 1) / 2).collect();
+                let mut out = vec![0; elements(&slice).unwrap_or(0) as usize * 2];
                 let mut filled = 0;
-                for index in grid.meeting(&window) {
-                    runs(&grid.tile(index), &window, 2, |from, to, bytes| {
+                for index in grid.meeting(&slice) {
+                    runs(&grid.tile(index), &slice, 2, |from, to, bytes| {
                         out[to..to + bytes].copy_from_slice(&tiles[index as usize][from..from + bytes]);
                         filled += bytes;
                     });
                 }
-                assert_eq!((&out, filled), (&cut(&array, &shape, &window), out.len()), "{shape:?} {tile:?} {window:?}");
+                assert_eq!((&out, filled), (&cut(&array, &shape, &slice), out.len()), "{shape:?} {tile:?} {slice:?}");
             }
         }
     }
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_sizes_are_told_apart() {
+    fn absurd_sizes_are_refused() {
         assert_eq!(Grid::new(&[1 << 40, 1 << 40], &[1, 1]).tiles(), None);
         assert_eq!(elements(&[0..1 << 40, 0..1 << 40]), None);
         assert_eq!(elements(&[3..2]), Some(0));
