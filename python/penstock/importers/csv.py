@@ -216,7 +216,7 @@ class _Reading:
 
     def next(self, first: int = 0) -> pa.RecordBatch | None:
         """Return the rows of the next block, or None at the end of the file. `first` is the file's number for the first of them."""
-        stream = self._stream  # Read before the check: `_let_go` sets `ending`, then removes the stream.
+        stream = self._stream  # Read before the check: `_release` sets `ending`, then removes the stream.
         self._check_ending()
         try:
             return stream.read_next_batch()
@@ -232,7 +232,7 @@ os.register_at_fork(after_in_child=_Reading.functions.clear)  # A forked child d
 
 
 @atexit.register
-def _let_go() -> None:
+def _release() -> None:
     """Wait, at most 10 s, until no Arrow thread holds one of our handlers."""
     _Reading.ending = True
     for reading in list(_Reading.under_way):
