@@ -40,8 +40,9 @@ def cargo_binary(name: str) -> pathlib.Path:
 class Server:
     """A server with its own folder and port, stopped by its process id."""
 
-    # Variables with which datasets on the server open without options, and the URI of the bucket.
+    # Environment variables that let clients open datasets on this server without storage options.
     environment: dict[str, str]
+    # The URI of the bucket.
     root: str
 
     def __init__(self, folder: pathlib.Path) -> None:

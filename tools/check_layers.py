@@ -1,7 +1,7 @@
 """Check who may know whom: crates by the layer table of ARCHITECTURE.md, files and folders by their imports.
 
-A crate depends only on crates of a lower level. Folders of a crate or of `python/penstock` form no circle, nor do files of
-different folders. Files of one folder may, if one of them says why in a line `Circle with <file>: <reason>`.
+A crate depends only on crates of a lower level. Folders of a crate or of `python/penstock` form no cycle, nor do files of
+different folders. Files of one folder may, if one of them says why in a line `Cycle with <file>: <reason>`.
 """
 
 import ast
@@ -147,23 +147,23 @@ def check_circles(what: pathlib.Path, edges: Edges) -> list[str]:
     folders: Edges = {place: set() for place in room.values()}
     for path, targets in edges.items():
         folders[room[path]] |= {room[target] for target in targets if target in room} - {room[path]}
-    for circle in circles(folders):
-        named = [place.relative_to(ROOT).as_posix() for place in circle]
-        if not (all(place in top for place in circle) and is_explained(circle)):
-            problems.append(f"circle of folders: {' <-> '.join(named)}")
-    for circle in circles(edges):
-        if len({path.parent for path in circle}) > 1 or not is_explained(circle):
-            problems.append(f"circle of files: {' <-> '.join(path.relative_to(ROOT).as_posix() for path in circle)}")
+    for cycle in cycles(folders):
+        named = [place.relative_to(ROOT).as_posix() for place in cycle]
+        if not (all(place in top for place in cycle) and is_explained(cycle)):
+            problems.append(f"cycle of folders: {' <-> '.join(named)}")
+    for cycle in cycles(edges):
+        if len({path.parent for path in cycle}) > 1 or not is_explained(cycle):
+            problems.append(f"cycle of files: {' <-> '.join(path.relative_to(ROOT).as_posix() for path in cycle)}")
     return problems
 
 
-def is_explained(circle: list[pathlib.Path]) -> bool:
-    names = {path.name for path in circle}
-    found = [name for path in circle for name in re.findall(r"Circle with `?([\w.]+?)`?: \w", path.read_text())]
+def is_explained(cycle: list[pathlib.Path]) -> bool:
+    names = {path.name for path in cycle}
+    found = [name for path in cycle for name in re.findall(r"Cycle with `?([\w.]+?)`?: \w", path.read_text())]
     return bool(names & set(found))
 
 
-def circles(edges: Edges) -> list[list[pathlib.Path]]:
+def cycles(edges: Edges) -> list[list[pathlib.Path]]:
     """Strongly connected sets of more than one place (Tarjan 1972)."""
     index, low, stack, found = {}, {}, [], []
 
@@ -177,10 +177,10 @@ def circles(edges: Edges) -> list[list[pathlib.Path]]:
             elif target in stack:
                 low[place] = min(low[place], index[target])
         if low[place] == index[place]:
-            circle = stack[stack.index(place) :]
+            cycle = stack[stack.index(place) :]
             del stack[stack.index(place) :]
-            if len(circle) > 1:
-                found.append(sorted(circle))
+            if len(cycle) > 1:
+                found.append(sorted(cycle))
 
     for place in edges:
         if place not in index:

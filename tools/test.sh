@@ -47,10 +47,10 @@ cargo build --release -p penstock-testkit --bins --locked -q && cargo test "${ru
 export PENSTOCK_BUILT=1
 wait "$installing" || { failed=$((failed + 1)); tail -n 40 "$log/servers"; echo "FAILED: cannot install the test servers"; }
 
-# Two lanes, because most of these tests wait for servers and disks. Job control is on because background jobs ignore Ctrl-C without it,
-# and tests send Ctrl-C.
+# Two lanes of about equal length, because most of these tests wait for servers and disks. Job control is on because background jobs ignore
+# Ctrl-C without it, and tests send Ctrl-C.
 set -m
-{ start local tests python/penstock --doctest-modules -m "$select" --durations=5; } &
+{ start local tests python/penstock --ignore tests/dataset --doctest-modules -m "$select" --durations=5; } &
 beside=$!
 set +m
 
@@ -62,9 +62,10 @@ grep -qE "^error|could not compile" "$log/rust" && { failed=$((failed + 1)); tai
 grep -q "^test result" "$log/rust" || { failed=$((failed + 1)); echo "FAILED: no Rust test ran"; }
 
 stores s3 proxy versity azure buffered direct
+start dataset tests/dataset -m "$select"
 wait "$beside"
 beside=
-for name in local s3 proxy versity azure buffered direct; do count_of "$name"; done
+for name in local dataset s3 proxy versity azure buffered direct; do count_of "$name"; done
 
 SHOW=40 step "demo" .venv/bin/python examples/demo.py
 

@@ -16,7 +16,7 @@ LastBatch = Literal["short", "drop", "pad"]
 class Loadable:
     """Base of views and mixtures."""
 
-    # Over 6 parameters: each is an option of training, given by its keyword, and shown by help() and by editors.
+    # Over 6 parameters: each is a training option, passed by keyword and shown by help() and editors.
     def loader(
         self,
         *,

@@ -1,4 +1,4 @@
-"""The PyTorch leaf module: a map-style Dataset, its collate function, and a sampler. Others import torch only inside functions.
+"""The PyTorch leaf module: a map-style Dataset, its collate function, and a sampler. Other modules import torch only inside functions.
 
 >>> import penstock as ps, torch
 >>> ds = ps.create("memory://torch", {"x": ps.Tensor((2,), "float32"), "label": ps.Label(["a", "b"])})

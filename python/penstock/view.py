@@ -367,7 +367,7 @@ class Column:
     def __getitem__(self, key: Any) -> Any:
         """Read values. A tuple is one position, or several, and then the index of a slice of the tensor.
 
-        Cost: that of `take` of this column. For tiled samples, only the tiles that overlap the smallest box around the slice.
+        Cost: that of `take` of this column. For tiled samples, only the tiles that overlap the smallest contiguous slice around the key.
         """
         view = self._view._view
         if isinstance(key, tuple):

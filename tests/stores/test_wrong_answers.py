@@ -203,3 +203,27 @@ def test_a_thread_reads_a_block_that_another_thread_failed_to_read():
         for reader in readers:
             reader.join()
         assert sorted(map(str, told.values())) == ["True", "block-checksum"] and state.spoil == 0
+
+
+@pytest.mark.local
+def test_a_failure_after_a_lost_race_is_certain():
+    """The first create of a record gets no certain answer, but another record has its number. A later refusal is then certain too."""
+    with wrong_s3.serving() as (state, options):
+        ds = ps.create("s3://bucket/set", {"n": "int64"}, storage_options=options)
+        rival, answers = ps.open("s3://bucket/set", storage_options=options), [(500, "InternalError"), None, (403, "AccessDenied")]
+
+        def race(name):
+            if "/log/" not in name:
+                return None
+            if len(answers) == 3:
+                rival.append({"n": [1]})
+            return answers.pop(0) if answers else None
+
+        state.on_create = race
+        before = {name for name in state.objects if "/d/" in name}
+        with pytest.raises(ps.PermissionDeniedError) as caught:
+            ds.append({"n": [2]})
+        state.on_create = None
+        assert caught.value.code == "permission-denied" and not answers
+        assert len({name for name in state.objects if "/d/" in name} - before) == 1, "only the rival's data file stays"
+        assert ps.open("s3://bucket/set", storage_options=options)["n"][:].tolist() == [1]

@@ -28,7 +28,7 @@ pub use read::fetch::{Purpose, hold};
 pub use read::plan::out_of_range;
 pub use read::ragged::RaggedValues;
 pub use read::reader::{Nulls, OnCorrupt, Reader};
-pub use read::scan::{Group as ScanGroup, Scan};
+pub use read::scan::{Scan, Stretch};
 pub use snapshot::Snapshot;
 pub use store::blocks::{budget_bytes as block_cache_bytes, fit_budget};
 pub use store::context::{Context, Incomplete, file_cache_bytes};

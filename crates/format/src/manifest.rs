@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
+use penstock_tensor::counted;
 
 use crate::cursor::{Cursor, Magic, Strings, Writer, malformed, seal, unseal};
 use crate::id::Id;
@@ -40,9 +41,13 @@ impl Fragment {
         let samples = cursor.varint()?;
         let live = cursor.varint()?;
         let runs = cursor.list(9, Run::parse)?;
-        let counted = runs.iter().try_fold(0u64, |sum, run| sum.checked_add(run.count));
-        if runs.len() > FRAGMENT_RUNS || runs.iter().any(|run| run.count == 0) || counted != Some(samples) || live != samples {
-            return Err(malformed(format!("a fragment of {samples} samples ({live} live) has {} runs of {counted:?} row ids", runs.len())));
+        let row_ids = runs.iter().try_fold(0u64, |sum, run| sum.checked_add(run.count));
+        if runs.len() > FRAGMENT_RUNS || runs.iter().any(|run| run.count == 0) || row_ids != Some(samples) || live != samples {
+            return Err(malformed(format!(
+                "a fragment of {samples} samples ({live} live) has {} runs of {} row ids",
+                runs.len(),
+                counted(row_ids)
+            )));
         }
         let files = cursor.list(22, |cursor| {
             match cursor.u8()? {

@@ -4,6 +4,8 @@ use penstock_error::{Error, Result};
 use penstock_tensor::{Dtype, MAX_DIMENSIONS, Shape};
 use serde::{Deserialize, Serialize};
 
+use crate::datafile::Codec;
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Schema {
     pub schema_id: u64,
@@ -20,17 +22,7 @@ pub struct ColumnSpec {
     #[serde(flatten)]
     pub kind: ColumnKind,
     #[serde(default)]
-    pub codec: CodecName,
-}
-
-/// The block codec of a column.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CodecName {
-    #[default]
-    None,
-    Lz4,
-    Zstd,
+    pub codec: Codec,
 }
 
 /// The pixel format in which loaders return an image.
@@ -228,7 +220,7 @@ impl Schema {
         if let ColumnKind::Tensor { tile: Some(tile), .. } = &column.kind
             && (shape.0.is_empty() || tile.len() != shape.0.len() || tile.contains(&0))
         {
-            return invalid(format!("tiles of {tile:?} for the shape {:?}: expected one side of at least 1 for each dimension", shape.0));
+            return invalid(format!("tiles of {tile:?} for the shape {shape}: expected one side of at least 1 for each dimension"));
         }
         let of = match &column.kind {
             ColumnKind::Boxes { format, of } => {

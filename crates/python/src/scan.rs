@@ -13,8 +13,8 @@ pub struct Scan {
 impl Scan {
     /// Return what to read next: (start, end, whether the block cache keeps it). None at the end, or if `held` groups are enough.
     fn next(&mut self, py: Python<'_>, held: usize) -> PyResult<Option<(u64, u64, bool)>> {
-        let group = py.detach(|| self.inner.next(held)).or_raise(py)?;
-        Ok(group.map(|group| (group.rows.start, group.rows.end, group.keep)))
+        let stretch = py.detach(|| self.inner.next(held)).or_raise(py)?;
+        Ok(stretch.map(|stretch| (stretch.rows.start, stretch.rows.end, stretch.keep)))
     }
 
     /// Report the size of the group that was read last. Returns how many of its rows fit one batch, and how many bytes one may have.

@@ -68,8 +68,10 @@ impl View {
     fn which(&self, py: Python<'_>, which: &Bound<'_, PyAny>, absolute: bool) -> PyResult<Vec<u64>> {
         if let Ok(range) = which.cast::<PyTuple>() {
             let (start, end): (u64, u64) = range.extract()?;
-            let (start, end) = (start.min(self.len()), end.min(self.len()));
-            return Ok(match &self.positions {
+            let selection = self.positions.as_ref().filter(|_| !absolute);
+            let len = if absolute { self.snapshot.len() } else { self.len() };
+            let (start, end) = (start.min(len), end.min(len));
+            return Ok(match selection {
                 None => (start..end).collect(),
                 Some(chosen) => chosen[start as usize..end as usize].to_vec(),
             });
@@ -167,8 +169,8 @@ impl View {
         Ok(PyArray1::from_iter(py, found.into_iter().map(|position| position as i64)))
     }
 
-    /// Read samples. `which` is an int64 array of positions of this view, or a (start, end) pair. With `absolute`, array positions refer to
-    /// the snapshot. `form`: "decoded", "stored" or "flat". A scan sets `scan`: whether the block cache keeps the blocks that are read.
+    /// Read samples. `which` is an int64 array of positions of this view, or a (start, end) pair. With `absolute`, positions refer to the
+    /// snapshot. `form`: "decoded", "stored" or "flat". A scan sets `scan`: whether the block cache keeps the blocks that are read.
     // Over 6 parameters: Python gives each by its name.
     #[pyo3(signature = (which, columns=None, form="decoded", on_corrupt="raise", absolute=false, scan=None))]
     fn take<'py>(

@@ -4,7 +4,7 @@
 
 pub mod slice;
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -76,6 +76,19 @@ impl Dtype {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape(pub Vec<Option<u64>>);
 
+/// Write the sizes for messages; `?` is a free dimension.
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sizes: Vec<String> = self.0.iter().map(|size| size.map_or("?".to_owned(), |size| size.to_string())).collect();
+        write!(f, "({})", sizes.join(", "))
+    }
+}
+
+/// Describe a count for a message. None means that its computation overflowed.
+pub fn counted(count: Option<u64>) -> String {
+    count.map_or("more than 2^64".to_owned(), |count| count.to_string())
+}
+
 /// Maximum number of dimensions of a tensor, the same as in NumPy 1.
 pub const MAX_DIMENSIONS: usize = 32;
 
@@ -104,7 +117,7 @@ impl Shape {
             .flatten()
             .try_fold(dtype.size() as u64, |product, size| product.checked_mul(*size))
             .filter(|bytes| *bytes < 1 << 48)
-            .ok_or_else(|| Error::new("invalid-schema", format!("a sample of shape {:?} has 2^48 bytes or more", self.0)))
+            .ok_or_else(|| Error::new("invalid-schema", format!("a sample of shape {self} has 2^48 bytes or more")))
     }
 
     /// Return the shape of one sample, whose free dimensions have the sizes `free`.

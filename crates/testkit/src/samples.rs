@@ -5,12 +5,13 @@ use std::sync::Arc;
 use penstock_codec::encode_png;
 use penstock_dataset::{Input, OnCorrupt, Purpose, Reader, Receipt, Snapshot, Transaction, Validate};
 use penstock_error::Result;
-use penstock_format::schema::{CodecName, ColumnKind, ColumnSpec, ImageMode};
+use penstock_format::datafile::Codec;
+use penstock_format::schema::{ColumnKind, ColumnSpec, ImageMode};
 use penstock_tensor::{Column, Ragged};
 
 use crate::random::Random;
 
-fn column(name: &str, kind: ColumnKind, codec: CodecName) -> ColumnSpec {
+fn column(name: &str, kind: ColumnKind, codec: Codec) -> ColumnSpec {
     ColumnSpec { id: 0, name: name.into(), kind, codec }
 }
 
@@ -23,25 +24,25 @@ pub fn schema() -> Vec<ColumnSpec> {
         tile: Some(tile.to_vec()),
     };
     vec![
-        column("number", ColumnKind::Scalar { dtype: "int32".into() }, CodecName::None),
-        column("packed_zstd", tensor(&[Some(8)], "float32"), CodecName::Zstd),
-        column("text", ColumnKind::Text, CodecName::None),
-        column("text_lz4", ColumnKind::Text, CodecName::Lz4),
-        column("label", ColumnKind::Label { names: vec!["cat".into(), "dog".into()] }, CodecName::None),
-        column("breed", ColumnKind::Category, CodecName::None),
-        column("cloud", tensor(&[None, Some(2), None], "int16"), CodecName::None),
-        column("large", tensor(&[None], "uint8"), CodecName::None),
-        column("image", ColumnKind::Image { exif_orientation: true, mode: ImageMode::Rgb }, CodecName::None),
-        column("tiled", tiled(&[None, Some(3)], &[2, 2]), CodecName::None),
-        column("tiled_lz4", tiled(&[Some(4), Some(5)], &[4, 3]), CodecName::Lz4),
+        column("number", ColumnKind::Scalar { dtype: "int32".into() }, Codec::None),
+        column("packed_zstd", tensor(&[Some(8)], "float32"), Codec::Zstd),
+        column("text", ColumnKind::Text, Codec::None),
+        column("text_lz4", ColumnKind::Text, Codec::Lz4),
+        column("label", ColumnKind::Label { names: vec!["cat".into(), "dog".into()] }, Codec::None),
+        column("breed", ColumnKind::Category, Codec::None),
+        column("cloud", tensor(&[None, Some(2), None], "int16"), Codec::None),
+        column("large", tensor(&[None], "uint8"), Codec::None),
+        column("image", ColumnKind::Image { exif_orientation: true, mode: ImageMode::Rgb }, Codec::None),
+        column("tiled", tiled(&[None, Some(3)], &[2, 2]), Codec::None),
+        column("tiled_lz4", tiled(&[Some(4), Some(5)], &[4, 3]), Codec::Lz4),
     ]
 }
 
 /// Return a schema of many columns, so that a commit's fragment does not fit into its record and goes into a page.
 /// Its category column makes commits write words.
 pub fn wide_schema() -> Vec<ColumnSpec> {
-    let scalar = |index: usize| column(&format!("n{index}"), ColumnKind::Scalar { dtype: "int16".into() }, CodecName::None);
-    (0..WIDE_COLUMNS).map(scalar).chain([column("breed", ColumnKind::Category, CodecName::None)]).collect()
+    let scalar = |index: usize| column(&format!("n{index}"), ColumnKind::Scalar { dtype: "int16".into() }, Codec::None);
+    (0..WIDE_COLUMNS).map(scalar).chain([column("breed", ColumnKind::Category, Codec::None)]).collect()
 }
 
 const WIDE_COLUMNS: usize = 700;

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Boxes(ColumnType):
-    """Boxes in an image. Shapes: (N, 4) float32, N free; reads as `Ragged`. `format`: xyxy, xywh or cxcywh, in pixels."""
+    """Boxes in an image. Shapes: (N, 4) float32, N free; reads as `Ragged`. `format`: xyxy, xywh or cxcywh, in pixels. `of` names their image column."""
 
     format: str = "xyxy"
     of: str | None = None

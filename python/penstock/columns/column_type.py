@@ -16,17 +16,20 @@ if TYPE_CHECKING:
     from penstock.view import View
 
 
+CODECS = ("none", "lz4", "zstd")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ColumnType:
-    """Base of the column types. `codec` ("none", "lz4", "zstd") compresses blocks; media are compressed already."""
+    """Base of the column types. `codec`, one of `CODECS`, compresses blocks. Media are compressed already."""
 
     codec: str = "none"
     type: ClassVar[str]
 
     def spec(self) -> dict[str, Any]:
         """Return the column's entry in the schema, without its name."""
-        if self.codec not in ("none", "lz4", "zstd"):
-            raise InvalidInputError(f"unknown codec {self.codec!r}", code="invalid-schema", hint="one of none, lz4, zstd")
+        if self.codec not in CODECS:
+            raise InvalidInputError(f"unknown codec {self.codec!r}", code="invalid-schema", hint=f"one of {', '.join(CODECS)}")
         return {"type": self.type, "codec": self.codec}
 
     def check_whole(self, values: Any) -> None:
@@ -37,7 +40,7 @@ class ColumnType:
         return rows_of(values)
 
     def row_bytes(self) -> int:
-        """Return the bytes of each prepared value, nulls included; 0 if the size depends on the value."""
+        """Return the size of each prepared value in bytes, also of a null; 0 if it differs between values."""
         return 0
 
     def prepare(self, values: Any) -> Prepared:
@@ -56,7 +59,7 @@ class ColumnType:
         return pa.large_binary()
 
     def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
-        """Convert values that were read in the form "flat"; `words` is the result of the method of that name."""
+        """Convert values that were read in the form "flat"; `words` is an Arrow array of what the method `words` returns."""
         from penstock.values import to_arrow
 
         return to_arrow.flat(values, self.arrow_type())
@@ -72,7 +75,7 @@ class ColumnType:
         Raises: ValueError, if the text does not describe a column.
         """
         if text:
-            raise ValueError(f"`{text}` follows {cls.type}, expected nothing")
+            raise ValueError(f"{cls.type} takes no parameters, but `{text}` was given")
         return cls()
 
     def describe(self) -> str:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Keypoints(ColumnType):
-    """Points of the objects in an image. Shapes: (N, points, dimensions) float32, N free, points free if None."""
+    """Points of the objects in an image. Shapes: (N, points, dimensions) float32, N free, points free if None. `dimensions` is 2, 3 or 4.
+
+    `of` names the image column whose pixels the first two numbers refer to.
+    """
 
     points: int | None = None
     dimensions: int = 2

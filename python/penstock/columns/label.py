@@ -64,7 +64,7 @@ class Label(ColumnType):
     @classmethod
     def from_text(cls, text: str) -> Self:
         if not text:
-            raise ValueError("no names follow label, expected label:cat,dog")
+            raise ValueError("a label needs names, as in label:cat,dog")
         return cls(text.split(","))
 
     def describe(self) -> str:

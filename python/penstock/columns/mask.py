@@ -13,6 +13,7 @@ from penstock.values.media import pictures
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mask(ColumnType):
     """One class number per pixel, stored as PNG. Shapes: reads as (H, W) uint8 or uint16; palettes are not applied.
+    `of` names the image column that it belongs to.
 
     Files are stored unchanged. A JPEG file may contain class numbers that its own compression has blurred.
     """

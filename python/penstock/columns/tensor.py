@@ -98,7 +98,7 @@ class Tensor(ColumnType):
     def from_text(cls, text: str) -> Self:
         dtype, _, shape = text.partition(":")
         if not dtype:
-            raise ValueError("no dtype and shape follow tensor, expected tensor:float32:3x?")
+            raise ValueError("a tensor needs dtype and shape, as in tensor:float32:3x?")
         try:
             sizes = tuple(None if size == "?" else int(size) for size in shape.split("x") if size)
         except ValueError:

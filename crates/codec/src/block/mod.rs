@@ -1,5 +1,4 @@
-//! Block codecs, one per file. Lengths come from the tail index, never from the data. A new codec is a file here, a number in
-//! `penstock_format::datafile::Codec`, and an arm in `dataset`'s `store/codecs.rs`.
+//! Block codecs, one per file. Lengths come from the tail index, never from the data. CONTRIBUTING.md lists what a new codec needs.
 
 mod checked;
 pub mod lz4;

@@ -1,5 +1,5 @@
 //! Images: JPEG, PNG and WebP, whole (`decode`) or a region (`region`, `entropy`); EXIF orientation and colour modes; operations on pixels
-//! (`resize`, `cut`). A new format is a file here, an arm of `decode::format_of`, and an arm of each function that matches on `Format`.
+//! (`resize`, `cut`). A new format is a file here, its first bytes in `decode::format_of`, and an arm of each function that matches on `Format`.
 
 pub mod cut;
 mod decode;

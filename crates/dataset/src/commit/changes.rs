@@ -4,7 +4,8 @@ use penstock_format::Id;
 use penstock_format::ids::Run;
 use penstock_format::record::{Change, ChangeKind, Delta, RecordKind, Transaction};
 
-/// The samples and columns that a transaction read, as far as a conflict with them matters.
+/// The samples and columns that a transaction read, as far as a conflict with them matters. Today's transactions only append, and read
+/// nothing; updates and deletions will read rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reads {
     /// Nothing, as a bare append does. Snapshot isolation also counts reads as nothing.

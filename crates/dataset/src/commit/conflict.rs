@@ -1,6 +1,7 @@
 //! Whether a transaction may follow commits that it has not seen: pure, over two change sets (spec section 12).
 //!
-//! Appends commute. Changes of disjoint rows or disjoint columns rebase. All else is a conflict, which names what collided.
+//! Appends commute. Changes of disjoint rows or disjoint columns rebase, and so do two deletions of the same rows. Two changes of the
+//! schema always conflict. A conflict names the other commit's change.
 
 use penstock_error::Error;
 use penstock_format::ids::Run;
@@ -8,13 +9,13 @@ use penstock_format::record::{Change, ChangeKind, Record};
 
 use super::changes::{ChangeSet, Reads};
 
-/// What two change sets have in common.
+/// The change of another commit that collides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
     pub kind: ChangeKind,
-    /// The columns of the other commit's change; empty for all.
+    /// Its columns; empty for all.
     pub columns: Vec<u64>,
-    /// The rows of the other commit's change.
+    /// Its rows.
     pub rows: Vec<Run>,
 }
 
@@ -34,7 +35,7 @@ pub fn error(conflict: &Conflict, other: &Record) -> Error {
         ChangeKind::Schema => "it changed the schema".to_owned(),
         ChangeKind::Layout => "it moved the same samples".to_owned(),
     };
-    let columns = if conflict.columns.is_empty() { String::new() } else { format!(", columns {:?}", conflict.columns) };
+    let columns = if conflict.columns.is_empty() { String::new() } else { format!(", columns with the ids {:?}", conflict.columns) };
     let text = format!("cannot commit: commit {} was made meanwhile: {what}{columns}", other.snapshot());
     Error::new("conflict", text).hint("run the transaction again on the newest snapshot")
 }
@@ -46,7 +47,7 @@ fn writes_collide(ours: &Change, theirs: &Change) -> bool {
         (Schema, Append | Value) | (Append | Value, Schema) => columns_meet(&ours.columns, &theirs.columns),
         (Value, Value) => columns_meet(&ours.columns, &theirs.columns) && rows_meet(&ours.rows, &theirs.rows),
         (Value, Delete) | (Delete, Value) | (Layout, Layout) => rows_meet(&ours.rows, &theirs.rows),
-        // New samples have new row ids. Deleting a sample twice deletes it. A layout keeps values, and names the overlays it folds.
+        // New samples have new row ids. Deleting a sample that is already deleted has no effect. A layout keeps values, and names the overlays it folds.
         (Append, _) | (_, Append) | (Delete, Delete) | (Layout, _) | (_, Layout) | (Schema, Delete) | (Delete, Schema) => false,
     }
 }

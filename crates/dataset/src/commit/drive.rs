@@ -30,7 +30,7 @@ pub struct Driver<'a> {
     /// The snapshot of the proposed commit. It is complete before the put, so that nothing can fail afterwards.
     next: Option<Snapshot>,
     puts: &'a mut Vec<String>,
-    /// Once an answer was lost, every failure leaves the commit's state unknown.
+    /// Whether the record may exist although no answer said so. A failure then leaves the commit's state unknown.
     uncertain: bool,
 }
 
@@ -104,6 +104,8 @@ impl<'a> Driver<'a> {
                     Ok(entry) => {
                         base.context.hold_to(entry.record.dataset)?;
                         known = known.max(number);
+                        // Another record has the number, so ours can no longer get it.
+                        self.uncertain &= entry.record.uuid() == machine.uuid();
                         Event::Found(Box::new(entry))
                     }
                     Err(_) => {

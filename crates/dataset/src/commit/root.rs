@@ -11,8 +11,8 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::live::Part;
 use crate::store::context::Context;
 
-/// Encoded fragments beyond this size go into manifest pages before the commit. The record then has room for them, whatever
-/// it contains already, and a retry stays one small put.
+/// Encoded fragments beyond this size go into manifest pages before the commit, so that a record stays small and holds many commits'
+/// deltas.
 pub const INLINE_BYTES: usize = 1024;
 
 /// Put pages of fragments. Cost: one put per page.

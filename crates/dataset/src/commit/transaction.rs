@@ -262,7 +262,7 @@ impl Drop for Transaction {
         if self.state != State::Closed {
             let data = self.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id));
             for name in data.chain(self.puts.drain(..)) {
-                let _ = self.base.context.storage.delete(&name); // An orphan is harmless; the collector finds it.
+                let _ = self.base.context.storage.delete(&name); // A file that stays is harmless: no snapshot refers to it.
             }
         }
     }

@@ -29,7 +29,7 @@ pub enum Purpose {
     Take,
     /// A batch of an epoch. Other batches need the neighbouring blocks, so these are read too if the cache can hold them all.
     Epoch,
-    /// A pass over all samples. `keep` is whether the cache keeps the blocks.
+    /// A pass over all samples, or over a run of a window order. `keep` is whether the cache may keep the blocks.
     Scan {
         keep: bool,
     },
@@ -87,7 +87,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Return the ranges that `fetch` would request now, after the tails are open.
+    /// Return the ranges that `fetch` would request for a take now, without blocks that were lent. Opens the tails first.
     pub fn ranges(&mut self, columns: &[&ColumnSpec]) -> Result<Vec<RangeRequest>> {
         self.open(columns)?;
         let mut wanted = self.blocks(columns);
@@ -151,7 +151,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Return the blocks that a plan reads, in its order. Tiles and streamed samples are left out: other functions read them.
+    /// Return the blocks that a plan reads, by fragment and column. Tiles and streamed samples are left out: other functions read them.
     pub(super) fn blocks(&self, columns: &[&ColumnSpec]) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         for group in &self.plan.groups {

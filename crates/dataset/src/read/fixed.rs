@@ -68,7 +68,7 @@ impl Reader {
             let source = self.rows_of(group, column).ok()??;
             let entry = source.entry();
             if entry.layout != Layout::Fixed || entry.rows_per_block != 1 || entry.codec != Codec::None || source.file.in_memory() {
-                return None; // Small samples can be copied as cheaply.
+                return None; // Only large plain samples are written in place.
             }
             for (row, place) in source.rows.iter() {
                 if *place as usize != samples.len() || !entry.is_valid(*row) {

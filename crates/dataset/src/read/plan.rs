@@ -1,4 +1,5 @@
-//! Map positions to rows of fragments. Rows are sorted, so that each block is touched once; each row keeps its place in the answer.
+//! Map positions to rows of fragments. Each row keeps its place in the answer. The rows of several fragments are sorted, so that each
+//! block is touched once.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -100,7 +101,10 @@ impl Plan {
 pub fn out_of_range(position: i64, len: u64) -> Error {
     Error::new(
         "position-out-of-range",
-        format!("cannot take position {position}: there are {len} samples, positions go from 0 to {}", len as i64 - 1),
+        match len {
+            0 => format!("cannot take position {position}: there are no samples"),
+            _ => format!("cannot take position {position}: there are {len} samples, positions go from 0 to {}", len - 1),
+        },
     )
 }
 

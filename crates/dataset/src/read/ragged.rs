@@ -29,7 +29,7 @@ struct Extent {
 }
 
 /// Rows whose blocks are prefetched before the first of them is looked up. Random rows are in no cache of the processor.
-const ROWS_AHEAD: usize = 64;
+const ROWS_AT_ONCE: usize = 64;
 
 /// Approximate size of the ends in a packed block of small values.
 const HEAD_BYTES: usize = 256;
@@ -134,9 +134,9 @@ impl Reader {
             let map = values.keep.len() as u32;
             values.keep.push(source.file.map.clone());
             let (entry, map_bytes, mut open) = (source.entry(), &source.file.map[..], None);
-            let is_mapped = source.file.in_memory() && entry.codec == Codec::None;
-            for rows in source.rows.chunks(ROWS_AHEAD) {
-                if is_mapped {
+            let is_plain = source.file.in_memory() && entry.codec == Codec::None;
+            for rows in source.rows.chunks(ROWS_AT_ONCE) {
+                if is_plain {
                     let heads = rows.iter().map(|(row, _)| entry.offset.get(entry.locate(*row).0) as usize);
                     heads.for_each(|head| prefetch(map_bytes, head, HEAD_BYTES));
                 }
@@ -145,7 +145,7 @@ impl Reader {
                         Err(error) if self.passes(&error) => {}
                         other => other.map_err(|error| (error, *place))?,
                     }
-                    if is_mapped {
+                    if is_plain {
                         let extent = values.extents[*place as usize];
                         prefetch(map_bytes, extent.begin, extent.bytes);
                     }

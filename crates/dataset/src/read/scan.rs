@@ -24,7 +24,7 @@ const CODE_BYTES: u64 = 8;
 
 /// Rows to read together: one batch if files are mapped, else whole batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group {
+pub struct Stretch {
     /// Positions in the view.
     pub rows: Range<u64>,
     /// Whether the block cache keeps their blocks.
@@ -93,7 +93,7 @@ impl Scan {
     }
 
     /// Return what to read next. None at the end, or if the caller holds enough groups.
-    pub fn next(&mut self, held: usize) -> Result<Option<Group>> {
+    pub fn next(&mut self, held: usize) -> Result<Option<Stretch>> {
         if self.next >= self.len() {
             return Ok(None);
         }
@@ -108,10 +108,10 @@ impl Scan {
         let end = (self.next + rows).min(self.len());
         // A scan that would fill half of the block cache keeps no blocks.
         let keep = mapped || self.row_bytes * self.len() as f64 <= (self.budget / 4) as f64;
-        let group = Group { rows: self.next..end, keep };
+        let stretch = Stretch { rows: self.next..end, keep };
         self.next = end;
         self.group_bytes = (2 * self.group_bytes).min(GROUP_BYTES.max(self.budget / GROUP_PART));
-        Ok(Some(group))
+        Ok(Some(stretch))
     }
 
     /// Report the size of the group that was read last. Returns how many of its rows fit one batch, by their mean.

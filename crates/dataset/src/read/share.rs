@@ -1,4 +1,4 @@
-//! Takes that run at once share blocks: each block is read by one of them.
+//! Concurrent reads of a scan or an epoch share blocks: each block is read by one of them.
 
 use std::collections::HashSet;
 use std::time::Duration;

@@ -38,7 +38,7 @@ impl UnitRun {
     }
 }
 
-/// Read uncompressed checksum units or small blocks, and pass each to `copy` once it is verified, in any order. Nothing is cached.
+/// Read uncompressed checksum units, and pass each to `copy` once it is verified, in any order. Nothing is cached.
 /// Returns the error of each that is damaged. Requires a store that streams.
 pub(super) fn stream(storage: &dyn Storage, wanted: &[Wanted], mut copy: impl FnMut(usize, &[u8])) -> Result<Vec<Option<Error>>> {
     let mut failed: Vec<Option<Error>> = wanted.iter().map(|_| None).collect();

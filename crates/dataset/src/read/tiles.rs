@@ -1,5 +1,5 @@
-//! Read slices of tiled samples. A slice is assembled from the tiles that it meets, reading only the checksum units that hold
-//! it. All slices of a call are planned together and read in groups, so that memory holds one group besides the result
+//! Read slices of tiled samples. A slice is assembled from the tiles that it meets. Of plain tiles, only the checksum
+//! units that hold it are read. All slices of a call are planned together and read in groups, so that memory holds one group besides the result
 //! (docs/design/0005-tiles.md).
 
 use std::sync::Arc;
@@ -119,8 +119,8 @@ impl Reader {
     }
 
     /// Read a slice of each sample of a plan into buffers of the same sizes. `shapes` must have returned that all samples are tiled.
-    /// Buffers of nulls stay unchanged. A slice outside its sample is refused. Cost: reads the checksum units that hold the slices,
-    /// and makes one copy.
+    /// Buffers of nulls stay unchanged; those of damaged samples are zeroed. A slice outside its sample is refused. Cost: reads the
+    /// checksum units that hold the slices, or whole compressed tiles, and makes one copy.
     pub fn slices(&self, column: &ColumnSpec, slices: &[Slice], outs: Vec<&mut [u8]>) -> Result<Nulls> {
         let (mut tiles, mut nulls) = (Tiles::default(), None);
         let size = column.kind.stored()?.0.size();

@@ -1,10 +1,12 @@
-//! Where samples are: position to part, fragment and physical row. Deletions belong here and nowhere else: a deleted sample keeps its
-//! physical row and loses its position, so `physical_row`, its inverse and the counts below are what they change.
+//! Where samples are: position to part, fragment and physical row. Deletions belong here. A deleted sample keeps its physical row and
+//! loses its position, so deletions change `physical_row`, `live_runs` and the counts below. Until then, parsers refuse a manifest that
+//! counts deleted samples.
 
 use std::sync::Arc;
 
 use penstock_error::Result;
 use penstock_format::cursor::malformed;
+use penstock_format::ids::Run;
 use penstock_format::manifest::{Fragment, PageRef};
 
 use crate::snapshot::Snapshot;
@@ -75,10 +77,13 @@ pub fn physical_row(_fragment: &Fragment, live: u64) -> u64 {
     live
 }
 
-/// Return the number of the sample at a physical row, counted without deleted samples. None if it is deleted.
-#[inline]
-pub fn live_of(_fragment: &Fragment, physical_row: u64) -> Option<u64> {
-    Some(physical_row)
+/// Return the runs of row ids of a fragment's samples, each with the number of its first sample, counted without deleted samples.
+pub fn live_runs(fragment: &Fragment) -> impl Iterator<Item = (Run, u64)> {
+    fragment.runs.iter().scan(0, |next, run| {
+        let first = *next;
+        *next += run.count;
+        Some((*run, first))
+    })
 }
 
 /// The fragments of one part.

@@ -4,7 +4,7 @@ use penstock_error::{Error, Result};
 use penstock_format::manifest::Fragment;
 
 use super::Snapshot;
-use super::live::live_of;
+use super::live::live_runs;
 
 /// Write the row ids of a fragment's physical rows, which ascend, each to its place in `ids`.
 pub fn row_ids_of(fragment: &Fragment, rows: &[(u64, u32)], ids: &mut [i64]) {
@@ -26,13 +26,7 @@ impl Snapshot {
             None => {
                 let mut index = Vec::new();
                 self.each_fragment(|start, fragment| {
-                    let mut row = 0;
-                    for run in &fragment.runs {
-                        if let Some(live) = live_of(fragment, row) {
-                            index.push((run.first, run.count, start + live));
-                        }
-                        row += run.count;
-                    }
+                    index.extend(live_runs(fragment).map(|(run, live)| (run.first, run.count, start + live)));
                     Ok(())
                 })?;
                 index.sort_unstable();

@@ -1,5 +1,5 @@
-//! Which data file holds the values of a column for the rows of a fragment. Overlays belong here and nowhere else: a later value of a cell is in
-//! another file than the fragment's own.
+//! Which data file holds the values of a column for the rows of a fragment. Overlays of values belong here: a later value of a cell is
+//! in another file than the fragment's own.
 
 use std::sync::Arc;
 
@@ -64,12 +64,12 @@ pub fn check_stored_as(file: &DataFile, chunk: &Chunk, column: &ColumnSpec) -> R
         return Ok(());
     }
     Err(malformed(format!(
-        "data file `{}` stores `{}` as {} {:?}, expected {} {:?}",
+        "data file `{}` stores `{}` as {} {}, expected {} {}",
         data_name(file.id),
         column.name,
         chunk.dtype.name(),
-        chunk.shape.0,
+        chunk.shape,
         dtype.name(),
-        shape.0
+        shape
     )))
 }

@@ -152,7 +152,7 @@ pub fn check_values(column: Column, dtype: Dtype, shape: &Shape, tile: Option<&[
             if !shape.is_fixed() || data.len() as u64 != samples as u64 * cell {
                 return Err(Error::new(
                     "invalid-value",
-                    format!("{} bytes for {samples} samples of shape {:?} {}", data.len(), shape.0, dtype.name()),
+                    format!("{} bytes for {samples} samples of shape {shape} {}", data.len(), dtype.name()),
                 ));
             }
             for row in validity.iter().flatten().enumerate().filter(|(_, valid)| !**valid).map(|(row, _)| row) {
@@ -172,7 +172,7 @@ pub fn check_values(column: Column, dtype: Dtype, shape: &Shape, tile: Option<&[
             };
             let wanted = if dtype == Dtype::Bytes { 0 } else { ragged.len() * free_count };
             if ragged.free.len() != wanted || (wanted > 0 && !(0..ragged.len()).all(fits)) {
-                return Err(Error::new("invalid-value", format!("values do not fit the shape {:?} of {}", shape.0, dtype.name())));
+                return Err(Error::new("invalid-value", format!("values do not fit the shape {shape} of {}", dtype.name())));
             }
             Ok(Column::Ragged(ragged))
         }
@@ -187,7 +187,7 @@ fn check_pulled(pulled: &Pulled, dtype: Dtype, shape: &Shape, tile: Option<&[u64
             found.len() == shape.0.len() && shape.0.iter().zip(found).all(|(wanted, size)| wanted.is_none_or(|wanted| wanted == *size));
         let bytes = elements(&whole(found)).and_then(|elements| elements.checked_mul(dtype.size() as u64));
         if !fits || bytes.is_none_or(|bytes| bytes >= 1 << 48) {
-            let text = format!("has the shape {found:?}, expected {:?} and less than 2^48 bytes", shape.0);
+            let text = format!("has the shape {found:?}, expected {shape} and less than 2^48 bytes");
             return Err(Error::new("invalid-value", text).at_row(row as u64));
         }
         if let Some(tiles) = tile.and_then(|tile| Grid::new(found, tile).tiles()).filter(|tiles| *tiles > TILES_A_SAMPLE) {

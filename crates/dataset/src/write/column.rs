@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use penstock_error::Result;
 use penstock_format::datafile::{ChunkBuilder, Codec, Layout, SINGLE_BYTES};
-use penstock_format::schema::{CodecName, ColumnKind, ColumnSpec};
+use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::slice::{Grid, SAMPLE_TILES, default_tile, elements, whole};
 use penstock_tensor::{Column, Dtype, Ragged, Shape};
 
@@ -42,11 +42,6 @@ pub struct ColumnWriter {
 impl ColumnWriter {
     pub fn new(spec: &ColumnSpec) -> Result<ColumnWriter> {
         let (dtype, shape) = spec.kind.stored()?;
-        let codec = match spec.codec {
-            CodecName::None => Codec::None,
-            CodecName::Lz4 => Codec::Lz4,
-            CodecName::Zstd => Codec::Zstd,
-        };
         let tile = match &spec.kind {
             ColumnKind::Tensor { tile, .. } => tile.clone(),
             _ => None,
@@ -56,7 +51,7 @@ impl ColumnWriter {
             dtype,
             shape,
             tile,
-            codec,
+            codec: spec.codec,
             leading_nulls: 0,
             waiting: None,
             chunk: None,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use penstock_error::{Error, Result};
 use penstock_format::datafile::MAX_BLOCKS;
 use penstock_tensor::slice::{Grid, elements, whole};
-use penstock_tensor::{Column, Pulled, push_validity};
+use penstock_tensor::{Column, Pulled, counted, push_validity};
 
 use super::column::free_of;
 use super::encode;
@@ -13,7 +13,7 @@ use super::fragment::{FragmentWriter, Rest};
 use super::style::Style;
 use crate::config::Config;
 
-// Circle with `fragment.rs`: both are methods of the fragment being written, and share its columns and files.
+// Cycle with `fragment.rs`: both implement `FragmentWriter`, and share its columns and files.
 impl FragmentWriter {
     /// Add samples that are not in memory. They are written immediately, so that memory holds at most one slab of one sample.
     pub fn push_pulled(&mut self, index: usize, pulled: Pulled) -> Result<()> {
@@ -61,7 +61,8 @@ impl FragmentWriter {
             let before = chunk.offset.len();
             let tiles = if valid { grid.tiles() } else { Some(0) };
             if tiles.is_none_or(|tiles| before as u64 + tiles > MAX_BLOCKS) {
-                let text = format!("of shape {shape:?} has {tiles:?} tiles of {:?}, at most {MAX_BLOCKS} fit in a data file", chunk.tile);
+                let text =
+                    format!("of shape {shape:?} has {} tiles of {:?}, at most {MAX_BLOCKS} fit in a data file", counted(tiles), chunk.tile);
                 let hint = "append fewer samples at once, or make the dataset with larger tiles";
                 return Err(Error::new("invalid-value", text).hint(hint).at_row(row as u64).column(&column.spec.name));
             }
@@ -84,7 +85,10 @@ impl FragmentWriter {
             }
             let wanted = if valid { grid.tiles() } else { Some(0) };
             if Some((chunk.offset.len() - before) as u64) != wanted {
-                return Err(Error::new("internal", format!("sample {row} has {} tiles, expected {wanted:?}", chunk.offset.len() - before)));
+                return Err(Error::new(
+                    "internal",
+                    format!("sample {row} has {} tiles, expected {}", chunk.offset.len() - before, counted(wanted)),
+                ));
             }
             chunk.first_tile.push(chunk.offset.len() as u64);
             let free = (0..column.shape.0.len()).filter(|axis| column.shape.0[*axis].is_none());

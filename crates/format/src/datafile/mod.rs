@@ -6,6 +6,8 @@ mod chunk;
 mod packed;
 mod tail;
 
+use serde::{Deserialize, Serialize};
+
 pub use build::{ChunkBuilder, write_footer, write_header, write_tail};
 pub use chunk::Chunk;
 pub use packed::{Packed, write_packed};
@@ -47,12 +49,31 @@ pub enum Layout {
     Tiled = 3,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How a block is compressed. The schema stores the name, a data file the number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Codec {
+    #[default]
     None = 0,
     Lz4 = 1,
     Zstd = 2,
+}
+
+impl Codec {
+    pub fn from_code(code: u8) -> Option<Codec> {
+        [Codec::None, Codec::Lz4, Codec::Zstd].into_iter().find(|codec| *codec as u8 == code)
+    }
+
+    /// Return whether a block of `stored` bytes can hold `raw` bytes. A forged length must not cause a large allocation. The spec limits
+    /// a block to 2^40 bytes.
+    pub fn can_hold(self, stored: u64, raw: u64) -> bool {
+        let within_ratio = match self {
+            Codec::Lz4 => raw / 256 <= stored + 16,
+            Codec::None | Codec::Zstd => true,
+        };
+        raw <= 1 << 40 && within_ratio
+    }
 }
 
 /// Return the number of checksum units of a block.

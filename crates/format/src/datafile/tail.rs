@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_tensor::slice::{self, Grid};
-use penstock_tensor::{Dtype, MAX_DIMENSIONS, Shape};
+use penstock_tensor::{Dtype, MAX_DIMENSIONS, Shape, counted};
 
 use super::{Chunk, Codec, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, units};
 use crate::cursor::{Cursor, malformed};
@@ -46,7 +46,7 @@ impl Chunk {
             Layout::Tiled => !shape.0.is_empty() && dtype != Dtype::Bytes,
         };
         if shape.0.len() > MAX_DIMENSIONS || !fits {
-            return Err(malformed(format!("column {column} has shape {:?}, which is invalid in layout {layout:?}", shape.0)));
+            return Err(malformed(format!("column {column} has shape {shape}, which is invalid in layout {layout:?}")));
         }
         let rows_per_block = cursor.varint()?;
         let blocks = cursor.varint()?;
@@ -144,9 +144,7 @@ impl Chunk {
                 return bad(format!("block {block} at offset {offset} has {stored} bytes, but the data ends at {data_end}"));
             }
             let raw = self.raw_bytes.as_ref().map_or(stored, |raw| raw.get(block));
-            // The spec limits a block to 2^40 bytes, and lz4 cannot expand beyond this ratio. A forged length must not cause a large
-            // allocation.
-            if raw > 1 << 40 || (self.codec == Codec::Lz4 && raw / 256 > stored + 16) {
+            if !self.codec.can_hold(stored, raw) {
                 return bad(format!("block {block} of {stored} bytes claims to hold {raw} bytes"));
             }
             if self.layout == Layout::Fixed && self.rows_of(block).checked_mul(cell) != Some(raw) {
@@ -155,19 +153,19 @@ impl Chunk {
             if self.layout == Layout::Single && self.dtype != Dtype::Bytes && self.is_valid(block as u64) {
                 let wanted = self.free.iter().try_fold(cell, |product, free| product.checked_mul(free.get(block)));
                 if wanted != Some(raw) {
-                    return bad(format!("sample {block} has {raw} bytes, its shape requires {wanted:?}"));
+                    return bad(format!("sample {block} has {raw} bytes, its shape requires {}", counted(wanted)));
                 }
             }
         }
         Ok(())
     }
 
-    /// Check that every sample has the tiles that its shape requires, and that each tile has the size of its window.
+    /// Check that every sample has the tiles that its shape requires, and that each tile has the size that its place requires.
     fn check_tiles(&self) -> Result<()> {
         let Some(first) = &self.first_tile else { return Ok(()) };
         let bad = |text: String| Err(malformed(format!("column {}: {text}", self.column)));
         if self.tile.len() != self.shape.0.len() || self.tile.contains(&0) {
-            return bad(format!("tiles of {:?} for the shape {:?}", self.tile, self.shape.0));
+            return bad(format!("tiles of {:?} for the shape {}", self.tile, self.shape));
         }
         if first.get(0) != 0 || first.get(self.samples as usize) != self.blocks() as u64 {
             return bad(format!("{} blocks, but its samples have {} tiles", self.blocks(), first.get(self.samples as usize)));
@@ -178,7 +176,7 @@ impl Chunk {
             let grid = Grid::new(&shape, &self.tile);
             let wanted = if self.is_valid(row) { grid.tiles() } else { Some(0) };
             if end.checked_sub(begin) != wanted || end > self.blocks() as u64 {
-                return bad(format!("sample {row} has tiles {begin}..{end}, its shape requires {wanted:?} tiles"));
+                return bad(format!("sample {row} has tiles {begin}..{end}, its shape requires {} tiles", counted(wanted)));
             }
             // If all tiles have the same size, it suffices to check one.
             let alike = matches!(self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes), IntArray::Linear { step: 0, .. })
@@ -187,7 +185,11 @@ impl Chunk {
                 let elements = slice::elements(&grid.tile(block - begin));
                 let raw = self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes).get(block as usize);
                 if elements.and_then(|elements| elements.checked_mul(self.dtype.size() as u64)) != Some(raw) {
-                    return bad(format!("tile {} of sample {row} has {raw} bytes, its window has {elements:?} elements", block - begin));
+                    return bad(format!(
+                        "tile {} of sample {row} has {raw} bytes, its shape requires {} elements",
+                        block - begin,
+                        counted(elements)
+                    ));
                 }
             }
         }
@@ -209,12 +211,8 @@ fn read_storage(cursor: &mut Cursor, column: u64) -> Result<(Dtype, Layout, Code
         3 => Layout::Tiled,
         other => return unknown("unknown-feature", format!("layout {other}")),
     };
-    let codec = match cursor.u8()? {
-        0 => Codec::None,
-        1 => Codec::Lz4,
-        2 => Codec::Zstd,
-        other => return unknown("unknown-codec", format!("codec {other}")),
-    };
+    let codec = cursor.u8()?;
+    let Some(codec) = Codec::from_code(codec) else { return unknown("unknown-codec", format!("codec {codec}")) };
     Ok((dtype, layout, codec))
 }
 

@@ -7,7 +7,7 @@ use penstock_dataset::check_text;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::ColumnSpec;
 
-// Circle with `job.rs`: a recipe begins jobs, and a job whose samples are damaged begins again by its recipe.
+// Cycle with `job.rs`: a recipe begins jobs, and a job whose samples are damaged begins again by its recipe.
 use crate::batch::Values;
 use crate::engine::job::{Job, Needs, Stored, Target, Work};
 use crate::memory::{Memory, Shared, capacity};

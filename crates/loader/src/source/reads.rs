@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use penstock_dataset::{Held, OnCorrupt, Purpose, Reader};
 use penstock_error::Result;
-use penstock_format::schema::{CodecName, ColumnKind, ColumnSpec};
+use penstock_format::datafile::Codec;
+use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::Dtype;
 
 use crate::batch::{Array, Nulls, Raw, Values};
@@ -120,7 +121,7 @@ impl Reads {
             let source = &sources[share.source];
             let spec = &specs[share.source][column];
             // Mapped, uncompressed values are page cache and do not count.
-            if source.files_of(spec).is_some() || (source.mapped() && spec.codec == CodecName::None) {
+            if source.files_of(spec).is_some() || (source.mapped() && spec.codec == Codec::None) {
                 continue;
             }
             if share.lent || part.held_bytes() > part.value_bytes() * 5 / 4 {

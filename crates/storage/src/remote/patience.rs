@@ -1,4 +1,5 @@
-//! The retry loop around every request that may be repeated: final failures, waits, and the deadline.
+//! Retries: which failures are final, how long to wait, and the deadline. `ask` is the loop of idempotent requests; ranges and creates
+//! have loops of their own, and call `again` too.
 
 use std::future::Future;
 use std::time::Duration;
@@ -24,7 +25,7 @@ pub enum Verdict {
     },
 }
 
-/// How often one operation was tried, and the error of the previous try.
+/// How often a request was tried since it last made progress, and the error of the previous try.
 #[derive(Default)]
 pub struct Tries {
     pub count: u32,
@@ -57,7 +58,8 @@ pub fn ended_well() -> bool {
 }
 
 impl Patience {
-    /// Repeat `work` until it succeeds, fails for good, or reaches the deadline. `work` is called for each try, and must be idempotent.
+    /// Repeat `work` until it succeeds, fails for good, or reaches the deadline. `work` is called for each try, and
+    /// repeating it must be harmless.
     /// `what` is for messages: "read `name`".
     pub async fn ask<T, W>(&self, counters: &Counters, what: &str, mut work: impl FnMut() -> W) -> Result<T>
     where

@@ -28,7 +28,7 @@ use crate::process::PerProcess;
 use crate::ranges::{RangeRequest, RequestCost, Then};
 use crate::storage::{Created, ObjectWriter, Storage};
 
-// Circle with `prove.rs`: that file and `receive.rs` hold the two long verbs of the store.
+// Cycle with `prove.rs`: that file and `receive.rs` hold the two long verbs of the store.
 /// The most bytes requested over one connection at once.
 const RANGE_BYTES: u64 = 8 << 20;
 
