@@ -49,7 +49,7 @@ def fio(folder: pathlib.Path, pattern: str, size: int, loops: int) -> float:
 
 
 def measured(work: Callable[[], int]) -> tuple[float, float, int]:
-    """Run `work`; returns bytes per second, processor seconds per GB, and bytes read from the device."""
+    """Run `work`, and return bytes per second, processor seconds per GB, and bytes read from the device."""
     before, device, began = resource.getrusage(resource.RUSAGE_SELF), device_bytes(), time.perf_counter()
     total = work()
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)

@@ -29,7 +29,7 @@ Batches = list[list[tuple[str, int, int]]]
 
 
 def plain_gets(binary: pathlib.Path, batches: Batches, at_once: int) -> float:
-    """Return the seconds of plain GETs. The first batch is sent twice, and its first run, which warms up, is not timed."""
+    """Return the seconds of plain GETs. The first batch is sent twice: the first time is a warm-up and is not timed."""
     lines = [";".join(f"{key} {begin} {end}" for key, begin, end in batch) for batch in [batches[0], *batches]]
     done = subprocess.run([str(binary), BUCKET, str(at_once)], input="\n".join(lines), capture_output=True, text=True, check=True)
     seconds, received = done.stdout.split()

@@ -123,7 +123,7 @@ def ffcv_cifar(folder: pathlib.Path, workers: int) -> Callable[[], Iterator[Any]
 
 
 def _augmented(batch: Any, rng: Any) -> Any:
-    """Pad by 4, cut 32 x 32, flip and normalise a whole batch with NumPy, keeping rows of pixels contiguous."""
+    """Pad by 4, crop to 32 x 32, flip and normalise a whole batch with NumPy, keeping rows of pixels contiguous."""
     count = len(batch)
     padded = np.zeros((count, 40, 40 * 3), np.uint8)
     padded[:, 4:36, 12:108] = batch.reshape(count, 32, 96)

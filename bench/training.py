@@ -24,7 +24,7 @@ import servers
 Result = dict[str, Any]
 ROOT = pathlib.Path(__file__).parent.parent
 RIVALS = ROOT / ".tools" / "rivals" / "bin" / "python"
-SET_BYTES = 120e6  # A set of photographs has at most this size, so that all turns take minutes.
+SET_BYTES = 120e6  # The maximum size of a set of photographs, so that all turns together take only minutes.
 CORES = sorted(os.sched_getaffinity(0))[:2]
 
 
@@ -76,7 +76,7 @@ def best_of(python: pathlib.Path, task: str, system: str, folder: pathlib.Path, 
 
 
 def race(systems: list[System]) -> dict[str, dict[str, Any]]:
-    """Run epochs in turn; returns the median samples per second and processor seconds per 1,000 samples of each system."""
+    """Run epochs in turn. Return the median samples per second and processor seconds per 1,000 samples of each system."""
     rows: dict[str, list[tuple[float, float, int]]] = {system.name: [] for system in systems}
     for _ in range(ROUNDS):
         for system in systems:
@@ -248,7 +248,7 @@ def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def jitter(sample: dict[str, Any], rng: Any = None) -> dict[str, Any]:
-    """Stand in for a user's function: sorts and scales."""
+    """Stands in for a user's function: it sorts and scales."""
     x = sample["x"].astype(np.float32)
     return {"x": np.sort(x, 0) + x * 0.5, "label": sample["label"]}
 

@@ -51,7 +51,7 @@ def encoded(pixels: np.ndarray[Any, Any], format: str) -> bytes:
 
 
 def tiles() -> tuple[list[bytes], list[np.ndarray[Any, Any]]]:
-    """Cut the photographs into JPEG tiles, each with a box around its pixels in the brightest fifth of the photograph."""
+    """Cut the photographs into JPEG tiles, each with a box around those of its pixels that are among the photograph's brightest fifth."""
     images, boxes = [], []
     for photo in load_sample_images().images:
         bright = np.quantile(photo.mean(2), 0.8)
@@ -66,7 +66,7 @@ def tiles() -> tuple[list[bytes], list[np.ndarray[Any, Any]]]:
 
 
 def write(root: pathlib.Path) -> tuple[ps.Dataset, dict[str, list[bytes]]]:
-    """Make the dataset in three commits; returns it and the encoded images."""
+    """Make the dataset in three commits. Return it and the encoded images."""
     pngs, labels, embedding = digits()
     jpegs, boxes = tiles()
     ds = ps.create(
@@ -144,7 +144,7 @@ def loader_of(ds: ps.Dataset, name: str, shuffle: bool = True) -> ps.Loader:
 
 
 def train(ds: ps.Dataset) -> float:
-    """Train on the digits of the first commit and test on those of the second; returns the accuracy."""
+    """Train on the digits of the first commit, test on those of the second, and return the accuracy."""
     torch.manual_seed(0)
     torch.set_num_threads(2)
     model = Classifier()
@@ -180,7 +180,7 @@ def train(ds: ps.Dataset) -> float:
 
 
 def go_on(root: str, state: str) -> None:
-    """Load batches from a state on, and print the row ids of each batch and the state after it. Runs in a separate process."""
+    """Load batches, starting from a state, and print the row ids of each batch and the state after it. Runs in a separate process."""
     loader = loader_of(ps.open(root), "train")
     loader.load_state_dict(json.loads(state))
     for batch in loader.stream(1):

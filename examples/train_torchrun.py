@@ -1,7 +1,8 @@
 """Two processes train one model: `torchrun --nproc-per-node=2 examples/train_torchrun.py FOLDER`.
 
-Without torchrun the script starts itself that way. Every rank gets its part of each global batch from the same order. Checkpoints do not
-depend on the number of ranks: the second half of this run loads the state of the first half and resumes with fewer samples per rank.
+If it is started without torchrun, the script runs itself under torchrun. Every rank gets its part of each global batch from the same
+order. Checkpoints do not depend on the number of ranks: the second half of this run loads the state of the first half and resumes with
+fewer samples per rank.
 """
 
 import os

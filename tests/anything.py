@@ -5,7 +5,7 @@ import os
 import numpy as np
 import penstock as ps
 
-# Each run of tools/test.sh has another PENSTOCK_ROTATION, and prints it. It chooses the seeds of random tests.
+# Each run of tools/test.sh uses a different PENSTOCK_ROTATION, and prints it. It determines the seeds of random tests.
 _GIVEN = os.environ.get("PENSTOCK_ROTATION", "0")
 ROTATION = 0 if _GIVEN == "all" else int(_GIVEN)
 _COUNT = int(os.environ.get("PENSTOCK_MODEL_SEEDS", "60"))
@@ -20,7 +20,7 @@ SCHEMA = {
 
 
 def values(rng, name, kind, count):
-    """Return `count` random values of a column, some null, of all sizes: empty, a few bytes, several checksum units."""
+    """Return `count` random values for a column, some of them null, in all sizes: empty, a few bytes, several checksum units."""
     size = lambda most: int(rng.choice([0, 1, 7, most]))  # noqa: E731
 
     def floats(*shape):

@@ -13,7 +13,7 @@ import servers
 ROOT = pathlib.Path(__file__).parent.parent
 BUCKET = servers.BUCKET
 
-# Every kind of fault; about one request in seven gets one.
+# Every kind of fault; about one request in seven suffers one.
 FAULTS = "seed=1&lose=20&reset=20&throttle=20&toomany=10&fail=20&truncate=20&late=20&late_ms=30&stale=20"
 
 
@@ -30,9 +30,10 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """If datasets are not local, run only tests that use `root` and are not marked `local`: those of `every_store`, and a share of the rest.
+    """If datasets are not local, run only tests that use `root` and are not marked `local`: those in `every_store`, and a share of the
+    others.
 
-    Each of the rest runs on one store other than the local one. PENSTOCK_ROTATION decides which; tools/test.sh prints it.
+    Each of the others runs on one store other than the local one. PENSTOCK_ROTATION decides which; tools/test.sh prints it.
     """
     store = config.getoption("--store")
     if store == "local":
@@ -91,7 +92,7 @@ def environment(**variables):
 
 
 def spent(ds, work):
-    """Run `work` and return the changes of the counters that changed."""
+    """Run `work`, and return by how much each counter changed. Unchanged counters are left out."""
     before = ds.stats()
     work()
     return {name: value - before[name] for name, value in ds.stats().items() if value != before[name]}
@@ -134,7 +135,7 @@ def root(tmp_path, request, monkeypatch):
 
 @pytest.fixture
 def empty_cache():
-    """The block cache of this process without the blocks of earlier tests: a full cache keeps new blocks only if they are used again."""
+    """Clear blocks of earlier tests from this process's block cache: a full cache keeps new blocks only if they are used again."""
     import penstock as ps
 
     before = ps.configure()["memory_bytes"]
@@ -144,7 +145,7 @@ def empty_cache():
 
 @pytest.fixture(scope="session")
 def data():
-    """The folder of real test data; tests that need it are marked `data` and deselected when it is unset."""
+    """The folder of real test data. Tests that need it are marked `data`, and deselected when PENSTOCK_TEST_DATA is unset."""
     return pathlib.Path(os.environ["PENSTOCK_TEST_DATA"])
 
 

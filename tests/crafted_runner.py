@@ -1,7 +1,7 @@
 """Set every integer of every object of a small dataset to other values, recompute all checksums, and check how reading reacts.
 
-test_crafted.py runs this file in a separate process. Each try is a forked child, so that caches do not help and a crash is an outcome. The
-second reader (spec_reader.py) finds the positions of the integers. Prints one JSON object.
+test_crafted.py runs this file in a separate process. Each attempt runs in a forked child, so that caches do not help and a crash counts as
+an outcome. The second reader (spec_reader.py) finds the positions of the integers. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Traced(spec_reader.Cursor):
     def varint(self):
         at, kept = self.at, len(self.spans)
         found = super().varint()
-        del self.spans[kept:]  # The single bytes of a varint are not integers.
+        del self.spans[kept:]  # The individual bytes of a varint are not integers.
         self.spans.append((self.base + at, self.at - at, "varint"))
         return found
 
@@ -78,7 +78,7 @@ class Objects:
         self.bodies = {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
     def spans(self, name: str, form: str) -> list[tuple[int, int, str]]:
-        """Return the integers of an object, or of the tail of a data file."""
+        """Return the positions of the integers in an object, or in the tail of a data file."""
         body, Traced.spans = self.bodies[name], []
         if form == "hint":
             return [(4, 8, "u64")]
@@ -97,7 +97,7 @@ class Objects:
         return sorted(set(Traced.spans))
 
     def changed(self, name: str, body: bytes) -> dict[str, bytes]:
-        """Return all objects with another body for `name`, with checksums and lengths corrected in every object that refers to it."""
+        """Return all objects after replacing the body of `name`. Checksums and lengths are corrected in every object that refers to it."""
         bodies, waiting = dict(self.bodies), {name: body}
         while waiting:
             name, body = waiting.popitem()

@@ -1,7 +1,7 @@
-"""Kill one job of a dataset with kill -9 before each of its file calls, or make the call fail, and check what remains.
+"""Kill one job on a dataset with kill -9 before each of its file calls, or make the call fail, and check what remains.
 
-test_faults.py runs this file with the shim preloaded. Each try is a forked child that works on a copy of the same initial state; its exit
-status is the outcome. Prints one JSON object: calls, tries, and wrong outcomes.
+test_faults.py runs this file with the shim preloaded. Each attempt runs in a forked child that works on a copy of the same initial state;
+its exit status is the outcome. Prints one JSON object: calls, tries, and wrong outcomes.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ JOBS = {
 
 
 def attempt(job: Job, place: pathlib.Path, first: int, error: int, last: int) -> int:
-    """Run the job in a child whose file calls first…last fail; returns its exit status, or minus the signal number."""
+    """Run the job in a child whose file calls `first` to `last` fail. Return its exit status, or the negated signal number."""
     child = os.fork()
     if child == 0:
         status = FOREIGN

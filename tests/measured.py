@@ -14,7 +14,7 @@ def anonymous():
 
 
 def peak():
-    """Return the largest resident bytes of this process so far."""
+    """Return the peak resident bytes of this process so far."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM:"))
 

@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 def cargo_binary(name: str) -> pathlib.Path:
-    """Return the path of a binary of the testkit. Builds it, unless PENSTOCK_BUILT says that tools/test.sh has built all of them."""
+    """Return the path of a testkit binary. Build it first, unless PENSTOCK_BUILT says that tools/test.sh has built all of them."""
     if "PENSTOCK_BUILT" not in os.environ:
         command = ["cargo", "build", "--release", "--quiet", "--locked", "-p", "penstock-testkit", "--bin", name]
         subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target")})

@@ -280,7 +280,7 @@ class Chunk:
 
 
 def tail(c, samples):
-    """Section 6: parse the tail of a data file; returns its chunks by column."""
+    """Section 6: parse the tail of a data file, and return its chunks by column."""
     need(c.varint() == samples and c.varint() == 0, f"{c.name}: not {samples} samples, or foreign objects, which are not known here")
     count = c.varint()
     chunks = {chunk.column: chunk for chunk in (Chunk(c, samples) for _ in range(count))}
@@ -289,7 +289,7 @@ def tail(c, samples):
 
 
 def data_file(data, file, samples):
-    """Section 6: check a data file except its blocks; returns its chunks by column."""
+    """Section 6: check a data file except its blocks, and return its chunks by column."""
     name, end, at = f"data file {file.id}", len(data) - 32 - file.tail_length, 24
     need(len(data) == file.length and end >= at, f"{name}: {len(data)} bytes, not {file.length}")
     footer = struct.pack("<QIIQHH4s", end, file.tail_length, file.tail_crc, len(data), 1, 0, b"PNSD")

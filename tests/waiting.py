@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
-    """Return once the condition holds. Raises TimeoutError, which says what did not happen."""
+    """Return once the condition holds. If it does not hold in time, raise a TimeoutError that says what did not happen."""
     last = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > last:

@@ -30,14 +30,15 @@ class State:
         self.objects: dict[str, bytes] = {}
         self.lock = threading.Lock()
         self.overwritten: list[str] = []
-        # The number of ranges of data files to return with a flipped bit, the number to shorten, and the good ones before the first flip.
+        # How many ranges of data files to return with a flipped bit, to shorten, and to return intact before the first flip.
         self.spoil = self.shorten = self.good_before_spoil = 0
         # The number of whole objects returned so far, and the number of the one to return with a flipped bit.
         self.whole, self.spoilt_whole = 0, 0
         self.delay_seconds = 0.0  # The delay before each ranged reply.
         self.ranged = 0  # The number of ranges requested so far.
         self.how = HALF
-        # Called with the name before a create-only put; returns a (status, code) to reply instead, or None. Puts made by the call skip it.
+        # Called with the name before a create-only put. Returns a (status, code) to reply with instead, or None. Puts made during the call
+        # skip it.
         self.on_create: Callable[[str], tuple[int, str] | None] | None = None
         # Multipart uploads that are neither completed nor aborted, and whether the server refuses to complete uploads.
         self.uploads: dict[str, dict[int, bytes]] = {}
@@ -90,7 +91,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if create and state.creates == UNSAFE:
             if self.name in state.objects:
                 return self.refuse(412, "PreconditionFailed")
-            time.sleep(0.01)  # The race on purpose: 10 ms between the check and the write.
+            time.sleep(0.01)  # A deliberate race: 10 ms between the check and the write.
         if create and state.unanswered and state.unanswered in self.name:
             state.objects.setdefault(self.name, body)
             self.close_connection = True
@@ -205,7 +206,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(creates: str = SAFE, listing: str = ORDERED) -> Iterator[tuple[State, dict[str, str]]]:
-    """Run the server; yields its state and the storage options to reach it."""
+    """Run the server, and yield its state and the storage options to reach it."""
     state = State(creates, listing)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"state": state}))
     server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""Check who may know whom: crates by the layer table of ARCHITECTURE.md, files and folders by their imports.
+"""Check which parts depend on which: crates by the layer table of ARCHITECTURE.md, files and folders by their imports.
 
 A crate depends only on crates of a lower level. Folders of a crate or of `python/penstock` form no cycle, nor do files of
 different folders. Files of one folder may, if one of them says why in a line `Cycle with <file>: <reason>`.
@@ -38,7 +38,7 @@ def check_levels() -> list[str]:
 
 
 def rust_edges(source: pathlib.Path) -> Edges:
-    """Return which files of a crate use which others. `pub use` only passes names on, so it is not counted."""
+    """Return which files of a crate use which others. `pub use` only re-exports names, so it is not counted."""
     files = {
         module_of(path, source): path
         for path in source.rglob("*.rs")
@@ -94,7 +94,7 @@ def spread(statement: str) -> Iterable[list[str]]:
 
 
 def resolve(path: list[str], module: tuple[str, ...], files: dict, passed_on: dict) -> tuple[str, ...] | None:
-    """Find the module that a path leads to, through names that a module passes on."""
+    """Find the module that a path leads to, through re-exported names."""
     at: tuple[str, ...] = module
     rest = list(path)
     if rest and rest[0] == "crate":
@@ -142,7 +142,7 @@ def python_file(name: str) -> pathlib.Path | None:
 def check_circles(what: pathlib.Path, edges: Edges) -> list[str]:
     problems = []
     top = {path for path in edges if path.parent == what}
-    # A file of the top folder is a room of its own; other files belong to their folder.
+    # Each file of the top folder is a separate room; other files share the room of their folder.
     room = {path: path if path in top else path.parent for path in edges}
     folders: Edges = {place: set() for place in room.values()}
     for path, targets in edges.items():

@@ -1,6 +1,6 @@
-"""Check how much a reader must hold at once: lines of a file and of a function, parameters, files of a folder. Tests are not counted.
+"""Check how much a reader must keep in mind at once: lines per file and per function, parameters, files per folder. Tests are not counted.
 
-What is over a limit says why in a line: `Over 450 lines: <reason>` anywhere in the file; `Over 80 lines: <reason>` or
+Code that exceeds a limit says why in a line: `Over 450 lines: <reason>` anywhere in the file; `Over 80 lines: <reason>` or
 `Over 6 parameters: <reason>` right above the function. `--table` prints the figures of each crate and of the package.
 """
 
@@ -28,7 +28,7 @@ def without_tests(text: str) -> str:
 
 
 def rust_functions(text: str) -> Iterator[tuple[str, int, int, int, str]]:
-    """(name, first line, lines, parameters, lines above) of each function; by the layout that rustfmt gives."""
+    """Yield (name, first line, lines, parameters, lines above) of each function. Relies on the layout that rustfmt produces."""
     lines = without_tests(text).splitlines()
     for first, line in enumerate(lines):
         found = re.match(r"(\s*)(?:pub(?:\([^)]*\))? )?(?:const )?(?:async )?(?:unsafe )?(?:extern \"C\" )?fn (\w+)", line)

@@ -115,7 +115,7 @@ def of_python() -> Iterator[tuple[str, str, str]]:
                 try:
                     changed = mutate_code(code, made, place)
                     other = changed is not None and means(changed) != means(code)
-                except (AttributeError, SyntaxError):  # It fails on dotted exception names and puts `not` before `:=`.
+                except (AttributeError, SyntaxError):  # cosmic-ray fails on dotted exception names, and puts `not` before `:=`.
                     continue
                 if changed and other:
                     lines = difflib.unified_diff(code.splitlines(True), changed.splitlines(True), f"a/{name}", f"b/{name}")

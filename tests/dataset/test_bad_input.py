@@ -214,7 +214,9 @@ def crc32c(data):
 
 
 def test_unknown_features_are_refused(root):
-    """Set a feature bit in a real record and recompute its checksum. Read bits stop readers, write bits writers; other bits are ignored."""
+    """Set a feature bit in a real record and recompute its checksum. Unknown read bits stop readers, and unknown write bits stop writers;
+    other bits are ignored.
+    """
     ds = ps.create(root, {"n": "int32"})
     record = next(path for path in (root / "log").rglob("*") if path.is_file() and path.name != "hint")
     body = bytearray(record.read_bytes())

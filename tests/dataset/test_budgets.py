@@ -1,4 +1,4 @@
-"""Memory budgets when few stored bytes become many, measured by the kernel's count in fresh processes with a budget of 32 MiB.
+"""Memory budgets when stored data expands greatly, measured by the kernel's count in fresh processes with a budget of 32 MiB.
 
 The cases are nulls of fixed shape, values that share bytes, compressed values, columns that most samples lack, and images that grow.
 """
@@ -94,7 +94,7 @@ assert rows == 300 and loader.stats()["peak_bytes"] <= 32 << 20
     "size, to", [((64, 4000), (4000, 64)), ((500, 2000), (4000, 300)), ((1000, 1000), (2000, 2000)), ((2000, 1500), (300, 4000))]
 )
 def test_what_resizing_takes_beside_the_pixels_is_counted(tmp_path, kind, size, to):
-    """The loader's hint names the budget that it needs; with that budget it must stay within it."""
+    """The hint of the loader's error names the budget that it needs. Given that budget, the loader must stay within it."""
     program = f"""
 import io, re
 from PIL import Image

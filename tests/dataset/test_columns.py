@@ -83,7 +83,7 @@ SOURCES.append(np.dtype(ml_dtypes.bfloat16))
 
 
 def extremes(dtype):
-    """Return the least and greatest values of a dtype, and values near the limits of other dtypes."""
+    """Return the smallest and largest values of a dtype, and values near the limits of other dtypes."""
     if dtype.kind in "iu":
         low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
         some = [
@@ -225,7 +225,7 @@ def test_images_keep_their_bytes_and_decode_as_pillow_does(root):
         found = ds["image"][index]
         assert found.dtype == expected.dtype
         assert found.shape == (*expected.shape[:2], 1 if expected.ndim == 2 else expected.shape[2])
-        # Pillow may be linked to another libjpeg, so decoded JPEGs may differ by rounding.
+        # Pillow may be linked against a different libjpeg, so decoded JPEGs may differ by rounding.
         assert np.abs(found.squeeze().astype(int) - expected.astype(int)).max() <= (1 if body[:2] == b"\xff\xd8" else 0)
 
 

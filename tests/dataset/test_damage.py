@@ -1,4 +1,4 @@
-"""Damaged data files and records: what is reported, and which samples it names."""
+"""Damaged data files and records: what is reported, and which samples are named."""
 
 import crafted_runner
 import numpy as np
@@ -12,7 +12,7 @@ LOCAL = ["mapped", "buffered", "direct"]
 
 
 def damage(root, body, at):
-    """Flip a bit of byte `at` of a value stored contiguously in some data file."""
+    """Flip one bit in byte `at` of a value that is stored contiguously in a data file."""
     needle = bytes(body[at - 32 : at] + body[at : at + 8])
     [(path, content)] = [(path, path.read_bytes()) for path in root.rglob("d/*") if needle in path.read_bytes()]
     place = content.index(needle) + 32

@@ -1,7 +1,7 @@
 """Random programs on several handles, compared with a model in plain Python. Other files test single calls; this one tests combinations.
 
-Handles of all kinds of access append in transactions, some of which have refused appends or are aborted. They read in every way, refresh,
-open old snapshots and are reopened. The model is a list of samples and the number of samples that each handle sees.
+Handles with every kind of access append in transactions. Some transactions contain refused appends or are aborted. The handles also read
+in every way, refresh, open old snapshots and are reopened. The model is a list of samples and the number of samples that each handle sees.
 """
 
 import io
@@ -17,7 +17,7 @@ from anything import SCHEMA, SEEDS, values
 from PIL import Image
 
 ACCESS = ["mapped", "buffered", "direct", "auto"]
-# Values that columns of each kind refuse, after earlier columns of the same append were accepted.
+# Values that columns of each kind refuse, after earlier columns of the same append have been accepted.
 UNFIT = {
     "number": [1 << 40],
     "half": ["x"],
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.local
 
 
 def expected(name, value):
-    """Return the form in which reading returns an appended value."""
+    """Return an appended value in the form in which a read returns it."""
     if value is None or name in ("text", "lz4", "meta", "blob", "label", "word", "other", "flag", "number"):
         return value
     if name == "time":
@@ -73,7 +73,7 @@ class Program:
         self.kept = [(ds.snapshot, 0)]
 
     def some(self, count):
-        """Make random values of some columns; returns them as the argument of an append and as rows for the model."""
+        """Make random values for some columns. Return them as the argument of an append, and as rows for the model."""
         names = [name for name in self.kinds if self.rng.random() < 0.85] or list(self.kinds)[:1]
         columns = {name: values(self.numbers, name, self.kinds[name], count) for name in names}
         rows = [{name: columns[name][row] if name in columns else None for name in self.kinds} for row in range(count)]
@@ -127,7 +127,7 @@ class Program:
             assert np.array_equal(found, value, equal_nan=found.dtype.kind == "f"), where
 
     def check(self, ds, seen, where):
-        """Read samples of this handle in a random way, and compare them with the model."""
+        """Read samples through this handle in a randomly chosen way, and compare them with the model."""
         assert len(ds) == seen, where
         rng, names = self.rng, self.rng.sample(list(self.kinds), self.rng.randint(1, len(self.kinds)))
         rows = [rng.randrange(seen) for _ in range(rng.choice([1, 3, 40]))] if seen else []

@@ -1,4 +1,6 @@
-"""Values from pandas, PyTorch, Arrow, Polars and other libraries keep their meaning when stored, or are refused with their row."""
+"""Values from pandas, PyTorch, Arrow, Polars and other libraries keep their meaning when stored, or are refused with an error that names
+the row.
+"""
 
 import datetime
 import decimal
@@ -471,7 +473,7 @@ def test_words_of_arrow_in_chunks(given):
 
 
 def test_rows_of_data_frames(tmp_path):
-    """The nulls of data frames are NaN in text columns, and NA."""
+    """Data frames represent nulls as NaN in text columns, or as NA."""
     rows = [{"t": "a", "s": np.str_("x"), "n": 1}, {"t": np.nan, "s": np.str_("y"), "n": pd.NA}]
     assert ps.importers.import_data(rows, tmp_path / "set").samples == 2
     ds = ps.open(tmp_path / "set")

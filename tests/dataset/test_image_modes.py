@@ -227,7 +227,7 @@ def test_what_decoders_take_beside_the_pixels_is_counted(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["baseline", "progressive"])
 @pytest.mark.parametrize(("height", "width"), [(1224, 1632), (2448, 3264)])
 def test_memory_that_decoders_let_go_of_goes_back(tmp_path, kind, height, width):
-    """The images are 6 and 24 MB. An allocator that keeps freed memory per thread would hold up to 1.5 times the budget."""
+    """The decoded images take 6 and 24 MB. An allocator that keeps freed memory per thread would hold up to 1.5 times the budget."""
     ds = ps.create(tmp_path / "large", {"image": ps.Image()})
     ds.append({"image": [encoded(Image.open(io.BytesIO(photograph(height, width, 1))), kind)] * 12})
     for what, times in (("none", 5.2), ("normalise", 12)):
@@ -276,7 +276,9 @@ print(json.dumps([grown.peak, loader.stats()["peak_bytes"]]))
 @pytest.mark.local
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
 def test_large_images_that_come_late_wait_for_those_before(tmp_path, mode):
-    """An image's memory is known once its header is read. Another large image may be in work then. Images of 12 MP need 69 MiB, also in CMYK."""
+    """An image's memory is known once its header is read. By then, another large image may already be in progress. Images of 12 MP need 69
+    MiB, also in CMYK.
+    """
     bodies = []
     for height, width in ((3000, 4000), (2000, 3000), (400, 600)):
         body = io.BytesIO()

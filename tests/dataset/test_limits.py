@@ -137,7 +137,7 @@ print(report.samples, peak() - before)
 
 
 def stored(root):
-    """Bytes of all files of a dataset."""
+    """Return the total bytes of all files of a dataset."""
     return sum(file.stat().st_size for file in pathlib.Path(root).rglob("*") if file.is_file())
 
 
@@ -196,7 +196,7 @@ def wordy(tmp_path_factory):
 def test_what_is_known_of_data_files_keeps_to_the_budget(wordy, io, column):
     """The cache may give a quarter of the budget to tails and an eighth to codes of their words.
 
-    Another 6 MiB cover 2 MiB of words and the tail being read. A past bug used 32 MiB or more.
+    A further 6 MiB allows for 2 MiB of words and the tail being read. A past bug used 32 MiB or more.
     """
     assert int(measured.run(KNOWN, wordy.uri, io, column)) <= (4 + 2 + 6) << 20
 

@@ -190,7 +190,7 @@ print(json.dumps([int(told.split("about ")[1].split()[0].replace(",", "")), ds.s
 """
     packed = np.random.default_rng(0).random((40_000, 64), dtype=np.float32)
     ps.create(tmp_path / "packed", {"w": ps.Tensor((64,), "float32", codec="lz4")}).append({"w": packed})  # This takes 10 MiB.
-    # The cache is half of the memory. The column fits in half of the cache, in all of it, or not at all.
+    # The cache gets half of the memory budget. The column fits in half of the cache, in all of it, or not at all.
     for column, memory in (("v", 256), ("s", 256), ("t", 256), ("v", 32), ("w", 64), ("w", 32), ("w", 16)):
         out = subprocess.run(
             [sys.executable, "-c", program, tmp_path / ("packed" if column == "w" else "ds"), column, str(memory)],

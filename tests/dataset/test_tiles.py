@@ -131,7 +131,9 @@ def volume(tmp_path_factory):
 
 
 def cost_of(place, key):
-    """Return the ranges and bytes of one read, and its values. Call it in a fresh process: only the tail is read beforehand."""
+    """Return the ranges and bytes of one read, and its values. Call it in a fresh process: it first reads only the tail, so no tiles are
+    cached.
+    """
     ds = ps.open(place, io="buffered")
     ds._view.shapes(np.array([0]), "volume")
     found = []
@@ -211,7 +213,7 @@ def test_lenient_takes_of_ragged_tiles(root, io):
     np.testing.assert_array_equal(found[0], clouds[2])
 
 
-# Sources that read their own parts
+# Sources that are read part by part
 
 
 def sources(folder, values):
@@ -338,7 +340,7 @@ def test_six_gibibytes_as_one_sample(tmp_path, bucket):
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_nulls_after_tiles_in_one_transaction(root, codec):
-    """Append large samples, small ones, nulls and left-out columns in random orders, two to five appends per transaction."""
+    """Append large samples, small ones and nulls, and leave out columns, in random orders. Each transaction has two to five appends."""
     large = np.random.default_rng(0).integers(0, 99, (2048, 2048)).astype("int16")
     small = large[:3]
     pushes = {"L": [large], "s": [small], "N": [None], "sN": [small, None], "NL": [None, large], "out": None}
@@ -538,7 +540,9 @@ for io in ("direct", "buffered", "mapped"):
 
 @pytest.mark.local
 def test_large_samples_with_tiles_cut_in_each_dimension_are_read_whole(tmp_path):
-    """Samples too large for the cache are streamed. Only if the consecutive tiles equal the sample may they be read straight into it."""
+    """Samples too large for the cache are streamed. Tiles may be read straight into the sample only if, one after another, they form its
+    exact bytes.
+    """
     values = np.random.default_rng(0).integers(0, 1 << 16, (2, 32, 256, 256)).astype(np.uint16)
     tiles = {"first": (4, 256, 256), "second": (4, 64, 256), "third": (4, 256, 64), "one": (1, 64, 256), "all": (4, 64, 64)}
     schema = {name: ps.Tensor((None, None, None), "uint16", tile=tile) for name, tile in tiles.items()}

@@ -25,7 +25,7 @@ def test_a_transaction_that_fails_after_many_files_leaves_none(tmp_path):
     before = sorted((tmp_path / "set" / "d").iterdir())
     with pytest.raises(OSError, match="it is gone"), ds.transaction() as tx:
         large = np.ones((3000, 4000), np.uint8)
-        tx.append({"v": [large] * 25, "n": range(25)})  # This exceeds one fragment.
+        tx.append({"v": [large] * 25, "n": range(25)})  # This is too much for one fragment.
         tx.append({"v": [Failing()], "n": [1]})
     assert sorted((tmp_path / "set" / "d").iterdir()) == before and len(before) == len(ds.refresh()) == 1
 
@@ -44,7 +44,7 @@ def test_a_transaction_that_raises_commits_nothing(root, raised):
 
 
 def test_a_refused_append_forgets_its_own_words_only(root):
-    """If a later column refuses the first append of a transaction, the snapshot's words keep their codes."""
+    """If a later column causes the first append of a transaction to be refused, the snapshot's words keep their codes."""
     good = (np.zeros((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8))
     ds = ps.create(root, {"word": ps.Category(), "image": ps.Image()})
     ds.append({"word": ["a", "b", "c"], "image": good})

@@ -1,4 +1,4 @@
-"""Real data and real hostile files; runs only if PENSTOCK_TEST_DATA points to them."""
+"""Tests on real data and real hostile files. They run only if PENSTOCK_TEST_DATA points to these files."""
 
 import csv
 import hashlib

@@ -31,7 +31,7 @@ def test_a_wheel_installs_without_a_compiler_and_runs_the_tour(tmp_path):
 
 
 def test_importing_and_helping_load_little():
-    """Modules are counted, not milliseconds: NumPy comes with the first dataset, pyarrow with the first table."""
+    """Modules are counted, not milliseconds: NumPy is loaded with the first dataset, pyarrow with the first table."""
     script = "import sys, penstock{}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHONPATH": str(ROOT / "python")}
 

@@ -1,4 +1,4 @@
-"""Pins: durable names, stored in the log of names, that keep the snapshots loaders read."""
+"""Pins: durable names, stored in the log of names. A pin keeps a snapshot that a loader reads."""
 
 from __future__ import annotations
 

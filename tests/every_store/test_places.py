@@ -210,7 +210,9 @@ def ten(tmp_path):
 
 @pytest.mark.parametrize("missing", [(9,), (8,), (7, 8), (5, 6, 7), (1,)])
 def test_a_log_with_a_hole_is_refused_or_named(ten, missing):
-    """A copy lacks records. `open` refuses it if the hint or a later record shows the hole; otherwise `verify` names it."""
+    """A copy lacks records. `open` refuses the copy if the hint or a later record reveals the hole; otherwise `verify` names the missing
+    record.
+    """
     for number in missing:
         record(ten, number).unlink()
     try:
@@ -290,7 +292,7 @@ def test_two_writers_that_add_one_word_show_it_once(root):
 
 
 def test_a_link_that_is_turned_stages_nothing_in_the_other_dataset(tmp_path):
-    """A transaction that will fail to commit leaves no data files there either."""
+    """A transaction whose commit fails leaves no data files in the other dataset either."""
     for name in ("one", "other"):
         ps.create(tmp_path / name, {"v": ps.Tensor((1 << 20,), "uint8")})
     link = tmp_path / "latest"
@@ -332,7 +334,8 @@ def test_paths_that_turn_at_any_moment_lose_nothing(tmp_path, how):
         handle = ps.open(latest)
         began = time.monotonic()
         elsewhere.append({"n": [turn]})
-        turning = threading.Timer((time.monotonic() - began) * (turn % 20) / 3, lead_to, [other])  # It fires in the middle of some commit.
+        # It fires in the middle of one of the commits.
+        turning = threading.Timer((time.monotonic() - began) * (turn % 20) / 3, lead_to, [other])
         turning.start()
         for part in range(20):
             try:
@@ -355,7 +358,7 @@ def test_a_copy_that_went_another_way_is_no_place_to_go_on(tmp_path):
     shutil.copytree(tmp_path / "set", tmp_path / "copy")
     ds.append({"c": ["b"], "x": [1]})
     reader.refresh()
-    for rows in ([2], [2, 5]):  # The copy has as many commits as the handle knows, then more.
+    for rows in ([2], [2, 5]):  # At first the copy has as many commits as the handle knows, then it has more.
         if len(rows) == 2:
             (tmp_path / "set").rename(tmp_path / "copy")
             (tmp_path / "old").rename(tmp_path / "set")

@@ -80,7 +80,7 @@ def test_fork_while_other_threads_are_inside_take(ds):
         thread.start()
     try:
         for seed in range(40):
-            shared[0] = ps.open(ds.uri)  # A handle caches objects at its first take, so threads and child create them concurrently.
+            shared[0] = ps.open(ds.uri)  # A handle caches objects at its first take, so the threads and the child create them concurrently.
             in_child(lambda seed=seed: check(shared[0], seed))
     finally:
         stop.set()

@@ -1,4 +1,5 @@
-"""Crafted objects: every integer of every object set to 0, 1, the largest value and its neighbours' values, with all checksums recomputed.
+"""Crafted objects: every integer of every object set to 0, 1, its largest value or the value of a neighbouring integer, with all checksums
+recomputed.
 
 Reading raises a Penstock error or returns the values that were written, in bounded memory. `verify` reports whatever reading refuses.
 """

@@ -61,7 +61,7 @@ def test_random_datasets_read_the_same(tmp_path, seed):
     compare(tmp_path / "set")
 
 
-# An append must refuse invalid values before it commits: these extremes share one append.
+# An append must refuse invalid values before it commits. Each append mixes several of these extreme shapes.
 
 EXTREMES = [
     (0, 0),

@@ -75,7 +75,7 @@ def test_rows_of_values_that_are_pulled_are_counted_from_the_beginning(tmp_path)
 @pytest.mark.parametrize("bad", [[0], [4], [0, 1, 4], [2, 3], [0, 1, 2, 3, 4]])
 @pytest.mark.parametrize("mode", ["skip", "null"])
 def test_every_refusal_names_its_own_row(root, bad, mode):
-    """Several bad values in both columns. `null` makes one refusal per value, `skip` one per row."""
+    """Several bad values in both columns. `null` reports one refusal per value, `skip` one per row."""
     rows = [{"a": index, "b": index * 10} for index in range(5)]
     for row in bad:
         rows[row] = {"a": f"bad a{row}", "b": f"bad b{row}" if row % 2 else row * 10}
@@ -361,7 +361,7 @@ def test_bad_lines_of_later_blocks_have_their_own_numbers(tmp_path):
     assert [refusal.path.rpartition("line ")[2] for refusal in report.refused] == ["5001", "12000"]
     with pytest.raises(ps.Error, match="line 5001"):
         ps.importers.import_data(tmp_path / "a.jsonl", tmp_path / "other")
-    # Bad values in blocks that Arrow parses must also have their own line numbers.
+    # Bad values in blocks that Arrow parses must also be reported with their own line numbers.
     bad = [1, 4_095, 4_099, 4_333, 7_777, 8_191, 11_998]
     lines = [json.dumps({"g": 1e39 if row in bad else row / 2, "text": "x" * (900 + row % 90)}) for row in range(12_000)]
     (tmp_path / "b.jsonl").write_text("\n".join(lines) + "\n")
@@ -568,7 +568,7 @@ def test_a_struct_that_holds_nan_is_refused_as_json_is(tmp_path):
 
 @pytest.mark.parametrize("text", ["name,age\nada,36\nalan,41\n", "a,b\n1,2\n3\n", 'a\n"', "a\n" + "1\n" * 4_000_000 + "x,y\n"])
 def test_python_does_not_end_while_threads_of_arrow_hold_a_function_of_ours(tmp_path, text):
-    """A thread that releases the function during shutdown aborts the process. On a busy machine, 20 of 400 refused imports did so."""
+    """A thread that releases the function during shutdown aborts the process. On a busy machine, this aborted 20 of 400 refused imports."""
     (tmp_path / "a.csv").write_text(text)
     ps.create(tmp_path / "ds", {"z": "int32"})
     program = """
@@ -586,7 +586,9 @@ import_data(sys.argv[1], sys.argv[2])
 
 
 def test_an_import_into_a_dataset_goes_by_the_types_that_are_there(tmp_path):
-    """In an existing text or category column, a word that looks like a number stays a word. As a number it would be another word's code."""
+    """In an existing text or category column, a word that looks like a number stays a word. Read as a number, it would be another word's
+    code.
+    """
     path = tmp_path / "a.csv"
     path.write_text("zip,label,text,bool\n20,7,007,1\n10,8,008,0\n2,0,1e3,1\n0,7,,0\n1,8,true,1\n")
     kinds = {"zip": ps.Category(), "label": ps.Label(["7", "8", "0"]), "text": ps.Text(), "bool": "bool"}
@@ -1047,7 +1049,7 @@ def test_times_in_text_of_parquet_are_refused_one_by_one(tmp_path):
 
 
 def test_times_beyond_nanoseconds_keep_their_microseconds(tmp_path):
-    """The first three are texts as .NET writes its least and greatest times."""
+    """The first three are in the form that .NET writes. The first two are its smallest and largest times."""
     times = ["0001-01-01T00:00:00.0000000", "9999-12-31T23:59:59.9999999", "1969-12-31T23:59:59.9999999Z", "2020-01-01"]
     (tmp_path / "a.csv").write_text("t,b\n" + "".join(f"{time},1\n" for time in times))
     import_data(tmp_path / "a.csv", tmp_path / "set", types={"t": "timestamp"})
@@ -1178,7 +1180,7 @@ def test_a_failed_import_removes_the_folders_it_made(tmp_path):
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
 def test_a_failed_import_leaves_nothing_to_the_collector_of_garbage(tmp_path, ending):
-    """Read-ahead ends with the import. If the garbage collector ended it, it could run in a thread for which that end waits."""
+    """Read-ahead ends with the import. A garbage collector that ended it could run in a thread that it would then wait for."""
     path = tmp_path / f"x.{ending}"
     if ending == "parquet":
         pq.write_table(pa.table({"a": ["x", "y"]}), path)

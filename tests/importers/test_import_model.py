@@ -70,7 +70,7 @@ def bad(rng, name, kind):
 
 
 def table(rng, kind):
-    """Make a random table; returns its column names, its rows, and for each row the columns whose values do not fit."""
+    """Make a random table. Return its column names, its rows, and for each row the columns whose values do not fit."""
     names = rng.sample(list(TYPES), rng.randint(1, len(TYPES)))
     share, given, wrong = rng.choice([0, 0, 0.02, 0.3]), [], []
     for _ in range(rng.choice([1, 2, 17, 150])):
@@ -142,7 +142,7 @@ def same(found, wanted):
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "dicts"])
 def test_what_is_imported_is_what_the_model_says(tmp_path, monkeypatch, kind):
-    begin = 1 if kind in ("csv", "jsonl") else 0  # A header is row 0 of its file, and lines count from 1, as in editors.
+    begin = 1 if kind in ("csv", "jsonl") else 0  # A header is row 0 of its file, and lines are counted from 1, as in editors.
     for seed in SEEDS:
         rng = random.Random(f"{kind} {seed}")
         names, given, wrong = table(rng, kind)

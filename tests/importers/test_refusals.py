@@ -1,4 +1,4 @@
-"""Imports of values that do not fit: each refusal by row and reason, and what others committed stays."""
+"""Imports of values that do not fit: each refusal names its row and reason, and commits of other writers stay."""
 
 import json
 import os

@@ -80,7 +80,7 @@ def noise(sample, rng):
 
 @pytest.mark.local
 def test_the_block_of_a_state_decides_how_sources_mix(thousand):
-    """A mixture shuffles within blocks sized by its first loader's batch. A resumed loader keeps them at any batch size."""
+    """A mixture shuffles within blocks sized by its first loader's batch. A resumed loader keeps these blocks at any batch size."""
     mixed = ps.mix({"low": (thousand.select(range(300)), 2), "high": (thousand.select(range(300, 1000)), 5)}, epoch_samples=700)
     one = mixed.loader(batch_size=35, shuffle=True, seed=3, columns=["n"])
     sequence = numbers(one)

@@ -1,4 +1,4 @@
-"""The forms of what loaders return: nulls, ragged values, masks, chains of pads and resizes; and odd options and states."""
+"""The forms in which loaders return results: nulls, ragged values, masks, chains of pads and resizes. Also odd options and states."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_masks_of_nulls_are_there_in_every_batch_and_lists_are_filled():
     for value in (-1, 300, 1.5):
         with pytest.raises(ps.InvalidInputError, match="cannot become"):
             small.loader(batch_size=1, nulls={"u": value})
-    # A float column accepts a value that it rounds, but refuses one out of its range.
+    # A float column accepts a value that must be rounded, but refuses one outside its range.
     assert next(iter(ds.loader(batch_size=1, nulls={"f": 0.1, "t": ""})))["f"].tolist() == [np.float32(0.1)]
     with pytest.raises(ps.InvalidInputError, match="cannot become"):
         ds.loader(batch_size=1, nulls={"f": 1e300})

@@ -417,7 +417,7 @@ def test_starting_and_stopping_leaks_nothing(ds):
 
 def test_closing_from_another_thread_ends_a_wait(ds):
     def slow(sample, rng):
-        time.sleep(0.01)  # The epoch lasts until `close` is called.
+        time.sleep(0.01)  # This makes the epoch last until `close` is called.
         return sample
 
     loader = ds.loader(batch_size=10, columns=["number"], transform=[slow])
@@ -527,7 +527,7 @@ def test_stats_and_explain_tell_what_happens(ds):
 
 
 def _growth_of_a_long_order(kind):
-    """Return the bytes that a fresh process grows by, from loaders of 10^5 draws to loaders of 10^9."""
+    """Return by how many bytes a process grows between loaders of 10^5 draws and loaders of 10^9. Call it in a fresh process."""
     ds = ps.create(f"memory://huge-order-{kind}", {"number": "int8"})
     ds.append({"number": [1] * 1000})
 
@@ -599,7 +599,7 @@ def test_a_window_order_does_not_depend_on_what_was_read_before(root):
 
 @pytest.mark.local
 def test_loaders_close_at_any_moment(tmp_path):
-    """Closing wakes threads that are about to wait: none of many quick starts and stops hangs."""
+    """Closing wakes even threads that are about to wait, so none of many quick starts and stops hangs."""
     ds = ps.create(tmp_path / "set", {"n": "int64"})
     ds.append({"n": range(64)})
     program = f"""
@@ -619,7 +619,7 @@ print("done")
 
 @pytest.mark.parametrize("samples", [3, 4, 5, 6])
 def test_a_view_within_one_window_comes_in_every_order(samples):
-    """Automatic lanes also allow every order: a window does not split a few samples over many lanes."""
+    """Every order is possible with automatic lanes too: a few samples are not split over many lanes."""
     ds = ps.create(f"memory://within-{samples}", {"x": "int32"})
     ds.append({"x": range(1000)})
     view, seen = ds.select(range(samples)), set()

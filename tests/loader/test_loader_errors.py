@@ -55,7 +55,7 @@ def test_a_damaged_block_names_a_row_id(tmp_path):
 
 
 class Local:
-    """A function whose instances can be pickled, but whose results cannot."""
+    """A class of functions whose instances can be pickled, but whose results cannot."""
 
     def __call__(self, sample, rng):
         return {"n": lambda: sample}
@@ -245,7 +245,7 @@ def _tail(file):
 @pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
 @pytest.mark.parametrize("damage", [_cut, _emptied, _tail])
 def test_a_file_that_is_damaged_as_a_whole_ends_no_training(tmp_path, damage, io):
-    """Every reader masks or replaces all samples of the file. A plain take raises an error that names column, object and sample."""
+    """Every loader masks or replaces all samples of the file. A plain take raises an error that names column, object and sample."""
     ds = ps.create(tmp_path / "set", {"x": "int64", "v": ps.Tensor((20_000,), "float32"), "t": ps.Text()})
     for commit in range(3):
         rows = np.arange(40) + 40 * commit
@@ -331,7 +331,7 @@ def test_an_exception_that_cannot_be_pickled_is_no_defect_of_ours(tmp_path):
 
 @pytest.mark.parametrize("count", [2, 3, 5, 7, 15])
 def test_one_good_sample_stands_in_for_all_others(tmp_path, count):
-    """Each attempt tries a different stand-in, for any number of samples."""
+    """Each attempt uses a different stand-in, whatever the number of samples."""
 
     def png(value):
         out = io.BytesIO()

@@ -103,7 +103,8 @@ def test_a_window_beyond_the_budget_is_refused(large):
     with pytest.raises(ps.InvalidInputError, match=r"the window takes up to 39.9 MiB on each rank.*memory_bytes is 32 MiB") as caught:
         ps.open(large.uri, io="buffered").loader(batch_size=8, shuffle=ps.Window(bytes=20 << 20), columns=["body"], memory_bytes=32 << 20)
     assert "smaller window" in str(caught.value)
-    large.loader(batch_size=8, shuffle=ps.Window(bytes=20 << 20), columns=["body"], memory_bytes=32 << 20)  # Mapped files hold no runs.
+    # Loaders hold no runs of mapped files.
+    large.loader(batch_size=8, shuffle=ps.Window(bytes=20 << 20), columns=["body"], memory_bytes=32 << 20)
 
 
 @pytest.mark.parametrize("what", ["every second step", "a mixture", "a mixture's rank", "from the middle"])
@@ -177,7 +178,7 @@ def memory(ds, budget, epochs):
 
 
 def grows_by_a_hundredth_at_most(after):
-    """Allow one more batch: a later epoch may be the first to prefetch the most batches, and malloc keeps that memory."""
+    """Allow one more batch: a later epoch may be the first to prefetch the maximum number of batches, and malloc keeps that memory."""
     steps = sorted(later - earlier for earlier, later in itertools.pairwise(after[1:]))
     assert steps[-1] <= 1.25 * 64 * 3 * 96 * 96 * 4, after
     assert sum(steps[:-1]) <= 0.01 * after[1], after

@@ -1,7 +1,7 @@
 """Random loaders against a model in plain Python. Other files test each feature alone; this file tests them combined.
 
 The model knows the appended samples and the sequence of draws, which a loader with `batch_size=1` returns. It also knows the rules: which
-draws make a step, which sample replaces a damaged one, what fills nulls, and what transforms do to images and their masks and boxes.
+draws form a step, which sample replaces a damaged one, what fills nulls, and what transforms do to images and their masks and boxes.
 """
 
 import io
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.local
 
 
 def sample_of(number):
-    """The sample appended as this number; None is null."""
+    """Return the sample that was appended with this number. None means null."""
     rng = np.random.default_rng(number)
     height, width = int(rng.integers(12, 40)), int(rng.integers(12, 40))
     x, y = int(rng.integers(0, width - 4)), int(rng.integers(0, height - 4))
@@ -210,9 +210,9 @@ class Configuration:
         )  # fmt: skip
 
     def sequence(self):
-        """The ids of each epoch's draws, read by a loader of that column alone."""
+        """Return the ids of each epoch's draws, read by a loader of the `id` column alone."""
         loader = self.source.loader(batch_size=1, columns=["id"], memory_bytes=64 << 20, **self.ordered)
-        loader.load_state_dict(self.loader(1, 0).state_dict())  # The columns of that loader decide the window length.
+        loader.load_state_dict(self.loader(1, 0).state_dict())  # The columns of that loader determine the window length.
         return [[int(batch["id"][0]) for batch in loader] for _ in range(EPOCHS)]
 
     def given(self, ids, draw):
@@ -292,7 +292,7 @@ def test_what_a_loader_gives_is_what_the_model_says(datasets, part):
                 for batch in batches:
                     check_rows(config, batch, where)
             epochs.append(steps)
-        # A loader resumed from a state in mid-epoch returns the rest of the epoch.
+        # A loader resumed from a mid-epoch state returns the rest of the epoch.
         step = min(cut_at // whole, len(epochs[0]))
         other = config.loader(batch_size, 0)
         other.load_state_dict(loaders[0].state_dict(step=step))

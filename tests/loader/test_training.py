@@ -78,7 +78,7 @@ def test_errors_of_processes_come_through(ds):
 
 
 def test_a_worker_killed_with_unread_messages_is_named(ds):
-    loader = ds.loader(batch_size=1, columns=["x", "number"], transform=[scaled], python_workers=1)  # One write sends each batch.
+    loader = ds.loader(batch_size=1, columns=["x", "number"], transform=[scaled], python_workers=1)  # Each batch is sent in one write.
     batches = iter(loader)
     next(batches)
     assert loader._pool.pipes[0].poll(60), "the second batch is in the pipe"

@@ -115,7 +115,7 @@ def test_centre_crop_pad_and_flips_are_torchvisions_exactly(ds):
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
 @pytest.mark.parametrize("progressive", [False, True])
 def test_crops_of_jpegs_are_those_of_the_whole_wherever_their_edges_lie(subsampling, progressive):
-    """Colours are interpolated across block borders, 8 or 16 pixels apart. The crop edges visit every offset within a block."""
+    """Colours are interpolated across block borders, which are 8 or 16 pixels apart. The crop edges cover every offset within a block."""
     out = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (98, 101, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(out, "JPEG", quality=95, subsampling=subsampling, progressive=progressive)
@@ -152,7 +152,9 @@ def test_normalize_and_dtypes_are_torchvisions(ds):
 
 
 def test_scaled_decoding_stays_close_to_full_decoding(ds):
-    """Images much larger than the target are decoded at 1/2, 1/4 or 1/8. Per size, PSNR reaches 40 dB (median), 36 dB (5th percentile)."""
+    """Images much larger than the target are decoded at 1/2, 1/4 or 1/8. For each size, the PSNR is at least 40 dB (median) and 36 dB (5th
+    percentile).
+    """
     made = ps.create("memory://scaled", {"image": ps.Image()})
     images = [photograph(900 + 17 * seed, 1300 - 11 * seed, seed, quality=94) for seed in range(24)]
     made.append({"image": images})
@@ -221,7 +223,7 @@ def test_random_resized_crops_have_the_right_size_and_spread(ds):
     assert 0.37 < area.mean() < 0.43 and 0.9 < np.exp(np.log(ratio).mean()) < 1.1
     left = -corners[:, 0, 0] * widths / 32
     shown = batch["image"][:, 16, 0, 0].astype(float) * 300 / 255
-    assert np.abs(shown - left).max() < 6  # The pixels and the keypoints agree on the crop's place.
+    assert np.abs(shown - left).max() < 6  # The pixels and the keypoints agree on where the crop is.
 
 
 def test_two_views_of_one_image_from_one_read(ds):
@@ -368,7 +370,7 @@ def test_real_photographs_and_hostile_ones(data):
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_columns_normalised_each_by_its_own_numbers(dtype):
-    """Normalize equal-sized columns in turn on one thread. Each differs from the previous one in deviation or mean."""
+    """Normalize equal-sized columns in turn on one thread. Each uses a different deviation or mean from the one before it."""
     values = np.random.default_rng(0).integers(0, 100, (7, 12, 20)).astype(dtype)
     numbers = {"a": ([0.1], [4]), "b": ([0.5], [4]), "c": ([0.5], [8]), "d": ([0], [4]), "e": ([0.1], [4])}
     scale = 1 if dtype == "float32" else np.iinfo(dtype).max
@@ -391,7 +393,7 @@ def test_one_number_of_normalize_is_for_all_channels(mean, std):
 
 
 def test_transforms_that_share_results_in_any_place_are_all_applied():
-    """Transforms that share any result join their groups, so that all results move together."""
+    """If transforms share a result, their groups are joined, so that all results move together."""
     pixels = np.random.default_rng(0).integers(0, 256, (3, 6, 8, 3), dtype=np.uint8)
     made = ps.create("memory://joined-groups", {"image": ps.Image(), "mask": ps.Mask(of="image"), "depth": ps.Mask(of="image")})
     made.append({"image": list(pixels), "mask": list(pixels[..., 0]), "depth": list(pixels[..., 1])})

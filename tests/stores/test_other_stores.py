@@ -1,4 +1,6 @@
-"""Untuned stores and deliberately broken ones: every acknowledged commit is readable, or Penstock refuses the store."""
+"""Stores that Penstock is not tuned for, and deliberately broken ones. Every acknowledged commit is readable, or Penstock refuses the
+store.
+"""
 
 import multiprocessing
 import os
@@ -94,7 +96,8 @@ def test_a_dataset_that_was_copied_to_a_store_without_safe_creates_is_only_read(
 @pytest.mark.parametrize("listing", [wrong_s3.SHUFFLED, wrong_s3.REVERSED])
 def test_a_store_that_lists_in_no_order_loses_nothing(listing):
     with wrong_s3.serving(listing=listing) as (state, options):
-        storm("s3://bucket/storm", options, commits=8)  # Eight are enough: finding the newest record takes many slow look-ups.
+        # Eight commits are enough, because finding the newest record takes many slow look-ups.
+        storm("s3://bucket/storm", options, commits=8)
         assert not state.overwritten
         ds = ps.open("s3://bucket/storm", storage_options=options)
         for number in range(10):  # One writer alone works too, past one page of listed names.
@@ -143,7 +146,7 @@ def running(request, tmp_path_factory):
 
 @pytest.fixture
 def other(running):
-    """Another server, which the environment names during the test."""
+    """Another server, which the environment points to during the test."""
     with environment(**running.environment):
         yield running
 

@@ -271,7 +271,7 @@ def test_a_dead_store_is_an_error_by_its_deadline(cifar, proxy):
             with pytest.raises(ps.UnavailableError) as caught:
                 work()
             assert caught.value.code == code and "500" in str(caught.value)
-            # Waits double from try to try, so a deadline of one second allows only a few.
+            # Waits double from one attempt to the next, so a deadline of one second allows only a few attempts.
             assert 2 <= proxy.counts()["requests"] <= 20, proxy.counts()
     finally:
         proxy.faults()

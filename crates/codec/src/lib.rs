@@ -1,6 +1,6 @@
 //! Codecs, one per file: block codecs (`block`), image codecs and operations on pixels (`image`).
 //!
-//! This crate knows nothing about storage. `dataset` calls `block` and `image`, `python` calls `image`, and `loader` calls `image`.
+//! This crate knows nothing about storage. `dataset` calls `block` and `image`; `python` and `loader` call only `image`.
 
 pub mod block;
 pub mod image;

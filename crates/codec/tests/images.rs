@@ -66,7 +66,7 @@ fn orientations_move_the_first_pixel_where_exif_says() {
     }
 }
 
-/// Make a WebP of one chunk after the header; VP8X, if given, has this canvas.
+/// Make a WebP with one chunk. If `canvas` is given, a VP8X chunk with that canvas comes first.
 fn webp(canvas: Option<(usize, usize)>, name: &[u8; 4], body: &[u8]) -> Vec<u8> {
     let chunk = |name: &[u8], body: &[u8]| [name, &(body.len() as u32).to_le_bytes(), body, &vec![0; body.len() % 2]].concat();
     let mut chunks = chunk(name, body);
@@ -77,7 +77,7 @@ fn webp(canvas: Option<(usize, usize)>, name: &[u8; 4], body: &[u8]) -> Vec<u8> 
     [b"RIFF", &(chunks.len() as u32 + 4).to_le_bytes()[..], b"WEBP", &chunks].concat()
 }
 
-/// Make the begin of a lossy frame.
+/// Make the start of a lossy frame.
 fn frame(width: u16, height: u16) -> Vec<u8> {
     [&[0x10, 2, 0, 0x9d, 1, 0x2a][..], &width.to_le_bytes(), &height.to_le_bytes(), &[0; 40]].concat()
 }

@@ -7,7 +7,7 @@ use penstock_codec::region::{Encoded, Region};
 use penstock_codec::{Limits, Orientation, decode};
 use turbojpeg_sys as tj;
 
-/// One pool for all tests, so that pixels are decoded into memory of earlier images.
+/// One pool for all tests, so that pixels are decoded into the memory of earlier images.
 static POOL: Pool = Pool::new(1 << 20);
 
 /// Encode a JPEG of noise and gradients with the library's own encoder.
@@ -15,7 +15,7 @@ fn jpeg(width: usize, height: usize, subsampling: i32, grey: bool, seed: u32) ->
     jpeg_with(width, height, subsampling, grey, seed, &[])
 }
 
-/// Encode the same JPEG as `jpeg`, with further parameters of the library.
+/// Encode the same JPEG as `jpeg`, with additional parameters of the library.
 fn jpeg_with(width: usize, height: usize, subsampling: i32, grey: bool, seed: u32, parameters: &[(tj::TJPARAM, i32)]) -> Vec<u8> {
     let mut state = seed | 1;
     let mut noise = || {
@@ -183,7 +183,7 @@ fn damaged_files_give_what_a_full_decode_gives_or_are_refused() {
     assert!(refused > 100 && equal > 1000, "{refused} refused, {equal} equal");
 }
 
-/// Return the file without its segments of that marker.
+/// Return the file without the segments that have this marker.
 fn without(bytes: &[u8], marker: u8) -> Vec<u8> {
     let (mut kept, mut at) = (bytes[..2].to_vec(), 2);
     while bytes[at + 1] != 0xda {

@@ -65,7 +65,7 @@ impl Config {
     }
 }
 
-/// Return the memory limit of this process's cgroup, v2 before v1. None if neither sets a limit.
+/// Return the memory limit of this process's cgroup. A limit of v2 takes precedence over one of v1. None if neither sets a limit.
 fn cgroup_limit() -> Option<u64> {
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let v2 = own
@@ -82,7 +82,7 @@ fn cgroup_limit() -> Option<u64> {
     v2.into_iter().chain(v1).chain(fallbacks).find_map(read).filter(|limit| *limit < 1 << 60)
 }
 
-/// Return the time of this machine, in microseconds since 1970.
+/// Return this machine's current time in microseconds since 1970.
 pub fn now_us() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as i64)
 }

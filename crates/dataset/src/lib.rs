@@ -1,7 +1,7 @@
 //! The dataset: the one place that knows format, storage and codec. Snapshots, take, scan, slices, transactions, verify.
 //!
-//! Folders from the ground up: `store` (open objects), `log` (commits and names), `snapshot` (where samples are), `read`, `write`,
-//! `commit`, `upkeep`. Each knows only those before it. Nothing here knows torch, Python or loader threads.
+//! Folders, from the bottom up: `store` (open objects), `log` (commits and names), `snapshot` (where samples are), `read`, `write`,
+//! `commit`, `upkeep`. Each depends only on those before it. Nothing here knows about torch, Python or loader threads.
 
 mod commit;
 mod config;

@@ -1,4 +1,4 @@
-//! Spread work over scoped threads. Without a pool, a fork inherits no threads, and exit has none to join.
+//! Spread work over scoped threads. Without a pool, a fork loses no threads, and there are none to join at exit.
 
 use penstock_error::{Error, Result};
 
@@ -26,7 +26,7 @@ pub fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync
     };
     let mut results: Vec<Option<T>> = (0..count).map(|_| None).collect();
     std::thread::scope(|scope| {
-        // If a thread cannot be started, the calling thread does its share.
+        // If a thread cannot be started, the remaining threads do its share.
         let helpers: Vec<_> = (1..threads).map_while(|_| std::thread::Builder::new().spawn_scoped(scope, worker).ok()).collect();
         let mut parts = vec![worker()];
         for helper in helpers {

@@ -1,13 +1,13 @@
-//! Ask the processor to fetch rows before they are copied: their order is random, so its own prefetcher comes too late.
+//! Ask the processor to fetch rows before they are copied. Their order is random, so the hardware prefetcher cannot predict them.
 
 /// How many rows ahead of the current row are prefetched.
 pub const ROWS_AHEAD: usize = 4;
 
-/// Smaller rows are not prefetched. Many share a page, so a look-up of each place would cost more than it saves.
+/// Smaller rows are not prefetched. Many share a page, so looking up each place would cost more than it saves.
 pub const PREFETCH_FROM_BYTES: usize = 256;
 
-/// Cache lines to prefetch per page: enough that the hardware prefetcher continues the stream. The hardware can keep far more
-/// requests in flight than software.
+/// Cache lines to prefetch per page: enough for the hardware prefetcher to continue the stream. The hardware can keep far more requests in
+/// flight than software can.
 const LINES_A_PAGE: usize = 4;
 
 const LINE_BYTES: usize = 64;

@@ -1,10 +1,11 @@
-//! The one error type of Penstock: what the caller should do next (`Kind`), a stable `code`, a message, context and a hint.
+//! The single error type of Penstock: a `Kind` that determines what the caller should do next, a stable `code`, a message, context and a
+//! hint.
 //!
 //! This crate knows nothing about the operations that fail. Every crate builds these errors; the Python module maps `Kind` to a class.
 
 use std::fmt;
 
-/// What the caller should do next. Retries depend on the kind, never on the text.
+/// The kind of an error, which determines what the caller should do next. Retries depend on the kind, never on the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     NotFound,
@@ -21,7 +22,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The name of the Python class for this kind, without its `Error` ending.
+    /// The name of the Python class for this kind, without the suffix `Error`.
     pub fn name(self) -> &'static str {
         match self {
             Kind::NotFound => "NotFound",

@@ -186,7 +186,7 @@ impl Strings {
         Rest { bytes: &self.bytes[begin..], left: self.count }
     }
 
-    /// Return the bytes of memory that this list occupies in addition to the object.
+    /// Return how many bytes of memory this list occupies in addition to the object.
     pub fn held_bytes(&self) -> u64 {
         size_of_val(&self.marks[..]) as u64
     }

@@ -195,7 +195,8 @@ pub fn words_name(id: Id) -> String {
     format!("w/{id}")
 }
 
-/// Encode a hint: the number of the newest record, and the identity of the folder that it is written in, or 0 if the folder has none.
+/// Encode a hint: the number of the newest record, and the identity of the folder that the hint is written in. The identity is 0 if the
+/// folder has none.
 pub fn write_hint(number: u64, place: u64) -> Vec<u8> {
     let mut writer = Writer(b"PNSH".to_vec());
     writer.u64(number);

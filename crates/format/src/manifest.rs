@@ -87,7 +87,7 @@ impl Fragment {
         });
     }
 
-    /// Return the bytes that this fragment occupies in a page or record.
+    /// Return how many bytes this fragment occupies in a page or record.
     pub fn encoded_bytes(&self) -> usize {
         let mut writer = Writer::default();
         self.write(&mut writer);
@@ -211,8 +211,8 @@ impl Root {
     }
 }
 
-/// Encode fragments as pages of at most [`PAGE_FRAGMENTS`] and [`PAGE_BYTES`]. Returns each page's body, and its numbers of fragments,
-/// samples and live samples.
+/// Encode fragments as pages of at most [`PAGE_FRAGMENTS`] and [`PAGE_BYTES`]. Returns the body of each page, and how many fragments,
+/// samples and live samples it has.
 pub fn encode_pages(fragments: &[Fragment]) -> Vec<(Vec<u8>, u64, u64, u64)> {
     let mut pages = Vec::new();
     let (mut group, mut bytes): (Vec<&Fragment>, usize) = (Vec::new(), 0);

@@ -117,7 +117,7 @@ impl Delta {
     }
 }
 
-/// One entry of the change set: a kind of change, the columns and the rows that it affected.
+/// One entry of the change set: a kind of change, and the columns and rows that it affected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     pub kind: ChangeKind,
@@ -281,7 +281,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Check the rules that every record obeys.
+    /// Check the rules that every record must obey.
     fn check(&self) -> Result<()> {
         let bad = |what: String| Err(malformed(format!("the commit record at {:x}-{} {what}", self.branch, self.number)));
         if self.transactions.is_empty() || self.deltas.len() > RECORD_DELTAS || self.live != self.samples {

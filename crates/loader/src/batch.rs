@@ -43,7 +43,7 @@ pub struct Raw {
     pub parts: Vec<RaggedValues>,
     /// For each sample, its part and its place in that part.
     pub index: Vec<(u32, u32)>,
-    /// Bytes of memory that they occupy beyond mapped files.
+    /// Bytes of memory that the strings occupy outside mapped files.
     pub own_bytes: u64,
 }
 
@@ -61,7 +61,7 @@ impl Raw {
         self.parts[part as usize].get(place as usize)
     }
 
-    /// Sizes of the free dimensions.
+    /// Return the sizes of a sample's free dimensions.
     pub fn free(&self, sample: usize) -> &[u64] {
         let (part, place) = self.index[sample];
         self.parts[part as usize].free(place as usize)

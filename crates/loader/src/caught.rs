@@ -1,4 +1,4 @@
-//! Panics of loader threads.
+//! Handles panics of loader threads.
 
 use penstock_error::{Error, Result};
 

@@ -1,7 +1,7 @@
 //! The loader: one order, exact resume, decode and augmentation on native threads.
 //!
 //! `order` is pure. `source` reads, `transform` changes one sample, `engine` runs the batches: begin, fetch, decode, transform, deliver in
-//! order. The loader knows neither Python nor fragments: the dataset turns positions into reads.
+//! order. The loader knows nothing about Python or fragments: the dataset turns positions into reads.
 
 pub mod batch;
 mod caught;

@@ -7,10 +7,10 @@ use penstock_dataset::Config;
 use penstock_error::{Error, Result};
 use penstock_storage::Recycled;
 
-/// Smaller memory is not kept for the next batch, because the allocator reuses it well enough.
+/// Smaller blocks are not kept for the next batch, because the allocator reuses them well enough.
 const RECYCLED_FROM_BYTES: usize = 1 << 20;
 
-/// Round `bytes` up to what they usually cost of the budget: recycled memory comes in large steps.
+/// Round `bytes` up to what they usually take from the budget: recycled memory comes in large steps.
 pub fn capacity(bytes: usize) -> usize {
     if bytes < RECYCLED_FROM_BYTES { bytes } else { bytes.next_multiple_of(Recycled::STEP_BYTES) }
 }
@@ -41,7 +41,7 @@ unsafe impl Sync for Own {}
 
 impl Drop for Own {
     fn drop(&mut self) {
-        // SAFETY: the pointer came from `Box::into_raw`, once.
+        // SAFETY: the pointer came from `Box::into_raw` and is freed only here.
         drop(unsafe { Box::from_raw(self.0) })
     }
 }

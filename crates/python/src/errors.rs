@@ -36,7 +36,8 @@ impl Stop {
     }
 }
 
-/// Run pending signal handlers and return whether one raised, as Ctrl-C raises KeyboardInterrupt. Always false outside the main thread.
+/// Run pending signal handlers, and return whether one raised an exception, such as KeyboardInterrupt for Ctrl-C. Always false outside the
+/// main thread.
 pub fn interrupted() -> bool {
     let raised = Python::attach(|py| py.check_signals()).err();
     let came = raised.is_some();

@@ -73,7 +73,7 @@ impl Pull for Source {
 /// `("coded", Words, indices of words (8·n,) uint8 holding int64, validity (n,) bool | None)` ·
 /// `("pulled", pull(row, [(low, high), …]) -> (m,) uint8, shapes: list of n lists, validity (n,) bool | None)`.
 ///
-/// Errors count rows from `first_row`.
+/// Row numbers in errors start at `first_row`.
 pub fn input(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row: u64, raised: &Raised, owner: usize) -> PyResult<Input> {
     let parts = prepared.cast::<PyTuple>()?;
     let form: String = parts.get_item(0)?.extract()?;

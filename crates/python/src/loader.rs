@@ -55,7 +55,7 @@ struct Declared {
     memory_bytes: u64,
     /// Mean stored bytes per sample, if files are not mapped.
     sample_bytes: u64,
-    /// Upper limit of what windows hold.
+    /// Upper limit on the bytes that windows hold.
     window_bytes: u64,
 }
 
@@ -226,7 +226,7 @@ impl Loader {
         self.recipe.begin_of_number(number)
     }
 
-    /// Count the bytes of a full batch, results of fixed shape only.
+    /// Count the bytes of a full batch, including only results of fixed shape.
     #[getter]
     fn least_bytes(&self) -> u64 {
         self.recipe.least_bytes()

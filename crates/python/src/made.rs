@@ -4,8 +4,9 @@ use std::sync::OnceLock;
 
 use pyo3::prelude::*;
 
-/// A Python object, made by the first caller. Making it may release the GIL, so unlike `PyOnceLock` this type holds no lock meanwhile: a
-/// child forked at that moment by another thread would wait forever. If two threads both make the object, the first one is kept.
+/// A Python object, made by the first caller. Making it may release the GIL, so this type, unlike `PyOnceLock`, holds no lock meanwhile.
+/// Otherwise a child that another thread forks at that moment would wait forever. If two threads both make the object, the first one is
+/// kept.
 pub struct Made(OnceLock<Py<PyAny>>);
 
 impl Made {

@@ -1,4 +1,4 @@
-//! NumPy arrays over memory of the core: recycled, or filled by a store.
+//! NumPy arrays over the core's memory, which is recycled or filled by a store.
 
 use numpy::PyUntypedArray;
 use numpy::ndarray::ArrayView1;

@@ -1,4 +1,4 @@
-//! The cuts of a scan, for the Python generator that reads and yields record batches.
+//! Where to cut a scan, for the Python generator that reads and yields record batches.
 
 use pyo3::prelude::*;
 

@@ -28,7 +28,7 @@ fn options(given: Option<Vec<(String, String)>>, io: &str) -> penstock_error::Re
 
 /// Create a dataset. `columns`: the columns of the schema, as JSON.
 #[pyfunction]
-// Over 6 parameters: Python gives each by its name.
+// Over 6 parameters: Python passes each by name.
 #[pyo3(signature = (uri, columns, message, author, storage_options=None, io="auto"))]
 pub fn create(
     py: Python<'_>,
@@ -224,8 +224,8 @@ impl Snapshot {
         self.inner.context.storage.counters().counts().entries()
     }
 
-    /// Estimate bytes of these columns: stored, decoded, one shared block per column, the span from first to last block, decoded per
-    /// sample. Cost: the manifest and a few tails.
+    /// Estimate the bytes of these columns: stored, decoded, one shared block per column, the span from first to last block, decoded per
+    /// sample. Cost: reads the manifest and a few tails.
     fn column_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64, u64, f64)> {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
@@ -235,7 +235,8 @@ impl Snapshot {
         .or_raise(py)
     }
 
-    /// Return the bytes that reading these columns keeps of data files: of all, of the largest, and the limit. Cost: the manifest.
+    /// Return the bytes of data files that stay in memory when these columns are read: of all, of the largest, and the limit. Cost: reads
+    /// the manifest.
     fn kept_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64)> {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
@@ -244,13 +245,13 @@ impl Snapshot {
         .or_raise(py)
     }
 
-    /// Return the cost of a request, in bytes, and a size limit. Up to that size of columns, an epoch reads neighbouring blocks too, so
-    /// that it reads each block once.
+    /// Return the cost of a request, in bytes, and a size limit. If the columns are within that limit, an epoch also reads neighbouring
+    /// blocks, so that it reads each block once.
     fn request_cost(&self) -> (u64, u64) {
         (self.inner.context.storage.request_cost().gap_bytes, block_cache_bytes() / 2)
     }
 
-    /// Return per column its name, stored bytes, blocks and data files. Cost: all tails.
+    /// Return the name, stored bytes, blocks and data files of each column. Cost: reads all tails.
     fn layout(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, u64, u64)>> {
         py.detach(|| {
             let mut rows: Vec<(u64, (String, u64, u64, u64))> =

@@ -21,7 +21,7 @@ pub struct Transaction {
     options: Options,
 }
 
-/// Begin a transaction at a snapshot. The texts of its commit are checked before there is work to lose.
+/// Begin a transaction on a snapshot. The texts of its commit are checked now, before there is work to lose.
 #[pyfunction]
 pub fn begin(py: Python<'_>, snapshot: &Snapshot, message: &str, author: &str, properties: &str) -> PyResult<Transaction> {
     let begun = check_texts(message, author, properties).and_then(|()| penstock_dataset::Transaction::begin(snapshot.inner.clone()));
@@ -54,7 +54,7 @@ fn closed() -> Error {
 
 #[pymethods]
 impl Transaction {
-    /// Append samples: name → prepared values (see `penstock.schema`). Errors count rows from `first_row` of the user's input.
+    /// Append samples: name → prepared values (see `penstock.schema`). Row numbers in errors start at `first_row` of the user's input.
     fn append(&self, py: Python<'_>, columns: &Bound<'_, PyDict>, validate: &str, first_row: u64) -> PyResult<()> {
         self.check_caller(py)?;
         let validate = media::validate(py, validate)?;

@@ -116,7 +116,7 @@ impl View {
         Ok(View { numpy: output::NumpyTypes::new(&self.snapshot), snapshot: self.snapshot.clone(), positions: Some(Arc::new(positions)) })
     }
 
-    /// Return the ranges that a take would request now: (object, begin, end) each.
+    /// Return the ranges that a take would request now, each as (object, begin, end).
     #[pyo3(signature = (which, columns=None))]
     fn ranges(&self, py: Python<'_>, which: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<Vec<(String, u64, u64)>> {
         let specs = self.specs(columns.as_deref()).or_raise(py)?;
@@ -162,7 +162,7 @@ impl View {
         output::slices(py, &self.snapshot, positions, spec, &slices)
     }
 
-    /// Return the positions of row ids in the snapshot.
+    /// Return the positions in the snapshot that have these row ids.
     fn positions_of<'py>(&self, py: Python<'py>, row_ids: Positions<'_>) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let row_ids = in_line(&row_ids);
         let found = py.detach(|| self.snapshot.positions_of(&row_ids)).or_raise(py)?;
@@ -171,7 +171,7 @@ impl View {
 
     /// Read samples. `which` is an int64 array of positions of this view, or a (start, end) pair. With `absolute`, positions refer to the
     /// snapshot. `form`: "decoded", "stored" or "flat". A scan sets `scan`: whether the block cache keeps the blocks that are read.
-    // Over 6 parameters: Python gives each by its name.
+    // Over 6 parameters: Python passes each by name.
     #[pyo3(signature = (which, columns=None, form="decoded", on_corrupt="raise", absolute=false, scan=None))]
     fn take<'py>(
         &self,

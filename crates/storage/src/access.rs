@@ -3,11 +3,11 @@
 /// How an object is best read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// With `map`: it becomes memory, and reads cost no call.
+    /// With `map`: the object is mapped into memory, and reads need no call.
     Mapped,
-    /// With `fetch`: callers plan all ranges first.
+    /// With `fetch`: callers plan all ranges in advance.
     Ranged,
-    /// Like `Ranged`, but `stream` reads large values straight to where they go.
+    /// Like `Ranged`, but `stream` reads large values straight into their destination.
     Streamed,
 }
 

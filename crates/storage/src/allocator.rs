@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn large_memory_goes_back_to_the_kernel_at_once() {
         let layout = Layout::from_size_align(3 << 20, 8).unwrap();
-        // Another thread may map the same address right after it was freed, but not each time.
+        // Another thread may map the same address right after it is freed, but not every time.
         // SAFETY: the memory is freed with its own layout, and only written before that.
         let returned = || unsafe {
             let memory = Returning.alloc(layout);

@@ -108,7 +108,7 @@ impl Drop for Buffer {
 static IDLE: PerProcess<Mutex<Vec<Buffer>>> = PerProcess::new(|| Mutex::new(Vec::new()));
 
 /// Large memory that is reused after its last owner drops it. Otherwise the kernel would clear fresh pages, which costs as much as
-/// copying into them. The content is left over from earlier use: initialized, but without meaning.
+/// copying into them. The content is left over from earlier use: initialised, but meaningless.
 #[derive(Debug)]
 pub struct Recycled {
     buffer: Option<Buffer>,
@@ -220,7 +220,7 @@ pub struct Frozen {
 }
 
 impl Frozen {
-    /// Join parts that are adjacent in one memory. None if they are not adjacent.
+    /// Join parts that are adjacent in the same memory. None if they are not adjacent.
     pub fn joined<'a>(memory: &Arc<Recycled>, parts: impl IntoIterator<Item = &'a [u8]>) -> Option<Frozen> {
         let base = memory.memory() as usize;
         let mut whole: Option<(usize, usize)> = None;

@@ -1,4 +1,4 @@
-//! Creates whose answer must be certain.
+//! Create-only puts whose answer must be certain.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use penstock_error::{Error, Result};
 use crate::process;
 use crate::storage::{Created, Storage};
 
-/// Tries without a certain answer after which `create_certainly` fails.
+/// Number of tries without a certain answer after which `create_certainly` fails.
 pub const CERTAIN_TRIES: u32 = 20;
 
 /// Create an object, and repeat the put with the same body after each lost answer, until the answer is certain.

@@ -1,4 +1,5 @@
-//! System calls that only some kernels have. Where one is missing it does nothing, or reports that, and the caller goes another way.
+//! System calls that only some kernels have. Where one is missing, the function does nothing, or reports this and the caller uses a
+//! fallback.
 
 use std::fs;
 use std::io;
@@ -37,7 +38,7 @@ pub unsafe fn resize_map(memory: *mut u8, bytes: usize, new_bytes: usize) -> Opt
     }
 }
 
-/// Start to write dirty pages of a file to the device, without waiting. A failure has no effect.
+/// Start writing a file's dirty pages to the device, without waiting. A failure has no effect.
 pub fn start_write_back(file: &fs::File, begin: u64, bytes: u64) {
     #[cfg(target_os = "linux")]
     {

@@ -1,7 +1,7 @@
 //! Stores of named, immutable objects, with a create-only put that has three answers, and an overwrite for hints.
 //!
-//! This crate knows no formats. [`Local`] is a folder on disk, [`Memory`] lives in one process, and [`Remote`] is an object store.
-//! The `conformance` suite checks that all of them keep the same promises.
+//! This crate knows nothing about formats. [`Local`] is a folder on disk, [`Memory`] lives in one process, and [`Remote`] is an object
+//! store. The `conformance` suite checks that all of them keep the same promises.
 
 mod access;
 mod allocator;

@@ -17,6 +17,6 @@ pub struct Entry {
 pub struct Page {
     /// In no particular order.
     pub entries: Vec<Entry>,
-    /// What to pass for the next page. None after the last one.
+    /// What to pass as `after` to get the next page. None after the last one.
     pub next: Option<String>,
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLoc
 /// Number of forks between the first process and this one.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// Held for reading by threads that hold a lock which a child will use. A fork takes it for writing, and so waits for them.
+/// Threads take it for reading while they hold a lock that a child will use. A fork takes it for writing, and so waits for them.
 static GATE: RwLock<()> = RwLock::new(());
 
 thread_local! {

@@ -1,4 +1,4 @@
-//! Ranges of objects: what `Storage::fetch` and `stream` are asked for.
+//! Ranges of objects, as requested from `Storage::fetch` and `stream`.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ pub struct RangeRequest {
     pub name: String,
     pub begin: u64,
     pub pieces: Vec<Piece>,
-    /// The expected length of the whole object, if known. Any other length is `object-truncated`.
+    /// The expected length of the whole object, if known. Any other length fails with `object-truncated`.
     pub object_bytes: Option<u64>,
     /// Whether pieces may be slices of larger buffers. This is cheaper, but each piece keeps its whole buffer alive.
     pub shared: bool,

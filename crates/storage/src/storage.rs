@@ -37,7 +37,7 @@ pub trait Storage: Send + Sync + Debug {
         self.access_of_all().unwrap_or(Access::Ranged)
     }
 
-    /// Return the access of every object, if all have the same one: callers then need not look at each object. Costs nothing.
+    /// Return the access of every object if it is the same for all: callers then need not ask about each object. Costs nothing.
     fn access_of_all(&self) -> Option<Access> {
         Some(Access::Mapped)
     }
@@ -120,8 +120,8 @@ pub trait Storage: Send + Sync + Debug {
     /// Return whether the object exists.
     fn exists(&self, name: &str) -> Result<bool>;
 
-    /// Return a page of the objects directly below a folder. `after` is the `next` of the page before, None for the first one. A missing
-    /// folder is empty. Cost: one request.
+    /// Return a page of the objects directly below a folder. `after` is the `next` of the previous page, or None for the first one. A
+    /// missing folder is empty. Cost: one request.
     fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Page>;
 
     /// Return all objects directly below a folder. Cost: one request per page, and memory for all entries.

@@ -219,7 +219,7 @@ impl Column {
         self.len() == 0
     }
 
-    /// Return the bytes of the values that this column holds in memory.
+    /// Return how many bytes the values of this column occupy in memory.
     pub fn value_bytes(&self) -> usize {
         match self {
             Column::Fixed { data, .. } => data.len(),

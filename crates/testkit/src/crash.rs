@@ -70,7 +70,7 @@ impl CrashDisk {
         self.lock().operations
     }
 
-    /// Return a disk with what survives a power loss now.
+    /// Return a disk with what would survive a power loss now.
     pub fn after_crash(&self, seed: u64) -> CrashDisk {
         let mut random = Random(seed);
         let state = self.lock();
@@ -145,7 +145,7 @@ fn survive(inode: &Inode, random: &mut Random) -> Inode {
 }
 
 impl State {
-    /// Return the error of an operation that took effect but loses its reply.
+    /// Return the error of an operation that took effect but whose reply is lost.
     fn lose_answer(&mut self) -> io::Result<()> {
         let operation = self.operations;
         match self.fault {

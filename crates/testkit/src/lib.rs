@@ -1,5 +1,5 @@
 //! Test helpers that are never shipped: crashing disk, MinIO, faulty proxy, seeded random numbers, sample datasets, hostile images.
-#![allow(unused_crate_dependencies)] // The binaries use the others.
+#![allow(unused_crate_dependencies)] // The binaries use the other dependencies.
 
 pub mod crash;
 pub mod hostile;

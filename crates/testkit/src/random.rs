@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Return `count` seeds for a test. Each run of tools/test.sh has others, and prints the PENSTOCK_ROTATION that replays them.
+/// Return `count` seeds for a test. Each run of tools/test.sh uses different seeds, and prints the PENSTOCK_ROTATION that replays them.
 pub fn seeds(count: u64) -> Range<u64> {
     let rotation: u64 = std::env::var("PENSTOCK_ROTATION").ok().and_then(|number| number.parse().ok()).unwrap_or(0);
     rotation * count..(rotation + 1) * count

@@ -38,7 +38,7 @@ pub fn schema() -> Vec<ColumnSpec> {
     ]
 }
 
-/// Return a schema of many columns, so that a commit's fragment does not fit into its record and goes into a page.
+/// Return a schema with many columns, so that a commit's fragment does not fit into its record and goes into a page.
 /// Its category column makes commits write words.
 pub fn wide_schema() -> Vec<ColumnSpec> {
     let scalar = |index: usize| column(&format!("n{index}"), ColumnKind::Scalar { dtype: "int16".into() }, Codec::None);
@@ -47,7 +47,7 @@ pub fn wide_schema() -> Vec<ColumnSpec> {
 
 const WIDE_COLUMNS: usize = 700;
 
-/// Append to a wide dataset as one commit. If `narrow`, append only the first column and the words.
+/// Append to a wide dataset in one commit. If `narrow`, append only the first column and the words.
 pub fn append_wide(base: &Arc<Snapshot>, seed: u64, samples: usize, narrow: bool) -> Result<(Receipt, Snapshot)> {
     let values = |index: usize| (0..samples).flat_map(|row| (seed as i16 * 100 + row as i16 + index as i16).to_le_bytes()).collect();
     let count = if narrow { 1 } else { WIDE_COLUMNS };
@@ -116,7 +116,7 @@ pub fn batch(seed: u64, samples: usize) -> Result<Vec<Input>> {
     Ok(columns.into_iter().map(|(name, column)| Input { name: name.into(), column, words: None }).collect())
 }
 
-/// Append `samples` samples made from a seed as one commit.
+/// Append `samples` samples made from a seed, in one commit.
 pub fn append(base: &Arc<Snapshot>, seed: u64, samples: usize) -> Result<(Receipt, Snapshot)> {
     let mut transaction = Transaction::begin(base.clone())?;
     transaction.append(batch(seed, samples)?, Validate::Header)?;

@@ -1,4 +1,4 @@
-//! Crash tests on the simulated disk: whenever the power fails, the dataset verifies and holds exactly the acknowledged
+//! Crash tests on the simulated disk: whenever the power fails, the dataset passes verification and holds exactly the acknowledged
 //! commits, and possibly the one that was in flight.
 
 use std::path::Path;
@@ -174,7 +174,8 @@ impl Kind {
 }
 
 /// Make zero to three commits with a fault among their operations, then cut the power and check that the acknowledged commits survive.
-/// A later commit may repair what the fault left unsynced, so the number of commits varies with the seed. Returns the operations so far.
+/// A later commit may repair what the fault left unsynced, so the number of commits varies with the seed. Returns the number of operations
+/// before the power loss.
 fn fault_then_power(kind: Kind, first: u64, last: u64, done: bool, seed: u64) -> Result<u64> {
     let commits = seed % 4;
     let fail = |text: String| Error::new("internal", format!("{kind:?}, operations {first}..={last}, done {done}, seed {seed}: {text}"));
@@ -235,7 +236,7 @@ fn one_fault_and_then_power_loss_keeps_the_acknowledged_commits() -> Result<()> 
     Ok(())
 }
 
-/// One writer dies after it makes a folder and before it syncs it. Commits of another writer survive a power loss all the same.
+/// One writer dies after it creates a folder but before it syncs it. The commits of another writer still survive a power loss.
 #[test]
 fn a_folder_that_another_made_is_made_durable_before_a_commit_rests_on_it() -> Result<()> {
     for seed in 0..200 {

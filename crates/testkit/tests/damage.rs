@@ -105,7 +105,7 @@ fn every_truncation_is_an_error_or_harmless() -> Result<()> {
         }
         let mut damaged = objects.clone();
         damaged.remove(&name);
-        // If the newest record is missing, the previous commit is the newest one, because a log has no end mark.
+        // If the newest record is missing, the previous commit is the newest one, because a log has no end marker.
         if !name.starts_with("log/") {
             judge(format!("{name} removed"), read(damaged), &expected, &mut refused)?;
         }

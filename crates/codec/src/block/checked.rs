@@ -1,4 +1,4 @@
-//! What every block codec checks after decoding.
+//! Checks that every block codec makes after decoding.
 
 use penstock_error::{Error, Result};
 

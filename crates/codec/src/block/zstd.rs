@@ -4,7 +4,7 @@ use penstock_error::{Error, Result};
 
 use super::checked::{exact, undecodable};
 
-/// Level 3 is the default of zstd.
+/// zstd's default level.
 const LEVEL: i32 = 3;
 
 /// Compress with zstd into one frame. Source: RFC 8878.

@@ -9,7 +9,7 @@ use penstock_tensor::Dtype;
 /// Maximum number of dimensions of an array that can be cut.
 pub const MAX_RANK: usize = 8;
 
-/// A box of an array. Elements of the box that are outside the array have the value `fill`.
+/// A box in an array. Elements of the box that are outside the array get the value `fill`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cut {
     pub rank: usize,
@@ -40,12 +40,12 @@ impl Cut {
         &self.size[..self.rank]
     }
 
-    /// Return the number of elements of the box.
+    /// Return the number of elements in the box.
     pub fn elements(&self) -> usize {
         self.size().iter().product()
     }
 
-    /// Cut the box in one dimension to the `size` elements from `begin` on, counted after mirroring.
+    /// Narrow the box in one dimension to `size` elements starting at `begin`, counted after mirroring.
     pub fn narrow(&mut self, dimension: usize, begin: i64, size: usize) {
         let begin = if self.mirrored[dimension] { self.size[dimension] as i64 - begin - size as i64 } else { begin };
         self.origin[dimension] += begin;
@@ -100,7 +100,7 @@ thread_local! {
 
 struct Row {
     bytes: Vec<u8>,
-    /// The factors per channel that `scale` and `bias` were expanded from.
+    /// The per-channel factors from which `scale` and `bias` were expanded.
     of: (Vec<f32>, Vec<f32>),
     /// The factors of each element of a row, so that the conversion loop needs no channel index.
     scale: Vec<f32>,
@@ -123,7 +123,7 @@ pub fn cut(source: &[u8], dtype: Dtype, cut: &Cut, convert: Option<&Convert>, ou
         }
         return Ok(());
     }
-    // The dimensions after `inner` are whole and form a cell. A row is a line of cells along `inner`.
+    // The dimensions after `inner` are taken whole and form a cell. A row is a line of cells along `inner`.
     let cell = cut.shape[inner + 1..cut.rank].iter().product::<usize>() * dtype.size();
     let row_elements = cut.size[inner..cut.rank].iter().product::<usize>();
     let rows: usize = cut.size[..inner].iter().product();
@@ -193,7 +193,8 @@ fn row_begin(cut: &Cut, inner: usize, index: &[usize; MAX_RANK]) -> Option<usize
     Some(begin)
 }
 
-/// Return the wanted part of a row, or None if the row needs mirroring or padding. `row` is the source from the row on, None outside it.
+/// Return the wanted part of a row, or None if the row needs mirroring or padding. `row` is the source from the start of the row, or None
+/// if the row is outside the array.
 #[inline]
 fn whole_row<'a>(row: Option<&'a [u8]>, cell: usize, cut: &Cut, inner: usize) -> Option<&'a [u8]> {
     let (origin, size) = (cut.origin[inner], cut.size[inner]);
@@ -203,7 +204,7 @@ fn whole_row<'a>(row: Option<&'a [u8]>, cell: usize, cut: &Cut, inner: usize) ->
     Some(&row?[origin as usize * cell..][..size * cell])
 }
 
-/// Copy the wanted part of a row to `out`, mirrored and padded as `cut` says.
+/// Copy the wanted part of a row to `out`, mirrored and padded as `cut` specifies.
 fn cut_row(row: Option<&[u8]>, cell: usize, dtype: Dtype, cut: &Cut, inner: usize, out: &mut [u8]) -> Result<()> {
     let (origin, size, there) = (cut.origin[inner], cut.size[inner], cut.shape[inner] as i64);
     let (low, high) = ((-origin).clamp(0, size as i64) as usize, (there - origin).clamp(0, size as i64) as usize);
@@ -297,7 +298,7 @@ pub fn load(bytes: &[u8], dtype: Dtype) -> Result<f64> {
     })
 }
 
-/// Write one element. Values out of range are clipped, as by Rust's `as`.
+/// Write one element. Values out of range are clipped, as in a Rust `as` cast.
 fn store(out: &mut [u8], dtype: Dtype, value: f64) -> Result<()> {
     match dtype {
         Dtype::Bool => out[0] = u8::from(value != 0.0),

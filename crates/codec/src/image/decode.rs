@@ -1,4 +1,4 @@
-//! Images as columns store them: probes headers, decodes to (H, W, C), and encodes arrays as PNG.
+//! Handles images as columns store them: probes headers, decodes to (H, W, C), and encodes arrays as PNG.
 //!
 //! The magic bytes select the codec; file names are never used.
 

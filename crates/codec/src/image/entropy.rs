@@ -1,4 +1,4 @@
-//! The entropy decoder of baseline JPEG for regions. It skips blocks outside the region several Huffman codes at a time.
+//! The entropy decoder of baseline JPEG for regions. It skips blocks outside the region, several Huffman codes at a time.
 //!
 //! Huffman codes took three quarters of the decoding time of a large photograph, and about 40 % of them are above or beside a random crop.
 //! For a skipped block, only its end and its DC difference matter, not its coefficients. One table therefore maps the next [`SKIP_BITS`]
@@ -16,11 +16,11 @@ const VALUE_BITS: u32 = 10;
 const SKIP_BITS: u32 = 12;
 /// Run of the end-of-block code. It is longer than every real run.
 const END: u32 = 128;
-/// Coefficients of a `skips` entry whose bits do not contain a whole code and its number.
+/// The number of coefficients in a `skips` entry whose bits do not contain a whole code and its number.
 const UNKNOWN: u32 = 512;
 /// Tables are built for files of at least this many bytes, or if the previous image had the same tables. Building them takes 0.1 ms.
 const LARGE: usize = 16 << 10;
-/// Number of tables that are kept: those of the standard, and some more.
+/// Number of tables to keep: those of the standard, and a few more.
 const KEPT: usize = 16;
 /// A number of bytes that exceeds the library's read-ahead.
 const FAR: usize = 64;
@@ -70,7 +70,7 @@ impl Code {
         u32::from(self.symbol & 15)
     }
 
-    /// Return the length of the code and its number in bits.
+    /// Return the total length in bits of the code and its number.
     fn both(self) -> u32 {
         self.length + self.size()
     }
@@ -176,7 +176,7 @@ impl Table {
     }
 }
 
-/// Return the number of `size` bits at the top of `bits` in JPEG's encoding: numbers that begin with 0 are negative.
+/// Decode the number in the top `size` bits of `bits`. In JPEG's encoding, numbers that begin with 0 are negative.
 #[inline(always)]
 fn number(bits: u64, size: u32) -> u32 {
     let value = (bits >> 1 >> (63 - size)) as u32;
@@ -188,7 +188,7 @@ fn number(bits: u64, size: u32) -> u32 {
 struct Bits {
     /// Index of the next byte.
     next: usize,
-    /// The next bits, from the top. Bits below the first `count` may be set, and are read again.
+    /// The next bits, from the top. Bits below the first `count` may be set; a refill reads them again.
     bits: u64,
     count: u32,
     /// How many of the `count` bits are zeros after the end of the data.
@@ -230,8 +230,8 @@ impl Bits {
         self
     }
 
-    /// Return whether no bit was taken from after the end of the data, and the end is far away or a marker. Without a marker, the library
-    /// may refuse the bytes that it reads ahead.
+    /// Return whether no bit beyond the end of the data was consumed, and the end is either far away or a marker. Without a marker, the
+    /// library may refuse the bytes that it reads ahead.
     #[inline(always)]
     fn is_sound(&self, bytes: &[u8]) -> bool {
         let rest = bytes.get(self.next..).unwrap_or_default();
@@ -257,15 +257,15 @@ impl Bits {
         Some((code, value))
     }
 
-    /// Do the same as `coded`, but out of line, because most codes are in a table. `self` is passed by value, so that the caller's bits
-    /// stay in registers.
+    /// Like `coded`, but out of line: it is rarely called, because most codes are in a table. `self` is passed by value, so that the
+    /// caller's bits stay in registers.
     #[inline(never)]
     fn one(mut self, bytes: &[u8], table: &Table) -> Option<(Bits, Code, u32)> {
         let (code, value) = self.coded(bytes, table)?;
         Some((self, code, value))
     }
 
-    /// Read the coefficients of a block after the first one.
+    /// Read all coefficients of a block except the first.
     #[inline(always)]
     fn coefficients(&mut self, bytes: &[u8], table: &Table, block: &mut [i16; 64]) -> Option<()> {
         let mut k = 1;
@@ -292,7 +292,7 @@ impl Bits {
         Some(())
     }
 
-    /// Skip the coefficients of a block after the first one.
+    /// Skip all coefficients of a block except the first.
     #[inline(always)]
     fn skip(&mut self, bytes: &[u8], table: &Table) -> Option<()> {
         let mut k = 1;
@@ -412,8 +412,8 @@ pub unsafe extern "C" fn begin(entropy: *mut c_void, scan: *const Scan) -> c_int
 /// Decode the next MCU into its zeroed blocks, or skip it if `blocks` is null. Returns 0, or -1 if the data are invalid.
 ///
 /// # Safety
-/// `entropy` points to an [`Entropy`] that began a scan of these bytes, and that no other code accesses. `blocks` is null or has the blocks
-/// of one MCU.
+/// `entropy` points to an [`Entropy`] that has begun a scan of these bytes, and that no other code accesses. `blocks` is null or points to
+/// the blocks of one MCU.
 pub unsafe extern "C" fn mcu(entropy: *mut c_void, bytes: *const u8, count: usize, blocks: *mut [i16; 64]) -> c_int {
     // SAFETY: the caller guarantees this.
     let (entropy, bytes) = unsafe { (&mut *entropy.cast::<Entropy>(), slice::from_raw_parts(bytes, count)) };
@@ -427,7 +427,7 @@ pub unsafe extern "C" fn mcu(entropy: *mut c_void, bytes: *const u8, count: usiz
 mod tests {
     use super::*;
 
-    /// Return codes of lengths 2 to 16 for all symbols of AC and some others. No code consists only of ones.
+    /// Return codes of 2 to 16 bits for all AC symbols and some others. No code consists only of ones.
     fn codes() -> Codes {
         let mut codes = Codes { lengths: [0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6, 7, 10, 14, 18, 24, 80], symbols: [0; 256] };
         let symbols = [0x01, 0x00, 0x02, 0x11, 0x03, 0xf0].into_iter().chain((0..=255u8).rev().filter(|symbol| symbol & 15 <= 10));
@@ -442,7 +442,7 @@ mod tests {
     #[test]
     fn skipping_ends_where_decoding_ends() {
         check(&codes(), 1_000);
-        // One bit encodes sixteen zeros, so one look-up covers many times the coefficients of a block.
+        // One bit encodes sixteen zeros, so the bits of one look-up can encode more coefficients than a block has.
         let mut zeros = Codes { lengths: [0; 17], symbols: [0; 256] };
         zeros.lengths[1..4].copy_from_slice(&[1, 1, 1]);
         zeros.symbols[..3].copy_from_slice(&[0xf0, 0x00, 0x21]);

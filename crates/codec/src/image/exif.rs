@@ -37,7 +37,7 @@ impl Orientation {
         if exif_orientation { Orientation::Exif } else { Orientation::Stored }
     }
 
-    /// Return the value of the EXIF tag that applies to an image; 1 is upright.
+    /// Return the orientation to apply to an image, as a value of the EXIF tag; 1 is upright.
     pub(super) fn tag(self, bytes: &[u8]) -> u8 {
         match self {
             Orientation::Exif => orientation(bytes),

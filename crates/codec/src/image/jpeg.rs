@@ -128,8 +128,8 @@ pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
     Ok(Picture { height, width, channels: header.channels, bits: 8, data })
 }
 
-/// Return whether an end-of-image marker follows the last scan header. Scan data has no markers, because 0xff is always stuffed there. The
-/// markers of a thumbnail in an EXIF segment precede the scans.
+/// Return whether an end-of-image marker follows the last scan header. Scan data contains neither marker, because 0xff is always stuffed
+/// there. The markers of a thumbnail in an EXIF segment precede the scans.
 fn has_end_marker(bytes: &[u8]) -> bool {
     bytes.windows(2).rev().find(|pair| matches!(pair, [0xff, 0xd9 | 0xda])).is_some_and(|pair| pair[1] == 0xd9)
 }

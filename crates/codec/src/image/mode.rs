@@ -55,13 +55,13 @@ impl Mode {
     }
 }
 
-/// Decode an image in a mode.
+/// Decode an image and convert it to a mode.
 pub fn decode_in(bytes: &[u8], limits: Limits, orientation: Orientation, mode: Mode) -> Result<Picture> {
     in_mode(decode(bytes, limits, orientation)?, mode)
 }
 
-/// Convert a picture to a mode. Alpha is composited onto white. Colours become grey by the ITU-R 601 luma, as in Pillow. 8-bit grey becomes
-/// 16-bit grey by the factor 257, so that white stays white.
+/// Convert a picture to a mode. Alpha is composited onto white. Colours become grey using the ITU-R 601 luma, as in Pillow. 8-bit grey is
+/// multiplied by 257 to become 16-bit grey, so that white stays white.
 pub fn in_mode(picture: Picture, mode: Mode) -> Result<Picture> {
     mode.check(picture.bits)?;
     let of = |channels: usize, bits: u8, data: Vec<u8>| Ok(Picture { channels, bits, data, ..picture });

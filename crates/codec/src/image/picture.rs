@@ -1,4 +1,4 @@
-//! What images are here: formats, headers, pixels, and the limits of decoders.
+//! The basic image types: formats, headers, pixels, and decoder limits.
 
 use penstock_error::Error;
 

@@ -1,10 +1,9 @@
-//! Memory for decoded pixels that is reused for the next images. The kernel clears fresh pages, which takes up to a third of the decoding
-//! time.
+//! Reusable memory for decoded pixels. The kernel would have to clear fresh pages, which takes up to a third of the decoding time.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A pool of memory for decoded pixels. It holds at most `most_bytes` beyond the pixels in use.
+/// A pool of memory for decoded pixels. It keeps at most `most_bytes` beyond the pixels in use.
 #[derive(Debug)]
 pub struct Pool {
     idle: Mutex<Idle>,

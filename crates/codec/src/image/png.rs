@@ -35,7 +35,7 @@ pub fn probe(bytes: &[u8]) -> Result<Header> {
     Ok(Header { format: Format::Png, width: info.width.into(), height: info.height.into(), channels, bits })
 }
 
-/// Read the outline of a PNG. Returns None if its header is cut.
+/// Read the outline of a PNG. Returns None if its header is cut off.
 pub fn outline(bytes: &[u8]) -> Option<Outline> {
     let size = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize);
     Some(Outline { width: size(16)?, height: size(20)?, decoder_bytes: 0 })

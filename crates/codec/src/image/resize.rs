@@ -80,7 +80,7 @@ impl Geometry {
 }
 
 /// An image is decoded at 1/2, 1/4 or 1/8 if this many decoded pixels remain for each pixel of the result, along each axis. At 1.0, the
-/// PSNR against a full decode is 43 dB in the median and 29.6 dB at worst. The photographs were not used to choose it.
+/// median PSNR against a full decode is 43 dB, and the worst is 29.6 dB. These photographs were not used to choose the value.
 const PIXELS_LEFT: f64 = 1.0;
 
 /// Maximum buffer memory that a thread keeps for its next image. Loaders count the memory for resizing only while a thread resizes.
@@ -90,7 +90,8 @@ thread_local! {
     static RESIZER: RefCell<Resizer> = RefCell::new(Resizer::new());
 }
 
-/// Decode the pixels that a geometry needs, and apply it. Writes RGB rows of `geometry.size()` into `out`, which has exactly that size.
+/// Decode the pixels that a geometry needs, and apply the geometry. Writes RGB rows of `geometry.size()` into `out`, which has exactly
+/// that size.
 pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Result<()> {
     let Geometry { crop, resized, window } = *geometry;
     let Some(Resized { width, height, filter, antialias, fast }) =
@@ -142,7 +143,7 @@ fn needed(begin: usize, length: usize, scale: f64, filter: Filter, size: usize) 
     (low.min(size - 1), high.min(size))
 }
 
-/// Pixels of which a part is resized.
+/// Pixels, and the part of them to resize.
 struct Source<'a> {
     data: &'a [u8],
     kind: PixelType,
@@ -153,7 +154,7 @@ struct Source<'a> {
     part: [f64; 4],
 }
 
-/// Resize a part of some pixels to `out`, which has `out_width` x `out_height` pixels of the same kind.
+/// Resize the part of the source into `out`, which has `out_width` x `out_height` pixels of the same kind.
 fn resize(source: &Source<'_>, (out_width, out_height): (usize, usize), algorithm: ResizeAlg, out: &mut [u8]) -> Result<()> {
     let Source { data, kind, size: (width, height), view, part: [left, top, from_width, from_height] } = *source;
     let failed = |error: &dyn std::fmt::Display| Error::new("internal", format!("cannot resize {width} x {height} pixels: {error}"));
@@ -177,7 +178,8 @@ fn inside(begin: f64, length: f64, size: usize) -> (f64, f64) {
     (begin.max(0.0), length.min(size as f64 - begin.max(0.0)))
 }
 
-/// Resize decoded pixels of 8 or 16 bits per channel by a geometry, into `out`. All channels are resized alike, including alpha.
+/// Apply a geometry to decoded pixels of 8 or 16 bits per channel, and write the result to `out`. All channels are resized alike,
+/// including alpha.
 pub fn resize_pixels(
     data: &[u8],
     (width, height): (usize, usize),

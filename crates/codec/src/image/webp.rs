@@ -12,7 +12,7 @@ pub fn begins(bytes: &[u8]) -> bool {
     bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP")
 }
 
-/// Return name and body of each chunk of the RIFF container, until one is cut. Source: RFC 9649 section 2.3.
+/// Return the name and body of each chunk of the RIFF container, up to the first one that is cut off. Source: RFC 9649 section 2.3.
 fn chunks(bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     let mut rest = bytes.get(12..).unwrap_or_default();
     std::iter::from_fn(move || {
@@ -28,7 +28,7 @@ fn number(body: &[u8], at: usize, bytes: usize) -> Option<usize> {
     Some(body.get(at..at + bytes)?.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte)))
 }
 
-/// Return the size that a chunk states: of the canvas, or of a frame. None for other chunks.
+/// Return the size that a chunk gives for the canvas or for a frame. None for other chunks.
 fn size_of((name, body): (&[u8], &[u8])) -> Option<(usize, usize)> {
     match name {
         b"VP8X" => Some((1 + number(body, 4, 3)?, 1 + number(body, 7, 3)?)),
@@ -44,9 +44,7 @@ fn size_of((name, body): (&[u8], &[u8])) -> Option<(usize, usize)> {
 pub fn probe(bytes: &[u8]) -> Result<Header> {
     let decoder = decoder(bytes)?;
     if decoder.is_animated() {
-        return Err(
-            Error::new("unsupported-format", "cannot decode WebP: it is an animation").hint("store its frames as images of their own")
-        );
+        return Err(Error::new("unsupported-format", "cannot decode WebP: it is an animation").hint("store its frames as separate images"));
     }
     let (width, height) = decoder.dimensions();
     // The decoder allocates the frame before it compares the frame with the canvas.
@@ -59,7 +57,7 @@ pub fn probe(bytes: &[u8]) -> Result<Header> {
     Ok(Header { format: Format::Webp, width: width.into(), height: height.into(), channels, bits: 8 })
 }
 
-/// Read the outline of a WebP. Returns None if its header is cut.
+/// Read the outline of a WebP. Returns None if its header is cut off.
 pub fn outline(bytes: &[u8]) -> Option<Outline> {
     let (width, height) = chunks(bytes).find_map(size_of)?;
     // Lossless: RGBA before the alpha is dropped. Lossy: luma, chroma and alpha.

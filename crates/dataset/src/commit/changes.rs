@@ -4,15 +4,15 @@ use penstock_format::Id;
 use penstock_format::ids::Run;
 use penstock_format::record::{Change, ChangeKind, Delta, RecordKind, Transaction};
 
-/// The samples and columns that a transaction read, as far as a conflict with them matters. Today's transactions only append, and read
-/// nothing; updates and deletions will read rows.
+/// The samples and columns that a transaction read, to the extent that a change of them would be a conflict. At present, transactions only
+/// append and read nothing; updates and deletions will read rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reads {
-    /// Nothing, as a bare append does. Snapshot isolation also counts reads as nothing.
+    /// No reads, as in a bare append. Snapshot isolation also ignores reads.
     Nothing,
     /// Some rows of some columns. An empty list of columns means all columns.
     Rows { columns: Vec<u64>, rows: Vec<Run> },
-    /// All rows of some columns, as a scan or a predicate does: new samples matter too.
+    /// All rows of some columns, as read by a scan or a predicate. New samples matter too.
     AllRows { columns: Vec<u64> },
 }
 
@@ -29,12 +29,12 @@ impl ChangeSet {
         ChangeSet { writes: vec![Change { kind: ChangeKind::Append, columns, rows: Vec::new() }], reads: Reads::Nothing }
     }
 
-    /// Return whether only a change of the schema can conflict. Then commits in between need not be read.
+    /// Return whether only a schema change can conflict. If so, the commits in between need not be read.
     pub fn is_bare_append(&self) -> bool {
         self.reads == Reads::Nothing && self.writes.iter().all(|change| change.kind == ChangeKind::Append)
     }
 
-    /// Return the writes with `appended` as the rows of the append, if there is one.
+    /// Return the writes. If one of them is an append, its rows are `appended`.
     pub fn with_rows(&self, appended: Option<Run>) -> Vec<Change> {
         let mut writes = self.writes.clone();
         for change in writes.iter_mut().filter(|change| change.kind == ChangeKind::Append) {

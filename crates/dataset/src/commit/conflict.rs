@@ -1,7 +1,7 @@
-//! Whether a transaction may follow commits that it has not seen: pure, over two change sets (spec section 12).
+//! Decide whether a transaction may follow commits that it has not seen. A pure function of two change sets (spec section 12).
 //!
-//! Appends commute. Changes of disjoint rows or disjoint columns rebase, and so do two deletions of the same rows. Two changes of the
-//! schema always conflict. A conflict names the other commit's change.
+//! Appends commute. Changes of disjoint rows or disjoint columns rebase, and so do two deletions of the same rows. Two schema changes
+//! always conflict. A conflict identifies the other commit's change.
 
 use penstock_error::Error;
 use penstock_format::ids::Run;
@@ -9,11 +9,11 @@ use penstock_format::record::{Change, ChangeKind, Record};
 
 use super::changes::{ChangeSet, Reads};
 
-/// The change of another commit that collides.
+/// The conflicting change of another commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
     pub kind: ChangeKind,
-    /// Its columns; empty for all.
+    /// Its columns. An empty list means all columns.
     pub columns: Vec<u64>,
     /// Its rows.
     pub rows: Vec<Run>,
@@ -47,7 +47,8 @@ fn writes_collide(ours: &Change, theirs: &Change) -> bool {
         (Schema, Append | Value) | (Append | Value, Schema) => columns_meet(&ours.columns, &theirs.columns),
         (Value, Value) => columns_meet(&ours.columns, &theirs.columns) && rows_meet(&ours.rows, &theirs.rows),
         (Value, Delete) | (Delete, Value) | (Layout, Layout) => rows_meet(&ours.rows, &theirs.rows),
-        // New samples have new row ids. Deleting a sample that is already deleted has no effect. A layout keeps values, and names the overlays it folds.
+        // New samples have new row ids. Deleting a sample that is already deleted has no effect. A layout change keeps all values, and
+        // names the overlays that it folds.
         (Append, _) | (_, Append) | (Delete, Delete) | (Layout, _) | (_, Layout) | (Schema, Delete) | (Delete, Schema) => false,
     }
 }

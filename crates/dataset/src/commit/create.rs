@@ -69,7 +69,7 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
     Ok(snapshot)
 }
 
-/// Put commit 0. Nothing may fail afterwards. After a lost answer, only a certain answer is a success.
+/// Put commit 0. Nothing may fail after this. If an answer is lost, succeed only when the outcome is certain.
 fn create_first(store: &dyn Storage, body: &[u8], record: &Record) -> Result<()> {
     let name = record_name(0, 0);
     for _ in 0..CERTAIN_TRIES {
@@ -77,7 +77,7 @@ fn create_first(store: &dyn Storage, body: &[u8], record: &Record) -> Result<()>
             Created::Exists => match records::read_record(store, 0, 0) {
                 Ok(entry) if entry.record.uuid() == record.uuid() => return Ok(()),
                 Ok(_) => return Err(exists(store)),
-                Err(_) => std::thread::sleep(Duration::from_millis(10)), // Wait out a brief fault; then put the same body again.
+                Err(_) => std::thread::sleep(Duration::from_millis(10)), // Wait for a brief fault to pass, then put the same body again.
             },
             _ => return Ok(()),
         }

@@ -1,4 +1,4 @@
-//! Carries out the requests of the commit machine, against a store.
+//! Carries out the requests of the commit machine against a store.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,12 +30,13 @@ pub struct Driver<'a> {
     /// The snapshot of the proposed commit. It is complete before the put, so that nothing can fail afterwards.
     next: Option<Snapshot>,
     puts: &'a mut Vec<String>,
-    /// Whether the record may exist although no answer said so. A failure then leaves the commit's state unknown.
+    /// Whether the record may exist although no answer confirmed it. A failure then leaves the commit's state unknown.
     uncertain: bool,
 }
 
 impl<'a> Driver<'a> {
-    /// Commit for the handle `home` a transaction that began at `base`. Names of objects that it writes are added to `puts`.
+    /// Create a driver that commits a transaction of the handle `home`, begun at `base`. The driver adds the names of the objects that it
+    /// writes to `puts`.
     pub fn new(home: Arc<Context>, base: Arc<Snapshot>, puts: &'a mut Vec<String>) -> Driver<'a> {
         Driver { home, base, parent: None, root: None, next: None, puts, uncertain: false }
     }
@@ -104,7 +105,7 @@ impl<'a> Driver<'a> {
                     Ok(entry) => {
                         base.context.hold_to(entry.record.dataset)?;
                         known = known.max(number);
-                        // Another record has the number, so ours can no longer get it.
+                        // If another record has this number, ours can no longer get it.
                         self.uncertain &= entry.record.uuid() == machine.uuid();
                         Event::Found(Box::new(entry))
                     }

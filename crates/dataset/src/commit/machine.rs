@@ -10,24 +10,24 @@ use super::changes::Proposal;
 use super::conflict;
 use crate::log::records::LogEntry;
 
-/// Uncertain answers before the machine fails with `commit-state-unknown`.
+/// Maximum number of uncertain answers for one record. After one more, the machine fails with `commit-state-unknown`.
 const UNCERTAIN_TRIES: u32 = 20;
 
-/// Lost races before the machine fails with `conflict`.
+/// Maximum number of lost races. After one more, the machine fails with `conflict`.
 const REBASES: u32 = 10_000;
 
 /// The next operation that the machine needs, and the events that answer it.
 #[derive(Debug)]
 pub enum Request {
-    /// Read the newest record, and the word counts of its snapshot: answer `Newest`.
+    /// Read the newest record, and the word counts of its snapshot. Answered by `Newest`.
     ReadNewest,
-    /// Read the records from `first` up to the one before the parent: answer `Span`.
+    /// Read the records from `first` up to the one before the parent. Answered by `Span`.
     ReadSpan { first: u64, end: u64 },
-    /// Write a root for the parent's state: answer `RootWritten`.
+    /// Write a root for the parent's state. Answered by `RootWritten`.
     WriteRoot,
-    /// Create-only put of a record: answer `Created`, `Exists` or `Unknown`.
+    /// Create-only put of a record. Answered by `Created`, `Exists` or `Unknown`.
     Create { number: u64, body: Vec<u8> },
-    /// Read the record that exists at that number: answer `Found` or `Unreadable`.
+    /// Read the existing record with that number. Answered by `Found` or `Unreadable`.
     Read { number: u64 },
     /// The commit succeeded with this record.
     Done(Box<Record>),
@@ -37,7 +37,7 @@ pub enum Request {
 #[derive(Debug)]
 pub enum Event {
     Begin,
-    /// `schema_changed` is whether the schema differs from that of the base.
+    /// `schema_changed` is true if the schema differs from that of the base.
     Newest {
         parent: Box<LogEntry>,
         words: Vec<(u64, u64)>,
@@ -60,7 +60,7 @@ pub struct Machine {
     words: Vec<(u64, u64)>,
     now_us: i64,
     sent: Option<Box<Record>>,
-    /// The last record that was checked for conflicts.
+    /// The number of the last record that was checked for conflicts.
     checked: u64,
     uncertain: u32,
     rebases: u32,

@@ -11,8 +11,8 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::live::Part;
 use crate::store::context::Context;
 
-/// Encoded fragments beyond this size go into manifest pages before the commit, so that a record stays small and holds many commits'
-/// deltas.
+/// If the encoded fragments exceed this size, they are written to manifest pages before the commit. A record then stays small, and can
+/// hold the deltas of many commits.
 pub const INLINE_BYTES: usize = 1024;
 
 /// Put pages of fragments. Cost: one put per page.
@@ -28,7 +28,8 @@ pub fn write_pages(context: &Context, fragments: &[Fragment], base: u64, puts: &
         .collect()
 }
 
-/// Write a root for the state of a snapshot. Loose fragments are merged into a preceding page that has room, so pages stay few.
+/// Write a root for the state of a snapshot. Loose fragments are merged into the preceding page if it has room, so that the number of
+/// pages stays small.
 pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(ObjectRef, Arc<Root>)> {
     let context = &snapshot.context;
     let (mut pages, mut loose): (Vec<PageRef>, Vec<Fragment>) = (Vec::new(), Vec::new());

@@ -36,7 +36,7 @@ pub struct Receipt {
 pub struct Transaction {
     /// The context of the handle. Its path may be redirected during the transaction.
     home: Arc<Context>,
-    /// The snapshot at which the transaction began. Its context holds the root.
+    /// The snapshot at which the transaction began. Its context holds the root open.
     base: Arc<Snapshot>,
     uuid: Id,
     writer: Option<FragmentWriter>,
@@ -47,7 +47,7 @@ pub struct Transaction {
     touched: HashSet<u64>,
     /// Feature bits that readers of the written files need.
     features: u64,
-    /// Words, pages and roots written for this commit.
+    /// Names of the words objects, pages and roots that were written for this commit.
     puts: Vec<String>,
     /// The process that began the transaction. A forked child must not use it, and must not delete its files.
     generation: u64,
@@ -110,7 +110,7 @@ impl Transaction {
         self.write(columns, samples).inspect_err(|_| self.state = State::Failed)
     }
 
-    /// Check all inputs. Returns the stored form of each column of the schema, None for columns that are left out.
+    /// Check all inputs. Returns the stored form of each column of the schema, or None for a column that is left out.
     fn check(&mut self, schema: &Schema, inputs: Vec<Input>, validate: Validate) -> Result<Vec<Option<Stored>>> {
         let mut columns: Vec<Option<Stored>> = schema.columns.iter().map(|_| None).collect();
         for input in inputs {
@@ -196,7 +196,7 @@ impl Transaction {
         let mut columns: Vec<u64> = self.touched.iter().copied().collect();
         columns.sort_unstable();
         if columns.len() > 64 {
-            columns.clear(); // An empty list means all columns: the summary must fit the record.
+            columns.clear(); // An empty list means all columns. The summary must fit into the record.
         }
         let machine = Machine::new(Proposal {
             kind: RecordKind::Data,
@@ -210,7 +210,7 @@ impl Transaction {
         self.base.context.storage.prove()?;
         let snapshot = match Driver::new(self.home.clone(), self.base.clone(), &mut self.puts).drive(machine) {
             Err(error) if error.code() == "commit-state-unknown" => {
-                self.state = State::Closed; // It may be committed: nothing may be deleted.
+                self.state = State::Closed; // The transaction may be committed, so nothing may be deleted.
                 return Err(error);
             }
             other => other?,
@@ -262,7 +262,7 @@ impl Drop for Transaction {
         if self.state != State::Closed {
             let data = self.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id));
             for name in data.chain(self.puts.drain(..)) {
-                let _ = self.base.context.storage.delete(&name); // A file that stays is harmless: no snapshot refers to it.
+                let _ = self.base.context.storage.delete(&name); // A file that remains is harmless: no snapshot refers to it.
             }
         }
     }

@@ -18,7 +18,7 @@ pub struct Newest {
 }
 
 impl Newest {
-    /// Return the number, or `log-incomplete` if a later record exists: an append would take the number of an earlier commit.
+    /// Return the number. Fails with `log-incomplete` if a later record exists: an append would reuse the number of an earlier commit.
     pub fn whole(&self, storage: &dyn Storage, folder: &str) -> Result<u64> {
         self.beyond.map_or(Ok(self.number), |beyond| Err(incomplete(storage, folder, self.number + 1, beyond)))
     }
@@ -51,7 +51,7 @@ pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) ->
         // In a copy, the hint may be newer than the copied records.
         let here = || storage.place().is_none_or(|here| written_in == Some(here));
         let beyond = next.or_else(|| hinted.filter(|hinted| *hinted > number && here()));
-        // Two commits since the search look like a gap: check again.
+        // Two commits made since the search look like a gap, so check again.
         if beyond.is_some() && exists(number + 1)? {
             number += 1;
             continue;
@@ -60,7 +60,7 @@ pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) ->
     }
 }
 
-/// Find the last number that exists, from `newest`, which exists, in steps that double and then halve.
+/// Find the last number that exists. The search starts at `newest`, which must exist, in steps that double and then halve.
 fn search(mut newest: u64, exists: impl Fn(u64) -> Result<bool>) -> Result<u64> {
     let mut step = 1u64;
     let mut absent = loop {
@@ -95,7 +95,7 @@ pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> 
     }
     let folder = log_folder(snapshot.branch);
     let mut numbers: Vec<u64> = storage.list(&folder)?.iter().filter_map(|entry| record_number(&entry.name)).collect();
-    numbers.push(snapshot.number); // Some stores list an earlier state.
+    numbers.push(snapshot.number); // Some stores return stale listings.
     numbers.sort_unstable();
     let mut expected = 0;
     let mut gaps = Vec::new();
@@ -112,7 +112,7 @@ pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> 
     Ok(gaps)
 }
 
-/// The error for a missing record below a later one. An append into the gap would take the number of an earlier commit.
+/// The error for a missing record below a later one. An append into the gap would reuse the number of an earlier commit.
 pub fn incomplete(storage: &dyn Storage, folder: &str, missing: u64, beyond: u64) -> Error {
     let text = format!("cannot use the log `{}/{folder}`: record {missing} is missing, but record {beyond} was written", storage.uri());
     Error::new("log-incomplete", text).hint(
@@ -121,7 +121,8 @@ pub fn incomplete(storage: &dyn Storage, folder: &str, missing: u64, beyond: u64
     )
 }
 
-/// Return the newest number among the first listed names. None unless they descend by one, as some stores list in another order.
+/// Return the newest number among the first listed names. None unless the numbers descend by one, because some stores list in another
+/// order.
 fn first_listed(names: &[String]) -> Option<u64> {
     let numbers: Vec<u64> = names.iter().filter_map(|name| record_number(name)).collect();
     let dense = numbers.windows(2).all(|two| two[0].checked_sub(1) == Some(two[1]));

@@ -1,4 +1,4 @@
-//! The records of a branch's commit log: read one, a span, or walk back.
+//! The records of a branch's commit log: read one record or a span, or walk back through the ancestors.
 
 use std::ops::Range;
 
@@ -46,7 +46,7 @@ pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
     }
 }
 
-/// Visit the ancestors of `from`, newest first. Each must match the crc and commit id in its child.
+/// Visit the ancestors of `from`, newest first. Each must match the crc and commit id that its child recorded.
 pub fn walk(storage: &dyn Storage, from: &Record, mut visit: impl FnMut(&LogEntry) -> Result<()>) -> Result<()> {
     let mut parent = from.parents.first().cloned();
     while let Some(link) = parent {

@@ -1,5 +1,5 @@
-//! Names of snapshots, in the log of names (spec section 9): pins today, room for branches and tags. Each handle folds the log once, and reads
-//! only later records afterwards.
+//! Names of snapshots, kept in the log of names (spec section 9). At present these are pins; the format also has branches and tags. Each
+//! handle folds the log once, and afterwards reads only later records.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -14,7 +14,7 @@ use super::newest::{leave_hint, newest_number};
 use crate::config::now_us;
 use crate::store::context::Context;
 
-/// Lost races before an append fails with `conflict`.
+/// Number of lost races after which an append fails with `conflict`.
 const RACES: u32 = 10_000;
 
 /// Read the records since the last call, at least up to `known`. Cost: `newest_number`, and one request per record.
@@ -54,7 +54,8 @@ pub fn unpin(context: &Context, name: &str) -> Result<bool> {
     append(context, remove).context(|| format!("cannot remove pin `{name}` of `{}`", context.storage.uri()))
 }
 
-/// Append the operation that `missing` returns for the current names, until it returns None. Returns whether an operation was appended.
+/// Append the operation that `missing` returns for the current names. Repeat until it returns None. Returns whether an operation was
+/// appended.
 fn append(context: &Context, missing: impl Fn(&Folded) -> Option<Operation>) -> Result<bool> {
     let held = context.held()?;
     let here = held.as_deref().unwrap_or(context);
@@ -75,7 +76,7 @@ fn append(context: &Context, missing: impl Fn(&Folded) -> Option<Operation>) -> 
             leave_hint(storage, NAMES_FOLDER, number);
             return Ok(true);
         }
-        // The record is another writer's, or an earlier try of this one: the next round reads it.
+        // The record is another writer's, or from an earlier attempt of this one. The next round reads it.
         known = Some(number);
     }
     Err(Error::new("conflict", format!("lost {RACES} races in a row")))

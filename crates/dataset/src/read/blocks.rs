@@ -1,4 +1,4 @@
-//! Blocks that a take needs and that are not in memory, and those that were fetched for it.
+//! Blocks that a take needs but that are not in memory, and the blocks that were fetched for it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::store::blocks::{self, BlockKey};
 use crate::store::datafile::DataFile;
 
-/// Columns in one memory are aligned to this, which is enough for any element.
+/// Alignment of columns that share one allocation. It suffices for any element type.
 const COLUMN_ALIGN: usize = 64;
 
 /// A block to be read, or a checksum unit of an uncompressed block.
@@ -27,11 +27,11 @@ pub struct Wanted {
     pub unit: Option<usize>,
     pub(super) offset: u64,
     pub(super) bytes: u64,
-    /// Only some of its rows are requested.
+    /// Whether only some of its rows are requested.
     pub(super) partial: bool,
-    /// This call has the duty to read it: other threads may be waiting, and fulfilling the duty puts it into the cache.
+    /// Whether this call has the duty to read it. Other threads may be waiting, and fulfilling the duty puts the block into the cache.
     pub(super) awaited: bool,
-    /// It was not requested, but is a neighbour of a requested block.
+    /// Whether it was not itself requested, but is a neighbour of a requested block.
     pub(super) beside: bool,
 }
 
@@ -82,7 +82,7 @@ pub struct Fetched {
     pub memory: Option<Arc<Recycled>>,
     /// Places for blocks that have not arrived yet.
     pub(super) slots: HashMap<BlockKey, Slot>,
-    /// Blocks with places in the memory of their group; see `set_apart`.
+    /// Blocks that have places in the allocation of their group; see `set_apart`.
     pub(super) apart: HashSet<BlockKey>,
 }
 
@@ -119,7 +119,7 @@ impl Fetched {
         cached.is_some_and(|block| self.blocks.insert(key, Ok(block)).is_none())
     }
 
-    /// Reserve places for plain blocks in one memory, which is freed together with them.
+    /// Reserve places for plain blocks in one allocation, which is freed together with them.
     pub(super) fn set_apart<'a>(&mut self, blocks: impl Iterator<Item = &'a Wanted> + Clone) -> Result<()> {
         let mut rest = separate_memory(blocks.clone().map(|block| block.bytes as usize).sum())?;
         for block in blocks {
@@ -129,8 +129,8 @@ impl Fetched {
         Ok(())
     }
 
-    /// Reserve places in one memory for samples, given in the order requested. Samples of one column are contiguous there, as in an
-    /// array. Blocks that are already here are copied at once. No places are reserved if the allocation fails.
+    /// Reserve places in one allocation for samples, which are given in the order requested. Samples of one column are contiguous there,
+    /// as in an array. Blocks that are already here are copied immediately. No places are reserved if the allocation fails.
     pub(super) fn place(&mut self, mut samples: Vec<&Wanted>) {
         let most = samples.iter().map(|sample| sample.bytes as usize + COLUMN_ALIGN).sum();
         let Some(mut rest) = Recycled::new(most, Config::memory_bytes()).ok().filter(|_| most > 0).map(Recycled::slot) else { return };
@@ -163,12 +163,12 @@ pub struct Held {
 }
 
 impl Held {
-    /// Hold the fetched blocks of one group. Blocks that are not set apart are copied into one memory.
+    /// Hold the fetched blocks of one group. Blocks that are not set apart are copied into one allocation.
     pub(super) fn new(fetched: &Fetched, files: HashMap<Id, Arc<DataFile>>, wanted: &[Wanted]) -> Result<Held> {
         // A block that could not be read is left out: the take that needs it reports the error.
         let mut blocks: Vec<(BlockKey, Bytes)> =
             wanted.iter().filter_map(|wanted| Some((wanted.key, fetched.get(wanted.key).ok()?))).collect();
-        // One memory for all blocks: separate long-lived allocations among short-lived ones would fragment the allocator's heap.
+        // One allocation for all blocks: separate long-lived allocations among short-lived ones would fragment the heap.
         let placed = |(key, _): &&mut (BlockKey, Bytes)| !fetched.apart.contains(key);
         let bytes = blocks.iter_mut().filter(placed).map(|(_, block)| block.len()).sum();
         let mut memory = separate_memory(bytes)?;
@@ -178,12 +178,12 @@ impl Held {
         Ok(Held { files, blocks })
     }
 
-    /// Return the bytes of all held blocks.
+    /// Return the total size of all held blocks in bytes.
     pub fn bytes(&self) -> u64 {
         self.blocks.iter().map(|(_, block)| block.len() as u64).sum()
     }
 
-    /// Return the id and held bytes of each data file. Other holders may share a file.
+    /// Return the id of each data file and the number of bytes that it holds. Other holders may share a file.
     pub fn files(&self) -> impl Iterator<Item = (Id, u64)> {
         self.files.iter().map(|(id, file)| (*id, file.held_bytes()))
     }

@@ -1,4 +1,4 @@
-//! Codes of labels and categories, as int64 of this snapshot.
+//! Codes of labels and categories as int64, in the vocabulary of this snapshot.
 
 use penstock_error::Result;
 use penstock_format::cursor::{Strings, malformed};

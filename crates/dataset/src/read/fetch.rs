@@ -29,15 +29,15 @@ pub enum Purpose {
     Take,
     /// A batch of an epoch. Other batches need the neighbouring blocks, so these are read too if the cache can hold them all.
     Epoch,
-    /// A pass over all samples, or over a run of a window order. `keep` is whether the cache may keep the blocks.
+    /// A pass over all samples, or over a run of a window order. `keep` is true if the cache may keep the blocks.
     Scan {
         keep: bool,
     },
 }
 
 impl Reader {
-    /// Fetch the blocks that a take of these columns needs. Cost: if files are mapped, reads of their tails only; else at most one
-    /// request per tail that is not open, and one per run of blocks that are not in the cache.
+    /// Fetch the blocks that a take of these columns needs. Cost: for mapped files, only reads of their tails. Otherwise, at most one
+    /// request per tail that is not open, and one per run of blocks that are not cached.
     pub fn fetch(&mut self, columns: &[&ColumnSpec], purpose: Purpose) -> Result<()> {
         if !self.any_ranged(columns) {
             return self.open_mapped(columns);
@@ -79,7 +79,7 @@ impl Reader {
         }
         let missing = others.into_iter().filter(|wanted| match get_or_duty(wanted.key, storage.deadline()) {
             Some(Ok(block)) => fetched.blocks.insert(wanted.key, Ok(block)).is_some(),
-            _ => true, // The thread that had the duty failed or is too slow.
+            _ => true, // The thread that had the duty failed, or is too slow.
         });
         let missing = missing.collect();
         fetched.fill(&context, missing, Cache::Bypass)?;
@@ -87,7 +87,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Return the ranges that `fetch` would request for a take now, without blocks that were lent. Opens the tails first.
+    /// Return the ranges that `fetch` would request for a take now, if no blocks were lent. Opens the tails first.
     pub fn ranges(&mut self, columns: &[&ColumnSpec]) -> Result<Vec<RangeRequest>> {
         self.open(columns)?;
         let mut wanted = self.blocks(columns);
@@ -96,7 +96,7 @@ impl Reader {
         Ok(plan_ranges(&wanted, self.snapshot.context.storage.as_ref()).1)
     }
 
-    /// Return the decoded bytes of the blocks that a plan reads, except tiles. Cost: reads the tails that are not open.
+    /// Return the decoded size in bytes of the blocks that a plan reads, except tiles. Cost: reads the tails that are not open.
     pub fn decoded_bytes(&mut self, columns: &[&ColumnSpec]) -> Result<u64> {
         self.open(columns)?;
         let mut bytes = 0;
@@ -144,7 +144,7 @@ impl Reader {
         let (context, columns) = (&self.snapshot.context, ids_of(columns));
         let closed: Vec<(&FileRef, u64)> = files_of_plan(&self.plan, &columns).filter(|(file, _)| !context.is_open(file.id)).collect();
         let tails = closed.iter().map(|(file, _)| file.tail_bytes).fold(0, u64::saturating_add);
-        // For few bytes one thread is as fast. Files that the cache cannot hold would be opened twice.
+        // For a few bytes, one thread is as fast. Files that the cache cannot hold would be opened twice.
         if closed.len() > 1 && (2 * parallel::WORTH_A_THREAD_BYTES as u64..file_cache_bytes() / 2).contains(&tails) {
             parallel::map(closed.len(), tails as usize, |index| drop(context.file(closed[index].0, closed[index].1)))?;
         }

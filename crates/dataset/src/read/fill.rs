@@ -30,7 +30,7 @@ impl Cache {
 }
 
 impl Fetched {
-    /// Fetch, verify and decode blocks. A damaged block leaves its error here, where its reader finds it.
+    /// Fetch, verify and decode blocks. For a damaged block, the error is stored here instead, where the reader finds it.
     pub(super) fn fill(&mut self, context: &Context, mut wanted: Vec<Wanted>, cache: Cache) -> Result<()> {
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
         let wanted = Arc::new(wanted);

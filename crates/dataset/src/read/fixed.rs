@@ -1,4 +1,4 @@
-//! Samples of fixed shape, straight into the caller's buffer.
+//! Read samples of fixed shape straight into the caller's buffer.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use crate::prefetch::{PREFETCH_FROM_BYTES, ROWS_AHEAD, prefetch};
 use crate::store::blocks::BlockKey;
 use crate::store::datafile::{DataFile, Decoded};
 
-/// The answer: samples of equal size in the order asked, and whether each is null.
+/// The answer: samples of equal size in the order requested, and whether each is null.
 struct Cells<'a> {
     out: &'a mut [u8],
-    /// Bytes of a sample.
+    /// Size of a sample in bytes.
     bytes: usize,
     count: usize,
     nulls: Nulls,
@@ -60,7 +60,7 @@ struct Straight {
 }
 
 impl Reader {
-    /// Return large samples of fixed shape as one stretch of memory, if none is null and the store wrote them there in order.
+    /// Return large samples of fixed shape as one stretch of memory. None if one is null, or if the store did not write them in order.
     pub fn joined(&self, column: &ColumnSpec) -> Option<Frozen> {
         let memory = self.fetched.memory.as_ref()?;
         let mut samples: Vec<Bytes> = Vec::new();
@@ -155,7 +155,7 @@ impl Reader {
                 }
             }
         }
-        // The most whole units that one streamed range can have.
+        // The largest number of whole units in one streamed range.
         let step = (storage.stream_bytes() / UNIT_BYTES) as usize;
         let (mut runs, mut places, mut targets) = (Vec::new(), Vec::new(), Vec::new());
         for (place, target) in cells.out.chunks_mut(cells.bytes.max(1)).enumerate() {
@@ -206,7 +206,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Copy rows of blocks that are compressed or not mapped. Consecutive rows of one block share its look-up.
+    /// Copy rows of blocks that are compressed or not mapped. Consecutive rows of one block share one look-up.
     fn copy_decoded(&self, source: &ColumnRows<'_>, cells: &mut Cells<'_>) -> std::result::Result<(), (Error, u32)> {
         let (entry, file, cell) = (source.entry(), &source.file, cells.bytes);
         let mut open: Option<(usize, Decoded)> = None;
@@ -253,7 +253,7 @@ fn copy_plain(samples: &[u8], rows: &[(u64, u32)], cells: &mut Cells<'_>) {
     }
 }
 
-/// Copy a slice. Values of 8 bytes avoid the call of memmove in `copy_from_slice`.
+/// Copy a slice. For values of 8 bytes, avoid the call to memmove in `copy_from_slice`.
 #[inline]
 fn copy(target: &mut [u8], source: &[u8]) {
     match (target.as_chunks_mut::<8>(), source.as_chunks::<8>()) {

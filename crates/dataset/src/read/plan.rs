@@ -1,5 +1,5 @@
-//! Map positions to rows of fragments. Each row keeps its place in the answer. The rows of several fragments are sorted, so that each
-//! block is touched once.
+//! Map positions to rows of fragments. Each row keeps its place in the answer. If there are several fragments, the rows are sorted, so
+//! that each block is touched once.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::live::{PartFragments, live_samples, physical_row};
 use crate::snapshot::row_ids::row_ids_of;
 
-/// The samples that a take reads, for any of its columns.
+/// The samples that a take reads. They are the same for all of its columns.
 pub struct Plan {
     /// Positions in the order requested.
     pub positions: Vec<u64>,
     pub groups: Vec<Group>,
 }
 
-/// Rows of one fragment, each with its place in the answer. Ascending, unless the snapshot is one fragment: sorting would then
-/// cost as much as it saves. Readers that need neighbours together use `ascending`.
+/// Rows of one fragment, each with its place in the answer. Ascending, unless the snapshot has only one fragment: sorting would then cost
+/// as much as it saves. Readers that need neighbours together use `ascending`.
 pub struct Group {
     fragments: Arc<PartFragments>,
     index: usize,
@@ -133,7 +133,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Add the next position in ascending order.
+    /// Add the next position. Positions must ascend.
     fn push(&mut self, position: u64, place: u32) -> Result<()> {
         while self.groups.is_empty() || position >= self.end {
             self.open(position)?;

@@ -28,7 +28,7 @@ struct Extent {
     bytes: usize,
 }
 
-/// Rows whose blocks are prefetched before the first of them is looked up. Random rows are in no cache of the processor.
+/// Number of rows whose blocks are prefetched before the first of them is looked up. Random rows are not in the processor's caches.
 const ROWS_AT_ONCE: usize = 64;
 
 /// Approximate size of the ends in a packed block of small values.
@@ -73,12 +73,12 @@ impl RaggedValues {
         &self.free[index * self.free_count..(index + 1) * self.free_count]
     }
 
-    /// Return the bytes of all buffers that hold values.
+    /// Return the total size in bytes of all buffers that hold values.
     pub fn held_bytes(&self) -> usize {
         self.keep.iter().map(Bytes::len).sum()
     }
 
-    /// Return the bytes of all values.
+    /// Return the total size of all values in bytes.
     pub fn value_bytes(&self) -> usize {
         self.extents.iter().map(|extent| extent.bytes).sum()
     }
@@ -87,7 +87,7 @@ impl RaggedValues {
         self.extents.iter().any(|extent| extent.keep == NULL)
     }
 
-    /// Return all values as one stretch of memory, if the store wrote them there in order.
+    /// Return all values as one stretch of memory. None if the store did not write them in order.
     pub fn joined(&self, reader: &Reader) -> Option<Frozen> {
         Frozen::joined(reader.fetched.memory.as_ref()?, (0..self.len()).filter_map(|index| self.get(index)))
     }

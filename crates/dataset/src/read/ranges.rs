@@ -1,4 +1,4 @@
-//! Join blocks into ranges: what lies close together is one request, what is long is several.
+//! Join blocks into ranges: nearby blocks share one request, and a long block takes several.
 
 use std::sync::Arc;
 

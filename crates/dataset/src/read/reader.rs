@@ -1,4 +1,4 @@
-//! A reader: the plan of a take, and the blocks fetched for it. The other files of this folder add one form of values each.
+//! A reader: the plan of a take, and the blocks fetched for it. Other files in this folder each add one form of values.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub struct Reader {
     pub on_corrupt: OnCorrupt,
 }
 
-/// The rows of a group, and the values of one column that they are among.
+/// The rows of a group, and the chunk that holds their values in one column.
 pub(super) struct ColumnRows<'a> {
     pub file: Arc<DataFile>,
     pub chunk: usize,
@@ -48,13 +48,13 @@ impl ColumnRows<'_> {
 }
 
 impl Reader {
-    /// Plan to read samples by position, in this order. Cost: the manifest pages of the samples, unless cached.
+    /// Plan to read samples by position, in this order. Cost: reads the manifest pages of the samples, unless they are cached.
     pub fn new(snapshot: Arc<Snapshot>, positions: Vec<u64>, on_corrupt: OnCorrupt) -> Result<Reader> {
         let plan = Plan::new(&snapshot, positions)?;
         Ok(Reader { snapshot, plan, fetched: Fetched::default(), on_corrupt })
     }
 
-    /// Use blocks that a caller holds, before any are fetched.
+    /// Use blocks that the caller holds, so that they are not fetched. Call this before `fetch`.
     pub fn lend(&mut self, held: &Held) {
         self.fetched.lend(held);
     }
@@ -64,12 +64,12 @@ impl Reader {
         self.fetched = Fetched::default();
     }
 
-    /// Return whether fetched samples are in one memory in order, so that `joined` may succeed.
+    /// Return whether fetched samples are in one allocation, in order, so that `joined` may succeed.
     pub fn is_placed(&self) -> bool {
         self.fetched.memory.is_some()
     }
 
-    /// Return whether a failure only makes its rows null.
+    /// Return whether an error only makes the affected rows null.
     pub(super) fn passes(&self, error: &Error) -> bool {
         self.on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt
     }
@@ -88,7 +88,7 @@ impl Reader {
     }
 
     /// Announce the rows to the store: a run of neighbours as sequential, other rows as random, and large random samples one by one.
-    /// A small random sample has a page or two, and is not worth a system call if it is in memory already.
+    /// A small random sample has a page or two, and is not worth a system call if it is already in memory.
     fn announce(&self, source: &ColumnRows<'_>) {
         if !source.file.access.is_mapped() {
             return;
@@ -127,7 +127,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Return a decoded block: of a file in memory, or one that was fetched.
+    /// Return a decoded block, from a file in memory or from the fetched blocks.
     #[inline]
     pub(super) fn block(&self, file: &DataFile, chunk: usize, block: usize) -> Result<Decoded> {
         if file.in_memory() {
@@ -136,7 +136,7 @@ impl Reader {
         self.fetched.get(file.key(chunk, block, None)).map(Decoded::Owned)
     }
 
-    /// Add sample, column and row id to an error of the sample at a place of the answer.
+    /// Add the sample, column and row id to an error about the sample at this place in the answer.
     pub fn locate(&self, error: Error, column: &ColumnSpec, place: u32) -> Error {
         let position = self.plan.positions.get(place as usize).copied().unwrap_or(0);
         let row_ids = self.plan.row_ids().get(place as usize).copied().into_iter().collect();

@@ -1,5 +1,5 @@
 //! How a scan is cut: into batches that fit the memory budget, and into groups of batches that are read ahead if files are not mapped.
-//! Reads no samples. The caller reads each group, and reports what it took.
+//! Reads no samples. The caller reads each group, and reports its size.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,22 +37,22 @@ pub struct Scan {
     selection: Option<Arc<Vec<u64>>>,
     /// Indices of the columns in the schema.
     columns: Vec<usize>,
-    /// Those of the columns whose values differ in size.
+    /// Those columns whose values differ in size.
     uneven: Vec<usize>,
     batch_rows: u64,
     budget: u64,
-    /// Decoded bytes of all values of the uneven columns.
+    /// Total decoded size of the uneven columns, in bytes.
     decoded: u64,
-    /// Mean bytes of a row, by the totals of the columns.
+    /// Mean size of a row in bytes, computed from the totals of the columns.
     mean_bytes: f64,
-    /// Bytes of a row, by the group that was read last.
+    /// Mean size of a row in bytes, in the group that was read last.
     row_bytes: f64,
     group_bytes: u64,
     next: u64,
 }
 
 impl Scan {
-    /// Begin a scan of a snapshot, or of the selected positions of it. Cost: at most a few tails (`Snapshot::column_bytes`).
+    /// Begin a scan of a snapshot, or of selected positions in it. Cost: at most a few tails (`Snapshot::column_bytes`).
     pub fn new(snapshot: Arc<Snapshot>, selection: Option<Arc<Vec<u64>>>, columns: &[&ColumnSpec], batch_rows: u64) -> Result<Scan> {
         let index = |column: &&ColumnSpec| snapshot.schema.columns.iter().position(|other| other.id == column.id);
         let columns: Vec<usize> = columns.iter().filter_map(index).collect();
@@ -99,7 +99,7 @@ impl Scan {
         }
         let mapped = self.snapshot.is_mapped();
         let batch = self.rows_of_batch()?;
-        // Of batches that are larger than a group, only one is read ahead.
+        // If batches are larger than a group, only one is read ahead.
         let most = if self.row_bytes * batch as f64 <= self.group_bytes as f64 { GROUPS } else { 1 };
         if !mapped && held >= most {
             return Ok(None);
@@ -114,7 +114,7 @@ impl Scan {
         Ok(Some(stretch))
     }
 
-    /// Report the size of the group that was read last. Returns how many of its rows fit one batch, by their mean.
+    /// Report the size of the group that was read last. Returns how many of its rows fit into one batch, given their mean size.
     pub fn took(&mut self, rows: u64, bytes: u64) -> u64 {
         self.row_bytes = bytes as f64 / rows.max(1) as f64;
         self.rows_that_fit(self.row_bytes)
@@ -129,7 +129,7 @@ impl Scan {
         ((self.batch_bytes() as f64 / row_bytes.max(1.0)) as u64).clamp(1, self.batch_rows)
     }
 
-    /// Return how many of the next rows fit one batch, judged by earlier rows, the means of the columns, and those rows themselves.
+    /// Return how many of the next rows fit into one batch, judged by earlier rows, the means of the columns, and those rows themselves.
     fn rows_of_batch(&self) -> Result<u64> {
         let mut rows = self.rows_that_fit(self.row_bytes.max(self.mean_bytes));
         while rows > 1 && self.decoded_bytes(rows)? > self.batch_bytes() {
@@ -138,7 +138,7 @@ impl Scan {
         Ok(rows)
     }
 
-    /// Return the rows of a group: whole batches that fit it, and at least one batch.
+    /// Return the number of rows in a group: as many whole batches as fit, and at least one.
     fn rows_of_group(&self, batch: u64) -> Result<u64> {
         let most = if self.row_bytes > 0.0 { (self.group_bytes as f64 / self.row_bytes) as u64 } else { 0 };
         let mut rows = most.min(GROUP_ROWS) / batch * batch;
@@ -151,12 +151,13 @@ impl Scan {
         Ok(rows.max(batch))
     }
 
-    /// Return the decoded bytes of the next rows in uneven columns; 0, without a look-up, if a batch could hold those columns in full.
+    /// Return the decoded size of the next rows in the uneven columns, in bytes. Returns 0 without a look-up if a batch could hold those
+    /// columns in full.
     fn decoded_bytes(&self, rows: u64) -> Result<u64> {
         if self.decoded <= self.batch_bytes() { Ok(0) } else { self.reader(rows)?.decoded_bytes(&self.specs(&self.uneven)) }
     }
 
-    /// Return the bytes that reading the next rows requests from storage now. Cost: reads the tails of their files.
+    /// Return how many bytes a read of the next rows would now request from storage. Cost: reads the tails of their files.
     fn requested_bytes(&self, rows: u64) -> Result<u64> {
         let ranges = self.reader(rows)?.ranges(&self.specs(&self.columns))?;
         Ok(ranges.iter().map(|range| range.end() - range.begin).sum())
@@ -176,7 +177,7 @@ impl Scan {
     }
 }
 
-/// Return the bytes of each value in a batch, a null included. None if they depend on the value.
+/// Return the size in bytes of each value in a batch, including nulls. None if it depends on the value.
 fn bytes_of_each(kind: &ColumnKind) -> Result<Option<u64>> {
     if matches!(kind, ColumnKind::Label { .. } | ColumnKind::Category) {
         return Ok(Some(CODE_BYTES));

@@ -1,4 +1,4 @@
-//! Concurrent reads of a scan or an epoch share blocks: each block is read by one of them.
+//! Concurrent reads of a scan or an epoch share blocks, so that only one of them reads each block.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -6,8 +6,9 @@ use std::time::Duration;
 use super::blocks::{Fetched, Wanted};
 use crate::store::blocks::{Duty, get_or_duty};
 
-/// Divide blocks among concurrent groups of a scan, or batches of an epoch, so that each shared block is read once. `all` shares
-/// every block, else only those of which this group needs a part. Returns the blocks to read here, and those that others read.
+/// Divide blocks among concurrent groups of a scan, or batches of an epoch, so that each shared block is read once. If `all` is set, every
+/// block is shared, otherwise only the blocks of which this group needs a part. Returns the blocks to read here, and those that others
+/// read.
 pub(super) fn share_out(
     wanted: Vec<Wanted>,
     all: bool,
@@ -34,7 +35,8 @@ pub(super) fn share_out(
     (ours, others)
 }
 
-/// Return these blocks and their neighbours in the same stretch of the file, of `stretch` bytes. Reading a stretch costs about as much as a request.
+/// Return these blocks and their neighbours in the same stretch of `stretch` bytes of the file. Reading a stretch costs about as much as a
+/// request.
 pub(super) fn with_neighbours(mut wanted: Vec<Wanted>, stretch: u64) -> Vec<Wanted> {
     wanted.sort_by_key(|wanted| (wanted.key.0, wanted.chunk, wanted.block));
     let mut all: Vec<Wanted> = Vec::with_capacity(wanted.len());
@@ -53,7 +55,7 @@ pub(super) fn with_neighbours(mut wanted: Vec<Wanted>, stretch: u64) -> Vec<Want
     all
 }
 
-/// Return the bytes from the first to the last block, summed over the chunks of these blocks.
+/// Return the number of bytes from the first to the last block, summed over the chunks of these blocks.
 pub(super) fn span_bytes(wanted: &[Wanted]) -> u64 {
     let mut seen = HashSet::new();
     let chunks = wanted.iter().filter(|wanted| seen.insert((wanted.key.0, wanted.chunk)));

@@ -1,4 +1,4 @@
-//! Read large plain values past the cache, straight to where they go.
+//! Read large plain values straight to their places, bypassing the cache.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(super) struct UnitRun {
 }
 
 impl UnitRun {
-    /// Return the begin and end of the run in the file.
+    /// Return where the run begins and ends in the file.
     pub fn bounds(&self) -> (u64, u64) {
         let bound = |at: Option<&(usize, usize)>| at.map_or((0, 0), |(block, unit)| self.file.unit(self.chunk, *block, *unit));
         (bound(self.units.first()).0, bound(self.units.last()).1)
@@ -39,12 +39,12 @@ impl UnitRun {
 }
 
 /// Read uncompressed checksum units, and pass each to `copy` once it is verified, in any order. Nothing is cached.
-/// Returns the error of each that is damaged. Requires a store that streams.
+/// Returns the error of each damaged unit. Requires a store that streams.
 pub(super) fn stream(storage: &dyn Storage, wanted: &[Wanted], mut copy: impl FnMut(usize, &[u8])) -> Result<Vec<Option<Error>>> {
     let mut failed: Vec<Option<Error>> = wanted.iter().map(|_| None).collect();
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     for again in [true, false] {
-        order.sort_by_key(|index| (wanted[*index].key.0, wanted[*index].offset)); // Damaged ones are in order of arrival.
+        order.sort_by_key(|index| (wanted[*index].key.0, wanted[*index].offset)); // Damaged units are in order of arrival.
         let (members, ranges) = stream_ranges(storage, wanted, &order);
         order.clear();
         let answers = storage.stream(&ranges, None, &mut |range, bytes| {
@@ -114,7 +114,8 @@ fn stream_ranges(storage: &dyn Storage, wanted: &[Wanted], order: &[usize]) -> (
     (members, ranges)
 }
 
-/// Return whether every take streams samples of this chunk to their places: they are large and uncompressed, and the store streams.
+/// Return whether every take streams the samples of this chunk to their places. They must be large and uncompressed, and the store must
+/// stream.
 pub(super) fn streams(file: &DataFile, entry: &Chunk) -> bool {
     entry.layout == Layout::Fixed
         && entry.rows_per_block == 1

@@ -1,6 +1,6 @@
-//! Read slices of tiled samples. A slice is assembled from the tiles that it meets. Of plain tiles, only the checksum
-//! units that hold it are read. All slices of a call are planned together and read in groups, so that memory holds one group besides the result
-//! (docs/design/0005-tiles.md).
+//! Read slices of tiled samples. A slice is assembled from the tiles that it overlaps. Of plain tiles, only the checksum units that hold
+//! parts of the slice are read. All slices of a call are planned together and read in groups, so that memory holds only one group besides
+//! the result (docs/design/0005-tiles.md).
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ struct TiledSample {
 }
 
 impl TiledSample {
-    /// Return whether the slice is a whole sample, cut along its first dimension only. Its tiles in order are then its bytes.
+    /// Return whether the slice is a whole sample, cut along its first dimension only. Its bytes are then its tiles, concatenated in order.
     fn is_flat(&self) -> bool {
         let entry = &self.file.tail.chunks[self.chunk];
         let shape = entry.shape_of(self.row);
@@ -118,7 +118,7 @@ impl Reader {
         Ok(tiled.then_some(shapes))
     }
 
-    /// Read a slice of each sample of a plan into buffers of the same sizes. `shapes` must have returned that all samples are tiled.
+    /// Read a slice of each sample of a plan into buffers of the same sizes. `shapes` must have confirmed that all samples are tiled.
     /// Buffers of nulls stay unchanged; those of damaged samples are zeroed. A slice outside its sample is refused. Cost: reads the
     /// checksum units that hold the slices, or whole compressed tiles, and makes one copy.
     pub fn slices(&self, column: &ColumnSpec, slices: &[Slice], outs: Vec<&mut [u8]>) -> Result<Nulls> {
@@ -196,7 +196,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Read whole samples whose tiles in order are their bytes. The device can write directly to their places.
+    /// Read whole samples whose bytes are their tiles, concatenated in order. The device can write directly to their places.
     fn stream_flat(
         &self,
         samples: &[TiledSample],
@@ -393,7 +393,7 @@ enum Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// Copy the bytes at `from` of the tile to `out`.
+    /// Copy the bytes at offset `from` in the tile to `out`.
     fn copy(&self, mut from: usize, mut out: &mut [u8]) {
         match self {
             Tile::Mapped(bytes) => out.copy_from_slice(&bytes[from..from + out.len()]),

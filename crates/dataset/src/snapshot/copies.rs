@@ -18,7 +18,7 @@ const NAMED: usize = 3;
 /// Refuse a copy that lacks objects of this snapshot, with `log-incomplete` or `copy-incomplete`.
 ///
 /// Cost: none if the hint was written in this folder. In a copy: listings of `log`, `d` and `w`, and the manifest. The first commit in the
-/// copy writes a new hint, which ends that cost.
+/// copy writes a new hint. After that, the check costs nothing.
 pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     let store = snapshot.context.storage.as_ref();
     if snapshot.context.incomplete == Incomplete::Permit || !is_copy(store, written_in) {

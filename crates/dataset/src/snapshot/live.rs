@@ -1,6 +1,6 @@
-//! Where samples are: position to part, fragment and physical row. Deletions belong here. A deleted sample keeps its physical row and
-//! loses its position, so deletions change `physical_row`, `live_runs` and the counts below. Until then, parsers refuse a manifest that
-//! counts deleted samples.
+//! Where samples are: position to part, fragment and physical row. Deletions will be added here. A deleted sample will keep its physical
+//! row but lose its position, so deletions will change `physical_row`, `live_runs` and the counts below. Until then, parsers refuse a
+//! manifest that counts deleted samples.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl Part {
 /// The parts of a snapshot in manifest order, with prefix sums of their samples.
 pub struct Live {
     pub parts: Vec<Part>,
-    /// Position of the first sample of each part, followed by the number of all samples.
+    /// Position of the first sample of each part, followed by the total number of samples.
     starts: Vec<u64>,
 }
 
@@ -56,7 +56,7 @@ impl Live {
         self.starts.partition_point(|start| *start <= position) - 1
     }
 
-    /// Return the fragment of a snapshot that has no other part, else None.
+    /// Return the fragment of a snapshot if it is the only part, else None.
     pub fn only_fragment(&self) -> Option<PartFragments> {
         match &self.parts[..] {
             [Part::Fragment(fragment)] => Some(PartFragments::One(fragment.clone())),
@@ -71,13 +71,13 @@ pub fn live_samples(fragment: &Fragment) -> u64 {
     fragment.live
 }
 
-/// Return the physical row of a fragment's sample number `live`, counted without deleted samples.
+/// Return the physical row of sample number `live` of a fragment, not counting deleted samples.
 #[inline]
 pub fn physical_row(_fragment: &Fragment, live: u64) -> u64 {
     live
 }
 
-/// Return the runs of row ids of a fragment's samples, each with the number of its first sample, counted without deleted samples.
+/// Return the runs of row ids of a fragment's samples, each with the number of its first sample, not counting deleted samples.
 pub fn live_runs(fragment: &Fragment) -> impl Iterator<Item = (Run, u64)> {
     fragment.runs.iter().scan(0, |next, run| {
         let first = *next;
@@ -102,7 +102,7 @@ impl PartFragments {
 }
 
 impl Snapshot {
-    /// Return all fragments of a part, and the position of its first sample. Cost: a page, unless it is cached.
+    /// Return all fragments of a part, and the position of its first sample. Cost: reads a page, unless it is cached.
     pub fn fragments(&self, part: usize) -> Result<(u64, PartFragments)> {
         let fragments = match &self.live.parts[part] {
             Part::Page(page) => PartFragments::Page(self.context.page(page)?),

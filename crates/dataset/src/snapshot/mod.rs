@@ -26,7 +26,7 @@ use self::vocabulary::CodeTables;
 use crate::log::records::LogEntry;
 use crate::store::context::Context;
 
-// Cycle with `live.rs`: a snapshot owns these tables, and the other files of this folder add its methods on them.
+// Cycle with `live.rs`: a snapshot owns these tables, and the other files in this folder add the methods that use them.
 
 pub struct Snapshot {
     pub context: Arc<Context>,

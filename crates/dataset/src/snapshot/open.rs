@@ -1,4 +1,5 @@
-//! Open a snapshot: the newest, a named one, or the one after another; and hold a log to the snapshot that was read from it.
+//! Open a snapshot: the newest, a named one, or another one of an open dataset. Check that a log still contains the snapshot that was read
+//! from it.
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ impl Snapshot {
         Snapshot::at_whole(context.clone(), entry, newest.written_in)
     }
 
-    /// Open the newest snapshot of this branch. Cost: as `open`, without the root if it is unchanged.
+    /// Open the newest snapshot of this branch. Cost: that of `open`, without the root if it is unchanged.
     pub fn refreshed(&self) -> Result<Snapshot> {
         let SnapshotId { branch, number, .. } = self.id();
         let store = self.context.storage.as_ref();
@@ -44,7 +45,8 @@ impl Snapshot {
         Snapshot::at_whole(context.clone(), entry, written_in)
     }
 
-    /// Open the snapshot of a record as `at` does, but refuse an incomplete copy. `written_in` is the folder of the log's hint.
+    /// Open the snapshot of a record as `at` does, but refuse an incomplete copy. `written_in` is the folder that the log's hint was
+    /// written in.
     fn at_whole(context: Arc<Context>, entry: LogEntry, written_in: Option<u64>) -> Result<Snapshot> {
         let root = root_name(entry.record.root.id);
         let snapshot = Snapshot::at(context.clone(), entry)
@@ -61,7 +63,7 @@ impl Snapshot {
         Snapshot::with_root(context, entry, Arc::new(root))
     }
 
-    /// Open the snapshot of another record of this dataset. Cost: reads its root, unless it is the same.
+    /// Open the snapshot of another record of this dataset. Cost: reads its root, unless both snapshots have the same root.
     pub fn near(&self, entry: LogEntry) -> Result<Snapshot> {
         self.context.hold_to(entry.record.dataset)?;
         match entry.record.root == self.record().root {

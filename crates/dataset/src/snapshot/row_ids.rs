@@ -1,4 +1,4 @@
-//! Row ids: to positions by an index of the whole snapshot, and from physical rows by the runs of their fragment.
+//! Map row ids to positions by an index of the whole snapshot, and physical rows to row ids by the runs of their fragment.
 
 use penstock_error::{Error, Result};
 use penstock_format::manifest::Fragment;
@@ -6,7 +6,7 @@ use penstock_format::manifest::Fragment;
 use super::Snapshot;
 use super::live::live_runs;
 
-/// Write the row ids of a fragment's physical rows, which ascend, each to its place in `ids`.
+/// Write the row id of each of a fragment's physical rows to its place in `ids`. The rows must ascend.
 pub fn row_ids_of(fragment: &Fragment, rows: &[(u64, u32)], ids: &mut [i64]) {
     let (mut run, mut skipped) = (0, 0);
     for (row, place) in rows {

@@ -1,4 +1,4 @@
-//! How large columns are, stored and decoded: what budgets, window orders and `info` go by.
+//! Stored and decoded sizes of columns, which budgets, window orders and `info` depend on.
 
 use std::collections::HashMap;
 
@@ -19,13 +19,14 @@ pub struct ColumnBytes {
     /// From the first to the last block of each column in each file, including blocks of other columns in between.
     pub spanned: u64,
     pub decoded: u64,
-    /// One decoded block of each column whose samples share blocks: the memory to read one sample.
+    /// One decoded block of each column whose samples share blocks: the memory needed to read one sample.
     pub blocks: u64,
-    /// The decoded values of one sample. Each column counts by its mean in the fragments that have it, as a read may need only those.
+    /// The decoded values of one sample. Each column contributes its mean over the fragments that have it, because a read may need only
+    /// those.
     pub decoded_of_sample: f64,
 }
 
-/// How many tails an estimate of column sizes reads at most.
+/// Maximum number of tails that an estimate of column sizes reads.
 const TAILS_READ: usize = 16;
 
 /// Memory of an open data file per column, in addition to the tail.
@@ -42,7 +43,8 @@ impl Snapshot {
         })?;
         let count = files.len().min(TAILS_READ);
         let looked: Vec<&(FileRef, u64)> = (0..count).map(|index| &files[index * files.len() / count]).collect();
-        // A damaged file is left out of the estimate. Reading one of its samples reports the damage, and the caller decides what it means.
+        // A damaged file is left out of the estimate. Reading one of its samples reports the damage, and the caller decides how to handle
+        // it.
         let passable = |error: &Error| error.kind() == Kind::Corrupt && looked.len() > 1;
         self.context.open_tails(looked.iter().map(|(file, samples)| (file, *samples)))?;
         let (mut spanned, mut of_those) = (0u128, 0u128);
@@ -91,7 +93,8 @@ impl Snapshot {
         })
     }
 
-    /// Return how many bytes reading these columns keeps of unmapped data files: of all, and of the largest. Cost: reads the manifest.
+    /// Return how many bytes of unmapped data files stay in memory when these columns are read: for all files, and for the largest. Cost:
+    /// reads the manifest.
     pub fn kept_bytes(&self, columns: &[u64]) -> Result<(u64, u64)> {
         let (mut all, mut largest, mut whole) = (0, 0, 0);
         self.each_fragment(|_, fragment| {

@@ -1,5 +1,5 @@
-//! Which data file holds the values of a column for the rows of a fragment. Overlays of values belong here: a later value of a cell is
-//! in another file than the fragment's own.
+//! Which data file holds the values of a column for the rows of a fragment. Overlays of values will be added here: a later value of a cell
+//! will be in a file other than the fragment's own.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub fn files_of<'a>(fragment: &'a Fragment, columns: &'a [u64]) -> impl Iterator
 }
 
 impl Snapshot {
-    /// Find the values of a column in a fragment. `open` has the data file if it is open already. None if all values are null.
+    /// Find the values of a column in a fragment. `open` returns the data file if it is already open. None if all values are null.
     pub fn values(
         &self,
         fragment: &Fragment,

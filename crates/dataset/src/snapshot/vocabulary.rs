@@ -25,7 +25,7 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Add the words of a segment. A word that is in the vocabulary already is skipped.
+    /// Add the words of a segment. A word that is already in the vocabulary is skipped.
     pub fn push(&mut self, words: Arc<Strings>) -> Result<()> {
         let many = |_| malformed("a vocabulary of more than 2^32 words");
         let segment = u32::try_from(self.segments.len()).map_err(many)?;
@@ -68,7 +68,7 @@ fn word_of(segments: &[Arc<Strings>], (segment, place): (u32, u32)) -> &str {
 /// Maps codes of one data file to codes of a vocabulary. Each word is looked up on its first use.
 pub struct FileCodes(Vec<AtomicU32>);
 
-/// Marks a word that was not looked up yet.
+/// Marks a word that has not been looked up yet.
 const NEW: u32 = u32::MAX;
 
 /// Marks a word that the vocabulary lacks.
@@ -83,7 +83,8 @@ impl FileCodes {
         size_of_val(&self.0[..]) as u64
     }
 
-    /// Translate code `own` of the data file with this dictionary to a code of the vocabulary. Returns None if either lacks it.
+    /// Translate code `own` of the data file with this dictionary into a code of the vocabulary. Returns None if the dictionary lacks the
+    /// code, or the vocabulary lacks its word.
     pub fn code(&self, own: i64, dictionary: &Strings, vocabulary: &Vocabulary) -> Option<u32> {
         let known = self.0.get(usize::try_from(own).ok()?)?;
         match known.load(Relaxed) {
@@ -98,7 +99,7 @@ impl FileCodes {
     }
 }
 
-/// What a snapshot has learnt about its words.
+/// The vocabularies and code tables that a snapshot has built so far.
 #[derive(Default)]
 pub struct CodeTables {
     vocabularies: HashMap<u64, Arc<Vocabulary>>,
@@ -129,8 +130,8 @@ impl Snapshot {
         Ok(vocabulary)
     }
 
-    /// Return the vocabulary, and the translation of a data file's codes to its codes. Cost: reads the vocabulary the first time, then
-    /// looks up each word on its first use.
+    /// Return the vocabulary, and the table that translates a data file's codes into codes of the vocabulary. Cost: reads the vocabulary
+    /// the first time, then looks up each word on its first use.
     pub fn codes_of_file(&self, file: Id, column: u64, words: usize) -> Result<(Arc<Vocabulary>, Arc<FileCodes>)> {
         let vocabulary = self.vocabulary(column)?;
         let mut tables = self.codes.get().lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,7 +141,7 @@ impl Snapshot {
         let codes = Arc::new(FileCodes::new(words));
         tables.files_bytes += codes.bytes();
         if tables.files_bytes > file_cache_bytes() / 2 {
-            (tables.files, tables.files_bytes) = (HashMap::new(), codes.bytes()); // Dropped codes are looked up again on use.
+            (tables.files, tables.files_bytes) = (HashMap::new(), codes.bytes()); // Dropped codes are looked up again when they are used.
         }
         tables.files.insert((file, column), codes.clone());
         Ok((vocabulary, codes))

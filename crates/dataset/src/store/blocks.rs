@@ -1,4 +1,4 @@
-//! The decoded blocks that this process keeps, of all open datasets, in one byte budget.
+//! The decoded blocks that this process keeps. All open datasets share one byte budget.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use quick_cache::{OptionsBuilder, Weighter};
 
 use crate::config::Config;
 
-/// Bytes per cache shard, so that the largest entries fit: tails have about 1 MiB, the largest blocks a few MiB.
+/// Bytes per cache shard, so that the largest entries fit: tails are about 1 MiB, and the largest blocks a few MiB.
 const SHARD_BYTES: u64 = 32 << 20;
 
 #[derive(Clone)]

@@ -1,4 +1,5 @@
-//! An open store, the identity of its dataset, and this process's caches of what it read and verified. All snapshots of a handle share it.
+//! An open store, the identity of its dataset, and this process's caches of what it read and verified. All snapshots of a handle share
+//! these.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -18,9 +19,9 @@ use super::blocks::cache;
 use super::datafile::DataFile;
 use crate::config::Config;
 
-/// Data files that may be mapped at the same time. Linux allows 65,530 maps per process.
+/// Maximum number of cached data files, each of which may be mapped. Linux allows 65,530 maps per process by default.
 const MAPPED_FILES: usize = 4096;
-/// Cached manifest pages. A page has at most 64 KiB, so the bound is 64 MiB; typical pages are far smaller.
+/// Maximum number of cached manifest pages. A page has at most 64 KiB, so the bound is 64 MiB; typical pages are far smaller.
 const PAGES: usize = 1024;
 const WORDS: usize = 4096;
 

@@ -1,4 +1,4 @@
-//! One open data file, mapped or read by ranges: its tail, its blocks, and which checksum units this process has verified.
+//! One open data file, mapped or read in ranges: its tail, its blocks, and which checksum units this process has verified.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -68,7 +68,7 @@ impl DataFile {
         if tail.samples != samples {
             return Err(malformed(format!("cannot read `{name}`: {} samples, expected {samples}", tail.samples)));
         }
-        // All column ids are checked, whatever column is read: a wrong id in the manifest would silently make a column null.
+        // All column ids are checked, whichever column is read: a wrong id in the manifest would silently make a column null.
         if !tail.chunks.iter().map(|chunk| chunk.column).eq(file.columns.iter().copied()) {
             let found: Vec<u64> = tail.chunks.iter().map(|chunk| chunk.column).collect();
             return Err(malformed(format!("cannot read `{name}`: it has the columns {found:?}, expected {:?}", file.columns)));
@@ -120,7 +120,7 @@ impl DataFile {
     pub fn verify(&self, chunk: usize, block: usize) -> Result<()> {
         let entry = &self.tail.chunks[chunk];
         if entry.first_unit.is_none() && self.is_verified(chunk, block) {
-            return Ok(()); // The common case: one unit per block, verified before.
+            return Ok(()); // The common case: one unit per block, already verified.
         }
         self.verify_units(chunk, block, 0..entry.units_of(block).1)
     }
@@ -151,7 +151,7 @@ impl DataFile {
         Ok(())
     }
 
-    /// Return the begin and end of a block's checksum unit in the file.
+    /// Return where a block's checksum unit begins and ends in the file.
     pub fn unit(&self, chunk: usize, block: usize, unit: usize) -> (u64, u64) {
         let entry = &self.tail.chunks[chunk];
         let (offset, at) = (entry.offset.get(block), unit as u64 * UNIT_BYTES);

@@ -1,4 +1,4 @@
-//! Open data files: whole if small, else by their tails, many at once.
+//! Open many data files at once: small ones whole, others by their tails.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl Context {
         }
     }
 
-    /// Return whether data files of these are not mapped, so that what they hold must be fetched.
+    /// Return whether any of these data files is not mapped, so that its content must be fetched.
     pub fn any_ranged<'a>(&self, mut files: impl Iterator<Item = &'a FileRef>) -> bool {
         match self.storage.access_of_all() {
             Some(access) => !access.is_mapped(),
@@ -63,8 +63,8 @@ impl Context {
         }
     }
 
-    /// Open data files, each given with its number of samples. Damaged files are left out. Cost: one request per file that is not mapped, all
-    /// concurrent, except for files in the cache and files that another thread is reading.
+    /// Open data files, each given with its number of samples. Damaged files are left out. Cost: one request per file, all concurrent.
+    /// Files that are mapped, cached, or being read by another thread cost no request.
     pub fn open_tails<'a>(&self, files: impl Iterator<Item = (&'a FileRef, u64)>) -> Result<Vec<Arc<DataFile>>> {
         let (mut seen, mut opened) = (HashSet::new(), Vec::new());
         let (mut ours, mut others) = (Vec::new(), Vec::new());
@@ -80,7 +80,7 @@ impl Context {
         // Small files are read whole, unless their total exceeds the file cache.
         let (mapped, ours): (Vec<_>, Vec<_>) = ours.into_iter().partition(|(_, _, access, _)| access.is_mapped());
         others.extend(mapped.into_iter().map(|(file, samples, _, duty)| {
-            drop(duty); // `file` below takes it again.
+            drop(duty); // The call of `file` below takes the duty again.
             (file, samples)
         }));
         let whole = ours.iter().map(|(file, ..)| whole_bytes(file)).sum::<u64>() <= file_cache_bytes();
@@ -117,7 +117,7 @@ fn bare_tail(file: &FileRef) -> RangeRequest {
     RangeRequest::plain(&data_name(file.id), begin, file.tail_bytes.min(file.file_bytes), Some(file.file_bytes))
 }
 
-/// Return the bytes of a data file that is small enough to be read whole, else 0.
+/// Return the size in bytes of a data file if it is small enough to be read whole, else 0.
 pub fn whole_bytes(file: &FileRef) -> u64 {
     if file.file_bytes <= WHOLE_FILE_BYTES { file.file_bytes } else { 0 }
 }

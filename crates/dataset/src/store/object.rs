@@ -1,4 +1,4 @@
-//! Read one object, and hold it to what its parent says: manifest pages and lists of words.
+//! Read one object, and check it against its parent's reference: manifest pages and lists of words.
 
 use std::sync::Arc;
 

@@ -9,14 +9,14 @@ use penstock_storage::{RangeRequest, Storage};
 use crate::snapshot::Snapshot;
 use crate::store::context::Context;
 
-/// Size of the object for measuring rates.
+/// Size of the object that is used to measure rates.
 const PROBE_BYTES: usize = 32 << 20;
 
 const RANGE_BYTES: u64 = 128 << 10;
 
 const SMALL_READS: usize = 20;
 
-/// Largest accepted clock skew. Services refuse signed requests beyond 15 minutes; commit times of several machines need less skew.
+/// Largest accepted clock skew. Services refuse signed requests beyond 15 minutes; commit times of several machines need a smaller skew.
 const SKEW: Duration = Duration::from_secs(60);
 
 /// The result of one check.
@@ -38,7 +38,7 @@ struct Doctor<'a> {
     findings: Vec<Finding>,
 }
 
-/// Try every operation that a dataset needs. The probe object is removed again. Cost: about 300 requests and 100 to 170 MB.
+/// Try every operation that a dataset needs. The probe object is removed afterwards. Cost: about 300 requests and 100 to 170 MB.
 pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
     let mut doctor = Doctor { store: context.storage.as_ref(), findings: Vec::new() };
     if !doctor.reach() {
@@ -101,7 +101,7 @@ impl Doctor<'_> {
     /// Return whether the store answers at all.
     fn reach(&mut self) -> bool {
         let began = Instant::now();
-        // Read the object, because the refusal of a look-up does not give the reason.
+        // Read the object, because a refused look-up does not give the reason.
         match self.store.read("log/0000000000000000/hint") {
             Err(error) if error.code() != "object-not-found" => {
                 self.failed("reach", &error);

@@ -1,4 +1,4 @@
-//! Checks of a dataset and of a place for one.
+//! Checks of a dataset, and of a place where one is to be created.
 
 pub mod doctor;
 pub mod verify;

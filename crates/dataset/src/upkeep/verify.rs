@@ -204,10 +204,10 @@ fn stretches(file: &DataFile, specs: &[Option<&ColumnSpec>]) -> Vec<Stretch> {
     found
 }
 
-/// Blocks of more units are checked in parts.
+/// Blocks with more units than this are checked in parts.
 const UNITS_A_STRETCH: usize = 128;
 
-/// Check that the bytes from `begin` to `end` are zero, as they belong to no block. `bytes` begins at `from`.
+/// Check that the bytes from `begin` to `end`, which belong to no block, are zero. `bytes` begins at offset `from`.
 fn check_pad(begin: u64, end: u64, bytes: &[u8], from: u64) -> Result<()> {
     if begin < end && bytes[(begin - from) as usize..(end - from) as usize].iter().any(|byte| *byte != 0) {
         return Err(Error::new("block-checksum", format!("the padding at bytes {begin}..{end} is not zero")));

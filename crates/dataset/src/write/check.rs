@@ -11,8 +11,8 @@ use penstock_tensor::{Column, Dtype, Pulled, Ragged, Shape};
 
 use super::media::{Media, Validate, check_media};
 
-/// Values of a named column. Labels and categories are int64 codes (`Fixed`) or words (`Ragged`). With `words`, they are int64 places
-/// in that list.
+/// Values of a named column. Labels and categories are int64 codes (`Fixed`) or words (`Ragged`). If `words` is given, they are int64
+/// places in that list.
 pub struct Input {
     pub name: String,
     pub column: Column,

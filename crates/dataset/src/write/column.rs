@@ -1,4 +1,4 @@
-//! The samples of one column that wait to be written, and the chunk that they go to.
+//! The samples of one column that are waiting to be written, and the chunk that they will belong to.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ impl ColumnWriter {
         })
     }
 
-    /// Return whether these samples should be packed, while earlier ones have separate blocks.
+    /// Return whether these samples should be packed although earlier ones have separate blocks.
     pub fn shrinks(&self, column: &Column) -> bool {
         let alone = matches!(&self.chunk, Some((_, style, _)) if matches!(style.layout, Layout::Single | Layout::Tiled));
         alone
@@ -120,12 +120,12 @@ impl ColumnWriter {
         default_tile(&(0..largest.len()).map(longest).collect::<Vec<_>>(), self.dtype.size() as u64)
     }
 
-    /// Return whether a sample of this fragment has a value.
+    /// Return whether any sample of this fragment has a value in this column.
     pub fn begun(&self) -> bool {
         self.waiting.is_some() || self.chunk.is_some()
     }
 
-    /// Return the stored bytes of a null: those of a sample of fixed shape, or 0 if nulls are empty.
+    /// Return the stored size of a null in bytes: that of a sample of fixed shape, or 0 if nulls are empty.
     pub fn fixed_bytes(&self) -> u64 {
         if self.shape.is_fixed() && !self.tiled_by_shape() { self.shape.fixed_bytes(self.dtype).unwrap_or(0) } else { 0 }
     }
@@ -285,7 +285,7 @@ fn stretched(column: Column) -> Column {
     }
 }
 
-/// Split a column into its first `rows` samples and the rest. It has no validity: `ColumnWriter::add` has moved that.
+/// Split a column into its first `rows` samples and the rest. It has no validity list, because `ColumnWriter::add` has moved it out.
 pub fn split(column: Column, rows: usize) -> (Column, Column) {
     match column {
         Column::Fixed { mut data, samples, .. } => {

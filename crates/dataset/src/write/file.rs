@@ -11,10 +11,10 @@ use penstock_storage::ObjectWriter;
 use super::encode::Encoded;
 use crate::store::context::Context;
 
-/// Files are written in multiples of this, the size of a huge page: maps of a file cached in large folios can use huge pages.
+/// Files are written in multiples of this, the size of a huge page. If a file is then cached in large folios, its maps can use huge pages.
 const WRITE_BYTES: usize = 2 << 20;
 
-/// How far the last small block of a piece may extend beyond it.
+/// How far the last small block of a piece may extend beyond the piece.
 const BLOCK_SLACK_BYTES: usize = 64 << 10;
 
 pub struct OpenFile {

@@ -24,7 +24,7 @@ const FLUSH_BYTES: usize = 8 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rest {
     Keep,
-    /// Write them as a shorter block: the fragment ends.
+    /// Write them as a shorter block, because the fragment ends.
     Write,
 }
 
@@ -67,8 +67,8 @@ impl FragmentWriter {
     }
 
     /// Return whether these samples should begin a new fragment. One reason is a change of size: small values after large ones would
-    /// use a block each, and large values do not fit the layout of small ones. The other reason is a column that is left out but was
-    /// given before, or vice versa: nulls would fill it with many zero bytes, while a new fragment can leave the column out.
+    /// use a block each, and large values do not fit the layout of small ones. The other reason is a column that was given before and is
+    /// now left out, or vice versa. Nulls would fill it with many zero bytes, whereas a new fragment can leave the column out.
     pub fn wants_new_fragment(&self, columns: &[Option<Stored>], samples: usize) -> bool {
         let both = || self.columns.iter().zip(columns);
         if both()

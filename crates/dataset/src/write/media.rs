@@ -24,7 +24,7 @@ pub enum Media {
     Mask,
 }
 
-/// Check media on all threads. Returns an error for each refused value, else None.
+/// Check media on all threads. Returns one entry per value: the error if the value is refused, else None.
 pub fn check<'a>(
     count: usize,
     bytes: usize,

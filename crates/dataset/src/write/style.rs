@@ -1,4 +1,4 @@
-//! How a column is laid out in a data file: decided when its first samples of a fragment are written.
+//! How a column is laid out in a data file. This is decided when its first samples in a fragment are written.
 
 use penstock_error::Result;
 use penstock_format::datafile::{

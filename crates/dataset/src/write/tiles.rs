@@ -1,4 +1,4 @@
-//! Write samples tile by tile; what need not be held is pulled from its source in slabs.
+//! Write samples tile by tile. Samples that are not in memory are pulled from their source in slabs.
 
 use std::ops::Range;
 
@@ -57,7 +57,7 @@ impl FragmentWriter {
                 Column::Fixed { .. } => return Err(Error::new("internal", "fixed samples in a tiled chunk")),
             };
             let sample_bytes = elements(&whole(&shape)).and_then(|elements| elements.checked_mul(size as u64)).unwrap_or(u64::MAX);
-            let grid = Grid::new(&shape, &chunk.tile); // For a null without a shape it has no axes, and is not used.
+            let grid = Grid::new(&shape, &chunk.tile); // For a null without a shape, the grid has no axes and is not used.
             let before = chunk.offset.len();
             let tiles = if valid { grid.tiles() } else { Some(0) };
             if tiles.is_none_or(|tiles| before as u64 + tiles > MAX_BLOCKS) {

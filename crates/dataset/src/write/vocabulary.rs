@@ -1,4 +1,4 @@
-//! Words of category columns on their way into a commit: words become codes, and new words get codes in order of first use.
+//! Words of category columns in a transaction: words become codes, and new words get codes in order of first use.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -33,7 +33,7 @@ impl Known {
             return *code;
         }
         let (word, code): (Arc<str>, u32) = (word.into(), self.words.len() as u32);
-        Arc::make_mut(&mut self.words).push(word.clone()); // Copies nothing: others hold the list only during a call.
+        Arc::make_mut(&mut self.words).push(word.clone()); // This copies nothing, because others hold the list only during a call.
         self.codes.insert(word, code);
         code
     }
@@ -53,7 +53,7 @@ pub struct Words {
     columns: HashMap<u64, Known>,
 }
 
-/// How many words each column had, to return to after a refused append.
+/// How many words each column had, so that a refused append can be undone.
 pub struct Mark(Vec<(u64, usize)>);
 
 impl Words {
@@ -88,7 +88,7 @@ impl Words {
             Column::Pulled(_) => return Err(Error::new("invalid-value", "a tensor, expected words")),
             Column::Ragged(words) => {
                 let texts = texts_of(&words)?;
-                // Most words are known, and look-ups wait for memory, so all threads share them. New words get codes in order.
+                // Most words are known, and look-ups wait for memory, so all threads share the look-ups. New words get codes in order.
                 let parts: Vec<&[&str]> = texts.chunks(LOOKED_UP).collect();
                 let look = |part: usize| parts[part].iter().map(|text| known.codes.get(*text).copied()).collect::<Vec<_>>();
                 let found = parallel::map(parts.len(), texts.len() * LINE_BYTES, look)?.concat();

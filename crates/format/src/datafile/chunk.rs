@@ -35,7 +35,7 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// Return the bytes of memory that this chunk occupies in addition to the tail.
+    /// Return how many bytes of memory this chunk occupies in addition to the tail.
     pub fn held_bytes(&self) -> u64 {
         let units = self.first_unit.as_ref().map_or(0, |first| size_of_val(&first[..]));
         let shape = size_of_val(&self.shape.0[..]) + size_of_val(&self.free[..]) + size_of_val(&self.tile[..]);

@@ -1,4 +1,4 @@
-//! One batch in work: which samples it holds, what is read, where results are written, and how damaged samples are handled.
+//! One batch in progress: which samples it holds, what is read, where results are written, and how damaged samples are handled.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
@@ -34,7 +34,7 @@ pub struct Needs {
     pub bytes: u64,
     /// The part of `bytes` that is allocated before any sample is made.
     pub held_bytes: u64,
-    /// The most temporary memory that making one sample needs.
+    /// The most temporary memory needed to make one sample.
     pub scratch_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A recipe: everything that decides what batches hold, and how a batch begins.
+//! A recipe: everything that determines the content of batches, and how a batch begins.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
@@ -7,7 +7,7 @@ use penstock_dataset::check_text;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::ColumnSpec;
 
-// Cycle with `job.rs`: a recipe begins jobs, and a job whose samples are damaged begins again by its recipe.
+// Cycle with `job.rs`: a recipe begins jobs, and a job with damaged samples asks its recipe to begin it again.
 use crate::batch::Values;
 use crate::engine::job::{Job, Needs, Stored, Target, Work};
 use crate::memory::{Memory, Shared, capacity};
@@ -45,7 +45,7 @@ pub struct Recipe {
     pub on_corrupt: OnCorrupt,
     /// Approximate bytes that a batch fetches from files that are not mapped.
     pub fetched_bytes: u64,
-    /// Approximate upper limit of what windows hold.
+    /// Approximate upper limit on the bytes that windows hold.
     pub window_bytes: u64,
 }
 
@@ -128,7 +128,7 @@ impl Recipe {
         }
     }
 
-    /// Count the bytes of a full batch, results of fixed shape only.
+    /// Count the bytes of a full batch, including only results of fixed shape.
     pub fn least_bytes(&self) -> u64 {
         let outputs = self.pipeline.outputs.iter().filter(|output| output.is_fixed());
         outputs.map(|output| output.sample_bytes() as u64).sum::<u64>() * self.cut.batch()
@@ -248,7 +248,7 @@ impl Recipe {
             for (place, (input, at)) in inputs.iter().zip(&group.outputs).enumerate() {
                 let Stored::Raw(raw) = input else { continue };
                 let fixed = self.pipeline.outputs[*at].is_fixed();
-                // Results such as boxes are about as large as their inputs. Images that are stacked briefly exist twice.
+                // Results such as boxes are about as large as their inputs. While images are being stacked, they exist twice.
                 let each = (0..count)
                     .filter_map(|row| raw.get(row))
                     .map(|stored| self.pipeline.media_bytes(group, place, stored).unwrap_or((stored.len() as u64, 0)));

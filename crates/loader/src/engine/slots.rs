@@ -1,4 +1,4 @@
-//! The batches in work: which may begin, which may run, and what each holds of the budget.
+//! The batches in progress: which may begin, which may run, and how much of the budget each uses.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::batch::Batch;
 use crate::engine::job::{Job, Needs};
 use crate::engine::recipe::Started;
 
-/// Upper limit on batches in work or waiting, even if memory would allow more.
+/// Upper limit on batches in progress or waiting, even if memory would allow more.
 const AHEAD: usize = 16;
 
 pub struct State {
@@ -24,14 +24,14 @@ pub struct State {
     pub estimate_bytes: u64,
     /// The most scratch memory that any batch has needed so far.
     pub scratch_bytes: u64,
-    /// Whether `estimate_bytes` is based on anything; until it is, only one batch is in work.
+    /// Whether `estimate_bytes` is based on any data. Until it is, only one batch is in progress.
     pub estimated: bool,
     /// Bytes of the batch delivered last: the consumer holds it until it receives the next one.
     pub given_bytes: u64,
     pub threads: usize,
 }
 
-/// A batch in work, and its known or estimated memory.
+/// A batch in progress, and its known or estimated memory.
 pub struct Entry {
     pub slot: Slot,
     pub bytes: u64,
@@ -59,7 +59,7 @@ pub enum Task {
 }
 
 impl State {
-    /// Bytes of all batches in work or waiting, plus the scratch memory of the threads that make their samples.
+    /// Bytes of all batches in progress or waiting, plus the scratch memory of the threads that make their samples.
     pub fn in_flight_bytes(&self) -> u64 {
         self.batches_bytes() + self.busy_scratch_bytes()
     }
@@ -89,7 +89,7 @@ impl State {
     }
 
     /// Run the parked batches that fit. If no batch is running, run the earliest one regardless, or fail it if it and the batch delivered
-    /// last exceed the budget.
+    /// last together exceed the budget.
     pub fn unpark(&mut self, memory_bytes: u64, room_bytes: u64) {
         let parked = self.entries.iter().filter(|(_, entry)| matches!(entry.slot, Slot::Parked(_)));
         for step in parked.map(|(step, _)| *step).collect::<Vec<u64>>() {
@@ -124,7 +124,7 @@ impl State {
         step
     }
 
-    /// Claim the earliest work for a worker. The worker may begin a batch within `admitted_bytes`, or never if that is None.
+    /// Claim the earliest work for a worker. The worker may begin a new batch if it fits in `admitted_bytes`, but never if that is None.
     pub fn task(&mut self, admitted_bytes: Option<u64>, memory_bytes: u64, room_bytes: u64) -> Option<Task> {
         self.unpark(memory_bytes, room_bytes);
         for (step, Entry { slot, .. }) in &mut self.entries {

@@ -27,7 +27,7 @@ const FETCHERS: usize = 8;
 /// Memory budgeted per fetching thread: an allocator retains about this much of what each thread frees.
 const FETCHER_BYTES: u64 = 32 << 20;
 
-/// One part in `SPARE_PART` of the budget may sit idle in the pool, for the pixels of later images.
+/// Up to 1/`SPARE_PART` of the budget may sit idle in the pool, for the pixels of later images.
 const SPARE_PART: u64 = 16;
 
 /// How often a waiting consumer checks for an interrupt.
@@ -49,7 +49,7 @@ pub struct Stats {
     pub transform_ns: AtomicU64,
     /// Bytes of batches that the consumer still holds.
     pub kept_bytes: Arc<AtomicU64>,
-    /// Peak bytes of batches in work or waiting, plus windows.
+    /// Peak bytes of batches in progress or waiting, plus windows.
     pub peak_bytes: AtomicU64,
 }
 

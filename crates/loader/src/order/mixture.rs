@@ -18,7 +18,7 @@ pub enum Exhausted {
     Repeat,
     /// The epoch ends before any source would repeat.
     Stop,
-    /// An epoch that needs more is refused.
+    /// An epoch that needs more samples than a source has is refused.
     Raise,
 }
 
@@ -26,7 +26,7 @@ pub enum Exhausted {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mix {
-    /// Shares of the sources, integers whose sum is arbitrary.
+    /// The shares of the sources: integers with an arbitrary sum.
     pub shares: Vec<u64>,
     pub epoch_samples: u64,
     pub exhausted: Exhausted,
@@ -47,7 +47,7 @@ pub struct Program {
     counted: Mutex<Option<Cursor>>,
 }
 
-/// The source and position that a draw leads to.
+/// The source and position that a draw maps to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     pub source: usize,
@@ -55,7 +55,7 @@ pub struct Place {
 }
 
 impl Program {
-    /// Combine sources. `block` is the number of draws inside which sources are shuffled; `names` appear in errors.
+    /// Combine sources. `block` is the number of draws within which the sources are shuffled; `names` appear in errors.
     pub fn new(seed: u64, sources: Vec<Sequence>, names: &[String], mix: Option<Mix>, block: u64) -> Result<Program> {
         let wrong = |text: String| Err(Error::new("invalid-argument", text));
         let counted = Mutex::new(None);
@@ -106,8 +106,8 @@ impl Program {
         self.len == 0
     }
 
-    /// Count the samples at `positions` that draws accepted by `mine` visit, for a single source. For a mixture this is unknown, so return
-    /// the most that one pass can visit: all of them.
+    /// For a single source, count the samples at `positions` that are visited by draws accepted by `mine`. For a mixture this is unknown,
+    /// so return the most that one pass can visit: all of them.
     pub fn drawn(&self, epoch: u64, positions: std::ops::Range<u64>, mine: impl Fn(u64) -> bool) -> u64 {
         match &self.mix {
             Some(_) => positions.end - positions.start,
@@ -118,7 +118,7 @@ impl Program {
         }
     }
 
-    /// Return the places that draws of an epoch lead to.
+    /// Return the places that the draws of an epoch map to.
     pub fn places(&self, epoch: u64, draws: impl IntoIterator<Item = u64>) -> Vec<Place> {
         let Some((mix, quota)) = &self.mix else {
             let epoch = self.sources[0].epoch(epoch);
@@ -152,7 +152,7 @@ struct Mixing<'a> {
     quota: &'a Quota,
     epoch: u64,
     block: Option<Block>,
-    /// Open passes of the sources: (source, pass) with the epoch of its sequence.
+    /// The sources' open passes: each (source, pass), with that epoch of the source's sequence.
     passes: Vec<((usize, u64), Epoch<'a>)>,
 }
 
@@ -249,7 +249,7 @@ mod tests {
             let counts = Quota::new(&shares).unwrap().counts(epoch_samples * 3);
             for (source, visited) in visited.iter_mut().enumerate() {
                 prop_assert_eq!(visited.len() as u64, counts[source]);
-                // Visits of any two samples differ by at most one.
+                // The visit counts of any two samples differ by at most one.
                 let mut times = vec![0u64; sizes[source] as usize];
                 visited.iter().for_each(|position| times[*position as usize] += 1);
                 let (least, most) = (times.iter().min().unwrap(), times.iter().max().unwrap());

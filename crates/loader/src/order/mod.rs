@@ -1,4 +1,4 @@
-//! Which sample each draw is: pure. `random`, `permutation` → `sequence` → `mixture` (draw → sample), `cut` (step → draws).
+//! Determines which sample each draw visits. Pure. `random`, `permutation` → `sequence` → `mixture` (draw → sample), `cut` (step → draws).
 
 pub mod cut;
 pub mod mixture;

@@ -1,8 +1,8 @@
-//! A permutation of 0..n determined by its seed. Few elements use a shuffled table; many use a keyed xor-Feistel network with cycle
-//! walking, which is computed, not stored.
+//! A permutation of 0..n determined by its seed. Small permutations use a shuffled table; large ones use a keyed xor-Feistel network with
+//! cycle walking, which is computed, not stored.
 //!
-//! Bijective for every n, with an exact inverse. Each place costs O(1), except the inverse of a table, which is searched. The output is
-//! frozen, because loader states rely on it (`permutation: 2` there, golden vectors in `tests/golden`). A network of few bits cannot
+//! Bijective for every n, with an exact inverse. Each look-up costs O(1), except in the inverse of a table, which is searched. The output
+//! is frozen, because loader states rely on it (`permutation: 2` there, golden vectors in `tests/golden`). A network with few bits cannot
 //! produce most orders, and produces some far more often than others; a table produces each order equally often. Sources: Fisher and Yates
 //! as in Durstenfeld 1964; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
 
@@ -12,7 +12,7 @@ use crate::order::random::{Draws, key};
 
 /// Up to this many elements are shuffled in a table, which takes 4 KiB and about 20 µs to build.
 const TABLE: u64 = 2048;
-/// Half-rounds, each of which changes one half of the bits. With fewer, differences of neighbours are visibly uneven.
+/// Half-rounds, each of which changes one half of the bits. With fewer, differences between neighbours are visibly uneven.
 const ROUNDS: usize = 8;
 /// Half-rounds for values of at most `SMALL_BITS` bits, which mix more slowly.
 const ROUNDS_SMALL: usize = 12;
@@ -51,7 +51,7 @@ impl Permutation {
     }
 }
 
-/// Shuffle 0..n, every order equally likely.
+/// Shuffle 0..n, with every order equally likely.
 fn table(n: u64, seed: u64) -> Arc<[u16]> {
     let mut draws = Draws::new(key(&[seed, n, u64::MAX]), 0, 0);
     let mut table: Vec<u16> = (0..n as u16).collect();
@@ -155,7 +155,7 @@ mod tests {
         }
     }
 
-    /// Chi squared of the differences of neighbours in 64 bins: 63 degrees of freedom, 103.4 at p = 0.001.
+    /// Chi squared of the differences between neighbours, in 64 bins: 63 degrees of freedom, 103.4 at p = 0.001.
     #[test]
     fn differences_of_neighbours_are_even() {
         for n in [1 << 17, (1 << 20) + 1, 1_281_167, 400_000_000_000u64] {
@@ -181,7 +181,7 @@ mod tests {
 
     const SEEDS: u64 = 100_000;
 
-    /// Each of the n! orders of few elements occurs equally often.
+    /// Each of the n! orders of a few elements occurs equally often.
     #[test]
     fn every_order_of_few_elements_is_as_likely_as_any_other() {
         for n in 2..=8u64 {

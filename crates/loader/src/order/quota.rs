@@ -1,7 +1,7 @@
 //! Counts how many of the first draws of a mixture belong to each source. At any draw and for any number of sources, each count differs
 //! from the exact share by less than one draw. Pure; the cost of a seek does not depend on the number of draws before it.
 //!
-//! The j-th draw of a source is eligible once its exact share exceeds j - 1. It is due when the share reaches j.
+//! The j-th draw of a source is eligible once the source's exact share exceeds j - 1. It is due when the share reaches j.
 //! The eligible draw with the earliest deadline comes next; this never misses a deadline. Source: Tijdeman 1980, "The chairman assignment
 //! problem"; for the windows, Baruah and others 1996, "Proportionate progress". A seek starts the schedule one `horizon` earlier, with the
 //! most urgent draws done. Schedules with different starts agree after the longest window, as a test checks.
@@ -11,7 +11,7 @@ use std::collections::BinaryHeap;
 
 use penstock_error::{Error, Result};
 
-/// A source that is drawn less often than once in this many draws would make a seek slow.
+/// A source drawn less than once in this many draws would make seeks slow.
 const RAREST: u64 = 1 << 20;
 
 /// Shares of the sources, as integers.
@@ -19,7 +19,7 @@ const RAREST: u64 = 1 << 20;
 pub struct Quota {
     shares: Vec<u64>,
     total: u64,
-    /// Draws in which every source is drawn at least once.
+    /// The number of draws in which every source is drawn at least once.
     horizon: u64,
 }
 
@@ -176,7 +176,7 @@ mod tests {
         fn a_schedule_does_not_depend_on_its_beginning(shares in shares(), begin in 1u64..1 << 40, seed in 0u64..100) {
             let quota = Quota::new(&shares).unwrap();
             let mut one = quota.begin(begin);
-            // Mark arbitrary draws as done ahead, instead of the most urgent ones.
+            // Mark arbitrary draws as done in advance, instead of the most urgent ones.
             let mut counts: Vec<u64> = shares.iter().map(|share| (u128::from(begin) * u128::from(*share) / u128::from(quota.total)) as u64).collect();
             let ahead = (begin - counts.iter().sum::<u64>()) as usize;
             let mut begun: Vec<usize> = (0..shares.len()).filter(|s| u128::from(begin) * u128::from(shares[*s]) % u128::from(quota.total) != 0).collect();

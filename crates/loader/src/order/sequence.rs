@@ -127,8 +127,8 @@ impl Epoch<'_> {
 ///
 /// The *line* is the sequence of samples after runs are permuted, including the last, shorter run. It is rotated by a random number of
 /// samples, so that each sample is equally likely at each place. Lane l is the stretch [l · lane_samples, (l + 1) · lane_samples) of the
-/// line. A block of `block` draws consists of `block / lanes` draws from each lane, one lane after another. The rest behind the last lane
-/// is shorter than a block and is permuted as one window.
+/// line. A block of `block` draws consists of `block / lanes` draws from each lane, one lane after another. The samples after the last
+/// lane are fewer than a block and are permuted as one window.
 struct Lanes {
     count: u64,
     run: u64,
@@ -146,7 +146,7 @@ struct Lanes {
     window: u64,
     seed: u64,
     epoch: u64,
-    /// The most recently used window of each lane, then that of the rest: (number, begin, permutation).
+    /// The most recently used window of each lane, then that of the samples after the last lane: (number, begin, permutation).
     open: RefCell<Vec<Option<(u64, u64, Permutation)>>>,
 }
 
@@ -186,7 +186,7 @@ impl Lanes {
         } else if place < self.short_at + self.short {
             (self.short_at / self.run, place - self.short_at)
         } else {
-            // Runs behind the short run begin earlier, by the samples that the short run lacks.
+            // Runs after the short one begin earlier by the number of samples that it lacks.
             let place = place + self.run - self.short;
             (place / self.run, place % self.run)
         };
@@ -199,7 +199,7 @@ impl Lanes {
         (begin + position % self.run + self.count - self.turn) % self.count
     }
 
-    /// Call `work` with the begin and the permutation of the window that contains place `inner` of a lane. Windows of different lanes are
+    /// Call `work` with the start and the permutation of the window that contains place `inner` of a lane. Windows of different lanes are
     /// staggered, so that lanes do not all need new blocks at the same time.
     fn in_window<T>(&self, lane: u64, inner: u64, work: impl FnOnce(u64, &Permutation) -> T) -> T {
         let rest = lane == self.lanes;
@@ -315,7 +315,8 @@ mod tests {
         }
     }
 
-    /// Over many seeds, each sample appears at each draw equally often. The rest behind whole runs and blocks changes with the epoch.
+    /// Over many seeds, each sample appears at each draw equally often. The samples after the last whole run or block change with the
+    /// epoch.
     #[test]
     fn tails_of_window_orders_are_even() {
         for (count, run, size, lanes, block) in [

@@ -46,7 +46,8 @@ impl Reads {
         Ok(Reads { shares, count: places.len() })
     }
 
-    /// Fetch what columns need, unless files are mapped. `specs`: the columns of each source; `lend` returns blocks that a window holds.
+    /// Fetch what the columns need, unless files are mapped. `specs`: the columns of each source; `lend` returns blocks that a window
+    /// holds.
     pub fn fetch(
         &mut self,
         sources: &[Source],
@@ -59,7 +60,7 @@ impl Reads {
             share.lent = !lent.is_empty();
             lent.iter().for_each(|held| share.reader.lend(held));
             let source = &sources[share.source];
-            // A source that covers at least half of its snapshot will soon need the neighbours too.
+            // A source that covers at least half of its snapshot will soon need the neighbouring samples too.
             let purpose = if !share.lent && 2 * source.len() >= source.snapshot.len() { Purpose::Epoch } else { Purpose::Take };
             share.reader.fetch(&columns, purpose)?;
         }
@@ -113,14 +114,14 @@ impl Reads {
         self.shares.iter_mut().for_each(|share| share.reader.release());
     }
 
-    /// Find values of different lengths, to be kept by a batch. Values that would keep much other memory alive are copied: those in a run,
+    /// Find values of different lengths for a batch to keep. Values that would keep much other memory alive are copied: those in a run,
     /// or in a block with many others.
     pub fn kept(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Raw> {
         let mut raw = self.raw(sources, specs, column)?;
         for (share, part) in self.shares.iter().zip(&mut raw.parts) {
             let source = &sources[share.source];
             let spec = &specs[share.source][column];
-            // Mapped, uncompressed values are page cache and do not count.
+            // Mapped, uncompressed values are in the page cache and do not count.
             if source.files_of(spec).is_some() || (source.mapped() && spec.codec == Codec::None) {
                 continue;
             }

@@ -9,7 +9,7 @@ use penstock_tensor::{Dtype, Shape};
 
 use crate::source::files::Files;
 
-/// Samples of a snapshot, all or selected.
+/// All samples of a snapshot, or selected ones.
 #[derive(Clone)]
 pub struct Source {
     pub name: String,
@@ -51,7 +51,7 @@ impl Source {
     }
 }
 
-/// Return dtype and shape of a column's values in a batch.
+/// Return the dtype and shape of a column's values in a batch.
 pub fn value_type(spec: &ColumnSpec) -> Result<(Dtype, Shape)> {
     match &spec.kind {
         ColumnKind::Label { .. } | ColumnKind::Category => Ok((Dtype::Int64, Shape::scalar())),

@@ -1,6 +1,6 @@
 //! Runs of a window order, held while their samples are being drawn. Each run is fetched once, whole, and released after its last draw.
 //!
-//! Used only if files are not mapped. A rank holds its share of the window, which counts in the budget.
+//! Used only if files are not mapped. A rank holds its share of the window, which counts towards the budget.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,7 +17,8 @@ use crate::source::view::Source;
 
 pub struct Window {
     run_samples: u64,
-    /// Limit on runs held, for mixtures, where the number of draws per run is unknown. The least recently used run is dropped first.
+    /// Limit on the number of held runs in mixtures, where the number of draws per run is unknown. The least recently used run is dropped
+    /// first.
     most: Option<usize>,
     state: Mutex<State>,
     fetched: Condvar,

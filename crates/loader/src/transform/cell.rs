@@ -27,7 +27,7 @@ pub enum Cell<'a> {
 pub struct Image<'a> {
     pub(super) pixels: Pixels<'a>,
     pub geometry: Geometry,
-    /// Whether columns and rows are reversed, after the geometry.
+    /// Whether columns and rows are reversed after the geometry is applied.
     pub mirrored: [bool; 2],
 }
 
@@ -36,7 +36,7 @@ pub enum Pixels<'a> {
     Rgb(Vec<u8>, usize, usize),
 }
 
-/// An n-dimensional array and the pending cut of it.
+/// An n-dimensional array and its pending cut.
 pub struct Array<'a> {
     pub data: Cow<'a, [u8]>,
     pub dtype: Dtype,

@@ -1,4 +1,4 @@
-//! What becomes of a sample: cells and their motions, operations, and the pipeline that applies them.
+//! What happens to a sample: cells and their motions, operations, and the pipeline that applies them.
 
 pub mod cell;
 pub mod motion;

@@ -1,7 +1,7 @@
 //! Transforms as data, and their effect on one sample. Names, defaults and units follow torchvision v2.
 //!
 //! Geometry consists of four motions: crop, resize and two mirrors. A crop that reaches beyond the image pads it. A transform draws its
-//! numbers once and moves all columns that it is `on`; `cell` carries out the motions.
+//! random numbers once and moves all columns in its `on` list; `cell` carries out the motions.
 
 use penstock_codec::resize::{Filter, Resized};
 use penstock_error::{Error, Result};
@@ -11,7 +11,7 @@ use crate::order::random::Draws;
 use crate::transform::cell::Cell;
 use crate::transform::motion::{Motion, moved, sanitise};
 
-/// A transform, and the results it is applied to together.
+/// A transform, and the results to which it is applied jointly.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Transform {
     pub on: Vec<String>,

@@ -1,4 +1,4 @@
-//! The outputs of a pipeline: their dtypes and shapes, checked when the loader is made.
+//! The outputs of a pipeline: their dtypes and shapes, checked when the loader is created.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! The recipe of one batch: its results, the columns they come from, and the transforms between. Checked before anything is read.
+//! The recipe of one batch: its results, the columns they come from, and the transforms between them. Checked before anything is read.
 
 use std::collections::HashMap;
 
@@ -85,8 +85,8 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Estimate the bytes of a result and the scratch bytes of making it, from the header of its stored image. None if the result is not an
-    /// image or a mask, or if the header has no size.
+    /// Estimate the bytes of a result and the scratch bytes needed to make it, from the header of its stored image. None if the result is
+    /// not an image or a mask, or if the header has no size.
     pub fn media_bytes(&self, group: &Group, place: usize, stored: &[u8]) -> Option<(u64, u64)> {
         let output = &self.outputs[group.outputs[place]];
         let Outline { width, height, decoder_bytes } = if output.is_listed() { outline(stored)? } else { return None };

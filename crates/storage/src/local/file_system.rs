@@ -16,13 +16,13 @@ pub trait FileSystem: Send + Sync + Debug {
     /// Create a file. Fails if the path exists.
     fn create(&self, path: &Path) -> io::Result<Box<dyn File>>;
     fn read(&self, path: &Path) -> io::Result<Bytes>;
-    /// Return whether files are those of the operating system, so that `ring` can read them.
+    /// Return whether these are real files of the operating system, which `ring` can read.
     fn is_real(&self) -> bool {
         false
     }
-    /// Read the pieces of a range. A file of unexpected length is `UnexpectedEof`.
+    /// Read the pieces of a range. A file of unexpected length fails with `UnexpectedEof`.
     fn read_range(&self, path: &Path, range: &RangeRequest) -> io::Result<Vec<Bytes>>;
-    /// Map a file of exactly `bytes` bytes. Any other length is `UnexpectedEof`.
+    /// Map a file of exactly `bytes` bytes. Any other length fails with `UnexpectedEof`.
     fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes>;
     /// Hint that part of a mapped file will be read soon.
     fn will_need(&self, _part: &[u8]) {}

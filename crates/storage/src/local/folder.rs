@@ -1,4 +1,4 @@
-//! A store in a local folder: its root, names and errors, and the objects being written. `verbs` holds what it does.
+//! A store in a local folder: its root, names and errors, and the objects being written. `verbs` implements its operations.
 
 use std::collections::HashSet;
 use std::io;

@@ -1,4 +1,4 @@
-//! A folder on a local disk: mapped, through the page cache, or past it.
+//! A folder on a local disk, whose files are mapped, read through the page cache, or read past it.
 
 mod disk;
 mod file_system;

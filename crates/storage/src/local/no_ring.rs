@@ -1,4 +1,4 @@
-//! What `ring` is on kernels without io_uring: absent. `io="direct"` then reads through the page cache.
+//! Replaces `ring` on kernels without io_uring. `io="direct"` then reads through the page cache.
 
 use std::io;
 use std::path::PathBuf;

@@ -527,7 +527,8 @@ mod tests {
         Ok(())
     }
 
-    /// A device may return fewer bytes than requested, in multiples of its block size. Only the end of a file breaks that multiple.
+    /// A device may return fewer bytes than requested, in multiples of its block size. Only a read at the end of a file may return any
+    /// other number.
     #[test]
     fn a_short_read_is_not_taken_for_all() {
         let described = |result: i32, at: u64, bytes: u64, needed: u64| match outcome(result, at, bytes, needed) {

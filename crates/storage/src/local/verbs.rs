@@ -288,7 +288,7 @@ impl Storage for Local {
             }
             Ok((Ok(()), _)) => Err(refused("a create-only put did not reject an existing name".into())),
             Ok((Err(error), kept)) if error.kind() == io::ErrorKind::AlreadyExists => {
-                Err(refused(format!("a rejected put left {} bytes other than the first put's", kept.len())))
+                Err(refused(format!("a rejected put left {} bytes that differ from the first put's", kept.len())))
             }
             Ok((Err(error), _)) | Err(error) => {
                 let failure = self.failure("create", &probe, &error);

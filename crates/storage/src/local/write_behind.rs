@@ -1,5 +1,5 @@
 //! A file on disk that is written in order. From the second piece on, a thread writes while the caller makes the next piece.
-//! Without the thread, a profile of a large append from Arrow had half of its samples in write calls.
+//! Without the thread, half of the samples in a profile of a large append from Arrow were in write calls.
 
 use std::fs;
 use std::io::{self, Write};
@@ -15,13 +15,14 @@ use crate::process;
 /// Write-back begins after this many bytes, so that the final fsync has little left to do.
 const WRITE_BACK_BYTES: u64 = 8 << 20;
 
-/// The caller writes larger pieces itself: several of them in memory would be too much.
+/// The caller writes larger pieces itself: several of them would take too much memory.
 const BEHIND_BYTES: usize = 4 << 20;
 
-/// Pieces that are queued while another one is written.
+/// Number of pieces that are queued while another one is written.
 const PIECES: usize = 1;
 
-/// Maximum number of files in this process that have a thread. The caller writes all others. Pieces are outside the budget.
+/// Maximum number of files in this process that have a thread. The caller writes all other files. The pieces do not count towards the
+/// budget.
 const FILES: usize = 2;
 
 static WITH_THREAD: AtomicUsize = AtomicUsize::new(0);

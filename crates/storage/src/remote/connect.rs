@@ -178,7 +178,7 @@ impl Place {
             .with_http_connector(connector))
     }
 
-    /// Reject a value that cannot be part of a header or URL, such as one with the carriage return of a file from another system.
+    /// Reject a value that cannot be part of a header or URL, such as one with a carriage return from a file of another system.
     fn plain(&self, name: &str, value: String) -> Result<String> {
         match !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_graphic()) {
             true => Ok(value),
@@ -195,7 +195,7 @@ fn metadata_is_off() -> bool {
     std::env::var("AWS_EC2_METADATA_DISABLED").is_ok_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
-/// Whether the environment names a role of a container or of a web identity.
+/// Return whether the environment names a role of a container or of a web identity.
 fn has_role() -> bool {
     ["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"]
         .iter()

@@ -78,7 +78,7 @@ impl Level {
         Permit { level: self, permit, bytes: 0, throttled: false }
     }
 
-    /// Record a request that ended. Returns whether its permit must be removed.
+    /// Record the end of a request. Returns whether its permit must be removed.
     fn ended(&self, bytes: u64, throttled: bool) -> bool {
         let mut state = self.state();
         state.done += 1;

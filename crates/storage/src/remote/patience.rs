@@ -1,5 +1,5 @@
 //! Retries: which failures are final, how long to wait, and the deadline. `ask` is the loop of idempotent requests; ranges and creates
-//! have loops of their own, and call `again` too.
+//! have their own loops, which also call `again`.
 
 use std::future::Future;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub enum Verdict {
     },
 }
 
-/// How often a request was tried since it last made progress, and the error of the previous try.
+/// How often a request has been tried since it last made progress, and the error of the previous try.
 #[derive(Default)]
 pub struct Tries {
     pub count: u32,
@@ -131,7 +131,7 @@ pub fn wait(tries: u32, throttled: bool) -> Duration {
     longest.mul_f64(0.5 + f64::from(u16::from_le_bytes(random)) / f64::from(u16::MAX) / 2.0)
 }
 
-/// Convert an error and the noted ending of its request into a verdict.
+/// Convert an error and the recorded ending of its request into a verdict.
 pub fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verdict {
     let make = |code: &'static str, why: String| Error::new(code, format!("cannot {what}: {why}"));
     let again = |error: Error, throttled: bool, sent: bool| Verdict::Again { error, throttled, sent };

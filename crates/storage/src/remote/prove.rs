@@ -1,4 +1,4 @@
-//! Create-only puts: one at a time, and the proof that a store keeps to them.
+//! Create-only puts: one at a time, and the proof that a store honours them.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -15,8 +15,8 @@ use super::store::Remote;
 use crate::process::PerProcess;
 use crate::storage::{Created, Storage as _};
 
-/// Concurrent creates of one name, and rounds of them, that prove a store. In the first round connections are opened, so creates
-/// arrive one by one. Later they arrive together, and a server that checks before it writes accepts two of them.
+/// Number of concurrent creates of one name, and of rounds of them, that prove a store. The first round opens connections, so its creates
+/// arrive one by one. In later rounds they arrive together, and a server that checks before it writes accepts two of them.
 const RACERS: usize = 8;
 
 const RACES: usize = 3;
@@ -34,7 +34,7 @@ impl Remote {
         loop {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
             let payload = PutPayload::from_bytes(body.clone());
-            // One try gets only part of the deadline, because the next one may be answered.
+            // Each try gets only part of the deadline, because the next one may be answered.
             let patience = (live.patience.deadline / 4).clamp(Duration::from_secs(3), Duration::from_secs(15));
             let within = until.min(Instant::now() + patience);
             let (result, ending) = attempt(within, live.client.store.put_opts(&path, payload, options)).await;
@@ -54,7 +54,7 @@ impl Remote {
         }
     }
 
-    /// Run concurrent creates of one name, each repeated until its answer is certain. Returns why the store cannot be trusted, if so.
+    /// Run concurrent creates of one name, each repeated until its answer is certain. Returns the reason if the store cannot be trusted.
     fn race(&self, name: &str) -> Result<Option<&'static str>> {
         let live = self.live()?;
         let bodies: Vec<Bytes> = (0..RACERS).map(|racer| Bytes::from(format!("penstock {racer}"))).collect();

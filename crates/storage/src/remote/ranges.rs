@@ -1,4 +1,4 @@
-//! Reads of one range. Its pieces are filled as bytes arrive. A response that broke off is resumed where it ended. A request that
+//! Reads one range. Its pieces are filled as bytes arrive. A response that broke off is resumed where it ended. A request that
 //! takes unusually long may be sent twice.
 
 use std::sync::PoisonError;
@@ -136,7 +136,8 @@ impl Live {
             let error = match result {
                 Ok(None) => return Ok(filling.done),
                 Ok(Some(error)) => return Err(error.context(format!("cannot {}", asked.what))),
-                Err(_) if filling.done.len() == filling.pieces.len() => return Ok(filling.done), // It broke off after the last piece.
+                // The response broke off after the last piece.
+                Err(_) if filling.done.len() == filling.pieces.len() => return Ok(filling.done),
                 Err(error) => error,
             };
             if filling.taken > before {

@@ -1,4 +1,4 @@
-//! Receive many ranges at once: one task each, and one that waits for them.
+//! Receives many ranges at once: one task for each, and one that waits for them all.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -49,7 +49,7 @@ impl Remote {
             };
             tasks.spawn_on(task, runtime.handle());
         }
-        // One task waits for all others, so that the caller's thread is woken once and not for each range. Dropping a task set
+        // One task waits for all others, so that the caller's thread is woken once, rather than for each range. Dropping a task set
         // aborts its tasks.
         let broken = || Error::new("internal", "a network task failed");
         let mut all = JoinSet::new();

@@ -55,7 +55,7 @@ fn note(ending: Ending) {
 /// The host from which cloud machines get their credentials.
 const METADATA_HOST: &str = "169.254.169.254";
 
-/// Maximum bytes read of an error response. Error bodies are short.
+/// Maximum number of bytes read from an error response. Error bodies are short.
 const REFUSAL_BYTES: usize = 16 << 10;
 
 /// What a service reports: its counters, and the clock skew at the server's last answer.

@@ -28,7 +28,7 @@ use crate::process::PerProcess;
 use crate::ranges::{RangeRequest, RequestCost, Then};
 use crate::storage::{Created, ObjectWriter, Storage};
 
-// Cycle with `prove.rs`: that file and `receive.rs` hold the two long verbs of the store.
+// Cycle with `prove.rs`: that file and `receive.rs` implement the two longest verbs of the store.
 /// The most bytes requested over one connection at once.
 const RANGE_BYTES: u64 = 8 << 20;
 
@@ -41,10 +41,10 @@ const FIRST_NAMES: usize = 10;
 /// What to list.
 struct PageRequest<'a> {
     prefix: Option<String>,
-    /// Only what is directly below the prefix.
+    /// List only what is directly below the prefix.
     flat: bool,
     most: Option<usize>,
-    /// The token of the page before.
+    /// The token of the previous page.
     after: Option<&'a str>,
 }
 
@@ -59,7 +59,7 @@ pub struct Remote {
     live: PerProcess<Result<Arc<Live>>, Connect>,
     pub(super) hedge: bool,
     pub(super) deadline: Duration,
-    /// Number of consecutive creates whose answer was lost. Each waits longer than the one before.
+    /// Number of consecutive creates whose answer was lost. Each waits longer than the previous one.
     pub(super) lost: AtomicU32,
 }
 

@@ -1,9 +1,9 @@
-//! Measures the upper limit of reading from object storage: signed ranged GETs with the same HTTP library, bodies discarded.
+//! Measures the upper limit of reading from object storage: signed ranged GETs with the same HTTP library, discarding the bodies.
 //!
 //! `plain-gets BUCKET AT_ONCE` reads the standard AWS variables, and one batch per line of standard input. A batch is a list of
-//! ranges `key begin end`, separated by `;`. Batches run one after another, and the ranges of a batch up to AT_ONCE at a time.
-//! Prints seconds and received bytes without the first batch, which warms up.
-#![allow(unused_crate_dependencies)] // The library and the other binaries use the others.
+//! ranges `key begin end`, separated by `;`. Batches run one after another, with up to AT_ONCE ranges of a batch at a time. Prints the
+//! seconds and received bytes of all batches except the first, which is a warm-up.
+#![allow(unused_crate_dependencies)] // The library and the other binaries use the other dependencies.
 
 use std::io::BufRead as _;
 use std::sync::Arc;

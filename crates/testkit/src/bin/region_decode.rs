@@ -1,7 +1,7 @@
 //! Measures the upper limit of training on JPEGs: decoding random regions of the sizes that RandomResizedCrop draws, and nothing else.
 //!
 //! `region-decode FOLDER THREADS SECONDS` prints images per second.
-#![allow(unused_crate_dependencies)] // The library and the other binaries use the others.
+#![allow(unused_crate_dependencies)] // The library and the other binaries use the other dependencies.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};

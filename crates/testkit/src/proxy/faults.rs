@@ -32,7 +32,7 @@ pub(super) const NAMES: [(&str, Fault); 8] = [
     ("stale", Fault::Stale),
 ];
 
-/// The rate of each fault in requests per mille, and the settings for all faults.
+/// The rate of each fault per thousand requests, and the settings for all faults.
 #[derive(Debug, Clone, Default)]
 pub struct Faults {
     pub seed: u64,

@@ -1,8 +1,8 @@
 //! A proxy in front of an S3 server that imitates a bad network: it loses replies, resets connections, throttles, truncates
 //! bodies, delays replies, and returns stale listings. The seed and the number of a request decide its fault.
 //!
-//! Each connection has one thread. `GET /-/faults?seed=7&lose=10&…` changes the settings of a running proxy, with fault rates in
-//! requests per mille. `GET /-/counts` returns the counters as JSON.
+//! Each connection has one thread. `GET /-/faults?seed=7&lose=10&…` changes the settings of a running proxy, with fault rates per thousand
+//! requests. `GET /-/counts` returns the counters as JSON.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -34,7 +34,7 @@ struct Shared {
     state: Mutex<State>,
     requests: AtomicU64,
     at_once: AtomicU64,
-    /// The most requests that were answered at once.
+    /// The largest number of requests being answered at the same time.
     most_at_once: AtomicU64,
     /// Bytes of reply bodies passed on to clients, except listings and chunked bodies.
     body_bytes: AtomicU64,
@@ -63,7 +63,7 @@ impl Proxy {
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let shared = accepting.clone();
-                // A broken connection is intended here, so its error is ignored.
+                // Broken connections are intended here, so their errors are ignored.
                 std::thread::spawn(move || Connection { shared, client, upstream: None }.serve());
             }
         });
