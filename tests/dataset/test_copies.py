@@ -20,7 +20,7 @@ def batch(number):
 
 @pytest.fixture
 def source(tmp_path):
-    """A dataset of 100 commits with some fragments in pages and some in the newest record."""
+    """A dataset of 100 appends with some fragments in pages and some in the newest record."""
     ds = ps.create(tmp_path / "source", SCHEMA)
     for number in range(100):
         ds.append(batch(number))

@@ -164,7 +164,7 @@ for start in range(0, 400, 8):
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
     grown = int(subprocess.run([sys.executable, "-c", code, bucket], check=True, capture_output=True, text=True).stdout)
-    # The budget of 64 MiB; five parts of 8 MiB being uploaded; a batch of 8 MiB being read and returned.
+    # The budget of 64 MiB; four parts of 8 MiB being uploaded; a batch of 8 MiB being read and returned.
     assert grown <= 64 + 40 + 32, f"{grown} MiB for 400 MiB of samples"
 
 

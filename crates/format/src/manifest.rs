@@ -12,7 +12,7 @@ use crate::ids::{ObjectRef, PROVISIONAL, Run};
 
 /// A page has at most this many fragments.
 pub const PAGE_FRAGMENTS: usize = 512;
-/// The fragments of a page occupy at most this many bytes.
+/// The fragments of a page occupy at most this many bytes, unless it holds a single larger fragment.
 pub const PAGE_BYTES: usize = 64 << 10;
 /// Maximum number of runs of row ids in a fragment. More runs need an id block, which this release does not write.
 pub const FRAGMENT_RUNS: usize = 16;

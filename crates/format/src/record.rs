@@ -269,7 +269,7 @@ impl Record {
             })?,
             attachments: {
                 if cursor.flag()? {
-                    ObjectRef::parse(&mut cursor)?; // The complete change set. Only conflict checks load it.
+                    ObjectRef::parse(&mut cursor)?; // The complete change set, if the record holds only a summary. This release neither writes nor reads it.
                 }
                 cursor.list(23, |cursor| {
                     Ok(Attachment { kind: cursor.string()?, object: ObjectRef::parse(cursor)?, rows: cursor.list(9, Run::parse)? })

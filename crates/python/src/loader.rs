@@ -30,7 +30,7 @@ use crate::output::{byte_strings, imported_ragged, jsons, numpy_dtype, texts};
 use crate::recycle;
 use crate::view::View;
 
-/// The options that `penstock/loader.py` has checked and passes as JSON.
+/// The options that `penstock/loader/` has checked and passes as JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Declared {

@@ -54,7 +54,7 @@ fn closed() -> Error {
 
 #[pymethods]
 impl Transaction {
-    /// Append samples: name → prepared values (see `penstock.schema`). Row numbers in errors start at `first_row` of the user's input.
+    /// Append samples: name → prepared values (see `input`). Row numbers in errors start at `first_row` of the user's input.
     fn append(&self, py: Python<'_>, columns: &Bound<'_, PyDict>, validate: &str, first_row: u64) -> PyResult<()> {
         self.check_caller(py)?;
         let validate = media::validate(py, validate)?;

@@ -9,7 +9,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Return 2^28 pixels: more than any camera has, but few enough to be harmless (Pillow warns at 89 M and refuses at 179 M).
+    /// Return 2^28 pixels: more than nearly all cameras have, but few enough to be harmless (Pillow warns at 89 M and refuses at 179 M).
     fn default() -> Limits {
         Limits { pixels: 1 << 28 }
     }
@@ -37,7 +37,7 @@ pub struct Header {
 pub struct Outline {
     pub width: usize,
     pub height: usize,
-    /// Memory that decoding needs in addition to the pixels: the coefficients of a JPEG with several scans, else 0.
+    /// Memory that decoding needs in addition to the pixels: the coefficients of a JPEG with several scans, and the planes of a WebP.
     pub decoder_bytes: u64,
 }
 

@@ -185,7 +185,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Commit all samples or none. Cost: three syncs for a small commit.
+    /// Commit all samples or none. Cost: four syncs for a small commit on a local disk.
     pub fn commit(mut self, message: &str, author: &str, properties: &str) -> Result<(Receipt, Snapshot)> {
         self.check_open()?;
         if let Some(writer) = self.writer.take().filter(|writer| !writer.is_empty()) {

@@ -119,7 +119,7 @@ impl Reader {
     }
 
     /// Read a slice of each sample of a plan into buffers of the same sizes. `shapes` must have confirmed that all samples are tiled.
-    /// Buffers of nulls stay unchanged; those of damaged samples are zeroed. A slice outside its sample is refused. Cost: reads the
+    /// Buffers of nulls stay unchanged; those of samples with damaged tiles are zeroed. A slice outside its sample is refused. Cost: reads the
     /// checksum units that hold the slices, or whole compressed tiles, and makes one copy.
     pub fn slices(&self, column: &ColumnSpec, slices: &[Slice], outs: Vec<&mut [u8]>) -> Result<Nulls> {
         let (mut tiles, mut nulls) = (Tiles::default(), None);

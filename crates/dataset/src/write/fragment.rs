@@ -177,7 +177,7 @@ impl FragmentWriter {
                 Ok(done) => files.push(done),
                 Err(error) => {
                     for done in files {
-                        let _ = self.context.storage.delete(&data_name(done.id)); // An orphan is harmless; the collector finds it.
+                        let _ = self.context.storage.delete(&data_name(done.id)); // An orphan is harmless.
                     }
                     return Err(error);
                 }

@@ -1,5 +1,5 @@
 //! Values in transit through the transforms: motions change their geometry, then they are written to their places in a batch. An image
-//! stays encoded until it is written. `transform` chooses the motions.
+//! stays encoded until it is written. `operation` chooses the motions.
 
 use std::borrow::Cow;
 

@@ -1,7 +1,7 @@
 //! Transforms as data, and their effect on one sample. Names, defaults and units follow torchvision v2.
 //!
 //! Geometry consists of four motions: crop, resize and two mirrors. A crop that reaches beyond the image pads it. A transform draws its
-//! random numbers once and moves all columns in its `on` list; `cell` carries out the motions.
+//! random numbers once and moves all columns in its `on` list; `motion` carries out the motions.
 
 use penstock_codec::resize::{Filter, Resized};
 use penstock_error::{Error, Result};

@@ -225,7 +225,7 @@ impl ObjectWriter for LocalWriter {
 impl Drop for LocalWriter {
     fn drop(&mut self) {
         if self.file.take().is_some() {
-            let _ = self.files.remove(&self.path); // An orphan is harmless; the collector finds it.
+            let _ = self.files.remove(&self.path); // An orphan is harmless.
         }
     }
 }
