@@ -97,7 +97,7 @@ __all__ = [
     "transforms",
 ]
 
-# Where public names come from. Each is imported on first use, so that `import penstock` and `penstock --help` are quick.
+# Maps each module to its public names. A name is imported on first use, so that `import penstock` and `penstock --help` start quickly.
 _NAMES = {
     "penstock.columns.blob": "Bytes",
     "penstock.columns.boxes": "Boxes",
@@ -144,7 +144,9 @@ def __dir__() -> list[str]:
 
 
 def _load() -> None:
-    """Import everything but leaf modules. A child that is forked during an import of another thread would wait for that import forever."""
+    """Import everything except the leaf modules. If another thread were importing during a fork, the child would wait for that import
+    forever.
+    """
     for module in ("numpy.ma", "numpy.random", *_NAMES):
         importlib.import_module(module)
 

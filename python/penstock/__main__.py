@@ -1,4 +1,4 @@
-"""Entry point of `python -m penstock`."""
+"""Entry point for `python -m penstock`."""
 
 from penstock.cli import main
 

@@ -1,4 +1,4 @@
-"""Rows that a separate thread reads ahead. Only `arrow.scan` uses it."""
+"""Reads rows ahead in a separate thread. Only `arrow.scan` uses this module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class Ahead(Generic[Result]):
-    """The result of `read`, which runs in a thread. Without that thread, as in a forked child, `result` calls `read`."""
+    """The result of `read`, which runs in a separate thread. If that thread does not exist, as in a forked child, `result` calls `read`."""
 
     def __init__(self, read: Callable[[], Result]) -> None:
         self._read, self._process = read, os.getpid()
@@ -25,7 +25,7 @@ class Ahead(Generic[Result]):
         self._at_work.acquire()
         try:
             threading.Thread(target=self._run, name="penstock-scan", daemon=True).start()
-        except RuntimeError:  # No thread could be started: `result` reads.
+        except RuntimeError:  # No thread could be started, so `result` calls `read`.
             self._at_work.release()
 
     def _run(self) -> None:
@@ -44,13 +44,15 @@ class Ahead(Generic[Result]):
         self._wait()
 
     def _wait(self) -> None:
-        """Wait for a lock instead of `join`: garbage collection may call this while Python starts a thread and holds a lock of `join`."""
+        """Wait for a lock instead of calling `join`: garbage collection may run this while Python is starting a thread and holds a lock
+        that `join` needs.
+        """
         if os.getpid() == self._process and threading.get_ident() != self._worker:
             with self._at_work:
                 pass
 
     def result(self) -> Result:
-        """Wait for the result. Raises the error of `read`."""
+        """Wait for the result. Re-raises any error from `read`."""
         self._wait()
         if self._error is not None:
             raise self._error

@@ -1,4 +1,4 @@
-"""Views as Arrow: record batches for scan, and the C stream that DuckDB, Polars and pandas read.
+"""Views as Arrow: record batches for `scan`, and the C stream that DuckDB, Polars and pandas read.
 
 A leaf module: only `View.scan` and `View.__arrow_c_stream__` import it. The core cuts a scan into groups (`Scan` in
 crates/dataset/src/read/scan.rs), and each column type builds its arrays. Source: Arrow columnar format 1.5, C stream interface.
@@ -38,7 +38,7 @@ def reader(view: View, columns: Sequence[str] | None, batch_size: int) -> pa.Rec
     """Return a reader over the whole view."""
     view = view._as_it_is()
     names = list(view.schema) if columns is None else _names(columns) or []
-    view._view.take((0, 0), names, "flat")  # A missing column raises here, not in mid-stream.
+    view._view.take((0, 0), names, "flat")  # A missing column raises an error here, not mid-stream.
     return pa.RecordBatchReader.from_batches(arrow_schema(view, names), scan(view, names, batch_size))
 
 
@@ -67,7 +67,7 @@ class _Rows:
         }
 
     def read(self, start: int, end: int, keep: bool) -> pa.RecordBatch:
-        """Read rows. `keep` is whether the block cache keeps what is read for them."""
+        """Read rows. `keep`: whether the block cache keeps the blocks that are read."""
         batch = self._view._view.take((start, end), self._names, "flat", scan=keep)
         arrays = [
             kind.to_arrow(batch[name], self._words.get(name)) if (kind := self._kinds.get(name)) else pa.array(batch[name])
@@ -87,7 +87,7 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
 
 
 def _batches_ahead(view: View, names: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:
-    """Yield batches out of groups that other threads read ahead."""
+    """Yield batches cut from groups that other threads read ahead."""
     rows, cuts = _Rows(view, names), view._view.scan(names, batch_size)
     groups: collections.deque[Ahead[pa.RecordBatch]] = collections.deque()
 
@@ -120,7 +120,7 @@ def _cut(group: pa.RecordBatch, most_rows: int, most_bytes: int) -> Iterator[pa.
 
 
 def _without_columns(rows: int, batch_size: int) -> Iterator[pa.RecordBatch]:
-    """Yield batches without columns, which still have rows."""
+    """Yield batches that have rows but no columns."""
     for start in range(0, rows, batch_size):
         yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(batch_size, rows - start), pa.struct([])))
 

@@ -22,8 +22,9 @@ def configure(*, memory_bytes: int | None = None, threads: int | None = None, im
     """Set the budgets of this process and return all current budgets.
 
     Units: `memory_bytes` for caches and writers together (default 512 MiB, or an eighth of the cgroup's limit if less; at least 16 MiB).
-    A dataset opened afterwards keeps up to a quarter of it as data-file metadata. `threads` is the most that one call may use (default: the
-    available processors divided by LOCAL_WORLD_SIZE). `image_pixels` is the most that one image may have (default 2^28).
+    A dataset opened afterwards may use up to a quarter of it for data-file metadata. `threads`: the most threads that one call may use
+    (default: the available processors divided by LOCAL_WORLD_SIZE). `image_pixels`: the most pixels that one image may have (default
+    2^28).
 
     >>> configure(threads=2)["threads"]
     2
@@ -80,15 +81,15 @@ def open(
     io: str = "auto",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Open a dataset at its newest snapshot, or at the one named.
+    """Open a dataset at its newest snapshot, or at `snapshot` if given.
 
     `uri` is a path, file://, memory://, s3://, gs://, az://, or http(s):// for reading. `io` selects how local files are read:
-    "auto" and "mapped" map them, "buffered" reads only the ranges that a take needs, "direct" does so without the page cache.
+    "auto" and "mapped" map them, "buffered" reads only the ranges that a take needs, "direct" does the same but bypasses the page cache.
 
     `storage_options` for S3: endpoint_url, region, profile, access_key_id, secret_access_key, session_token, anonymous (bool),
     virtual_hosted (bool), ca_bundle (path of a PEM file). An option that is not given comes from its AWS_… variable or profile.
     For every object store: timeout_seconds (deadline of one operation, default 60), hedge (bool: send a second request for a
-    range that takes unusually long). A pickled handle carries the options without the three secrets.
+    range that takes unusually long). A pickled handle carries the options except the three secrets.
 
     Cost: on local disk, reads of the hint, the record and the root, and two look-ups. On object storage, three requests: a listing
     of one name, the record and the root. The cost does not grow with the number of samples. Opening a local copy also lists its
@@ -140,16 +141,16 @@ class Commit:
 
 
 class Dataset(View):
-    """The versioned root at one snapshot: a `View` that can also write.
+    """A dataset at one snapshot: a `View` that can also write.
 
-    A handle sees its own commits at once and other commits after `refresh()`.
+    A handle sees its own commits immediately, and those of other writers after `refresh()`.
     """
 
     def __init__(self, snapshot: _core.Snapshot) -> None:
         super().__init__(snapshot, snapshot.view())
 
     def _move(self, snapshot: _core.Snapshot) -> None:
-        """Move to a later snapshot. Two threads may commit through one handle: it ends at the later snapshot."""
+        """Move to a later snapshot. Two threads may commit through one handle, which then ends up at the later snapshot."""
         view = snapshot.view()
         if snapshot.number >= self._snapshot.number:
             self._snapshot, self._view = snapshot, view
@@ -166,9 +167,9 @@ class Dataset(View):
         """Append samples as one commit: column → one value per sample. None is a null, and an omitted column is null throughout.
 
         Cost: writes the bytes to data files once, encoded on all threads, then three syncs. `validate="decode"` checks every pixel
-        of media, `"header"` only their headers. Memory: `ps.configure(memory_bytes=…)` on top of the caller's data.
+        of media, `"header"` only their headers. Memory: up to `ps.configure(memory_bytes=…)`, in addition to the caller's data.
         Raises: InvalidInputError (invalid-value, column-lengths-differ), CorruptError (media-undecodable, with `.rows`),
-        NotFoundError (column-not-found). On any error nothing is committed.
+        NotFoundError (column-not-found). On any error, nothing is committed.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://append", {"year": "int32"})
@@ -201,9 +202,9 @@ class Dataset(View):
         return self._snapshot.verify(progress)
 
     def pins(self) -> dict[str, str]:
-        """List pins: name → snapshot id. A pinned snapshot is never collected; `loader(pin=True)` sets such pins.
+        """List pins: name → snapshot id. A pinned snapshot is never collected; `loader(pin=True)` creates such pins.
 
-        Cost: finding the newest names record, and one request for each.
+        Cost: finding the newest names record, and one request per record since the last call.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://pins", {"number": "int32"})
@@ -221,13 +222,13 @@ class Dataset(View):
             raise NotFoundError(f"`{self.uri}` has no pin {name!r}", code="object-not-found", hint="see ds.pins()")
 
     def vocabulary(self, column: str) -> list[str]:
-        """List the words of a label or category column, by code."""
+        """List the words of a label or category column, in the order of their codes."""
         kind = self.schema.get(column)
         names = getattr(kind, "names", None)
         return list(names) if names is not None else self._snapshot.vocabulary(column)
 
     def layout(self) -> dict[str, dict[str, int]]:
-        """Return the storage of each column: stored_bytes, blocks, data_files. Cost: reads the tail of every data file."""
+        """Return what each column occupies in storage: stored_bytes, blocks, data_files. Cost: reads the tail of every data file."""
         return {
             name: {"stored_bytes": stored, "blocks": blocks, "data_files": files} for name, stored, blocks, files in self._snapshot.layout()
         }

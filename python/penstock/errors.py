@@ -1,6 +1,6 @@
-"""The error classes: one per kind, where a kind is what the caller can do next. `code` is stable; `hint` is the remedy.
+"""The error classes, one per kind. The kind says what the caller can do next. `code` is stable; `hint` is the remedy.
 
-Source: crates/error/src/lib.rs, which holds the table of codes; tests keep both in step.
+Source: crates/error/src/lib.rs, which has the table of codes; tests keep the two in sync.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ class Error(Exception):
     """Base class of all Penstock errors. `code` is stable; `rows` are positions in the caller's request, if any.
 
     `row_ids` identify the samples that cannot be read. `column` and `object` name the affected column and stored object, if known.
-    No caller needs to parse the message.
+    Callers never need to parse the message.
 
     >>> import penstock as ps
     >>> try:
@@ -55,11 +55,11 @@ class Error(Exception):
         return f"{self._prefix}{': ' if self._prefix else ''}{self._reason}"
 
     def _within(self, prefix: str) -> None:
-        """Prepend the operation that failed to the message."""
+        """Prepend the failed operation to the message."""
         self._prefix = f"{prefix}{': ' if self._prefix else ''}{self._prefix}"
 
     def _place(self, first_row: int, column: str | None = None) -> None:
-        """Make rows relative to the start of the user's call and set the column; only the first call has an effect."""
+        """Make rows relative to the start of the user's input, and set the column. Calling this again has no effect."""
         if not self._placed:
             self.column = self.column or column
             self._row = None if self._row is None else self._row + first_row
@@ -114,7 +114,7 @@ class InvalidInputError(Error, ValueError):
 
 
 class CorruptError(Error):
-    """Stored bytes, or media offered for storing, are damaged."""
+    """Stored bytes, or media to be stored, are damaged."""
 
     code = "object-malformed"
 

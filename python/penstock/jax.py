@@ -15,8 +15,8 @@ from penstock.view import Batch
 def arrays(batch: Batch) -> Batch:
     """Put the arrays of a batch on JAX's default device. Lists, text and `Ragged` stay unchanged; timestamps become int64 microseconds.
 
-    Cost: one copy. Unless `jax_enable_x64` is set, JAX narrows 64-bit numbers to 32 bits, and floats lose digits.
-    Raises: InvalidInputError if narrowing would change a whole number, as it would any recent timestamp, or overflow a float.
+    Cost: one copy. Unless `jax_enable_x64` is set, JAX narrows 64-bit numbers to 32 bits, and floats lose precision. Raises:
+    InvalidInputError if narrowing would overflow a float or change a whole number, such as any recent timestamp.
     """
     return {
         name: _array(values, name) if isinstance(values, np.ndarray) and values.dtype.kind in "biufcMV" else values

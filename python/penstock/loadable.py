@@ -1,4 +1,4 @@
-"""What a loader can be made of: views and mixtures. Holds the one signature of `loader(…)`."""
+"""What a loader can read: views and mixtures. Defines the only signature of `loader(…)`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LastBatch = Literal["short", "drop", "pad"]
 
 
 class Loadable:
-    """Base of views and mixtures."""
+    """Base class of views and mixtures."""
 
     # Over 6 parameters: each is a training option, passed by keyword and shown by help() and editors.
     def loader(
@@ -41,17 +41,18 @@ class Loadable:
         progress: bool = False,
         pin: bool = False,
     ) -> Loader:
-        """Make a loader: training batches of these samples, in one order for any number of ranks and threads, resumable at any step.
+        """Make a loader: training batches in an order that does not depend on the number of ranks and threads, resumable at any step.
 
-        `batch_size` per rank, or `global_batch_size`. `shuffle`: True (a full permutation), False, `ps.Window` or `ps.Replacement`; `seed`.
-        `columns`: may also name `_row_id`, `_position`, `_step`, `_valid` and `_source`. `outputs`: {result: column}, for two results of
-        one column. `transform`: a list of `penstock.transforms`, then functions `fn(sample, rng)`, then `T.PerBatch`.
-        `decode=False` returns images as stored bytes. `output`: "numpy", "torch" or "jax". `last_batch`: "short", "drop" or "pad".
-        `rank` and `world_size`: by default those of torchrun. `on_corrupt`: "raise", "substitute" (use another sample) or "mask" (use
-        another sample and set `_valid` to False). `nulls`: {column: value or "mask"}. `order_block_samples`: draws that are divided
-        among lanes or a mixture's sources at a time, by default a global batch. `memory_bytes` and `threads`: budgets, by default those
-        of `ps.configure`. `python_workers`: processes for your functions. `progress`: a live line. `pin=True` keeps the snapshot,
-        and the snapshot of a loaded state, from being collected until `ds.unpin`. It writes a record, so the dataset must be writable.
+        Give `batch_size` per rank, or `global_batch_size`. `shuffle`: True (a full permutation), False, `ps.Window` or `ps.Replacement`.
+        `seed`: of the order and of random transforms. `columns`: may also name `_row_id`, `_position`, `_step`, `_valid` and `_source`.
+        `outputs`: {result: column}, for example for two results from one column. `transform`: a list of `penstock.transforms`, then
+        functions `fn(sample, rng)`, then `T.PerBatch`. `decode=False` returns images as stored bytes. `output`: "numpy", "torch" or "jax".
+        `last_batch`: "short", "drop" or "pad". `rank` and `world_size`: by default those of torchrun. `on_corrupt`: "raise", "substitute"
+        (use another sample) or "mask" (use another sample and set `_valid` to False). `nulls`: {column: value or "mask"}.
+        `order_block_samples`: how many draws at a time are divided among lanes or a mixture's sources, by default a global batch.
+        `memory_bytes` and `threads`: budgets, by default those of `ps.configure`. `python_workers`: processes for your functions.
+        `progress`: show a live progress line. `pin=True` prevents the snapshot, and the snapshot of a loaded state, from being collected
+        until `ds.unpin`. It writes a record, so the dataset must be writable.
 
         Shapes: images (B, H, W, 3) uint8 if a transform makes their sizes equal, else a list; in torch, (B, 3, H, W) in channels_last
         memory. Fixed columns are (B, …), ragged columns `Ragged`, text and bytes lists. You own the batches and may write to them.

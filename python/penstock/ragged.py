@@ -14,7 +14,7 @@ from penstock.values.dtypes import filler
 
 
 class Padded(NamedTuple):
-    """Ragged values padded to one shape, and the mask of real values."""
+    """Ragged values padded to one shape, and a mask that marks the real values."""
 
     values: Any
     mask: Any
@@ -47,7 +47,7 @@ class Ragged(Sequence[Any]):
         self.shapes = shapes
         self.nulls = nulls
         inner = tuple(int(size) for size in values.shape[1:])
-        # The size of each dimension that all arrays share, None for free dimensions, as in a schema.
+        # The sizes of the dimensions, with None for each free dimension, as in a schema.
         self.form = (None,) * (shapes.shape[1] - len(inner)) + inner if form is None else form
 
     @classmethod
@@ -125,7 +125,9 @@ class Ragged(Sequence[Any]):
         return Padded(values, self._like(mask))
 
     def to_nested(self) -> Any:
-        """Return a torch nested tensor. If only the first dimension is free, it has jagged layout and shares memory."""
+        """Return a torch nested tensor. If only the first dimension is free, it has the jagged layout and shares memory with this
+        object.
+        """
         import torch
 
         from penstock.torch import tensor_of
@@ -153,7 +155,7 @@ class Ragged(Sequence[Any]):
 
 
 def from_core(parts: tuple[Any, Any, Any, Any], form: tuple[int | None, ...]) -> Ragged:
-    """Build a `Ragged` from the core's flat values, with the fixed inner dimensions if only the first is free."""
+    """Build a `Ragged` from the core's flat values. If only the first dimension is free, its values keep the fixed inner dimensions."""
     flat, offsets, shapes, nulls = parts
     inner = form[1:]
     if form and form[0] is None and None not in inner:

@@ -1,4 +1,4 @@
-"""The schema: column types by name, and their JSON in the core. A new type is a file of `columns/` and an entry of TYPES."""
+"""The schema: column types by name, and their JSON form for the core. A new type needs a file in `columns/` and an entry in TYPES."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class TorchDataset(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
     def __init__(self, view: View, columns: Sequence[str] | None = None) -> None:
         self.view = view
         self.columns = None if columns is None else list(columns)
-        view.take([], columns=self.columns)  # Raises for a missing column.
+        view.take([], columns=self.columns)  # Raises an error if a column is missing.
 
     def __len__(self) -> int:
         return len(self.view)
@@ -44,7 +44,7 @@ class TorchDataset(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
 
 
 class Samples(Sequence[Any]):
-    """The samples of one batch as dicts, made on access, for `default_collate`. `collate` uses `batch` directly."""
+    """The samples of one batch as dicts, created on access, for `default_collate`. `collate` uses `batch` directly."""
 
     def __init__(self, batch: Batch, count: int, forms: Mapping[str, str]) -> None:
         self.batch, self.samples = batch, count
@@ -66,10 +66,10 @@ class Samples(Sequence[Any]):
 class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
     """Penstock's order for a DataLoader: `DataLoader(view.torch(), batch_size=B, sampler=Sampler(view, batch_size=B, seed=0), …)`.
 
-    Yields this rank's positions of one epoch, the same as `view.loader(batch_size=B, shuffle=…, seed=…)`. Call `set_epoch` as with
-    DistributedSampler. A DataLoader requests positions before it delivers their batches, so pass the number of batches of the epoch
-    that you trained on: `state_dict(batches=…)`. Every rank gets equally many positions. If they do not divide evenly, some positions
-    of the last batch repeat; with `last_batch="drop"` that batch is left out.
+    Yields this rank's positions of one epoch, in the order of `view.loader(batch_size=B, shuffle=…, seed=…)`. Call `set_epoch` as with
+    DistributedSampler. A DataLoader requests positions before it delivers their batches, so pass the number of this epoch's batches that
+    you have trained on: `state_dict(batches=…)`. Every rank gets the same number of positions. If they do not divide evenly, some
+    positions of the last batch repeat; with `last_batch="drop"` that batch is left out.
 
     >>> import penstock as ps, torch
     >>> ds = ps.create("memory://sampler", {"number": "int64"})
@@ -81,7 +81,7 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
     True
     """
 
-    # Over 6 parameters: each is an option of training, given by its keyword.
+    # Over 6 parameters: each is a training option, passed by keyword.
     def __init__(
         self,
         view: View,
@@ -139,7 +139,7 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
 
 
 def collate(samples: Any) -> dict[str, Any]:
-    """Make tensors of a batch: fixed shapes become (B, …) tensors, images of one size (B, C, H, W) in channels_last memory.
+    """Convert a batch to tensors: fixed shapes become (B, …) tensors, images of one size (B, C, H, W) in channels_last memory.
 
     Images of different sizes become a list of (C, H, W) tensors, ragged values a list of tensors. Text, JSON and bytes stay lists.
     Timestamps become int64 microseconds. Cost: no copy for fixed shapes. Raises: InvalidInputError for nulls in a fixed column.
@@ -153,7 +153,7 @@ def collate(samples: Any) -> dict[str, Any]:
 
 
 def tensors(batch: Batch, images: frozenset[str]) -> dict[str, Any]:
-    """Make tensors of a loader's batch without copies. Images become (B, C, H, W) in channels_last memory; `Ragged` holds tensors."""
+    """Convert a loader's batch to tensors without copies. Images become (B, C, H, W) in channels_last memory; `Ragged` holds tensors."""
     return {name: _loaded(name, values, name in images) for name, values in batch.items()}
 
 
@@ -182,7 +182,7 @@ def _transpose(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _joined(name: str, values: Any, form: str | None) -> Any:
-    """Collate a column of samples that were read one by one, to the same form as in a batch."""
+    """Collate a column of samples that were read one by one, into the same form as in a batch."""
     if form == "ragged":
         return [None if value is None else tensor_of(np.ascontiguousarray(value)) for value in values]
     if form == "fixed" and isinstance(values, list) and any(value is None for value in values):

@@ -104,7 +104,7 @@ class Transaction:
             return self._schema[name].rows(values)
 
     def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> None:
-        """Append rows start…end of columns prepared by `_ready`, in one call of the core: all of the rows or none."""
+        """Append rows start…end of columns prepared by `_ready`, in one call to the core: all of the rows or none."""
         prepared = {}
         for name, values in ready.items():
             with _naming(name, start):
@@ -141,7 +141,7 @@ class Transaction:
 
 
 def _named(column: str, first_row: int, pull: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `pull` so that Penstock errors name the column and row; exceptions of the value's source pass through unchanged."""
+    """Wrap `pull` so that Penstock errors name the column and row; exceptions from the source of the value pass through unchanged."""
 
     def named(*arguments: Any) -> Any:
         try:

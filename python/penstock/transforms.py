@@ -1,6 +1,6 @@
 """Transforms that the core applies, with the names, defaults and units of torchvision v2. Pass them to `loader(transform=[…])`.
 
-Each works `on` one result or several at once, by name (default: the only image). Its random numbers are drawn once per sample, so that
+Each applies to one or more results, which `on` names (default: the only image). Its random numbers are drawn once per sample, so that
 boxes, masks and keypoints follow the image. Images have the mode of `ps.Image(mode=…)`, RGB uint8 by default, until ToDtype or
 Normalize. Tensors keep their own dtype; crops, pads and flips apply to their first dimensions. Callables `fn(sample, rng)` come
 after these transforms, `PerBatch(fn)` and `Tokenize` last.
@@ -57,7 +57,7 @@ def _sizes(value: Any, what: str, square: bool) -> list[int]:
 
 
 def _padding(value: Any) -> list[int]:
-    """Read torchvision's padding: all sides; left and right, top and bottom; or left, top, right, bottom."""
+    """Parse torchvision's padding: all sides; left and right, top and bottom; or left, top, right, bottom."""
     sides = _numbers(value, "padding")
     if not all(isinstance(side, int) and abs(side) <= MOST for side in sides) or len(sides) not in (1, 2, 4, 6, 8):
         raise InvalidInputError(f"padding={value!r}, expected 1, 2 or 4 whole numbers", code="invalid-argument")
@@ -66,7 +66,7 @@ def _padding(value: Any) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Transform:
-    """Base of the transforms that the core applies."""
+    """Base class of the transforms that the core applies."""
 
     op: ClassVar[str]
 
@@ -77,12 +77,12 @@ class Transform:
 
 @dataclasses.dataclass(frozen=True)
 class Resize(Transform):
-    """Resize to (height, width). One number sets the shorter side and keeps the ratio. Masks use the nearest pixel.
+    """Resize to (height, width). One number sets the shorter side and keeps the aspect ratio. Masks use the nearest pixel.
 
     `interpolation`: nearest (the pixel at the corner), nearest-exact (at the centre) and bilinear match torchvision; also bicubic
-    (a = -0.5, as in Pillow) and lanczos. The last two run the vertical pass first. Where a pass overshoots white or black, noise therefore
-    differs from torchvision and Pillow by up to 20 levels.
-    `decode`: "exact", or "fast", which decodes a JPEG much larger than the result at half, a quarter or an eighth of its size.
+    (a = -0.5, as in Pillow) and lanczos. The last two run the vertical pass first. Where a pass overshoots white or black, results on
+    noise therefore differ from torchvision and Pillow by up to 20 levels. `decode`: "exact", or "fast", which decodes a JPEG much larger
+    than the result at half, a quarter or an eighth of its size.
     """
 
     size: int | Sequence[int]
@@ -102,7 +102,7 @@ class Resize(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class CenterCrop(Transform):
-    """Cut out the middle, (height, width) or a square. Smaller inputs are padded with zeros."""
+    """Cut out the centre. `size` is (height, width), or one number for a square. Smaller inputs are padded with zeros."""
 
     size: int | Sequence[int]
     on: On = None
@@ -158,7 +158,7 @@ class RandomResizedCrop(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class RandomHorizontalFlip(Transform):
-    """Mirror left and right with probability p."""
+    """Flip horizontally with probability p."""
 
     p: float = 0.5
     on: On = None
@@ -170,7 +170,7 @@ class RandomHorizontalFlip(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class RandomVerticalFlip(Transform):
-    """Mirror top and bottom with probability p."""
+    """Flip vertically with probability p."""
 
     p: float = 0.5
     on: On = None
@@ -182,7 +182,7 @@ class RandomVerticalFlip(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class Pad(Transform):
-    """Add borders of `fill`: one number, (left and right, top and bottom), or (left, top, right, bottom)."""
+    """Add borders filled with `fill`. `padding` is one number, (left and right, top and bottom), or (left, top, right, bottom)."""
 
     padding: int | Sequence[int]
     fill: float = 0
@@ -195,7 +195,7 @@ class Pad(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class Normalize(Transform):
-    """Compute (value - mean) / std by channel, after scaling whole numbers to 0–1. Returns float32, or the dtype of an earlier ToDtype."""
+    """Compute (value - mean) / std per channel, after scaling whole numbers to 0–1. Returns float32, or the dtype of an earlier ToDtype."""
 
     mean: Sequence[float]
     std: Sequence[float]
@@ -257,9 +257,9 @@ class TokenChunks(Transform):
 
 
 class PerBatch:
-    """Apply `fn(batch)` to whole batches, after all other stages. It returns the batch to deliver."""
+    """Apply `fn(batch)` to whole batches, after all other stages. `fn` returns the batch to deliver."""
 
-    # The columns that it is known to add.
+    # The columns that this stage is known to add.
     gives: Sequence[str] = ()
 
     def __init__(self, fn: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -275,9 +275,9 @@ class PerBatch:
 class Tokenize(PerBatch):
     """Tokenize a text column batch by batch with the `tokenizers` library. Adds `input_ids` and `attention_mask`, int64 (B, length).
 
-    `tokenizer`: a `tokenizers.Tokenizer`, or any object with the same `encode_batch`. `length`: cut and pad to this length, at least 1;
-    None pads to the longest text of the batch. Cost: runs on the library's own threads, without the GIL.
-    Raises: InvalidInputError if the batch already has these columns.
+    `tokenizer`: a `tokenizers.Tokenizer`, or any object with a compatible `encode_batch`. `length`: truncate and pad to this length, at
+    least 1; None pads to the longest text of the batch. Cost: runs on the library's own threads, without the GIL. Raises:
+    InvalidInputError if the batch already has these columns.
     """
 
     gives = ("input_ids", "attention_mask")

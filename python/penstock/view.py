@@ -134,9 +134,11 @@ class View(Loadable):
         return f"open the {what} that the state was taken with"
 
     def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int, int, float]:
-        """Return bytes of these columns in the snapshot: stored, decoded, one block each, from first to last block, and one sample.
+        """Return the sizes in bytes of these columns in the snapshot: stored, decoded, one block each, from first to last block, and one
+        sample.
 
-        Blocks count only for columns whose samples share blocks. A sample is decoded: the mean of the fragments that have the column.
+        Blocks count only for columns whose samples share blocks. The size of one sample is its decoded size: the mean over the fragments
+        that have the column.
         """
         return self._snapshot.column_bytes(list(columns))
 
@@ -145,7 +147,9 @@ class View(Loadable):
         return self._snapshot.handle()
 
     def _kept_bytes(self, columns: Sequence[str]) -> tuple[int, int, int]:
-        """Return the bytes that reading these columns keeps of unmapped data files: of all, of the largest, and the limit."""
+        """Return the bytes that stay in memory after these columns of unmapped data files are read: for all files, for the largest, and
+        the limit.
+        """
         return self._snapshot.kept_bytes(list(columns))
 
     def __len__(self) -> int:
@@ -225,9 +229,9 @@ class View(Loadable):
         A batch has fewer rows if it would otherwise take more than an eighth of the memory budget. Labels and categories become
         dictionary<string>, images binary, ragged tensors struct{data, shape}. The view is also an Arrow C stream, so
         `duckdb.from_arrow`, `polars.from_arrow` and `pyarrow.table(ds)` accept it directly.
-        Cost: one copy. Holds one batch; if files are not mapped, three groups, of which two are read ahead. A group takes 8 MiB or
-        more, up to 1/32 of the memory budget. If another thread is inside pyarrow during a fork, pyarrow's allocator may wait forever in the child. Spawn
-        children, or set ARROW_DEFAULT_MEMORY_POOL=system. `take` has no such limit.
+        Cost: one copy. Holds one batch or, if files are not mapped, three groups, two of which are read ahead. A group takes 8 MiB or
+        more, up to 1/32 of the memory budget. If another thread is inside pyarrow during a fork, pyarrow's allocator may deadlock in the
+        child. Spawn children, or set ARROW_DEFAULT_MEMORY_POOL=system. `take` has no such limitation.
         """
         from penstock import arrow
 
@@ -302,7 +306,7 @@ def slice_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[int
         axes = len(shape) - named if part is Ellipsis else _axes_of(part)
         if len(box) + axes > len(shape):
             raise OutOfRangeError(f"cannot read {key}: more indices than the {len(shape)} dimensions of the sample", rows=[])
-        if axes != 1 or part is Ellipsis:  # Masks of several dimensions, or None, True and False, which use no dimension.
+        if axes != 1 or part is Ellipsis:  # Masks of several dimensions, or None, True and False, which consume no dimension.
             box += [(0, size) for size in shape[len(box) : len(box) + axes]]
             inner.append(part)
             continue
@@ -315,7 +319,7 @@ def slice_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[int
 
 
 def _axes_of(part: Any) -> int:
-    """Return how many dimensions one index uses."""
+    """Return how many dimensions one index consumes."""
     if part is None or part is Ellipsis or isinstance(part, bool | np.bool_):
         return 0
     return part.ndim if isinstance(part, np.ndarray) and part.dtype == bool else 1
@@ -365,9 +369,10 @@ class Column:
         return len(self._view)
 
     def __getitem__(self, key: Any) -> Any:
-        """Read values. A tuple is one position, or several, and then the index of a slice of the tensor.
+        """Read values. In a tuple, the first item selects one or more samples, and the rest is an index into each tensor.
 
-        Cost: that of `take` of this column. For tiled samples, only the tiles that overlap the smallest contiguous slice around the key.
+        Cost: that of `take` for this column. For tiled samples, it reads only the tiles that overlap the smallest contiguous slice around
+        the key.
         """
         view = self._view._view
         if isinstance(key, tuple):
@@ -389,7 +394,7 @@ class Column:
         return unwrap(view.take(np.array([position], dtype=np.int64), [self.name])[self.name])
 
     def _parts(self, which: Any, key: tuple[Any, ...]) -> Any:
-        """Read a part of one sample or of each of several. Tiled samples cost only the tiles that hold the part."""
+        """Read a part of one sample, or of each of several samples. For tiled samples, reads only the tiles that hold the part."""
         position = one_position(which) if not isinstance(which, slice) else None
         if isinstance(which, slice):
             positions = np.arange(len(self), dtype=np.int64)[which]

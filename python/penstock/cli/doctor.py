@@ -11,9 +11,9 @@ def doctor(
     uri: str = typer.Argument(help="A location for datasets: s3://bucket/prefix, a folder, …"),
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
 ) -> None:
-    """Test a location for datasets and measure it: permissions, create-only puts, latency, rates, clock.
+    """Test and measure a location for datasets: permissions, create-only puts, latency, rates, clock.
 
-    Writes test objects, one of them 32 MiB, and removes them. Exits with 1 if something that datasets need does not work.
+    Writes test objects, one of them 32 MiB, and removes them. Exits with 1 if anything that datasets need does not work.
     """
     from rich.markup import escape
     from rich.table import Table

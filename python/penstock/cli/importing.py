@@ -10,7 +10,7 @@ import typer
 from penstock.cli.texts import TYPES_HELP
 
 
-# Over 6 parameters: each is an option of the command line.
+# Over 6 parameters: each is a command-line option.
 def import_(
     source: Annotated[str, typer.Argument(help="A folder of images (class = parent folder), or a CSV, TSV, JSONL, Parquet or Arrow file.")],
     destination: Annotated[str, typer.Argument(help="A new dataset, or an existing one with these columns, to append to.")],
@@ -29,7 +29,7 @@ def import_(
     as_json: Annotated[bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}], left_out}.")] = False,
 ) -> None:
     """Import files as one commit, and report every refused item."""
-    # Not at the top, so that `--help` is quick: pyarrow alone takes a third of a second.
+    # Imported here, so that `--help` is quick: importing pyarrow alone takes a third of a second.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

@@ -22,12 +22,12 @@ from penstock.schema import TYPES
 # With COLUMNS=0, Rich would print tables of width 0.
 WIDTH = 80 if os.environ.get("COLUMNS") == "0" else None
 console = Console(width=WIDTH)
-# What the command has committed. `main` reports it even after a failed print, so that the user does not repeat it.
+# What the command has committed. `main` reports this even if printing fails, so that the user does not run the command again.
 done = ""
 
 
 def parse_type(text: str) -> ColumnType:
-    """Read a type argument, such as `int32`, `label:cat,dog` or `tensor:float32:3x?`."""
+    """Parse a type argument, such as `int32`, `label:cat,dog` or `tensor:float32:3x?`."""
     name, _, rest = text.partition(":")
     try:
         return TYPES[name].from_text(rest) if name in TYPES and name != Scalar.type else Scalar.from_text(text)
@@ -49,13 +49,13 @@ def parse_types(arguments: list[str]) -> dict[str, ColumnType]:
 
 
 def print_json(value: Any) -> None:
-    """Print a value for a script: one line of JSON."""
+    """Print a value for scripts, as one line of JSON."""
     in_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     print(json.dumps(_finite(value), default=_plain, ensure_ascii=in_ascii))
 
 
 def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON cannot hold, with text."""
+    """Replace NaN and infinity, which JSON cannot represent, with text."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -77,7 +77,7 @@ def _plain(value: Any) -> Any:
 
 
 def print_error(error: Error, as_json: bool) -> None:
-    """Print an error to stderr; with --json also as an object to stdout."""
+    """Print an error to stderr and, with --json, also as an object to stdout."""
     if as_json:
         print_json({"error": {"code": error.code, "message": error.message, "hint": error.hint}})
     print(f"error[{error.code}]: {error.message}", file=sys.stderr)
@@ -112,7 +112,7 @@ def type_text(kind: ColumnType) -> str:
 
 
 def cell(value: Any) -> str:
-    """Show one value in a table."""
+    """Format one value for a table."""
     if value is None:
         return "null"
     if isinstance(value, np.ndarray) and value.size > 8:
@@ -124,7 +124,7 @@ def cell(value: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """Escape text from users, so that rich sees no markup in it and the terminal sees no control characters.
+    """Escape text from users, so that rich finds no markup in it and the terminal receives no control characters.
 
     >>> plain("a\x1b[2Jb")
     'a\\\\x1b[2Jb'

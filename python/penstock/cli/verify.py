@@ -12,7 +12,7 @@ def verify(
     snapshot: str = typer.Option("", help="A snapshot id; the newest by default."),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
-    """Read and check every byte of a snapshot; exit 1 if anything is damaged."""
+    """Read and check every byte of a snapshot; exit with 1 if anything is damaged."""
     from rich.console import Console
     from rich.progress import Progress
 

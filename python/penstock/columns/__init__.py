@@ -1,1 +1,1 @@
-"""Column types, one per file: the schema entry, and how values are prepared for the core."""
+"""Column types, one per file. Each defines its schema entry and prepares values for the core."""

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Boxes(ColumnType):
-    """Boxes in an image. Shapes: (N, 4) float32, N free; reads as `Ragged`. `format`: xyxy, xywh or cxcywh, in pixels. `of` names their image column."""
+    """Boxes in an image. Shapes: (N, 4) float32, N free; reads as `Ragged`. `format`: xyxy, xywh or cxcywh, in pixels. `of` names the
+    image column that they belong to.
+    """
 
     format: str = "xyxy"
     of: str | None = None

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Category(ColumnType):
-    """One of an open list of words, which grows as words are appended. Reads as int64 codes, or as strings in `scan`.
+    """A word from an open list, which grows as words are appended. Reads as int64 codes, or as strings in `scan`.
 
-    Append words, or codes of this dataset's own `vocabulary`. The same codes mean different words in other datasets.
+    Append words, or codes of this dataset's own `vocabulary`. The same code can mean a different word in another dataset.
     """
 
     type = "category"

@@ -1,4 +1,4 @@
-"""What every column type has."""
+"""The base class of all column types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CODECS = ("none", "lz4", "zstd")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ColumnType:
-    """Base of the column types. `codec`, one of `CODECS`, compresses blocks. Media are compressed already."""
+    """Base class of the column types. `codec`, one of `CODECS`, compresses blocks. Media are already compressed."""
 
     codec: str = "none"
     type: ClassVar[str]
@@ -40,20 +40,22 @@ class ColumnType:
         return rows_of(values)
 
     def row_bytes(self) -> int:
-        """Return the size of each prepared value in bytes, also of a null; 0 if it differs between values."""
+        """Return the size in bytes of each prepared value, including nulls; 0 if the sizes differ."""
         return 0
 
     def prepare(self, values: Any) -> Prepared:
-        """Convert one value per sample, or a slice of the result of `rows`, to a form for the core."""
+        """Convert one value per sample, or a slice of the result of `rows`, to a form that the core accepts."""
         raise NotImplementedError
 
     @classmethod
     def form_of(cls, spec: Mapping[str, Any]) -> str:
-        """Return the form of batches, for collating: "fixed" for arrays, "ragged", or the name of the type. `spec`: see the method `spec`."""
+        """Return the form that the column has in batches, for collating: "fixed" for arrays, "ragged", or the name of the type. `spec`:
+        see the method `spec`.
+        """
         return cls.type
 
     def arrow_type(self) -> pa.DataType:
-        """Return the Arrow type of the column in a scan. Types that do not override this are binary."""
+        """Return the Arrow type of the column in a scan. Column types that do not override this method become binary."""
         import pyarrow as pa
 
         return pa.large_binary()
@@ -65,19 +67,19 @@ class ColumnType:
         return to_arrow.flat(values, self.arrow_type())
 
     def words(self, view: View, column: str) -> list[str] | None:
-        """Return the words of which values are codes. None if values are not codes."""
+        """Return the words that the codes of the column refer to. None if its values are not codes."""
         return None
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read what follows the name of the type on the command line, such as `cat,dog` in `label:cat,dog`.
+        """Parse the text after the type name on the command line, such as `cat,dog` in `label:cat,dog`.
 
-        Raises: ValueError, if the text does not describe a column.
+        Raises: ValueError if the text does not describe a column.
         """
         if text:
             raise ValueError(f"{cls.type} takes no parameters, but `{text}` was given")
         return cls()
 
     def describe(self) -> str:
-        """Describe the column in a few words, for tables of the command line."""
+        """Describe the column in a few words, for tables on the command line."""
         return self.type

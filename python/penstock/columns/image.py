@@ -15,11 +15,12 @@ MODES = ("RGB", "L", "RGBA", "I;16", "stored")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Image(ColumnType):
-    """A JPEG, PNG or WebP (without animation), kept bit for bit. Arrays and Pillow images are stored as PNG of their pixels, without EXIF and its orientation.
+    """A JPEG, PNG or WebP image (not animated), kept bit for bit. The pixels of arrays and Pillow images are stored as PNG, without EXIF
+    data such as the orientation.
 
     Shapes: reads as (H, W, C) uint8 or uint16 with C 1, 3 or 4, as stored. `exif_orientation=False` ignores the EXIF orientation.
-    `mode` is the mode in loaders: "RGB" (alpha composited onto white), "L" (grey, by ITU-R 601), "RGBA", "I;16" (16-bit grey; 8-bit
-    values times 257) or "stored". Loaders refuse images of 16 bits per channel in an 8-bit mode, and colours in "I;16".
+    `mode` is the mode that loaders return: "RGB" (alpha composited onto white), "L" (grey, by ITU-R 601), "RGBA", "I;16" (16-bit grey;
+    8-bit values times 257) or "stored". Loaders refuse images with 16 bits per channel in an 8-bit mode, and colour images in "I;16".
     """
 
     mode: str = "RGB"

@@ -35,9 +35,9 @@ def _has_keys_of_one_name(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Json(ColumnType):
-    """Anything that JSON can hold, stored as compact text. Reads as Python objects.
+    """Any value that JSON can represent, stored as compact text. Reads as Python objects.
 
-    Text is stored as a JSON string, even from Arrow. `scan` returns JSON as text, so parse that before you append it.
+    Text is stored as a JSON string, even if it comes from Arrow. `scan` returns JSON as text, so parse it before you append it again.
     """
 
     type = "json"

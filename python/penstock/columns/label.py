@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Label(ColumnType):
-    """One of a closed list of names. Append names or codes. Reads as int64 codes, or as strings in `scan`.
+    """A name from a closed list. Append names or codes. Reads as int64 codes, or as strings in `scan`.
 
     >>> Label(["cat", "dog"]).names
     ('cat', 'dog')

@@ -15,7 +15,7 @@ class Mask(ColumnType):
     """One class number per pixel, stored as PNG. Shapes: reads as (H, W) uint8 or uint16; palettes are not applied.
     `of` names the image column that it belongs to.
 
-    Files are stored unchanged. A JPEG file may contain class numbers that its own compression has blurred.
+    Files are stored unchanged. In a JPEG file, the compression may already have changed class numbers.
     """
 
     of: str | None = None

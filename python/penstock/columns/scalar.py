@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Scalar(ColumnType):
-    """One number, bool or timestamp per sample. A plain dtype in a schema is short for this type."""
+    """One number, bool or timestamp per sample. In a schema, a plain dtype is shorthand for this type."""
 
     dtype: str
     type = "scalar"

@@ -25,9 +25,9 @@ class Tensor(ColumnType):
     """An n-dimensional array per sample; None means a free dimension.
 
     Shapes: if all dimensions are fixed, batches are (N, *shape) arrays; else they are `Ragged`. No fixed dimension may be 0.
-    Samples of 8 MiB and more are stored as tiles of about 64 KiB, so `ds["volume"][7, 0:64, 10:20]` reads little more than it
-    returns. `tile`, one side per dimension, sets the tile shape for samples of any size. A large sample may be any object that has
-    a shape and a dtype and reads its parts (np.memmap, h5py, Zarr, TensorStore). It is never held in memory whole.
+    Samples of 8 MiB or more are stored as tiles of about 64 KiB, so `ds["volume"][7, 0:64, 10:20]` reads little more than it
+    returns. `tile`, with one length per dimension, sets the tile shape for samples of any size. A large sample may be any object that has
+    a shape and a dtype and can be read in parts (np.memmap, h5py, Zarr, TensorStore). It is never held in memory as a whole.
 
     >>> Tensor((None, 4), "float32").shape
     (None, 4)

@@ -1,4 +1,5 @@
-"""CSV and TSV, read by pyarrow's streaming reader: any encoding that Python supports, quotes, types given or inferred from the first block.
+"""CSV and TSV, read with pyarrow's streaming reader. Supports quotes and every encoding that Python supports; types are given, or inferred
+from the first block.
 
 pyarrow reads all columns as text, and this file converts them. A bad value is refused with its row, and the other rows are imported.
 """
@@ -40,7 +41,7 @@ NULLS = ["", "NA", "NaN", "nan", "null", "NULL", "None"]
 
 @dataclasses.dataclass(frozen=True)
 class CsvOptions(TextOptions):
-    """Options of CSV. An empty `quote` means that nothing is quoted. Without a `header`, columns are f0, f1, …"""
+    """Options for CSV. An empty `quote` means that nothing is quoted. Without a `header`, columns are named f0, f1, …"""
 
     delimiter: str | None = None
     quote: str = '"'
@@ -70,7 +71,7 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> Source:
     progress = {"done": 0}
 
     def chunks() -> Generator[Chunk, None, None]:
-        # A random row appended to the file. Arrow does not return it as a separate row if a quote before it is never closed.
+        # A random row that is appended to the file. If an earlier quote is never closed, Arrow does not return it as a separate row.
         end = "".join(
             secrets.choice([letter for letter in string.ascii_letters if letter not in (options.delimiter, options.quote)])
             for _ in range(32)
@@ -118,9 +119,10 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> Source:
 
 
 class _Pieces:
-    """A file with one more line at its end, read in pieces that never end with a CR.
+    """A file with an extra line at its end, read in pieces that never end with a CR.
 
-    After a CR, Arrow drops an LF at the start of the next piece, even within quotes. `skip_blank` leaves out empty lines at the start.
+    If a piece ended with a CR, Arrow would drop an LF at the start of the next piece, even within quotes. `skip_blank` skips empty lines
+    at the start of the file.
     """
 
     def __init__(self, raw: Any, end: str, skip_blank: bool) -> None:
@@ -141,7 +143,7 @@ class _Pieces:
         self._next = self._take(1)
         if not self._next and self._end is not None:
             end = self._end if self._last == b"\n" else b"\n" + self._end
-            if len(piece) + len(end) <= size:  # Arrow refuses a first piece without a whole line.
+            if len(piece) + len(end) <= size:  # Arrow refuses a first piece that contains no whole line.
                 piece, self._end = piece + end, None
         return piece
 
@@ -156,21 +158,21 @@ class _Pieces:
 
 
 class _Reading:
-    """Arrow's streaming reader of one file.
+    """Arrow's streaming reader for one file.
 
-    Arrow's threads may hold the reader, and our handler of refused rows, slightly longer than we do. If a thread released the handler while
-    Python shuts down, the process would abort, so Python waits for these threads at exit.
+    Arrow's threads may keep the reader, and our handler for refused rows, slightly longer than we do. If a thread released the handler
+    during Python's shutdown, the process would abort. Python therefore waits for these threads at exit.
     """
 
     under_way: weakref.WeakSet[_Reading] = weakref.WeakSet()
-    functions: weakref.WeakSet[Callable[[Any], str]] = weakref.WeakSet()  # The handlers that Arrow holds.
+    functions: weakref.WeakSet[Callable[[Any], str]] = weakref.WeakSet()  # The handlers that Arrow still holds.
     ending = False
 
     def __init__(
         self, path: pathlib.Path, options: CsvOptions, text_columns: list[str] | None, refuse: Callable[[Any], None], end: str = ""
     ) -> None:
         """Open the file, with inferred types or with `text_columns` as raw bytes. `end` is read as its last line."""
-        # In a file of one column, each empty line after the header is a null. In any other file, empty lines are ignored.
+        # In a file with one column, each empty line after the header is a null. In any other file, empty lines are ignored.
         one_column = text_columns is not None and len(text_columns) == 1
         file = recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path)
         raw = pa.PythonFile(_Pieces(file, end, one_column and options.header), mode="r")
@@ -215,7 +217,9 @@ class _Reading:
         return self._stream.schema
 
     def next(self, first: int = 0) -> pa.RecordBatch | None:
-        """Return the rows of the next block, or None at the end of the file. `first` is the file's number for the first of them."""
+        """Return the rows of the next block, or None at the end of the file. `first` is the number of the first of these rows in the
+        file.
+        """
         stream = self._stream  # Read before the check: `_release` sets `ending`, then removes the stream.
         self._check_ending()
         try:
@@ -233,7 +237,7 @@ os.register_at_fork(after_in_child=_Reading.functions.clear)  # A forked child d
 
 @atexit.register
 def _release() -> None:
-    """Wait, at most 10 s, until no Arrow thread holds one of our handlers."""
+    """Wait for at most 10 s until no Arrow thread holds any of our handlers."""
     _Reading.ending = True
     for reading in list(_Reading.under_way):
         reading._stream = None
@@ -260,9 +264,9 @@ def _infer(kind: pa.DataType, name: str) -> ColumnType:
 
 
 def _no_numbers(path: pathlib.Path, options: CsvOptions, inferred: pa.Schema) -> Iterator[tuple[str, ColumnType]]:
-    """Find the columns that Arrow infers as numbers but that would lose information as numbers.
+    """Find the columns that Arrow infers to be numbers but that would lose information as numbers.
 
-    As floats, different whole numbers beyond int64 would become equal. Words such as `00501` and `0x7f` would lose their form.
+    As floats, different whole numbers beyond int64 would become equal. Words such as `00501` and `0x7f` would lose their original spelling.
     `_converted` refuses such words after the first block.
     """
     names = [name for name in inferred.names if tables.is_number(inferred.field(name).type) and name not in options.types]
@@ -282,19 +286,20 @@ def _no_numbers(path: pathlib.Path, options: CsvOptions, inferred: pa.Schema) ->
             yield name, Scalar("int64") if -(2**63) <= low <= high < 2**63 else Scalar("uint64") if 0 <= low <= high < 2**64 else Text()
 
 
-# Whole numbers with leading zeros are words, such as postal codes and identifiers.
+# Whole numbers with leading zeros count as words: they are postal codes, identifiers and the like.
 _FRONT_ZEROS = "^[+-]?0[0-9]+$"
 _HEXADECIMAL = "^[+-]?0[xX]"
 
 
 def _begins_with_zero(texts: pa.Array) -> pa.Array:
-    """Return which texts begin with a zero, signed or not, and are longer than a zero. A regular expression is eight times slower."""
+    """Return which texts begin with a zero, signed or not, and have more than one character. A regular expression is eight times slower."""
     zero = reduce(compute.or_, (compute.starts_with(texts, start) for start in ("0", "+0", "-0")))
     return compute.and_(zero, compute.greater(compute.binary_length(texts), 1))
 
 
 def _numbers(first: int, gone: Sequence[int]) -> Callable[[int], int]:
-    """Map row numbers of a batch to row numbers of the file. The batch begins with row `first` and lacks the rows in `gone`.
+    """Return a function that maps row numbers of a batch to row numbers of the file. The batch begins with row `first` and lacks the rows
+    in `gone`.
 
     >>> number = _numbers(3, [4, 5])
     >>> [number(row) for row in range(3)]
@@ -309,14 +314,14 @@ def _name(path: pathlib.Path, number: Callable[[int], int], row: int) -> str:
 
 
 def _is_plain(kind: ColumnType) -> bool:
-    """Return whether a CSV column can have this type: its values can be written as text."""
+    """Return whether a CSV column can have this type, that is, whether its values can be written as text."""
     return isinstance(kind, Text | Category | Label | Json | Bytes) or (isinstance(kind, Scalar) and not kind.dtype.startswith("complex"))
 
 
 def _chunk(
     batch: pa.RecordBatch, kinds: dict[str, ColumnType], given: Collection[str], name: Callable[[int], str], refused: list[Refusal]
 ) -> Chunk:
-    """Convert a batch. Types that were not given are inferred, so a value that would lose its form is refused."""
+    """Convert a batch. If a type was inferred, a value that would lose its original spelling is refused."""
     columns: dict[str, Any] = {}
     problems: list[tuple[int, str, Refusal]] = []
     for column, kind in kinds.items():
@@ -359,7 +364,7 @@ def _nulled(texts: pa.Array) -> pa.Array:
 
 
 def _parsed(texts: pa.Array) -> tuple[list[Any], list[tuple[int, str]]]:
-    """Parse JSON texts to values. Also returns the rows that are not JSON, each with the reason."""
+    """Parse texts as JSON. Also returns the rows that are not JSON, each with the reason."""
     values: list[Any] = []
     bad: list[tuple[int, str]] = []
     for row, text in enumerate(texts.to_pylist()):
@@ -376,11 +381,11 @@ def _converted(texts: pa.Array, kind: Scalar, is_given: bool) -> tuple[pa.Array,
     texts = _nulled(compute.utf8_trim_whitespace(texts))
     if kind.dtype == "timestamp":
         return tables.timestamps(texts)
-    # All floats are read as float64: the append refuses what a smaller type cannot hold.
+    # All floats are read as float64: appending refuses values that a smaller type cannot hold.
     floats = "float" in kind.dtype
     wanted = pa.float64() if floats else kind.arrow_type()
     bad: list[int] = []
-    # Arrow reads hexadecimal digits as bits: 0xff is -1 as int8.
+    # Arrow reads hexadecimal digits as a bit pattern: 0xff is -1 as int8.
     lost = [_HEXADECIMAL] * (not floats) + [_FRONT_ZEROS] * (not is_given)
     if lost and compute.any(_begins_with_zero(texts)).as_py():
         words = compute.match_substring_regex(texts, "|".join(lost))
@@ -418,7 +423,7 @@ def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array | None:
 
 def _failed(path: pathlib.Path, error: Exception, place: str = "near its beginning") -> Error:
     text = str(error).splitlines()[0]
-    if isinstance(error, OSError):  # The compressed file is cut short or damaged.
+    if isinstance(error, OSError):  # The compressed file is truncated or damaged.
         return CorruptError(f"cannot import `{path}`: {text}", code="object-malformed")
     if text.startswith("CSV parse error: Row"):  # The handler refuses such rows, unless their text is not UTF-8.
         text = f"UTF8: a row {place} has the wrong number of fields and cannot be decoded"

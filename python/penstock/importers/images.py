@@ -23,7 +23,7 @@ from penstock.errors import InvalidInputError
 from penstock.importers.source import Chunk, FolderOptions, Refusal, Source
 from penstock.values.checks import is_utf8
 
-# Limits of a chunk of files, which is held in memory. The last file of a chunk may exceed the limit of bytes.
+# Limits for a chunk of files, which is held in memory. The last file of a chunk may exceed the byte limit.
 FILES_AT_ONCE = 256
 CHUNK_BYTES = 16 << 20
 # No photograph is larger. A larger file would have to fit in memory.
@@ -93,7 +93,7 @@ _BEGINNINGS = (
 
 
 def begins_as_image(head: bytes) -> bool:
-    """Return whether these are the first bytes of an image, in a supported format or not.
+    """Return whether these are the first bytes of an image, whether or not its format is supported.
 
     >>> begins_as_image(b"GIF89a"), begins_as_image(b"# Read me")
     (True, False)
@@ -107,11 +107,11 @@ def _head(file: pathlib.Path) -> bytes:
         with file.open("rb") as opened:
             return opened.read(16)
     except OSError:
-        return b""  # Left out. An unreadable file with an image suffix is refused later instead.
+        return b""  # The file is left out. An unreadable file with an image suffix is refused later instead.
 
 
 def _classes(folder: pathlib.Path, files: list[pathlib.Path], accepted: bool) -> list[str]:
-    """List the classes: folders that hold an image. With `accepted`, the image must be one that the import accepts."""
+    """List the classes: folders that hold an image. With `accepted`, only images that the import accepts count."""
     found: set[str] = set()
     for file in files:
         name = _class_of(folder, file)
@@ -145,7 +145,7 @@ def _groups(files: list[pathlib.Path]) -> Iterator[list[pathlib.Path]]:
 
 
 def _walk(folder: pathlib.Path, within: tuple[str, ...] = ()) -> Iterator[pathlib.Path]:
-    """Yield the files of a folder and its sub-folders. Follows links to folders, except a link to a folder that contains it."""
+    """Yield the files of a folder and its sub-folders. Follows links to folders, except links to a folder that contains the link."""
     real = os.path.realpath(folder)
     if any(f"{one}/".startswith(f"{real}/") for one in within):
         return

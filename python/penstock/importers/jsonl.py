@@ -75,7 +75,7 @@ BLOCK_BYTES = 4 << 20
 def _read(stream: Any, path: pathlib.Path) -> bytes:
     try:
         return bytes(stream.read(BLOCK_BYTES))
-    except OSError as error:  # The compressed file is cut short or damaged.
+    except OSError as error:  # The compressed file is truncated or damaged.
         raise CorruptError(f"cannot import `{path}`: {error}", code="object-malformed") from error
 
 
@@ -110,8 +110,8 @@ def _parsed(kinds: Mapping[str, ColumnType], block: bytes) -> tuple[bytes, pa.Ta
 def _plain_lines(block: bytes) -> int | None:
     """Count the lines of a block. Returns None unless each line begins with `{` and ends with `}`.
 
-    `_parsed` compares the count with the rows that pyarrow read, so that each line is one object. NumPy searches without the GIL, which
-    `bytes.count` holds.
+    `_parsed` compares the count with the number of rows that pyarrow read, to ensure that each line is one object. NumPy searches without
+    the GIL, which `bytes.count` holds.
     """
     data = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(data == ord("\n"))
@@ -131,7 +131,7 @@ def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
         if isinstance(kind, Text | Category | Label):
             fields.append(pa.field(name, pa.string()))
         elif isinstance(kind, Scalar) and kind.dtype in ("bool", "int8", "int16", "int32", "int64", "float32", "float64"):
-            # float32 is read as float64: the append refuses what it cannot hold.
+            # float32 is read as float64: appending refuses values that float32 cannot hold.
             fields.append(pa.field(name, pa.float64() if kind.dtype == "float32" else element_type(kind.dtype)))
         else:
             return None

@@ -20,8 +20,8 @@ from penstock.importers.source import Chunk, FolderOptions, Refusal, Source, ahe
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 ROWS_AT_ONCE = 65_536
-# Rows decoded at a time. A file stores a repeated value once, so the size of rows is known only after decoding. Each batch carries its
-# whole dictionaries, so files with dictionaries are decoded in larger batches.
+# How many rows are decoded at a time. A file stores a repeated value once, so the size of rows is known only after decoding. Each batch
+# carries whole dictionaries, so files with dictionaries are decoded in larger batches.
 ROWS_DECODED, ROWS_DECODED_WITH_DICTIONARIES = 1024, 8192
 CHUNK_BYTES, JOINED_BYTES = 16 << 20, 4 << 20
 
@@ -64,7 +64,9 @@ def open_source(path: pathlib.Path, options: FolderOptions) -> Source:
 
 
 def _type(kinds: list[pa.DataType]) -> pa.DataType:
-    """Choose one type for a column of several files: numbers as wide as all files need, else the first type that is not null."""
+    """Choose one type for a column of several files: a number type that is wide enough for all files, else the first type that is not
+    null.
+    """
     kinds = [kind for kind in kinds if not pa.types.is_null(kind)] or [pa.null()]
     chosen_type = kinds[0]
     for kind in kinds[1:]:
@@ -95,7 +97,7 @@ def _check_columns(
 
 
 def _loses(mine: pa.DataType, theirs: pa.DataType) -> bool:
-    """Return whether numbers of the type `mine`, or lists of them, lose information as `theirs`."""
+    """Return whether numbers of the type `mine`, or lists of them, lose information when converted to `theirs`."""
     mine, theirs = (kind.value_type if hasattr(kind, "value_type") else kind for kind in (mine, theirs))
     numbers = all(tables.is_number(kind) or pa.types.is_boolean(kind) for kind in (mine, theirs))
     return numbers and tables.wider(mine, theirs) != theirs
@@ -188,12 +190,12 @@ def _batches(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
 
 
 def _parquet(file: pathlib.Path) -> pq.ParquetFile:
-    # Spark and Hive write times of 96 bits. As nanoseconds, times outside of 1677 to 2262 would wrap.
+    # Spark and Hive write 96-bit times. In nanoseconds, times outside the years 1677 to 2262 would wrap around.
     return pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
 
 
 def _row_groups(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
-    """Read one row group at a time: pyarrow would read several ahead and hold them."""
+    """Read one row group at a time: pyarrow would read several ahead and keep them in memory."""
     opened = _parquet(file)
     dictionaries = any(pa.types.is_dictionary(kind) for kind in opened.schema_arrow.types)
     most = ROWS_DECODED_WITH_DICTIONARIES if dictionaries else ROWS_DECODED

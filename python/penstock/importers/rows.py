@@ -26,7 +26,7 @@ from penstock.values.slices import size_of
 ROWS_TO_INFER = 1000
 ROWS_AT_ONCE = 1024
 CHUNK_BYTES = 16 << 20
-# Types are inferred from fewer than `ROWS_TO_INFER` rows if those rows are larger than this.
+# If the first rows reach this size, types are inferred from fewer than `ROWS_TO_INFER` rows.
 HEAD_BYTES = 32 << 20
 
 
@@ -120,7 +120,7 @@ def _named(row: Any) -> Any:
 
 
 def _fitted(value: Any, kind: ColumnType) -> Any:
-    """Convert an int in a float64 column to float: JSON writers write whole floats as ints."""
+    """Convert an int in a float64 column to float, because JSON writers write whole floats as ints."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return float(value) if isinstance(kind, Scalar) and kind.dtype == "float64" and whole and abs(value) < 2**1023 else value
 
@@ -133,7 +133,7 @@ def infer(values: list[Any], name: str) -> ColumnType:
         return Text()
     present = [value for value in present if not isinstance(value, datetime.timedelta | np.timedelta64)]
     if not present:
-        return Scalar("int64")  # The append refuses durations: the user must choose the unit.
+        return Scalar("int64")  # Appending refuses durations, because the user must choose the unit.
     kinds = {type(value) for value in present}
     if all(issubclass(kind, str) for kind in kinds):
         return Text()

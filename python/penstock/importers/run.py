@@ -31,7 +31,9 @@ from penstock.values.containers import container, items_of
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """An importer: the function that opens a path, the class of its options, and values of options that differ from that class."""
+    """An importer: the function that opens a path, the class of its options, and option values that differ from the defaults of that
+    class.
+    """
 
     open_source: Callable[[pathlib.Path, Any], Source]
     options: type[Options]
@@ -70,7 +72,9 @@ class Report:
 
 
 def detect(source: pathlib.Path) -> str:
-    """Choose the format: of a file by its suffix; of a folder, tables if its first files include tables but no images, else images."""
+    """Choose the format. For a file, it follows from the suffix. For a folder, it is tables if the first files include tables but no
+    images, else images.
+    """
     if source.is_dir():
         first = {file.suffix.lower() for file in itertools.islice(source.rglob("*"), FILES_TO_DETECT)}
         return "parquet" if first & set(parquet.SUFFIXES) and not first & set(images.SUFFIXES) else "images"
@@ -81,7 +85,7 @@ def detect(source: pathlib.Path) -> str:
     return found
 
 
-# Over 6 parameters: each is an option of the user, given by its keyword.
+# Over 6 parameters: each is a user option, passed by keyword.
 def import_data(
     source: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
     destination: str | os.PathLike[str],
@@ -111,7 +115,8 @@ def import_data(
     known = set().union(*(_own_options(format.options) for format in FORMATS.values()))
     if unknown := sorted(set(options) - known):
         raise InvalidInputError(f"cannot import: unknown option `{unknown[0]}`", hint=f"options: {', '.join(sorted(known))}")
-    FolderOptions(**{name: options[name] for name in ("include", "exclude") if name in options})  # Checks the patterns, for any format.
+    # Checks the patterns, whatever the format.
+    FolderOptions(**{name: options[name] for name in ("include", "exclude") if name in options})
     there = _existing(destination)
     given = {name: _type(name, kind) for name, kind in (types or {}).items()}
     opened, name = _open_source(source, format, Options(given, on_error, {} if there is None else there.schema), options)
@@ -162,7 +167,7 @@ def _open_source(source: Any, format: str, common: Options, options: Mapping[str
         raise InvalidInputError(f"cannot import `{path}`: unknown format {chosen!r}", hint=f"one of auto, {', '.join(FORMATS)}")
     importer = FORMATS[chosen]
     own = _own_options(importer.options)
-    # Options of other formats have no effect. None means the value of the format, if it has one.
+    # Options of other formats have no effect. None selects the format's own value, if it has one.
     given = {name: value for name, value in options.items() if name in own and not (value is None and name in importer.values)}
     settings = importer.options(common.types, common.on_error, common.defaults, **{**importer.values, **given})
     try:
@@ -198,16 +203,16 @@ def _destination(dataset: Dataset | None, uri: str | os.PathLike[str], schema: d
 
 
 def _missing(destination: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """List the folders that must be created for a dataset, its own first."""
+    """List the folders that must be created for a dataset, starting with its own."""
     path = pathlib.Path(destination).absolute()
     return list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
 
 
 class _undo:
-    """Removes the dataset that a failed import created, unless another writer committed to it. A folder that existed before stays."""
+    """Removes the dataset that a failed import created, unless another writer committed to it. A folder that already existed is kept."""
 
     def __init__(self, dataset: Dataset, created: bool, missing: list[pathlib.Path]) -> None:
-        # The target of a link: the link itself belongs to the user.
+        # For a link, this is its target: the link itself belongs to the user.
         self.root = pathlib.Path(dataset.uri).resolve() if created and "://" not in dataset.uri else None
         self.missing = missing
         self.left = dataset.uri if created and self.root is None else None
@@ -247,7 +252,7 @@ def _as_error(refusal: Refusal, column: str | None = None) -> Error:
 
 
 class _Appender:
-    """Appends the good rows of chunks, and finds the bad rows by appending ever smaller parts."""
+    """Appends the good rows of chunks, and finds the bad rows by appending smaller and smaller parts."""
 
     def __init__(
         self, transaction: Transaction, kinds: Mapping[str, ColumnType], validate: str, on_error: str, refused: list[Refusal]
@@ -271,11 +276,12 @@ class _Appender:
         return self._part(columns, [row for row in range(chunk.rows) if row not in left_out] if left_out else range(chunk.rows), chunk)
 
     def _problems(self, columns: dict[str, Any], chunk: Chunk) -> list[tuple[int, str, Refusal]]:
-        """Collect what the source refused, numbers in category columns, and media that do not decode.
+        """Collect the values that the source refused, numbers in category columns, and media that do not decode.
 
-        Returns one reason per row; per value with `on_error="null"`. Reads each media file once: `columns` then holds its bytes.
+        Returns one reason per row, or one per value with `on_error="null"`. Reads each media file once: afterwards, `columns` holds its
+        bytes.
         """
-        each = self.on_error == "null"  # Every value is reported; else one reason per row is enough.
+        each = self.on_error == "null"  # If true, every value is reported; otherwise, one reason per row is enough.
         found = {(row, column if each else ""): (row, column, refusal) for row, column, refusal in reversed(chunk.problems)}
         for name, values in list(columns.items()):
             kind = self.kinds[name]
@@ -342,7 +348,7 @@ _NO_FAULT_OF_A_ROW = ("no-space", "storage-failed", "read-only", "permission-den
 
 
 def _body(value: Any) -> bytes | None:
-    """Return encoded media, to check before the append, or None. An unreadable file is None here, and refused later."""
+    """Return encoded media that can be checked before appending, or None. For an unreadable file, returns None: it is refused later."""
     if isinstance(value, os.PathLike):
         with contextlib.suppress(OSError):
             return pathlib.Path(value).read_bytes()
@@ -373,5 +379,5 @@ def _name(error: Error, chunk: Chunk, rows: Sequence[int]) -> None:
     """Name the refused item in the error."""
     if error.rows and error.rows[0] < len(rows):
         error._within(f"cannot import `{chunk.name(rows[error.rows[0]])}`")
-        error._row, error.rows = None, []  # They were rows of a part, which mean nothing to the caller.
+        error._row, error.rows = None, []  # These were row numbers within a part, which mean nothing to the caller.
         error.hint = error.hint or "pass --on-error skip to leave out such items"

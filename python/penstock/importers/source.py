@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 def import_pandas() -> None:
     """Import pandas, if it is installed, before pyarrow does.
 
-    pyarrow imports pandas when it first converts an array to NumPy, and drops any exception. A Ctrl-C at that moment would be lost.
+    pyarrow imports pandas when it first converts an array to NumPy, and ignores any exception. A Ctrl-C at that moment would be lost.
     """
     with contextlib.suppress(Exception):
         importlib.import_module("pandas")
@@ -46,7 +46,7 @@ def ahead(tasks: Iterable[Callable[[], Result]], threads: int) -> Iterator[Resul
 def _submitted(pool: ThreadPoolExecutor, task: Callable[[], Result]) -> Future[Result]:
     try:
         return pool.submit(task)
-    except RuntimeError:  # Python is shutting down and waits for this thread: pools accept no tasks.
+    except RuntimeError:  # Python is shutting down and waits for this thread: pools no longer accept tasks.
         done: Future[Result] = Future()
         try:
             done.set_result(task())
@@ -57,9 +57,9 @@ def _submitted(pool: ThreadPoolExecutor, task: Callable[[], Result]) -> Future[R
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What every importer is given. Importers with more options derive a class.
+    """The options of every importer. Importers with more options derive a subclass.
 
-    `defaults` are the column types of an existing destination. They apply to columns of the source that `types` does not name.
+    `defaults` are the column types of an existing destination. They apply to source columns that `types` does not name.
     """
 
     types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -69,7 +69,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class FolderOptions(Options):
-    """Options of importers of folders: lists of patterns, such as "*.jpg" or "train/*", that select files."""
+    """Options of importers that read folders: lists of patterns, such as "*.jpg" or "train/*", that select files."""
 
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
@@ -84,7 +84,7 @@ class FolderOptions(Options):
                 raise InvalidInputError(f"{name}={patterns!r}: {wrong[0]!r} is not a pattern", hint='patterns are str, such as "*.jpg"')
 
     def selects(self, name: str) -> bool:
-        """Return whether a file is selected. Patterns match its path within the folder, or its name."""
+        """Return whether a file is selected. A pattern can match its path within the folder, or its name."""
 
         def matches(patterns: Sequence[str]) -> bool:
             return any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name.rpartition("/")[2], pattern) for pattern in patterns)
@@ -94,7 +94,7 @@ class FolderOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions(Options):
-    """Options of importers of text."""
+    """Options of importers that read text."""
 
     encoding: str = "utf-8"
 
@@ -154,8 +154,8 @@ class Chunk:
 class Source:
     """An opened source. For the progress bar, `total` and `done()` count in `unit`: files, bytes or rows.
 
-    `left_out` lists files of other kinds or not selected. The consumer of `chunks` must close the generator. The garbage collector
-    must not: it may run while a thread that the generator waits for is starting.
+    `left_out` lists files that are of other kinds or were not selected. The consumer of `chunks` must close the generator, not leave it to
+    the garbage collector. The collector may run while a thread that the generator waits for is starting.
     """
 
     schema: dict[str, ColumnType]

@@ -1,4 +1,4 @@
-"""Converts Arrow tables to columns: infers types from Arrow's, and avoids Python objects for values if possible."""
+"""Converts Arrow tables to columns. Infers column types from Arrow types, and avoids creating Python objects for values where possible."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         array = array.cast(pa.int32() if array.type.bit_width == 32 else pa.int64())
     if isinstance(kind, Text) and pa.types.is_time64(array.type) and array.type.unit == "ns":
         return array.cast(pa.string())
-    as_text = isinstance(kind, Text) and _is_binary(array.type)  # Accepted as text if it is UTF-8.
+    as_text = isinstance(kind, Text) and _is_binary(array.type)  # Binary values are accepted as text if they are UTF-8.
     if isinstance(kind, Text | Json) and not as_text and (what := _no_json(array.type)) is not None:
         raise UnsupportedError(f"{array.type} holds {what}, which are not text", code="unsupported-format", hint="flatten it first")
     if as_text:
@@ -150,7 +150,7 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
 
 def microseconds(times: pa.Array) -> pa.Array:
     """Convert timestamps and dates to microseconds since 1970. Rounds nanoseconds down, as NumPy does; refuses values that overflow."""
-    if pa.types.is_timestamp(times.type) and times.type.unit == "ns":  # Arrow rounds local times, some of which occur twice.
+    if pa.types.is_timestamp(times.type) and times.type.unit == "ns":  # Arrow rounds in local time, in which some times occur twice.
         counts = times.cast(pa.int64())
         return pa.array(np.asarray(counts.fill_null(0)) // 1000, mask=np.asarray(counts.is_null()))
     try:
@@ -206,12 +206,12 @@ def decoded(array: pa.Array) -> pa.Array:
     return array.cast(wanted[array.type]) if array.type in wanted else array
 
 
-# The bits of the whole numbers that a float of each width holds exactly.
+# A float of each width holds whole numbers of up to this many bits exactly.
 _WHOLE_BITS = {16: 11, 32: 24, 64: 53}
 
 
 def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Choose a type of numbers, or of lists of numbers, that holds the values of both. Returns None if no type does.
+    """Choose a type of numbers, or of lists of numbers, that can hold the values of both. Returns None if no such type exists.
 
     >>> wider(pa.float32(), pa.float64()), wider(pa.int32(), pa.uint16()), wider(pa.int64(), pa.float64())
     (DataType(double), DataType(int32), None)
@@ -247,7 +247,9 @@ def _is_signed(kind: pa.DataType) -> bool:
 
 
 def media(array: pa.StructArray) -> tuple[pa.Array, list[tuple[int, str]]]:
-    """Return the bytes of media, and the rows with only a path, each with the reason. The file may be on another machine."""
+    """Return the bytes of media, and the rows that have only a path, each with the reason. The file at that path may be on another
+    machine.
+    """
     bodies, paths = decoded(compute.struct_field(array, "bytes")), compute.struct_field(array, "path")
     only_path = np.flatnonzero(compute.and_(compute.is_null(bodies), compute.is_valid(paths)))
     return bodies, [(int(row), f"it is the path {str(paths[row])[:80]!r} without bytes") for row in only_path]

@@ -1,4 +1,6 @@
-"""`ps.files`: load folders of NPY arrays or images in place, without conversion or a copy on disk. Only datasets have checksums."""
+"""`ps.files`: load folders of NPY arrays or images in place, without conversion or a copy on disk. Unlike datasets, files have no
+checksums.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Files(View):
     """Files as samples: column `array` (NPY) or `image`; `path`, relative to the common folder; and `label`, the parent folder's name.
 
     Supports `loader(…)` like a view; other reads need a dataset (`penstock import`). `labels` lists the label names by code.
-    Files must not change while they are read. Only their lengths are verified, so damage is found only if decoding reaches it.
+    Files must not change while they are read. Only their lengths are verified, so damage is found only if decoding fails.
     """
 
     def __init__(self, root: pathlib.Path, names: Sequence[str], sizes: Sequence[int], io: str) -> None:
@@ -113,7 +115,7 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
     """Find files to load in place: `.npy` files of one dtype and rank, or JPEG, PNG and WebP images. In the glob, `**` matches nested folders.
 
     `io`: "direct" bypasses the page cache (io_uring, O_DIRECT) and "buffered" uses plain reads; by default, large files are mapped.
-    A loader state depends on the file sizes and the names relative to the common folder, so it also loads for a copy elsewhere.
+    A loader state depends on the file sizes and the names relative to the common folder, so it also works for a copy elsewhere.
     Cost: one stat per file; for NPY, also its header.
 
     >>> import numpy as np, pathlib, tempfile, penstock as ps
@@ -148,7 +150,7 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
 
 
 def _refused(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> tuple[str, str] | None:
-    """Return why arrays like this cannot be loaded and the remedy, or None if they can."""
+    """Return why such arrays cannot be loaded, and the remedy. None if they can be loaded."""
     if fortran and len(shape) > 1:
         return "it is in Fortran order", "np.save(path, np.ascontiguousarray(a))"
     if dtype.hasobject:
@@ -165,7 +167,7 @@ def _refused(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> tup
 
 
 def _arrays(root: pathlib.Path, paths: Sequence[str]) -> tuple[Tensor, list[tuple[int, list[int]]]]:
-    """Read the headers. Return the column type and, for each file, the offset of its values and its free sizes."""
+    """Read the headers. Return the column type and, for each file, the offset of its values and the sizes of its free dimensions."""
     found = []
     for path in paths:
         try:
@@ -174,7 +176,7 @@ def _arrays(root: pathlib.Path, paths: Sequence[str]) -> tuple[Tensor, list[tupl
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, fortran, dtype = read(file)
                 begin, size = file.tell(), os.fstat(file.fileno()).st_size
-        except Exception as error:  # On a malformed header, NumPy passes on any exception of Python's parser.
+        except Exception as error:  # For a malformed header, NumPy propagates any exception that Python's parser raises.
             text = error if isinstance(error, EOFError | OSError) else "its header is not an NPY header of at most 10,000 characters"
             raise InvalidInputError(f"cannot load `{root / path}`: {text}", code="invalid-argument") from error
         refused = _refused(dtype, shape, fortran)

@@ -1,4 +1,6 @@
-"""`Loader`: batches of a view, in one order for any number of ranks and threads, resumable at any step. Made by `View.loader`."""
+"""`Loader`: batches of a view, in an order that does not depend on the number of ranks and threads, resumable at any step. Made by
+`View.loader`.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ class Loader:
 
     def __init__(self, source: Loadable, options: Options) -> None:
         given = source.sources if isinstance(source, Mix) else {"": (cast(View, source), 1.0)}
-        views = {name: (view._as_it_is(), weight) for name, (view, weight) in given.items()}  # The views do not move on append.
+        # These views stay at their snapshots after an append.
+        views = {name: (view._as_it_is(), weight) for name, (view, weight) in given.items()}
         first = next(iter(views.values()))[0]
         outputs, extras = options.results(list(first.schema))
         stages = Stages(*stages_of(options.transform, outputs, first), extras, dict(options.nulls or {}))
@@ -93,26 +96,26 @@ class Loader:
         return self.options.ints.global_batch_size
 
     def _keep(self) -> None:
-        """Pin the snapshots that are read if `pin` is set; only rank 0 does so."""
+        """If `pin` is set, pin the snapshots that the loader reads. Only rank 0 does so."""
         for source in self.recipe.sources if self.options.pin and self.rank == 0 else ():
             source.view._pin(f"loader-{source.view.snapshot}")
 
     # Iteration
 
     def __len__(self) -> int:
-        """Number of batches in a full epoch; a state loaded in mid-epoch leaves fewer."""
+        """Number of batches in a full epoch. After a state from mid-epoch is loaded, fewer are left."""
         return self._core.steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches of one epoch: the rest of the epoch in which a state was loaded, or else the next epoch.
+        """Yield the batches of one epoch: the rest of the epoch in which the loaded state was taken, or else the next epoch.
 
-        With a shuffle, the loader makes the first batches of the following epoch while this one ends; `stream(1)` does not.
+        With a shuffle, the loader makes the first batches of the following epoch while this one is ending; `stream(1)` does not.
         After an early break, the next iteration begins the next epoch. Batches made ahead are kept until then, or until `close()`.
         """
         return self._iterate(1, beyond=self.options.shuffle is not False)
 
     def stream(self, epochs: int | None = None) -> Iterator[Batch]:
-        """Yield the batches of `epochs` epochs, or without end. Each epoch is begun while the one before it ends."""
+        """Yield the batches of `epochs` epochs, or without end if None. Each epoch begins while the previous one is ending."""
         return self._iterate(None if epochs is None else whole(epochs, "epochs", 0), beyond=False)
 
     def set_epoch(self, epoch: int) -> None:
@@ -167,7 +170,7 @@ class Loader:
                 self._end()
 
     def _passes_what_is_left(self) -> bool:
-        """Skip the rest of an epoch if the loaded state leaves no batch of it, and return whether it was skipped.
+        """Skip the rest of an epoch if the loaded state leaves no batch in it, and return whether it was skipped.
 
         A skipped rest counts as an epoch without batches.
         """
@@ -205,7 +208,7 @@ class Loader:
         if given is None:
             raise ClosedError("this loader was closed during iteration", code="loader-closed")
         batch = self._as_output(given[0] if self._pool is not None else self._staged(self._core, *given))
-        # Count the batch only once nothing can fail: a state must not skip an undelivered batch.
+        # Count the batch only when nothing can fail any more: a state must not skip an undelivered batch.
         self._step += 1
         self._totals.note_batch(given[1])
         return batch
@@ -245,7 +248,7 @@ class Loader:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state: the same samples in the same order, for any ranks, threads and budgets.
+        """Resume from a state: the same samples in the same order, whatever the ranks, threads and budgets.
 
         The state's snapshot, seed and order replace this loader's; this loader's options decide how batches are cut.
         Cost: opens the state's snapshot if it differs. Raises: InvalidInputError for a different dataset or selection,
@@ -287,7 +290,7 @@ class Loader:
             raise
 
     def batch_at(self, step: int) -> Batch:
-        """Make the batch of one step, counted from the start of epoch 0, without moving the loader: to inspect a loss spike."""
+        """Make the batch of one step, counted from the start of epoch 0, without moving the loader. Use it to inspect a loss spike."""
         base = self._core.begin_of_number(whole(step, "step", 0))
         if not len(self):
             raise InvalidInputError("the loader has no batches", code="invalid-argument")
@@ -302,7 +305,7 @@ class Loader:
         return self._as_output(self._staged(core, *given))
 
     def _agree(self) -> None:
-        """Check that all ranks are about to read the same."""
+        """Check that all ranks are about to read the same data."""
         self._agreed = True
         recipe = self.recipe
         state = {
@@ -321,14 +324,14 @@ class Loader:
         return {name: value for name, value in sums(here, self._totals.read, *pools).items() if value}
 
     def stats(self, step_seconds: float | None = None) -> dict[str, Any]:
-        """Return statistics since this loader was made. Those of Python workers are as of their last batches.
+        """Return statistics since this loader was made. For Python workers, they are as of their latest batches.
 
-        `seconds`: time from batch to batch. It includes your own work between batches, but not the start of threads and workers.
-        `samples_per_second`, `bytes_per_second`: rates over `seconds`. `waiting_seconds`: your wait for batches; `stall`: its share.
-        `stages`: seconds of all threads by stage; `occupancy`: their share of the threads' time. `function_seconds`: time in your
-        callables, in all processes. `kept_bytes`: batches that you still hold. `peak_bytes`: the most memory used and reserved
-        for batches made ahead and for windows. `read`: storage operations. `refused`: damaged samples.
-        `accelerator_utilisation`, given `step_seconds`: what an accelerator with that step time would reach.
+        `seconds`: time from batch to batch. It includes your own work between batches, but not the time to start threads and workers.
+        `samples_per_second`, `bytes_per_second`: rates over `seconds`. `waiting_seconds`: time that you waited for batches; `stall`: its
+        share of `seconds`. `stages`: seconds of all threads by stage; `occupancy`: their share of the threads' time. `function_seconds`:
+        time in your callables, in all processes. `kept_bytes`: batches that you still hold. `peak_bytes`: the most memory used and
+        reserved for batches made ahead and for windows. `read`: storage operations. `refused`: damaged samples. `accelerator_utilisation`,
+        given `step_seconds`: what an accelerator with that step time would reach.
         """
         pools = self._pool.spent.values() if self._pool else ()
         counts = sums(self._totals.spent, self._core.stats(), *pools)
@@ -342,7 +345,7 @@ class Loader:
         return "\n".join(f"{what:<16}{text}" for what, text in explained(self).items())
 
     def ceiling(self) -> Iterator[Batch]:
-        """Yield the first batch of epoch 0 once per batch of an epoch: measures the speed of training without loading.
+        """Yield the first batch of epoch 0 as many times as an epoch has batches, to measure the speed of training without loading.
 
         Every batch is the same object, so changes to it persist.
         """
@@ -351,7 +354,7 @@ class Loader:
             yield batch
 
     def close(self) -> None:
-        """Stop all threads and workers of this loader; it can be iterated again. Repeated calls are harmless."""
+        """Stop all threads and workers of this loader, which can be iterated again afterwards. Repeated calls are harmless."""
         self._turns.end()
         self._end()
 

@@ -52,10 +52,10 @@ class Mix(Loadable):
 def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhausted: str = "repeat") -> Mix:
     """Mix views in exact proportions: name → view, or (view, weight). The default weight of a view is its size.
 
-    Every block of `order_block_samples` draws (by default a global batch) has each source's share, in shuffled places. At the start of
-    any block, the draws of each source differ from its exact share by less than one. `epoch_samples`: by default, the samples of all
-    sources together. `exhausted`: "repeat" starts a source again and continues it in the next epoch; "stop" ends the epoch before a
-    source would repeat; "raise" refuses an epoch that needs more samples than a source has.
+    Every block of `order_block_samples` draws (by default a global batch) contains each source's share, at shuffled positions. At the
+    start of any block, the draws of each source differ from its exact share by less than one. `epoch_samples`: by default, the total
+    number of samples of all sources. `exhausted`: "repeat" starts a source over and continues it in the next epoch; "stop" ends the epoch
+    before a source would repeat; "raise" refuses an epoch that needs more samples than a source has.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://mix", {"number": "int32"})

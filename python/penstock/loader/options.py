@@ -18,7 +18,9 @@ EXTRAS = ("_row_id", "_position", "_step", "_valid", "_source")
 
 @dataclasses.dataclass(kw_only=True)
 class Options:
-    """The options of a loader, as in `View.loader`. Numbers are filled in: ranks from the environment, budgets from `ps.configure`."""
+    """The options of a loader, as in `View.loader`. Missing numbers are filled in: ranks from the environment, budgets from
+    `ps.configure`.
+    """
 
     batch_size: int | None = None
     global_batch_size: int | None = None
@@ -79,7 +81,7 @@ class Options:
             self.columns = listed
 
     def results(self, available: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-        """Return result → column, and the extra columns, for views with these columns."""
+        """Return a dict of result → column, and the extra columns, for views with these columns."""
         names = list(available) if self.columns is None else list(dict.fromkeys(self.columns))
         columns, extras = [name for name in names if name not in EXTRAS], [name for name in names if name in EXTRAS]
         outputs = {name: name for name in columns} if self.outputs is None else dict(self.outputs)
@@ -90,7 +92,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ints:
-    """The numbers among the options, none of them missing."""
+    """The numeric options, with defaults filled in."""
 
     rank: int
     world_size: int

@@ -1,4 +1,4 @@
-"""Orders as users name them: `Window`, `Replacement`; and the orders and mixtures of states, checked."""
+"""The orders that users can name: `Window` and `Replacement`. Also checks the orders and mixtures in states."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy.typing as npt
 from penstock.errors import InvalidInputError
 from penstock.values.checks import whole
 
-# What a mixture does once it has drawn all samples of a source.
+# What a mixture can do once it has drawn all samples of a source.
 EXHAUSTED = ("repeat", "stop", "raise")
 # The default number of lanes divides this number, so that many world sizes share the lanes evenly.
 LANES = 48
-# Kinds of orders and the numbers in each.
+# The kinds of orders, and the numeric fields of each.
 _ORDERS = {"sequential": (), "full": (), "window": ("run_samples", "window_samples", "lanes"), "replacement": ("samples",)}
 
 
@@ -41,9 +41,9 @@ def checked_mix(state: Any, sources: int) -> dict[str, Any] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Shuffle inside windows of about `bytes` bytes: for remote data, and for disks that are fastest with long reads.
+    """Shuffle within windows of about `bytes` bytes: for remote data, and for disks that are fastest with long reads.
 
-    Shuffles whole runs of neighbouring samples, then the samples inside windows of many runs. `loader.explain()` reports the
+    Shuffles whole runs of neighbouring samples, then the samples within windows of many runs. `loader.explain()` reports the
     cost and quality of the shuffle. `lanes`: streams that are divided among the ranks, so that each rank reads its own blocks.
     """
 

@@ -1,4 +1,4 @@
-"""Ranks: which one this process is, and whether all ranks are about to read the same."""
+"""Ranks: finds the rank of this process, and checks that all ranks are about to read the same data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from penstock.values.checks import whole
 
 
 def ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: as given, else from torch.distributed, else from torchrun's environment, else of a single process."""
+    """Return rank and world size: as given, else from torch.distributed, else from torchrun's environment, else those of a single
+    process.
+    """
     if (rank is None) != (world_size is None):
         raise InvalidInputError("expected both rank and world_size, or neither", code="invalid-argument")
     if rank is None:
@@ -30,7 +32,9 @@ def ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def agree(world_size: int, rank: int, digest: str, state: Mapping[str, Any]) -> None:
-    """Check that all ranks have the same digest, if torch.distributed connects them. An error names what differs in their states."""
+    """Check that all ranks have the same digest, if torch.distributed connects them. The error names the differences between their
+    states.
+    """
     distributed = sys.modules.get("torch.distributed")
     if (
         distributed is None

@@ -1,4 +1,4 @@
-"""A recipe: everything that decides what batches hold. A loader's state replaces its sources, mixture, seed and block."""
+"""A recipe: everything that determines the contents of batches. Loading a state replaces its sources, mixture, seed and order block."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from penstock.loader.source import Source
 from penstock.loader.stages import Stages
 from penstock.loader.totals import sums
 
-# Memory that fetching windows needs on top of their contents: thread stacks, plans, and freed memory that the allocator keeps.
+# Memory that fetching windows needs in addition to their contents: thread stacks, plans, and freed memory that the allocator keeps.
 FETCHING_BYTES = 24 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Sources in their orders, and what becomes of their samples. Picklable if the functions of its stages are."""
+    """Sources with their orders, and what happens to their samples. Picklable if the functions of its stages are."""
 
     sources: list[Source]
     mix: dict[str, Any] | None
@@ -43,7 +43,9 @@ class Recipe:
         return self.numbers.python_workers if self.stages.has_functions else 0
 
     def open(self, base: tuple[int, int]) -> _core.Loader:
-        """Make the core of a loader whose step 0 begins at this epoch and draw. Raises InvalidInputError if its memory cannot suffice."""
+        """Make the core of a loader whose step 0 begins at this epoch and draw. Raises InvalidInputError if its memory budget is too
+        small.
+        """
         held, numbers = self.window_bytes(), self.numbers
         beside = FETCHING_BYTES if held else 0
         declared = {
@@ -100,18 +102,18 @@ class Recipe:
     def window_bytes(self) -> int:
         """Return the most window bytes that this rank holds: those of its lanes, or of all lanes in a mixture.
 
-        A mixture deals draws differently, so a rank may draw from any lane.
+        In a mixture, draws are divided differently, so a rank may draw from any lane.
         """
         parts = 1 if self.mix else self.numbers.world_size
         tails = sum(source.tail_bytes(2 * source.window_runs // parts)[0] for source in self.sources)
         return int(sum(source.held_bytes for source in self.sources) / parts) + tails
 
     def counted(self) -> dict[str, int]:
-        """Return the storage operations of all sources' handles, each handle once."""
+        """Return the storage operations of all sources' handles, counting each handle once."""
         return sums(*(source.view.stats() for source in {source.view._counts(): source for source in self.sources}.values()))
 
     def for_worker(self, workers: int) -> Recipe:
-        """Return the recipe for one of `workers` processes, which share memory and threads."""
+        """Return the recipe for one of `workers` processes, which share the memory and thread budgets."""
         numbers = dataclasses.replace(
             self.numbers,
             memory_bytes=max(1, self.numbers.memory_bytes // workers),

@@ -23,7 +23,7 @@ def explained(loader: Loader) -> dict[str, str]:
     looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []
     asked_of, quality = _sampled(loader, looked)
     windowed = next((source for source in loader.recipe.sources if source.order["kind"] == "window"), None)
-    # A run of a window is read whole and once: by one rank, or in a mixture by every rank that draws from it.
+    # A run of a window is read as a whole and only once: by one rank or, in a mixture, by each rank that draws from it.
     parts = 1 if windowed and loader.recipe.mix else loader.world_size
     requests, asked_bytes = (sum(counts) for counts in zip(*asked_of, strict=True))
     asked, moved = requests / max(1, len(looked)) * steps, asked_bytes / max(1, len(looked)) * steps
@@ -38,10 +38,10 @@ def explained(loader: Loader) -> dict[str, str]:
             stored, decoded, block, spanned, _ = source.view._column_bytes(source.columns)
             if spanned <= kept:
                 # The cache can hold everything from the source's first block to its last. Each block is read once, in ranges that join
-                # neighbours, or in ranges as long as those of one batch if these are longer.
+                # neighbouring blocks, or in ranges as long as those of one batch if those are longer.
                 some, some_bytes = min(some, stored / max(gap, some_bytes / max(1.0, some)) + 1), min(some_bytes, stored)
             elif block:
-                # The cache holds a part of the blocks. A draw hits it in proportion to that part, but each block is read at least once.
+                # The cache holds some of the blocks. Draws hit it in proportion to that share, but each block is read at least once.
                 missed = max(0.0, 1 - 2 * kept / max(1, decoded))
                 blocks = len(source.columns) * decoded / block
                 some, some_bytes = max(some * missed, min(some, blocks)), max(some_bytes * missed, min(some_bytes, stored))
@@ -87,7 +87,7 @@ def explained(loader: Loader) -> dict[str, str]:
 
 
 def _sampled(loader: Loader, looked: list[int]) -> tuple[list[list[int]], float]:
-    """Return requests and bytes of these steps by source, and how widely they draw compared with a full permutation."""
+    """Return the requests and bytes of these steps by source, and how widely the steps draw compared with a full permutation."""
     probe = loader.recipe.open((0, 0))
     asked_of = [[0, 0] for _ in loader.recipe.sources]  # Requests and bytes of the sampled batches, by source.
     distinct, full = [], []
@@ -107,7 +107,7 @@ def _sampled(loader: Loader, looked: list[int]) -> tuple[list[list[int]], float]
 
 
 def size_text(count: float) -> str:
-    """Format a number of bytes for people."""
+    """Format a number of bytes for human readers."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.3g} {unit}"

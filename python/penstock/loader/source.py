@@ -1,4 +1,4 @@
-"""A view that a loader reads, with its order and what that costs."""
+"""A view that a loader reads, with its order and the cost of that order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Source:
     tails: tuple[int, int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "weights": None}  # The core's table is made again from `given`.
+        return {**self.__dict__, "weights": None}  # The core's table is rebuilt from `given`.
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -44,7 +44,9 @@ class Source:
 
     @classmethod
     def ordered(cls, name: str, view: View, shuffle: bool | Window | Replacement, columns: Sequence[str], block: int) -> Source:
-        """Order a view by `shuffle`. Converts window bytes to samples by the mean size of `columns`; the default lanes divide `block`."""
+        """Order a view by `shuffle`. Converts window bytes to samples, using the mean size of `columns`. The default number of lanes
+        divides `block`.
+        """
         if shuffle is True or shuffle is False:
             return Source(name, view, columns, {"kind": "full" if shuffle else "sequential"})
         if isinstance(shuffle, Replacement):
@@ -97,7 +99,9 @@ class Source:
 
     @property
     def fetched_bytes(self) -> float:
-        """Memory for one fetched sample and its whole blocks, unless a window holds the blocks; 0, at no cost, if files are mapped."""
+        """Memory for one fetched sample and, unless a window holds them, its whole blocks. If files are mapped, this is 0 and costs
+        nothing.
+        """
         if self.view._snapshot.mapped and self.view._files is None:
             return 0.0
         return self.sizes[1] + (0.0 if self.order["kind"] == "window" else self.sizes[2])
@@ -131,8 +135,8 @@ class Source:
     def held_bytes(self) -> float:
         """The most window bytes that all ranks hold together; 0 for mapped files, which the kernel holds.
 
-        Counts two windows, because the next one begins while one ends. Runs begin and end inside blocks, which are held whole:
-        half a block on average at each end, and a quarter more as a margin.
+        Counts two windows, because the next one begins while the current one is ending. Runs begin and end inside blocks, which are held
+        whole. This adds half a block on average at each end, and a quarter of a block as a margin.
         """
         if self.view._snapshot.mapped or self.order["kind"] != "window":
             return 0.0

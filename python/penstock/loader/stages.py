@@ -22,7 +22,9 @@ from penstock.view import Batch, View
 
 @dataclasses.dataclass
 class Stages:
-    """What becomes of a batch in Python: nulls are replaced, extra columns added, functions applied. Picklable if the functions are."""
+    """What happens to a batch in Python: nulls are replaced, extra columns are added, and functions are applied. Picklable if the
+    functions are.
+    """
 
     # Transforms that the core applies.
     declared: list[dict[str, Any]]
@@ -128,7 +130,9 @@ def stages_of(
 
 
 def _one_size(stage: Transform, on: Sequence[str], outputs: Mapping[str, str], view: View) -> dict[str, Any]:
-    """Return the size of a one-number crop if it is a length, for one-dimensional tensors, and not a square, as for images."""
+    """Return the size of a crop that is given as one number, if that is a length (one-dimensional tensors) and not the side of a square
+    (images).
+    """
     kinds = [view.schema.get(outputs.get(name, name)) for name in on]
     lines = all(isinstance(kind, Tensor) and len(kind.shape) == 1 for kind in kinds)
     size = stage.declared().get("size") if lines and isinstance(stage, CenterCrop | RandomCrop) else None
@@ -151,7 +155,7 @@ def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
 
 
 def collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64], before: Batch) -> Batch:
-    """Collate samples to columns. Stack arrays, tensors and numbers; columns that were lists or ragged in `before` stay so."""
+    """Collate samples into columns. Stacks arrays, tensors and numbers; columns that were lists or ragged in `before` remain so."""
     batch: Batch = {}
     for name in dict.fromkeys(name for sample in samples for name in sample):
         values = []
@@ -192,7 +196,7 @@ def _numbers(name: str, values: list[Any], positions: npt.NDArray[np.int64]) -> 
 
 
 def _alike(name: str, values: list[Any], positions: npt.NDArray[np.int64], kind: Any) -> list[Any]:
-    """Return the values if all have this kind, one shape and one dtype; else raise InvalidInputError."""
+    """Return the values if all are of this kind and have the same shape and dtype; else raise InvalidInputError."""
     first = values[0]
     for position, value in zip(positions, values, strict=True):
         if not isinstance(value, kind) or value.shape != first.shape or value.dtype != first.dtype:
@@ -268,7 +272,7 @@ def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, lis
 
 
 class Noted:
-    """Context manager that adds to an exception which user function raised it, and for which sample or step."""
+    """Context manager that notes in an exception which user function raised it, and for which sample or step."""
 
     def __init__(self, fn: Callable[..., Any], place: str) -> None:
         self.fn, self.place = fn, place

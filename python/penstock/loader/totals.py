@@ -1,4 +1,4 @@
-"""What a loader has delivered and spent so far: the numbers of `Loader.stats`."""
+"""What a loader has delivered and spent so far: the numbers behind `Loader.stats`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-# If a consumer waits for more than this share of the time, the loader is too slow; below it, the wait may be for the first batch.
+# If a consumer waits for more than this share of the time, the loader is too slow. Below this share, it may have waited only for the first
+# batch.
 STALLED = 0.1
 
 
 class Totals:
-    """Counts of one loader, of all its cores and workers."""
+    """Counts for one loader, over all its cores and workers."""
 
     def __init__(self) -> None:
         self.waiting_seconds = self.elapsed_seconds = 0.0

@@ -1,4 +1,4 @@
-"""Which iteration of a loader is the current one."""
+"""Tracks which iteration of a loader is the current one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Turns:
 
     def __init__(self) -> None:
         self._turn = 0
-        self._inside: set[tuple[int, int]] = set()  # (process, thread) pairs that wait for a batch now.
+        self._inside: set[tuple[int, int]] = set()  # (process, thread) pairs that are waiting for a batch.
 
     def end(self) -> None:
         """End the current iteration, if there is one."""
         self._turn += 1
 
     def begin(self) -> int:
-        """Begin an iteration, and end the current one."""
+        """End the current iteration, if there is one, and begin another."""
         self._turn += 1
         return self._turn
 
@@ -30,7 +30,7 @@ class Turns:
         return self._turn == turn
 
     def check_alone(self) -> None:
-        """Raise ClosedError if another thread of this process waits for a batch."""
+        """Raise ClosedError if another thread of this process is waiting for a batch."""
         me = (os.getpid(), threading.get_ident())
         if any(pid == me[0] and thread != me[1] for pid, thread in self._inside):
             self._turn += 1  # Stop the other thread too: its progress would change the batches of this one.
@@ -47,7 +47,7 @@ class Turns:
             self._inside.discard(me)
 
     def check(self, turn: int) -> None:
-        """Raise ClosedError if another thread has taken over while this one waited."""
+        """Raise ClosedError if another thread took over while this one was waiting."""
         if turn != self._turn:
             raise _two_threads()
 

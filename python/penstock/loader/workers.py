@@ -23,7 +23,7 @@ from penstock.errors import ClosedError, InternalError, InvalidInputError
 from penstock.loader.recipe import Recipe
 from penstock.view import Batch
 
-# Finished batches that may wait at a worker, besides the one that it makes.
+# How many finished batches may wait at a worker, in addition to the one that it is making.
 WAITING = 2
 # Smaller batches are sent through the pipe.
 MAPPED_FROM_BYTES = 256 << 10
@@ -35,7 +35,7 @@ WHY_IT_DIED = {
 
 
 class Pool:
-    """Workers that make the steps begin, begin + 1, … in turn."""
+    """Workers that take turns to make the batches of the steps begin, begin + 1, …"""
 
     def __init__(self, recipe: Recipe, base: tuple[int, int], begin: int, end: int) -> None:
         """Start workers. Step 0 begins at `base`, an epoch and a draw."""
@@ -164,7 +164,7 @@ def work(
                 credits += 1
             send(pipe, *sendable)
             credits -= 1
-        while True:  # Until the consumer has read all batches and closes the pipe.
+        while True:  # Wait until the consumer has read all batches and closes the pipe.
             pipe.recv()
 
 

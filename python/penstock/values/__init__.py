@@ -1,4 +1,4 @@
-"""Convert the user's input to forms for the core: containers, nulls, casts that change no value, ragged arrays.
+"""Converts the user's input to forms that the core accepts: containers, nulls, casts that change no value, ragged arrays.
 
-The column types of `columns/` call this package. Every refusal is an InvalidInputError, which names the bad row if there is one.
+The column types in `columns/` call this package. Every refusal is an InvalidInputError, which names the bad row if there is one.
 """

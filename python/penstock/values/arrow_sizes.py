@@ -1,4 +1,4 @@
-"""How many bytes Arrow values become, without reading them."""
+"""Estimates how many bytes Arrow values become, without reading them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def row_bytes_of(values: Any) -> npt.NDArray[np.float64] | float:
     if types.is_string_view(kind) or types.is_binary_view(kind):  # Each view is four numbers; the first is the length.
         lengths = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)[values.offset : values.offset + rows, 0]
         return lengths.astype(np.float64) + 8.0
-    if types.is_dictionary(kind):  # Shared words are stored once but are expanded per value.
+    if types.is_dictionary(kind):  # Shared words are stored once but expanded for every value.
         return _picked(row_bytes_of(values.dictionary), np.asarray(values.indices.fill_null(0)).astype(np.int64)) + 8.0
     if types.is_run_end_encoded(kind):
         begin, count = values.find_physical_offset(), values.find_physical_length()
@@ -61,7 +61,7 @@ def _picked(sizes: npt.NDArray[np.float64] | float, places: npt.NDArray[np.int64
 
 
 def _sums(sizes: npt.NDArray[np.float64] | float, count: int, begins: Array, ends: Array) -> npt.NDArray[np.float64]:
-    """Return the size of each list: the sum of the sizes of its values, out of `count` values."""
+    """Return the size of each list: the sum of the sizes of its values. `count`: the number of all values."""
     if isinstance(sizes, float):
         summed: npt.NDArray[np.float64] = np.multiply(ends - begins, sizes, dtype=np.float64)
         summed += 8.0

@@ -1,4 +1,4 @@
-"""Answers about single values, and the error for one that does not fit its column."""
+"""Checks of single values, and the error for a value that does not fit its column."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text can be stored. A lone surrogate, as in some file names, cannot.
+    """Return whether a text can be stored. Text with a lone surrogate, as in some file names, cannot.
 
     >>> is_utf8("é"), is_utf8("\\udce9")
     (True, False)
@@ -77,7 +77,7 @@ def without_dimensions(item: Any) -> Any:
 
 
 def whole(value: Any, what: str, least: int, below: int = 2**62) -> int:
-    """Return a whole number from `least` to below `below`. Raises: InvalidInputError for anything else."""
+    """Return a whole number that is at least `least` and less than `below`. Raises: InvalidInputError for anything else."""
     if not is_whole(value) or not least <= value < below:
         power = below.bit_length() - 1
         raise InvalidInputError(

@@ -1,4 +1,4 @@
-"""Containers of one value per sample: lists, arrays, and what torch, pandas, Polars and lazy arrays give."""
+"""Containers of one value per sample: lists, arrays, and the objects of torch, pandas, Polars and libraries with lazy arrays."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def container(values: Any) -> Any:
 
 
 def rows_of(values: Any) -> Any:
-    """Convert values to a container that can be sliced, without reading an array that reads its own parts."""
+    """Convert values to a container that can be sliced, without reading an array that reads parts on demand."""
     if isinstance(values, Rows):
         return values
     if reads_its_parts(values):
@@ -76,7 +76,7 @@ def rows_of(values: Any) -> Any:
         and hasattr(getattr(values, "dtype", None), "numpy_dtype")
         and hasattr(array := getattr(values, "array", values), "__arrow_array__")
     ):
-        return array.__arrow_array__()  # In pandas: ArrowDtype, and numbers with NA, such as Int64.
+        return array.__arrow_array__()  # In pandas, these are ArrowDtype, and numbers with NA, such as Int64.
     elif hasattr(values, "isna") and hasattr(values, "dtype"):
         values = from_pandas(values)
     if isinstance(values, np.ndarray):
@@ -97,7 +97,7 @@ def from_torch(tensor: Any) -> Array:
 
             return np.asarray(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
         return np.asarray(tensor.numpy())
-    except (RuntimeError, TypeError) as error:  # The device "meta", sparse or quantised tensors.
+    except (RuntimeError, TypeError) as error:  # Tensors on the device "meta", and sparse or quantised tensors.
         raise fail(f"a torch tensor that cannot become an array: {error}", hint="pass a dense tensor of a plain dtype") from error
 
 

@@ -1,4 +1,4 @@
-"""Arrow numbers, lists and text, as arrays."""
+"""Converts Arrow numbers, lists and text to arrays."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from penstock.values.containers import Rows, from_torch
 from penstock.values.dtypes import cast, numpy_dtype, numpy_dtype_of
 from penstock.values.ragged import one_array
 
-# Tensors of this size or more are tiled and never held in memory whole.
+# Tensors of this size or more are tiled and never held in memory as a whole.
 TILED_BYTES = 8 << 20
 
 

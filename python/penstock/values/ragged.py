@@ -73,7 +73,7 @@ def arrays_of(values: Any) -> Any:
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if isinstance(values, pa.FixedShapeTensorArray):
-        return tensors_of(values)  # A null is masked whole, which `one_array` handles.
+        return tensors_of(values)  # A null is an entirely masked array, which `one_array` handles.
     if not pa.types.is_struct(values.type) or [field.name for field in values.type] != ["data", "shape"]:
         return values.to_pylist()
     made: list[Any] = []
@@ -89,7 +89,7 @@ def arrays_of(values: Any) -> Any:
 
 
 def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -> Array | None:
-    """Return one sample of a ragged column; None if it is masked whole."""
+    """Return one sample of a ragged column; None if all of it is masked."""
     if isinstance(value, np.ma.MaskedArray):
         mask = np.ma.getmaskarray(value)
         if mask.any():

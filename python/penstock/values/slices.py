@@ -1,4 +1,4 @@
-"""Cut input into slices of bounded memory, by what its values become."""
+"""Cuts input into slices of bounded memory, based on the size of the converted values."""
 
 from __future__ import annotations
 
