@@ -28,9 +28,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "target" / "mutants"
 TREE = FOLDER / "tree"
 LEAST = 0.85
-DATASET = ["commit", "copies", "datafile", "fetch", "log", "plan", "read", "snapshot"]
-LOADER = ["order", "permutation", "plan", "quota", "window"]
-RUST = [*(f"crates/dataset/src/{name}.rs" for name in DATASET), *(f"crates/loader/src/{name}.rs" for name in LOADER)]
+RUST = [f"crates/dataset/src/{name}/**/*.rs" for name in ("commit", "log", "read", "snapshot", "store", "write")]
+RUST += [f"crates/loader/src/{name}/**/*.rs" for name in ("order", "source", "engine")]
 PYTHON = "python/penstock/importers/*.py"
 # A quick build profile. It is passed as environment variables so that helpers built by the tests use it too.
 QUICK = {"LTO": "false", "CODEGEN_UNITS": "16", "OPT_LEVEL": "1", "INCREMENTAL": "true", "DEBUG": "0"}
@@ -46,13 +45,14 @@ def tests_of(path: str) -> list[list[str]]:
         return [of("import_model", "importers", "import_faults", "cli", "bad_input")]
     if path.startswith("crates/loader/"):
         return [
-            of("loader_model", "loader", "planted", "forms", "functions", "files", "window_memory", "loader_limits"),
+            of("loader_model", "loader", "epochs", "geometry", "forms", "functions", "files", "window_memory", "loader_limits"),
             ["cargo", "test", *CARGO, "-p", "penstock-loader"],
         ]
     if path.startswith("crates/dataset/"):
         first = of(
             "limits",
-            "planted",
+            "damage",
+            "transactions",
             "database_model",
             "commits",
             "places",
@@ -65,14 +65,14 @@ def tests_of(path: str) -> list[list[str]]:
             "pins",
             "crafted",
         )
-        away = [*of("limits", "planted", "columns", "reading", "tiles"), "--store", "buffered"]
+        away = [*of("limits", "damage", "columns", "reading", "tiles"), "--store", "buffered"]
         return [first, [*away[:-1], "s3"], away, ["cargo", "test", *CARGO, "-p", "penstock-dataset", "-p", "penstock-testkit"]]
     rust = ["cargo", "test", *CARGO, "--workspace", "--exclude", "penstock-python"]
     remote = [*pytest[:-1], "not soak and not data and not local", "tests", "--store", "s3"]
     if path.startswith("crates/storage/"):
         return [rust, of("stores", "commits", "places", "other_stores"), remote]
     if path.startswith("crates/codec/"):
-        return [of("transforms", "image_modes", "loader_model", "loader", "planted", "training"), rust, [*pytest, "tests"]]
+        return [of("transforms", "image_modes", "loader_model", "loader", "epochs", "geometry", "training"), rust, [*pytest, "tests"]]
     return [[*pytest, "tests"], rust, remote]
 
 

@@ -1,4 +1,4 @@
-"""`create`, `open`, `Dataset`, `Transaction`: everything that creates a snapshot or moves to one."""
+"""`create`, `open`, `Dataset`: everything that creates a dataset or moves to another snapshot."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def create(
     >>> len(ds), list(ds.schema)
     (0, ['image', 'year', 'vector'])
     """
-    return Dataset(_core.create(_uri(uri), to_json(schema), _text(message, "message"), _author(), _options(storage_options)))
+    return Dataset(
+        _core.create(_uri(uri), to_json(schema), _text(message, "message", "create a dataset"), _author(), _options(storage_options))
+    )
 
 
 def open(
@@ -91,7 +93,7 @@ def open(
     For every object store: timeout_seconds (deadline of one operation, default 60), hedge (bool: send a second request for a
     range that takes unusually long). A pickled handle carries the options except the three secrets.
 
-    Cost: on local disk, reads of the hint, the record and the root, and two look-ups. On object storage, three requests: a listing
+    Cost: on local disk, reads of the hint, the record and the root, and three look-ups. On object storage, three requests: a listing
     of one name, the record and the root. The cost does not grow with the number of samples. Opening a local copy also lists its
     data files, until the first commit there.
     Raises: NotFoundError (dataset-not-found, snapshot-not-found, branch-not-found), CorruptError (log-incomplete,
@@ -105,7 +107,7 @@ def open(
         )
     if snapshot is not None and not isinstance(snapshot, str):
         raise InvalidInputError(f"cannot open snapshot {snapshot!r}: expected a str", hint="take the id from ds.snapshot or ds.log()")
-    return Dataset(_core.open(_uri(uri), snapshot, _options(storage_options), _text(io, "io")))
+    return Dataset(_core.open(_uri(uri), snapshot, _options(storage_options), _text(io, "io", "open a dataset")))
 
 
 def open_incomplete(uri: str | os.PathLike[str], snapshot: str | None = None) -> Dataset:
@@ -159,14 +161,14 @@ class Dataset(View):
         return View(self._snapshot, self._view)
 
     def refresh(self) -> Dataset:
-        """Move to the newest snapshot and return self. Cost: that of `open`."""
+        """Move to the newest snapshot and return self. Cost: at most that of `open`."""
         self._move(self._snapshot.refresh())
         return self
 
     def append(self, columns: Mapping[str, Any], *, message: str = "append", validate: str = "header") -> Receipt:
         """Append samples as one commit: column → one value per sample. None is a null, and an omitted column is null throughout.
 
-        Cost: writes the bytes to data files once, encoded on all threads, then three syncs. `validate="decode"` checks every pixel
+        Cost: writes the bytes to data files once, encoded on all threads, then makes four syncs. `validate="decode"` checks every pixel
         of media, `"header"` only their headers. Memory: up to `ps.configure(memory_bytes=…)`, in addition to the caller's data.
         Raises: InvalidInputError (invalid-value, column-lengths-differ), CorruptError (media-undecodable, with `.rows`),
         NotFoundError (column-not-found). On any error, nothing is committed.

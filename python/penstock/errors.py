@@ -84,7 +84,7 @@ class NotFoundError(Error, KeyError):
 
 
 class OutOfRangeError(NotFoundError, IndexError):
-    """A position is outside the dataset or view. An IndexError, so that `for sample in ds` ends."""
+    """A position is outside the dataset or view."""
 
     code = "position-out-of-range"
 

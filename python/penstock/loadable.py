@@ -47,15 +47,15 @@ class Loadable:
         `seed`: of the order and of random transforms. `columns`: may also name `_row_id`, `_position`, `_step`, `_valid` and `_source`.
         `outputs`: {result: column}, for example for two results from one column. `transform`: a list of `penstock.transforms`, then
         functions `fn(sample, rng)`, then `T.PerBatch`. `decode=False` returns images as stored bytes. `output`: "numpy", "torch" or "jax".
-        `last_batch`: "short", "drop" or "pad". `rank` and `world_size`: by default those of torchrun. `on_corrupt`: "raise", "substitute"
+        `last_batch`: "short", "drop" or "pad". `rank` and `world_size`: by default those of torch.distributed or torchrun. `on_corrupt`: "raise", "substitute"
         (use another sample) or "mask" (use another sample and set `_valid` to False). `nulls`: {column: value or "mask"}.
         `order_block_samples`: how many draws at a time are divided among lanes or a mixture's sources, by default a global batch.
         `memory_bytes` and `threads`: budgets, by default those of `ps.configure`. `python_workers`: processes for your functions.
         `progress`: show a live progress line. `pin=True` prevents the snapshot, and the snapshot of a loaded state, from being collected
         until `ds.unpin`. It writes a record, so the dataset must be writable.
 
-        Shapes: images (B, H, W, 3) uint8 if a transform makes their sizes equal, else a list; in torch, (B, 3, H, W) in channels_last
-        memory. Fixed columns are (B, …), ragged columns `Ragged`, text and bytes lists. You own the batches and may write to them.
+        Shapes: images of one size are (B, H, W, C) uint8, others a list; C is 3 unless the column sets `mode`. In torch, (B, C, H, W) in
+        channels_last memory. Fixed columns are (B, …), ragged columns `Ragged`, text and bytes lists. You own the batches and may write to them.
         Cost: at most `memory_bytes` of batches are made ahead; resuming costs one batch.
         Raises: InvalidInputError for invalid options, before anything is read; CorruptError, which names the samples.
 

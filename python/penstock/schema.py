@@ -1,4 +1,4 @@
-"""The schema: column types by name, and their JSON form for the core. A new type needs a file in `columns/` and an entry in TYPES."""
+"""The schema: column types by name, and their JSON form for the core. CONTRIBUTING.md lists what a new type needs."""
 
 from __future__ import annotations
 

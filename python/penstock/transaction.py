@@ -30,11 +30,11 @@ class Receipt:
     row_ids: npt.NDArray[np.int64]
 
 
-def _text(value: Any, what: str) -> str:
+def _text(value: Any, what: str, doing: str = "begin a transaction") -> str:
     if not isinstance(value, str):
-        raise InvalidInputError(f"cannot begin a transaction: the {what} is a {type(value).__name__}, expected str")
+        raise InvalidInputError(f"cannot {doing}: the {what} is a {type(value).__name__}, expected str")
     if not is_utf8(value):
-        raise InvalidInputError(f"cannot begin a transaction: the {what} is not UTF-8 (a lone surrogate)")
+        raise InvalidInputError(f"cannot {doing}: the {what} is not UTF-8 (a lone surrogate)")
     return value
 
 
@@ -104,7 +104,7 @@ class Transaction:
             return self._schema[name].rows(values)
 
     def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> None:
-        """Append rows start…end of columns prepared by `_ready`, in one call to the core: all of the rows or none."""
+        """Append rows start…end of columns that can be sliced, in one call to the core: all of the rows or none."""
         prepared = {}
         for name, values in ready.items():
             with _naming(name, start):
@@ -114,7 +114,7 @@ class Transaction:
         self._core.append(prepared, validate, start)
 
     def commit(self) -> Receipt:
-        """Commit now and move the dataset handle to the new snapshot. Cost: three syncs for a small commit."""
+        """Commit now and move the dataset handle to the new snapshot. Cost: four syncs for a small commit on a local disk."""
         if self._failed is not None:
             self._core.abort()
             raise ClosedError(

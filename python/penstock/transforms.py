@@ -57,10 +57,12 @@ def _sizes(value: Any, what: str, square: bool) -> list[int]:
 
 
 def _padding(value: Any) -> list[int]:
-    """Parse torchvision's padding: all sides; left and right, top and bottom; or left, top, right, bottom."""
+    """Parse torchvision's padding: all sides; left and right, top and bottom; or left, top, right, bottom. Tensors
+    may give two numbers per dimension, before and after.
+    """
     sides = _numbers(value, "padding")
     if not all(isinstance(side, int) and abs(side) <= MOST for side in sides) or len(sides) not in (1, 2, 4, 6, 8):
-        raise InvalidInputError(f"padding={value!r}, expected 1, 2 or 4 whole numbers", code="invalid-argument")
+        raise InvalidInputError(f"padding={value!r}, expected 1, 2, 4, 6 or 8 whole numbers", code="invalid-argument")
     return {1: sides * 4, 2: sides * 2}.get(len(sides), sides)
 
 
@@ -182,7 +184,10 @@ class RandomVerticalFlip(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class Pad(Transform):
-    """Add borders filled with `fill`. `padding` is one number, (left and right, top and bottom), or (left, top, right, bottom)."""
+    """Add borders filled with `fill`. `padding` is one number, (left and right, top and bottom), or (left, top, right, bottom).
+
+    For tensors of more dimensions, it gives two numbers per dimension, before and after.
+    """
 
     padding: int | Sequence[int]
     fill: float = 0

@@ -58,7 +58,7 @@ def test_a_small_commit_costs_so_many_syncs_and_puts(small):
 def test_one_copy_and_no_descriptors(small, root):
     process = psutil.Process()
     ds = ps.open(root)
-    ds.take(np.arange(1000))  # The pool of threads starts with the first take.
+    ds.take(np.arange(1000))  # The first take loads what it needs.
     before, threads = process.num_fds(), process.num_threads()
     batch = ds.take(np.arange(1000))
     assert process.num_fds() == before, "mapped files keep no descriptor open"

@@ -1,4 +1,4 @@
-//! The dataset: the one place that knows format, storage and codec. Snapshots, take, scan, slices, transactions, verify.
+//! The dataset: it joins format, storage and codec. Snapshots, take, scan, slices, transactions, verify.
 //!
 //! Folders, from the bottom up: `store` (open objects), `log` (commits and names), `snapshot` (where samples are), `read`, `write`,
 //! `commit`, `upkeep`. Each depends only on those before it. Nothing here knows about torch, Python or loader threads.

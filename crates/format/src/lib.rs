@@ -1,8 +1,8 @@
 //! Converts between bytes and the structs of `spec/format-v1.md`. Has no I/O, no async code, and no paths except the object names of
 //! section 2.
 //!
-//! Each file implements one section of the spec. Parsers bound every count by the bytes that remain, so hostile input cannot exhaust
-//! memory or cause a panic; `fuzz/` tests this. `dataset` is the main caller; `loader` and `python` use the schema and the ids.
+//! Each file implements one or two sections of the spec. Parsers bound every count by the bytes that remain, so hostile input cannot exhaust
+//! memory or cause a panic; `fuzz/` tests most of them. `dataset` is the main caller.
 
 pub mod cursor;
 pub mod datafile;

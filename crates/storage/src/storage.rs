@@ -174,7 +174,7 @@ pub trait Storage: Send + Sync + Debug {
     /// Create the root and prove the store. Existing objects are kept.
     fn initialise(&self) -> Result<()>;
 
-    /// Check create-only puts, once per process. Fails with `unsupported-storage` unless exactly one of several creates of a name
+    /// Check create-only puts, once per opened store or process. Fails with `unsupported-storage` unless exactly one of several creates of a name
     /// succeeds. Writers check existing datasets too, which may have been copied to a store on which they cannot be created.
     fn prove(&self) -> Result<()>;
 

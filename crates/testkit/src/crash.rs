@@ -187,15 +187,16 @@ struct CrashFile {
 
 impl File for CrashFile {
     fn write(&mut self, bytes: Vec<u8>) -> io::Result<()> {
-        self.disk.operate()?.inodes[self.inode].written.extend_from_slice(&bytes);
-        Ok(())
+        let mut state = self.disk.operate()?;
+        state.inodes[self.inode].written.extend_from_slice(&bytes);
+        state.lose_answer()
     }
 
     fn sync(&mut self) -> io::Result<()> {
         let mut state = self.disk.operate()?;
         let inode = &mut state.inodes[self.inode];
         inode.durable = inode.written.clone();
-        Ok(())
+        state.lose_answer()
     }
 }
 
@@ -205,6 +206,7 @@ impl FileSystem for CrashDisk {
         let inode = state.inodes.len();
         state.add(path, Entry::File(inode))?;
         state.inodes.push(Inode::default());
+        state.lose_answer()?;
         Ok(Box::new(CrashFile { disk: self.clone(), inode }))
     }
 
@@ -249,18 +251,20 @@ impl FileSystem for CrashDisk {
         let inode = state.inode(from)?;
         state.names.remove(from);
         state.names.insert(to.to_owned(), Entry::File(inode));
-        Ok(())
+        state.lose_answer()
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         let mut state = self.operate()?;
         state.inode(path)?;
         state.names.remove(path);
-        Ok(())
+        state.lose_answer()
     }
 
     fn create_folder(&self, path: &Path) -> io::Result<()> {
-        self.operate()?.add(path, Entry::Folder)
+        let mut state = self.operate()?;
+        state.add(path, Entry::Folder)?;
+        state.lose_answer()
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {

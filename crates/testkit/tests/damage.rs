@@ -1,4 +1,4 @@
-//! Damage tests: every bit of a small dataset flipped, every object truncated, any two objects swapped. Each damaged dataset is
+//! Damage tests: every third bit of a small dataset flipped (in `make soak` every bit), every object truncated, any two objects swapped. Each damaged dataset is
 //! opened with empty caches and read completely. The result is a clear error or the same values, never other values.
 
 use std::collections::BTreeMap;

@@ -25,8 +25,8 @@ def import_(
     include: Annotated[list[str], typer.Option(help="Import only files that match: --include '*.jpg'.")] = [],  # noqa: B006
     exclude: Annotated[list[str], typer.Option(help="Leave out files that match: --exclude 'thumbnails/*'.")] = [],  # noqa: B006
     message: Annotated[str, typer.Option("--message", "-m", help="The commit message.")] = "",
-    memory_bytes: Annotated[int, typer.Option(help="Memory budget; 0 is the default of 512 MiB.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}], left_out}.")] = False,
+    memory_bytes: Annotated[int, typer.Option(help="Memory budget in bytes; 0 is the default, at most 512 MiB.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}], left_out, snapshot}.")] = False,
 ) -> None:
     """Import files as one commit, and report every refused item."""
     # Imported here, so that `--help` is quick: importing pyarrow alone takes a third of a second.

@@ -1,7 +1,7 @@
 """CSV and TSV, read with pyarrow's streaming reader. Supports quotes and every encoding that Python supports; types are given, or inferred
 from the first block.
 
-pyarrow reads all columns as text, and this file converts them. A bad value is refused with its row, and the other rows are imported.
+pyarrow reads all columns as bytes, and this file converts them. A bad value is refused with its row; `on_error` decides what follows.
 """
 
 from __future__ import annotations

@@ -106,7 +106,8 @@ def import_data(
     include and exclude, lists of patterns such as "*.jpg" or "train/*" that select files of a folder.
 
     Memory: the budget, plus data parsed ahead: up to 250 MiB, or a few times the largest line or Arrow record batch.
-    Raises: InvalidInputError, NotFoundError (source-not-found), CorruptError (media-undecodable).
+    Raises: InvalidInputError (also for a damaged image, media-undecodable), NotFoundError (source-not-found), UnsupportedError
+    (unsupported-format), CorruptError (a damaged file: object-malformed).
     """
     if on_error not in ("raise", "skip", "null"):
         raise InvalidInputError(f"on_error={on_error!r}, expected raise, skip or null")

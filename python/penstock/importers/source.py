@@ -29,7 +29,7 @@ def import_pandas() -> None:
 
 
 def ahead(tasks: Iterable[Callable[[], Result]], threads: int) -> Iterator[Result]:
-    """Run tasks in threads ahead of the consumer, at most `threads + 1` at a time. Yields the results in order."""
+    """Run tasks in threads ahead of the consumer, `threads` at a time. At most `threads + 1` results wait. Yields them in order."""
     with ThreadPoolExecutor(threads, "penstock-import") as pool:
         waiting: collections.deque[Future[Result]] = collections.deque()
         try:

@@ -1,5 +1,5 @@
 """`Loader`: batches of a view, in an order that does not depend on the number of ranks and threads, resumable at any step. Made by
-`View.loader`.
+`loader` of a view or a mixture.
 """
 
 from __future__ import annotations
@@ -341,7 +341,7 @@ class Loader:
         return {**self._totals.stats(counts, functions, processes, threads, step_seconds), "read": self._read()}
 
     def explain(self) -> str:
-        """Describe what an epoch costs and how well it is shuffled. Cost: reads only the manifest."""
+        """Describe what an epoch costs and how well it is shuffled. Cost: reads the manifest, and tails of data files."""
         return "\n".join(f"{what:<16}{text}" for what, text in explained(self).items())
 
     def ceiling(self) -> Iterator[Batch]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def explained(loader: Loader) -> dict[str, str]:
-    """Describe what an epoch costs and how well it is shuffled. Cost: reads only the manifest."""
+    """Describe what an epoch costs and how well it is shuffled. Cost: reads the manifest, and tails of data files."""
     steps, draws = len(loader), loader._core.epoch_samples
     mean = [source.sample_bytes for source in loader.recipe.sources]
     total = (

@@ -284,7 +284,7 @@ class Noted:
         if error is None:
             return
         text = f"in {self.fn!r}, for {self.place} of the loader"
-        if isinstance(error, StopIteration):  # StopIteration would end a generator on its way.
+        if isinstance(error, StopIteration):  # An iterator of the caller would end silently.
             raise RuntimeError(f"StopIteration {text}") from error
         error.add_note(text)
 

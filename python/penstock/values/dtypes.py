@@ -1,4 +1,4 @@
-"""Dtypes by their stored names, and casts that change no value."""
+"""Dtypes by their stored names, and casts, which only round."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def numpy_dtype_of(source: Any) -> np.dtype[Any]:
 
 
 def cast(array: Array, dtype: str, row: int | None = None) -> Array:
-    """Cast without changing values: refuse floats for integers and values out of range. `row` is the row of a single sample."""
+    """Cast, rounding to floats only. Refuses floats for integers, and values out of range. `row` is the row of a single sample."""
     wanted = numpy_dtype(dtype)
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     if array.dtype == wanted or array.size == 0:

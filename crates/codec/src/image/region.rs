@@ -177,7 +177,7 @@ impl<'a> Encoded<'a> {
         if able == 0 {
             return None;
         }
-        // The range to decode, in pixels of the scaled image: the iMCUs that the region touches, and one more on each side.
+        // The range to decode, in pixels of the scaled image: the iMCUs that the region touches, and one more to the left, right and top.
         let (width, height) = ((width as usize).div_ceil(denominator), (height as usize).div_ceil(denominator));
         let (mcu_width, mcu_height) = (mcu_width as usize / denominator, mcu_height as usize / denominator);
         let along = |begin: usize, length: usize, mcu: usize, size: usize| {

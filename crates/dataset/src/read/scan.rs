@@ -11,7 +11,8 @@ use super::reader::{OnCorrupt, Reader};
 use crate::config::Config;
 use crate::snapshot::Snapshot;
 
-/// The first group has this many bytes, and each later one up to twice the last, at most `1 / GROUP_PART` of the memory budget.
+/// The first group has this many bytes, and each later one up to twice the last, at most `1 / GROUP_PART` of the memory budget
+/// if that is more.
 const GROUP_BYTES: u64 = 8 << 20;
 const GROUP_PART: u64 = 32;
 const GROUP_ROWS: u64 = 1 << 17;
@@ -52,7 +53,8 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Begin a scan of a snapshot, or of selected positions in it. Cost: at most a few tails (`Snapshot::column_bytes`).
+    /// Begin a scan of a snapshot, or of selected positions in it. Cost: that of `Snapshot::column_bytes`, and if files are
+    /// not mapped, the tails of the first batch.
     pub fn new(snapshot: Arc<Snapshot>, selection: Option<Arc<Vec<u64>>>, columns: &[&ColumnSpec], batch_rows: u64) -> Result<Scan> {
         let index = |column: &&ColumnSpec| snapshot.schema.columns.iter().position(|other| other.id == column.id);
         let columns: Vec<usize> = columns.iter().filter_map(index).collect();

@@ -21,7 +21,7 @@ use crate::config::Config;
 
 /// Maximum number of cached data files, each of which may be mapped. Linux allows 65,530 maps per process by default.
 const MAPPED_FILES: usize = 4096;
-/// Maximum number of cached manifest pages. A page has at most 64 KiB, so the bound is 64 MiB; typical pages are far smaller.
+/// Maximum number of cached manifest pages. An encoded page has at most 64 KiB, except if it holds one large fragment.
 const PAGES: usize = 1024;
 const WORDS: usize = 4096;
 

@@ -268,7 +268,7 @@ pub fn check_text(spec: &ColumnSpec, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Check that a value, or a run of values of fixed shape, has the column's type. Values for which `valid` is false are skipped.
+/// Check that a value, or a run of values of fixed shape, has the column's type. Values for which `valid` is false are skipped, except bools.
 fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: impl Fn(u64) -> bool) -> Result<()> {
     let Some(spec) = spec else { return Ok(()) };
     match &spec.kind {

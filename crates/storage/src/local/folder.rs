@@ -30,10 +30,10 @@ pub struct Local {
     pub(super) kept: Arc<PerProcess<Kept>>,
 }
 
-/// What this process knows about a folder.
+/// What is known about an opened folder.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// Folders whose names this process has made durable, by root. Folders made by another process may not be synced yet.
+    /// Folders whose names this store has made durable, by root. Folders made by another store may not be synced yet.
     pub(super) named: Mutex<HashSet<(Option<u64>, PathBuf)>>,
     /// Whether `prove` has succeeded.
     pub(super) proven: Mutex<bool>,
@@ -114,7 +114,7 @@ impl Local {
         self.failure("write to", &self.root, &io::Error::from_raw_os_error(libc::ENOENT)).hint(hint)
     }
 
-    /// Make the names in a folder durable. The first call in this process also syncs the folder's own name and those above it.
+    /// Make the names in a folder durable. The first call also syncs the folder's own name and those above it.
     pub(super) fn sync_folder(&self, folder: &Path) -> io::Result<()> {
         let named = || self.kept.get().named.lock().unwrap_or_else(PoisonError::into_inner);
         add(&self.counters.syncs, 1);
