@@ -18,8 +18,8 @@ const LEAST_BYTES: u64 = 16 << 20;
 pub struct Config;
 
 impl Config {
-    /// Return how many bytes caches and writers may hold. Decoded blocks may use half. A quarter each is the limit of samples
-    /// waiting to be written, of idle memory for the next large arrays, and of the metadata of open files.
+    /// Return how many bytes caches and writers may hold. Decoded blocks may use half. Three other uses are limited to a
+    /// quarter each: samples waiting to be written, idle memory for large arrays, and metadata of open files.
     /// Default: 512 MiB, or an eighth of the cgroup's limit if that is less.
     pub fn memory_bytes() -> u64 {
         match MEMORY_BYTES.load(Relaxed) {

@@ -11,8 +11,8 @@ use super::reader::{OnCorrupt, Reader};
 use crate::config::Config;
 use crate::snapshot::Snapshot;
 
-/// The first group has this many bytes, and each later one up to twice the last, at most `1 / GROUP_PART` of the memory budget
-/// if that is more.
+/// The first group has this many bytes, and each later one up to twice the last. If `1 / GROUP_PART` of the memory budget is more, groups
+/// grow up to that.
 const GROUP_BYTES: u64 = 8 << 20;
 const GROUP_PART: u64 = 32;
 const GROUP_ROWS: u64 = 1 << 17;
