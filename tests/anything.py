@@ -1,11 +1,11 @@
-"""A schema with every kind and layout of column, random values for it, and the seeds of the model tests."""
+"""A schema with every column kind and layout, random values for it, and the seeds of the model tests."""
 
 import os
 
 import numpy as np
 import penstock as ps
 
-# Each run of tools/test.sh uses a different PENSTOCK_ROTATION, and prints it. It determines the seeds of random tests.
+# Each run of tools/test.sh uses a different PENSTOCK_ROTATION, and prints it. That number seeds the random tests.
 _GIVEN = os.environ.get("PENSTOCK_ROTATION", "0")
 ROTATION = 0 if _GIVEN == "all" else int(_GIVEN)
 _COUNT = int(os.environ.get("PENSTOCK_MODEL_SEEDS", "60"))

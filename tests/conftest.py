@@ -1,4 +1,4 @@
-"""Shared fixtures: a place for each test's dataset, servers, the faulty proxy, real test data if available, hostile images."""
+"""Shared fixtures: a place for each test's dataset, servers, the faulty proxy, hostile images, and real test data if available."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ import servers
 ROOT = pathlib.Path(__file__).parent.parent
 BUCKET = servers.BUCKET
 
-# Every kind of fault; about one request in seven suffers one.
+# All kinds of faults; about one request in seven suffers a fault.
 FAULTS = "seed=1&lose=20&reset=20&throttle=20&toomany=10&fail=20&truncate=20&late=20&late_ms=30&stale=20"
 
 
@@ -30,10 +30,9 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """If datasets are not local, run only tests that use `root` and are not marked `local`: those in `every_store`, and a share of the
-    others.
+    """If --store is not local, run only tests that use `root` and are not marked `local`: all in `every_store`, and a share of the rest.
 
-    Each of the others runs on one store other than the local one. PENSTOCK_ROTATION decides which; tools/test.sh prints it.
+    Each test outside that folder runs on one non-local store. PENSTOCK_ROTATION, which tools/test.sh prints, selects that store.
     """
     store = config.getoption("--store")
     if store == "local":
@@ -54,12 +53,12 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def minio(tmp_path_factory):
-    """A real MinIO with a bucket, and the standard variables pointing to it."""
+    """Yield a real MinIO server with a bucket. The standard variables point to it."""
     yield from running(servers.Minio(tmp_path_factory.mktemp("minio")))
 
 
 def running(server):
-    """Yield a server with the environment pointing to it; stop the server when the session ends."""
+    """Point the environment at a server and yield the server. Stop it when the session ends."""
     with environment(**server.environment):
         yield server
     server.stop()
@@ -67,14 +66,14 @@ def running(server):
 
 @pytest.fixture(scope="session")
 def other_store(request, tmp_path_factory):
-    """The server other than MinIO that --store names."""
+    """Yield the server that --store names, if it is not MinIO."""
     kind = {"versity": servers.VersityGateway, "azure": servers.Azurite}[request.config.getoption("--store")]
     yield from running(kind(tmp_path_factory.mktemp("store")))
 
 
 @pytest.fixture(scope="session")
 def proxy(minio):
-    """The faulty proxy in front of MinIO, without faults. A test that sets faults must clear them again."""
+    """Yield the faulty proxy in front of MinIO, with no faults set. A test that sets faults must clear them afterwards."""
     started = servers.Proxy(minio.port)
     yield started
     started.stop()
@@ -92,14 +91,14 @@ def environment(**variables):
 
 
 def spent(ds, work):
-    """Run `work`, and return by how much each counter changed. Unchanged counters are left out."""
+    """Run `work`, and return the change of each counter. Counters that did not change are omitted."""
     before = ds.stats()
     work()
     return {name: value - before[name] for name, value in ds.stats().items() if value != before[name]}
 
 
 def newest(ds, samples):
-    """Refresh until the dataset has at least `samples` samples, because a stale listing leads to an old snapshot."""
+    """Refresh until the dataset has at least `samples` samples, because a stale listing may yield an old snapshot."""
     for _ in range(20):
         if len(ds.refresh()) >= samples:
             break
@@ -108,13 +107,13 @@ def newest(ds, samples):
 
 @pytest.fixture
 def bucket(minio):
-    """A fresh prefix on MinIO for a dataset that does not exist yet."""
+    """Return an unused MinIO prefix for a new dataset."""
     return minio.place(f"{uuid.uuid4().hex}/dataset")
 
 
 @pytest.fixture
 def root(tmp_path, request, monkeypatch):
-    """A place for a dataset that does not exist yet: a local path, or a place on the store that --store names."""
+    """Return an unused place for a new dataset: a local path, or a place on the store named by --store."""
     store = request.config.getoption("--store")
     if store in ("versity", "azure"):
         return request.getfixturevalue("other_store").place(f"{uuid.uuid4().hex}/dataset")
@@ -135,7 +134,7 @@ def root(tmp_path, request, monkeypatch):
 
 @pytest.fixture
 def empty_cache():
-    """Clear blocks of earlier tests from this process's block cache: a full cache keeps new blocks only if they are used again."""
+    """Remove the blocks of earlier tests from this process's block cache, because a full cache keeps a new block only if it is reused."""
     import penstock as ps
 
     before = ps.configure()["memory_bytes"]
@@ -145,13 +144,13 @@ def empty_cache():
 
 @pytest.fixture(scope="session")
 def data():
-    """The folder of real test data. Tests that need it are marked `data`, and deselected when PENSTOCK_TEST_DATA is unset."""
+    """Return the folder of real test data. Tests that need it are marked `data`. They are deselected if PENSTOCK_TEST_DATA is unset."""
     return pathlib.Path(os.environ["PENSTOCK_TEST_DATA"])
 
 
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory):
-    """A folder of hostile images made by the testkit."""
+    """Return a folder of hostile images made by the testkit."""
     folder = tmp_path_factory.mktemp("hostile")
     subprocess.run([servers.cargo_binary("make-hostile"), str(folder)], check=True)
     return folder

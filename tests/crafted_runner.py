@@ -1,7 +1,7 @@
-"""Set every integer of every object of a small dataset to other values, recompute all checksums, and check how reading reacts.
+"""Set each integer in a small dataset's objects to other values, recompute all checksums, and check what a reader does.
 
-test_crafted.py runs this file in a separate process. Each attempt runs in a forked child, so that caches do not help and a crash counts as
-an outcome. The second reader (spec_reader.py) finds the positions of the integers. Prints one JSON object.
+test_crafted.py runs this file in a separate process. Each attempt runs in a forked child. Its caches are therefore empty, and a crash
+counts as an outcome. The second reader (spec_reader.py) finds the positions of the integers. The script prints one JSON object.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Traced(spec_reader.Cursor):
     def varint(self):
         at, kept = self.at, len(self.spans)
         found = super().varint()
-        del self.spans[kept:]  # The individual bytes of a varint are not integers.
+        del self.spans[kept:]  # Do not record the single bytes of a varint as integers.
         self.spans.append((self.base + at, self.at - at, "varint"))
         return found
 
@@ -72,7 +72,7 @@ def decoded(body: bytes, span: tuple[int, int, str]) -> int:
 
 
 class Objects:
-    """All objects of a dataset by name, and the references between them."""
+    """A dataset's objects by name, and the references between them."""
 
     def __init__(self, place: pathlib.Path) -> None:
         self.bodies = {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
@@ -97,7 +97,7 @@ class Objects:
         return sorted(set(Traced.spans))
 
     def changed(self, name: str, body: bytes) -> dict[str, bytes]:
-        """Return all objects after replacing the body of `name`. Checksums and lengths are corrected in every object that refers to it."""
+        """Replace the body of `name`, correct the checksums and lengths in every object that refers to it, and return all objects."""
         bodies, waiting = dict(self.bodies), {name: body}
         while waiting:
             name, body = waiting.popitem()
@@ -160,7 +160,7 @@ def flat(value: object) -> bytes:
 
 
 def attempt(place: pathlib.Path, bodies: dict[str, bytes], original: dict[str, bytes], expected: list[bytes]) -> str:
-    """Read the changed dataset in a child process, and return the outcome, whose first word is its kind."""
+    """Read the changed dataset in a child process, and return the outcome. Its first word names the kind."""
     changed = [name for name in bodies if bodies[name] != original[name]]
     for name in changed:
         (place / name).write_bytes(bodies[name])

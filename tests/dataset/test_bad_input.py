@@ -1,4 +1,4 @@
-"""Bad input raises the right class and code, names the cause and the place, and commits nothing."""
+"""Bad input raises an error with the right class and code that names cause and place. Nothing is committed."""
 
 import io
 import subprocess
@@ -144,7 +144,7 @@ def test_truncated_media_are_found_by_decode_and_reported_with_their_rows(root):
     with pytest.raises(ps.CorruptError) as caught:
         ds.append({"m": [whole, half, whole, half]}, validate="decode")
     assert caught.value.rows == [1, 3] and caught.value.code == "media-undecodable"
-    ds.append({"m": [whole, half, whole]})  # The header of the truncated image is complete.
+    ds.append({"m": [whole, half, whole]})  # The image is truncated, but its header is complete.
     with pytest.raises(ps.CorruptError) as caught:
         ds.take([2, 1, 0])
     assert caught.value.rows == [1] and caught.value.row_ids == [1] and "sample 1" in str(caught.value)
@@ -179,7 +179,7 @@ def test_pixel_limit(root):
 
 @pytest.mark.local
 def test_damaged_datasets_in_fresh_processes(root, tmp_path):
-    """Flip one bit in each of several files on a real disk, and read in a fresh process. The testkit flips every bit in memory."""
+    """Flip one bit in each of several files on a real disk, and read them in a fresh process. The testkit flips all bits in memory."""
     import shutil
     import sys
 
@@ -204,7 +204,7 @@ def test_damaged_datasets_in_fresh_processes(root, tmp_path):
 
 
 def crc32c(data):
-    """Compute CRC-32C bit by bit."""
+    """Return the CRC-32C, computed bit by bit."""
     value = 0xFFFFFFFF
     for byte in data:
         value ^= byte
@@ -214,14 +214,14 @@ def crc32c(data):
 
 
 def test_unknown_features_are_refused(root):
-    """Set a feature bit in a real record and recompute its checksum. Unknown read bits stop readers, and unknown write bits stop writers;
-    other bits are ignored.
+    """Set a feature bit in a real record and recompute its checksum. Readers refuse unknown read bits, and writers refuse unknown write
+    bits; unknown ignorable bits are ignored.
     """
     ds = ps.create(root, {"n": "int32"})
     record = next(path for path in (root / "log").rglob("*") if path.is_file() and path.name != "hint")
     body = bytearray(record.read_bytes())
     assert crc32c(body[:-4]) == bytes(body[-4:])
-    first = 8 + 1 + 16 + 8 + 8  # Sizes of header, kind, dataset, branch, number.
+    first = 8 + 1 + 16 + 8 + 8  # These are the sizes of header, kind, dataset, branch and number.
     for offset, outcome in ((first, "read"), (first + 8, "write"), (first + 16, "ignored")):
         changed = bytearray(body)
         changed[offset + 5] |= 1

@@ -1,4 +1,4 @@
-"""Every column type and dtype is read back bit for bit, with nulls, all codecs, and every layout."""
+"""Values of every column type and dtype are read back bit for bit, with nulls, in every codec and layout."""
 
 import datetime
 import decimal
@@ -154,7 +154,7 @@ def test_a_tensor_of_any_empty_shape_keeps_it(free):
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_ragged_tensors_keep_each_size_however_many_are_none(data):
-    """A size of 0 makes a value empty, so the number of its elements does not determine the other sizes."""
+    """A size of 0 makes a value empty, so the element count does not determine its other sizes."""
     free = data.draw(st.integers(1, 4))
     fixed = data.draw(st.lists(st.integers(1, 3), max_size=1))
     shapes = data.draw(st.lists(st.one_of(st.none(), st.lists(st.integers(0, 4), min_size=free, max_size=free)), min_size=1, max_size=20))
@@ -318,12 +318,12 @@ def test_any_ragged_shapes_and_texts_come_back(tmp_path_factory, shapes, texts, 
 
 
 def test_files_are_stored_as_they_are_read(tmp_path):
-    """Files are read straight into the column's buffer, mixed with nulls, bytes, empty files, and files larger than their reported size."""
+    """Files are read straight into the column's buffer. Nulls, bytes, empty files and files of understated size are mixed in."""
     paths = []
     for number, size in enumerate([5, 0, 300_000, 1, 2_000_000]):
         paths.append(tmp_path / f"{number}")
         paths[-1].write_bytes(bytes([number]) * size)
-    grows = pathlib.Path("/proc/version")  # Its reported size is 0 bytes.
+    grows = pathlib.Path("/proc/version")  # The system reports a size of 0 bytes for this file.
     for values in ([*paths], [paths[0], None, paths[2]], [None, b"between", *paths, grows, None, paths[4]], [grows]):
         ds = ps.create(tmp_path / f"ds{len(values)}", {"blob": ps.Bytes()})
         ds.append({"blob": values})
@@ -348,7 +348,7 @@ MANY_KINDS = {
 
 @pytest.mark.parametrize("kind", MANY_KINDS)
 def test_a_long_list_takes_and_refuses_what_a_short_one_does(tmp_path, kind):
-    """Long lists are converted as a whole. They must accept, refuse and store values as short lists do, and errors must name the row."""
+    """A long list is converted as a whole. Values are accepted, refused and stored as in a short list, and errors name the row."""
     like = {
         "text": ["a", "é"],
         "bytes": [b"a", b"b"],
@@ -389,7 +389,7 @@ def test_nulls_within_a_value_are_told_as_that(tmp_path):
 
 @pytest.mark.parametrize("count", [10, 1500])
 def test_numpy_dates_before_numpy_numbers_are_a_null_and_numbers(tmp_path, count):
-    """Arrow crashes the process on such a list unless the types of its elements are checked first."""
+    """Such a list makes Arrow crash the process unless the element types are checked first."""
     ds = ps.create(tmp_path / "ds", {"v": "float32"})
     ds.append({"v": [np.datetime64("NaT")] + [np.float32(0.5)] * count})
     found = ds["v"][:]

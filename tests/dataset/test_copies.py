@@ -1,4 +1,4 @@
-"""Copies of a local dataset. Opening an incomplete copy fails, whatever object is missing and whatever the copy order was."""
+"""Copies of a local dataset. Opening an incomplete copy fails, whichever object is missing and in whatever order it was copied."""
 
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ def batch(number):
 
 @pytest.fixture
 def source(tmp_path):
-    """A dataset of 100 appends with some fragments in pages and some in the newest record."""
+    """Return a dataset of 100 appends, with some fragments in pages and the rest in the newest record."""
     ds = ps.create(tmp_path / "source", SCHEMA)
     for number in range(100):
         ds.append(batch(number))
@@ -107,7 +107,7 @@ def test_whatever_a_copy_lacks_stops_it_and_is_named(source, folder, how):
 @pytest.mark.parametrize("hint", ["first", "last"])
 @pytest.mark.parametrize("order", [["d", "log"], ["log", "d"]])
 def test_what_is_written_between_two_folders_is_right_or_refused(source, order, hint):
-    """In the documented copy order the copy is right, whether the log's hint was copied before or after the records."""
+    """The documented copy order gives a correct copy, whether the log's hint is copied before or after the records."""
     place = pathlib.Path(source.uri).with_name("copy")
     place.mkdir()
     hints = pathlib.Path(source.uri) / "log" / "0000000000000000" / "hint"
@@ -127,7 +127,7 @@ def test_what_is_written_between_two_folders_is_right_or_refused(source, order, 
     with pytest.raises(ps.CorruptError) as caught:
         ps.open(place)
     assert caught.value.code == "copy-incomplete" and "copy it again" in str(caught.value)
-    subprocess.run(["cp", "-rn", f"{source.uri}/.", place], check=False)  # Adds missing files; GNU cp may exit with 1.
+    subprocess.run(["cp", "-rn", f"{source.uri}/.", place], check=False)  # This adds the missing files; GNU cp may exit with status 1.
     assert not ps.open(place).verify()["problems"]
 
 
@@ -148,7 +148,7 @@ def append_on(place, begun, over):
     while not over.is_set():
         ds.append(batch(0))
         begun.set()
-        over.wait(0.01)  # Limits the size of the dataset.
+        over.wait(0.01)  # This limits the dataset's size.
 
 
 def test_cp_of_a_live_dataset_is_right_or_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Damaged data files and records: what is reported, and which samples are named."""
+"""Damaged data files and records: which error is raised, and which samples it names."""
 
 import crafted_runner
 import numpy as np
@@ -12,7 +12,7 @@ LOCAL = ["mapped", "buffered", "direct"]
 
 
 def damage(root, body, at):
-    """Flip one bit in byte `at` of a value that is stored contiguously in a data file."""
+    """Flip one bit in byte `at` of a value stored contiguously in a data file."""
     needle = bytes(body[at - 32 : at] + body[at : at + 8])
     [(path, content)] = [(path, path.read_bytes()) for path in root.rglob("d/*") if needle in path.read_bytes()]
     place = content.index(needle) + 32
@@ -64,7 +64,7 @@ def test_verify_reads_files_again(tmp_path, io, what, size):
     assert np.array_equal(ds[:]["v"], values) and not ds.verify()["problems"]
     [path] = (tmp_path / "set" / "d").iterdir()
     body = path.read_bytes()
-    path.unlink()  # Replace the file instead of changing bytes in the mapped one.
+    path.unlink()  # Write a new file instead of changing the mapped one.
     if what != "removed":
         at = len(body) - 40 if what == "tail" else 0
         path.write_bytes(body[:-7] if what == "cut" else body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :])
@@ -111,7 +111,7 @@ def test_invalid_text_is_damage_of_its_sample(tmp_path, kind, io):
 @pytest.mark.local
 @pytest.mark.parametrize("kind", [ps.Category(), ps.Label(["a", "b", "c"])])
 def test_an_unknown_code_is_damage_of_its_sample(tmp_path, kind):
-    """The checksum is recomputed, as if a faulty writer had stored the code."""
+    """Recompute the checksum, as if a faulty writer had stored the code."""
     words = ["a", "b", "c", "b", "a", "c"]
     ps.create(tmp_path / "set", {"word": kind}).append({"word": words})
 

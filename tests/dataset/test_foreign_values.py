@@ -24,7 +24,7 @@ pytestmark = pytest.mark.local
 
 @pytest.fixture
 def given(root):
-    """A function that appends values to a new dataset and returns the column as read back."""
+    """Return a function that appends values to a new dataset and returns the column that was read back."""
     made = []
 
     def append(kind, values):
@@ -59,7 +59,7 @@ def tensors(shape, permutation=None, count=4, null=None):
 @pytest.mark.parametrize("permutation", [None, [2, 0, 1], [1, 0, 2]])
 def test_tensors_of_arrow_keep_their_shape_and_order_of_axes(given, tmp_path, permutation, free, chunked):
     array = tensors([2, 3, 4], permutation)
-    # This follows Arrow's specification. `to_numpy_ndarray` of pyarrow 26 does so only for permutations that are their own inverse.
+    # This follows Arrow's specification. In pyarrow 26, `to_numpy_ndarray` is right only for permutations that are their own inverse.
     expected = np.arange(96, dtype=np.float32).reshape(4, 2, 3, 4).transpose(0, *(axis + 1 for axis in permutation or range(3)))
     assert permutation == [2, 0, 1] or np.array_equal(expected, array.to_numpy_ndarray())
     shape = (None,) * 3 if free else expected.shape[1:]
@@ -86,7 +86,7 @@ def test_tensors_of_arrow_of_another_shape_are_refused(given, shape):
 
 
 def test_what_scan_gives_can_be_appended(root):
-    """All column types except JSON, which `scan` returns as text, and complex numbers."""
+    """Most column types. JSON, which `scan` returns as text, and complex numbers are left out."""
     schema = {
         "b": "bfloat16", "bs": ps.Tensor((2,), "bfloat16"), "t": ps.Tensor((2, 3), "int16"), "r": ps.Tensor((None, 2), "float32"), "x": ps.Boxes(),
         "k": ps.Keypoints(points=2), "w": ps.Category(), "l": ps.Label(["a", "b"]), "s": ps.Text(), "y": ps.Bytes(), "when": "timestamp", "n": "uint64",
@@ -156,7 +156,7 @@ def test_times_as_iso_8601(given):
     "second", ["2300-01-01T00:00:00", "1600-01-01T00:00:00", "9999-12-31T23:59:59", "-0044-03-15T00:00:00", "1969-12-31T23:59:59"]
 )
 def test_times_with_nine_decimals_of_any_year(given, second):
-    """NumPy parses such a text as nanoseconds, which wrap outside the years 1677 to 2262."""
+    """NumPy parses such a string as nanoseconds, which wrap around outside the years 1677 to 2262."""
     found = given("timestamp", [f"{second}.{digits}" for digits in ("1", "123456", "123456789", "999999999", "000000999")])
     whole = np.datetime64(second).astype("datetime64[us]")
     assert (found - whole).astype(int).tolist() == [100_000, 123_456, 123_456, 999_999, 0]
@@ -287,7 +287,7 @@ def test_pandas_text(given, dtype, count):
     labels = ps.Label(["", "one", "zwölf"])
     assert given(labels, series[1:]).tolist() == [None if text is None else labels.names.index(text) for text in texts[1:]]
     with pytest.raises(ps.InvalidInputError):
-        given(ps.Bytes(), series[:1])  # Text is neither bytes nor a path.
+        given(ps.Bytes(), series[:1])  # A string counts as neither bytes nor a path.
 
 
 def of_lists(values, large=False):
@@ -298,7 +298,7 @@ def of_lists(values, large=False):
 def test_lists_of_numbers_of_arrow(given, large):
     values = [[1, 2], None, [], [-3], [4, 5, 6], None]
     array = of_lists(values, large)
-    # An Arrow list may hold numbers under a null.
+    # An Arrow list may contain numbers behind a null.
     hidden = pa.ListArray.from_arrays(pa.array([0, 2, 4, 5]), pa.array([1, 2, 8, 9, 3], pa.int16()), mask=pa.array([False, True, False]))
     for given_values, wanted in [
         (array, values), (array[1:4], values[1:4]), (pa.chunked_array([array[:2], array[2:]]), values), (hidden, [[1, 2], None, [3]]),
@@ -330,7 +330,7 @@ def test_arrow_numbers_with_nulls(given):
 
 
 def test_what_python_must_make_of_arrow_is_made_a_little_at_a_time(root):
-    """The limits are peaks of Python's own allocations, which include NumPy's."""
+    """The limits apply to the peak of Python's own allocations, including NumPy's."""
     columns = [
         (ps.Json(), pa.array([{"a": row, "b": str(row)} for row in range(200_000)]), 24),
         (ps.Tensor((None,), "float32"), pa.ListArray.from_arrays(pa.array(range(0, 4_000_001, 4)), pa.array(np.zeros(4_000_000, np.float32))), 32),
@@ -439,7 +439,7 @@ def test_times_of_arrow_with_nulls(given, kind):
     for values in (times, pd.Series(pd.arrays.ArrowExtensionArray(times)), pa.chunked_array([times[:1], times[1:]])):
         assert given("timestamp", values).tolist() == [datetime.datetime(1969, 12, 30), None]
     assert given("timestamp", times[:0]).tolist() == []
-    far = pa.array([2**40, None], pa.timestamp("s"))  # Outside the years that Python's datetime supports.
+    far = pa.array([2**40, None], pa.timestamp("s"))  # Python's datetime does not support these years.
     assert given("timestamp", far)[0] == np.datetime64(2**40, "s")
 
 
@@ -473,7 +473,7 @@ def test_words_of_arrow_in_chunks(given):
 
 
 def test_rows_of_data_frames(tmp_path):
-    """Data frames represent nulls as NaN in text columns, or as NA."""
+    """In text columns, data frames represent nulls as NaN or NA."""
     rows = [{"t": "a", "s": np.str_("x"), "n": 1}, {"t": np.nan, "s": np.str_("y"), "n": pd.NA}]
     assert ps.importers.import_data(rows, tmp_path / "set").samples == 2
     ds = ps.open(tmp_path / "set")
@@ -491,7 +491,7 @@ def test_hints_name_types_that_there_are(given):
 
 
 def test_rows_of_very_different_sizes_are_appended_a_few_at_a_time(root):
-    """The limit is on Python's own allocations. A slice sized by the mean row would hold all the large rows."""
+    """The limit applies to Python's own allocations. If slices were sized by the mean row, one slice would hold all the large rows."""
     large, small = 200, 100_000
     body = np.zeros(1 << 18, np.uint8).tobytes()
     binary = pa.chunked_array([pa.array([body] * large, pa.large_binary()), pa.array([b""] * small, pa.large_binary())])

@@ -50,7 +50,7 @@ def test_open_does_not_grow_with_commits(root):
 
 def test_a_small_commit_costs_so_many_syncs_and_puts(small):
     cost = spent(small, lambda: small.append({"t": ["x"]}))
-    # One sync each: data file, its folder, temporary record, log folder.
+    # Data file, its folder, temporary record and log folder are each synced once.
     assert cost["syncs"] == 4 and cost["puts"] == 1 and cost["creates"] == 1 and cost.get("maps", 0) == 0
     assert cost["reads"] <= 5 and cost["lookups"] <= 3
 
@@ -108,7 +108,7 @@ def test_a_thousand_fragments_bound_maps(root):
 
 @pytest.mark.parametrize("megabytes", [600])
 def test_memory_of_a_large_import_is_bounded_by_the_budget(root, tmp_path, megabytes):
-    """Import 600 MB under a budget of 64 MiB. The peak excludes the interpreter and its libraries. The bench imports 2 GB under 512 MB."""
+    """Import 600 MB under a budget of 64 MiB. The peak excludes the interpreter and its libraries. The bench imports 2 GB with 512 MB."""
     source = tmp_path / "files"
     source.mkdir()
     body = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8).tobytes()
@@ -137,7 +137,7 @@ print(report.samples, peak() - before)
 
 
 def stored(root):
-    """Return the total bytes of all files of a dataset."""
+    """Return the total size of a dataset's files in bytes."""
     return sum(file.stat().st_size for file in pathlib.Path(root).rglob("*") if file.is_file())
 
 
@@ -184,7 +184,7 @@ print(anonymous() - before)
 
 @pytest.fixture(scope="module")
 def wordy(tmp_path_factory):
-    """40 data files, each with a tail of 0.8 MiB that consists almost entirely of words."""
+    """Return a dataset of 40 data files, each with a tail of 0.8 MiB that is almost entirely words."""
     ds = ps.create(tmp_path_factory.mktemp("wordy") / "dataset", {"n": "int64", "c": ps.Category()})
     for _ in range(40):
         ds.append({"n": np.arange(20_000), "c": [f"{word:040}" for word in range(20_000)]})
@@ -194,15 +194,15 @@ def wordy(tmp_path_factory):
 @pytest.mark.parametrize("io", ["mapped", "buffered"])
 @pytest.mark.parametrize("column", ["n", "c"])
 def test_what_is_known_of_data_files_keeps_to_the_budget(wordy, io, column):
-    """The cache may give a quarter of the budget to tails and an eighth to codes of their words.
+    """The cache may use a quarter of the budget for tails, and an eighth for the codes of their words.
 
-    A further 6 MiB allows for 2 MiB of words and the tail being read. A past bug used 32 MiB or more.
+    The limit includes another 6 MiB: 2 MiB for words, and the rest for the tail being read. A past bug used 32 MiB or more.
     """
     assert int(measured.run(KNOWN, wordy.uri, io, column)) <= (4 + 2 + 6) << 20
 
 
 def test_small_files_come_whole_only_where_all_of_them_may_be_kept(root):
-    """Take one number from each of 100 files of 240 KiB. The smaller budget keeps 4 MiB of their 24 MiB."""
+    """Take one number from each of 100 files of 240 KiB. With the smaller budget, the cache keeps 4 of their 24 MiB."""
     ds = ps.create(root, {"n": "int64", "body": ps.Bytes()})
     for part in range(100):
         ds.append({"n": [part] * 60, "body": [np.random.default_rng(part).bytes(4000)] * 60})

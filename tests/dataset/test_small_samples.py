@@ -1,4 +1,4 @@
-"""The cost of small samples if files are not mapped: bytes and requests, as counted by the store and the kernel."""
+"""The bytes and requests that small samples cost if files are not mapped, as counted by the store and the kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIB_SAMPLES = 12_000
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """Rows of 8, 64 and about 40 bytes, plain and compressed."""
+    """Return rows of 8, 64 and about 40 bytes, plain and compressed."""
     rng = np.random.default_rng(0)
     words = np.array([f"w{number}" for number in range(1000)])
     texts = [" ".join(part) for part in words[rng.integers(0, 1000, (ROWS // 4, 8))]] * 4
@@ -35,7 +35,7 @@ def rows(tmp_path_factory):
 @pytest.mark.parametrize(("column", "most"), [("number", 4 << 10), ("vector", 4 << 10), ("text", 8 << 10), ("packed", 8 << 10)])
 @pytest.mark.parametrize("access", ["buffered", "direct"])
 def test_a_cold_row_costs_one_small_block(rows, access, column, most):
-    ds, cold = ps.open(rows.uri, io=access), ROWS // 2 if access == "direct" else ROWS // 3  # Handles share a cache.
+    ds, cold = ps.open(rows.uri, io=access), ROWS // 2 if access == "direct" else ROWS // 3  # The handles share a cache.
     ds.take([0], columns=[column])  # Open the tail.
     counts = spent(ds, lambda: ds.take([cold], columns=[column]))
     assert counts["ranges"] == 1
@@ -99,7 +99,7 @@ def epochs(uri, access, cache):
 
 
 def of_kibibytes(uri):
-    """Samples of 1 KiB that begin with their position."""
+    """Return samples of 1 KiB, each beginning with its position."""
     body = np.random.default_rng(0).integers(0, 256, (KIB_SAMPLES, 1024), dtype=np.uint8)
     body[:, :8] = np.arange(KIB_SAMPLES, dtype=np.int64)[:, None].view(np.uint8)
     ds = ps.create(uri, {"body": ps.Tensor((1024,), "uint8"), "other": ps.Tensor((700,), "uint8")})
@@ -172,7 +172,7 @@ def test_a_window_is_sized_by_the_columns_that_are_read(rows):
 
 @pytest.mark.local
 def test_explain_tells_the_requests_of_a_column_among_others(tmp_path):
-    """The request estimate depends on the range of the file that a column spans, not on the bytes of that column or of all columns."""
+    """The request estimate depends on how far a column spreads across the file, not on the bytes of that column or of all columns."""
     ps.create(tmp_path / "ds", {"v": ps.Tensor((256,), "float32"), "s": ps.Tensor((16,), "float32"), "t": ps.Text()}).append(
         {"v": np.zeros((20_000, 256), np.float32), "s": np.zeros((20_000, 16), np.float32), "t": ["x" * 300] * 20_000}
     )
@@ -189,8 +189,8 @@ for batch in loader:
 print(json.dumps([int(told.split("about ")[1].split()[0].replace(",", "")), ds.stats()["ranges"] - before]))
 """
     packed = np.random.default_rng(0).random((40_000, 64), dtype=np.float32)
-    ps.create(tmp_path / "packed", {"w": ps.Tensor((64,), "float32", codec="lz4")}).append({"w": packed})  # This takes 10 MiB.
-    # The cache gets half of the memory budget. The column fits in half of the cache, in all of it, or not at all.
+    # The cache gets half of the memory budget. The column fits in half of the cache, only in the whole cache, or not at all.
+    ps.create(tmp_path / "packed", {"w": ps.Tensor((64,), "float32", codec="lz4")}).append({"w": packed})
     for column, memory in (("v", 256), ("s", 256), ("t", 256), ("v", 32), ("w", 64), ("w", 32), ("w", 16)):
         out = subprocess.run(
             [sys.executable, "-c", program, tmp_path / ("packed" if column == "w" else "ds"), column, str(memory)],
@@ -199,13 +199,13 @@ print(json.dumps([int(told.split("about ")[1].split()[0].replace(",", "")), ds.s
             check=True,
         )
         told, made = json.loads(out.stdout)
-        # Concurrent batches may request the same blocks, or only the gaps between the blocks of other batches.
+        # Concurrent batches may request the same blocks, or only the gaps between blocks of other batches.
         assert 0.4 * made <= told <= 2 * made, (column, memory, told, made)
 
 
 @pytest.mark.parametrize("io", ["buffered", "direct"])
 def test_a_long_scan_holds_the_same_memory_as_a_short_one(tmp_path, io):
-    """A block that two groups share stays cached. It must not retain the memory of everything read together with it."""
+    """A block that two groups share stays cached. It must not keep the whole buffer alive that it was read into."""
     ds = ps.create(tmp_path / "ds", {"x": ps.Tensor((250,), "uint8")})
     with ds.transaction() as tx:
         for number in range(6):

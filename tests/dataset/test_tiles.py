@@ -1,4 +1,4 @@
-"""Tiled tensors: windows match NumPy and cost only the tiles they overlap. Samples may be larger than memory."""
+"""Tiled tensors: a window equals NumPy's slice and costs only the tiles that it overlaps. Samples may be larger than memory."""
 
 import itertools
 import multiprocessing
@@ -122,7 +122,7 @@ def test_a_large_sample_after_small_ones_begins_a_fragment(root):
 
 @pytest.fixture(scope="module")
 def volume(tmp_path_factory):
-    """One sample of 512 MiB."""
+    """Return the path of a dataset with one sample of 512 MiB, and the sample."""
     place = tmp_path_factory.mktemp("volume") / "dataset"
     ds = ps.create(place, {"volume": ps.Tensor((2048, 2048, 64), "int16")})
     values = np.random.default_rng(0).integers(-(2**15), 2**15, (2048, 2048, 64), dtype=np.int16)
@@ -131,8 +131,8 @@ def volume(tmp_path_factory):
 
 
 def cost_of(place, key):
-    """Return the ranges and bytes of one read, and its values. Call it in a fresh process: it first reads only the tail, so no tiles are
-    cached.
+    """Return the numbers of ranges and bytes of one read, and its values. Call it in a fresh process, so that no tiles are cached. It
+    reads the tail beforehand.
     """
     ds = ps.open(place, io="buffered")
     ds._view.shapes(np.array([0]), "volume")
@@ -213,7 +213,7 @@ def test_lenient_takes_of_ragged_tiles(root, io):
     np.testing.assert_array_equal(found[0], clouds[2])
 
 
-# Sources that are read part by part
+# Sources read part by part
 
 
 def sources(folder, values):
@@ -340,7 +340,7 @@ def test_six_gibibytes_as_one_sample(tmp_path, bucket):
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_nulls_after_tiles_in_one_transaction(root, codec):
-    """Append large samples, small ones and nulls, and leave out columns, in random orders. Each transaction has two to five appends."""
+    """Append large samples, small samples and nulls in random order, and omit columns. Each transaction has two to five appends."""
     large = np.random.default_rng(0).integers(0, 99, (2048, 2048)).astype("int16")
     small = large[:3]
     pushes = {"L": [large], "s": [small], "N": [None], "sN": [small, None], "NL": [None, large], "out": None}
@@ -440,7 +440,7 @@ def test_masked_parts_of_a_source_are_refused(root):
 @pytest.mark.local
 @pytest.mark.parametrize("io", ["auto", "buffered", "direct"])
 def test_many_damaged_places_of_a_large_sample_are_one_error(tmp_path, io):
-    """Direct reads complete in any order. Corrupt ranges are read again in file order."""
+    """Direct reads complete in any order. Corrupt ranges are reread in file order."""
     ds = ps.create(tmp_path / "ds", {"x": ps.Tensor((4096, 8192), "uint8")})
     ds.append({"x": np.random.default_rng(0).integers(0, 256, (1, 4096, 8192), dtype=np.uint8)})
     path = max((tmp_path / "ds" / "d").iterdir(), key=lambda path: path.stat().st_size)
@@ -465,14 +465,14 @@ for _ in range(5):
 
 
 def test_a_dataset_may_begin_with_nulls_only(root):
-    """A commit of only nulls writes no data file, so the folder of data files does not exist."""
+    """A commit with only nulls writes no data file, so the folder for data files does not exist."""
     ds = ps.create(root, {"even": ps.Tensor((9, 9), "uint8", tile=(4, 4))})
     ds.append({"even": [None, None]})
     assert [value is None for value in (ps.open(root)[index]["even"] for index in range(2))] == [True, True] and not ds.verify()["problems"]
 
 
 class Using:
-    """A source that, while it is read, uses the transaction that reads it."""
+    """A source that uses its own transaction while that transaction reads it."""
 
     shape, dtype = (3, 2048, 2048), np.dtype("float32")
 
@@ -486,7 +486,7 @@ class Using:
 
 @pytest.mark.parametrize("how", ["append", "abort", "commit"])
 def test_a_value_cannot_use_the_transaction_that_reads_it(root, how):
-    """A value that waited for its own transaction would deadlock and ignore Ctrl-C."""
+    """If a value waited for its own transaction, it would deadlock and ignore Ctrl-C."""
     ds = ps.create(root, {"v": ps.Tensor((2048, 2048), "float32")})
     other = ps.create(f"{root}-other", {"n": "int64"})
     transaction = ds.transaction()
@@ -514,7 +514,7 @@ LOCAL = ["mapped", "buffered", "direct"]
 @pytest.mark.parametrize("io", LOCAL)
 @pytest.mark.parametrize("tile", [None, (2, 3, 5), (4, 8, 8)])
 def test_windows_flat_in_some_dimensions(tmp_path, io, tile):
-    """Windows may cover a dimension whole, in part, or at one index. Each must equal NumPy's result."""
+    """A window may cover a dimension wholly, partly, or at a single index. Each result must equal NumPy's."""
     shape = (9, 10, 11)
     values = np.random.default_rng(1).integers(0, 1 << 15, (4, *shape)).astype(np.int16)
     free = ps.Tensor((None, None, None), "int16") if tile is None else ps.Tensor((None, None, None), "int16", tile=tile)
@@ -540,8 +540,8 @@ for io in ("direct", "buffered", "mapped"):
 
 @pytest.mark.local
 def test_large_samples_with_tiles_cut_in_each_dimension_are_read_whole(tmp_path):
-    """Samples too large for the cache are streamed. Tiles may be read straight into the sample only if, one after another, they form its
-    exact bytes.
+    """Samples too large for the cache are streamed. Tiles may be read straight into a sample only if their concatenation is exactly its
+    bytes.
     """
     values = np.random.default_rng(0).integers(0, 1 << 16, (2, 32, 256, 256)).astype(np.uint16)
     tiles = {"first": (4, 256, 256), "second": (4, 64, 256), "third": (4, 256, 64), "one": (1, 64, 256), "all": (4, 64, 64)}

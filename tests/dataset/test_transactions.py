@@ -25,7 +25,7 @@ def test_a_transaction_that_fails_after_many_files_leaves_none(tmp_path):
     before = sorted((tmp_path / "set" / "d").iterdir())
     with pytest.raises(OSError, match="it is gone"), ds.transaction() as tx:
         large = np.ones((3000, 4000), np.uint8)
-        tx.append({"v": [large] * 25, "n": range(25)})  # This is too much for one fragment.
+        tx.append({"v": [large] * 25, "n": range(25)})  # These values do not fit in one fragment.
         tx.append({"v": [Failing()], "n": [1]})
     assert sorted((tmp_path / "set" / "d").iterdir()) == before and len(before) == len(ds.refresh()) == 1
 
@@ -44,7 +44,7 @@ def test_a_transaction_that_raises_commits_nothing(root, raised):
 
 
 def test_a_refused_append_forgets_its_own_words_only(root):
-    """If a later column causes the first append of a transaction to be refused, the snapshot's words keep their codes."""
+    """If a transaction's first append is refused because of a later column, the snapshot's words keep their codes."""
     good = (np.zeros((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8))
     ds = ps.create(root, {"word": ps.Category(), "image": ps.Image()})
     ds.append({"word": ["a", "b", "c"], "image": good})
@@ -58,7 +58,7 @@ def test_a_refused_append_forgets_its_own_words_only(root):
 
 
 def test_an_interrupted_append_is_not_committed_in_part(root, monkeypatch):
-    """Ctrl-C interrupts an append between two slices, and the transaction body catches it. The first slice must not be committed."""
+    """Ctrl-C interrupts an append between two slices, and its transaction's body catches that. The first slice must not be committed."""
     ds = ps.create(root, {"x": ps.Tensor((1 << 20,), "uint8")})
     slices = []
 

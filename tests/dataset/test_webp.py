@@ -1,4 +1,4 @@
-"""WebP images: pixels equal those of Pillow, which uses Google's decoder; animations and damage are refused."""
+"""WebP images: pixels equal Pillow's, which come from Google's decoder. Animations and damaged files are refused."""
 
 import io
 
@@ -32,7 +32,7 @@ def test_pixels_equal_those_of_pillow(root, mode, lossless):
     expected = np.asarray(Pillow.open(io.BytesIO(body)))
     found = ds[0]["image"]
     assert found.shape == expected.shape and found.dtype == np.uint8
-    # Decoders may round the upsampled colours of lossy files differently.
+    # For lossy files, decoders may round upsampled colours differently.
     assert np.abs(found.astype(int) - expected).max() <= (0 if lossless else 2)
     assert ds.take([0], decode=False)["image"][0] == body
     [batch] = ds.loader(batch_size=1, columns=["stored"])
@@ -62,7 +62,7 @@ def test_animations_masks_and_damage_are_refused(root, tmp_path):
     with pytest.raises(ps.CorruptError, match="3 channels, expected 1"):
         masks.append({"mask": [encoded(photograph(), lossless=True)]})
     whole = encoded(photograph(), lossless=True)
-    ds.append({"image": [whole[: len(whole) // 2]]})  # Only the header is checked on append.
+    ds.append({"image": [whole[: len(whole) // 2]]})  # An append checks only the header.
     with pytest.raises(ps.CorruptError, match="cannot decode WebP"):
         ds[0]
     with pytest.raises(ps.Error, match="cannot decode WebP"):

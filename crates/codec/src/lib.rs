@@ -1,4 +1,4 @@
-//! Codecs, one per file: block codecs (`block`), image codecs and operations on pixels (`image`).
+//! Codecs, one per file: block codecs (`block`), and image codecs with pixel operations (`image`).
 //!
 //! This crate knows nothing about storage. `dataset` calls `block` and `image`; `python` and `loader` call only `image`.
 

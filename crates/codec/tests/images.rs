@@ -1,4 +1,4 @@
-//! Tests of decoding and encoding whole images.
+//! Tests that decode and encode whole images.
 
 use penstock_codec::exif::upright;
 use penstock_codec::{Limits, Orientation, Picture, decode, encode_png, outline, probe};
@@ -48,8 +48,7 @@ fn a_truncated_png_is_refused() -> Result<()> {
 
 #[test]
 fn orientations_move_the_first_pixel_where_exif_says() {
-    // A 2 x 3 picture of one channel:  0 1 2
-    //                                  3 4 5
+    // A 2 x 3 picture with one channel: 0 1 2 3 4 5
     let picture = Picture { height: 2, width: 3, channels: 1, bits: 8, data: (0..6).collect() };
     let expected: [(u8, &[u8]); 8] = [
         (1, &[0, 1, 2, 3, 4, 5]),

@@ -1,4 +1,4 @@
-//! Tests that regions equal the crops of full decodes exactly, and that scaled regions equal the crops of full decodes at that scale.
+//! Tests that a decoded region exactly equals a crop of the fully decoded image, at full size and at each scale.
 //! If `PENSTOCK_TEST_DATA` is set, real photographs are tested too.
 
 use penstock_codec::mode::{Mode, in_mode};
@@ -15,7 +15,7 @@ fn jpeg(width: usize, height: usize, subsampling: i32, grey: bool, seed: u32) ->
     jpeg_with(width, height, subsampling, grey, seed, &[])
 }
 
-/// Encode the same JPEG as `jpeg`, with additional parameters of the library.
+/// Encode the same JPEG as `jpeg`, with additional library parameters.
 fn jpeg_with(width: usize, height: usize, subsampling: i32, grey: bool, seed: u32, parameters: &[(tj::TJPARAM, i32)]) -> Vec<u8> {
     let mut state = seed | 1;
     let mut noise = || {
@@ -78,7 +78,7 @@ fn regions_equal_crops_of_full_decodes() {
     }
 }
 
-/// The files have custom tables, restart intervals, progressive or arithmetic coding, or numbers of the maximum length.
+/// The files have custom tables, restart intervals, progressive or arithmetic coding, or coefficients of maximum length.
 #[test]
 fn regions_of_all_ways_to_code_equal_crops() {
     let restarts = (tj::TJPARAM_TJPARAM_RESTARTBLOCKS, 3);
@@ -100,7 +100,7 @@ fn regions_of_all_ways_to_code_equal_crops() {
     }
 }
 
-/// The sampling factors of a single component have no effect: an MCU is one block.
+/// In an image with one component, sampling factors have no effect: an MCU is one block.
 #[test]
 fn regions_of_grey_files_with_sampling_factors_equal_crops() {
     let mut bytes = jpeg(200, 150, 0, true, 4);
@@ -170,7 +170,7 @@ fn damaged_files_give_what_a_full_decode_gives_or_are_refused() {
                     assert!(decode(&bytes, Limits::default(), Orientation::Stored).is_err());
                     refused += 1;
                 }
-                // A region ignores the data after its last row, so the full decode may refuse the file.
+                // A region ignores the data after its last row, so a full decode may refuse a file whose region is readable.
                 Ok(part) => {
                     if let Ok(full) = decode(&bytes, Limits::default(), Orientation::Stored) {
                         assert!(part.data[..width * height * 3] == in_mode(full, Mode::Rgb).unwrap().data);
@@ -202,7 +202,7 @@ fn without(bytes: &[u8], marker: u8) -> Vec<u8> {
 fn files_do_not_depend_on_those_before() {
     let way = |parameter, value| jpeg_with(150, 130, 2, false, 11, &[(parameter, value)]);
     let (plain, own) = (jpeg(150, 130, 2, false, 11), way(tj::TJPARAM_TJPARAM_OPTIMIZE, 1));
-    // Two AC symbols are swapped. With this table, files that lack a table would silently decode to wrong pixels.
+    // Two AC symbols are swapped. A file without its own table would silently decode to wrong pixels if the decoder reused this one.
     let mut swapped = plain.clone();
     let table = swapped.windows(5).position(|part| part[..2] == [0xff, 0xc4] && part[4] == 0x10).unwrap() + 21;
     swapped.swap(table + 2, table + 3);

@@ -1,4 +1,4 @@
-//! Checks that every block codec makes after decoding.
+//! Validates the output of every block codec after decoding.
 
 use penstock_error::{Error, Result};
 

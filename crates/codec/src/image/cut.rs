@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use penstock_error::{Error, Result};
 use penstock_tensor::Dtype;
 
-/// Maximum number of dimensions of an array that can be cut.
+/// Maximum number of dimensions that `cut` supports.
 pub const MAX_RANK: usize = 8;
 
 /// A box in an array. Elements of the box that are outside the array get the value `fill`.
@@ -66,7 +66,8 @@ impl Cut {
     }
 }
 
-/// A conversion to another dtype by value · scale + bias. The factors are per channel (the last dimension) or common to all values.
+/// A conversion to another dtype that computes value · scale + bias. Each channel (the last dimension) has its own factors, or all values
+/// share one pair.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Convert {
     pub to: Dtype,
@@ -100,7 +101,7 @@ thread_local! {
 
 struct Row {
     bytes: Vec<u8>,
-    /// The per-channel factors from which `scale` and `bias` were expanded.
+    /// The factors per channel, before they are repeated in `scale` and `bias`.
     of: (Vec<f32>, Vec<f32>),
     /// The factors of each element of a row, so that the conversion loop needs no channel index.
     scale: Vec<f32>,
@@ -123,7 +124,7 @@ pub fn cut(source: &[u8], dtype: Dtype, cut: &Cut, convert: Option<&Convert>, ou
         }
         return Ok(());
     }
-    // The dimensions after `inner` are taken whole and form a cell. A row is a line of cells along `inner`.
+    // The box covers the dimensions after `inner` completely, so they form one cell. A row is a line of cells along `inner`.
     let cell = cut.shape[inner + 1..cut.rank].iter().product::<usize>() * dtype.size();
     let row_elements = cut.size[inner..cut.rank].iter().product::<usize>();
     let rows: usize = cut.size[..inner].iter().product();
@@ -178,7 +179,7 @@ impl Row {
     }
 }
 
-/// Return the source cell at which the row `index` begins (position 0 along `inner`), or None if the row is outside the array.
+/// Return the source cell at which row `index` begins (at position 0 along `inner`). None if the row is outside the array.
 #[inline]
 fn row_begin(cut: &Cut, inner: usize, index: &[usize; MAX_RANK]) -> Option<usize> {
     let mut begin = 0;
@@ -193,8 +194,8 @@ fn row_begin(cut: &Cut, inner: usize, index: &[usize; MAX_RANK]) -> Option<usize
     Some(begin)
 }
 
-/// Return the wanted part of a row, or None if the row needs mirroring or padding. `row` is the source from the start of the row, or None
-/// if the row is outside the array.
+/// Return the required part of a row. None if the row needs mirroring or padding. `row` holds the source from the start of the row. It is
+/// None for a row outside the array.
 #[inline]
 fn whole_row<'a>(row: Option<&'a [u8]>, cell: usize, cut: &Cut, inner: usize) -> Option<&'a [u8]> {
     let (origin, size) = (cut.origin[inner], cut.size[inner]);
@@ -298,7 +299,7 @@ pub fn load(bytes: &[u8], dtype: Dtype) -> Result<f64> {
     })
 }
 
-/// Write one element. Values out of range are clipped, as in a Rust `as` cast.
+/// Write one element. Values outside the dtype's range are clipped, as a Rust `as` cast does.
 fn store(out: &mut [u8], dtype: Dtype, value: f64) -> Result<()> {
     match dtype {
         Dtype::Bool => out[0] = u8::from(value != 0.0),

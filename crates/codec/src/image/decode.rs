@@ -1,6 +1,6 @@
 //! Handles images as columns store them: probes headers, decodes to (H, W, C), and encodes arrays as PNG.
 //!
-//! The magic bytes select the codec; file names are never used.
+//! The magic bytes alone select the codec; file names have no effect.
 
 use penstock_error::{Error, Result};
 
@@ -26,7 +26,7 @@ fn format_of(bytes: &[u8]) -> Result<Format> {
         .hint("convert it first, or store it in a Bytes column"))
 }
 
-/// Read only the header. Refuses every image that `decode` would refuse because of its header.
+/// Read only the header. Refuses an image if `decode` would refuse its header.
 pub fn probe(bytes: &[u8], limits: Limits) -> Result<Header> {
     let header = match format_of(bytes)? {
         Format::Jpeg => jpeg::probe(bytes)?,
@@ -71,7 +71,7 @@ pub fn decode(bytes: &[u8], limits: Limits, orientation: Orientation) -> Result<
     Ok(exif::upright(picture, orientation.tag(bytes)))
 }
 
-/// Read only the header of a mask. Refuses every mask that `decode_mask` would refuse because of its header.
+/// Read only the header of a mask. Refuses a mask if `decode_mask` would refuse its header.
 pub fn probe_mask(bytes: &[u8], limits: Limits) -> Result<Header> {
     let header = probe(bytes, limits)?;
     if header.channels != 1 && !png::is_indexed(bytes) {
@@ -85,7 +85,7 @@ fn no_mask(channels: usize) -> Error {
         .hint("a mask has one number per pixel, grey or indexed; map colours to class numbers first, or use ps.Image()")
 }
 
-/// Decode a mask of one channel. The palette of an indexed PNG is not applied, so the values are class numbers.
+/// Decode a mask with one channel. The palette of an indexed PNG is not applied, so the values are class numbers.
 pub fn decode_mask(bytes: &[u8], limits: Limits) -> Result<Picture> {
     let header = probe(bytes, limits)?;
     if header.format == Format::Png

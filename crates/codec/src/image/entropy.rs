@@ -1,28 +1,29 @@
-//! The entropy decoder of baseline JPEG for regions. It skips blocks outside the region, several Huffman codes at a time.
+//! An entropy decoder for regions of baseline JPEGs. It skips blocks outside the region, and decodes several Huffman codes at a time while
+//! it skips.
 //!
-//! Huffman codes took three quarters of the decoding time of a large photograph, and about 40 % of them are above or beside a random crop.
-//! For a skipped block, only its end and its DC difference matter, not its coefficients. One table therefore maps the next [`SKIP_BITS`]
-//! bits to the total length of their codes and numbers, and to the number of coefficients. For required blocks,
-//! another table returns the run and the value of the next coefficient. libjpeg-turbo handles everything else: restart intervals, several
-//! scans, invalid codes, and files that end early. If this decoder fails, `region` decodes the file with the library instead.
-//! `jpeg_region.c` calls this decoder MCU by MCU. No input makes it panic.
+//! In a large photograph, Huffman codes took three quarters of the decoding time. About 40 % of the codes are above or beside a random
+//! crop. For a skipped block, only its end and its DC difference matter, not its coefficients. One table therefore takes the next
+//! [`SKIP_BITS`] bits. It returns how many coefficients they encode, and the total length of their codes and numbers. For blocks inside
+//! the region, another table returns the run and the value of the next coefficient. libjpeg-turbo handles everything else: restart
+//! intervals, several scans, invalid codes, and files that end early. If this decoder fails, `region` decodes the file with the library
+//! instead. `jpeg_region.c` calls this decoder MCU by MCU. No input makes it panic.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
 
-/// Index bits of the tables that look up one code or one coefficient.
+/// Number of index bits in the tables that return one code or one coefficient.
 const VALUE_BITS: u32 = 10;
-/// Index bits of the table that looks up as many coefficients as the bits contain.
+/// Number of index bits in the table that counts all coefficients in those bits.
 const SKIP_BITS: u32 = 12;
 /// Run of the end-of-block code. It is longer than every real run.
 const END: u32 = 128;
-/// The number of coefficients in a `skips` entry whose bits do not contain a whole code and its number.
+/// The coefficient count of a `skips` entry whose bits are too few for one code with its number.
 const UNKNOWN: u32 = 512;
-/// Tables are built for files of at least this many bytes, or if the previous image had the same tables. Building them takes 0.1 ms.
+/// Minimum file size, in bytes, for building tables. They are also built if the previous image had the same ones. Building takes 0.1 ms.
 const LARGE: usize = 16 << 10;
-/// Number of tables to keep: those of the standard, and a few more.
+/// Number of tables to keep: enough for the standard tables and a few others.
 const KEPT: usize = 16;
-/// A number of bytes that exceeds the library's read-ahead.
+/// A distance in bytes that is longer than the library's read-ahead.
 const FAR: usize = 64;
 const BLOCKS_IN_MCU: usize = 10;
 
@@ -39,7 +40,7 @@ pub struct Codes {
     symbols: [u8; 256],
 }
 
-/// The C side's description of a scan. Its pointers are valid during the call.
+/// The C code's description of a scan. Its pointers are valid only during the call.
 #[repr(C)]
 pub struct Scan {
     count: usize,
@@ -52,7 +53,7 @@ pub struct Scan {
 #[derive(Clone, Copy)]
 struct Member {
     component: c_int,
-    /// Whether only DC is required.
+    /// Whether only the DC coefficient is required.
     flat: c_int,
     dc: *const Codes,
     ac: *const Codes,
@@ -89,9 +90,9 @@ struct Table {
     place: [i32; 17],
     /// Length in bits 0–7, symbol in bits 8–15. 0 if the code is longer than the index.
     short: Box<[u16; 1 << VALUE_BITS]>,
-    /// For AC: length of code and number in bits 0–7, run in bits 8–15, number in bits 16–31. 0 if they are longer than the index.
+    /// For AC: bits 0–7 hold the length of code and number, bits 8–15 the run, bits 16–31 the number. 0 if both are longer than the index.
     values: Box<[u32; 1 << VALUE_BITS]>,
-    /// For AC: length in bits 0–3, number of coefficients in bits 4–15.
+    /// For AC: bits 0–3 hold the length, and bits 4–15 hold the number of coefficients.
     skips: Box<[u16; 1 << SKIP_BITS]>,
 }
 
@@ -159,7 +160,7 @@ impl Table {
     /// Compute the entry of `skips` for the top of `bits`.
     fn skipped(&self, mut bits: u64) -> u16 {
         let (mut length, mut coefficients) = (0, 0);
-        // Counting stops at the 64 coefficients of a block, so that a count without END stays below END.
+        // Counting stops at 64 coefficients, the size of a block. A count that does not include END therefore stays below END.
         while let Some(code) = self.code(bits)
             && coefficients < 64
             && length + code.both() <= SKIP_BITS
@@ -183,7 +184,7 @@ fn number(bits: u64, size: u32) -> u32 {
     if bits >> 63 == 0 { value.wrapping_sub((1 << size) - 1) } else { value }
 }
 
-/// A reader of the bits of a scan.
+/// Reads the bits of a scan.
 #[derive(Clone, Copy, Default)]
 struct Bits {
     /// Index of the next byte.
@@ -191,7 +192,7 @@ struct Bits {
     /// The next bits, from the top. Bits below the first `count` may be set; a refill reads them again.
     bits: u64,
     count: u32,
-    /// How many of the `count` bits are zeros after the end of the data.
+    /// How many of the `count` bits are padding zeros beyond the end of the data.
     padding: u32,
 }
 
@@ -202,7 +203,7 @@ impl Bits {
         const LOW: u64 = 0x0101_0101_0101_0101;
         if let Some(word) = bytes.get(self.next..).and_then(|rest| rest.first_chunk()) {
             let word = u64::from_be_bytes(*word);
-            // No byte is 0xff, so no byte begins a marker or precedes a stuffed zero.
+            // None of these bytes is 0xff, so none begins a marker or precedes a stuffed zero.
             if (!word).wrapping_sub(LOW) & word & (LOW << 7) == 0 {
                 self.bits |= word >> self.count;
                 self.next += ((63 - self.count) / 8) as usize;
@@ -230,8 +231,8 @@ impl Bits {
         self
     }
 
-    /// Return whether no bit beyond the end of the data was consumed, and the end is either far away or a marker. Without a marker, the
-    /// library may refuse the bytes that it reads ahead.
+    /// Return whether the library would accept what was read. No bit beyond the data may have been consumed, and the end must be far away
+    /// or a marker. Without a marker, the library may refuse the bytes that it reads ahead.
     #[inline(always)]
     fn is_sound(&self, bytes: &[u8]) -> bool {
         let rest = bytes.get(self.next..).unwrap_or_default();
@@ -244,7 +245,7 @@ impl Bits {
         self.count -= bits;
     }
 
-    /// Read the next code and its number, of any length.
+    /// Read the next code and its number, whatever their length.
     #[inline(always)]
     fn coded(&mut self, bytes: &[u8], table: &Table) -> Option<(Code, u32)> {
         if self.count < 32 {
@@ -257,7 +258,7 @@ impl Bits {
         Some((code, value))
     }
 
-    /// Like `coded`, but out of line: it is rarely called, because most codes are in a table. `self` is passed by value, so that the
+    /// Do the same as `coded`, but out of line: calls are rare, because most codes are in a table. `self` is passed by value, so that the
     /// caller's bits stay in registers.
     #[inline(never)]
     fn one(mut self, bytes: &[u8], table: &Table) -> Option<(Bits, Code, u32)> {
@@ -309,7 +310,7 @@ impl Bits {
                 self.take(entry & 15);
                 return Some(());
             } else {
-                // The entry is unknown, or has more coefficients than the block.
+                // The entry is `UNKNOWN`, or it has more coefficients than the block has left.
                 let (bits, code, _) = self.one(bytes, table)?;
                 *self = bits;
                 k += code.run() + 1;
@@ -322,7 +323,7 @@ impl Bits {
     }
 }
 
-/// The state of the decoder in a scan. `tables` are indexes into `Entropy::tables`.
+/// The decoder's state within a scan. `tables` are indexes into `Entropy::tables`.
 struct Place {
     bits: Bits,
     dc: [i32; 4],
@@ -336,13 +337,13 @@ struct Place {
 #[derive(Default)]
 pub struct Entropy {
     tables: Vec<Table>,
-    /// Tables of the previous image that were not built, because it was small.
+    /// Huffman codes of the previous image, if it was too small for building tables.
     before: Vec<(Codes, bool)>,
     place: Option<Place>,
 }
 
 impl Entropy {
-    /// End the scan. Returns whether one had begun.
+    /// End the current scan. Returns whether there was one.
     pub fn end(&mut self) -> bool {
         self.place.take().is_some()
     }
@@ -427,7 +428,7 @@ pub unsafe extern "C" fn mcu(entropy: *mut c_void, bytes: *const u8, count: usiz
 mod tests {
     use super::*;
 
-    /// Return codes of 2 to 16 bits for all AC symbols and some others. No code consists only of ones.
+    /// Return Huffman codes of 2 to 16 bits for all AC symbols and some additional symbols. No code consists only of ones.
     fn codes() -> Codes {
         let mut codes = Codes { lengths: [0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6, 7, 10, 14, 18, 24, 80], symbols: [0; 256] };
         let symbols = [0x01, 0x00, 0x02, 0x11, 0x03, 0xf0].into_iter().chain((0..=255u8).rev().filter(|symbol| symbol & 15 <= 10));
@@ -442,7 +443,7 @@ mod tests {
     #[test]
     fn skipping_ends_where_decoding_ends() {
         check(&codes(), 1_000);
-        // One bit encodes sixteen zeros, so the bits of one look-up can encode more coefficients than a block has.
+        // One bit encodes sixteen zeros here, so one look-up can return more coefficients than a block has.
         let mut zeros = Codes { lengths: [0; 17], symbols: [0; 256] };
         zeros.lengths[1..4].copy_from_slice(&[1, 1, 1]);
         zeros.symbols[..3].copy_from_slice(&[0xf0, 0x00, 0x21]);
@@ -466,7 +467,7 @@ mod tests {
             loop {
                 let (one, other) = (decoded.coefficients(&bytes, &table, &mut [0; 64]), skipped.skip(&bytes, &table));
                 assert_eq!(one, other);
-                // Both must have consumed the same number of bits, of which some may still be buffered.
+                // Both must have consumed the same number of bits. Buffered bits do not count as consumed.
                 let used = |bits: &Bits| (bits.next as i64, bits.padding, bits.count);
                 let (mut a, mut b) = (decoded, skipped);
                 (a.refill(&bytes), b.refill(&bytes));

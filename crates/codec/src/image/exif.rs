@@ -3,7 +3,7 @@
 use super::jpeg;
 use super::picture::Picture;
 
-/// Return the orientation of a JPEG, PNG or WebP, from 1 to 8. It is 1 if the image has none or if it cannot be read.
+/// Return the orientation of a JPEG, PNG or WebP, from 1 to 8. It is 1 if the image has no readable orientation.
 pub fn orientation(bytes: &[u8]) -> u8 {
     if has_no_exif(bytes) {
         return 1;
@@ -16,8 +16,8 @@ pub fn orientation(bytes: &[u8]) -> u8 {
     value.filter(|value| (1..=8).contains(value)).unwrap_or(1) as u8
 }
 
-/// Return whether this is a JPEG without an EXIF segment before its first scan, as most training images are. Returns false for unusual
-/// files, which the library handles.
+/// Return whether this is a JPEG without an EXIF segment before its first scan. Most training images are such JPEGs. Returns false for
+/// unusual files, which the library handles.
 fn has_no_exif(bytes: &[u8]) -> bool {
     let known = jpeg::segments(bytes).find(|(marker, body)| *marker == 0xda || (*marker == 0xe1 && body.starts_with(b"Exif")));
     known.is_some_and(|(marker, _)| marker == 0xda)
@@ -26,7 +26,7 @@ fn has_no_exif(bytes: &[u8]) -> bool {
 /// How to treat the EXIF orientation of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Orientation {
-    /// Rotate and mirror the picture as EXIF says.
+    /// Rotate and mirror the picture as its EXIF tag specifies.
     Exif,
     /// Return the pixels as stored.
     Stored,
@@ -37,7 +37,7 @@ impl Orientation {
         if exif_orientation { Orientation::Exif } else { Orientation::Stored }
     }
 
-    /// Return the orientation to apply to an image, as a value of the EXIF tag; 1 is upright.
+    /// Return the orientation to apply to an image, as an EXIF tag value; 1 means upright.
     pub(super) fn tag(self, bytes: &[u8]) -> u8 {
         match self {
             Orientation::Exif => orientation(bytes),

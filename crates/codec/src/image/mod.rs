@@ -1,5 +1,6 @@
-//! Images: JPEG, PNG and WebP, whole (`decode`) or a region (`region`, `entropy`); EXIF orientation and colour modes; operations on pixels
-//! (`resize`, `cut`). A new format is a file here, its first bytes in `decode::format_of`, and an arm of each function that matches on `Format`.
+//! Decodes JPEG, PNG and WebP images: whole ones (`decode`), or regions of them (`region`, `entropy`). Also applies EXIF orientations and
+//! colour modes, and resizes and cuts pixels (`resize`, `cut`). To add a format, write a file here and add its first bytes to
+//! `decode::format_of`. Then extend each function that matches on `Format`.
 
 pub mod cut;
 mod decode;

@@ -1,6 +1,6 @@
-//! The requested pixel format: 8-bit colour or grey, 16-bit grey, or the stored format. Called by `region` and the loader.
+//! Converts pixels to the requested format: 8-bit colour or grey, 16-bit grey, or the stored format. Called by `region` and the loader.
 //!
-//! Bits and alpha are never dropped silently: an image that a mode cannot hold is refused, and alpha is composited or kept.
+//! No bits and no alpha are lost silently. An image that does not fit the mode is refused, and alpha is composited or kept.
 
 use penstock_error::{Error, Result};
 
@@ -15,7 +15,7 @@ pub enum Mode {
     Rgba,
     /// 16-bit grey.
     Deep,
-    /// The stored channels and bits.
+    /// Keep the stored channels and bits.
     Stored,
 }
 
@@ -30,7 +30,7 @@ impl Mode {
         }
     }
 
-    /// Return the number of channels and the bits of each, or None if they differ from image to image.
+    /// Return the number of channels and the bits per channel, or None if they differ from image to image.
     pub fn form(self) -> Option<(usize, u8)> {
         match self {
             Mode::Rgb => Some((3, 8)),
@@ -60,8 +60,8 @@ pub fn decode_in(bytes: &[u8], limits: Limits, orientation: Orientation, mode: M
     in_mode(decode(bytes, limits, orientation)?, mode)
 }
 
-/// Convert a picture to a mode. Alpha is composited onto white. Colours become grey using the ITU-R 601 luma, as in Pillow. 8-bit grey is
-/// multiplied by 257 to become 16-bit grey, so that white stays white.
+/// Convert a picture to a mode. Alpha is composited onto white. Colours become grey by the ITU-R 601 luma formula, as in Pillow. 8-bit
+/// grey is multiplied by 257 to become 16-bit grey, so that white stays white.
 pub fn in_mode(picture: Picture, mode: Mode) -> Result<Picture> {
     mode.check(picture.bits)?;
     let of = |channels: usize, bits: u8, data: Vec<u8>| Ok(Picture { channels, bits, data, ..picture });

@@ -2,14 +2,15 @@
 
 use penstock_error::Error;
 
-/// Limits of a decoder. An image beyond a limit is refused before its pixels are allocated.
+/// The limits of a decoder. An image that exceeds one is refused before its pixels are allocated.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub pixels: u64,
 }
 
 impl Default for Limits {
-    /// Return 2^28 pixels: more than nearly all cameras have, but few enough to be harmless (Pillow warns at 89 M and refuses at 179 M).
+    /// Return a limit of 2^28 pixels. Nearly all cameras produce fewer, and this many do no harm (Pillow warns at 89 M and refuses at 179
+    /// M).
     fn default() -> Limits {
         Limits { pixels: 1 << 28 }
     }
@@ -22,7 +23,7 @@ pub enum Format {
     Webp,
 }
 
-/// The properties that the header of an image contains.
+/// The properties in an image header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     pub format: Format,
@@ -37,7 +38,7 @@ pub struct Header {
 pub struct Outline {
     pub width: usize,
     pub height: usize,
-    /// Memory that decoding needs in addition to the pixels: the coefficients of a JPEG with several scans, and the planes of a WebP.
+    /// Memory that decoding needs in addition to the pixels, for a multi-scan JPEG's coefficients or a WebP's planes.
     pub decoder_bytes: u64,
 }
 

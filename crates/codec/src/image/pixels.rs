@@ -1,9 +1,9 @@
-//! Reusable memory for decoded pixels. The kernel would have to clear fresh pages, which takes up to a third of the decoding time.
+//! Reusable memory for decoded pixels. Without reuse, the kernel would clear fresh pages, which takes up to a third of the decoding time.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A pool of memory for decoded pixels. It keeps at most `most_bytes` beyond the pixels in use.
+/// A pool of memory for decoded pixels. It holds at most `most_bytes` in addition to the pixels in use.
 #[derive(Debug)]
 pub struct Pool {
     idle: Mutex<Idle>,
@@ -13,7 +13,7 @@ pub struct Pool {
 #[derive(Debug)]
 struct Idle {
     memory: Vec<Vec<u8>>,
-    /// Bytes of idle memory, plus the bytes of memory in use that were not requested.
+    /// Bytes of idle memory, plus the unrequested bytes of memory in use.
     spare_bytes: usize,
 }
 
@@ -49,8 +49,8 @@ impl Pool {
         Pixels { memory: fitting.unwrap_or_else(|| vec![0; bytes]), bytes, pool: Some(self) }
     }
 
-    /// Take back memory of which `bytes` bytes were requested. If the pool holds too much, it frees the smallest memory first, because the
-    /// largest fits most images.
+    /// Take back memory that was requested for `bytes` bytes. If the pool holds too much, it frees the smallest blocks first, because the
+    /// largest ones fit most images.
     fn give(&self, returned: Vec<u8>, bytes: usize) {
         let mut let_go = Vec::new(); // Dropped after the lock is released.
         let Idle { memory, spare_bytes } = &mut *self.idle();

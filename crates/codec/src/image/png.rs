@@ -1,5 +1,5 @@
-//! Decodes PNG of 1 to 16 bits, and encodes 8 or 16 bits, with the `png` crate. 16-bit channels keep 16 bits; palettes become RGB or RGBA, and grey with
-//! alpha becomes RGBA.
+//! Decodes PNGs with 1 to 16 bits per channel, and encodes them with 8 or 16, using the `png` crate. 16-bit channels keep 16 bits;
+//! palettes become RGB or RGBA, and grey with alpha becomes RGBA.
 
 use std::io::Cursor;
 
@@ -12,7 +12,7 @@ fn failed(error: png::DecodingError) -> Error {
     undecodable(format!("cannot decode PNG: {error}"))
 }
 
-/// Memory limit of a decoder in addition to its pixels, for example for its palette and for tables.
+/// Limit on a decoder's memory other than pixels, such as its palette and tables.
 const SIDE_BYTES: usize = 16 << 20;
 
 fn decoder<'a>(bytes: &'a [u8], header: Option<&Header>) -> Decoder<Cursor<&'a [u8]>> {

@@ -1,9 +1,9 @@
-//! Decodes only the required part of an image, at no more than the required resolution.
+//! Decodes only the required part of an image, at a resolution as low as the caller permits.
 //!
-//! In a JPEG, `entropy` skips the blocks above and beside a region, and the blocks below it are not read. The result equals the crop of a
-//! full decode exactly: the decoder reads a margin, because it interpolates chroma across the edge. At 1/2, 1/4 and 1/8, the result equals
-//! the crop of a full decode at that scale. For these scales, libjpeg-turbo has SIMD code or skips most of the work. Other images are
-//! decoded in full and cropped.
+//! In a JPEG, `entropy` skips the blocks above and beside a region, and blocks below it are not read. The result exactly equals a crop of
+//! the fully decoded image. For this, the decoder also reads a margin, because chroma is interpolated across the region's edge. At 1/2,
+//! 1/4 and 1/8, the result equals a crop of the image decoded fully at that scale. For these scales, libjpeg-turbo has SIMD code or skips
+//! most of the work. Other images are decoded in full and cropped.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -37,9 +37,9 @@ impl Region {
 pub struct Decoded<'a> {
     pub width: usize,
     pub height: usize,
-    /// RGB pixels, rows back to back.
+    /// RGB pixels, row after row without gaps.
     pub data: Pixels<'a>,
-    /// Left edge of the region in pixels of `data`. This and the next three fields are integral unless the image was scaled down.
+    /// Left edge of the region in pixels of `data`. This and the next three fields are whole numbers unless the image was scaled down.
     pub left: f64,
     pub top: f64,
     pub region_width: f64,
@@ -75,7 +75,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// The memory of one libjpeg-turbo decoder, which is reused for all images of a thread.
+/// The memory of one libjpeg-turbo decoder, reused for all images that a thread decodes.
 struct Session {
     memory: Vec<u64>,
     message: Vec<u8>,
@@ -95,7 +95,7 @@ impl Session {
     /// Read width, height, iMCU width, iMCU height, and whether regions can be decoded. Returns None if the header is invalid.
     fn header(&mut self, bytes: &[u8]) -> Option<[c_int; 5]> {
         let mut found = [0; 5];
-        // SAFETY: the session is open, and `bytes` outlives all reads, which end with the decoding of the region or the next header.
+        // SAFETY: the session is open, and `bytes` outlives all reads, which end when the region is decoded or the next header is read.
         let code = unsafe { penstock_jpeg_header(self.memory.as_mut_ptr().cast(), bytes.as_ptr(), bytes.len(), found.as_mut_ptr()) };
         (code == 0).then_some(found)
     }
@@ -122,7 +122,7 @@ pub struct Encoded<'a> {
 }
 
 impl<'a> Encoded<'a> {
-    /// Read the header of an image. Regions of a JPEG are decoded into memory from `pixels`.
+    /// Read the header of an image. `pixels` provides the memory for decoded JPEG regions.
     pub fn open(bytes: &'a [u8], limits: Limits, orientation: Orientation, pixels: &'a Pool) -> Result<Encoded<'a>> {
         let header = probe(bytes, limits)?;
         Mode::Rgb.check(header.bits)?;
@@ -130,7 +130,7 @@ impl<'a> Encoded<'a> {
         Ok(Encoded { bytes, header, orientation, pixels })
     }
 
-    /// Return width and height after the orientation is applied.
+    /// Return the image's width and height after its orientation is applied.
     pub fn size(&self) -> (usize, usize) {
         let (width, height) = (self.header.width as usize, self.header.height as usize);
         if self.orientation >= 5 { (height, width) } else { (width, height) }
@@ -163,11 +163,12 @@ impl<'a> Encoded<'a> {
         })
     }
 
-    /// Decode a region of a JPEG. Returns None if only the full decoder supports the file or can report its error.
+    /// Decode a region of a JPEG. Returns None if the full decoder must decode the file or report its error.
     fn jpeg_region(&self, region: Region, denominator: usize) -> Option<Decoded<'a>> {
         SESSION.with_borrow_mut(|session| {
             let decoded = self.jpeg_region_by(session, region, denominator, true);
-            // If our entropy decoder fails, the library's decoder decides. The result thus never depends on whether ours was tried.
+            // If our entropy decoder fails, the library's decoder decides. The result therefore never depends on whether our decoder was
+            // tried.
             if session.entropy.end() && decoded.is_none() { self.jpeg_region_by(session, region, denominator, false) } else { decoded }
         })
     }
@@ -177,7 +178,8 @@ impl<'a> Encoded<'a> {
         if able == 0 {
             return None;
         }
-        // The range to decode, in pixels of the scaled image: the iMCUs that the region touches, and one more to the left, right and top.
+        // The range to decode, in pixels of the scaled image. It covers the iMCUs that the region touches, plus one iMCU to the left,
+        // right and top.
         let (width, height) = ((width as usize).div_ceil(denominator), (height as usize).div_ceil(denominator));
         let (mcu_width, mcu_height) = (mcu_width as usize / denominator, mcu_height as usize / denominator);
         let along = |begin: usize, length: usize, mcu: usize, size: usize| {

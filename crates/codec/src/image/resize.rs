@@ -1,4 +1,4 @@
-//! Resizes pixels with the `fast_image_resize` library, which has the antialiased filters of Pillow and torchvision.
+//! Resizes pixels with the `fast_image_resize` library, which offers the same antialiased filters as Pillow and torchvision.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -57,12 +57,12 @@ pub struct Resized {
     pub fast: bool,
 }
 
-/// A crop of an image, the size that the crop is resized to, and a window of the resized crop.
+/// A crop of an image, the target size of the crop, and a window in the resized crop.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Geometry {
     /// The crop, in pixels of the image. Pixels outside it do not affect the result.
     pub crop: Region,
-    /// The size that the crop is resized to; None if it keeps its size.
+    /// The target size of the crop; None if the crop keeps its size.
     pub resized: Option<Resized>,
     /// The window, in pixels of the resized crop.
     pub window: Region,
@@ -73,25 +73,25 @@ impl Geometry {
         Geometry { crop: Region::whole(width, height), resized: None, window: Region::whole(width, height) }
     }
 
-    /// Return width and height of the result.
+    /// Return the width and height of the result.
     pub fn size(&self) -> (usize, usize) {
         (self.window.width, self.window.height)
     }
 }
 
-/// An image is decoded at 1/2, 1/4 or 1/8 if this many decoded pixels remain for each pixel of the result, along each axis. At 1.0, the
-/// median PSNR against a full decode is 43 dB, and the worst is 29.6 dB. These photographs were not used to choose the value.
+/// Minimum number of decoded pixels per result pixel, along each axis, for decoding an image at 1/2, 1/4 or 1/8. At 1.0, the median PSNR
+/// against a full decode is 43 dB, and the worst is 29.6 dB. These results come from photographs that were not used to choose the value.
 const PIXELS_LEFT: f64 = 1.0;
 
-/// Maximum buffer memory that a thread keeps for its next image. Loaders count the memory for resizing only while a thread resizes.
+/// Maximum buffer memory that a thread keeps for its next image. Loaders count resize buffers towards the budget only while a thread
+/// resizes.
 const KEPT_BYTES: usize = 4 << 20;
 
 thread_local! {
     static RESIZER: RefCell<Resizer> = RefCell::new(Resizer::new());
 }
 
-/// Decode the pixels that a geometry needs, and apply the geometry. Writes RGB rows of `geometry.size()` into `out`, which has exactly
-/// that size.
+/// Decode the pixels that a geometry needs, and apply the geometry. The RGB result has the size `geometry.size()` and fills `out` exactly.
 pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Result<()> {
     let Geometry { crop, resized, window } = *geometry;
     let Some(Resized { width, height, filter, antialias, fast }) =
@@ -112,7 +112,7 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Resul
     let sharp = |denominator: &usize| across.min(down) >= PIXELS_LEFT * *denominator as f64;
     let denominator = if antialias && fast { [8, 4, 2].into_iter().find(sharp).unwrap_or(1) } else { 1 };
     let decoded = image.region(part, denominator)?;
-    // Decoded pixels per pixel of the image, along each axis.
+    // Number of decoded pixels per image pixel, along each axis.
     let scale = (decoded.region_width / part.width as f64, decoded.region_height / part.height as f64);
     if filter.is_nearest() {
         let corner = (decoded.left as i64 - low_x as i64, decoded.top as i64 - low_y as i64);
@@ -173,13 +173,13 @@ fn resize(source: &Source<'_>, (out_width, out_height): (usize, usize), algorith
     })
 }
 
-/// Clip a range to `0..size`, because it may exceed the edges by a rounding error.
+/// Clip a range to `0..size`, because a rounding error may move it past the edges.
 fn inside(begin: f64, length: f64, size: usize) -> (f64, f64) {
     (begin.max(0.0), length.min(size as f64 - begin.max(0.0)))
 }
 
-/// Apply a geometry to decoded pixels of 8 or 16 bits per channel, and write the result to `out`. All channels are resized alike,
-/// including alpha.
+/// Apply a geometry to decoded pixels of 8 or 16 bits per channel, and write the result to `out`. All channels, including alpha, are
+/// resized in the same way.
 pub fn resize_pixels(
     data: &[u8],
     (width, height): (usize, usize),
@@ -218,7 +218,7 @@ pub fn resize_pixels(
     resize(&source, geometry.size(), filter.algorithm(antialias), out)
 }
 
-/// Copy the nearest source pixel to each pixel of a geometry's window. The crop begins at `corner` in `data`, which has rows of `width`
+/// Fill each pixel of a geometry's window with its nearest source pixel. The crop begins at `corner` in `data`, which has rows of `width`
 /// pixels.
 fn pick_nearest(data: &[u8], (width, pixel_bytes): (usize, usize), corner: (i64, i64), geometry: &Geometry, out: &mut [u8]) {
     let Geometry { crop, resized: Some(resized), window } = geometry else { return };
@@ -234,7 +234,7 @@ fn pick_nearest(data: &[u8], (width, pixel_bytes): (usize, usize), corner: (i64,
     }
 }
 
-/// Return the nearest source index for each of `count` result indexes from `begin` on, when `size` pixels are resized to `to_size`. Source:
+/// Return the nearest source index for `count` result indexes, beginning with `begin`. `size` pixels are resized to `to_size`. Source:
 /// torch's `nearest` and `nearest-exact`, with their 32-bit arithmetic.
 fn nearest((size, to_size): (usize, usize), begin: usize, count: usize, filter: Filter) -> impl Iterator<Item = usize> {
     let (scale, offset) = (size as f32 / to_size as f32, if filter == Filter::NearestExact { 0.5 } else { 0.0 });

@@ -1,4 +1,5 @@
-//! Decodes WebP with the `image-webp` crate, lossy and lossless, with 8 bits per channel. Reads still images only, and writes none.
+//! Decodes lossy and lossless WebP images with the `image-webp` crate, at 8 bits per channel. Only still images are read, and no images
+//! are written.
 
 use std::io::Cursor;
 
@@ -7,7 +8,7 @@ use penstock_error::{Error, Result};
 
 use super::picture::{Format, Header, Outline, Picture, undecodable};
 
-/// Return whether these are the first bytes of a WebP.
+/// Return whether these bytes begin a WebP image.
 pub fn begins(bytes: &[u8]) -> bool {
     bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP")
 }
@@ -28,7 +29,7 @@ fn number(body: &[u8], at: usize, bytes: usize) -> Option<usize> {
     Some(body.get(at..at + bytes)?.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte)))
 }
 
-/// Return the size that a chunk gives for the canvas or for a frame. None for other chunks.
+/// Return the canvas size or frame size that a chunk contains. None if it contains neither.
 fn size_of((name, body): (&[u8], &[u8])) -> Option<(usize, usize)> {
     match name {
         b"VP8X" => Some((1 + number(body, 4, 3)?, 1 + number(body, 7, 3)?)),
@@ -47,7 +48,7 @@ pub fn probe(bytes: &[u8]) -> Result<Header> {
         return Err(Error::new("unsupported-format", "cannot decode WebP: it is an animation").hint("store its frames as separate images"));
     }
     let (width, height) = decoder.dimensions();
-    // The decoder allocates the frame before it compares the frame with the canvas.
+    // The decoder would allocate the frame before it checks that the frame fits the canvas.
     let canvas = (width as usize, height as usize);
     if let Some(frame) = chunks(bytes).filter(|(name, _)| *name != b"VP8X").find_map(size_of).filter(|frame| *frame != canvas) {
         let (wide, high) = frame;
@@ -60,7 +61,7 @@ pub fn probe(bytes: &[u8]) -> Result<Header> {
 /// Read the outline of a WebP. Returns None if its header is cut off.
 pub fn outline(bytes: &[u8]) -> Option<Outline> {
     let (width, height) = chunks(bytes).find_map(size_of)?;
-    // Lossless: RGBA before the alpha is dropped. Lossy: luma, chroma and alpha.
+    // A lossless image needs RGBA before its alpha is dropped. A lossy one needs luma, chroma and alpha planes.
     Some(Outline { width, height, decoder_bytes: 4 * width as u64 * height as u64 })
 }
 
