@@ -38,8 +38,8 @@ def reader(view: View, columns: Sequence[str] | None, batch_size: int) -> pa.Rec
     """Return a reader over the whole view."""
     view = view._as_it_is()
     names = list(view.schema) if columns is None else _names(columns) or []
-    view._view.take((0, 0), names, "flat")  # A missing column raises an error here, not mid-stream.
-    return pa.RecordBatchReader.from_batches(arrow_schema(view, names), scan(view, names, batch_size))
+    batches = scan(view, names, batch_size)
+    return pa.RecordBatchReader.from_batches(arrow_schema(view, names), batches)
 
 
 def scan(view: View, columns: Sequence[str] | None, batch_size: int) -> Iterator[pa.RecordBatch]:
@@ -49,7 +49,7 @@ def scan(view: View, columns: Sequence[str] | None, batch_size: int) -> Iterator
     view = view._as_it_is()
     batch_size = min(int(batch_size), max(1, len(view)))
     names = list(view.schema) if columns is None else _names(columns) or []
-    view._view.take((0, 0), names, "flat")
+    view._view.take((0, 0), names, "flat")  # A missing column raises an error here, not mid-stream.
     if not names or not len(view):
         return _without_columns(len(view), batch_size)
     return _batches(view, names, batch_size) if view._snapshot.mapped else _batches_ahead(view, names, batch_size)

@@ -1,6 +1,7 @@
 //! How a scan is cut: into batches that fit the memory budget, and into groups of batches that are read ahead if files are not mapped.
 //! Reads no samples. The caller reads each group, and reports its size.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -56,8 +57,9 @@ impl Scan {
     /// Begin a scan of a snapshot, or of selected positions in it. Cost: that of `Snapshot::column_bytes`, and if files are
     /// not mapped, the tails of the first batch.
     pub fn new(snapshot: Arc<Snapshot>, selection: Option<Arc<Vec<u64>>>, columns: &[&ColumnSpec], batch_rows: u64) -> Result<Scan> {
-        let index = |column: &&ColumnSpec| snapshot.schema.columns.iter().position(|other| other.id == column.id);
-        let columns: Vec<usize> = columns.iter().filter_map(index).collect();
+        let ids: HashSet<u64> = columns.iter().map(|column| column.id).collect();
+        let known = snapshot.schema.columns.iter().enumerate();
+        let columns: Vec<usize> = known.filter(|(_, column)| ids.contains(&column.id)).map(|(index, _)| index).collect();
         let kind = |index: &usize| &snapshot.schema.columns[*index].kind;
         let (mut uneven, mut even_bytes) = (Vec::new(), 0);
         for column in &columns {
