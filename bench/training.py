@@ -248,7 +248,7 @@ def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def jitter(sample: dict[str, Any], rng: Any = None) -> dict[str, Any]:
-    """Stands in for a user's function: it sorts and scales."""
+    """Sort and scale, as a user's function would."""
     x = sample["x"].astype(np.float32)
     return {"x": np.sort(x, 0) + x * 0.5, "label": sample["label"]}
 

@@ -24,7 +24,7 @@ class Ragged(Sequence[Any]):
     """N arrays of one dtype and different shapes, stored back to back.
 
     Shapes: shapes (N, ndim) int64; array i has shape `shapes[i]`. If only the first dimension is free, values is (M, …) and
-    offsets (N + 1,) count along it; else values is (M,) elements. `nulls` is (N,) bool, or None if there are no nulls.
+    offsets (N + 1,) count along it; else values is (M,) elements. `nulls` is (N,) bool, or None if all values are present.
 
     >>> import numpy as np, penstock as ps
     >>> boxes = ps.Ragged.from_arrays([np.zeros((2, 4), "float32"), np.ones((1, 4), "float32")])

@@ -78,7 +78,7 @@ class Program:
         columns = {name: values(self.numbers, name, self.kinds[name], count) for name in names}
         rows = [{name: columns[name][row] if name in columns else None for name in self.kinds} for row in range(count)]
         for name in columns:
-            # If there are no nulls and all shapes are equal, sometimes pass one array instead of a list.
+            # If every value is present and all shapes are equal, sometimes pass one array instead of a list.
             if (
                 name in ("fixed", "page", "packed", "even")
                 and count

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import penstock as ps
+import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -134,3 +135,9 @@ def test_tests_sleep_only_for_a_stated_reason_and_assert_no_times():
             if re.search(r"assert.*(monotonic\(|perf_counter\(|time\.time\(|elapsed\()", line):
                 timed.append(place)
     assert len(files) > 50 and not bare and not timed, (bare, timed)
+
+
+@pytest.mark.parametrize("tool", sorted(path.name for path in (ROOT / "tools").glob("check_*.py")))
+def test_the_examples_of_a_tool_run(tool):
+    done = subprocess.run([sys.executable, "-m", "doctest", str(ROOT / "tools" / tool)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

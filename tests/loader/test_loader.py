@@ -22,7 +22,7 @@ import penstock as ps
 import psutil
 import pytest
 from penstock import transforms as T
-from waiting import until
+from waiting import lines, until
 
 SAMPLES = 1003
 
@@ -485,11 +485,7 @@ def test_kill_9_and_resume_in_another_process(ds):
     assert len(whole) == 101
     for stop in np.random.default_rng(1).integers(1, 90, 4):
         process = start(extra="import sys; sys.stdin.readline()")
-        seen = []
-        for _ in range(stop):
-            seen.append(json.loads(process.stdout.readline()))
-            process.stdin.write("next\n")
-            process.stdin.flush()
+        seen = [json.loads(line) for line in lines(process, stop)]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         rest = [json.loads(line) for line in start(json.dumps(seen[-1][0])).communicate()[0].splitlines()]

@@ -21,6 +21,7 @@ import psutil
 import pytest
 from penstock import transforms as T
 from PIL import Image
+from waiting import lines
 
 pytestmark = pytest.mark.local
 SAMPLES, SAMPLE_BYTES = 2003, 70_000
@@ -254,11 +255,7 @@ def test_kill_9_at_twenty_random_steps_changes_neither_samples_nor_pixels(tmp_pa
     assert len(whole) == 38
     for stop in np.random.default_rng(2).integers(1, 37, 20):
         process = start()
-        seen = []
-        for _ in range(stop):
-            seen.append(json.loads(process.stdout.readline()))
-            process.stdin.write("next\n")
-            process.stdin.flush()
+        seen = [json.loads(line) for line in lines(process, stop)]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         rest = [json.loads(line) for line in start(json.dumps(seen[-1][0])).communicate()[0].splitlines()]
