@@ -8,6 +8,7 @@ import penstock.transforms as T
 import pytest
 from penstock.importers import import_data
 from PIL import Image as Pillow
+from PIL import ImageOps
 
 
 def photograph(mode="RGB"):
@@ -49,6 +50,31 @@ def test_a_loader_crops_and_turns_them(root):
     assert upright.shape == (121, 90, 3) and (upright == np.rot90(np.asarray(photograph()), -1)).all()
     [batch] = ds.loader(batch_size=1, transform=[T.CenterCrop(64)])
     assert (batch["image"][0] == upright[(121 - 64) // 2 :][:64, (90 - 64) // 2 :][:, :64]).all()
+
+
+def with_exif_prefix(body):
+    """Prefix the content of the EXIF chunk with `Exif` and two zeros, as in a JPEG. Some writers of WebP do so."""
+    parts, at = [], 12
+    while at < len(body):
+        name, size = body[at : at + 4], int.from_bytes(body[at + 4 : at + 8], "little")
+        content = (b"Exif\0\0" if name == b"EXIF" else b"") + body[at + 8 : at + 8 + size]
+        parts.append(name + len(content).to_bytes(4, "little") + content + b"\0" * (len(content) % 2))
+        at += 8 + size + size % 2
+    chunks = b"WEBP" + b"".join(parts)
+    return b"RIFF" + len(chunks).to_bytes(4, "little") + chunks
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_is_applied_with_and_without_a_prefix(root, orientation):
+    exif = Pillow.Exif()
+    exif[0x0112] = orientation
+    body = encoded(photograph(), lossless=True, exif=exif)
+    ds = ps.create(root, {"image": ps.Image(), "stored": ps.Image(exif_orientation=False)})
+    ds.append({"image": [body, with_exif_prefix(body)], "stored": [body, with_exif_prefix(body)]})
+    expected = np.asarray(ImageOps.exif_transpose(Pillow.open(io.BytesIO(body))))
+    for position in (0, 1):
+        assert np.array_equal(ds[position]["image"], expected)
+        assert np.array_equal(ds[position]["stored"], np.asarray(photograph()))
 
 
 def test_animations_masks_and_damage_are_refused(root, tmp_path):

@@ -1,7 +1,7 @@
 //! Reads the EXIF orientation with the `kamadak-exif` library and applies it to pixels.
 
-use super::jpeg;
 use super::picture::Picture;
+use super::{jpeg, webp};
 
 /// Return the orientation of a JPEG, PNG or WebP, from 1 to 8. It is 1 if the image has no readable orientation.
 pub fn orientation(bytes: &[u8]) -> u8 {
@@ -10,7 +10,11 @@ pub fn orientation(bytes: &[u8]) -> u8 {
     }
     let mut reader = exif::Reader::new();
     reader.continue_on_error(true);
-    let parsed = reader.read_from_container(&mut std::io::Cursor::new(bytes)).or_else(|error| error.distill_partial_result(|_| {}));
+    let parsed = match webp::exif(bytes) {
+        Some(body) => reader.read_raw(body.to_vec()),
+        None => reader.read_from_container(&mut std::io::Cursor::new(bytes)),
+    };
+    let parsed = parsed.or_else(|error| error.distill_partial_result(|_| {}));
     let value =
         parsed.ok().and_then(|exif| exif.get_field(exif::Tag::Orientation, exif::In::PRIMARY).and_then(|field| field.value.get_uint(0)));
     value.filter(|value| (1..=8).contains(value)).unwrap_or(1) as u8

@@ -25,6 +25,12 @@ fn chunks(bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     })
 }
 
+/// Return the EXIF data of a WebP, as TIFF. Some writers put the prefix of a JPEG before it. None for other formats, and without EXIF.
+pub fn exif(bytes: &[u8]) -> Option<&[u8]> {
+    let (_, body) = chunks(bytes).filter(|_| begins(bytes)).find(|(name, _)| *name == b"EXIF")?;
+    Some(body.strip_prefix(b"Exif\0\0").unwrap_or(body))
+}
+
 fn number(body: &[u8], at: usize, bytes: usize) -> Option<usize> {
     Some(body.get(at..at + bytes)?.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte)))
 }
