@@ -312,6 +312,23 @@ def test_options_that_are_none_are_refused(tmp_path, options, told):
         import_data(tmp_path / "a.csv", tmp_path / "out", **options)
 
 
+def test_patterns_may_be_any_iterable_of_str_or_none(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for name in ("a.png", "b.jpg"):
+        Pillow.new("RGB", (4, 4)).save(folder / name)
+    for number, (options, names) in enumerate([
+        ({"include": iter(["*.png"])}, ["a.png"]), ({"exclude": iter(["*.png"])}, ["b.jpg"]), ({"include": {"*.jpg"}}, ["b.jpg"]),
+        ({"include": None, "exclude": None}, ["a.png", "b.jpg"]),
+    ]):  # fmt: skip
+        import_data(folder, tmp_path / str(number), **options)
+        assert ps.open(tmp_path / str(number))["path"][:] == names, number
+    for wrong in (5, True):
+        with pytest.raises(ps.InvalidInputError, match=f"include={wrong}, expected a list of patterns"):
+            import_data(folder, tmp_path / "wrong", include=wrong)
+    assert not (tmp_path / "wrong").exists()
+
+
 def test_many_bad_values_are_nulled_column_by_column(tmp_path, monkeypatch):
     """A column is scanned once per chunk, however many of its values are bad."""
     import penstock.importers.run as run

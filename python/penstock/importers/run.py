@@ -22,7 +22,7 @@ from penstock.columns.mask import Mask
 from penstock.dataset import Dataset, create, open
 from penstock.errors import Error, InvalidInputError, NotFoundError
 from penstock.importers import csv, images, jsonl, parquet, rows, tables
-from penstock.importers.source import Chunk, FolderOptions, Options, Refusal, Source, TextOptions
+from penstock.importers.source import Chunk, FolderOptions, Options, Refusal, Source, TextOptions, checked_patterns
 from penstock.schema import from_json, to_json
 from penstock.transaction import Transaction
 from penstock.values.checks import is_arrow, is_whole
@@ -116,8 +116,7 @@ def import_data(
     known = set().union(*(_own_options(format.options) for format in FORMATS.values()))
     if unknown := sorted(set(options) - known):
         raise InvalidInputError(f"cannot import: unknown option `{unknown[0]}`", hint=f"options: {', '.join(sorted(known))}")
-    # Checks the patterns, whatever the format.
-    FolderOptions(**{name: options[name] for name in ("include", "exclude") if name in options})
+    options |= {name: checked_patterns(name, options[name]) for name in ("include", "exclude") if name in options}
     there = _existing(destination)
     given = {name: _type(name, kind) for name, kind in (types or {}).items()}
     opened, name = _open_source(source, format, Options(given, on_error, {} if there is None else there.schema), options)

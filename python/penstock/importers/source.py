@@ -74,15 +74,6 @@ class FolderOptions(Options):
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
-        for name in ("include", "exclude"):
-            patterns = getattr(self, name)
-            if isinstance(patterns, str):
-                raise InvalidInputError(f"{name}={patterns!r}, expected a list of patterns", hint=f"write {name}=[{patterns!r}]")
-            wrong = [pattern for pattern in patterns or () if not isinstance(pattern, str)]
-            if wrong:
-                raise InvalidInputError(f"{name}={patterns!r}: {wrong[0]!r} is not a pattern", hint='patterns are str, such as "*.jpg"')
-
     def selects(self, name: str) -> bool:
         """Return whether a file is selected. A pattern can match its path within the folder, or its name."""
 
@@ -97,6 +88,19 @@ class TextOptions(Options):
     """Options of importers that read text."""
 
     encoding: str = "utf-8"
+
+
+def checked_patterns(name: str, given: Any) -> tuple[str, ...]:
+    """Check the patterns of the option `name`, and return them. None means no patterns."""
+    if isinstance(given, str):
+        raise InvalidInputError(f"{name}={given!r}, expected a list of patterns", hint=f"write {name}=[{given!r}]")
+    if given is not None and not isinstance(given, Iterable):
+        raise InvalidInputError(f"{name}={given!r}, expected a list of patterns")
+    patterns = () if given is None else tuple(given)
+    wrong = [pattern for pattern in patterns if not isinstance(pattern, str)]
+    if wrong:
+        raise InvalidInputError(f"{name}={given!r}: {wrong[0]!r} is not a pattern", hint='patterns are str, such as "*.jpg"')
+    return patterns
 
 
 @dataclasses.dataclass
