@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from penstock import _core
 
 Result = TypeVar("Result")
+_live: weakref.WeakSet[Ahead[Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stop threads while Python still runs them. Later, they no longer get the GIL, and waiting for one would never end."""
+    for ahead in list(_live):
+        ahead.stop()
 
 
 class Ahead(Generic[Result]):
@@ -23,6 +33,7 @@ class Ahead(Generic[Result]):
         self._worker: int | None = None
         self._at_work = threading.Lock()
         self._at_work.acquire()
+        _live.add(self)
         try:
             threading.Thread(target=self._run, name="penstock-scan", daemon=True).start()
         except RuntimeError:  # No thread could be started, so `result` calls `read`.

@@ -892,6 +892,26 @@ for batch in ds.scan(batch_size=100): pass
     assert told.rstrip().endswith("KeyboardInterrupt"), told
 
 
+@pytest.mark.parametrize("taken", [1, 3])
+def test_an_unfinished_scan_does_not_keep_python_from_exiting(bucket, proxy, taken):
+    """The script ends while threads read ahead, because each reply takes a while."""
+    ds = ps.create(bucket, {"x": ps.Tensor((4096,), "uint8")})
+    ds.append({"x": np.zeros((16_000, 4096), np.uint8)})
+    script = """
+import sys, penstock as ps
+batches = ps.open(sys.argv[1]).scan()
+for _ in range(int(sys.argv[2])): next(batches)
+print("read", flush=True)
+"""
+    proxy.faults("delay_ms=300")
+    try:
+        with environment(AWS_ENDPOINT_URL=proxy.endpoint):
+            ended = subprocess.run([sys.executable, "-c", script, str(bucket), str(taken)], capture_output=True, text=True, timeout=60)
+    finally:
+        proxy.faults()
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "read\n", "")
+
+
 class Losing(http.server.BaseHTTPRequestHandler):
     """Forward every request to MinIO, but close the connection instead of answering a put of a record."""
 
