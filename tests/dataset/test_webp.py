@@ -77,6 +77,32 @@ def test_every_orientation_is_applied_with_and_without_a_prefix(root, orientatio
         assert np.array_equal(ds[position]["stored"], np.asarray(photograph()))
 
 
+def with_flags(body, flags):
+    """Set the flags in the VP8X header of a WebP."""
+    assert body[12:16] == b"VP8X"
+    return body[:20] + bytes([flags]) + body[21:]
+
+
+@pytest.mark.parametrize("flags", [0x00, 0x04, 0x08, 0x0C, 0x10, 0x20, 0x3C])
+@pytest.mark.parametrize("lossless", [True, False])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_flags_that_disagree_with_the_chunks_change_nothing(root, mode, lossless, flags):
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    body = encoded(photograph(mode), lossless=lossless, exact=True, exif=exif)
+    ds = ps.create(root, {"image": ps.Image(mode="stored")})
+    ds.append({"image": [body, with_flags(body, flags)]})
+    expected, found = ds[0]["image"], ds[1]["image"]
+    assert expected.shape == (121, 90, len(mode)) and np.array_equal(expected, found)
+
+
+def test_flags_of_stripped_metadata_are_ignored(root):
+    body = encoded(photograph(), lossless=True, icc_profile=b"profile")
+    ds = ps.create(root, {"image": ps.Image()})
+    ds.append({"image": [with_flags(body, body[20] | 0x0C)]}, validate="decode")
+    assert np.array_equal(ds[0]["image"], np.asarray(photograph()))
+
+
 def test_animations_masks_and_damage_are_refused(root, tmp_path):
     frames = [photograph(), photograph().rotate(90)]
     animation = encoded(frames[0], save_all=True, append_images=frames[1:])

@@ -1,6 +1,7 @@
 //! Decodes lossy and lossless WebP images with the `image-webp` crate, at 8 bits per channel. Only still images are read, and no images
 //! are written.
 
+use std::borrow::Cow;
 use std::io::Cursor;
 
 use image_webp::WebPDecoder;
@@ -78,8 +79,34 @@ pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
     Ok(Picture { height, width, channels: header.channels, bits: 8, data })
 }
 
-fn decoder(bytes: &[u8]) -> Result<WebPDecoder<Cursor<&[u8]>>> {
-    WebPDecoder::new(Cursor::new(bytes)).map_err(failed)
+fn decoder(bytes: &[u8]) -> Result<WebPDecoder<Cursor<Cow<'_, [u8]>>>> {
+    WebPDecoder::new(Cursor::new(with_true_flags(bytes))).map_err(failed)
+}
+
+/// Make the flags in the header agree with the chunks, as Google's decoder does. Tools that strip metadata leave its flags behind, and
+/// `image-webp` would refuse the image or drop its alpha. Source: RFC 9649 section 2.7.1.
+fn with_true_flags(bytes: &[u8]) -> Cow<'_, [u8]> {
+    const FLAGS_AT: usize = 20;
+    const ANIMATION: u8 = 0x02;
+    const XMP: u8 = 0x04;
+    const EXIF: u8 = 0x08;
+    const ALPHA: u8 = 0x10;
+    let found = bytes.get(FLAGS_AT).filter(|flags| bytes[12..].starts_with(b"VP8X") && **flags & ANIMATION == 0);
+    let Some(flags) = found.copied() else { return Cow::Borrowed(bytes) };
+    let body_of = |wanted: &[u8; 4]| chunks(bytes).find(|(name, _)| *name == wanted).map(|(_, body)| body);
+    let alpha = match body_of(b"VP8L") {
+        Some(lossless) => number(lossless, 1, 4).is_some_and(|header| header >> 28 & 1 == 1),
+        None => body_of(b"ALPH").is_some(),
+    };
+    let metadata = [(XMP, body_of(b"XMP ").is_some()), (EXIF, body_of(b"EXIF").is_some())];
+    let missing = metadata.into_iter().filter(|(_, exists)| !exists).fold(0, |bits, (bit, _)| bits | bit);
+    let expected = flags & !missing & !ALPHA | if alpha { ALPHA } else { 0 };
+    if expected == flags {
+        return Cow::Borrowed(bytes);
+    }
+    let mut corrected = bytes.to_vec();
+    corrected[FLAGS_AT] = expected;
+    Cow::Owned(corrected)
 }
 
 fn failed(error: image_webp::DecodingError) -> Error {
