@@ -50,6 +50,8 @@ def test_exit_codes_and_errors(root, table, tmp_path):
         ["create", root, "x"],
         ["create", root, "x=int33"],
         ["create", root, "x=tensor:int8:axb"],
+        ["create", root, "x=tensor:int8:3x"],
+        ["create", root, "x=tensor:int8:3xx4"],
         ["log", root, "-n", 0],
     ):
         run(*wrong, code=2)

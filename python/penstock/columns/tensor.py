@@ -100,7 +100,7 @@ class Tensor(ColumnType):
         if not dtype:
             raise ValueError("a tensor needs dtype and shape, as in tensor:float32:3x?")
         try:
-            sizes = tuple(None if size == "?" else int(size) for size in shape.split("x") if size)
+            sizes = tuple(None if size == "?" else int(size) for size in shape.split("x")) if shape else ()
         except ValueError:
             raise ValueError(f"the shape is `{shape}`, expected sizes or ?, separated by x") from None
         return cls(sizes, dtype)
