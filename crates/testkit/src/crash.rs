@@ -38,6 +38,8 @@ struct State {
     left: Option<u64>,
     /// First and last operation that fail; later ones succeed again. If `true`, the first takes effect but still returns an error.
     fault: Option<(u64, u64, bool)>,
+    /// A folder whose syncs fail with this error number.
+    unsynced: Option<(PathBuf, i32)>,
     operations: u64,
 }
 
@@ -63,6 +65,11 @@ impl CrashDisk {
     /// Make the operations from `first` to `last` fail. With `done`, the first still takes effect, as if only its reply were lost.
     pub fn fail_for_a_while(&self, first: u64, last: u64, done: bool) {
         self.lock().fault = Some((first, last, done));
+    }
+
+    /// Make syncs of a folder fail with this error number.
+    pub fn fail_sync(&self, folder: &Path, errno: i32) {
+        self.lock().unsynced = Some((folder.to_owned(), errno));
     }
 
     /// Return the number of operations so far.
@@ -98,6 +105,7 @@ impl CrashDisk {
             durable_names: whole,
             left: None,
             fault: None,
+            unsynced: None,
             operations: 0,
         })))
     }
@@ -270,6 +278,9 @@ impl FileSystem for CrashDisk {
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
         let mut state = self.operate()?;
         state.folder(path)?;
+        if let Some((_, errno)) = state.unsynced.as_ref().filter(|(folder, _)| folder == path) {
+            return Err(io::Error::from_raw_os_error(*errno));
+        }
         let inside = |name: &Path| name.parent() == Some(path);
         state.durable_names.retain(|name, _| !inside(name));
         let now: Vec<(PathBuf, Entry)> =

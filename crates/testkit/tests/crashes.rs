@@ -255,6 +255,20 @@ fn a_folder_that_another_made_is_made_durable_before_a_commit_rests_on_it() -> R
 
 /// A root collects the fragments of many records into pages. The pages are as durable as the commit that names the root.
 #[test]
+fn a_folder_above_the_dataset_may_refuse_a_sync_but_not_fail_it() -> Result<()> {
+    const EACCES: i32 = 13;
+    const ENOSPC: i32 = 28;
+    let create_with = |errno: i32| {
+        let disk = CrashDisk::new();
+        disk.fail_sync(Path::new("/"), errno);
+        create(Box::new(local(&disk)?), samples::schema(), "create", "crash").map(|_| ())
+    };
+    create_with(EACCES)?;
+    assert_eq!(create_with(ENOSPC).map_err(|error| error.code()), Err("no-space"));
+    Ok(())
+}
+
+#[test]
 fn the_pages_of_a_root_outlive_a_power_loss() -> Result<()> {
     let disk = CrashDisk::new();
     let mut snapshot = Arc::new(Kind::Plain.create(&disk)?);

@@ -131,7 +131,7 @@ impl Local {
             add(&self.counters.syncs, 1);
             match self.files.sync_folder(above) {
                 // We may not be allowed to open folders above the dataset. A process that could create them could also sync them.
-                Err(error) if !above.starts_with(&self.root) && refused(&error) => {}
+                Err(error) if !above.starts_with(&self.root) && refused(&error) && !is_full(&error) => {}
                 other => other?,
             }
             synced.push(name);
@@ -197,6 +197,10 @@ pub(super) fn refused(error: &io::Error) -> bool {
         error.kind(),
         K::NotFound | K::NotADirectory | K::PermissionDenied | K::ReadOnlyFilesystem | K::StorageFull | K::QuotaExceeded | K::Unsupported
     ) || matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP | libc::EXDEV | libc::EMLINK))
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 pub(super) struct LocalWriter {

@@ -174,6 +174,7 @@ impl Storage for Local {
             Err(_) => return Ok(Created::Unknown),
         };
         // Readers see an existing name, but a power loss may still remove it: its creator may not have synced the folder yet.
+        // A retry after `Unknown` syncs again, and may trust success: after losing a folder's write, Linux file systems refuse all writes.
         match self.sync_folder(path.parent().unwrap_or(&self.root)) {
             Ok(()) => Ok(answer),
             Err(_) => Ok(Created::Unknown),
