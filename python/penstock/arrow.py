@@ -81,7 +81,7 @@ def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.Recor
     rows, cuts = _Rows(view, names), view._view.scan(names, batch_size)
     while (group := cuts.next(0)) is not None:
         batch = rows.read(*group)
-        cuts.took(len(batch), batch.nbytes)
+        cuts.took(len(batch), _own_bytes(batch))
         yield batch
         del batch  # Release this batch before the next one is read.
 
@@ -99,7 +99,7 @@ def _batches_ahead(view: View, names: list[str], batch_size: int) -> Iterator[pa
         read_ahead()
         while groups:
             group = groups.popleft().result()
-            most_rows, most_bytes = cuts.took(len(group), group.nbytes)
+            most_rows, most_bytes = cuts.took(len(group), _own_bytes(group))
             read_ahead()
             yield from _cut(group, most_rows, most_bytes)
             del group
@@ -108,12 +108,17 @@ def _batches_ahead(view: View, names: list[str], batch_size: int) -> Iterator[pa
             ahead.stop()
 
 
+def _own_bytes(batch: pa.RecordBatch) -> int:
+    """Return the bytes of a batch, without the words that all batches share."""
+    return sum(column.indices.nbytes if isinstance(column, pa.DictionaryArray) else column.nbytes for column in batch.columns)
+
+
 def _cut(group: pa.RecordBatch, most_rows: int, most_bytes: int) -> Iterator[pa.RecordBatch]:
     """Cut a group into batches of at most `most_rows` rows and `most_bytes` bytes. A single row may have more bytes."""
     row = 0
     while row < len(group):
         rows = most_rows
-        while rows > 1 and group.slice(row, rows).nbytes > most_bytes:
+        while rows > 1 and _own_bytes(group.slice(row, rows)) > most_bytes:
             rows //= 2
         yield group.slice(row, rows)
         row += rows

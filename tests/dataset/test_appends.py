@@ -5,6 +5,8 @@ import datetime
 import gc
 import io
 import os
+import pathlib
+import struct
 
 import measured
 import ml_dtypes
@@ -244,10 +246,46 @@ def test_lenient_takes_of_categories(root):
 def test_categories_of_many_words_are_looked_up_once(root):
     ds = ps.create(root, {"k": ps.Category()})
     ds.append({"k": [f"word {number}" for number in range(100_000)]})
-    ds.take([5])
+    ds.take([5, 99_999])
     before = ds.stats()
     assert [int(ds.take([position])["k"][0]) for position in (0, 99_999, 777)] == [0, 99_999, 777]
     assert ds.stats() == before, "these takes read neither words nor files again"
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("form", ["list", "arrow", "dictionary"])
+def test_a_file_ends_when_its_words_fill_the_tail(root, form):
+    words = [f"{number:020}" for number in range(200_000)]  # 4.4 MB in tails
+    given = pa.array([*words, None, *words])
+    kept = {"list": given.to_pylist(), "arrow": given, "dictionary": given.dictionary_encode()}[form]
+    text, matrix = [f"t{n}" for n in range(len(given))], np.arange(len(given) * 2).reshape(-1, 2)
+    ds = ps.create(root, {"k": ps.Category(), "text": ps.Text(), "m": ps.Tensor((2,), "int64")})
+    ds.append({"k": kept, "text": text, "m": matrix})
+    files = [path.read_bytes() for path in pathlib.Path(root, "d").iterdir()]
+    tails = [struct.unpack_from("<I", body, len(body) - 24)[0] for body in files]  # spec/format-v1.md section 6
+    assert max(tails) <= (1 << 20) + (64 << 10) and sum(tails) >= 4_400_000
+    ds = ps.open(root)
+    assert ds.vocabulary("k") == words
+    found = pa.Table.from_batches(ds.scan())
+    assert found["k"].cast(pa.string()).combine_chunks().equals(given.cast(pa.string()))
+    assert found["text"].to_pylist() == text and found["m"].to_pylist() == matrix.tolist()
+    assert ds.verify()["problems"] == []
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", ["mapped", "buffered"])
+def test_scan_batches_do_not_shrink_with_the_number_of_words(tmp_path, io):
+    ds = ps.create(tmp_path / "ds", {"k": ps.Category(), "n": "int64"})
+    words = [f"a rather long word, number {number:020}" for number in range(150_000)]  # 7 MB in memory
+    ds.append({"k": words, "n": range(len(words))})
+    before = ps.configure()
+    ps.configure(memory_bytes=16 << 20)
+    try:
+        batches = list(ps.open(tmp_path / "ds", io=io).scan(batch_size=1000))
+    finally:
+        ps.configure(memory_bytes=before["memory_bytes"])
+    assert [len(batch) for batch in batches] == [1000] * 150
+    assert [word for batch in batches for word in batch["k"].to_pylist()] == words
 
 
 def test_dates_of_every_kind(root):

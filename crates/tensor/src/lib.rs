@@ -153,6 +153,19 @@ pub trait Pull: Debug + Send + Sync {
     fn pull(&self, row: usize, slice: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 }
 
+/// The samples of a source from row `first` on.
+#[derive(Debug)]
+struct Following {
+    source: Arc<dyn Pull>,
+    first: usize,
+}
+
+impl Pull for Following {
+    fn pull(&self, row: usize, slice: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        self.source.pull(self.first + row, slice, take)
+    }
+}
+
 /// n values of different sizes in one buffer.
 #[derive(Debug, Clone, Default)]
 pub struct Ragged {
@@ -219,6 +232,29 @@ impl Column {
         self.len() == 0
     }
 
+    /// Split off the samples from `at` on, as `Vec::split_off` does.
+    pub fn split_off(&mut self, at: usize) -> Column {
+        let later = |validity: &mut Option<Vec<bool>>| validity.as_mut().map(|list| list.split_off(at));
+        match self {
+            Column::Fixed { data, validity, samples } => {
+                let cell = data.len().checked_div(*samples).unwrap_or(0);
+                let rest = std::mem::replace(samples, at) - at;
+                Column::Fixed { data: data.split_off(at * cell), validity: later(validity), samples: rest }
+            }
+            Column::Ragged(Ragged { data, ends, free, validity }) => {
+                let begin = if at == 0 { 0 } else { ends[at - 1] };
+                let counts = free.len().checked_div(ends.len()).unwrap_or(0);
+                let ends = ends.split_off(at).into_iter().map(|end| end - begin).collect();
+                let free = free.split_off(at * counts);
+                Column::Ragged(Ragged { data: data.split_off(begin as usize), ends, free, validity: later(validity) })
+            }
+            Column::Pulled(Pulled { shapes, validity, source }) => {
+                let source = Arc::new(Following { source: source.clone(), first: at });
+                Column::Pulled(Pulled { shapes: shapes.split_off(at), validity: later(validity), source })
+            }
+        }
+    }
+
     /// Return how many bytes the values of this column occupy in memory.
     pub fn value_bytes(&self) -> usize {
         match self {
@@ -250,6 +286,42 @@ mod tests {
         assert_eq!(shape.fill(&[7, 9]), vec![7, 4, 9]);
         assert_eq!(shape.free_count(), 2);
         assert!(Shape(vec![Some(1 << 40), Some(1 << 20)]).fixed_bytes(Dtype::Int8).is_err());
+    }
+
+    #[test]
+    fn columns_split_at_every_row() -> Result<()> {
+        #[derive(Debug)]
+        struct Rows;
+        impl Pull for Rows {
+            fn pull(&self, row: usize, _: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+                take(&[row as u8])
+            }
+        }
+        let values: [Option<&[u8]>; 4] = [Some(b"ab"), None, Some(b"cde"), Some(b"")];
+        for at in 0..=4 {
+            let mut ragged = Ragged::default();
+            values.iter().enumerate().for_each(|(row, value)| ragged.push(*value, &[row as u64, 7]));
+            let mut column = Column::Ragged(ragged);
+            let Column::Ragged(later) = column.split_off(at) else { panic!("a ragged column") };
+            let Column::Ragged(first) = column else { panic!("a ragged column") };
+            for (row, value) in values.iter().enumerate() {
+                let (part, place) = if row < at { (&first, row) } else { (&later, row - at) };
+                assert_eq!((part.value(place), part.is_null(place)), (value.unwrap_or(b""), value.is_none()));
+                assert_eq!(part.free[2 * place..2 * place + 2], [row as u64, 7]);
+            }
+            let mut fixed = Column::Fixed { data: (0..8).collect(), validity: Some(vec![true, false, true, true]), samples: 4 };
+            let Column::Fixed { data, validity, samples } = fixed.split_off(at) else { panic!("a fixed column") };
+            assert_eq!((data, samples, fixed.len()), ((2 * at as u8..8).collect(), 4 - at, at));
+            assert_eq!(validity.as_deref(), Some(&[true, false, true, true][at..]));
+            let mut pulled = Column::Pulled(Pulled { shapes: vec![vec![1]; 4], validity: None, source: Arc::new(Rows) });
+            let Column::Pulled(later) = pulled.split_off(at) else { panic!("a pulled column") };
+            assert_eq!((pulled.len(), later.shapes.len()), (at, 4 - at));
+            later.source.pull(0, &[], &mut |bytes| {
+                assert_eq!(bytes, [at as u8]);
+                Ok(())
+            })?;
+        }
+        Ok(())
     }
 
     #[test]

@@ -158,23 +158,30 @@ impl Transaction {
         }
     }
 
-    fn write(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
-        if let Some(writer) = self.writer.take_if(|writer| writer.wants_new_fragment(&columns, samples)) {
-            self.close_fragment(writer)?;
-        }
-        let mut writer = match self.writer.take() {
-            Some(writer) => writer,
-            None => FragmentWriter::new(self.base.context.clone(), &self.base.schema.columns)?,
-        };
-        writer.push(columns, samples)?;
-        self.samples += samples as u64;
-        match writer.is_full() {
-            true => self.close_fragment(writer),
-            false => {
-                self.writer = Some(writer);
-                Ok(())
+    /// Write samples, in several parts if their words need several dictionaries.
+    fn write(&mut self, mut columns: Vec<Option<Stored>>, mut samples: usize) -> Result<()> {
+        while samples > 0 {
+            if let Some(writer) = self.writer.take_if(|writer| writer.wants_new_fragment(&columns, samples)) {
+                self.close_fragment(writer)?;
+            }
+            let mut writer = match self.writer.take() {
+                Some(writer) => writer,
+                None => FragmentWriter::new(self.base.context.clone(), &self.base.schema.columns)?,
+            };
+            let now = writer.fitting(&columns, samples);
+            let later = match now < samples {
+                true => columns.iter_mut().map(|column| column.as_mut().map(|stored| stored.split_off(now))).collect(),
+                false => Vec::new(),
+            };
+            writer.push(std::mem::replace(&mut columns, later), now)?;
+            self.samples += now as u64;
+            samples -= now;
+            match writer.is_full() {
+                true => self.close_fragment(writer)?,
+                false => self.writer = Some(writer),
             }
         }
+        Ok(())
     }
 
     fn close_fragment(&mut self, writer: FragmentWriter) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::datafile::{ChunkBuilder, Codec, Layout, SINGLE_BYTES};
+use penstock_format::datafile::{ChunkBuilder, Codec, Layout, SINGLE_BYTES, TAIL_BYTES};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::slice::{Grid, SAMPLE_TILES, default_tile, elements, whole};
 use penstock_tensor::{Column, Dtype, Ragged, Shape};
@@ -18,6 +18,12 @@ pub struct Stored {
     pub column: Column,
     /// Category only: codes in `column` are places in this list, which only grows.
     pub words: Option<Arc<Vec<Arc<str>>>>,
+}
+
+impl Stored {
+    pub fn split_off(&mut self, at: usize) -> Stored {
+        Stored { column: self.column.split_off(at), words: self.words.clone() }
+    }
 }
 
 pub struct ColumnWriter {
@@ -153,6 +159,26 @@ impl ColumnWriter {
         Ok(())
     }
 
+    /// Return how many of these samples fit before their new words fill a tail. At least one sample fits.
+    pub fn fitting(&self, stored: &Stored) -> usize {
+        let (Column::Fixed { data, .. }, Some(words)) = (&stored.column, &stored.words) else { return stored.column.len() };
+        let mut counted = vec![false; words.len()];
+        let mut bytes = self.words_bytes;
+        for (index, code) in data.as_chunks::<4>().0.iter().enumerate() {
+            let given = u32::from_le_bytes(*code) as usize;
+            let known = self.local.get(given).is_some_and(|place| *place != u32::MAX);
+            // A null's code is 0, even if there are no words.
+            if !known && counted.get(given) == Some(&false) {
+                counted[given] = true;
+                bytes += dictionary_bytes(&words[given]);
+                if bytes >= TAIL_BYTES {
+                    return index + 1;
+                }
+            }
+        }
+        stored.column.len()
+    }
+
     /// Map codes of the transaction's words to codes of this fragment's dictionary.
     fn localise(&mut self, column: &mut Column, words: &[Arc<str>]) {
         let Column::Fixed { data, validity, .. } = column else { return };
@@ -165,7 +191,7 @@ impl ColumnWriter {
                 if place == u32::MAX {
                     place = self.words.len() as u32;
                     self.local[given] = place;
-                    self.words_bytes += words[given].len() + 2;
+                    self.words_bytes += dictionary_bytes(&words[given]);
                     self.words.push(words[given].clone());
                 }
             }
@@ -263,6 +289,11 @@ impl ColumnWriter {
     }
 }
 
+/// Return how many bytes of the tail a word takes.
+fn dictionary_bytes(word: &str) -> usize {
+    word.len() + 2
+}
+
 /// Return the sizes of the free dimensions of one value.
 pub fn free_of<'a>(ragged: &'a Ragged, shape: &Shape, row: usize) -> &'a [u64] {
     let count = shape.free_count();
@@ -282,18 +313,5 @@ fn stretched(column: Column) -> Column {
             Column::Ragged(ragged)
         }
         other => other,
-    }
-}
-
-/// Split a column into its first `rows` samples and the rest. It has no validity list, because `ColumnWriter::add` has moved it out.
-pub fn split(column: Column, rows: usize) -> (Column, Column) {
-    match column {
-        Column::Fixed { mut data, samples, .. } => {
-            let cell = data.len().checked_div(samples).unwrap_or(0);
-            let rest = data.split_off(rows * cell);
-            (Column::Fixed { data, validity: None, samples: rows }, Column::Fixed { data: rest, validity: None, samples: samples - rows })
-        }
-        // Ragged columns are always written whole.
-        ragged => (ragged, Column::Ragged(Ragged::default())),
     }
 }

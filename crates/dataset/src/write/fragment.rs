@@ -10,7 +10,7 @@ use penstock_format::record::FEATURE_TILED;
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::{Column, Dtype};
 
-use super::column::{ColumnWriter, Stored, split};
+use super::column::{ColumnWriter, Stored};
 use super::encode;
 use super::file::OpenFile;
 use super::style::Style;
@@ -83,6 +83,12 @@ impl FragmentWriter {
         after.max(before) > FLUSH_BYTES as u64
     }
 
+    /// Return how many of these samples to push before checking whether the fragment is full.
+    pub fn fitting(&self, columns: &[Option<Stored>], samples: usize) -> usize {
+        let pairs = self.columns.iter().zip(columns);
+        pairs.filter_map(|(writer, column)| column.as_ref().map(|stored| writer.fitting(stored))).min().unwrap_or(samples)
+    }
+
     /// Return whether a byte target is reached.
     pub fn is_full(&self) -> bool {
         let tail_of =
@@ -93,7 +99,7 @@ impl FragmentWriter {
 
     pub fn flush_column(&mut self, index: usize, rest: Rest) -> Result<()> {
         let column = &mut self.columns[index];
-        let Some(waiting) = column.waiting.take() else { return Ok(()) };
+        let Some(mut waiting) = column.waiting.take() else { return Ok(()) };
         if column.chunk.is_none() {
             let mean = waiting.value_bytes() as u64 / waiting.len().max(1) as u64;
             let style = match column.tiled_by_shape() {
@@ -114,7 +120,8 @@ impl FragmentWriter {
             _ if rest == Rest::Write => waiting.len(),
             rows => waiting.len() / rows as usize * rows as usize,
         };
-        let (now, later) = split(waiting, rows);
+        let later = waiting.split_off(rows);
+        let now = waiting;
         let target = &mut self.files[file];
         for block in encode::encode(&now, &style, self.columns[index].dtype, &self.columns[index].shape)? {
             let written = &mut self.columns[index].samples;
