@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock import importers, torch, transforms
+    from penstock import importers as importers
+    from penstock import torch as torch
+    from penstock import transforms as transforms
     from penstock._core import VERSION as __version__
     from penstock.columns.blob import Bytes
     from penstock.columns.boxes import Boxes
@@ -90,11 +93,8 @@ __all__ = [
     "configure",
     "create",
     "files",
-    "importers",
     "mix",
     "open",
-    "torch",
-    "transforms",
 ]
 
 # Maps each module to its public names. A name is imported on first use, so that `import penstock` and `penstock --help` start quickly.
@@ -121,14 +121,17 @@ _NAMES = {
     "penstock.view": "Column View",
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
-# Leaf modules: `ps.torch` needs PyTorch and `ps.importers` needs pyarrow.
+# Leaf modules: `ps.torch` needs PyTorch and `ps.importers` needs pyarrow, so `from penstock import *` leaves them out.
 _MODULES = ("torch", "importers", "transforms")
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use."""
     if name in _MODULES:
-        return importlib.import_module(f"penstock.{name}")
+        try:
+            return importlib.import_module(f"penstock.{name}")
+        except ModuleNotFoundError as error:
+            raise AttributeError(f"cannot import `penstock.{name}`: {error}") from error
     if name == "__version__":
         value: Any = importlib.import_module("penstock._core").VERSION
     elif name in _PLACES:
@@ -140,15 +143,20 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})
 
 
 def _load() -> None:
-    """Import everything except the leaf modules. If another thread were importing during a fork, the child would wait for that import
-    forever.
+    """Import everything except leaf modules, and wait for leaf modules that another thread is importing. A child that was forked during an
+    import would wait for it forever.
     """
-    for module in ("numpy.ma", "numpy.random", *_NAMES):
+    begun = [name for name, module in sys.modules.copy().items() if name.startswith("penstock.") and _is_being_imported(module)]
+    for module in ("numpy.ma", "numpy.random", *_NAMES, *begun):
         importlib.import_module(module)
+
+
+def _is_being_imported(module: Any) -> bool:
+    return getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
 os.register_at_fork(before=_load)

@@ -80,13 +80,28 @@ def test_read_and_commit_paths_are_short():
 
 def test_every_public_name_has_a_docstring_that_begins_with_a_sentence():
     for name in ps.__all__:
-        if name.startswith("__") or name in ("torch", "importers", "transforms"):
+        if name.startswith("__"):
             continue
         thing = getattr(ps, name)
         assert inspect.getdoc(thing), name
         for method, function in inspect.getmembers(thing, inspect.isfunction):
             if not method.startswith("_") and method in vars(thing):
                 assert inspect.getdoc(function) or thing.__mro__[1].__name__ in ("ColumnType",), f"{name}.{method}"
+
+
+def test_a_module_whose_library_is_missing_is_a_missing_attribute():
+    program = """
+import sys
+sys.modules["torch"] = None  # As if it were not installed.
+from penstock import *
+import penstock as ps
+assert Dataset is ps.Dataset and "importers" not in globals()
+assert not hasattr(ps, "torch") and hasattr(ps, "importers")
+assert {"torch", "importers", "transforms"} < set(dir(ps))
+try: ps.torch
+except AttributeError as error: assert "torch" in str(error) and isinstance(error.__cause__, ModuleNotFoundError)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_source_files_open_with_what_they_are():

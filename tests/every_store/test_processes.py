@@ -121,6 +121,37 @@ def test_fork_while_the_first_take_of_the_process_is_under_way(ds, root):
     subprocess.run([sys.executable, "-c", FORK_IN_FIRST_TAKE, str(root)], check=True, timeout=60)
 
 
+FORK_IN_IMPORT = """
+import importlib.abc, os, signal, sys, threading
+import penstock as ps
+
+entered, forking = threading.Event(), threading.Event()
+
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "penstock.importers.run":
+            entered.set()
+            forking.wait(30)
+
+sys.meta_path.insert(0, Slow())
+os.register_at_fork(before=forking.set)  # Runs before the hook of penstock, which was registered earlier.
+thread = threading.Thread(target=lambda: ps.importers)
+thread.start()
+assert entered.wait(30)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(30)
+    os._exit(0 if ps.importers.import_data else 1)
+assert os.waitpid(pid, 0)[1] == 0
+thread.join()
+"""
+
+
+@pytest.mark.local
+def test_fork_while_another_thread_imports_a_leaf_module():
+    subprocess.run([sys.executable, "-c", FORK_IN_IMPORT], check=True, timeout=60)
+
+
 def test_fork_before_and_after_the_first_read_and_write_in_the_child(ds, root):
     fresh = ps.open(root)
     in_child(lambda: check(fresh, 1))
