@@ -22,7 +22,7 @@ lint: setup ## check formatting, lints, types, layers, sizes, unused dependencie
 licences: ## check the licences of Rust dependencies
 	@tools/licences.sh
 
-wheel: setup ## the wheel that users install, in dist/ (link-time optimised; about 5 minutes)
+wheel: setup ## build the wheel that users install, in dist/ (link-time optimised; about 5 minutes)
 	@tools/wheel.sh
 
 bench: ## benchmark against the machine's limits and rivals; PHOTOS=folder of JPEGs

@@ -79,7 +79,7 @@ ROWS, ROWS_A_KEY = 500_000, 1024
 
 
 def text(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """500,000 rows (label, text of ~110 B): takes of 1,024 random rows, against RocksDB with 1,024 rows per key."""
+    """Take 1,024 random rows out of 500,000 (label, text of ~110 B), against RocksDB with 1,024 rows per key."""
     from rocksdict import Rdict
 
     rng = np.random.default_rng(0)
@@ -140,7 +140,7 @@ def text(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def calls(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Latency of takes of 1, 32 and 10,000 samples, warm."""
+    """Measure the latency of warm takes of 1, 32 and 10,000 samples."""
     rng = np.random.default_rng(0)
     ds = ps.create(folder / "d", {"image": ps.Tensor((32, 32, 3), "uint8"), "label": "int64"})
     ds.append({"image": rng.integers(0, 256, (SAMPLES, 32, 32, 3), dtype=np.uint8), "label": np.arange(SAMPLES)})
@@ -187,7 +187,7 @@ def opening(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def memory(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Peak memory of importing 2 GB at the default budget, on top of the interpreter and its libraries."""
+    """Measure the peak memory of importing 2 GB at the default budget, in addition to the interpreter and its libraries."""
     source = folder / "files"
     source.mkdir()
     body = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8).tobytes()
@@ -215,7 +215,7 @@ print(report.samples, peak() - before, time.perf_counter() - begin, ps.configure
 
 
 def larger_than_memory(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """CIFAR-shaped takes from data 4 x memory: 1 GiB of samples in a cgroup of 256 MiB. Reported without a bar."""
+    """Take CIFAR-shaped samples from data 4 x as large as memory: 1 GiB of samples in a cgroup of 256 MiB. Reported without a bar."""
     group = (
         next(
             (pathlib.Path(path) for path in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup") if pathlib.Path(path, "cgroup.procs").exists()),
@@ -267,7 +267,7 @@ print(len(order) / (time.perf_counter() - begin), io() - before)
 
 
 def codecs(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
-    """Size and speed of each block codec by kind of column. The results justify the default codec."""
+    """Measure the size and speed of each block codec for each kind of column. The results justify the default codec."""
     rng = np.random.default_rng(0)
     words = np.array([f"word{number}" for number in range(2000)])
     data: dict[str, tuple[Callable[[str], Any], Any]] = {
@@ -318,7 +318,7 @@ def _natural_tiles() -> np.ndarray[Any, Any]:
 
 
 def commits(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Small durable commits, against the syncs that the commit protocol needs: file, folder, record, folder of the log."""
+    """Compare small durable commits with the syncs that the commit protocol needs: file, folder, record, log folder."""
     ds = ps.create(folder / "d", {"x": "int64"})
     number = iter(range(10**6))
 
@@ -347,28 +347,28 @@ def commits(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
-    """Reading from object storage; see bench/remote.py."""
+    """Measure reads from object storage; see bench/remote.py."""
     import remote
 
     return remote.minio(folder, lambda: photographs(folder, photos))
 
 
 def direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Reading without the page cache; see bench/direct.py."""
+    """Measure reads without the page cache; see bench/direct.py."""
     import direct
 
     return direct.direct(folder)
 
 
 def slices(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Arrays on object storage, against h5py and Zarr; see bench/slices.py."""
+    """Read arrays on object storage, against h5py and Zarr; see bench/slices.py."""
     import slices
 
     return slices.slices(folder)
 
 
 def _rows(name: str) -> Callable[[pathlib.Path, pathlib.Path | None], Result]:
-    """Return a benchmark of millions of rows; see bench/rows.py."""
+    """Return a benchmark with millions of rows; see bench/rows.py."""
 
     def run(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
         import rows

@@ -1,4 +1,4 @@
-"""Reading without the page cache, against fio at the same size and depth on the same files, and against a buffered NumPy reader."""
+"""Benchmarks reads without the page cache, against fio with the same size, depth and files, and against a buffered NumPy reader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def device_bytes() -> int:
 
 
 def fio(folder: pathlib.Path, pattern: str, size: int, loops: int) -> float:
-    """Return the bytes per second of fio with io_uring, O_DIRECT and registered buffers, reading a dataset's data files `loops` times.
+    """Read a dataset's data files `loops` times with fio, io_uring, O_DIRECT and registered buffers. Returns bytes per second.
 
     fio runs as many jobs as we have threads. Each job reads its own files one after another. Jobs that share files, or switch files
     at every request, are up to a third slower.
@@ -58,13 +58,13 @@ def measured(work: Callable[[], int]) -> tuple[float, float, int]:
 
 
 def one_thread(reads: list[Callable[[], Any]]) -> None:
-    """Read and touch in turn in one thread, so that other threads do not disturb the measured processor seconds."""
+    """Read and touch each array in turn in one thread, so that other threads do not affect the measured processor seconds."""
     for read in reads:
         touch(read())
 
 
 def readers(reads: list[Callable[[], Any]]) -> None:
-    """Read in two threads and touch the results in order in this one. As in a loader, the consumer then does not stall the device."""
+    """Read in two threads and touch the results in order in the calling thread. As in a loader, the consumer does not stall the device."""
     waiting: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         for read in reads:
@@ -76,7 +76,7 @@ def readers(reads: list[Callable[[], Any]]) -> None:
 
 
 def direct(folder: pathlib.Path) -> dict[str, Any]:
-    """140 MB raw tensors one by one, and takes of 256 random samples of 128 KiB."""
+    """Read raw tensors of 140 MB one by one, and take 256 random samples of 128 KiB at a time."""
     if shutil.which("fio") is None:
         return {"what": "fio is missing", "lines": ["install fio to run this benchmark"], "bars": []}
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Helpers of the benchmarks: a machine card, interleaved rounds with medians, cache eviction, results as JSON."""
+"""Helpers for the benchmarks: a machine card, interleaved rounds with medians, cache eviction, and JSON results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def touch(array: Any) -> int:
     """Read every 64th byte, which loads every cache line, as a real consumer would."""
     if isinstance(array, bytes):
         array = np.frombuffer(array, np.uint8)
-    return int(np.bitwise_xor.reduce(array.reshape(-1).view(np.uint8)[::64]))  # A sum would first convert to a wider type.
+    return int(np.bitwise_xor.reduce(array.reshape(-1).view(np.uint8)[::64]))  # A sum would first convert the bytes to a wider type.
 
 
 def interleaved(

@@ -1,4 +1,4 @@
-"""Benchmarks of photographs as stored bytes: random takes (`jpeg`) and writing (`ingest`)."""
+"""Benchmarks for photographs as stored bytes: random takes (`jpeg`) and ingest (`ingest`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def photographs(folder: pathlib.Path, photos: pathlib.Path | None, count: int = 
 
 
 def jpeg(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
-    """Raw JPEG bytes: shuffled takes of 128, against a copy of the same bytes from the page cache, and Lance."""
+    """Take raw JPEG bytes in shuffled batches of 128, against copying the same bytes from the page cache, and against Lance."""
     import lance
     import pyarrow as pa
 
@@ -94,7 +94,7 @@ def jpeg(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
 
 
 def ingest(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
-    """Durable ingest of 4,000 JPEG files with validated headers and checksums, against one file of the same bytes + fsync."""
+    """Ingest 4,000 JPEG files durably, with validated headers and checksums, against one file of the same bytes + fsync."""
     files = photographs(folder, photos)
     total = sum(path.stat().st_size for path in files)
     number = iter(range(10**6))

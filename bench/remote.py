@@ -1,4 +1,4 @@
-"""Reading from MinIO on loopback, against plain signed GETs of the same ranges with the same HTTP library, bodies discarded."""
+"""Benchmarks reads from MinIO on loopback, against plain signed GETs of the same ranges with the same HTTP library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Batches = list[list[tuple[str, int, int]]]
 
 
 def plain_gets(binary: pathlib.Path, batches: Batches, at_once: int) -> float:
-    """Return the seconds of plain GETs. The first batch is sent twice: the first time is a warm-up and is not timed."""
+    """Return the seconds that plain GETs take. The first batch is sent twice, the first time as an untimed warm-up."""
     lines = [";".join(f"{key} {begin} {end}" for key, begin, end in batch) for batch in [batches[0], *batches]]
     done = subprocess.run([str(binary), BUCKET, str(at_once)], input="\n".join(lines), capture_output=True, text=True, check=True)
     seconds, received = done.stdout.split()
@@ -38,7 +38,7 @@ def plain_gets(binary: pathlib.Path, batches: Batches, at_once: int) -> float:
 
 
 def boto3_gets(endpoint: str, batches: Batches) -> float:
-    """Return the seconds of boto3 in 16 threads, bodies read and discarded."""
+    """Return the seconds that boto3 takes in 16 threads, which read and discard the bodies."""
     import boto3
     from botocore.config import Config
 
@@ -72,7 +72,7 @@ end
 
 
 def wrk_rate(folder: pathlib.Path, endpoint: str, batches: Batches) -> float | None:
-    """Return the best bytes per second of wrk over several numbers of connections. wrk neither signs nor waits for the end of a batch."""
+    """Return wrk's best bytes per second over several connection counts. wrk neither signs requests nor waits for a batch to end."""
     if shutil.which("wrk") is None:
         return None
     (folder / "wrk.lua").write_text(WRK)
@@ -91,7 +91,7 @@ def wrk_rate(folder: pathlib.Path, endpoint: str, batches: Batches) -> float | N
 
 
 def penstock_takes(ds: ps.Dataset, takes: list[Any], read: Callable[[ps.Dataset, Any], Any], scans: bool) -> float:
-    """Return the seconds of all takes, or of one scan over the same samples."""
+    """Return the seconds that all takes need, or that one scan over the same samples needs."""
     began = time.perf_counter()
     if scans:
         for batch in ds.scan(batch_size=len(takes[0])):
@@ -102,7 +102,7 @@ def penstock_takes(ds: ps.Dataset, takes: list[Any], read: Callable[[ps.Dataset,
     return time.perf_counter() - began
 
 
-# Over 6 parameters: a workload is one row of a table, with the place where it runs.
+# Over 6 parameters: a workload is one table row plus the place where it runs.
 def workload(
     folder: pathlib.Path, binary: pathlib.Path, uri: str, name: str, takes: list[Any], read: Any, columns: list[str], endpoint: str
 ) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def workload(
 
 
 def minio(folder: pathlib.Path, photos: Callable[[], list[pathlib.Path]]) -> dict[str, Any]:
-    """Takes of 128 random JPEGs, a sequential scan, and 1,000 random rows of three columns; then all of it with 20 ms added to each reply."""
+    """Take 128 random JPEGs, scan, and take 1,000 random rows of three columns; then do the same with 20 ms added to each reply."""
     binary = servers.cargo_binary("plain-gets")
     server = servers.Minio(folder)
     proxy = servers.Proxy(server.port)

@@ -1,7 +1,7 @@
 """Run one loader in a separate process: `rivals.py TASK SYSTEM FOLDER WORKERS`.
 
-For each line on stdin the process runs an epoch and prints seconds, processor seconds and samples as JSON. Each system uses its documented
-best path, and the consumer touches every 64th byte.
+For each line on stdin, the process runs an epoch and prints seconds, processor seconds and samples as JSON. Each system uses its best
+documented path, and the consumer touches every 64th byte.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def prepare(folder: pathlib.Path) -> None:
         def __getitem__(self, index: int) -> Any:
             return Image.open(paths[index]).convert("RGB"), 0
 
-    # FFCV cannot store files unchanged: it re-encodes pixels, here at the quality of the files.
+    # FFCV cannot store files unchanged: it re-encodes the pixels, here at the quality of the original files.
     writer = DatasetWriter(
         str(folder / "photos.beton"), {"image": RGBImageField(write_mode="jpg", jpeg_quality=quality), "label": IntField()}, num_workers=2
     )
@@ -207,7 +207,7 @@ def _stored(path: str) -> dict[str, Any]:
 
 
 def processor_seconds() -> float:
-    """Return the processor seconds of this process and of its workers, both ended and running."""
+    """Return the processor seconds used by this process and its workers, including workers that have ended."""
     import psutil
 
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -1,4 +1,4 @@
-"""Millions of rows: appending from Arrow, NumPy and lists, against Lance and uncompressed Parquet; importing, against DuckDB; selecting.
+"""Benchmarks with millions of rows: appends against Lance and uncompressed Parquet, imports against DuckDB, and selection.
 
 All output is synced. The rivals' files and folders are synced after writing, to match Penstock's durability.
 """
@@ -44,7 +44,7 @@ class Fresh:
 
 
 def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """2 M rows of int64, float32[16], text, a category of 100,000 words and float64; 1 M rows without vectors as lists and from Arrow."""
+    """Append 2 M rows of int64, float32[16], text, a category of 100,000 words and float64; also 1 M rows without vectors from lists."""
     import lance
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -106,7 +106,7 @@ def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def import_rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """1.6 M tweet-like rows of six columns as CSV, JSONL and Parquet, imported, against DuckDB's conversion of the same file to Parquet."""
+    """Import 1.6 M tweet-like rows of six columns from CSV, JSONL and Parquet, against DuckDB converting the same file to Parquet."""
     import duckdb
     import pyarrow as pa
     import pyarrow.csv as pc

@@ -1,4 +1,4 @@
-"""E47: random samples and slabs of arrays on object storage, against h5py and Zarr on the same MinIO: requests, bytes, seconds."""
+"""Benchmark E47: requests, bytes and seconds for random samples and slabs of arrays on MinIO, against h5py and Zarr."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
 import servers
 
 BUCKET = "bench"
-SAMPLES, LENGTH, BATCH = 10_000, 25_000, 100  # 100 KB each, 1 GB in all
+SAMPLES, LENGTH, BATCH = 10_000, 25_000, 100  # 100 KB each, 1 GB in total
 SIDE, WINDOW = 256, 64
 
 
@@ -82,7 +82,7 @@ def volume() -> np.ndarray[Any, Any]:
 
 
 def write(folder: pathlib.Path) -> None:
-    """Write the same arrays for each system: h5py and Zarr with chunks of 64³ and 32³, Penstock with default tiles and with chosen ones."""
+    """Write the same arrays for each system: h5py and Zarr with chunks of 64³ and 32³, Penstock with default and with chosen tiles."""
     import h5py
     import zarr
 
@@ -100,7 +100,7 @@ def write(folder: pathlib.Path) -> None:
         zarr.create_array(zarr_store(name), shape=values.shape, chunks=chunks, dtype="float32", compressors=None)[:] = values
 
 
-AS_ASKED: dict[str, Any] = {"default_cache_type": "none"}  # s3fs fetches only the ranges that h5py asks for, without read-ahead.
+AS_ASKED: dict[str, Any] = {"default_cache_type": "none"}  # s3fs fetches only the ranges that h5py requests, without read-ahead.
 # The name of each case, its workload, and a function that opens the array.
 CASES: dict[str, tuple[Any, Any]] = {
     "one sample, penstock": (one_sample, lambda: penstock_reads("samples")),
@@ -147,7 +147,7 @@ def slices(folder: pathlib.Path) -> dict[str, Any]:
         return f"{name}: {case['requests']:,} requests, {case['bytes'] / case['needed']:.2f} × the bytes needed, {case['seconds']:.2f} s"
 
     def ratio(name: str, what: str) -> float:
-        """Return the ratio to the best rival without read-ahead."""
+        """Return our value divided by that of the best rival without read-ahead."""
         part = name.partition(", ")[0]
         rivals = [case for other, case in results.items() if other.startswith(part) and "penstock" not in other and "ahead" not in other]
         return results[name][what] / min(case[what] for case in rivals)

@@ -1,4 +1,4 @@
-"""The complete loader, from files to batches that a consumer touches, against the machine's limit and rivals in one run."""
+"""Benchmarks the complete loader, from files to batches that a consumer touches, against the machine's limit and rivals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import servers
 Result = dict[str, Any]
 ROOT = pathlib.Path(__file__).parent.parent
 RIVALS = ROOT / ".tools" / "rivals" / "bin" / "python"
-SET_BYTES = 120e6  # The maximum size of a set of photographs, so that all turns together take only minutes.
+SET_BYTES = 120e6  # The maximum size of a set of photographs. It keeps the total run time to minutes.
 CORES = sorted(os.sched_getaffinity(0))[:2]
 
 
@@ -157,7 +157,7 @@ def photos(folder: pathlib.Path, given: pathlib.Path | None) -> Result:
 
 
 def augment(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """CIFAR-shaped samples with crop, flip and normalise, batches of 512, with one thread for each system and then with two."""
+    """Crop, flip and normalise CIFAR-shaped samples in batches of 512, with one thread per system and then with two."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8)
     labels = rng.integers(0, 10, 50_000)
@@ -187,7 +187,7 @@ def augment(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Text: shuffled epochs in batches of 1,024 random rows, as lists of str, against HDF5, Lance and LitData."""
+    """Load text in batches of 1,024 random rows, as lists of str, against HDF5, Lance and LitData."""
     import h5py
     import lance
     import pyarrow as pa
@@ -254,7 +254,7 @@ def jitter(sample: dict[str, Any], rng: Any = None) -> dict[str, Any]:
 
 
 class Samples:
-    """The same samples for a DataLoader."""
+    """A dataset of the same samples for a DataLoader."""
 
     def __init__(self, path: str) -> None:
         self.x = np.load(path, mmap_mode="r")
@@ -267,7 +267,7 @@ class Samples:
 
 
 def functions(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """The same Python function in the same number of processes: our loader, and a DataLoader with persistent workers."""
+    """Run the same Python function in equally many processes of our loader and of a DataLoader with persistent workers."""
     import torch
 
     images = np.random.default_rng(0).integers(0, 256, (6000, 96, 96, 3), dtype=np.uint8)
@@ -298,7 +298,7 @@ def functions(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def starting(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """The time from `ps.open` of 1 M samples to the first batch, and the time to plan a resume at step 10^6 of 10^9 draws."""
+    """Measure the time from `ps.open` of 1 M samples to the first batch, and the time to resume at step 10^6 of 10^9 draws."""
     ds = ps.create(folder / "million", {"x": ps.Tensor((16,), "uint8"), "label": "int64"})
     with ds.transaction() as tx:
         for begin in range(0, 1_000_000, 100_000):
@@ -338,7 +338,7 @@ def starting(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def whole_direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """140 MB raw tensors through the complete loader without the page cache, from a dataset and from NPY files in place, against fio."""
+    """Load raw tensors of 140 MB without the page cache, from a dataset and from NPY files in place, against fio."""
     import direct
 
     count, epochs = 8, 4
@@ -380,7 +380,7 @@ def whole_direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def whole_minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
-    """Raw JPEG bytes from MinIO with 20 ms added to each reply, through the complete loader, against plain GETs of the same ranges."""
+    """Load raw JPEG bytes from MinIO with 20 ms added to each reply, against plain GETs of the same ranges."""
     import remote
     from photos import photographs
 
@@ -406,7 +406,7 @@ def whole_minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
         best = min(remote.AT_ONCE, key=lambda at_once: remote.plain_gets(binary, [flat], at_once))
         rates: dict[str, list[float]] = {"penstock": [], "plain": []}
         received = 0
-        for timed in [False] + [True] * ROUNDS:  # The first, untimed epoch warms up; plain GETs have a warm-up run too.
+        for timed in [False] + [True] * ROUNDS:  # The first epoch is an untimed warm-up; plain GETs have a warm-up run too.
             fresh = ps.open(uri)
             before = fresh.stats()["received_bytes"]
             with fresh.loader(batch_size=128, shuffle=True, decode=False, last_batch="drop", memory_bytes=512 << 20) as loader:

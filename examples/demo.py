@@ -36,7 +36,7 @@ TILE = 64
 
 
 def digits() -> tuple[list[bytes], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return every digit as PNG, its label, and a 16-dimensional embedding (PCA), in a fixed shuffled order."""
+    """Return every digit as a PNG, its label, and a 16-dimensional embedding (PCA), in a fixed shuffled order."""
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     pixels = (data.images[order] * 15).astype(np.uint8)  # 0…16 → 0…240
@@ -51,7 +51,7 @@ def encoded(pixels: np.ndarray[Any, Any], format: str) -> bytes:
 
 
 def tiles() -> tuple[list[bytes], list[np.ndarray[Any, Any]]]:
-    """Cut the photographs into JPEG tiles, each with a box around those of its pixels that are among the photograph's brightest fifth."""
+    """Cut the photographs into JPEG tiles, each with a box around its pixels in the photograph's brightest fifth."""
     images, boxes = [], []
     for photo in load_sample_images().images:
         bright = np.quantile(photo.mean(2), 0.8)
@@ -66,7 +66,7 @@ def tiles() -> tuple[list[bytes], list[np.ndarray[Any, Any]]]:
 
 
 def write(root: pathlib.Path) -> tuple[ps.Dataset, dict[str, list[bytes]]]:
-    """Make the dataset in three commits. Return it and the encoded images."""
+    """Create the dataset in three commits. Return it and the encoded images."""
     pngs, labels, embedding = digits()
     jpegs, boxes = tiles()
     ds = ps.create(
@@ -132,19 +132,19 @@ class Classifier(torch.nn.Sequential):
 
 
 def digits_of(ds: ps.Dataset, name: str) -> ps.View:
-    """Return a view of the digits of one of the first two commits."""
+    """Return a view of the digits from one of the first two commits."""
     return ds.select(np.flatnonzero(ds["source"][:] == ds.vocabulary("source").index(f"digits/{name}")))
 
 
 def loader_of(ds: ps.Dataset, name: str, shuffle: bool = True) -> ps.Loader:
-    """Return a loader of batches of 64 as torch tensors, decoded and normalised in the core."""
+    """Return a loader that yields batches of 64 as torch tensors, decoded and normalised in the core."""
     transform = [T.CenterCrop(8), T.Normalize([0.5], [0.5])]
     columns = ["image", "label", "_row_id"]
     return digits_of(ds, name).loader(batch_size=64, shuffle=shuffle, seed=7, columns=columns, transform=transform, output="torch")
 
 
 def train(ds: ps.Dataset) -> float:
-    """Train on the digits of the first commit, test on those of the second, and return the accuracy."""
+    """Train on the digits from the first commit, test on those from the second, and return the accuracy."""
     torch.manual_seed(0)
     torch.set_num_threads(2)
     model = Classifier()
@@ -180,7 +180,7 @@ def train(ds: ps.Dataset) -> float:
 
 
 def go_on(root: str, state: str) -> None:
-    """Load batches, starting from a state, and print the row ids of each batch and the state after it. Runs in a separate process."""
+    """Load batches, starting from a state. Print each batch's row ids and the state after it. Runs in a separate process."""
     loader = loader_of(ps.open(root), "train")
     loader.load_state_dict(json.loads(state))
     for batch in loader.stream(1):
@@ -218,7 +218,7 @@ def show_resume(ds: ps.Dataset) -> None:
 
 
 def measure(ds: ps.View) -> None:
-    """Measure shuffled takes of 128 in images per second, decoded and as stored."""
+    """Measure shuffled takes of 128 images, decoded and as stored, in images per second."""
     for what, decode in (("decoded", True), ("as stored", False)):
         done, begin, rng = 0, time.perf_counter(), np.random.default_rng(2)
         while time.perf_counter() - begin < 1:

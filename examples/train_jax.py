@@ -1,4 +1,4 @@
-"""Train with JAX: `python examples/train_jax.py FOLDER`. Batches are JAX arrays, and the checkpoint holds the loader's state."""
+"""Train with JAX: `python examples/train_jax.py FOLDER`. Batches are JAX arrays, and the checkpoint contains the loader's state."""
 
 import json
 import pathlib

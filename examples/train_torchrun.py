@@ -1,7 +1,7 @@
 """Two processes train one model: `torchrun --nproc-per-node=2 examples/train_torchrun.py FOLDER`.
 
-If it is started without torchrun, the script runs itself under torchrun. Every rank gets its part of each global batch from the same
-order. Checkpoints do not depend on the number of ranks: the second half of this run loads the state of the first half and resumes with
+If started without torchrun, the script restarts itself under torchrun. All ranks share one order, and each gets its part of every global
+batch. Checkpoints do not depend on the number of ranks: the second half of this run loads the state of the first half and resumes with
 fewer samples per rank.
 """
 

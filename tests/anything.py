@@ -1,4 +1,4 @@
-"""A schema with every column kind and layout, random values for it, and the seeds of the model tests."""
+"""A schema with every column kind and layout, random values for it, and seeds for the model tests."""
 
 import os
 
@@ -20,7 +20,7 @@ SCHEMA = {
 
 
 def values(rng, name, kind, count):
-    """Return `count` random values for a column, some of them null, in all sizes: empty, a few bytes, several checksum units."""
+    """Return `count` random values for a column. Some are null. Sizes range from empty to several checksum units."""
     size = lambda most: int(rng.choice([0, 1, 7, most]))  # noqa: E731
 
     def floats(*shape):

@@ -13,7 +13,7 @@ import servers
 ROOT = pathlib.Path(__file__).parent.parent
 BUCKET = servers.BUCKET
 
-# All kinds of faults; about one request in seven suffers a fault.
+# Every kind of fault, affecting about one request in seven.
 FAULTS = "seed=1&lose=20&reset=20&throttle=20&toomany=10&fail=20&truncate=20&late=20&late_ms=30&stale=20"
 
 
@@ -30,7 +30,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """If --store is not local, run only tests that use `root` and are not marked `local`: all in `every_store`, and a share of the rest.
+    """If --store is not local, run only tests that use `root` and are not marked `local`: all tests in `every_store` and some others.
 
     Each test outside that folder runs on one non-local store. PENSTOCK_ROTATION, which tools/test.sh prints, selects that store.
     """
@@ -53,12 +53,12 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def minio(tmp_path_factory):
-    """Yield a real MinIO server with a bucket. The standard variables point to it."""
+    """Yield a real MinIO server with a bucket. The standard environment variables point to it."""
     yield from running(servers.Minio(tmp_path_factory.mktemp("minio")))
 
 
 def running(server):
-    """Point the environment at a server and yield the server. Stop it when the session ends."""
+    """Set the environment variables that point to a server, and yield it. Stop it when the session ends."""
     with environment(**server.environment):
         yield server
     server.stop()
@@ -91,7 +91,7 @@ def environment(**variables):
 
 
 def spent(ds, work):
-    """Run `work`, and return the change of each counter. Counters that did not change are omitted."""
+    """Run `work`, and return the change in each counter. Unchanged counters are omitted."""
     before = ds.stats()
     work()
     return {name: value - before[name] for name, value in ds.stats().items() if value != before[name]}

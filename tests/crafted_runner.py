@@ -23,7 +23,7 @@ WIDTHS = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i64": 8}
 
 
 class Traced(spec_reader.Cursor):
-    """A cursor that records the positions of integers: (offset, bytes, "varint" or a width)."""
+    """A cursor that records each integer it reads as (offset, length in bytes, form), for example `(40, 4, "u32")`."""
 
     spans: list[tuple[int, int, str]] = []
     base = 0
@@ -38,7 +38,7 @@ class Traced(spec_reader.Cursor):
     def varint(self):
         at, kept = self.at, len(self.spans)
         found = super().varint()
-        del self.spans[kept:]  # Do not record the single bytes of a varint as integers.
+        del self.spans[kept:]  # Do not record the individual bytes of a varint as integers.
         self.spans.append((self.base + at, self.at - at, "varint"))
         return found
 
@@ -78,7 +78,7 @@ class Objects:
         self.bodies = {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
     def spans(self, name: str, form: str) -> list[tuple[int, int, str]]:
-        """Return the positions of the integers in an object, or in the tail of a data file."""
+        """Return the positions of all integers in an object. In a data file, only the tail counts."""
         body, Traced.spans = self.bodies[name], []
         if form == "hint":
             return [(4, 8, "u64")]
@@ -160,7 +160,7 @@ def flat(value: object) -> bytes:
 
 
 def attempt(place: pathlib.Path, bodies: dict[str, bytes], original: dict[str, bytes], expected: list[bytes]) -> str:
-    """Read the changed dataset in a child process, and return the outcome. Its first word names the kind."""
+    """Read the changed dataset in a child process, and return the outcome. The first word names the kind of outcome."""
     changed = [name for name in bodies if bodies[name] != original[name]]
     for name in changed:
         (place / name).write_bytes(bodies[name])

@@ -1,7 +1,7 @@
-"""Kill one job on a dataset with kill -9 before each of its file calls, or make the call fail, and check what remains.
+"""Run a job on a dataset, kill it before each file call or make that call fail, and check what remains.
 
-test_faults.py runs this file with the shim preloaded. Each attempt runs in a forked child that works on a copy of the same initial state;
-its exit status is the outcome. Prints one JSON object: calls, tries, and wrong outcomes.
+test_faults.py runs this file with the shim preloaded. Each attempt runs in a forked child that works on a copy of the same initial state.
+The exit status is the outcome. The script prints one JSON object with the number of calls, the number of tries and the wrong outcomes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def values(schema) -> dict[str, object]:
 
 
 class Job:
-    """A job to test: `prepare` makes the initial state, `run` does the job, `held` counts what exists afterwards (rows or pins)."""
+    """A job to test: `prepare` creates the initial state, `run` does the job, and `held` counts the resulting rows, pins or datasets."""
 
     def __init__(self, columns: int = 0, commits: int = 1) -> None:
         self.schema = {"n": "int64", "word": ps.Category(), "text": ps.Text(), **wide(columns)}
@@ -86,7 +86,7 @@ class Create(Job):
 
 
 class Import(Create):
-    """An import into a new dataset. After a kill the dataset may exist and be empty; another import then appends to it."""
+    """An import into a new dataset. After a kill, an empty dataset may remain. Another import then appends to it."""
 
     def run(self, place: pathlib.Path, ds) -> None:
         import_data([{"n": index, "text": "x"} for index in range(ROWS)], place / "deeper")
@@ -124,7 +124,7 @@ JOBS = {
 
 
 def attempt(job: Job, place: pathlib.Path, first: int, error: int, last: int) -> int:
-    """Run the job in a child whose file calls `first` to `last` fail. Return its exit status, or the negated signal number."""
+    """Run the job in a child, and make its file calls `first` to `last` fail. Return its exit status, or the negated signal number."""
     child = os.fork()
     if child == 0:
         status = FOREIGN

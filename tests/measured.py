@@ -1,4 +1,4 @@
-"""Measures anonymous memory by the kernel's count. Programs run in a fresh process, so that other tests have no effect."""
+"""Measure memory as counted by the kernel. Programs run in fresh processes, so other tests do not affect the results."""
 
 import os
 import pathlib
@@ -8,19 +8,19 @@ import threading
 
 
 def anonymous():
-    """Return the resident bytes of this process that are not pages of files."""
+    """Return the size of this process's anonymous resident memory in bytes."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon:"))
 
 
 def peak():
-    """Return the peak resident bytes of this process so far."""
+    """Return this process's peak resident memory so far, in bytes."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM:"))
 
 
 class Grown:
-    """Context manager that measures how far anonymous memory grows, as `peak` bytes. A thread samples it every millisecond."""
+    """A context manager that measures the peak growth of anonymous memory in bytes. A thread samples the memory every millisecond."""
 
     def __enter__(self):
         self.peak, self.before, self._over = 0, anonymous(), threading.Event()
@@ -38,7 +38,7 @@ class Grown:
 
 
 def run(program, *arguments, **variables):
-    """Run a program, which can import this module, with these environment variables added, and return its output."""
+    """Run a program with extra environment variables, and return its output. The program can import this module."""
     paths = [str(pathlib.Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
     command = [sys.executable, "-c", program, *map(str, arguments)]
@@ -46,7 +46,7 @@ def run(program, *arguments, **variables):
 
 
 def peak_growth(program, *arguments):
-    """Run a program under a memory budget of 64 MiB, and return the number that it prints. Its first argument is a new dataset's path."""
+    """Run a program under a memory budget of 64 MiB, and return the number it prints. The first argument is a path for a new dataset."""
     head = """
 import sys, numpy as np, penstock as ps
 from measured import peak
@@ -54,5 +54,5 @@ from penstock import importers, arrow
 ps.configure(memory_bytes=64 << 20, threads=2)
 tiny = ps.create(sys.argv[1] + "-warm", {"x": "int8"}); tiny.append({"x": [1]}); tiny[0]
 """
-    # Arrow's default allocator takes another 32 MiB, but only in some runs.
+    # In some runs, Arrow's default allocator takes another 32 MiB.
     return int(run(head + program, *arguments, ARROW_DEFAULT_MEMORY_POOL="jemalloc"))

@@ -1,4 +1,4 @@
-"""Servers that tests start on loopback: MinIO, the testkit's faulty proxy, Versity's gateway, Azurite. They are stopped by process id."""
+"""Servers that tests start on loopback: MinIO, the testkit's faulty proxy, Versity's gateway and Azurite."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 def cargo_binary(name: str) -> pathlib.Path:
-    """Return the path of a testkit binary. Build it first, unless PENSTOCK_BUILT says that tools/test.sh has built all of them."""
+    """Return the path of a testkit binary. Build it first, unless PENSTOCK_BUILT is set because tools/test.sh has built all of them."""
     if "PENSTOCK_BUILT" not in os.environ:
         command = ["cargo", "build", "--release", "--quiet", "--locked", "-p", "penstock-testkit", "--bin", name]
         subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target")})
@@ -38,7 +38,7 @@ def cargo_binary(name: str) -> pathlib.Path:
 
 
 class Server:
-    """A server with its own folder and port, stopped by its process id."""
+    """A server with its own folder and port. `stop` ends only the process that this object started."""
 
     # Environment variables that let clients open datasets on this server without storage options.
     environment: dict[str, str]
@@ -92,7 +92,7 @@ def tool(name: str) -> str:
 
 
 class S3Server(Server):
-    """A server that speaks S3; tests access its objects with boto3."""
+    """A server with an S3 API. Tests access its objects with boto3."""
 
     root = f"s3://{BUCKET}"
 
@@ -151,7 +151,7 @@ class Minio(S3Server):
 
 
 class VersityGateway(S3Server):
-    """Versity's S3 gateway over a folder."""
+    """Versity's S3 gateway, which stores objects in a folder."""
 
     def command(self) -> tuple[list[str], dict[str, str]]:
         (self.folder / "data").mkdir()
@@ -160,7 +160,7 @@ class VersityGateway(S3Server):
 
 
 class Azurite(Server):
-    """Microsoft's emulator of Azure blob storage; tests access its objects with Microsoft's client."""
+    """Microsoft's emulator of Azure Blob Storage. Tests access its objects with Microsoft's client."""
 
     root = f"az://{BUCKET}"
     # Public credentials: https://learn.microsoft.com/azure/storage/common/storage-use-azurite
@@ -201,7 +201,7 @@ class Azurite(Server):
 
 
 class BucketPath(str):
-    """A URI in a bucket with the few methods of `pathlib.Path` that tests use on datasets."""
+    """A URI in a bucket, with the `pathlib.Path` methods that tests use on datasets."""
 
     server: Any
 
@@ -259,7 +259,7 @@ class BucketPath(str):
 
 
 def left_empty(place: pathlib.Path | BucketPath) -> bool:
-    """Return whether a failed import left nothing on disk. In a bucket, where nothing can be renamed, an empty dataset may remain."""
+    """Return whether a failed import left nothing behind. In a bucket, where objects cannot be renamed, an empty dataset may remain."""
     import penstock as ps
 
     return not place.exists() or (isinstance(place, BucketPath) and len(ps.open(place)) == 0)

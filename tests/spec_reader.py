@@ -1,4 +1,4 @@
-"""An independent reader of Penstock datasets, written only from spec/format-v1.md. It is strict and simple, not fast."""
+"""An independent reader of Penstock datasets, based only on spec/format-v1.md. It is strict and simple, not fast."""
 
 import itertools
 import json
@@ -14,9 +14,9 @@ from google_crc32c import value as crc32c
 UNIT, PROVISIONAL, TILED_FEATURE, FIXED, PACKED, SINGLE, TILED = 65_536, 1 << 63, 1, 0, 1, 2, 3
 DTYPES = ["bytes", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"]
 DTYPES += ["float32", "float64", "complex64", "complex128", "timestamp"]
-NUMPY = {"bytes": "u1", "bfloat16": "u2", "timestamp": "M8[us]"}  # dtypes whose NumPy name differs
+NUMPY = {"bytes": "u1", "bfloat16": "u2", "timestamp": "M8[us]"}  # dtypes whose NumPy names differ
 CHOICES = {"zero": 1, "flag": 2, "delta_kind": 3, "change_kind": 5, "record_kind": 7, "dtype": 17, "layout": 4, "codec": 3}
-FORMS = {  # the layouts of the spec, field by field; `*` is a list; `zero` is a byte that must be 0 for this reader
+FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` marks a byte that must be 0 for this reader
     "object": "id:id length:varint crc:u32",
     "run": "first:u64 count:varint",
     "file": "kind:zero id:id length:varint tail_length:varint tail_crc:u32 columns:varint*",
@@ -44,7 +44,7 @@ def need(condition, what):
 
 
 class Cursor:
-    """Reads values one after another, and never reads past the end."""
+    """Reads values in sequence, and never past the end."""
 
     def __init__(self, data, name):
         self.data, self.at, self.name = data, 0, name
@@ -99,7 +99,7 @@ class Cursor:
 
 
 def envelope(data, magic, form, name, word=None):
-    """Check magic, version, zeros, crc, and the parent's reference if given; parse the body as the form and return it."""
+    """Check the magic, version, zeros, crc and any reference from the parent. Parse the body as the form, and return it."""
     crc, cursor = int.from_bytes(data[-4:], "little"), Cursor(data[8:-4], name)
     need(data[:8] == magic + b"\1\0\0\0" and crc == crc32c(data[:-4]), f"{name}: header or checksum")
     need(word is None or (word.length, word.crc) == (len(data), crc), f"{name}: length or crc differs from what its parent says")
@@ -152,7 +152,7 @@ def fragment(f):
 
 
 def schema(value):
-    """Section 8: check a schema, and add the dtype and shape of its chunks to every column as `stored`."""
+    """Section 8: check a schema, and add to each column, as `stored`, the dtype and shape of its chunks."""
     columns = value["columns"]
     need(len({c["id"] for c in columns}) == len({c["name"] for c in columns}) == len(columns), "schema: a column twice")
     need(all(1 <= column["id"] < value["next_column"] for column in columns), "schema: a column id out of range")
@@ -207,7 +207,7 @@ class Chunk:
         self.valid, self.dictionary = bits[:samples], c.read("string*") if c.read("flag") else []
 
     def block(self, data, index):
-        """Check the checksum units of a block, and return the decoded block."""
+        """Verify a block's checksum units, and return the decoded block."""
         stored = data[self.offset[index] : self.offset[index] + self.stored[index]]
         for unit, crc in enumerate(self.crc[self.first_unit[index] : self.first_unit[index + 1]]):
             need(crc32c(stored[unit * UNIT :][:UNIT]) == crc, f"{self.name}, block {index}: checksum of unit {unit}")
@@ -221,7 +221,7 @@ class Chunk:
         return raw
 
     def value(self, raw, shape):
-        """Return the bytes, or an array of the shape if the dtype is not bytes."""
+        """Return the bytes unchanged if the dtype is `bytes`, else an array with the given shape."""
         if self.dtype == "bytes":
             return raw
         need(len(raw) == math.prod(shape) * self.item.itemsize, f"{self.name}: {len(raw)} bytes for the shape {shape}")
@@ -229,7 +229,7 @@ class Chunk:
         return np.frombuffer(raw, self.item).reshape(shape)
 
     def values(self, data):
-        """Return all samples from the bytes of the data file, None for null."""
+        """Decode all samples from the bytes of the data file. Nulls become None."""
         blocks = [self.block(data, index) for index in range(self.blocks)]
         if self.layout == TILED:
             return [self.tiled(blocks, row) for row in range(self.samples)]
@@ -289,7 +289,7 @@ def tail(c, samples):
 
 
 def data_file(data, file, samples):
-    """Section 6: check a data file except its blocks, and return its chunks by column."""
+    """Section 6: check everything in a data file except the blocks, and return its chunks by column."""
     name, end, at = f"data file {file.id}", len(data) - 32 - file.tail_length, 24
     need(len(data) == file.length and end >= at, f"{name}: {len(data)} bytes, not {file.length}")
     footer = struct.pack("<QIIQHH4s", end, file.tail_length, file.tail_crc, len(data), 1, 0, b"PNSD")
@@ -307,7 +307,7 @@ def data_file(data, file, samples):
 
 
 class Dataset:
-    """A dataset in a local folder, at its newest snapshot or the given one. Everything that is read is checked."""
+    """A dataset in a local folder, at its newest snapshot or a given one. All data read is checked."""
 
     def __init__(self, path, snapshot=None):
         self.path, (branch, number, _) = Path(path), (snapshot or "0--").split("-")
@@ -339,7 +339,7 @@ class Dataset:
         return [id for part in self.fragments for run in part.runs for id in range(run.first, run.first + run.count)]
 
     def commits(self):
-        """Return the commits up to this snapshot, newest first; each must match the reference in its child."""
+        """Return the commits up to this snapshot, newest first. Each must match the reference in its child."""
         records = [self.record]
         for child in records:
             for word in child.parents:
@@ -350,7 +350,7 @@ class Dataset:
         return [{"number": r.number, "time": r.time} | vars(t) for r in records for t in reversed(r.transactions)]
 
     def column(self, name):
-        """Return all samples of a column. A sample is None, bytes, the word of a category, or an array of the sample's shape."""
+        """Return all samples of a column. Each is None, bytes, a category's word, or an array with the sample's shape."""
         column = {column["name"]: column for column in self.schema["columns"]}[name]
         result, known = [], set(self.words.get(column["id"], ()))
         for part in self.fragments:
@@ -370,7 +370,7 @@ class Dataset:
         return result
 
     def names(self):
-        """Section 9: return a dict from (kind, name) to the branch, number and uuid of a snapshot."""
+        """Section 9: return a dict that maps (kind, name) to the branch, number and uuid of a snapshot."""
         result = {}
         for number in range(self._newest("refs") + 1 if self._get(self._place("refs", 0), must=False) else 0):
             names = envelope(self._get(self._place("refs", number)), b"PNSN", "names", f"names {number}")

@@ -1,4 +1,4 @@
-"""Waits for what another process or thread does. Tests sleep only here, or with a comment that says why."""
+"""Wait for other processes and threads. Tests sleep only here, or with a comment that gives the reason."""
 
 import subprocess
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
-    """Return once the condition holds. If it does not hold in time, raise a TimeoutError that says what did not happen."""
+    """Return once the condition holds. If it does not hold in time, raise a TimeoutError that names the expected event."""
     last = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > last:
@@ -15,7 +15,7 @@ def until(condition: Callable[[], object], what: str, seconds: float = 60) -> No
 
 
 def lines(process: subprocess.Popen[str], count: int) -> list[str]:
-    """Return the next lines that a process prints. The process waits for an answer after each, so it is never further than that."""
+    """Return the next `count` lines that a process prints. It waits for a reply after each line, so it cannot run ahead of the test."""
     found = []
     for _ in range(count):
         found.append(process.stdout.readline())

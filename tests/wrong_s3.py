@@ -1,8 +1,8 @@
 """A small S3 server that misbehaves on purpose, as each test chooses.
 
 It can ignore `If-None-Match`, check and then write without a lock, list names out of order, return damaged or truncated bytes, or refuse
-requests. Objects are kept in memory. It supports only the requests that datasets make: put, multipart put, get, ranged get, head, delete
-and list.
+requests. Objects are kept in memory. The server supports only the requests that Penstock makes: put, multipart put, get, ranged get,
+head, delete and list.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from xml.sax.saxutils import escape
 
-# How the server handles a create-only put, and in what order it lists names.
+# How the server handles create-only puts, and the order in which it lists names.
 SAFE, IGNORED, UNSAFE = "safe", "ignored", "unsafe"
 ORDERED, SHUFFLED, REVERSED = "ordered", "shuffled", "reversed"
-# How a ranged reply is cut: half of the range; half of it on a connection that then breaks; half of it in valid chunks; or the whole range
-# with a much larger Content-Length.
+# How a ranged reply is wrong. HALF, BROKEN and CHUNKED return half of the range: with a matching header, on a connection that then breaks,
+# or in valid chunks. LONGER returns the whole range with a much larger Content-Length.
 HALF, BROKEN, CHUNKED, LONGER = "half", "broken", "chunked", "longer"
 
 
@@ -30,20 +30,20 @@ class State:
         self.objects: dict[str, bytes] = {}
         self.lock = threading.Lock()
         self.overwritten: list[str] = []
-        # How many ranges of data files to return with a flipped bit, to shorten, and to return intact before the first flip.
+        # The number of data-file ranges to return with a flipped bit, to shorten, and to return intact before the first flip.
         self.spoil = self.shorten = self.good_before_spoil = 0
-        # The number of whole objects returned so far, and the number of the one to return with a flipped bit.
+        # The number of whole objects returned so far, and which one, counted from 1, to return with a flipped bit.
         self.whole, self.spoilt_whole = 0, 0
         self.delay_seconds = 0.0  # The delay before each ranged reply.
         self.ranged = 0  # The number of ranges requested so far.
         self.how = HALF
-        # Called with the name before a create-only put. Returns a (status, code) to reply with instead, or None. Puts made during the call
-        # skip it.
+        # Called with the name before a create-only put. Returns a (status, code) to reply with instead, or None. It is not called for
+        # puts that arrive during the call.
         self.on_create: Callable[[str], tuple[int, str] | None] | None = None
         # Multipart uploads that are neither completed nor aborted, and whether the server refuses to complete uploads.
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.refuse_complete = False
-        # If a name contains this text, its create-only puts and completions are carried out but get no reply.
+        # Create-only puts and completions of names that contain this text succeed but get no reply.
         self.unanswered: str | None = None
 
 

@@ -1,7 +1,7 @@
-"""Check which parts depend on which: crates by the layer table of ARCHITECTURE.md, files and folders by their imports.
+"""Check the dependencies between crates (against the layer table in ARCHITECTURE.md), and between files and folders (by imports).
 
-A crate depends only on crates of a lower level. Folders of a crate or of `python/penstock` form no cycle, nor do files of
-different folders. Files of one folder may, if one of them says why in a line `Cycle with <file>: <reason>`.
+A crate depends only on crates at lower levels. Folders in a crate or in `python/penstock` must not form a cycle, and neither must
+files in different folders. Files in one folder may form one if a line in one of them explains it: `Cycle with <file>: <reason>`.
 """
 
 import ast
@@ -38,7 +38,7 @@ def check_levels() -> list[str]:
 
 
 def rust_edges(source: pathlib.Path) -> Edges:
-    """Return which files of a crate use which others. `pub use` only re-exports names, so it is not counted."""
+    """Return the other files that each file of a crate uses. `pub use` only re-exports names, so it is not counted."""
     files = {
         module_of(path, source): path
         for path in source.rglob("*.rs")
@@ -70,14 +70,14 @@ def module_of(path: pathlib.Path, source: pathlib.Path) -> tuple[str, ...]:
 
 
 def code_of(text: str) -> str:
-    """Leave out tests, comments and literals."""
+    """Return the source code without tests, comments and literals."""
     text = re.split(r"#\[cfg\(test\)\]\s*(?:#\[path[^\n]*\]\s*)?mod ", text)[0]
     text = re.sub(r'r#".*?"#|"(?:\\.|[^"\\])*"', '""', text, flags=re.S)
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
 
 
 def spread(statement: str) -> Iterable[list[str]]:
-    """Paths of a use tree: `a::{b, c::d}` gives a::b and a::c::d."""
+    """Yield the paths of a use tree: `a::{b, c::d}` yields a::b and a::c::d."""
     statement = re.sub(r"\s+", " ", statement).strip()
     head, brace, rest = statement.partition("{")
     if not brace:
@@ -94,7 +94,7 @@ def spread(statement: str) -> Iterable[list[str]]:
 
 
 def resolve(path: list[str], module: tuple[str, ...], files: dict, passed_on: dict) -> tuple[str, ...] | None:
-    """Find the module that a path leads to, through re-exported names."""
+    """Find the module that a path refers to, following re-exported names."""
     at: tuple[str, ...] = module
     rest = list(path)
     if rest and rest[0] == "crate":
@@ -111,7 +111,7 @@ def resolve(path: list[str], module: tuple[str, ...], files: dict, passed_on: di
 
 
 def python_edges() -> Edges:
-    """Return which modules of the package import which others when they are imported. An import inside a function is not counted."""
+    """Return the modules that each module of the package imports when it is loaded. Imports inside functions are not counted."""
     edges: Edges = {path: set() for path in PACKAGE.rglob("*.py")}
     for path in edges:
         for node in statements(ast.parse(path.read_text())):
@@ -126,7 +126,7 @@ def python_edges() -> Edges:
 
 
 def statements(tree: ast.Module) -> Iterable[ast.stmt]:
-    """Statements that run on import, except those for type checkers only."""
+    """Yield the statements that run on import, except those that are only for type checkers."""
     for node in tree.body:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
@@ -142,7 +142,7 @@ def python_file(name: str) -> pathlib.Path | None:
 def check_circles(what: pathlib.Path, edges: Edges) -> list[str]:
     problems = []
     top = {path for path in edges if path.parent == what}
-    # Each file of the top folder is a separate room; other files share the room of their folder.
+    # Each file in the top folder is a separate room; the other files share their folder's room.
     room = {path: path if path in top else path.parent for path in edges}
     folders: Edges = {place: set() for place in room.values()}
     for path, targets in edges.items():
@@ -164,7 +164,7 @@ def is_explained(cycle: list[pathlib.Path]) -> bool:
 
 
 def cycles(edges: Edges) -> list[list[pathlib.Path]]:
-    """Strongly connected sets of more than one place (Tarjan 1972)."""
+    """Return the strongly connected components with more than one node (Tarjan 1972)."""
     index, low, stack, found = {}, {}, [], []
 
     def visit(place: pathlib.Path) -> None:
@@ -194,7 +194,7 @@ def main() -> int:
     for source in sources:
         problems += check_circles(source, rust_edges(source))
     problems += check_circles(PACKAGE, python_edges())
-    print("\n".join(problems) or f"{len(sources)} crates and the package keep their layers")
+    print("\n".join(problems) or f"{len(sources)} crates and the package respect their layers")
     return bool(problems)
 
 

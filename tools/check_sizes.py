@@ -1,6 +1,6 @@
 """Check how much a reader must keep in mind at once: lines per file and per function, parameters, files per folder. Tests are not counted.
 
-Code that exceeds a limit says why in a line: `Over 450 lines: <reason>` anywhere in the file; `Over 80 lines: <reason>` or
+Code that exceeds a limit must explain why in a line: `Over 450 lines: <reason>` anywhere in the file; `Over 80 lines: <reason>` or
 `Over 6 parameters: <reason>` right above the function. `--table` prints the figures of each crate and of the package.
 """
 
@@ -28,7 +28,7 @@ def without_tests(text: str) -> str:
 
 
 def rust_functions(text: str) -> Iterator[tuple[str, int, int, int, str]]:
-    """Yield (name, first line, lines, parameters, lines above) of each function. Relies on the layout that rustfmt produces."""
+    """Yield (name, first line, lines, parameters, lines above) for each function. This relies on rustfmt's layout."""
     lines = without_tests(text).splitlines()
     for first, line in enumerate(lines):
         found = re.match(r"(\s*)(?:pub(?:\([^)]*\))? )?(?:const )?(?:async )?(?:unsafe )?(?:extern \"C\" )?fn (\w+)", line)
@@ -100,7 +100,7 @@ def main() -> int:
             problems.append(f"{folder.relative_to(ROOT).as_posix()}: {count} files, at most {FOLDER_FILES}")
     if "--table" in sys.argv:
         table(lines_of, longest, folders)
-    print("\n".join(problems) or f"{len(lines_of)} files keep their sizes")
+    print("\n".join(problems) or f"{len(lines_of)} files are within the size limits")
     return bool(problems)
 
 

@@ -1,6 +1,7 @@
-"""Check the English of comments, docstrings and documents: sentences of at most 25 words, and none of the phrases below.
+"""Check that sentences in comments, docstrings and documents have at most 25 words and contain none of the phrases below.
 
-A sentence ends at a full stop, colon or semicolon. Text in brackets and in code type counts as one word. Code blocks are not checked.
+A sentence ends at a full stop, colon or semicolon. Text in code type counts as one word. Text in brackets does not count, and code
+blocks are not checked.
 """
 
 import ast
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parent.parent
 WORDS = 25
-# What a native speaker would not write here, and what to write instead.
+# Phrases that a native speaker would not write here, and their replacements.
 PHRASES = {
     r"\b(is|are) no (?!longer|more|slower|faster)\w+": "is not a …, or None if … is not …",
     r"\b(tells?|told)\b": "reports, returns",
@@ -36,7 +37,7 @@ Text = tuple[pathlib.Path, int, str]
 
 
 def rust_texts(path: pathlib.Path) -> Iterator[Text]:
-    """Yield the paragraphs of comments, each with the number of its first line."""
+    """Yield the paragraphs of comments, each with its first line number."""
     held: list[str] = []
     code = False
     for number, line in enumerate([*path.read_text().splitlines(), ""], 1):
@@ -76,7 +77,7 @@ def python_texts(path: pathlib.Path) -> Iterator[Text]:
 
 
 def document_texts(path: pathlib.Path) -> Iterator[Text]:
-    """Yield paragraphs, items of lists and cells of tables."""
+    """Yield paragraphs, list items and table cells."""
     held: list[str] = []
     code = False
     for number, line in enumerate([*path.read_text().splitlines(), ""], 1):

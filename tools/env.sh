@@ -1,5 +1,5 @@
-# Sourced by the other scripts: puts cargo on the PATH and sets one target folder.
-# PENSTOCK_BUILD_CACHE, a folder, keeps compiled dependencies and test servers from one checkout to the next.
+# Sourced by the other scripts: puts cargo on the PATH and sets the target folder.
+# If PENSTOCK_BUILD_CACHE names a folder, compiled dependencies and test servers are kept there and shared by all checkouts.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if ! command -v cargo >/dev/null && [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo" ]; then
   export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
@@ -10,8 +10,8 @@ if [ -n "${PENSTOCK_BUILD_CACHE:-}" ]; then
     mkdir -p "$PENSTOCK_BUILD_CACHE/$folder"
     [ -e "$folder" ] || ln -s "$PENSTOCK_BUILD_CACHE/$folder" "$folder"
   done
-  # Always the same path: build scripts write absolute paths into their output.
+  # The path must always be the same, because build scripts write absolute paths into their output.
   [ -L target ] && CARGO_TARGET_DIR="$PENSTOCK_BUILD_CACHE/target"
 fi
-# Tests start hundreds of interpreters. Without kept bytecode, each compiles what it imports, which takes a third of the time of a test run.
+# Tests start hundreds of interpreters. Without cached bytecode, each one compiles its imports, which takes a third of a test run.
 unset PYTHONDONTWRITEBYTECODE

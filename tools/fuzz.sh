@@ -12,6 +12,5 @@ export PATH="$PWD/.tools/bin:$PATH"
 for target in $(cd fuzz && ls fuzz_targets | sed 's/\.rs$//'); do
   echo "== $target"
   mkdir -p "fuzz/corpus/$target"
-  cp -n spec/golden/fuzz-seeds/"$target"/* "fuzz/corpus/$target/" 2>/dev/null || true
   cargo +nightly fuzz run "$target" -- -max_total_time="${1:-60}" -max_len=65536 -rss_limit_mb=2048 -print_final_stats=1 2>&1 | tail -n 6
 done

@@ -1,6 +1,6 @@
 """Plant errors in the code, one at a time, and count how many the tests catch.
 
-    .venv/bin/python tools/mutants.py --sample 40 --seed 1       # sampled from all mutants of cargo-mutants and cosmic-ray
+    .venv/bin/python tools/mutants.py --sample 40 --seed 1       # sampled from all cargo-mutants and cosmic-ray mutants
     .venv/bin/python tools/mutants.py --patches folder           # your own errors, one patch file per error
 
 The script works in a clone under target/: the working tree is not touched, and uncommitted changes are not tested. It prints the score and
@@ -38,7 +38,7 @@ STEP_SECONDS = 900
 
 
 def tests_of(path: str) -> list[list[str]]:
-    """Return the test commands that may catch an error in a file, the quickest first."""
+    """Return the test commands that may catch an error in a file, quickest first."""
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not soak and not data"]
     of = lambda *names: [*pytest, *(str(path) for name in names for path in pathlib.Path("tests").glob(f"*/test_{name}.py"))]  # noqa: E731
     if path.startswith("python/penstock/importers/"):
@@ -83,7 +83,7 @@ def of_rust() -> Iterator[tuple[str, str, str]]:
         ["cargo", "mutants", "--list", "--json", "--diff", *chosen], cwd=TREE, check=True, capture_output=True, text=True
     )
     for mutant in json.loads(listed.stdout):
-        hunks = mutant["diff"].split("\n", 2)[2]  # The second line holds the mutation's description, not a path.
+        hunks = mutant["diff"].split("\n", 2)[2]  # The second line is the mutation's description, not a path.
         yield mutant["name"], mutant["file"], f"--- a/{mutant['file']}\n+++ b/{mutant['file']}\n{hunks}"
 
 

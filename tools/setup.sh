@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make .venv with the package, built in release mode, and its dev extra. Idempotent, and quick if nothing changed.
-# Usage: tools/setup.sh [bench]   bench also installs the packages the benchmarks need.
+# Create .venv with the package, built in release mode, and its dev extra. Idempotent, and quick if nothing has changed.
+# Usage: tools/setup.sh [bench]   bench also installs the packages that the benchmarks need.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 
@@ -35,7 +35,7 @@ fi
 
 [ -x .venv/bin/python ] || { echo "making .venv"; "$python" -m venv .venv; }
 [ -x .venv/bin/uv ] || .venv/bin/python -m pip install -q --disable-pip-version-check uv
-# install [EXTRA…]: the package's dependencies and those of its extras.
+# install [EXTRA…]: installs the packages of the extras; without extras or with dev, also the package's dependencies.
 install() {
   .venv/bin/uv pip install -q --python .venv/bin/python -r <(.venv/bin/python - "$@" <<'PY'
 import sys, tomllib
@@ -45,7 +45,7 @@ print("\n".join([] if extras and "dev" not in sys.argv else project["dependencie
 PY
 )
 }
-# done_before NAME DIGEST: whether this step ended well with the same input.
+# done_before NAME DIGEST: succeeds if this step has already completed with the same input.
 done_before() { [ "$(cat ".venv/.stamp-$1" 2>/dev/null)" = "$2" ]; }
 
 packages=$(sha256sum < pyproject.toml)
@@ -54,7 +54,7 @@ if ! done_before packages "$packages"; then
   install dev
   echo "$packages" > .venv/.stamp-packages
 fi
-# `release` builds quickly; `dist` is what users get and what benches measure.
+# `release` builds quickly; `dist` is the build that users install and that benchmarks measure.
 profile=${PENSTOCK_PROFILE:-release}
 sources=$( { echo "$profile"; cat pyproject.toml Cargo.toml Cargo.lock; find crates -type f -not -path '*/tests/*' | sort | xargs sha256sum; } | sha256sum)
 if ! done_before build "$sources" || ! .venv/bin/python -c 'import penstock' 2>/dev/null; then

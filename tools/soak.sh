@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The long tests in full: 10,000 seeded crashes, 10,000 fault schedules against MinIO, every bit of a dataset flipped, 200 kills, and long
+# Run all long tests: 10,000 seeded crashes, 10,000 fault schedules against MinIO, every bit of a dataset flipped, 200 kills, and long
 # model tests.
-# Then MUTANTS (default 40) errors are planted in dataset, loader and importers, and the tests must catch at least 85 % of them.
+# Then plant MUTANTS (default 40) errors in dataset, loader and importers, of which the tests must catch at least 85 %.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 tools/servers.sh

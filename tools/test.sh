@@ -16,8 +16,8 @@ step() { # step NAME COMMAND…: runs a command, which counts as one test
 step "layers" .venv/bin/python tools/check_layers.py
 select="not soak"
 [ -n "${PENSTOCK_TEST_DATA:-}" ] || select="not soak and not data"
-# Each test that is not in tests/every_store runs locally and on one other store, and seeded tests have other seeds in each run. The
-# printed number replays both.
+# Each test outside tests/every_store runs locally and on one other store. Seeded tests use different seeds in each run. The printed number
+# reproduces both choices.
 export PENSTOCK_ROTATION=${PENSTOCK_ROTATION:-$RANDOM}
 echo "== PENSTOCK_ROTATION=$PENSTOCK_ROTATION"
 
@@ -35,10 +35,10 @@ count_of() { # count_of NAME: prints the output of a pytest run and adds its cou
   passed=$((passed + ${p:-0})); failed=$((failed + ${f:-0} + ${e:-0})); skipped=$((skipped + ${s:-0}))
   [ "${p:-0}" -gt 0 ] || { failed=$((failed + 1)); echo "FAILED: no test of $name passed"; }
 }
-# The same suite with other stores: MinIO, the faulty proxy, two other servers, local disk without maps and without the page cache.
+# Run the same suite on other stores: MinIO, the faulty proxy, two other servers, and local disk without maps or without the page cache.
 stores() { for store in "$@"; do start "$store" tests --store "$store" -m "not soak and not data and not local"; done; }
 
-# Servers are mostly downloaded while Rust is compiled.
+# The servers are installed while Rust compiles.
 tools/servers.sh > "$log/servers" 2>&1 &
 installing=$!
 rust=(--release --workspace --exclude penstock-python --locked)
@@ -47,8 +47,8 @@ cargo build --release -p penstock-testkit --bins --locked -q && cargo test "${ru
 export PENSTOCK_BUILT=1
 wait "$installing" || { failed=$((failed + 1)); tail -n 40 "$log/servers"; echo "FAILED: cannot install the test servers"; }
 
-# Two lanes of about equal length, because most of these tests wait for servers and disks. Job control is on because background jobs ignore
-# Ctrl-C without it, and tests send Ctrl-C.
+# Tests run in two lanes of about equal length, because most of them wait for servers and disks. Job control is on because tests send
+# Ctrl-C, which background jobs would otherwise ignore.
 set -m
 { start local tests python/penstock --ignore tests/dataset --doctest-modules -m "$select" --durations=5; } &
 beside=$!

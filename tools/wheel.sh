@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build the wheel that users install: abi3, manylinux, link-time optimised. Its debug information goes to a file of its own.
+# Build the wheel that users install: abi3, manylinux, link-time optimised. Its debug information is written to a separate file.
 # Usage: tools/wheel.sh [PROFILE [FOLDER]]   The defaults are `dist` and dist/. `release` builds quickly, for tests of the packaging.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"

@@ -1,4 +1,4 @@
-//! Fuzzes images. An image whose header is accepted must decode or be refused within limits, and so must its regions at every scale.
+//! Fuzzes images. If a header is accepted, the image and its regions at every scale must be decoded or refused within limits.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
 use penstock_codec::pixels::Pool;
@@ -15,7 +15,7 @@ fuzz_target!(|data: &[u8]| {
     if let Ok(encoded) = Encoded::open(data, limits, Orientation::Stored, &PIXELS) {
         let (width, height) = encoded.size();
         let part = Region { left: width / 3, top: height / 3, width: width.div_ceil(3), height: height.div_ceil(3) };
-        // The decoder builds the tables of a small file when it sees them for the second time.
+        // For a small file, the decoder builds tables only if the previous image had the same Huffman codes.
         for (region, denominator) in [(Region::whole(width, height), 1), (part, 1), (part, 2), (part, 8)] {
             let _ = encoded.region(region, denominator);
         }

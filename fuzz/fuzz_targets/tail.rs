@@ -1,4 +1,4 @@
-//! Fuzzes tail indexes. Every look-up in a tail that parses must succeed without a panic.
+//! Fuzzes tail indexes. In a tail that parses, every look-up must succeed without a panic.
 #![no_main]
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;

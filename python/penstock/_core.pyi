@@ -1,4 +1,4 @@
-"""Type stubs of the native module; see crates/python/src."""
+"""Type stubs for the native module; see crates/python/src."""
 
 from collections.abc import Callable
 from typing import Any

@@ -17,7 +17,7 @@ _live: weakref.WeakSet[Ahead[Any]] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    """Stop threads while Python still runs them. Later, they no longer get the GIL, and waiting for one would never end."""
+    """Stop the threads while Python still runs them. Later, they can no longer take the GIL, and waiting for one would hang."""
     for ahead in list(_live):
         ahead.stop()
 
@@ -55,8 +55,8 @@ class Ahead(Generic[Result]):
         self._wait()
 
     def _wait(self) -> None:
-        """Wait for a lock instead of calling `join`: garbage collection may run this while Python is starting a thread and holds a lock
-        that `join` needs.
+        """Wait for a lock instead of calling `join`: garbage collection may call this method while Python is starting a thread
+        and holding a lock that `join` needs.
         """
         if os.getpid() == self._process and threading.get_ident() != self._worker:
             with self._at_work:

@@ -1,4 +1,4 @@
-"""Views as Arrow: record batches for `scan`, and the C stream that DuckDB, Polars and pandas read.
+"""Converts views to Arrow: record batches for `scan`, and the C stream that DuckDB, Polars and pandas read.
 
 A leaf module: only `View.scan` and `View.__arrow_c_stream__` import it. The core cuts a scan into groups (`Scan` in
 crates/dataset/src/read/scan.rs), and each column type builds its arrays. Source: Arrow columnar format 1.5, C stream interface.
@@ -67,7 +67,7 @@ class _Rows:
         }
 
     def read(self, start: int, end: int, keep: bool) -> pa.RecordBatch:
-        """Read rows. `keep`: whether the block cache keeps the blocks that are read."""
+        """Read rows. If `keep` is true, the block cache keeps the blocks that are read."""
         batch = self._view._view.take((start, end), self._names, "flat", scan=keep)
         arrays = [
             kind.to_arrow(batch[name], self._words.get(name)) if (kind := self._kinds.get(name)) else pa.array(batch[name])
@@ -77,7 +77,7 @@ class _Rows:
 
 
 def _batches(view: View, names: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a view whose files are mapped."""
+    """Yield batches from a view whose files are mapped."""
     rows, cuts = _Rows(view, names), view._view.scan(names, batch_size)
     while (group := cuts.next(0)) is not None:
         batch = rows.read(*group)
@@ -114,7 +114,7 @@ def _own_bytes(batch: pa.RecordBatch) -> int:
 
 
 def _cut(group: pa.RecordBatch, most_rows: int, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Cut a group into batches of at most `most_rows` rows and `most_bytes` bytes. A single row may have more bytes."""
+    """Cut a group into batches of at most `most_rows` rows and `most_bytes` bytes. A single row may exceed `most_bytes`."""
     row = 0
     while row < len(group):
         rows = most_rows

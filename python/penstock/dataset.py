@@ -1,4 +1,4 @@
-"""`create`, `open`, `Dataset`: everything that creates a dataset or moves to another snapshot."""
+"""`create`, `open` and `Dataset`: everything that creates a dataset or moves a handle to another snapshot."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from penstock.view import View
 def configure(*, memory_bytes: int | None = None, threads: int | None = None, image_pixels: int | None = None) -> dict[str, int]:
     """Set the budgets of this process and return all current budgets.
 
-    Units: `memory_bytes` for caches and writers together (default 512 MiB, or an eighth of the cgroup's limit if less; at least 16 MiB).
-    A dataset opened afterwards may use up to a quarter of it for data-file metadata. `threads`: the most threads that one call may use
-    (default: the available processors divided by LOCAL_WORLD_SIZE). `image_pixels`: the most pixels that one image may have (default
-    2^28).
+    `memory_bytes`: memory for caches and writers together (default 512 MiB, or an eighth of the cgroup's limit if less; at least 16 MiB).
+    A dataset opened afterwards may use up to a quarter of this budget for data-file metadata. `threads`: the maximum number of threads
+    per call (default: the available processors divided by LOCAL_WORLD_SIZE). `image_pixels`: the maximum number of pixels per image
+    (default 2^28).
 
     >>> configure(threads=2)["threads"]
     2
@@ -59,7 +59,7 @@ def create(
     message: str = "create",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Create a dataset and its commit 0, and any missing parent folders of a local path. `storage_options` are those of `open`.
+    """Create a dataset and its commit 0, and any missing parent folders of a local path. See `open` for `storage_options`.
 
     Raises: AlreadyExistsError (dataset-exists), InvalidInputError (invalid-schema, folder-not-empty), UnsupportedError
     (unsupported-storage, if storage cannot create an object without overwriting), PermissionDeniedError (credentials-missing,
@@ -86,16 +86,18 @@ def open(
     """Open a dataset at its newest snapshot, or at `snapshot` if given.
 
     `uri` is a path, file://, memory://, s3://, gs://, az://, or http(s):// for reading. `io` selects how local files are read:
-    "auto" and "mapped" map them, "buffered" reads only the ranges that a take needs, "direct" does the same but bypasses the page cache.
+    "auto" and "mapped" map them, "buffered" reads only the ranges that a take needs, and "direct" does the same without
+    the page cache.
 
     `storage_options` for S3: endpoint_url, region, profile, access_key_id, secret_access_key, session_token, anonymous (bool),
     virtual_hosted (bool), ca_bundle (path of a PEM file). An option that is not given comes from its AWS_… variable or profile.
-    For every object store: timeout_seconds (deadline of one operation, default 60), hedge (bool: send a second request for a
-    range that takes unusually long). A pickled handle carries the options except the three secrets.
+    For every object store: timeout_seconds (deadline for one operation, default 60), hedge (bool: send a second request for a
+    range that takes unusually long). A pickled handle contains these options except access_key_id,
+    secret_access_key and session_token.
 
-    Cost: on local disk, reads of the hint, the record and the root, and three look-ups. On object storage, three requests: a listing
-    of one name, the record and the root. The cost does not grow with the number of samples. Opening a local copy also lists its
-    data files, until the first commit there.
+    Cost: on local disk, three reads (the hint, the record and the root) and three look-ups. On object storage, three requests, which
+    list one name and read the record and the root. The cost does not grow with the number of samples. Opening a local copy also
+    lists its data files, until the first commit to that copy.
     Raises: NotFoundError (dataset-not-found, snapshot-not-found, branch-not-found), CorruptError (log-incomplete,
     copy-incomplete: an incomplete copy), UnsupportedError (unknown-feature).
     """
@@ -119,7 +121,7 @@ def _options(given: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if given is None:
         return []
     if not isinstance(given, Mapping):
-        raise InvalidInputError(f"storage_options is a {type(given).__name__}, expected a dict of option to value")
+        raise InvalidInputError(f"storage_options is a {type(given).__name__}, expected a dict of option names to values")
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str | bool | int | float | os.PathLike):
             raise InvalidInputError(f"storage_options[{name!r}] is a {type(value).__name__}, expected str, number, bool or Path")
@@ -166,10 +168,10 @@ class Dataset(View):
         return self
 
     def append(self, columns: Mapping[str, Any], *, message: str = "append", validate: str = "header") -> Receipt:
-        """Append samples as one commit: column → one value per sample. None is a null, and an omitted column is null throughout.
+        """Append samples as one commit. `columns` maps column names to one value per sample. None is a null; omitted columns are all null.
 
-        Cost: writes the bytes to data files once, encoded on all threads, then makes four syncs. `validate="decode"` checks every pixel
-        of media, `"header"` only their headers. Memory: up to `ps.configure(memory_bytes=…)`, in addition to the caller's data.
+        Cost: encodes on all threads, writes the bytes to data files once, then syncs four times. `validate="decode"` checks every pixel
+        of media, and `"header"` checks only their headers. Memory: up to `ps.configure(memory_bytes=…)`, in addition to the caller's data.
         Raises: InvalidInputError (invalid-value, column-lengths-differ), CorruptError (media-undecodable, with `.rows`),
         NotFoundError (column-not-found). On any error, nothing is committed.
 
@@ -204,9 +206,9 @@ class Dataset(View):
         return self._snapshot.verify(progress)
 
     def pins(self) -> dict[str, str]:
-        """List pins: name → snapshot id. A pinned snapshot is never collected; `loader(pin=True)` creates such pins.
+        """Return a dict of pin names to snapshot ids. A pinned snapshot is never garbage-collected. `loader(pin=True)` creates pins.
 
-        Cost: finding the newest names record, and one request per record since the last call.
+        Cost: finding the newest names record, plus one request per record written since the last call.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://pins", {"number": "int32"})
@@ -230,7 +232,7 @@ class Dataset(View):
         return list(names) if names is not None else self._snapshot.vocabulary(column)
 
     def layout(self) -> dict[str, dict[str, int]]:
-        """Return what each column occupies in storage: stored_bytes, blocks, data_files. Cost: reads the tail of every data file."""
+        """Return each column's storage use: stored_bytes, blocks, data_files. Cost: reads the tail of every data file."""
         return {
             name: {"stored_bytes": stored, "blocks": blocks, "data_files": files} for name, stored, blocks, files in self._snapshot.layout()
         }

@@ -1,4 +1,4 @@
-"""The error classes, one per kind. The kind says what the caller can do next. `code` is stable; `hint` is the remedy.
+"""The error classes, one per kind. The kind indicates what the caller can do next. `code` is stable; `hint` suggests a remedy.
 
 Source: crates/error/src/lib.rs, which has the table of codes; tests keep the two in sync.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Error(Exception):
-    """Base class of all Penstock errors. `code` is stable; `rows` are positions in the caller's request, if any.
+    """Base class of all Penstock errors. `code` is stable. `rows` lists the affected positions in the caller's request.
 
     `row_ids` identify the samples that cannot be read. `column` and `object` name the affected column and stored object, if known.
     Callers never need to parse the message.
@@ -45,7 +45,7 @@ class Error(Exception):
 
     @property
     def message(self) -> str:
-        """The failed operation and its reason, without the hint."""
+        """The failed operation and the reason, without the hint."""
         row = "" if self._row is None else f"row {self._row} "
         return f"{self._prefix}{': ' if self._prefix else ''}{row}{self._reason}"
 
@@ -108,7 +108,7 @@ class UnavailableError(Error, OSError):
 
 
 class InvalidInputError(Error, ValueError):
-    """The caller gave an invalid value."""
+    """The caller passed an invalid value."""
 
     code = "invalid-argument"
 
@@ -169,7 +169,7 @@ def make(
     column: str | None,
     object: str | None,
 ) -> Error:
-    """Build the exception for a core error; only `_core` calls this. `said` is prefix, row and reason."""
+    """Build the exception for a core error; only `_core` calls this. `said` is the prefix, the row and the reason."""
     prefix, row, reason = said
     error = _CLASSES.get(kind, InternalError)(reason, code=code, hint=hint, rows=list(rows), row=row)
     error._prefix, error._placed, error.column, error.object = prefix, True, column, object

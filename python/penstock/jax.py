@@ -1,4 +1,4 @@
-"""The JAX leaf module: batches as JAX arrays. No other module imports jax."""
+"""The JAX leaf module: converts batches to JAX arrays. No other module imports jax."""
 
 from __future__ import annotations
 

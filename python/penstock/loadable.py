@@ -1,4 +1,4 @@
-"""What a loader can read: views and mixtures. Defines the only signature of `loader(…)`."""
+"""The base class of everything that a loader can read. It defines the only signature of `loader(…)`."""
 
 from __future__ import annotations
 
@@ -43,20 +43,21 @@ class Loadable:
     ) -> Loader:
         """Make a loader: training batches in an order that does not depend on the number of ranks and threads, resumable at any step.
 
-        Give `batch_size` per rank, or `global_batch_size`. `shuffle`: True (a full permutation), False, `ps.Window` or `ps.Replacement`.
-        `seed`: of the order and of random transforms. `columns`: may also name `_row_id`, `_position`, `_step`, `_valid` and `_source`.
-        `outputs`: {result: column}, for example for two results from one column. `transform`: a list of `penstock.transforms`, then
+        Pass `batch_size` per rank, or `global_batch_size`. `shuffle`: True (a full permutation), False, `ps.Window` or `ps.Replacement`.
+        `seed`: for the order and for random transforms. `columns` may include `_row_id`, `_position`, `_step`, `_valid` and `_source`.
+        `outputs`: {result: column}, for example to get two results from one column. `transform`: a list of `penstock.transforms`, then
         functions `fn(sample, rng)`, then `T.PerBatch`. `decode=False` returns images as stored bytes. `output`: "numpy", "torch" or "jax".
         `last_batch`: "short", "drop" or "pad". `rank` and `world_size`: by default those of torch.distributed or torchrun. `on_corrupt`: "raise", "substitute"
         (use another sample) or "mask" (use another sample and set `_valid` to False). `nulls`: {column: value or "mask"}.
-        `order_block_samples`: how many draws at a time are divided among lanes or a mixture's sources, by default a global batch.
+        `order_block_samples`: the number of draws divided at a time among lanes or a mixture's sources, by default a global batch.
         `memory_bytes` and `threads`: budgets, by default those of `ps.configure`. `python_workers`: processes for your functions.
         `progress`: show a live progress line. `pin=True` prevents the snapshot, and the snapshot of a loaded state, from being collected
         until `ds.unpin`. It writes a record, so the dataset must be writable.
 
-        Shapes: images of one size are (B, H, W, C) uint8, others a list; C is 3 unless the column sets `mode`. In torch, (B, C, H, W) in
-        channels_last memory. Fixed columns are (B, …), ragged columns `Ragged`, text and bytes lists. You own the batches and may write to them.
-        Cost: at most `memory_bytes` of batches are made ahead; resuming costs one batch.
+        Shapes: images of one size are one (B, H, W, C) uint8 array, and other images are a list. C is 3 unless the column sets `mode`. In
+        torch, images are (B, C, H, W) in channels_last memory. Fixed columns are (B, …) arrays, ragged columns are `Ragged`, and text and
+        bytes are lists. You own the batches and may write to them.
+        Cost: prepares batches ahead, up to `memory_bytes`. Resuming costs one batch.
         Raises: InvalidInputError for invalid options, before anything is read; CorruptError, which names the samples.
 
         >>> import penstock as ps

@@ -23,8 +23,9 @@ class Padded(NamedTuple):
 class Ragged(Sequence[Any]):
     """N arrays of one dtype and different shapes, stored back to back.
 
-    Shapes: shapes (N, ndim) int64; array i has shape `shapes[i]`. If only the first dimension is free, values is (M, …) and
-    offsets (N + 1,) count along it; else values is (M,) elements. `nulls` is (N,) bool, or None if all values are present.
+    Shapes: `shapes` is (N, ndim) int64, and array i has the shape `shapes[i]`. `offsets` is (N + 1,). If only the first dimension is
+    free, `values` is (M, …) and the offsets count along that dimension; otherwise, `values` is (M,) and they count elements. `nulls`
+    is (N,) bool, or None if all values are present.
 
     >>> import numpy as np, penstock as ps
     >>> boxes = ps.Ragged.from_arrays([np.zeros((2, 4), "float32"), np.ones((1, 4), "float32")])
@@ -54,7 +55,7 @@ class Ragged(Sequence[Any]):
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> Ragged:
         """Copy one or more arrays of equal rank and dtype into one buffer."""
         if not len(arrays):
-            raise InvalidInputError("cannot join no arrays: their rank and dtype are unknown", code="invalid-argument")
+            raise InvalidInputError("cannot join an empty list: the rank and dtype are unknown", code="invalid-argument")
         flat = np.concatenate([np.ravel(array) for array in arrays])
         offsets = np.cumsum([0] + [array.size for array in arrays]).astype(np.int64)
         shapes = np.array([array.shape for array in arrays], dtype=np.int64).reshape(len(arrays), -1)
@@ -134,7 +135,7 @@ class Ragged(Sequence[Any]):
 
         values = self.values if isinstance(self.values, torch.Tensor) else tensor_of(self.values)
         if self.nulls is not None and self.nulls.any():
-            raise InvalidInputError("a nested tensor has no nulls", code="invalid-value", hint="leave out the null samples")
+            raise InvalidInputError("a nested tensor cannot contain nulls", code="invalid-value", hint="leave out the null samples")
         if self.form[1:] == tuple(values.shape[1:]):
             return torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(self.offsets))
         items = [
@@ -155,7 +156,7 @@ class Ragged(Sequence[Any]):
 
 
 def from_core(parts: tuple[Any, Any, Any, Any], form: tuple[int | None, ...]) -> Ragged:
-    """Build a `Ragged` from the core's flat values. If only the first dimension is free, its values keep the fixed inner dimensions."""
+    """Build a `Ragged` from the core's flat values. If only the first dimension is free, `values` keeps the fixed inner dimensions."""
     flat, offsets, shapes, nulls = parts
     inner = form[1:]
     if form and form[0] is None and None not in inner:

@@ -28,7 +28,7 @@ TYPES: dict[str, type[ColumnType]] = {
 
 
 class Schema(dict[str, ColumnType]):
-    """Column name → type, in order."""
+    """Maps column names to types, in order."""
 
     def __repr__(self) -> str:
         return "Schema({\n" + "".join(f"    {name!r}: {kind},\n" for name, kind in self.items()) + "})"
@@ -41,7 +41,7 @@ def to_json(schema: Mapping[str, Any]) -> str:
     columns = []
     for name, kind in schema.items():
         if not isinstance(name, str):
-            raise InvalidInputError(f"cannot create column {name!r}: expected a str as name", code="invalid-schema")
+            raise InvalidInputError(f"cannot create column {name!r}: expected a str as the name", code="invalid-schema")
         if not isinstance(kind, ColumnType):
             if isinstance(kind, type) and issubclass(kind, ColumnType):
                 raise InvalidInputError(

@@ -66,7 +66,7 @@ class Samples(Sequence[Any]):
 class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
     """Penstock's order for a DataLoader: `DataLoader(view.torch(), batch_size=B, sampler=Sampler(view, batch_size=B, seed=0), …)`.
 
-    Yields this rank's positions of one epoch, in the order of `view.loader(batch_size=B, shuffle=…, seed=…)`. Call `set_epoch` as with
+    Yields this rank's positions for one epoch, in the order of `view.loader(batch_size=B, shuffle=…, seed=…)`. Call `set_epoch` as with
     DistributedSampler. A DataLoader requests positions before it delivers their batches, so pass the number of this epoch's batches that
     you have trained on: `state_dict(batches=…)`. Every rank gets the same number of positions. If they do not divide evenly, some
     positions of the last batch repeat; with `last_batch="drop"` that batch is left out.
@@ -121,7 +121,7 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
         self._began = self._asked = 0
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Return the state after `batches` batches of the latest iteration. The state also loads into a `Loader`.
+        """Return the state after `batches` batches of the latest iteration. A `Loader` can load the state too.
 
         The default is all requested batches. That is correct after an epoch, but within an epoch it is ahead of training.
         """
@@ -139,9 +139,10 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
 
 
 def collate(samples: Any) -> dict[str, Any]:
-    """Convert a batch to tensors: fixed shapes become (B, …) tensors, images of one size (B, C, H, W) in channels_last memory.
+    """Convert a batch to tensors. Fixed shapes become (B, …), and images of one size become (B, C, H, W) in channels_last memory.
 
-    Images of different sizes become a list of (C, H, W) tensors, ragged values a list of tensors. Text, JSON and bytes stay lists.
+    Images of different sizes become a list of (C, H, W) tensors, and ragged values become a list of tensors. Text, JSON and bytes
+    stay lists.
     Timestamps become int64 microseconds. Cost: no copy for fixed shapes. Raises: InvalidInputError for nulls in a fixed column.
     """
     if hasattr(samples, "batch") or isinstance(samples, Mapping):
@@ -153,7 +154,7 @@ def collate(samples: Any) -> dict[str, Any]:
 
 
 def tensors(batch: Batch, images: frozenset[str]) -> dict[str, Any]:
-    """Convert a loader's batch to tensors without copies. Images become (B, C, H, W) in channels_last memory; `Ragged` holds tensors."""
+    """Convert a loader's batch to tensors without copies. Images become (B, C, H, W) in channels_last memory; `Ragged` contains tensors."""
     return {name: _loaded(name, values, name in images) for name, values in batch.items()}
 
 

@@ -1,4 +1,4 @@
-"""Transactions: samples that become one commit, or nothing."""
+"""Transactions: appended samples become one commit or are discarded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _text(value: Any, what: str, doing: str = "begin a transaction") -> str:
 
 
 class Transaction:
-    """Work that becomes one commit, or nothing.
+    """Appends that become one commit, or leave nothing behind.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://transaction", {"text": ps.Text()})
@@ -71,7 +71,7 @@ class Transaction:
         return self._receipt
 
     def append(self, columns: Mapping[str, Any], *, validate: str = "header") -> None:
-        """Add samples to the transaction: column → one value per sample; see `Dataset.append`."""
+        """Add samples to the transaction. `columns` maps column names to one value per sample; see `Dataset.append`."""
         if not isinstance(columns, Mapping):
             raise InvalidInputError(f"cannot append a {type(columns).__name__}: expected a dict of column name to values")
         ready = {name: self._ready(name, values) for name, values in columns.items()}
@@ -141,7 +141,7 @@ class Transaction:
 
 
 def _named(column: str, first_row: int, pull: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `pull` so that Penstock errors name the column and row; exceptions from the source of the value pass through unchanged."""
+    """Wrap `pull` so that Penstock errors name the column and row; exceptions from the value's source pass through unchanged."""
 
     def named(*arguments: Any) -> Any:
         try:
@@ -156,7 +156,7 @@ def _named(column: str, first_row: int, pull: Callable[..., Any]) -> Callable[..
 
 @contextlib.contextmanager
 def _naming(column: str, first_row: int) -> Iterator[None]:
-    """Make errors from preparing values name the column and row; Python exceptions for odd values become InvalidInputError."""
+    """Add the column and row to errors from preparing values. Python exceptions for odd values become InvalidInputError."""
     what = f"cannot append to column `{column}`"
     try:
         yield

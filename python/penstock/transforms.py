@@ -3,7 +3,7 @@
 Each applies to one or more results, which `on` names (default: the only image). Its random numbers are drawn once per sample, so that
 boxes, masks and keypoints follow the image. Images have the mode of `ps.Image(mode=…)`, RGB uint8 by default, until ToDtype or
 Normalize. Tensors keep their own dtype; crops, pads and flips apply to their first dimensions. Callables `fn(sample, rng)` come
-after these transforms, `PerBatch(fn)` and `Tokenize` last.
+after these transforms, and `PerBatch(fn)` and `Tokenize` come last.
 
 >>> import numpy as np, penstock as ps
 >>> from penstock import transforms as T
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from penstock.errors import InvalidInputError
 from penstock.values.checks import is_whole
 
-# The most pixels per side, or elements per dimension.
+# The maximum number of pixels per side, or of elements per dimension.
 MOST = 1 << 16
 
 MOST_TOKENS = 1 << 24
@@ -57,8 +57,8 @@ def _sizes(value: Any, what: str, square: bool) -> list[int]:
 
 
 def _padding(value: Any) -> list[int]:
-    """Parse torchvision's padding: all sides; left and right, top and bottom; or left, top, right, bottom. Tensors
-    may give two numbers per dimension, before and after.
+    """Parse torchvision's padding: one number for all sides, (left and right, top and bottom), or (left, top, right, bottom). For tensors,
+    it may be two numbers per dimension, before and after.
     """
     sides = _numbers(value, "padding")
     if not all(isinstance(side, int) and abs(side) <= MOST for side in sides) or len(sides) not in (1, 2, 4, 6, 8):
@@ -81,8 +81,8 @@ class Transform:
 class Resize(Transform):
     """Resize to (height, width). One number sets the shorter side and keeps the aspect ratio. Masks use the nearest pixel.
 
-    `interpolation`: nearest (the pixel at the corner), nearest-exact (at the centre) and bilinear match torchvision; also bicubic
-    (a = -0.5, as in Pillow) and lanczos. The last two run the vertical pass first. Where a pass overshoots white or black, results on
+    `interpolation`: nearest (the pixel at the corner), nearest-exact (at the centre) and bilinear match torchvision. Bicubic
+    (a = -0.5, as in Pillow) and lanczos run the vertical pass first. Where a pass overshoots white or black, results on
     noise therefore differ from torchvision and Pillow by up to 20 levels. `decode`: "exact", or "fast", which decodes a JPEG much larger
     than the result at half, a quarter or an eighth of its size.
     """
@@ -104,7 +104,7 @@ class Resize(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class CenterCrop(Transform):
-    """Cut out the centre. `size` is (height, width), or one number for a square. Smaller inputs are padded with zeros."""
+    """Crop the centre. `size` is (height, width), or one number for a square. Smaller inputs are padded with zeros."""
 
     size: int | Sequence[int]
     on: On = None
@@ -116,7 +116,7 @@ class CenterCrop(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class RandomCrop(Transform):
-    """Cut out a box at a random place, after padding. `size` is (height, width), or one number per dimension of a tensor."""
+    """Crop a box at a random position, after padding. `size` is (height, width), or one number per dimension of a tensor."""
 
     size: int | Sequence[int]
     padding: int | Sequence[int] | None = None
@@ -132,9 +132,9 @@ class RandomCrop(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class RandomResizedCrop(Transform):
-    """Cut out a box of random area (`scale`, relative to the image) and aspect ratio (`ratio`), and resize it.
+    """Crop a box of random area (`scale`, relative to the image) and aspect ratio (`ratio`), and resize it.
 
-    Cost: decodes only the box of a JPEG. `decode="fast"` decodes it at half, a quarter or an eighth of its size if it is at least
+    Cost: for a JPEG, decodes only the box. `decode="fast"` decodes it at half, a quarter or an eighth of its size if it is at least
     that much larger than the result. PSNR against an exact decode is 43 dB (median) and 29.6 dB (worst) on photographs.
     "exact" decodes the box at full size.
     """
@@ -186,7 +186,7 @@ class RandomVerticalFlip(Transform):
 class Pad(Transform):
     """Add borders filled with `fill`. `padding` is one number, (left and right, top and bottom), or (left, top, right, bottom).
 
-    For tensors of more dimensions, it gives two numbers per dimension, before and after.
+    For tensors of more dimensions, it contains two numbers per dimension, before and after.
     """
 
     padding: int | Sequence[int]
@@ -245,7 +245,7 @@ class SanitizeBoundingBoxes(Transform):
 class TokenChunks(Transform):
     """Cut `length` tokens out of each ragged sequence, at a random place or from its start. Shorter sequences are padded with `pad`.
 
-    Shapes: a tensor (None,) → (B, length).
+    Shapes: a tensor (None,) becomes (B, length).
     """
 
     length: int
@@ -281,7 +281,7 @@ class Tokenize(PerBatch):
     """Tokenize a text column batch by batch with the `tokenizers` library. Adds `input_ids` and `attention_mask`, int64 (B, length).
 
     `tokenizer`: a `tokenizers.Tokenizer`, or any object with a compatible `encode_batch`. `length`: truncate and pad to this length, at
-    least 1; None pads to the longest text of the batch. Cost: runs on the library's own threads, without the GIL. Raises:
+    least 1; None pads to the longest text in the batch. Cost: runs on the library's own threads, without the GIL. Raises:
     InvalidInputError if the batch already has these columns.
     """
 
@@ -307,9 +307,9 @@ class Tokenize(PerBatch):
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         if self.on not in batch:
-            raise InvalidInputError(f"Tokenize is on `{self.on}`, but the batch has only {', '.join(batch)}", code="invalid-argument")
+            raise InvalidInputError(f"Tokenize needs `{self.on}`, but the batch has only {', '.join(batch)}", code="invalid-argument")
         if any(not isinstance(text, str | None) for text in batch[self.on]):
-            raise InvalidInputError(f"Tokenize is on `{self.on}`, which is not text", code="invalid-argument")
+            raise InvalidInputError(f"Tokenize: column `{self.on}` is not text", code="invalid-argument")
         texts = [text or "" for text in batch[self.on]]
         found = self.tokenizer.encode_batch(texts)
         if len(found) != len(texts):

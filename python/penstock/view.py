@@ -1,4 +1,4 @@
-"""`View`: a whole dataset, or one narrowed to chosen positions. Only reads; `dataset.py` writes."""
+"""`View`: a whole dataset, or selected positions of it. Views only read; `dataset.py` writes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _row_ids_of(key: Any) -> npt.NDArray[np.int64]:
 def _whole_numbers(key: Any, what: str) -> npt.NDArray[Any]:
     """Return a one-dimensional array of whole numbers or bools."""
     if isinstance(key, np.ma.MaskedArray):
-        raise InvalidInputError(f"{what}s are a masked array", hint="leave out the masked ones first")
+        raise InvalidInputError(f"{what}s are a masked array", hint="leave out the masked elements first")
     try:
         array = np.asarray(key)
     except (ValueError, TypeError, OverflowError) as error:
@@ -58,7 +58,7 @@ def _whole_numbers(key: Any, what: str) -> npt.NDArray[Any]:
     if array.size == 0 and array.dtype != bool:
         return np.empty(0, np.int64)
     if array.dtype != bool and (array.dtype.kind not in "iu" or array.ndim != 1):
-        raise InvalidInputError(f"{what}s are an array {array.shape} of {array.dtype}, expected (N,) of whole numbers")
+        raise InvalidInputError(f"{what}s are an array {array.shape} of {array.dtype}, expected whole numbers (N,)")
     return array
 
 
@@ -76,7 +76,7 @@ def one_position(key: Any) -> int | None:
 
 
 class Sample(dict[str, Any]):
-    """One sample: column → value. `forms` lets `ps.torch.collate` see which columns are images, ragged, or of one shape ("fixed")."""
+    """A dict of one sample. `forms` lets `ps.torch.collate` see which columns are images, ragged, or of one shape ("fixed")."""
 
     forms: Mapping[str, str] = types.MappingProxyType({})
 
@@ -114,7 +114,7 @@ class View(Loadable):
 
     @property
     def schema(self) -> Schema:
-        """Column name → type."""
+        """The column types by name."""
         return from_json(self._snapshot.columns)
 
     @property
@@ -130,11 +130,11 @@ class View(Loadable):
         self._snapshot.pin(name)
 
     def _other(self, what: str, samples: int) -> str:
-        """Return the hint for a state whose `what` differs and that was taken with `samples` samples."""
+        """Return the hint for a state that has a different `what` and was taken with `samples` samples."""
         return f"open the {what} that the state was taken with"
 
     def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int, int, float]:
-        """Return the sizes in bytes of these columns in the snapshot: stored, decoded, one block each, from first to last block, and one
+        """Return sizes in bytes of these columns in the snapshot: stored, decoded, one block of each, first to last block, and one
         sample.
 
         Blocks count only for columns whose samples share blocks. The size of one sample is its decoded size: the mean over the fragments
@@ -143,12 +143,12 @@ class View(Loadable):
         return self._snapshot.column_bytes(list(columns))
 
     def _counts(self) -> int:
-        """Return an id of the counters behind `stats`, equal for views that share them."""
+        """Return the id of the counters behind `stats`. Views that share counters return the same id."""
         return self._snapshot.handle()
 
     def _kept_bytes(self, columns: Sequence[str]) -> tuple[int, int, int]:
-        """Return the bytes that stay in memory after these columns of unmapped data files are read: for all files, for the largest, and
-        the limit.
+        """Return the bytes of unmapped data files that stay in memory after these columns are read: the total, the most per file, and the
+        limit.
         """
         return self._snapshot.kept_bytes(list(columns))
 
@@ -166,7 +166,7 @@ class View(Loadable):
     ) -> Batch:
         """Read samples by position or row id, in the given order. Duplicates are allowed; negative positions count from the end.
 
-        Shapes: positions (N,) → fixed columns are (N, …) arrays, masked if there are nulls; text, bytes, JSON and images are lists;
+        Shapes: for positions (N,), fixed columns are (N, …) arrays, masked if there are nulls; text, bytes, JSON and images are lists;
         ragged tensors, boxes and keypoints are `Ragged`. `columns` may also name `_row_id` and `_position`.
         Cost: one copy; a block is verified once per process. `decode=False` returns the stored bytes of media.
         Raises: OutOfRangeError (position-out-of-range), NotFoundError (row-id-not-found, column-not-found), CorruptError
@@ -220,18 +220,18 @@ class View(Loadable):
                 yield self._sample(batch, index)
 
     def select(self, positions: npt.ArrayLike) -> View:
-        """Narrow to positions of this view, in that order. Duplicates are allowed. Cost: 8 bytes per position; no reads."""
+        """Select positions of this view, in the given order. Duplicates are allowed. Cost: 8 bytes per position; no reads."""
         return View(self._snapshot, self._view.select(positions_of(positions, len(self))))
 
     def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> Iterator[Any]:
-        """Read all samples in order as pyarrow.RecordBatch of `batch_size` rows. Samples appended during the scan are not included.
+        """Read all samples in order as record batches of `batch_size` rows. Samples appended during the scan are not included.
 
         A batch has fewer rows if it would otherwise take more than an eighth of the memory budget. Labels and categories become
-        dictionary<string>, images binary, ragged tensors struct{data, shape}. The view is also an Arrow C stream, so
-        `duckdb.from_arrow`, `polars.from_arrow` and `pyarrow.table(ds)` accept it directly.
+        dictionary<string>, images become binary, and ragged tensors become struct{data, shape}. The view is also an Arrow C stream,
+        so `duckdb.from_arrow`, `polars.from_arrow` and `pyarrow.table(ds)` accept it directly.
         Cost: one copy. Holds one batch or, if files are not mapped, three groups, two of which are read ahead. A group takes 8 MiB or
         more, up to 1/32 of the memory budget. If another thread is inside pyarrow during a fork, pyarrow's allocator may deadlock in the
-        child. Spawn children, or set ARROW_DEFAULT_MEMORY_POOL=system. `take` has no such limitation.
+        child. To avoid this, spawn children or set ARROW_DEFAULT_MEMORY_POOL=system. `take` does not have this limitation.
         """
         from penstock import arrow
 
@@ -251,7 +251,7 @@ class View(Loadable):
     def stats(self) -> dict[str, int]:
         """Return counts of this handle's storage operations so far.
 
-        `reads`, `ranges`, `maps`, `lookups`, `lists`, `puts`, `creates`, `syncs`, `deletes` and their `…_bytes` count operations of
+        `reads`, `ranges`, `maps`, `lookups`, `lists`, `puts`, `creates`, `syncs`, `deletes` and their `…_bytes` count operations on
         the dataset. `requests`, `received_bytes`, `retries` and `hedges` count the resulting network traffic. Cost: no reads.
 
         >>> import penstock as ps
@@ -293,7 +293,7 @@ def unwrap(values: Any, index: int = 0) -> Any:
 
 
 def slice_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[int, int]], tuple[Any, ...]]:
-    """Find the smallest slice that holds the elements NumPy would return for this key, and the key that picks them from that slice.
+    """Find the smallest slice that contains the elements NumPy would return for this key, and the key that picks them from that slice.
 
     >>> slice_of((3, slice(10, 2, -4)), (5, 20, 7))
     ([(3, 4), (6, 11), (0, 7)], (0, slice(4, None, -4)))
@@ -371,7 +371,7 @@ class Column:
     def __getitem__(self, key: Any) -> Any:
         """Read values. In a tuple, the first item selects one or more samples, and the rest is an index into each tensor.
 
-        Cost: that of `take` for this column. For tiled samples, it reads only the tiles that overlap the smallest contiguous slice around
+        Cost: that of `take` for this column. For tiled samples, reads only the tiles that overlap the smallest contiguous slice around
         the key.
         """
         view = self._view._view
@@ -394,7 +394,7 @@ class Column:
         return unwrap(view.take(np.array([position], dtype=np.int64), [self.name])[self.name])
 
     def _parts(self, which: Any, key: tuple[Any, ...]) -> Any:
-        """Read a part of one sample, or of each of several samples. For tiled samples, reads only the tiles that hold the part."""
+        """Read a part of one sample, or of each of several samples. For tiled samples, reads only the tiles that contain the part."""
         position = one_position(which) if not isinstance(which, slice) else None
         if isinstance(which, slice):
             positions = np.arange(len(self), dtype=np.int64)[which]

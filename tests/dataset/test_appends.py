@@ -1,4 +1,4 @@
-"""Appends from every library, including nulls, containers, casts and dates. Also the cost of wide or uneven schemas."""
+"""Appends of values from many libraries, including nulls, containers, casts and dates. Also the cost of wide or uneven schemas."""
 
 import collections
 import datetime
@@ -207,7 +207,7 @@ for ds in sets:
     for start in range(0, 1000, 50): ds[start:start + 50]
 print(peak() - before)
 """
-    # The 200 MB of mapped files count as resident memory. Decoded blocks may add at most half the budget.
+    # The 200 MB of mapped files count as resident memory. Decoded blocks may add at most half of the budget.
     mapped = sum(path.stat().st_size for number in range(6) for path in root.with_name(f"d{number}").glob("d/*"))
     assert measured.peak_growth(script, root, root.parent) <= mapped + (32 << 20) + (24 << 20)
 

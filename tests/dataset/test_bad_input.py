@@ -1,4 +1,4 @@
-"""Bad input raises an error with the right class and code that names cause and place. Nothing is committed."""
+"""Bad input raises an error with the right class and code that names the cause and the place. Nothing is committed."""
 
 import io
 import subprocess
@@ -30,7 +30,7 @@ def test_codes_and_classes_are_in_step():
     [
         ({"": "int32"}, "1 to 255 bytes"), ({"_row_id": "int32"}, "virtual columns"), ({"x": "int33"}, "unknown dtype"), ({"x": ps.Text}, "ps.Text()"),
         ({"x": ps.Label(["a", "a"])}, "given twice"), ({"x": ps.Boxes("abcd")}, "box format"), ({"x": ps.Boxes(of="y")}, "not an image column"),
-        ({"x": ps.Tensor((1 << 40, 1 << 20), "int8")}, r"2\^48"), ({"x": ps.Text(codec="brotli")}, "unknown codec"), ({1: "int32"}, "expected a str as name"),
+        ({"x": ps.Tensor((1 << 40, 1 << 20), "int8")}, r"2\^48"), ({"x": ps.Text(codec="brotli")}, "unknown codec"), ({1: "int32"}, "expected a str as the name"),
         ({"x": ps.Tensor((1,) * 33, "int8")}, "33 dimensions"), ({"x": ps.Keypoints(1, 9)}, "keypoints of 9"), ({"a\nb": "int32"}, "control"), ([], "expected a dict"),
     ],
 )  # fmt: skip
@@ -179,7 +179,7 @@ def test_pixel_limit(root):
 
 @pytest.mark.local
 def test_damaged_datasets_in_fresh_processes(root, tmp_path):
-    """Flip one bit in each of several files on a real disk, and read them in a fresh process. The testkit flips all bits in memory."""
+    """Flip a bit in one file at a time on disk, and read the dataset in a fresh process. The testkit flips far more bits in memory."""
     import shutil
     import sys
 
@@ -204,7 +204,7 @@ def test_damaged_datasets_in_fresh_processes(root, tmp_path):
 
 
 def crc32c(data):
-    """Return the CRC-32C, computed bit by bit."""
+    """Return the CRC-32C of `data`, computed bit by bit."""
     value = 0xFFFFFFFF
     for byte in data:
         value ^= byte
@@ -215,13 +215,13 @@ def crc32c(data):
 
 def test_unknown_features_are_refused(root):
     """Set a feature bit in a real record and recompute its checksum. Readers refuse unknown read bits, and writers refuse unknown write
-    bits; unknown ignorable bits are ignored.
+    bits. Unknown ignorable bits are ignored.
     """
     ds = ps.create(root, {"n": "int32"})
     record = next(path for path in (root / "log").rglob("*") if path.is_file() and path.name != "hint")
     body = bytearray(record.read_bytes())
     assert crc32c(body[:-4]) == bytes(body[-4:])
-    first = 8 + 1 + 16 + 8 + 8  # These are the sizes of header, kind, dataset, branch and number.
+    first = 8 + 1 + 16 + 8 + 8  # These are the sizes of the header, kind, dataset, branch and number.
     for offset, outcome in ((first, "read"), (first + 8, "write"), (first + 16, "ignored")):
         changed = bytearray(body)
         changed[offset + 5] |= 1

@@ -1,6 +1,6 @@
-"""Memory budgets hold when stored data expands greatly. The kernel counts the memory of fresh processes with a budget of 32 MiB.
+"""Memory budgets hold even if stored data expands greatly. Most tests measure fresh processes with a budget of 32 MiB.
 
-The cases are fixed-shape nulls, values that share bytes, compressed values, columns that most samples lack, and images that grow.
+The cases are fixed-shape nulls, values that share bytes, compressed values, columns that most samples lack, and resized images.
 """
 
 import measured
@@ -94,7 +94,7 @@ assert rows == 300 and loader.stats()["peak_bytes"] <= 32 << 20
     "size, to", [((64, 4000), (4000, 64)), ((500, 2000), (4000, 300)), ((1000, 1000), (2000, 2000)), ((2000, 1500), (300, 4000))]
 )
 def test_what_resizing_takes_beside_the_pixels_is_counted(tmp_path, kind, size, to):
-    """The loader's error names a sufficient budget in its hint. With that budget, the loader must stay within it."""
+    """The hint of the loader's error names a sufficient budget. When given that budget, the loader must not exceed it."""
     program = f"""
 import io, re
 from PIL import Image

@@ -1,4 +1,4 @@
-"""Values of every column type and dtype are read back bit for bit, with nulls, in every codec and layout."""
+"""Values of every column type and dtype are read back bit for bit, including nulls, with every codec and layout."""
 
 import datetime
 import decimal
@@ -28,7 +28,7 @@ def random_array(rng, shape, dtype):
 
 
 def same(a, b):
-    """Return whether two arrays are equal in every bit, including NaN payloads."""
+    """Return whether two arrays are identical bit for bit, including NaN payloads."""
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
@@ -142,7 +142,7 @@ def test_a_value_of_any_other_type_is_stored_or_refused_but_no_other_value(sourc
 
 @pytest.mark.parametrize("free", [2, 3, 4])
 def test_a_tensor_of_any_empty_shape_keeps_it(free):
-    """Append each shape alone, and then all of them in one file."""
+    """Append each shape separately, and then all shapes in one append."""
     shapes = list(itertools.product(range(3), repeat=free))
     ds = ps.create(f"memory://empty-{free}", {"v": ps.Tensor((None,) * free, "int16")})
     for shape in shapes:
@@ -180,7 +180,7 @@ def test_nulls_everywhere(root):
         "boxes": ps.Boxes(of="image"), "mask": ps.Mask(of="image"), "points": ps.Keypoints(3, 2, of="image"),
     }  # fmt: skip
     ds = ps.create(root, schema)
-    for name, value in values.items():  # Append one column; all others are null.
+    for name, value in values.items():  # Append one column, and leave all others null.
         ds.append({name: [value, None, value]})
     assert len(ds) == 3 * len(values)
     for index, (name, value) in enumerate(values.items()):
@@ -237,7 +237,7 @@ def test_exif_orientation_and_its_switch(root, orientation, before):
     exif = Pillow.Exif()
     exif[0x0112] = orientation
     body = encoded(pixels, "JPEG", exif=exif, quality=100)
-    # XMP uses segments with the same marker as EXIF.
+    # XMP segments have the same marker as EXIF segments.
     others = b"".join(b"\xff\xe1" + (len(part) + 2).to_bytes(2, "big") + part for part in before)
     body = body[:2] + others + body[2:]
     ds = ps.create(root, {"upright": ps.Image(), "raw": ps.Image(exif_orientation=False)})
@@ -278,7 +278,7 @@ def test_two_writers_add_the_same_word(root):
     one = ps.create(root, {"breed": ps.Category()})
     two = ps.open(root)
     one.append({"breed": ["tabby", "siamese"]})
-    two.append({"breed": ["persian", "tabby"]})  # The handle of `two` does not know `tabby` yet.
+    two.append({"breed": ["persian", "tabby"]})  # The handle `two` does not know `tabby` yet.
     codes = ps.open(root)["breed"][:]
     words = ps.open(root).vocabulary("breed")
     assert [words[code] for code in codes] == ["tabby", "siamese", "persian", "tabby"]
@@ -318,7 +318,7 @@ def test_any_ragged_shapes_and_texts_come_back(tmp_path_factory, shapes, texts, 
 
 
 def test_files_are_stored_as_they_are_read(tmp_path):
-    """Files are read straight into the column's buffer. Nulls, bytes, empty files and files of understated size are mixed in."""
+    """Files are read straight into the column's buffer. Values include nulls, bytes, empty files and a file that reports 0 bytes."""
     paths = []
     for number, size in enumerate([5, 0, 300_000, 1, 2_000_000]):
         paths.append(tmp_path / f"{number}")
@@ -348,7 +348,7 @@ MANY_KINDS = {
 
 @pytest.mark.parametrize("kind", MANY_KINDS)
 def test_a_long_list_takes_and_refuses_what_a_short_one_does(tmp_path, kind):
-    """A long list is converted as a whole. Values are accepted, refused and stored as in a short list, and errors name the row."""
+    """A long list is converted in one step, but accepts, refuses and stores the same values as a short list. Errors name the row."""
     like = {
         "text": ["a", "é"],
         "bytes": [b"a", b"b"],
@@ -382,7 +382,7 @@ def test_a_long_list_takes_and_refuses_what_a_short_one_does(tmp_path, kind):
 def test_nulls_within_a_value_are_told_as_that(tmp_path):
     for kind in (ps.Tensor((None,), "float32"), ps.Tensor((2,), "float32")):
         ds = ps.create(tmp_path / str(kind.shape[0]), {"v": kind})
-        with pytest.raises(ps.InvalidInputError, match=r"row 1 holds.*None") as caught:
+        with pytest.raises(ps.InvalidInputError, match=r"row 1 contains.*None") as caught:
             ds.append({"v": [[1.0, 2.0], [1.0, None]]})
         assert caught.value.rows == [1]
 

@@ -1,4 +1,4 @@
-"""Copies of a local dataset. Opening an incomplete copy fails, whichever object is missing and in whatever order it was copied."""
+"""Copies of a local dataset. Opening a copy fails if it lacks an object that its snapshot needs, in whatever order it was copied."""
 
 import json
 import multiprocessing
@@ -75,7 +75,7 @@ def test_the_newest_root_that_was_copied_in_part_stops_it(source, how):
 @pytest.mark.parametrize("folder", ["d", "p", "w", "log"])
 @pytest.mark.parametrize("how", ["missing", "cut short"])
 def test_whatever_a_copy_lacks_stops_it_and_is_named(source, folder, how):
-    """Remove or truncate objects of each kind in turn. Objects that only older snapshots need do not stop the newest one from opening."""
+    """Remove or truncate objects of each kind in turn. The newest snapshot opens even if only objects of older snapshots are affected."""
     names = [path for path in below(pathlib.Path(source.uri), folder) if path.is_file() and path.name != "hint"]
     assert names
     refused = 0
@@ -107,7 +107,7 @@ def test_whatever_a_copy_lacks_stops_it_and_is_named(source, folder, how):
 @pytest.mark.parametrize("hint", ["first", "last"])
 @pytest.mark.parametrize("order", [["d", "log"], ["log", "d"]])
 def test_what_is_written_between_two_folders_is_right_or_refused(source, order, hint):
-    """The documented copy order gives a correct copy, whether the log's hint is copied before or after the records."""
+    """Copying the log first yields a correct copy, whether its hint is copied before or after the records. The reverse order is refused."""
     place = pathlib.Path(source.uri).with_name("copy")
     place.mkdir()
     hints = pathlib.Path(source.uri) / "log" / "0000000000000000" / "hint"

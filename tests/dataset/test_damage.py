@@ -1,4 +1,4 @@
-"""Damaged data files and records: which error is raised, and which samples it names."""
+"""Damaged data files and records raise the right error, which names the affected samples."""
 
 import crafted_runner
 import numpy as np
@@ -12,7 +12,7 @@ LOCAL = ["mapped", "buffered", "direct"]
 
 
 def damage(root, body, at):
-    """Flip one bit in byte `at` of a value stored contiguously in a data file."""
+    """Flip one bit in byte `at` of a value that is stored contiguously in a data file."""
     needle = bytes(body[at - 32 : at] + body[at : at + 8])
     [(path, content)] = [(path, path.read_bytes()) for path in root.rglob("d/*") if needle in path.read_bytes()]
     place = content.index(needle) + 32

@@ -1,7 +1,7 @@
 """Random programs on several handles, compared with a model in plain Python. Other files test single calls; this file tests combinations.
 
 Handles of every access mode append in transactions, some of which contain refused appends or are aborted. The handles also read in every
-way, refresh, open old snapshots and are reopened. The model is a list of samples, with the number of samples visible to each handle.
+possible way, refresh, open old snapshots and are reopened. The model records all samples and how many are visible to each handle.
 """
 
 import io
@@ -17,7 +17,7 @@ from anything import SCHEMA, SEEDS, values
 from PIL import Image
 
 ACCESS = ["mapped", "buffered", "direct", "auto"]
-# Values that each kind of column refuses, after earlier columns of the append have been accepted.
+# Values that these columns refuse after earlier columns of the same append have been accepted.
 UNFIT = {
     "number": [1 << 40],
     "half": ["x"],
@@ -40,7 +40,7 @@ def expected(name, value):
 
 
 def scanned(ds, name, value):
-    """Return a value of an Arrow array in the form that `take` uses."""
+    """Convert a value from an Arrow array to the form that `take` returns."""
     if not value.is_valid:
         return None
     if name in ("label", "word", "other"):
@@ -73,7 +73,7 @@ class Program:
         self.kept = [(ds.snapshot, 0)]
 
     def some(self, count):
-        """Make random values for some columns. Return them both as an argument for an append and as rows for the model."""
+        """Make random values for some columns. Return them as an argument for `append` and as rows for the model."""
         names = [name for name in self.kinds if self.rng.random() < 0.85] or list(self.kinds)[:1]
         columns = {name: values(self.numbers, name, self.kinds[name], count) for name in names}
         rows = [{name: columns[name][row] if name in columns else None for name in self.kinds} for row in range(count)]

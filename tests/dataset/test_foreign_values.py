@@ -24,7 +24,7 @@ pytestmark = pytest.mark.local
 
 @pytest.fixture
 def given(root):
-    """Return a function that appends values to a new dataset and returns the column that was read back."""
+    """Return a function that appends values to a new dataset, reads the column back and returns it."""
     made = []
 
     def append(kind, values):
@@ -59,7 +59,7 @@ def tensors(shape, permutation=None, count=4, null=None):
 @pytest.mark.parametrize("permutation", [None, [2, 0, 1], [1, 0, 2]])
 def test_tensors_of_arrow_keep_their_shape_and_order_of_axes(given, tmp_path, permutation, free, chunked):
     array = tensors([2, 3, 4], permutation)
-    # This follows Arrow's specification. In pyarrow 26, `to_numpy_ndarray` is right only for permutations that are their own inverse.
+    # This follows Arrow's specification. In pyarrow 26, `to_numpy_ndarray` is correct only for permutations that are their own inverses.
     expected = np.arange(96, dtype=np.float32).reshape(4, 2, 3, 4).transpose(0, *(axis + 1 for axis in permutation or range(3)))
     assert permutation == [2, 0, 1] or np.array_equal(expected, array.to_numpy_ndarray())
     shape = (None,) * 3 if free else expected.shape[1:]
@@ -86,7 +86,7 @@ def test_tensors_of_arrow_of_another_shape_are_refused(given, shape):
 
 
 def test_what_scan_gives_can_be_appended(root):
-    """Most column types. JSON, which `scan` returns as text, and complex numbers are left out."""
+    """Test most column types. JSON, which `scan` returns as text, images, masks and complex numbers are omitted."""
     schema = {
         "b": "bfloat16", "bs": ps.Tensor((2,), "bfloat16"), "t": ps.Tensor((2, 3), "int16"), "r": ps.Tensor((None, 2), "float32"), "x": ps.Boxes(),
         "k": ps.Keypoints(points=2), "w": ps.Category(), "l": ps.Label(["a", "b"]), "s": ps.Text(), "y": ps.Bytes(), "when": "timestamp", "n": "uint64",
@@ -225,7 +225,7 @@ def test_binary_values_never_become_the_text_that_python_shows(tmp_path):
 
 
 def test_a_batch_of_samples_is_the_batch_that_a_take_gives(root):
-    """`ConcatDataset` reads samples one by one. Ragged columns stay lists, and nulls in fixed columns are refused."""
+    """`ConcatDataset` reads samples one at a time. Ragged columns remain lists, and nulls in fixed columns are refused."""
     ds = ps.create(root, {"n": "int32", "t": ps.Tensor((2,), "float32"), "x": ps.Boxes(), "r": ps.Tensor((None,), "int16"), "s": ps.Text()})
     ds.append(
         {
@@ -287,7 +287,7 @@ def test_pandas_text(given, dtype, count):
     labels = ps.Label(["", "one", "zwölf"])
     assert given(labels, series[1:]).tolist() == [None if text is None else labels.names.index(text) for text in texts[1:]]
     with pytest.raises(ps.InvalidInputError):
-        given(ps.Bytes(), series[:1])  # A string counts as neither bytes nor a path.
+        given(ps.Bytes(), series[:1])  # A string is accepted neither as bytes nor as a path.
 
 
 def of_lists(values, large=False):
@@ -298,7 +298,7 @@ def of_lists(values, large=False):
 def test_lists_of_numbers_of_arrow(given, large):
     values = [[1, 2], None, [], [-3], [4, 5, 6], None]
     array = of_lists(values, large)
-    # An Arrow list may contain numbers behind a null.
+    # An Arrow list array may store numbers behind a null.
     hidden = pa.ListArray.from_arrays(pa.array([0, 2, 4, 5]), pa.array([1, 2, 8, 9, 3], pa.int16()), mask=pa.array([False, True, False]))
     for given_values, wanted in [
         (array, values), (array[1:4], values[1:4]), (pa.chunked_array([array[:2], array[2:]]), values), (hidden, [[1, 2], None, [3]]),
@@ -473,7 +473,7 @@ def test_words_of_arrow_in_chunks(given):
 
 
 def test_rows_of_data_frames(tmp_path):
-    """In text columns, data frames represent nulls as NaN or NA."""
+    """Data frames represent nulls as NaN or NA, even in text columns."""
     rows = [{"t": "a", "s": np.str_("x"), "n": 1}, {"t": np.nan, "s": np.str_("y"), "n": pd.NA}]
     assert ps.importers.import_data(rows, tmp_path / "set").samples == 2
     ds = ps.open(tmp_path / "set")
@@ -491,7 +491,7 @@ def test_hints_name_types_that_there_are(given):
 
 
 def test_rows_of_very_different_sizes_are_appended_a_few_at_a_time(root):
-    """The limit applies to Python's own allocations. If slices were sized by the mean row, one slice would hold all the large rows."""
+    """The limit applies to Python's own allocations. If slices were sized by the mean row size, one slice would contain all large rows."""
     large, small = 200, 100_000
     body = np.zeros(1 << 18, np.uint8).tobytes()
     binary = pa.chunked_array([pa.array([body] * large, pa.large_binary()), pa.array([b""] * small, pa.large_binary())])
@@ -535,7 +535,7 @@ def test_times_in_several_of_a_unit(given):
 
 
 def test_what_is_no_number_or_bytes_is_named(given):
-    with pytest.raises(ps.InvalidInputError, match=r"row 0 holds '1\.5', expected int64"):
+    with pytest.raises(ps.InvalidInputError, match=r"row 0 contains '1\.5', expected int64"):
         given(ps.Tensor((None,), "int64"), [[decimal.Decimal("1.5"), decimal.Decimal("1")]])
     with pytest.raises(ps.InvalidInputError, match="void"):
         given(ps.Bytes(), np.array([(1, 2.5)], [("a", "i4"), ("b", "f8")]))

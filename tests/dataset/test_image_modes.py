@@ -181,7 +181,7 @@ def large(ds, budget, what, batch):
 @pytest.mark.local
 def test_large_images_stay_within_the_budget_or_are_refused(tmp_path):
     ds = ps.create(tmp_path / "large", {"image": ps.Image()})
-    ds.append({"image": [photograph(3000, 4000, seed) for seed in range(6)]})  # Each takes 36 MB, and 144 MB as float32.
+    ds.append({"image": [photograph(3000, 4000, seed) for seed in range(6)]})  # Each image takes 36 MB, or 144 MB as float32.
     for what, batch, budget in (("none", 1, 256 << 20), ("none", 2, 400 << 20), ("normalise", 1, 420 << 20), ("crop", 2, 160 << 20)):
         grown, peak, seen = large(ds, budget, what, batch)
         assert seen == 6
@@ -227,7 +227,7 @@ def test_what_decoders_take_beside_the_pixels_is_counted(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["baseline", "progressive"])
 @pytest.mark.parametrize(("height", "width"), [(1224, 1632), (2448, 3264)])
 def test_memory_that_decoders_let_go_of_goes_back(tmp_path, kind, height, width):
-    """The decoded images take 6 and 24 MB. If the allocator kept freed memory per thread, it would hold up to 1.5 times the budget."""
+    """The decoded images take 6 and 24 MB. If the allocator kept freed memory per thread, memory use could reach 1.5 times the budget."""
     ds = ps.create(tmp_path / "large", {"image": ps.Image()})
     ds.append({"image": [encoded(Image.open(io.BytesIO(photograph(height, width, 1))), kind)] * 12})
     for what, times in (("none", 5.2), ("normalise", 12)):
@@ -276,8 +276,8 @@ print(json.dumps([grown.peak, loader.stats()["peak_bytes"]]))
 @pytest.mark.local
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
 def test_large_images_that_come_late_wait_for_those_before(tmp_path, mode):
-    """An image's memory need is known once its header has been read. By then, another large image may be in progress. A 12 MP image needs
-    69 MiB, even in CMYK.
+    """The memory that an image needs is unknown until its header has been read. By then, another large image may be in progress. A 12 MP
+    image needs 69 MiB, even in CMYK.
     """
     bodies = []
     for height, width in ((3000, 4000), (2000, 3000), (400, 600)):

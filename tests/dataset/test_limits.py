@@ -1,4 +1,4 @@
-"""Exact limits of the main paths: requests, bytes, syncs, copies, descriptors, threads, memory, and overhead on disk."""
+"""Exact limits on the main paths: requests, bytes, syncs, copies, descriptors, threads, memory and disk overhead."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ import psutil
 import pytest
 from conftest import spent
 
-pytestmark = pytest.mark.local  # test_stores.py checks the exact limits of object storage.
+pytestmark = pytest.mark.local  # test_stores.py checks the exact limits for object storage.
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_open_does_not_grow_with_commits(root):
 
 def test_a_small_commit_costs_so_many_syncs_and_puts(small):
     cost = spent(small, lambda: small.append({"t": ["x"]}))
-    # Data file, its folder, temporary record and log folder are each synced once.
+    # The data file, its folder, the temporary record and the log folder are each synced once.
     assert cost["syncs"] == 4 and cost["puts"] == 1 and cost["creates"] == 1 and cost.get("maps", 0) == 0
     assert cost["reads"] <= 5 and cost["lookups"] <= 3
 
@@ -58,7 +58,7 @@ def test_a_small_commit_costs_so_many_syncs_and_puts(small):
 def test_one_copy_and_no_descriptors(small, root):
     process = psutil.Process()
     ds = ps.open(root)
-    ds.take(np.arange(1000))  # The first take loads what it needs.
+    ds.take(np.arange(1000))  # The first take maps the data file.
     before, threads = process.num_fds(), process.num_threads()
     batch = ds.take(np.arange(1000))
     assert process.num_fds() == before, "mapped files keep no descriptor open"
@@ -108,7 +108,7 @@ def test_a_thousand_fragments_bound_maps(root):
 
 @pytest.mark.parametrize("megabytes", [600])
 def test_memory_of_a_large_import_is_bounded_by_the_budget(root, tmp_path, megabytes):
-    """Import 600 MB under a budget of 64 MiB. The peak excludes the interpreter and its libraries. The bench imports 2 GB with 512 MB."""
+    """Import 600 MB under a budget of 64 MiB, not counting the interpreter and its libraries. The benchmark imports 2 GB."""
     source = tmp_path / "files"
     source.mkdir()
     body = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8).tobytes()
@@ -137,7 +137,7 @@ print(report.samples, peak() - before)
 
 
 def stored(root):
-    """Return the total size of a dataset's files in bytes."""
+    """Return the total size of a dataset's files, in bytes."""
     return sum(file.stat().st_size for file in pathlib.Path(root).rglob("*") if file.is_file())
 
 
@@ -184,7 +184,7 @@ print(anonymous() - before)
 
 @pytest.fixture(scope="module")
 def wordy(tmp_path_factory):
-    """Return a dataset of 40 data files, each with a tail of 0.8 MiB that is almost entirely words."""
+    """Return a dataset of 40 data files, each with a tail of 0.8 MiB that consists almost entirely of words."""
     ds = ps.create(tmp_path_factory.mktemp("wordy") / "dataset", {"n": "int64", "c": ps.Category()})
     for _ in range(40):
         ds.append({"n": np.arange(20_000), "c": [f"{word:040}" for word in range(20_000)]})
@@ -196,13 +196,13 @@ def wordy(tmp_path_factory):
 def test_what_is_known_of_data_files_keeps_to_the_budget(wordy, io, column):
     """The cache may use a quarter of the budget for tails, and an eighth for the codes of their words.
 
-    The limit includes another 6 MiB: 2 MiB for words, and the rest for the tail being read. A past bug used 32 MiB or more.
+    The limit allows another 6 MiB: 2 MiB for words, and the rest for the tail being read. An earlier bug used at least 32 MiB.
     """
     assert int(measured.run(KNOWN, wordy.uri, io, column)) <= (4 + 2 + 6) << 20
 
 
 def test_small_files_come_whole_only_where_all_of_them_may_be_kept(root):
-    """Take one number from each of 100 files of 240 KiB. With the smaller budget, the cache keeps 4 of their 24 MiB."""
+    """Take one number from each of 100 files of 240 KiB. With the smaller budget, the cache keeps only 4 of the 24 MiB."""
     ds = ps.create(root, {"n": "int64", "body": ps.Bytes()})
     for part in range(100):
         ds.append({"n": [part] * 60, "body": [np.random.default_rng(part).bytes(4000)] * 60})
@@ -218,7 +218,7 @@ def test_small_files_come_whole_only_where_all_of_them_may_be_kept(root):
 
 
 def test_a_budget_that_is_lowered_holds_from_then_on(tmp_path):
-    """The lower budget also evicts blocks cached earlier."""
+    """Lowering the budget also evicts blocks that are already cached."""
     ds = ps.create(tmp_path / "set", {"v": ps.Tensor((1 << 16,), "float32")})
     ds.append({"v": np.zeros((400, 1 << 16), np.float32)})
     before = ps.configure(memory_bytes=512 << 20)["memory_bytes"]

@@ -22,7 +22,7 @@ KIB_SAMPLES = 12_000
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """Return rows of 8, 64 and about 40 bytes, plain and compressed."""
+    """Return a dataset with values of 8, 64 and about 40 bytes. Those of about 40 bytes are stored both plain and compressed."""
     rng = np.random.default_rng(0)
     words = np.array([f"w{number}" for number in range(1000)])
     texts = [" ".join(part) for part in words[rng.integers(0, 1000, (ROWS // 4, 8))]] * 4
@@ -35,8 +35,8 @@ def rows(tmp_path_factory):
 @pytest.mark.parametrize(("column", "most"), [("number", 4 << 10), ("vector", 4 << 10), ("text", 8 << 10), ("packed", 8 << 10)])
 @pytest.mark.parametrize("access", ["buffered", "direct"])
 def test_a_cold_row_costs_one_small_block(rows, access, column, most):
-    ds, cold = ps.open(rows.uri, io=access), ROWS // 2 if access == "direct" else ROWS // 3  # The handles share a cache.
-    ds.take([0], columns=[column])  # Open the tail.
+    ds, cold = ps.open(rows.uri, io=access), ROWS // 2 if access == "direct" else ROWS // 3  # The cache is shared, so the rows differ.
+    ds.take([0], columns=[column])  # Load the tail.
     counts = spent(ds, lambda: ds.take([cold], columns=[column]))
     assert counts["ranges"] == 1
     assert 0 < counts["range_bytes"] <= most
@@ -99,7 +99,7 @@ def epochs(uri, access, cache):
 
 
 def of_kibibytes(uri):
-    """Return samples of 1 KiB, each beginning with its position."""
+    """Create a dataset whose 1 KiB samples each begin with their position. Return the total size of these samples in bytes."""
     body = np.random.default_rng(0).integers(0, 256, (KIB_SAMPLES, 1024), dtype=np.uint8)
     body[:, :8] = np.arange(KIB_SAMPLES, dtype=np.int64)[:, None].view(np.uint8)
     ds = ps.create(uri, {"body": ps.Tensor((1024,), "uint8"), "other": ps.Tensor((700,), "uint8")})
@@ -172,7 +172,7 @@ def test_a_window_is_sized_by_the_columns_that_are_read(rows):
 
 @pytest.mark.local
 def test_explain_tells_the_requests_of_a_column_among_others(tmp_path):
-    """The request estimate depends on how far a column spreads across the file, not on the bytes of that column or of all columns."""
+    """The request estimate depends on how far a column spreads across the file, not on the size of that column or of all columns."""
     ps.create(tmp_path / "ds", {"v": ps.Tensor((256,), "float32"), "s": ps.Tensor((16,), "float32"), "t": ps.Text()}).append(
         {"v": np.zeros((20_000, 256), np.float32), "s": np.zeros((20_000, 16), np.float32), "t": ["x" * 300] * 20_000}
     )
@@ -189,7 +189,7 @@ for batch in loader:
 print(json.dumps([int(told.split("about ")[1].split()[0].replace(",", "")), ds.stats()["ranges"] - before]))
 """
     packed = np.random.default_rng(0).random((40_000, 64), dtype=np.float32)
-    # The cache gets half of the memory budget. The column fits in half of the cache, only in the whole cache, or not at all.
+    # The cache gets half of the memory budget. The column fits in half of the cache, fits only in the whole cache, or exceeds it.
     ps.create(tmp_path / "packed", {"w": ps.Tensor((64,), "float32", codec="lz4")}).append({"w": packed})
     for column, memory in (("v", 256), ("s", 256), ("t", 256), ("v", 32), ("w", 64), ("w", 32), ("w", 16)):
         out = subprocess.run(
@@ -199,13 +199,13 @@ print(json.dumps([int(told.split("about ")[1].split()[0].replace(",", "")), ds.s
             check=True,
         )
         told, made = json.loads(out.stdout)
-        # Concurrent batches may request the same blocks, or only the gaps between blocks of other batches.
+        # Concurrent batches may request the same blocks, or only the gaps between other batches' blocks.
         assert 0.4 * made <= told <= 2 * made, (column, memory, told, made)
 
 
 @pytest.mark.parametrize("io", ["buffered", "direct"])
 def test_a_long_scan_holds_the_same_memory_as_a_short_one(tmp_path, io):
-    """A block that two groups share stays cached. It must not keep the whole buffer alive that it was read into."""
+    """A block shared by two groups stays cached, but must not keep the whole buffer that it was read into alive."""
     ds = ps.create(tmp_path / "ds", {"x": ps.Tensor((250,), "uint8")})
     with ds.transaction() as tx:
         for number in range(6):
@@ -225,7 +225,7 @@ print(max(peaks[: len(peaks) // 3]), max(peaks))
 
 
 def test_small_files_that_are_held_whole_count_in_the_budget(tmp_path):
-    """If files are not mapped, a small data file is read and cached whole. Hundreds of such files exceed the budget."""
+    """If files are not mapped, small data files are read and cached whole. Here, hundreds of them exceed the budget."""
     ds = ps.create(tmp_path / "ds", {"x": ps.Tensor((200, 1000), "uint8")})
     for number in range(600):
         ds.append({"x": np.full((1, 200, 1000), number % 256, np.uint8)})

@@ -131,8 +131,8 @@ def volume(tmp_path_factory):
 
 
 def cost_of(place, key):
-    """Return the numbers of ranges and bytes of one read, and its values. Call it in a fresh process, so that no tiles are cached. It
-    reads the tail beforehand.
+    """Return how many ranges and bytes one read costs, and the values it returns. Call this in a fresh process, so that no tiles are
+    cached. The tail is read before the measurement.
     """
     ds = ps.open(place, io="buffered")
     ds._view.shapes(np.array([0]), "volume")
@@ -316,7 +316,7 @@ print(grown.peak)
 
 
 def beyond_memory(tmp_path, place, gib):
-    """Append a memmap of `gib` GiB as one sample and read it back. Return the peak growth of anonymous memory in bytes."""
+    """Append a `gib` GiB memmap as one sample, and read it back. Return the peak growth of anonymous memory in bytes."""
     rows = int(gib * 1024)
     with (tmp_path / "values.bin").open("wb") as file:
         for row in range(rows):
@@ -335,12 +335,12 @@ def test_six_gibibytes_as_one_sample(tmp_path, bucket):
         assert beyond_memory(tmp_path, place, 6) < 512 << 20
 
 
-# Found by review
+# Regressions found in review
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_nulls_after_tiles_in_one_transaction(root, codec):
-    """Append large samples, small samples and nulls in random order, and omit columns. Each transaction has two to five appends."""
+    """Append large samples, small samples, nulls and omitted columns in random order, in transactions of two to five appends."""
     large = np.random.default_rng(0).integers(0, 99, (2048, 2048)).astype("int16")
     small = large[:3]
     pushes = {"L": [large], "s": [small], "N": [None], "sN": [small, None], "NL": [None, large], "out": None}
@@ -440,7 +440,7 @@ def test_masked_parts_of_a_source_are_refused(root):
 @pytest.mark.local
 @pytest.mark.parametrize("io", ["auto", "buffered", "direct"])
 def test_many_damaged_places_of_a_large_sample_are_one_error(tmp_path, io):
-    """Direct reads complete in any order. Corrupt ranges are reread in file order."""
+    """Direct reads complete in any order, but corrupt ranges are reread in file order."""
     ds = ps.create(tmp_path / "ds", {"x": ps.Tensor((4096, 8192), "uint8")})
     ds.append({"x": np.random.default_rng(0).integers(0, 256, (1, 4096, 8192), dtype=np.uint8)})
     path = max((tmp_path / "ds" / "d").iterdir(), key=lambda path: path.stat().st_size)
@@ -514,7 +514,7 @@ LOCAL = ["mapped", "buffered", "direct"]
 @pytest.mark.parametrize("io", LOCAL)
 @pytest.mark.parametrize("tile", [None, (2, 3, 5), (4, 8, 8)])
 def test_windows_flat_in_some_dimensions(tmp_path, io, tile):
-    """A window may cover a dimension wholly, partly, or at a single index. Each result must equal NumPy's."""
+    """A window may cover all of a dimension, part of it, or a single index. Each result must equal NumPy's."""
     shape = (9, 10, 11)
     values = np.random.default_rng(1).integers(0, 1 << 15, (4, *shape)).astype(np.int16)
     free = ps.Tensor((None, None, None), "int16") if tile is None else ps.Tensor((None, None, None), "int16", tile=tile)
@@ -540,8 +540,8 @@ for io in ("direct", "buffered", "mapped"):
 
 @pytest.mark.local
 def test_large_samples_with_tiles_cut_in_each_dimension_are_read_whole(tmp_path):
-    """Samples too large for the cache are streamed. Tiles may be read straight into a sample only if their concatenation is exactly its
-    bytes.
+    """Samples too large for the cache are streamed. Tiles may be read straight into a sample only if their concatenation equals the
+    bytes of the sample.
     """
     values = np.random.default_rng(0).integers(0, 1 << 16, (2, 32, 256, 256)).astype(np.uint16)
     tiles = {"first": (4, 256, 256), "second": (4, 64, 256), "third": (4, 256, 64), "one": (1, 64, 256), "all": (4, 64, 64)}

@@ -44,7 +44,7 @@ def test_a_transaction_that_raises_commits_nothing(root, raised):
 
 
 def test_a_refused_append_forgets_its_own_words_only(root):
-    """If a transaction's first append is refused because of a later column, the snapshot's words keep their codes."""
+    """If a transaction's first append is refused because of a later column, the snapshot's words must keep their codes."""
     good = (np.zeros((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8))
     ds = ps.create(root, {"word": ps.Category(), "image": ps.Image()})
     ds.append({"word": ["a", "b", "c"], "image": good})
@@ -58,7 +58,7 @@ def test_a_refused_append_forgets_its_own_words_only(root):
 
 
 def test_an_interrupted_append_is_not_committed_in_part(root, monkeypatch):
-    """Ctrl-C interrupts an append between two slices, and its transaction's body catches that. The first slice must not be committed."""
+    """Ctrl-C interrupts an append between two slices, and the `with` block suppresses it. The first slice must not be committed."""
     ds = ps.create(root, {"x": ps.Tensor((1 << 20,), "uint8")})
     slices = []
 

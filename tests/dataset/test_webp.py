@@ -1,4 +1,4 @@
-"""WebP images: pixels equal Pillow's, which come from Google's decoder. Animations and damaged files are refused."""
+"""WebP images: pixels equal those from Pillow, which uses Google's decoder. Animations and damaged files are refused."""
 
 import io
 
@@ -12,7 +12,7 @@ from PIL import ImageOps
 
 
 def photograph(mode="RGB"):
-    """Return a smooth picture, as lossy codecs expect."""
+    """Return a smooth picture, which suits lossy codecs."""
     y, x = np.mgrid[0:90, 0:121]
     channels = [127 + 120 * np.sin(x / (9 + c)) * np.cos(y / (13 - c)) for c in range(len(mode))]
     return Pillow.fromarray(np.stack(channels, -1).astype(np.uint8), mode)
@@ -53,7 +53,7 @@ def test_a_loader_crops_and_turns_them(root):
 
 
 def with_exif_prefix(body):
-    """Prefix the content of the EXIF chunk with `Exif` and two zeros, as in a JPEG. Some writers of WebP do so."""
+    """Prefix the content of the EXIF chunk with `Exif` and two zero bytes, as in a JPEG. Some WebP writers do this."""
     parts, at = [], 12
     while at < len(body):
         name, size = body[at : at + 4], int.from_bytes(body[at + 4 : at + 8], "little")
@@ -114,7 +114,7 @@ def test_animations_masks_and_damage_are_refused(root, tmp_path):
     with pytest.raises(ps.CorruptError, match="3 channels, expected 1"):
         masks.append({"mask": [encoded(photograph(), lossless=True)]})
     whole = encoded(photograph(), lossless=True)
-    ds.append({"image": [whole[: len(whole) // 2]]})  # An append checks only the header.
+    ds.append({"image": [whole[: len(whole) // 2]]})  # By default, an append checks only the header.
     with pytest.raises(ps.CorruptError, match="cannot decode WebP"):
         ds[0]
     with pytest.raises(ps.Error, match="cannot decode WebP"):

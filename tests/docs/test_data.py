@@ -65,7 +65,7 @@ def test_all_bad_parquet_through_import(data, tmp_path):
 def test_good_parquet_files(data, tmp_path):
     files = sorted(path for path in (data / "parquet-testing").rglob("data/*.parquet"))
     assert len(files) > 30
-    files = files[ROTATION % 3 :: 3]  # Each run imports another third.
+    files = files[ROTATION % 3 :: 3]  # Each run imports a third of the files.
     read = 0
     for number, path in enumerate(files):
         try:
@@ -73,7 +73,7 @@ def test_good_parquet_files(data, tmp_path):
         except ps.Error as error:
             assert error.code in ("object-malformed", "unsupported-format", "invalid-schema", "invalid-value", "source-not-found"), path
             continue
-        # The metadata of one old file says 0 rows, but it holds 6.
+        # The metadata of one old file claims 0 rows, but the file has 6.
         claimed = pq.ParquetFile(path).metadata.num_rows
         assert report.samples == claimed or (claimed == 0 and path.name == "repeated_no_annotation.parquet" and report.samples == 6)
         read += 1

@@ -1,4 +1,4 @@
-"""Checks that the documentation is true: the README's tours run, named paths and functions exist, every public name has a docstring."""
+"""Check the documentation: the README's tours run, named paths and functions exist, and every public name has a docstring."""
 
 import inspect
 import os
@@ -50,12 +50,12 @@ def test_links_of_the_documents_lead_somewhere():
     assert not [(name, link) for name, link in inside if not (ROOT / name).parent.joinpath(link).exists()]
 
 
-# Words in code font that belong to the kernel, the processor or a library that we do not use.
+# Code-font words that belong to the kernel, the processor or a library that we do not use.
 OF_OTHERS = {"pread", "rayon", "rep", "movsb"}
 
 
 def test_every_name_in_the_documents_exists():
-    """A name in code font is the name of a file or folder in this repository, or a word that occurs in the code."""
+    """Each word in code font must name a file or folder in this repository, or occur in the code."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     known = {part for name in listed for part in (*pathlib.Path(name).parts, pathlib.Path(name).stem)} | OF_OTHERS
     for name in listed:
@@ -121,7 +121,7 @@ def test_no_path_of_a_machine_stands_in_the_project():
 
 
 def test_keywords_of_loaders_are_known_to_type_checkers(tmp_path):
-    """A misspelled or unknown keyword, or an invalid value, is found without running the code."""
+    """Type checkers find misspelled or unknown keywords and invalid values without running the code."""
     lines = {
         "batch_size=2": None,
         "batchsize=2": "batchsize",
@@ -139,7 +139,7 @@ def test_keywords_of_loaders_are_known_to_type_checkers(tmp_path):
 
 
 def test_tests_sleep_only_for_a_stated_reason_and_assert_no_times():
-    """A line that sleeps has a comment, or is in tests/waiting.py. No assertion compares clocks."""
+    """Each line that sleeps must have a comment or be in tests/waiting.py. No assertion may compare clocks."""
     files = [*(ROOT / "tests").rglob("*.py"), *ROOT.glob("crates/*/tests/*.rs"), *ROOT.glob("crates/testkit/src/**/*.rs")]
     bare, timed = [], []
     for path in files:

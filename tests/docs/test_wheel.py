@@ -1,4 +1,4 @@
-"""The wheel: it installs into an empty environment without a compiler, and runs the README's tour. Imports and help are quick."""
+"""The wheel installs into an empty environment without a compiler, and runs the README's tour. Imports and help load few modules."""
 
 import os
 import pathlib
@@ -31,7 +31,7 @@ def test_a_wheel_installs_without_a_compiler_and_runs_the_tour(tmp_path):
 
 
 def test_importing_and_helping_load_little():
-    """Modules are counted, not milliseconds: NumPy is loaded with the first dataset, pyarrow with the first table."""
+    """Count modules, not milliseconds. NumPy is loaded only when `create` or `open` is first used, and pyarrow with the first table."""
     script = "import sys, penstock{}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHONPATH": str(ROOT / "python")}
 

@@ -1,4 +1,4 @@
-"""Transactions are all or nothing; time travel, many writers, kill -9, full and read-only disks."""
+"""Test all-or-nothing transactions, time travel, many writers, kill -9, full disks and read-only disks."""
 
 import itertools
 import multiprocessing
@@ -49,7 +49,7 @@ def test_a_transaction_is_one_commit_or_nothing(root):
         tx.append({"n": np.arange(3_000_000)})
         tx.append({"n": ["no number"]})
     with pytest.raises(ps.InvalidInputError):
-        ds.append({"t": [f"{i}" for i in range(600_000)] + [5]})  # The value in the second slice is invalid.
+        ds.append({"t": [f"{i}" for i in range(600_000)] + [5]})  # A value in the second slice is invalid.
     assert sorted(path for path in root.rglob("*") if path.is_file()) == before, "no file remains"
     with pytest.raises(ps.ClosedError):
         tx.append({"n": [1]})
@@ -82,7 +82,7 @@ def commit_and_open(uri, commits, answers):
 
 @pytest.mark.local
 def test_commits_of_others_are_never_taken_for_a_hole(tmp_path):
-    """Two commits may land between the reads of records n + 1 and n + 2. In memory, where commits are fast, one open in 200 hit this."""
+    """Two commits may complete between the reads of records n + 1 and n + 2. On a RAM disk, this happened in one of 200 opens."""
     root = pathlib.Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path)) / "dataset"
     ds = ps.create(root, {"n": "int32"})
     context = multiprocessing.get_context("spawn")
@@ -145,11 +145,11 @@ while True:
 
 
 def kill_at_random(uri, seed):
-    """Run a writer, kill it with kill -9 at a random moment, and return the length that it last acknowledged."""
+    """Run a writer, kill it with kill -9 at a random moment, and return the dataset length that it last acknowledged."""
     before = len(ps.open(uri))
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(uri), str(seed)], stdout=subprocess.PIPE, text=True)
     first = writer.stdout.readline()  # Importing penstock is slow, so the wait starts after the first commit.
-    time.sleep(random.Random(seed).random() * 0.05)  # This sleep is the random moment, not a wait for an event.
+    time.sleep(random.Random(seed).random() * 0.05)  # This sleep sets the random moment; it does not wait for an event.
     os.kill(writer.pid, signal.SIGKILL)
     lines = [line for line in (first + writer.stdout.read()).split("\n") if line.strip()]
     writer.wait()
@@ -161,7 +161,7 @@ def killed(root, kills):
     for seed in range(kills):
         acknowledged = kill_at_random(root, seed)
         ds = newest(ps.open(root), acknowledged)
-        if len(ds) != acknowledged:  # The commit in flight may exist too.
+        if len(ds) != acknowledged:  # The commit in flight may have succeeded.
             assert [commit.samples for commit in ds.log(2)][1] == acknowledged
         assert np.array_equal(ds["n"][:], np.arange(len(ds)))
     report = ds.verify()

@@ -1,4 +1,4 @@
-"""Pins: durable names, stored in the log of names. A pin keeps a snapshot that a loader reads."""
+"""Pins are durable names for snapshots, stored in the log of names. A loader can pin the snapshot that it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places: a handle stays with one dataset, a race to create has one winner, leftovers are reused, logs with holes are reported."""
+"""Places: a handle keeps its dataset, a race to create one has a single winner, leftovers are reused, and holes in logs are reported."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ def replaced(change, one, two):
 
 @pytest.fixture(params=["link", "anew"])
 def moved(tmp_path, request):
-    """A handle whose path now leads to another dataset: its symlink was retargeted, or its folder was recreated."""
+    """Return a handle whose symlink was retargeted or whose folder was recreated, the dataset that is there now, and its path."""
     first = ps.create(tmp_path / "one", {"n": "int32", "word": ps.Category()})
     first.append({"n": [1, 2, 3], "word": ["a", "b", "c"]})
     place = tmp_path / "latest"
@@ -83,7 +83,7 @@ def test_a_transaction_that_began_before_is_not_committed_elsewhere(tmp_path):
 
 
 def test_a_longer_log_elsewhere_is_not_gone_on_with(tmp_path):
-    """The other dataset has a record at the number that the handle would commit next."""
+    """The other dataset already has a record with the number that the handle would commit next."""
     one, two = (ps.create(tmp_path / name, {"n": "int32"}) for name in ("one", "two"))
     for _ in range(5):
         two.append({"n": [1]})
@@ -113,7 +113,7 @@ def create_together(place, barrier, answers):
 
 
 def race_to_create(places, racers=2):
-    """Create each place from several processes at once. Exactly one succeeds; the others report `dataset-exists`."""
+    """Create a dataset at each place from several processes at once. Exactly one process succeeds; the others report `dataset-exists`."""
     context = multiprocessing.get_context("fork")
     for place in places:
         barrier, answers = context.Barrier(racers), context.SimpleQueue()
@@ -168,7 +168,7 @@ def test_one_of_eight_threads_wins(tmp_path):
 def test_leftovers_of_an_unfinished_create_are_taken_over(root):
     ds = ps.create(root, {"n": "int32"})
     ds.append({"n": [1]})
-    for path in root.rglob("*"):  # This is the state before commit 0: all objects exist, but no record.
+    for path in root.rglob("*"):  # Restore the state before commit 0: objects exist, but no records.
         if path.is_file() and len(path.name) == 20 and path.name.isdigit():
             path.unlink()
     with pytest.raises(ps.NotFoundError) as caught:
@@ -210,8 +210,8 @@ def ten(tmp_path):
 
 @pytest.mark.parametrize("missing", [(9,), (8,), (7, 8), (5, 6, 7), (1,)])
 def test_a_log_with_a_hole_is_refused_or_named(ten, missing):
-    """A copy lacks records. `open` refuses the copy if the hint or a later record reveals the hole; otherwise `verify` names the missing
-    record.
+    """Remove records. `open` refuses the dataset if the newest record, which the hint names, is missing. Otherwise, `verify` names a
+    missing record.
     """
     for number in missing:
         record(ten, number).unlink()
@@ -235,7 +235,7 @@ def can_open(place):
 
 
 def test_an_append_never_takes_the_number_of_a_record_that_exists(ten):
-    """The hint is older than the hole, as when a copy starts with `hint`."""
+    """The hint is older than the missing record, as in a copy that began with `hint`."""
     hint = ten / "log" / "0000000000000000" / "hint"
     early = pathlib.Path(str(ten) + "-early")
     ds = ps.create(early, {"n": "int32"})
@@ -292,7 +292,7 @@ def test_two_writers_that_add_one_word_show_it_once(root):
 
 
 def test_a_link_that_is_turned_stages_nothing_in_the_other_dataset(tmp_path):
-    """A transaction whose commit fails leaves no data files in the other dataset either."""
+    """A transaction whose commit fails leaves no data files in either dataset."""
     for name in ("one", "other"):
         ps.create(tmp_path / name, {"v": ps.Tensor((1 << 20,), "uint8")})
     link = tmp_path / "latest"
@@ -300,7 +300,7 @@ def test_a_link_that_is_turned_stages_nothing_in_the_other_dataset(tmp_path):
     transaction = ps.open(link).transaction()
     link.unlink()
     link.symlink_to("other")
-    transaction.append({"v": np.zeros((40, 1 << 20), np.uint8)})  # The transaction keeps its original folder.
+    transaction.append({"v": np.zeros((40, 1 << 20), np.uint8)})  # The transaction keeps using its original folder.
     with pytest.raises(ps.Error) as caught:
         transaction.commit()
     assert caught.value.code == "dataset-replaced"
@@ -312,7 +312,7 @@ def test_a_link_that_is_turned_stages_nothing_in_the_other_dataset(tmp_path):
 @pytest.mark.local
 @pytest.mark.parametrize("how", ["link", "rename"])
 def test_paths_that_turn_at_any_moment_lose_nothing(tmp_path, how):
-    """Each append reports truthfully whether it committed, while the path switches to another dataset and back."""
+    """Each append must report correctly whether it committed, even while the path switches to another dataset and back."""
     one, other, latest = tmp_path / "one", tmp_path / "other", tmp_path / "latest"
     for place in (one, other):
         ps.create(place, {"n": "int64"})
@@ -334,7 +334,7 @@ def test_paths_that_turn_at_any_moment_lose_nothing(tmp_path, how):
         handle = ps.open(latest)
         began = time.monotonic()
         elsewhere.append({"n": [turn]})
-        # It fires in the middle of one of the commits.
+        # The timer fires during one of the commits below.
         turning = threading.Timer((time.monotonic() - began) * (turn % 20) / 3, lead_to, [other])
         turning.start()
         for part in range(20):
@@ -358,7 +358,7 @@ def test_a_copy_that_went_another_way_is_no_place_to_go_on(tmp_path):
     shutil.copytree(tmp_path / "set", tmp_path / "copy")
     ds.append({"c": ["b"], "x": [1]})
     reader.refresh()
-    for rows in ([2], [2, 5]):  # At first the copy has as many commits as the handle knows, then it has more.
+    for rows in ([2], [2, 5]):  # First, the copy has as many commits as the handle knows; then it has more.
         if len(rows) == 2:
             (tmp_path / "set").rename(tmp_path / "copy")
             (tmp_path / "old").rename(tmp_path / "set")

@@ -1,4 +1,4 @@
-"""Pickle, fork (also while another thread is inside `take`), spawn, threads, DataLoader workers."""
+"""Test pickle, fork (even while another thread is inside `take`), spawn, threads and DataLoader workers."""
 
 import multiprocessing
 import os
@@ -12,7 +12,7 @@ import numpy as np
 import penstock as ps
 import pytest
 import torch
-from numpy.random import default_rng  # Imported by name, as in `penstock.view`.
+from numpy.random import default_rng  # Imported eagerly, so that no thread imports it lazily during a fork.
 from torch.utils.data import DataLoader
 
 COUNT = 2000
@@ -52,7 +52,7 @@ def test_pickle_carries_place_snapshot_and_selection_only(ds, root):
 
 
 def in_child(work):
-    """Run `work` in a forked child and check that it exits with 0. An alarm kills a child that hangs, which fails the test."""
+    """Run `work` in a forked child and check that it exits with 0. An alarm kills a child that hangs, so the test fails."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -80,7 +80,7 @@ def test_fork_while_other_threads_are_inside_take(ds):
         thread.start()
     try:
         for seed in range(40):
-            shared[0] = ps.open(ds.uri)  # A handle caches objects at its first take, so the threads and the child create them concurrently.
+            shared[0] = ps.open(ds.uri)  # The first take of a handle fills its caches, so the threads and the child do so concurrently.
             in_child(lambda seed=seed: check(shared[0], seed))
     finally:
         stop.set()

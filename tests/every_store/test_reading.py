@@ -1,4 +1,4 @@
-"""`take`, indexing, `select`, `scan` and Arrow against plain Python, over many fragments."""
+"""Compare `take`, indexing, `select`, `scan` and Arrow with plain Python, over many fragments."""
 
 import duckdb
 import numpy as np
@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 @pytest.fixture
 def many(root):
-    """1,000 samples in 100 commits: enough for pages, roots and inline fragments."""
+    """Return a dataset of 1,000 samples in 100 commits, enough to have pages, roots and inline fragments."""
     ds = ps.create(root, {"number": "int64", "text": ps.Text(), "vector": ps.Tensor((4,), "float32")})
     for start in range(0, 1000, 10):
         numbers = np.arange(start, start + 10)
@@ -130,7 +130,7 @@ def test_arrow_stream_feeds_duckdb_polars_and_pandas(root):
 
 
 class Model(RuleBasedStateMachine):
-    """A real dataset against a list of rows. Old snapshots are kept and reopened."""
+    """Compares a real dataset with a list of rows. Old snapshots are reopened."""
 
     @initialize()
     def begin(self):
@@ -193,7 +193,7 @@ TestModel = Model.TestCase
     "shape, dtype", [((3,), "float32"), ((300,), "float32"), ((5,), "uint8"), ((7, 11), "int16"), ((1025,), "uint8"), ((24_001,), "uint8")]
 )
 def test_samples_of_odd_sizes_are_the_same_whenever_they_are_read(root, shape, dtype):
-    """Blocks are padded, so a reader must not assume contiguous samples, even after it has verified all blocks."""
+    """Blocks are padded, so a reader must not assume that samples are contiguous, even after verifying all blocks."""
     count = 2 + 20_000 // np.prod(shape)
     values = np.random.default_rng(0).integers(0, 100, (count, *shape)).astype(dtype)
     ds = ps.create(root, {"v": ps.Tensor(shape, dtype)})

@@ -1,7 +1,7 @@
-"""Crafted objects: every integer of every object set to 0, 1, its largest value or the value of a neighbouring integer, with all checksums
-recomputed.
+"""Read datasets with one changed integer and valid checksums.
 
-Reading raises a Penstock error or returns the values that were written, in bounded memory. `verify` reports whatever reading refuses.
+Each integer is set to 0, 1, its largest value, nearby values and the values of neighbouring integers. With bounded memory, a read must
+either raise a Penstock error or return the values that were written. `verify` must report each dataset that a read refuses.
 """
 
 import json
@@ -43,14 +43,14 @@ def test_every_integer_of_every_object_changed(tmp_path):
 @pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
 @pytest.mark.parametrize("first", [[0], [10], [0, 10], [10, 0]])
 def test_two_fragments_that_name_one_data_file(tmp_path, io, first):
-    """Facts about the file that are cached for one fragment are not used for the other, whichever is read first."""
+    """Metadata of the file that is cached for one fragment must not be used for the other, whichever is read first."""
     varint = crafted_runner.varint
     ds = ps.create(tmp_path / "set", {"a": "int64", "b": "int64", "t": ps.Text()})
     ds.append({"a": range(10), "b": range(10), "t": ["x"] * 10})
     ds.append({"a": range(100, 105), "b": range(200, 205), "t": ["y"] * 5})
 
     def fragment(samples, first, files):
-        """Encode a fragment according to section 4 of the spec."""
+        """Encode a fragment according to section 5 of the spec."""
         body = varint(samples) * 2 + varint(1) + first.to_bytes(8, "little") + varint(samples) + varint(len(files))
         for file in files:
             columns = varint(len(file.columns)) + b"".join(map(varint, file.columns))
@@ -82,7 +82,7 @@ def test_two_fragments_that_name_one_data_file(tmp_path, io, first):
 @pytest.mark.parametrize("other", ["as many", "few large", "few small"])
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_two_datasets_that_name_one_data_file(tmp_path, io, codec, other, order):
-    """Cached blocks of one dataset are not used for the other."""
+    """Cached blocks of one dataset must not be used for the other."""
     values = {
         "a": {"n": list(range(60_000)), "t": [f"good {i}" for i in range(60_000)]},
         "b": {

@@ -1,4 +1,4 @@
-"""An independent reader, written from the specification alone (spec_reader.py), reads the same values as Penstock."""
+"""An independent reader (spec_reader.py), based only on the specification, reads the same values as Penstock."""
 
 import pathlib
 
@@ -54,14 +54,14 @@ def test_random_datasets_read_the_same(tmp_path, seed):
     rng = np.random.default_rng(seed)
     names = list(SCHEMA) if seed % 2 else [str(name) for name in rng.choice(list(SCHEMA), 6, replace=False)]
     ds = ps.create(tmp_path / "set", {name: SCHEMA[name] for name in names})
-    for _ in range(3 if seed % 2 else 80):  # 80 commits are enough for roots and pages.
+    for _ in range(3 if seed % 2 else 80):  # 80 commits are enough to create roots and pages.
         count = int(rng.integers(0, 40 if seed % 2 else 4))
         chosen = [name for name in names if rng.random() < 0.8]
         ds.append({name: values(rng, name, SCHEMA[name], count) for name in chosen})
     compare(tmp_path / "set")
 
 
-# An append must refuse invalid values before it commits. Each append mixes several of these extreme shapes.
+# Each append mixes several of these extreme shapes, and must refuse unsupported ones before it commits.
 
 EXTREMES = [
     (0, 0),
@@ -81,7 +81,7 @@ EXTREMES = [
 @pytest.mark.local
 @pytest.mark.parametrize("seed", range(12))
 def test_what_an_append_takes_a_fresh_reader_reads(tmp_path, seed):
-    """Append random mixtures of extremes. An append either fails and leaves nothing, or a fresh reader reads all of it."""
+    """Append random mixtures of extreme shapes. Each append either fails and leaves nothing behind, or a fresh reader reads all of it."""
     rng = np.random.default_rng(seed)
     kinds = {
         "v": ps.Tensor((None, None), "uint8"),

@@ -1,4 +1,4 @@
-"""Values that importers refuse. Each refusal names the right row and column, and no code parses error messages."""
+"""Values that importers refuse. Each refusal must report the right row and column, even if values look like messages."""
 
 import csv
 import gc
@@ -75,7 +75,7 @@ def test_rows_of_values_that_are_pulled_are_counted_from_the_beginning(tmp_path)
 @pytest.mark.parametrize("bad", [[0], [4], [0, 1, 4], [2, 3], [0, 1, 2, 3, 4]])
 @pytest.mark.parametrize("mode", ["skip", "null"])
 def test_every_refusal_names_its_own_row(root, bad, mode):
-    """Several bad values in both columns. `null` reports one refusal per value, `skip` one per row."""
+    """Both columns can have bad values. `null` reports one refusal per bad value, and `skip` reports one per row."""
     rows = [{"a": index, "b": index * 10} for index in range(5)]
     for row in bad:
         rows[row] = {"a": f"bad a{row}", "b": f"bad b{row}" if row % 2 else row * 10}
@@ -154,7 +154,7 @@ def test_binary_inside_other_values_is_refused_and_never_text(root, tmp_path, va
 
 @pytest.fixture
 def folder(tmp_path):
-    """A typical folder: two classes of images, and other files next to them."""
+    """Return a typical folder, with images of two classes and some other files."""
     folder = tmp_path / "photos"
     for name in ("cat/1.png", "cat/2.jpg", "dog/1.png"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -214,7 +214,7 @@ def test_a_pattern_of_places_leaves_other_kinds_of_files_out(folder, root, patte
 
 
 def test_a_value_that_stops_an_import_is_named_by_one_row(tmp_path):
-    """The message names the row of the input, not the row within an internal chunk."""
+    """The message reports the row number in the input, not within an internal chunk."""
     with pytest.raises(ps.InvalidInputError) as caught:
         import_data([{"a": index} for index in range(3000)] + [{"a": "x"}], tmp_path / "rows")
     assert "`row 3000`" in caught.value.message and caught.value.message.count("row") == 1 and caught.value.column == "a"
@@ -255,7 +255,7 @@ def test_two_bad_values_of_a_row_are_two_refusals_with_null(root, tmp_path, kind
 
 
 def test_numbers_beyond_a_type_are_refused_whoever_parses_them(tmp_path):
-    """float32 cannot hold 1e39 and float64 cannot hold 1e400, also when parsed from text. An explicit `inf` is accepted."""
+    """float32 cannot represent 1e39, and float64 cannot represent 1e400, even in text. An explicit `inf` is accepted."""
     (tmp_path / "a.csv").write_text("g,h\n1.5,1e400\n1e39,2\ninf,-inf\n,3\n")
     with pytest.raises(ps.InvalidInputError, match="1e400") as caught:
         import_data(tmp_path / "a.csv", tmp_path / "raised", types={"g": "float32"})
@@ -269,7 +269,7 @@ def test_numbers_beyond_a_type_are_refused_whoever_parses_them(tmp_path):
         1.0,
         2.0,
     ]
-    # Such numbers are also refused if the block has a value that is not a number.
+    # Such numbers are also refused if the block contains a value that is not a number.
     (tmp_path / "b.csv").write_text("g,h\n1.5,1e400\n2.5,many\n3.5,4\n")
     report = import_data(tmp_path / "b.csv", tmp_path / "both", types={"h": "float64"}, on_error="skip")
     assert [refusal.path[-5:] for refusal in report.refused] == ["row 1", "row 2"] and ps.open(tmp_path / "both")["h"][:].tolist() == [4.0]
@@ -347,7 +347,7 @@ def test_many_bad_values_are_nulled_column_by_column(tmp_path, monkeypatch):
 
 
 def test_quoted_lines_lie_across_the_blocks_of_a_large_csv(tmp_path):
-    """Files are parsed in blocks of a few megabytes. A multi-line value stays one value wherever a block ends."""
+    """Files are parsed in blocks of a few megabytes. A multi-line value stays intact even if it crosses a block boundary."""
     text = "\n".join(f"line {number}" for number in range(200))
     with (tmp_path / "a.csv").open("w") as out:
         out.write("n,text\n" + "".join(f'{row},"{row}\n{text}"\n' for row in range(6_000)))
@@ -403,7 +403,7 @@ def test_each_bad_medium_of_a_row_is_nulled(tmp_path, parquet):
 
 
 def test_linked_folders_are_classes(tmp_path):
-    """Linked folders are followed, except links to a folder that contains the link."""
+    """Links to folders are followed, unless the target folder contains the link."""
     for name in ("cat", "dog"):
         (tmp_path / "real" / name).mkdir(parents=True)
         (tmp_path / "real" / name / "1.png").write_bytes(encoded())
@@ -442,7 +442,7 @@ def test_media_that_are_only_a_path_are_refused_row_by_row(tmp_path, on_error):
 
 
 def test_bytes_that_are_no_image_are_bytes(tmp_path):
-    """Only columns of media types must hold valid media."""
+    """Only media columns must contain valid media."""
     import_data([{"b": b"no image", "p": encoded()}, {"b": None, "p": b""}], tmp_path / "ds", types={"p": ps.Bytes()})
     assert ps.open(tmp_path / "ds")["b"][:] == [b"no image", None]
 
@@ -450,7 +450,7 @@ def test_bytes_that_are_no_image_are_bytes(tmp_path):
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_a_csv_that_ends_within_quotes_is_refused(tmp_path, on_error, encoding):
-    """A file that is truncated after an opening quote would otherwise be read to the end as one value."""
+    """Without this check, the rest of a file truncated after an opening quote would be read as one value."""
     path = tmp_path / "table.csv"
     whole = "id,text\n" + "".join(f'{row},"line {row}\nwith ""quotes"" and ü"\n' for row in range(50))
     path.write_text(whole, encoding)
@@ -486,7 +486,7 @@ def test_a_quote_that_swallows_a_large_csv_is_told_with_its_place(tmp_path):
 
 @pytest.mark.parametrize("kind", ["duration", "time64"])
 def test_files_of_other_units_are_refused(tmp_path, kind):
-    """Values are stored as numbers in the unit of the first file, so other units are refused."""
+    """Values are stored as numbers in the unit of the first file, so files with other units are refused."""
     make = getattr(pa, kind)
     (tmp_path / "source").mkdir()
     for name, unit in (("a", "us"), ("b", "us")):
@@ -507,7 +507,7 @@ def test_parquet_is_read_in_few_pieces(tmp_path):
 
 
 def test_a_large_row_group_is_read_a_part_at_a_time(tmp_path):
-    """At most three parts of 16 MiB exist: one being read, one waiting, one being stored. pyarrow counts the bytes in a fresh process."""
+    """Memory contains at most three 16 MiB parts: one being read, one waiting, and one being stored."""
     values = pa.table({"b": pa.array([np.random.default_rng(row).bytes(1 << 18) for row in range(512)])})
     with pq.ParquetWriter(tmp_path / "t.parquet", values.schema, compression="none", use_dictionary=False, write_batch_size=4) as writer:
         writer.write_table(values, row_group_size=512)
@@ -531,7 +531,7 @@ def test_whole_numbers_of_rows_at_the_edges(root, number):
 
 
 def test_a_dataset_that_a_failed_import_leaves_is_named():
-    """In a bucket or in memory, a dataset cannot be removed atomically."""
+    """In a bucket or in memory, a dataset cannot be removed atomically, so a failed import leaves it behind."""
     place, rows = "memory://failed-import", [{"n": 1}, {"n": "x"}]
     for attempt, left in ((1, True), (2, False)):
         with pytest.raises(ps.InvalidInputError) as caught:
@@ -571,7 +571,7 @@ def test_a_folder_of_tables_as_other_programs_leave_it(tmp_path):
         import_data(folder, tmp_path / "none", format="parquet", exclude=["*"])
     (folder / "year=2020").mkdir()
     (folder / "2").rename(folder / "year=2020" / "2.parquet")
-    with pytest.raises(ps.InvalidInputError, match="its folder name `year=2020` holds a value"):
+    with pytest.raises(ps.InvalidInputError, match="its folder name `year=2020` contains a value"):
         import_data(folder, tmp_path / "parted")
 
 
@@ -585,7 +585,7 @@ def test_a_struct_that_holds_nan_is_refused_as_json_is(tmp_path):
 
 @pytest.mark.parametrize("text", ["name,age\nada,36\nalan,41\n", "a,b\n1,2\n3\n", 'a\n"', "a\n" + "1\n" * 4_000_000 + "x,y\n"])
 def test_python_does_not_end_while_threads_of_arrow_hold_a_function_of_ours(tmp_path, text):
-    """A thread that releases the function during shutdown aborts the process. On a busy machine, this aborted 20 of 400 refused imports."""
+    """A thread that releases the function during shutdown aborts the process. This happened in 20 of 400 refused imports."""
     (tmp_path / "a.csv").write_text(text)
     ps.create(tmp_path / "ds", {"z": "int32"})
     program = """
@@ -603,8 +603,9 @@ import_data(sys.argv[1], sys.argv[2])
 
 
 def test_an_import_into_a_dataset_goes_by_the_types_that_are_there(tmp_path):
-    """In an existing text or category column, a word that looks like a number stays a word. Read as a number, it would be another word's
-    code.
+    """In existing text and category columns, a word that looks like a number stays a word.
+
+    If it were parsed as a number, it would be taken as the code of another word.
     """
     path = tmp_path / "a.csv"
     path.write_text("zip,label,text,bool\n20,7,007,1\n10,8,008,0\n2,0,1e3,1\n0,7,,0\n1,8,true,1\n")
@@ -623,7 +624,7 @@ def test_an_import_into_a_dataset_goes_by_the_types_that_are_there(tmp_path):
 @pytest.mark.parametrize("kind", ["rows", "jsonl", "parquet"])
 @pytest.mark.parametrize("on_error", ["raise", "skip", "null"])
 def test_numbers_are_no_words_of_a_category(tmp_path, kind, on_error):
-    """Numbers would be taken as codes, which mean different words in other datasets."""
+    """Numbers must be refused, because they would be taken as codes, which represent different words in other datasets."""
     ds = ps.create(tmp_path / "ds", {"c": ps.Category()})
     ds.append({"c": ["one", "two"]})
     values, source = [1, None, 0], tmp_path / f"a.{kind}"
@@ -634,7 +635,7 @@ def test_numbers_are_no_words_of_a_category(tmp_path, kind, on_error):
     else:
         source = [{"c": value} for value in values]
     if on_error == "raise":
-        with pytest.raises(ps.InvalidInputError, match="holds 1, expected a word") as caught:
+        with pytest.raises(ps.InvalidInputError, match="the value is 1, expected a word") as caught:
             import_data(source, ds.uri)
         assert caught.value.column == "c" and len(ps.open(ds.uri)) == 2
     else:
@@ -646,7 +647,7 @@ def test_numbers_are_no_words_of_a_category(tmp_path, kind, on_error):
 @pytest.mark.parametrize("on_error", ["skip", "null"])
 @pytest.mark.parametrize("row", ['"2,y', '2,"y'])
 def test_an_open_quote_in_a_row_that_is_refused_does_not_swallow_the_rest(tmp_path, on_error, row):
-    """Otherwise the row, extended to the end of the file, would be the only refusal and would hide all later rows."""
+    """The refused row must not extend to the end of the file and hide all later rows."""
     path = tmp_path / "a.csv"
     path.write_text(f"a,b,c\n1,x,z\n{row}\n" + "".join(f"{i},z,z\n" for i in range(3, 20_000)))
     with pytest.raises(ps.InvalidInputError, match="a quote in row 2 is never closed") as caught:
@@ -661,7 +662,7 @@ def test_an_open_quote_in_a_row_that_is_refused_does_not_swallow_the_rest(tmp_pa
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_line_ends_within_quotes_are_kept_wherever_a_piece_ends(tmp_path, encoding):
-    """Arrow drops the LF of a CR LF that spans two of its pieces, which damaged one or two values in 44 MiB of addresses."""
+    """Arrow drops the LF of a CR LF that is split between two pieces. This damaged one or two values in 44 MiB of addresses."""
     rng = np.random.default_rng(5)
     addresses = ["\r\n".join("x" * length for length in lengths) for lengths in rng.integers(0, 30, (180_000, 4))]
     path = tmp_path / "a.csv"
@@ -672,7 +673,7 @@ def test_line_ends_within_quotes_are_kept_wherever_a_piece_ends(tmp_path, encodi
     import_data(path, tmp_path / "ds", encoding=encoding)
     assert ps.open(tmp_path / "ds")["address"][:] == addresses
     piece, row = 4 << 20, b"1," + b"x" * 996 + b"\r\n"
-    for size in (piece, piece - piece // 64):  # Also let a piece of 4 MiB, or slightly less, end near the CR LF.
+    for size in (piece, piece - piece // 64):  # Also make a piece of 4 MiB, or slightly less, end near the CR LF.
         for at in range(-3, 4):
             rows, rest = divmod(size + at - 20, len(row))
             body = b"a,b\r\n" + row * (rows - 1) + b"1," + b"x" * (rest + len(row) - 4) + b"\r\n"
@@ -682,7 +683,7 @@ def test_line_ends_within_quotes_are_kept_wherever_a_piece_ends(tmp_path, encodi
 
 
 def test_numbers_of_rows_where_very_many_are_refused(tmp_path):
-    """Row numbers are computed in one pass. A pass over all refused rows for each refused value would take hours."""
+    """Row numbers are computed in one pass. Scanning all refused rows for each refused value would take hours."""
     path, many = tmp_path / "a.csv", 150_000
     path.write_text("a,b\n" + "1,2\n" * 100 + "1\nx,2\n" * many)
     report = import_data(path, tmp_path / "ds", types={"a": "int64"}, on_error="skip")
@@ -719,7 +720,7 @@ def test_a_row_of_a_csv_that_is_not_utf_8_is_refused_by_its_row(tmp_path, on_err
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_an_import_in_a_thread_goes_on_when_the_main_thread_is_done(tmp_path, kind):
-    """At exit Python waits for the thread, but thread pools no longer accept work."""
+    """At exit, Python waits for the thread, but its thread pools no longer accept work."""
     table, path = pa.table({"a": np.arange(300_000), "b": ["text"] * 300_000}), tmp_path / f"a.{kind}"
     if kind == "parquet":
         pq.write_table(table, path)
@@ -774,7 +775,7 @@ def imported(root, text, **options):
 
 @pytest.mark.local
 def test_words_of_a_csv_that_look_like_numbers_stay_words(tmp_path):
-    """Arrow reads hexadecimal digits as bits, so 0xdeadbeefdeadbeef is negative as int64. Numbers lose leading zeros."""
+    """Arrow parses hexadecimal digits as bits, so 0xdeadbeefdeadbeef is a negative int64. Parsed numbers lose leading zeros."""
     text = "id,zip,n,x\n0xdeadbeefdeadbeef,00501,1,0.5\n0X11,10115,-20,7\n"
     _, ds = imported(tmp_path / "set", text)
     assert list(ds["id"][:]) == ["0xdeadbeefdeadbeef", "0X11"] and list(ds["zip"][:]) == ["00501", "10115"]
@@ -809,7 +810,7 @@ def test_json_and_bytes_of_a_csv_do_not_depend_on_the_other_rows(tmp_path, rest)
 @pytest.mark.parametrize("on_error", ["raise", "skip", "null"])
 @pytest.mark.parametrize("end", ["", "\n", "\r\n", "\r"])
 def test_quotes_at_the_end_of_a_csv(tmp_path, on_error, end):
-    """A value is open only if it has no closing quote. An odd number of quotes or a line end within quotes does not make it open."""
+    """A value is unclosed only if it has no closing quote. Odd numbers of quotes and line ends within quotes are valid."""
     closed = ['a,b\r\n1,"x"\r\n2,"\r\n"', 'a,b\n1,x\n2,19"', 'a\n1\n"2"', 'a\n"x\ny"', 'a,b\n1,"\n"']
     for number, text in enumerate(closed):
         _, ds = imported(tmp_path / f"closed{number}", text + end, on_error=on_error)
@@ -827,7 +828,7 @@ def test_quotes_at_the_end_of_a_csv(tmp_path, on_error, end):
 
 @pytest.mark.local
 def test_times_before_1970_are_the_same_by_every_way(tmp_path):
-    """Nanoseconds are rounded down, as in NumPy, and not towards 1970."""
+    """Nanoseconds are rounded down, as in NumPy, not towards 1970."""
     texts = ["1969-12-31T23:59:59.999999999", "1969-12-31T23:59:58.000000001", "1970-01-01T00:00:00.000000999"]
     times = np.array(texts, "datetime64[ns]")
     expected = times.astype("datetime64[us]").tolist()
@@ -887,7 +888,7 @@ print(grown.peak)
 
 @pytest.mark.local
 def test_what_parquet_stores_once_counts_as_often_as_it_comes(tmp_path):
-    """A file of 100 KB holds 400 MB of text. Neither the encoded size of the row group nor its small first rows predict the later rows."""
+    """A 100 KB file encodes 400 MB of text. Neither its encoded size nor its small first rows predict the size of later rows."""
     words = [f"{number} " * 4000 for number in range(50)]
     rows = ["a"] * 5000 + [words[row % 50] for row in range(20_000)]
     pq.write_table(pa.table({"t": rows, "n": range(len(rows))}), tmp_path / "t.parquet", row_group_size=len(rows))
@@ -900,7 +901,7 @@ INTERRUPTED = """
 import signal, sys
 from penstock.importers import import_data
 
-# pyarrow imports pandas on first use and swallows exceptions of that import, here a Ctrl-C.
+# pyarrow imports pandas on first use and swallows exceptions raised by that import, such as the Ctrl-C here.
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "pandas":
@@ -992,7 +993,7 @@ def test_zeros_in_front_stay_whatever_else_a_column_holds(tmp_path, lines, expec
 
 @pytest.mark.parametrize(("numbers", "late"), [("%d", "00501"), ("%d.5", "-007")])
 def test_zeros_in_front_behind_the_first_block_are_refused(tmp_path, numbers, late):
-    """A type inferred from the first 4 MiB is a guess, so later leading zeros are refused. A given or existing type is not a guess."""
+    """If the type is inferred from the first 4 MiB, later leading zeros are refused. Given and existing types accept them."""
     rows = [f"{numbers % number},{'y' * 60}\n" for number in range(1, 80_000)]
     (tmp_path / "a.csv").write_text("id,x\n" + "".join(rows) + f"{late},z\n0,z\n")
     with pytest.raises(ps.InvalidInputError, match=rf"row 80000`: cannot append to column `id`: '{late}', expected"):
@@ -1006,7 +1007,7 @@ def test_zeros_in_front_behind_the_first_block_are_refused(tmp_path, numbers, la
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "UTC", "+05:30", "Foo/Bar"])
 def test_nanoseconds_of_any_zone_are_rounded_down(tmp_path, zone):
-    """When daylight saving time ends, local times occur twice."""
+    """When daylight saving time ends, some local times occur twice."""
     counts = np.concatenate([np.arange(1_698_364_800, 1_698_537_600, 1800), np.arange(1_712_300_000, 1_712_400_000, 1800)]) * 10**9 + 1999
     counts = np.concatenate([counts, [-1, -(2**63) + 1, 2**63 - 1]])
     times = pa.array(counts, mask=np.arange(len(counts)) == 5).cast(pa.timestamp("ns", tz=zone))
@@ -1066,7 +1067,7 @@ def test_times_in_text_of_parquet_are_refused_one_by_one(tmp_path):
 
 
 def test_times_beyond_nanoseconds_keep_their_microseconds(tmp_path):
-    """The first three are in the form that .NET writes. The first two are its smallest and largest times."""
+    """The first three times use the .NET format. The first two are the minimum and maximum times in .NET."""
     times = ["0001-01-01T00:00:00.0000000", "9999-12-31T23:59:59.9999999", "1969-12-31T23:59:59.9999999Z", "2020-01-01"]
     (tmp_path / "a.csv").write_text("t,b\n" + "".join(f"{time},1\n" for time in times))
     import_data(tmp_path / "a.csv", tmp_path / "set", types={"t": "timestamp"})
@@ -1093,7 +1094,7 @@ def test_options_that_mean_nothing_are_refused_by_us(tmp_path, options):
 
 
 def test_times_of_spark_in_any_century(tmp_path):
-    """Spark and Hive write times as 96 bits. By default pyarrow converts them to nanoseconds, in which the year 9999 wraps."""
+    """Spark and Hive write 96-bit times. By default, pyarrow converts them to nanoseconds, where the year 9999 overflows."""
     times = ["9999-12-31", "1500-01-01", "2024-01-01T00:00:00.000001", "0001-01-01"]
     table = pa.table({"t": pa.array(np.array(times, "datetime64[us]"))})
     pq.write_table(table, tmp_path / "t.parquet", use_deprecated_int96_timestamps=True)
@@ -1197,7 +1198,7 @@ def test_a_failed_import_removes_the_folders_it_made(tmp_path):
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
 def test_a_failed_import_leaves_nothing_to_the_collector_of_garbage(tmp_path, ending):
-    """Read-ahead ends with the import. A garbage collector that ended it could run in a thread that it would then wait for."""
+    """Read-ahead stops with the import. If the garbage collector stopped it, a thread could end up waiting for itself."""
     path = tmp_path / f"x.{ending}"
     if ending == "parquet":
         pq.write_table(pa.table({"a": ["x", "y"]}), path)

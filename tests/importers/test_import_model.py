@@ -1,6 +1,6 @@
-"""Random tables as CSV, JSON lines, Parquet and dicts, with some invalid values, read in blocks of random sizes.
+"""Import random tables with some invalid values from CSV, JSON Lines, Parquet, and dicts, in blocks of random sizes.
 
-The dataset holds what a model in plain Python predicts, and every refusal names its row.
+The dataset must match the prediction of a plain Python model, and every refusal must report its row.
 """
 
 import csv
@@ -46,7 +46,7 @@ def good(rng, name):
 
 
 def bad(rng, name, kind):
-    """Return a value that does not fit its column, or None if the format cannot hold one or the column accepts all values."""
+    """Return a value that does not fit its column. If the format or column rules out such a value, return None."""
     if kind == "parquet":
         return {"small": 128, "half": 65_520.0}.get(name)
     texts = {
@@ -70,7 +70,7 @@ def bad(rng, name, kind):
 
 
 def table(rng, kind):
-    """Make a random table. Return its column names, its rows, and for each row the columns whose values do not fit."""
+    """Make a random table. Return its column names, its rows, and, for each row, the columns whose values do not fit."""
     names = rng.sample(list(TYPES), rng.randint(1, len(TYPES)))
     share, given, wrong = rng.choice([0, 0, 0.02, 0.3]), [], []
     for _ in range(rng.choice([1, 2, 17, 150])):
@@ -88,7 +88,7 @@ def table(rng, kind):
 
 
 def as_text(value):
-    if isinstance(value, datetime.datetime):  # Some have nanoseconds, which are truncated.
+    if isinstance(value, datetime.datetime):  # Some times have nanoseconds, which are truncated.
         return value.isoformat() + ("789" if value.microsecond % 2 else "")
     return json.dumps(value) if isinstance(value, list) else value
 

@@ -1,4 +1,4 @@
-"""Importers: each format, inferred and given types, reported refusals, bounded memory, no partial datasets."""
+"""Importers: every format, inferred and given types, refusal reports, and no partial datasets."""
 
 import datetime
 import gzip
@@ -254,7 +254,7 @@ def test_what_cannot_be_imported(tmp_path, root):
 
 @pytest.mark.local
 def test_vectors_of_a_batch_that_is_cut_are_its_own(tmp_path):
-    """A batch larger than a chunk is cut into parts. Later parts must hold their own vectors, not those of the first part."""
+    """A batch larger than a chunk is split into parts, each of which must contain its own vectors."""
     vectors = np.arange(300_000 * 8, dtype=np.float64).reshape(-1, 8)
     table = pa.table({"v": pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 8)})
     with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as out:

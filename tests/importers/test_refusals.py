@@ -1,4 +1,4 @@
-"""Imports of values that do not fit: each refusal names its row and reason, and commits of other writers stay."""
+"""Imports of invalid values: each refusal reports its row and reason, and commits of other writers are kept."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The forms in which loaders return results: nulls, ragged values, masks, chains of pads and resizes. Also odd options and states."""
+"""How loaders return results: nulls, ragged values, masks, and chains of pads and resizes. Also unusual options and states."""
 
 from __future__ import annotations
 

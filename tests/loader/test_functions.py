@@ -1,4 +1,4 @@
-"""Loaders with Python functions, and what loaders report."""
+"""Loaders with Python functions, and loader errors and statistics."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def ds(tmp_path):
     return made
 
 
-# Python workers need functions defined at the top of a module.
+# Python workers need functions defined at module level.
 def same(sample, rng):
     return sample
 
 
 def slow(sample, rng):
-    time.sleep(0.002)  # A slow function, whose time the statistics report.
+    time.sleep(0.002)  # The statistics report the time of this slow function.
     return sample
 
 

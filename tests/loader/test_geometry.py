@@ -1,4 +1,4 @@
-"""Transforms that move an image and all that belongs to it."""
+"""Transforms that move an image together with its annotations."""
 
 import numpy as np
 import penstock as ps
@@ -9,7 +9,7 @@ from penstock import transforms as T
 @pytest.mark.local
 @pytest.mark.parametrize("flip", [T.RandomHorizontalFlip, T.RandomVerticalFlip])
 def test_boxes_masks_and_points_follow_flips_in_both_directions(tmp_path, flip):
-    """In an image 30 wide and 40 high, box, mask and points locate the white rectangle, flipped or not."""
+    """The box, mask, and points must match the white rectangle in the image, whether or not it is flipped."""
     ds = ps.create(
         tmp_path / "set",
         {"image": ps.Image(), "boxes": ps.Boxes(of="image"), "mask": ps.Mask(of="image"), "points": ps.Keypoints(points=1, of="image")},
@@ -35,7 +35,7 @@ def test_boxes_masks_and_points_follow_flips_in_both_directions(tmp_path, flip):
 @pytest.mark.local
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
 def test_a_crop_of_an_enlarged_image_equals_that_part_of_it(tmp_path, interpolation):
-    """The filter reads pixels beyond the window even when it enlarges: for Lanczos, 3 source pixels on each side."""
+    """The filter reads pixels outside the crop even when it enlarges the image. Lanczos reads 3 source pixels on each side."""
     rng = np.random.default_rng(0)
     picture = rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)
     ds = ps.create(tmp_path / "set", {"image": ps.Image()})

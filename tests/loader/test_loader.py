@@ -1,4 +1,4 @@
-"""The loader: order, batches, state, budgets, mixtures, nulls, damage; on every store the suite runs with."""
+"""The loader on every store of the test suite: order, batches, state, budgets, mixtures, nulls, and damage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ds(root):
             "ragged": ps.Tensor((None, 2), "float32"), "maybe": "float32",
         },
     )  # fmt: skip
-    for begin in (0, 400):  # Two commits, two fragments.
+    for begin in (0, 400):  # Two commits make two fragments.
         rows = range(begin, 400 if begin == 0 else SAMPLES)
         made.append(
             {
@@ -314,7 +314,7 @@ def test_a_function_that_fails_names_its_sample(ds):
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": True}, "batch_size=True"),
         ({"global_batch_size": 10, "rank": 0, "world_size": 3}, "nearest multiple is 9"),
-        ({"batch_size": 2, "rank": 2, "world_size": 2}, "ranks go from 0 to 1"),
+        ({"batch_size": 2, "rank": 2, "world_size": 2}, "expected a rank from 0 to 1"),
         ({"batch_size": 2, "rank": 0}, "or neither"),
         ({"batch_size": 2, "shuffle": "yes"}, "shuffle='yes'"),
         ({"batch_size": 2, "columns": ["nothing"]}, "nothing"),
@@ -325,7 +325,7 @@ def test_a_function_that_fails_names_its_sample(ds):
         ({"batch_size": 2, "seed": -1}, "seed=-1"),
         (
             {"batch_size": 500, "columns": ["x"], "memory_bytes": 1000},
-            "needs 45000 bytes and the previous batch holds as many, but memory_bytes is 1000",
+            "needs 45000 bytes and the previous batch holds the same amount, but memory_bytes is 1000",
         ),
         ({"batch_size": 2, "transform": [T.Resize(3, on="number")]}, "does not fit `number`"),
         ({"batch_size": 2, "transform": [T.RandomCrop(3, on="y")]}, "on `y`"),
@@ -523,7 +523,7 @@ def test_stats_and_explain_tell_what_happens(ds):
 
 
 def _growth_of_a_long_order(kind):
-    """Return by how many bytes a process grows between loaders of 10^5 draws and loaders of 10^9. Call it in a fresh process."""
+    """Return the bytes by which a process grows when loaders of 10^9 draws follow loaders of 10^5. Run this in a fresh process."""
     ds = ps.create(f"memory://huge-order-{kind}", {"number": "int8"})
     ds.append({"number": [1] * 1000})
 
@@ -579,7 +579,7 @@ print([int(position) for batch in loader.stream(1) for position in batch["_posit
 
 @pytest.mark.local
 def test_a_window_order_does_not_depend_on_what_was_read_before(root):
-    """The loader sizes windows by sampling a few of many files, in which the column's share varies widely.
+    """To size windows, the loader samples a few of many files, among which the column's share of bytes varies widely.
 
     It must always sample the same files.
     """
@@ -595,7 +595,7 @@ def test_a_window_order_does_not_depend_on_what_was_read_before(root):
 
 @pytest.mark.local
 def test_loaders_close_at_any_moment(tmp_path):
-    """Closing wakes even threads that are about to wait, so none of many quick starts and stops hangs."""
+    """Closing wakes even threads that are about to wait, so many quick starts and stops never hang."""
     ds = ps.create(tmp_path / "set", {"n": "int64"})
     ds.append({"n": range(64)})
     program = f"""
@@ -615,7 +615,7 @@ print("done")
 
 @pytest.mark.parametrize("samples", [3, 4, 5, 6])
 def test_a_view_within_one_window_comes_in_every_order(samples):
-    """Every order is possible with automatic lanes too: a few samples are not split over many lanes."""
+    """Every order is possible with automatic lanes too, because a few samples are not split over many lanes."""
     ds = ps.create(f"memory://within-{samples}", {"x": "int32"})
     ds.append({"x": range(1000)})
     view, seen = ds.select(range(samples)), set()

@@ -1,4 +1,4 @@
-"""A loader's errors name the sample, function, thread, rank or file. No failure is silent."""
+"""Loader errors name the sample, function, thread, rank, or file. No failure is silent."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_damaged_block_names_a_row_id(tmp_path):
     ds.append({"n": np.arange(6000, dtype=np.uint16).astype(np.uint8).reshape(10, 600)})
     (path,) = (tmp_path / "a" / "d").iterdir()
     body = bytearray(path.read_bytes())
-    body[24 + 6 * 600 + 100] ^= 1  # This byte is in the second block of six samples.
+    body[24 + 6 * 600 + 100] ^= 1  # Blocks have six samples, and this byte is in the second block.
     path.write_bytes(body)
     with pytest.raises(ps.CorruptError) as caught:
         ps.open(tmp_path / "a").take([8])
@@ -55,7 +55,7 @@ def test_a_damaged_block_names_a_row_id(tmp_path):
 
 
 class Local:
-    """A class of functions whose instances can be pickled, but whose results cannot."""
+    """A callable that can be pickled but whose results cannot be."""
 
     def __call__(self, sample, rng):
         return {"n": lambda: sample}
@@ -173,14 +173,14 @@ try:
         pass
 except ps.Error as error:
     print(error.code)
-del batches, loader  # This ends its threads.
+del batches, loader  # This ends the loader's threads.
 gc.collect()
 print("ended")
 """
 
 
 def test_windows_of_a_file_that_is_cut_short_raise_and_end(tmp_path):
-    """Batches share runs. Batches waiting for a run whose fetch failed must wake, and closing must not hang."""
+    """Batches share runs. If the fetch of a run fails, the batches waiting for it must wake up, and closing must not hang."""
     ds = ps.create(tmp_path / "ds", {"n": ps.Tensor((64,), "int64")})
     ds.append({"n": np.zeros((20_000, 64), np.int64)})
     done = subprocess.run([sys.executable, "-c", WINDOWED, str(tmp_path / "ds")], capture_output=True, text=True, timeout=60)
@@ -224,7 +224,7 @@ def test_stand_ins_that_are_undecodable_too_are_replaced_in_turn(tmp_path, on_co
     done = subprocess.run([sys.executable, "-c", STANDINS, ds.uri, on_corrupt], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     samples, refused = map(int, done.stdout.split())
-    assert samples == 8 and refused >= 4, done.stdout  # A refused stand-in counts too.
+    assert samples == 8 and refused >= 4, done.stdout  # Refused stand-ins are counted too.
 
 
 def _cut(file):
@@ -245,12 +245,12 @@ def _tail(file):
 @pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
 @pytest.mark.parametrize("damage", [_cut, _emptied, _tail])
 def test_a_file_that_is_damaged_as_a_whole_ends_no_training(tmp_path, damage, io):
-    """Every loader masks or replaces all samples of the file. A plain take raises an error that names column, object and sample."""
+    """Every loader masks or replaces all samples of the file. A plain take names the column, object, and sample."""
     ds = ps.create(tmp_path / "set", {"x": "int64", "v": ps.Tensor((20_000,), "float32"), "t": ps.Text()})
     for commit in range(3):
         rows = np.arange(40) + 40 * commit
         ds.append({"x": rows, "v": np.ones((40, 20_000), np.float32) * rows[:, None], "t": [f"text {row}" for row in rows]})
-    file = max((tmp_path / "set" / "d").iterdir(), key=os.path.getsize)  # The file of `v` from one of the commits.
+    file = max((tmp_path / "set" / "d").iterdir(), key=os.path.getsize)  # This file contains `v` from one of the commits.
     damage(file)
     for shuffle in (True, ps.Window(bytes=1 << 20)):
         for on_corrupt in ("mask", "substitute"):
@@ -331,7 +331,7 @@ def test_an_exception_that_cannot_be_pickled_is_no_defect_of_ours(tmp_path):
 
 @pytest.mark.parametrize("count", [2, 3, 5, 7, 15])
 def test_one_good_sample_stands_in_for_all_others(tmp_path, count):
-    """Each attempt uses a different stand-in, whatever the number of samples."""
+    """Each attempt uses a different stand-in, regardless of the number of samples."""
 
     def png(value):
         out = io.BytesIO()
@@ -374,7 +374,7 @@ def budgets(batch):
 @pytest.mark.parametrize("how", ["a sample", "a batch", "a null"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_that_fails_in_python_is_not_passed_by(tmp_path, how, workers):
-    """Resuming from the state saved at the failure delivers every sample not yet delivered."""
+    """Resuming from the state at the failure returns every sample that was not yet returned."""
     ds = ps.create(tmp_path / "ds", {"n": "int64", "o": "int64", "text": ps.Text()})
     ds.append({"n": range(20), "o": [None if row == 9 and how == "a null" else row for row in range(20)], "text": ["a"] * 20})
     options = {"batch_size": 4, "columns": ["n", "o"], "python_workers": workers}

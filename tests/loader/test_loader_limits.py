@@ -1,4 +1,4 @@
-"""Exact limits of the loader: bytes read per rank, memory, threads, descriptors. `make soak` runs the long tests."""
+"""Exact limits of the loader: bytes read per rank, memory, threads, and file descriptors. `make soak` runs the long tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAMPLES, SAMPLE_BYTES = 2003, 70_000
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """Samples of 70 KB, each in a separate block."""
+    """Create samples of 70 KB, each in a separate block."""
     ds = ps.create(tmp_path_factory.mktemp("large") / "dataset", {"body": ps.Bytes(), "number": "int64"})
     rng = np.random.default_rng(0)
     ds.append({"body": [rng.bytes(SAMPLE_BYTES) for _ in range(SAMPLES)], "number": range(SAMPLES)})
@@ -50,7 +50,7 @@ def test_ranks_together_read_a_window_order_once(large, world):
             seen += batch["_position"][batch["_valid"]].tolist()
         read += ds.stats()["range_bytes"] - before
     assert sorted(seen) == list(range(SAMPLES))
-    # No run is released before its last draw, however far other threads run ahead. Ranks share some runs at the ends of lanes.
+    # A run is not released before its last draw, even if other threads are far ahead. Ranks share some runs at the ends of lanes.
     assert read <= {1: 1.001, 2: 1.03, 4: 1.05}[world] * SAMPLES * SAMPLE_BYTES, read / (SAMPLES * SAMPLE_BYTES)
 
 
@@ -77,7 +77,7 @@ def resident(what):
     return int(next(line for line in open("/proc/self/status") if line.startswith(what)).split()[1]) << 10
 
 cache, budget = 16 << 20, int(sys.argv[2])
-ps.configure(memory_bytes=cache)  # This cache holds blocks shared by takes. The loader has a separate budget.
+ps.configure(memory_bytes=cache)  # This cache is for blocks that takes share. The loader has a separate budget.
 ds = ps.open(sys.argv[1])
 list(ds.select(range(8)).loader(batch_size=8, columns=["body"]).stream(1))
 before = resident("VmRSS:")
@@ -104,7 +104,7 @@ def test_a_window_beyond_the_budget_is_refused(large):
     with pytest.raises(ps.InvalidInputError, match=r"the window takes up to 39.9 MiB on each rank.*memory_bytes is 32 MiB") as caught:
         ps.open(large.uri, io="buffered").loader(batch_size=8, shuffle=ps.Window(bytes=20 << 20), columns=["body"], memory_bytes=32 << 20)
     assert "smaller window" in str(caught.value)
-    # Loaders hold no runs of mapped files.
+    # Loaders do not keep runs of mapped files in memory.
     large.loader(batch_size=8, shuffle=ps.Window(bytes=20 << 20), columns=["body"], memory_bytes=32 << 20)
 
 
@@ -113,7 +113,7 @@ def test_windows_are_let_go_where_others_draw_the_rest(large, what):
     ds = ps.open(large.uri, io="buffered")
     source = ps.mix({"a": (ds, 1), "b": (ds.select(range(500)), 1)}, epoch_samples=SAMPLES) if "mixture" in what else ds
     world = 2 if "rank" in what else 1
-    budget = 100 << 20  # All runs of the epoch take 140 MB.
+    budget = 100 << 20  # All runs of an epoch together take 140 MB.
     loader = source.loader(
         global_batch_size=16, shuffle=ps.Window(bytes=10 << 20), columns=["body"], memory_bytes=budget, rank=0, world_size=world
     )
@@ -159,12 +159,12 @@ on = ("image", "boxes")
 loader = ds.loader(batch_size=64, shuffle=True, threads=2, memory_bytes=budget,
                    transform=[T.RandomResizedCrop(96, on=on), T.RandomHorizontalFlip(on=on), T.Normalize([0.5], [0.5], on="image")])
 for _ in ds.select(range(4)).loader(batch_size=4, columns=["image"], transform=[T.CenterCrop(8)]):
-    pass  # Load once: code and the dataset's maps.
+    pass  # Load the code and map the dataset before measuring.
 before = pss()
 after = []
 peak = 0
 for _ in range(epochs):
-    for number, batch in enumerate(loader.stream(1)):  # `stream` ends its threads, so no prefetched batches count.
+    for number, batch in enumerate(loader.stream(1)):  # `stream` ends its threads, so prefetched batches do not count.
         time.sleep(0.5 if number == 0 else 0)  # The wait lets every epoch prefetch as many batches as the budget allows.
         peak = max(peak, pss()) if len(after) < 3 else peak
     del batch
@@ -266,7 +266,7 @@ def test_pixels_of_photographs_are_the_same_for_any_world_threads_and_budget(tmp
     ds = photographs(tmp_path, 480)
 
     def pixels(world, **options):
-        """Hash both steps, each over the concatenated ranks."""
+        """Return a hash of each step's pixels, concatenated over the ranks."""
         options = {
             "global_batch_size": 240,
             "shuffle": True,
@@ -287,7 +287,7 @@ def test_pixels_of_photographs_are_the_same_for_any_world_threads_and_budget(tmp
 
 @pytest.mark.parametrize("access", ["mapped", "buffered"])
 def test_a_tight_budget_is_enough_or_not_whatever_the_timing(tmp_path, access):
-    """A batch and the one returned before it must both fit, whichever was ready first."""
+    """A batch and the previous batch must both fit, regardless of which was ready first."""
     body = io_bytes(np.random.default_rng(0).integers(0, 256, (1500, 2000, 3), dtype=np.uint8))
     ds = ps.create(tmp_path / "set", {"image": ps.Image()})
     ds.append({"image": [body] * 8})
@@ -310,7 +310,7 @@ def io_bytes(pixels):
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 def test_what_is_decoded_of_mapped_files_counts(tmp_path, codec):
-    """Values used directly from a mapped file cost no memory. Values of compressed blocks count in the budget."""
+    """Values used directly from a mapped file take no memory. Values decoded from compressed blocks count towards the budget."""
     values = [bytes([row]) * (1 << 20) for row in range(48)]
     for kind, counted in ((ps.Bytes(codec=codec), 16 << 20), (ps.Bytes(), 0)):
         ds = ps.create(tmp_path / f"{counted}", {"body": kind})
@@ -352,7 +352,7 @@ def tails(ds, megabytes, column, order):
 
 @pytest.mark.parametrize("order", ["full", "window"])
 def test_files_that_fit_the_budget_together_are_read_once(tmp_path, order):
-    """60 files of 240 KiB, each small enough to be read whole, take 14 of 16 MiB. An earlier cache overflowed one of its 8 parts.
+    """60 files of 240 KiB, each small enough to be read whole, take 14 of 16 MiB. An earlier cache overflowed one of its parts.
 
     Concurrent fetches of one file share a single request.
     """
@@ -364,7 +364,7 @@ def test_files_that_fit_the_budget_together_are_read_once(tmp_path, order):
 
 
 def test_a_window_holds_the_tails_that_it_draws_by(tmp_path):
-    """Each data file has 0.9 MiB of words. If every batch read them, an epoch would move gigabytes."""
+    """Each data file has 0.9 MiB of words. If every batch read them, an epoch would transfer gigabytes."""
     ds = ps.create(tmp_path / "dataset", {"number": "int64", "word": ps.Category()})
     for part in range(8):
         ds.append({"number": np.arange(20_000), "word": [f"{part}-{word:040}" for word in range(20_000)]})
@@ -374,7 +374,7 @@ def test_a_window_holds_the_tails_that_it_draws_by(tmp_path):
     assert size > 7 << 20 and all(bytes_ <= 2 * (runs + 8) * tail for bytes_ in asked), [bytes_ / size for bytes_ in asked]
     assert re.search(r"the window takes up to [89].* MiB on each rank", refused), refused
     asked, explained, refused = tails(ds, 64, "number", "window")
-    assert asked[0] <= size and max(asked[1:]) <= 1.1 * 8 * 20_000 * 8, asked  # Only data is read.
+    assert asked[0] <= size and max(asked[1:]) <= 1.1 * 8 * 20_000 * 8, asked  # Only data is read, not tails.
     assert re.search(r"the window takes up to [\d.]+ KiB on each rank", refused), refused
     asked, explained, _ = tails(ds, 16, "number", "full")
     assert "a batch comes from data files whose tails take 8.2" in explained and "ps.configure(memory_bytes=" in explained
@@ -408,13 +408,13 @@ ds.loader(batch_size=64, shuffle=True, columns=["number"], memory_bytes=6 << 20)
 
 
 def test_a_stream_whose_batches_do_not_fit_together_is_refused_before_its_first(root):
-    """Each epoch is one batch, which fits alone. A stream prepares the next batch while the consumer holds the current one."""
+    """Each epoch has one batch, which fits alone. A stream prepares the next batch while the consumer holds the current one."""
     ds = ps.create(root, {"x": ps.Tensor((1 << 20,), "float32")})
     ds.append({"x": np.zeros((4, 1 << 20), np.float32)})
     loader = ds.loader(batch_size=4, memory_bytes=24 << 20)
     for _ in range(2):
         assert len(list(loader)) == 1
-    with pytest.raises(ps.InvalidInputError, match=r"the previous batch holds as many.*\n.*memory_bytes=33554432"):
+    with pytest.raises(ps.InvalidInputError, match=r"the previous batch holds the same amount.*\n.*memory_bytes=33554432"):
         next(iter(loader.stream(3)))
     assert len(list(ds.loader(batch_size=4, memory_bytes=32 << 20).stream(3))) == 3
 
@@ -435,7 +435,7 @@ print(anonymous() - before)
 @pytest.mark.local
 @pytest.mark.parametrize("io", ["mapped", "buffered"])
 def test_what_is_known_of_many_columns_counts(tmp_path, io):
-    """The parsed metadata of 600 columns takes 16 times the size of the tail."""
+    """The parsed metadata of 600 columns takes 16 times as much memory as the tail."""
     names = [f"c{number}" for number in range(600)]
     ds = ps.create(tmp_path / "wide", dict.fromkeys(names, "int8"))
     for row in range(60):

@@ -1,7 +1,8 @@
-"""Random loaders against a model in plain Python. Other files test each feature alone; this file tests them combined.
+"""Compare random loaders with a model in plain Python. Other files test each feature alone, and this file tests combinations.
 
-The model knows the appended samples and the sequence of draws, which a loader with `batch_size=1` returns. It also knows the rules: which
-draws form a step, which sample replaces a damaged one, what fills nulls, and what transforms do to images and their masks and boxes.
+The model knows the appended samples and the sequence of draws, which a loader with `batch_size=1` returns. It also knows these
+rules: which draws form a step, which sample replaces a damaged one, how nulls are filled, and how transforms change images and
+their annotations.
 """
 
 import io
@@ -72,7 +73,7 @@ def twice(sample, rng):
     return {**sample, "twice": sample["id"] * 2}
 
 
-# Each function returns a transform and its model, which takes an image, a mask and boxes.
+# Each function below returns a transform and its model, which takes an image, a mask, and boxes.
 
 
 def flip(axis):
@@ -87,7 +88,7 @@ def flip(axis):
 
 
 def crop(height, width):
-    """Crop at the centre, padding with zeros where the image is too small. An odd pad has its extra zero at the end."""
+    """Crop at the centre, padding with zeros where the image is too small. If the padding is odd, the extra zero is at the end."""
 
     def model(image, mask, boxes):
         rows, columns = image.shape[:2]
@@ -107,7 +108,7 @@ def resize(height, width, exact):
         rows, columns = image.shape[:2]
 
         def places(size, old, offset):
-            """The source index of each output pixel, in single precision as in PyTorch."""
+            """Return the source index of each output pixel, computed in single precision as in PyTorch."""
             return np.minimum(((np.arange(size, dtype=np.float32) + np.float32(offset)) * np.float32(old / size)).astype(int), old - 1)
 
         at = 0.5 if exact else 0
@@ -134,7 +135,7 @@ def pad(left, top, right, bottom):
 
 
 def chain_of(rng):
-    """Random transforms and their model."""
+    """Return random transforms and their model."""
     makers = [
         lambda: flip(0),
         lambda: flip(1),
@@ -166,7 +167,7 @@ def chain_of(rng):
 
 
 class Configuration:
-    """A loader configuration chosen by a seed."""
+    """A random loader configuration, determined by a seed."""
 
     def __init__(self, seed, roots):
         rng = random.Random(seed)
@@ -210,13 +211,13 @@ class Configuration:
         )  # fmt: skip
 
     def sequence(self):
-        """Return the ids of each epoch's draws, read by a loader of the `id` column alone."""
+        """Return the ids of each epoch's draws, read by a loader with only the `id` column."""
         loader = self.source.loader(batch_size=1, columns=["id"], memory_bytes=64 << 20, **self.ordered)
-        loader.load_state_dict(self.loader(1, 0).state_dict())  # The columns of that loader determine the window length.
+        loader.load_state_dict(self.loader(1, 0).state_dict())  # The window length depends on the columns of that loader.
         return [[int(batch["id"][0]) for batch in loader] for _ in range(EPOCHS)]
 
     def given(self, ids, draw):
-        """The id expected at a draw, and whether it is the draw's own sample."""
+        """Return the id expected at a draw, and whether it is the draw's own sample."""
         number, tried, ahead = ids[draw], 0, {0}
         while "image" in self.columns and damaged(number):
             further = next(far % len(ids) for far in itertools.count((2 << tried) - 1) if far % len(ids) not in ahead)
@@ -233,7 +234,7 @@ def same(got, expected, name, where):
 
 
 def check_rows(config, batch, where):
-    """Check that each row of a batch matches, in all columns, the sample its id names."""
+    """Check that all columns of each row in a batch match the sample with that row's id."""
     rows = len(batch["id"])
     for row in range(rows):
         sample = sample_of(int(batch["id"][row]))

@@ -1,4 +1,4 @@
-"""The loader in training: Ragged for models, DataLoader with our order, Python workers, files read in place, PyTorch, examples."""
+"""The loader in training: ragged inputs, DataLoader with our sampler, Python workers, files in place, PyTorch, and examples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ds(tmp_path):
     return made
 
 
-# Python workers need functions defined at the top of a module.
+# Python workers need functions defined at module level.
 def scaled(sample, rng):
     return {"number": sample["number"], "x": sample["x"] * rng.random(), "large": np.full(2000, sample["number"], np.float32)}
 
@@ -84,7 +84,7 @@ def test_a_worker_killed_with_unread_messages_is_named(ds):
     assert loader._pool.pipes[0].poll(60), "the second batch is in the pipe"
     [worker] = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
     worker.suspend()
-    next(batches)  # The worker leaves the message about free room unread, so the kernel resets the connection instead of closing it.
+    next(batches)  # The suspended worker never reads the message about free space, so the kernel resets the connection.
     worker.kill()
     with pytest.raises(ps.InternalError, match="exit code -9") as caught:
         list(batches)

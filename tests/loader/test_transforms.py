@@ -1,4 +1,4 @@
-"""Transforms of images, boxes, masks, keypoints and tensors, against torchvision and plain NumPy."""
+"""Compare transforms of images, boxes, masks, keypoints, and tensors with torchvision and plain NumPy."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def close(found, expected, most=2, mean=0.5):
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(224, 224), (50, 300), (700, 64)])
 def test_resize_of_equal_pixels_is_torchvisions(size, interpolation):
-    # Image columns store arrays as PNG, so JPEG decoders cannot differ.
+    # Image columns store arrays as PNG, so differences between JPEG decoders do not matter.
     rng = np.random.default_rng(1)
     arrays = [np.array(Image.open(io.BytesIO(photograph(*shape, 3)))) for shape in ((375, 500), (200, 210))]
-    if interpolation == "bilinear":  # Bicubic overshoots on noise and is clipped between the two passes, whose order differs.
+    if interpolation == "bilinear":  # Bicubic resizing clips overshoots between its two passes, and our order differs.
         arrays.append(rng.integers(0, 256, (120, 90, 3), dtype=np.uint8))
     ds = ps.create(f"memory://resize-{size}-{interpolation}", {"image": ps.Image()})
     ds.append({"image": arrays})
@@ -152,13 +152,14 @@ def test_normalize_and_dtypes_are_torchvisions(ds):
 
 
 def test_scaled_decoding_stays_close_to_full_decoding(ds):
-    """Images much larger than the target are decoded at 1/2, 1/4 or 1/8. For each size, the PSNR is at least 40 dB (median) and 36 dB (5th
-    percentile).
+    """Images much larger than the target are decoded at 1/2, 1/4, or 1/8 scale.
+
+    For each target size, the median PSNR must be at least 40 dB, and the 5th percentile at least 36 dB.
     """
     made = ps.create("memory://scaled", {"image": ps.Image()})
     images = [photograph(900 + 17 * seed, 1300 - 11 * seed, seed, quality=94) for seed in range(24)]
     made.append({"image": images})
-    # If one side shrinks much more than the other, the less reduced side decides the scale.
+    # If one side shrinks much more than the other, the less reduced side determines the scale.
     for size in ((64, 64), (100, 100), (128, 128), (224, 224), (80, 600), (420, 70)):
         batch = next(iter(made.loader(batch_size=24, transform=[T.Resize(size, decode="fast")])))
         ratios = []
@@ -223,7 +224,7 @@ def test_random_resized_crops_have_the_right_size_and_spread(ds):
     assert 0.37 < area.mean() < 0.43 and 0.9 < np.exp(np.log(ratio).mean()) < 1.1
     left = -corners[:, 0, 0] * widths / 32
     shown = batch["image"][:, 16, 0, 0].astype(float) * 300 / 255
-    assert np.abs(shown - left).max() < 6  # The pixels and the keypoints agree on where the crop is.
+    assert np.abs(shown - left).max() < 6  # The pixels and the keypoints agree on the position of the crop.
 
 
 def test_two_views_of_one_image_from_one_read(ds):
@@ -286,7 +287,7 @@ def test_text_is_tokenized_a_batch_at_a_time():
         assert batch["input_ids"].tolist() == [([1, 2, 0, 0])[: length or 2], ([3, 9, 0, 0])[: length or 2]]
         assert batch["attention_mask"].tolist() == [([1, 1, 0, 0])[: length or 2], ([1, 0, 0, 0])[: length or 2]]
     tokenizer.no_padding()
-    with pytest.raises(ps.InvalidInputError, match="Tokenize is on `words`") as caught:
+    with pytest.raises(ps.InvalidInputError, match="Tokenize needs `words`") as caught:
         next(iter(made.loader(batch_size=3, nulls={"text": ""}, transform=[T.Tokenize(tokenizer, on="words")])))
     assert "in Tokenize(on='words', length=None, pad=0), for step 0" in "".join(caught.value.__notes__)
 
@@ -370,7 +371,7 @@ def test_real_photographs_and_hostile_ones(data):
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_columns_normalised_each_by_its_own_numbers(dtype):
-    """Normalize equal-sized columns in turn on one thread. Each uses a different deviation or mean from the one before it."""
+    """Normalize equal-sized columns in turn on one thread. Each column has a different mean or deviation from the previous one."""
     values = np.random.default_rng(0).integers(0, 100, (7, 12, 20)).astype(dtype)
     numbers = {"a": ([0.1], [4]), "b": ([0.5], [4]), "c": ([0.5], [8]), "d": ([0], [4]), "e": ([0.1], [4])}
     scale = 1 if dtype == "float32" else np.iinfo(dtype).max

@@ -1,4 +1,4 @@
-"""An accepted window stays within its budget, as counted by the kernel, if files are not mapped."""
+"""If files are not mapped, an accepted window stays within its budget, as measured by the kernel."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print(json.dumps([peak - before, loader.stats()["peak_bytes"], seen]))
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """Small samples: fixed, packed, and packed with a codec."""
+    """Create small samples: fixed, packed, and packed with a codec."""
     rng = np.random.default_rng(0)
     words = np.array([f"w{number}" for number in range(1000)])
     texts = [" ".join(part) for part in words[rng.integers(0, 1000, (SAMPLES, 16))]]

@@ -1,4 +1,4 @@
-"""Kill create, append, import and pin before each file call, or make calls fail once or permanently. Uses a preloaded shim (faults.c)."""
+"""Kill create, append, import, and pin before each file call, or make calls fail. The preloaded shim faults.c does this."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 FOLDER = pathlib.Path(__file__).parent.parent
 JOBS = ["create", "append", "append-pages", "append-root", "import", "pin"]
-# `:1000000` makes all later calls of the job fail too. EINTR occurs only once, because the standard library would retry forever.
+# With `:1000000`, all later calls of the job fail too. EINTR occurs only once, because the standard library would retry forever.
 ERRORS = ["EIO", "ENOSPC", "EACCES", "EINTR", "EIO:2", "EIO:1000000", "ENOSPC:1000000", "EACCES:1000000"]
 
 

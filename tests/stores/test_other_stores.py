@@ -1,5 +1,6 @@
-"""Stores that Penstock is not tuned for, and deliberately broken ones. Every acknowledged commit is readable, or Penstock refuses the
-store.
+"""Stores that Penstock is not tuned for, and deliberately broken stores.
+
+Every acknowledged commit must be readable, unless Penstock refuses the store.
 """
 
 import multiprocessing
@@ -24,7 +25,7 @@ def append_many(uri, options, commits, writer, barrier, acknowledged):
 
 
 def storm(uri, options=None, commits=COMMITS):
-    """Commit from several processes at once. A fresh reader finds each acknowledged number exactly once."""
+    """Commit from several processes at once. A fresh reader must find each acknowledged number exactly once."""
     ps.create(uri, {"n": "int64", "word": ps.Category()}, storage_options=options)
     context = multiprocessing.get_context("spawn")
     barrier, acknowledged = context.Barrier(WRITERS), context.Queue()
@@ -100,7 +101,7 @@ def test_a_store_that_lists_in_no_order_loses_nothing(listing):
         storm("s3://bucket/storm", options, commits=8)
         assert not state.overwritten
         ds = ps.open("s3://bucket/storm", storage_options=options)
-        for number in range(10):  # One writer alone works too, past one page of listed names.
+        for number in range(10):  # A single writer also works, beyond one page of listed names.
             ds.append({"n": [number]})
             assert len(ps.open("s3://bucket/storm", storage_options=options)) == WRITERS * 8 + number + 1
         for number in range(15):
@@ -110,7 +111,7 @@ def test_a_store_that_lists_in_no_order_loses_nothing(listing):
 
 @pytest.mark.local
 def test_a_listing_of_a_while_ago_ends_no_commit(proxy, bucket):
-    """A listing that ends before a number known to exist is stale, so the search continues with look-ups."""
+    """A listing that ends before a record known to exist is stale, so the search continues with look-ups."""
     ds = ps.create(bucket, {"n": "int32"})
     other = ps.open(bucket)
     with environment(AWS_ENDPOINT_URL=proxy.endpoint):
@@ -146,7 +147,7 @@ def running(request, tmp_path_factory):
 
 @pytest.fixture
 def other(running):
-    """Another server, which the environment points to during the test."""
+    """Point the environment to another server during the test."""
     with environment(**running.environment):
         yield running
 
@@ -170,7 +171,7 @@ def test_creation_races_on_other_servers(other):
 
 @pytest.mark.local
 def test_a_lost_answer_to_a_create_on_other_servers(other):
-    """Penstock recognises that a name is taken, however the server words its answer."""
+    """Penstock recognises that a name is taken, regardless of how the server words its response."""
     place = f"{other.root}/{uuid.uuid4().hex}"
     ds = ps.create(place, {"n": "int32"})
     ds.append({"n": [1]})

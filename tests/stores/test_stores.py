@@ -1,4 +1,4 @@
-"""Object storage, against a real MinIO: exact requests and bytes, faults, and failures with a clear error."""
+"""Object storage on a real MinIO server: exact request and byte counts, faults, and clear errors."""
 
 import contextlib
 import http.client
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("empty_cache")
 
 @pytest.fixture
 def cifar(bucket):
-    """Fixed-shape samples with labels and texts, in one commit."""
+    """Create fixed-shape samples with labels and texts, in one commit."""
     ds = ps.create(bucket, {"image": ps.Tensor((32, 32, 3), "uint8"), "label": "int64", "text": ps.Text()})
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (SAMPLES, 32, 32, 3), dtype=np.uint8)
@@ -86,7 +86,7 @@ def test_all_columns_of_a_take_are_planned_at_once(cifar):
     ds.take([0], columns=["image"])
     positions = np.random.default_rng(1).permutation(SAMPLES)[:64]
     cost = spent(ds, lambda: _check(ds, images, positions))
-    # At most 64 scattered images, and the blocks of labels and texts, which are adjacent.
+    # At most one request for each scattered image, and a few for the adjacent blocks of labels and texts.
     assert cost["requests"] <= 64 + 3
     assert cost["received_bytes"] <= 13_000_000
 
@@ -123,7 +123,7 @@ def test_commits_cost_so_many_requests(bucket):
     ds = ps.create(bucket, {"n": "int32"})
     ds.append({"n": [1]})
     cost = spent(ds, lambda: ds.append({"n": [2]}))
-    # Data file; listing; newest record, whose root is cached; commit record; hint.
+    # The requests are for the data file, a listing, the newest record (its root is cached), the commit record, and the hint.
     assert cost["requests"] == 5, cost
 
 
@@ -131,7 +131,7 @@ def test_large_uploads_are_multipart_and_bounded(bucket):
     body = np.random.default_rng(0).integers(0, 256, 20_000_000, dtype=np.uint8)
     ds = ps.create(bucket, {"blob": ps.Bytes()})
     cost = spent(ds, lambda: ds.append({"blob": [body.tobytes()] * 3}))
-    # Begin, eight parts of 8 MiB for 60 MB, complete, then the four requests of every commit.
+    # The upload begins, sends 60 MB in eight parts of up to 8 MiB, and completes. Every commit then needs four more requests.
     assert cost["requests"] == 1 + 8 + 1 + 4, cost
     assert ps.open(bucket)["blob"][2] == body.tobytes()
 
@@ -164,7 +164,7 @@ for start in range(0, 400, 8):
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
     grown = int(subprocess.run([sys.executable, "-c", code, bucket], check=True, capture_output=True, text=True).stdout)
-    # The budget of 64 MiB; four parts of 8 MiB being uploaded; a batch of 8 MiB being read and returned.
+    # Allow the 64 MiB budget, four 8 MiB parts being uploaded, an 8 MiB batch being returned, and 32 MiB more.
     assert grown <= 64 + 40 + 32, f"{grown} MiB for 400 MiB of samples"
 
 
@@ -240,7 +240,7 @@ def test_hedging_asks_again_for_a_slow_range(cifar, proxy):
         for position in range(0, 2000, 60):
             ds.take([position], columns=["image"])
             plain.take([position], columns=["image"])
-        # At most one hedge per range, and only with the option `hedge`, however slow the machine is.
+        # Each range has at most one hedge, and only with the `hedge` option, regardless of the machine's speed.
         assert ds.stats()["hedges"] <= 34 and plain.stats()["hedges"] == 0
         proxy.faults("seed=5&late=150&late_ms=1000")
         try:
@@ -271,7 +271,7 @@ def test_a_dead_store_is_an_error_by_its_deadline(cifar, proxy):
             with pytest.raises(ps.UnavailableError) as caught:
                 work()
             assert caught.value.code == code and "500" in str(caught.value)
-            # Waits double from one attempt to the next, so a deadline of one second allows only a few attempts.
+            # The wait doubles after each attempt, so a deadline of one second allows only a few attempts.
             assert 2 <= proxy.counts()["requests"] <= 20, proxy.counts()
     finally:
         proxy.faults()
@@ -281,7 +281,7 @@ def test_a_dead_store_is_an_error_by_its_deadline(cifar, proxy):
 def test_a_lost_answer_to_a_commit_is_told(bucket, proxy):
     options = {"endpoint_url": proxy.endpoint, "timeout_seconds": 1.5}
     ds = ps.create(bucket, {"n": "int32"}, storage_options=options)
-    # The proxy will forward every request, but return no answer.
+    # The proxy will forward every request but return no reply.
     transaction = ds.transaction("two").__enter__()
     transaction.append({"n": [2]})
     proxy.faults("lose=1000&in_a_row=0")
@@ -334,7 +334,7 @@ def test_wrong_credentials(cifar, proxy, monkeypatch):
 
 
 def test_missing_rights(minio, bucket):
-    """Temporary keys from MinIO that may read, but neither write nor, at first, list."""
+    """Use temporary MinIO keys that may read but not write. The first keys may not list either."""
     ds = ps.create(bucket, {"n": "int32"})
     ds.append({"n": [1]})
     sts = _session(
@@ -451,7 +451,7 @@ def _expect_code(code, work):
 
 
 class S3Like(http.server.BaseHTTPRequestHandler):
-    """Just enough of an S3 server, without conditional puts."""
+    """A minimal S3 server without conditional puts."""
 
     objects: dict[str, bytes] = {}
     protocol_version = "HTTP/1.1"
@@ -559,7 +559,7 @@ def test_public_data_is_read_without_credentials(minio, monkeypatch, bucket):
 
 
 class Files(http.server.SimpleHTTPRequestHandler):
-    """Serve static files with ranges, as any web server does."""
+    """Serve static files and byte ranges, like any web server."""
 
     protocol_version = "HTTP/1.1"
     root: pathlib.Path
@@ -750,7 +750,7 @@ def test_reading_ahead_is_bounded_where_samples_grow(tmp_path):
 
 @pytest.fixture
 def small_budget():
-    """A budget smaller than the test's dataset, so that takes are not cached."""
+    """Set a memory budget smaller than the test's dataset, so that takes are not cached."""
     before = ps.configure()
     ps.configure(memory_bytes=16 << 20)
     yield
@@ -765,7 +765,7 @@ def _same(found, expected):
 
 @pytest.mark.parametrize("hedge", [False, True])
 def test_what_is_not_kept_is_joined_where_it_lies(bucket, small_budget, hedge):
-    """Read several columns, fragments and nulls by scans, and by takes in other orders, each larger than half of the cache."""
+    """Read columns, fragments, and nulls with scans, and with takes in several orders. Each take exceeds half of the cache."""
     rng = np.random.default_rng(5)
     blobs = [None if number % 13 == 5 else rng.bytes(int(rng.integers(0, 120_000))) for number in range(400)]
     grids = [None if number % 17 == 3 else rng.random((int(rng.integers(0, 2000)), 3)) for number in range(400)]
@@ -798,7 +798,7 @@ def test_what_is_not_kept_is_joined_where_it_lies(bucket, small_budget, hedge):
 
 
 def test_memory_of_a_remote_scan_is_a_few_groups(bucket):
-    """Scan 200 MB under a budget of 64 MiB. Memory holds the current group, the next one, and buffers kept for reuse."""
+    """Scan 200 MB under a budget of 64 MiB. Memory contains only the current and next groups, and buffers kept for reuse."""
     ds = ps.create(bucket, {"blob": ps.Bytes()})
     ds.append({"blob": [np.random.default_rng(number).bytes(100_000) for number in range(2000)]})
     script = """
@@ -817,7 +817,7 @@ print(rows, peak() - before)
 
 
 def test_a_whole_take_is_received_where_it_stays(bucket):
-    """Take 128 MiB as one array. No second copy of it exists at any time."""
+    """Take 128 MiB as one array, of which no second copy exists at any time."""
     ds = ps.create(bucket, {"cube": ps.Tensor((256, 1024), "float32")})
     ds.append({"cube": np.arange(128, dtype=np.float32)[:, None, None] + np.zeros((128, 256, 1024), np.float32)})
     script = """
@@ -835,7 +835,7 @@ print(bool((cubes == np.arange(128)[:, None, None]).all(axis=(1, 2)).all()), pea
 
 
 def test_ctrl_c_ends_a_wait(tmp_path):
-    """The server accepts connections and never answers. Without Ctrl-C the wait would last until the deadline of ten minutes."""
+    """The server accepts connections but never responds. Without Ctrl-C, the wait would last until the ten-minute deadline."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(16)
@@ -894,7 +894,7 @@ for batch in ds.scan(batch_size=100): pass
 
 @pytest.mark.parametrize("taken", [1, 3])
 def test_an_unfinished_scan_does_not_keep_python_from_exiting(bucket, proxy, taken):
-    """The script ends while threads read ahead, because each reply takes a while."""
+    """Each reply is slow, so the script ends while threads are still reading ahead."""
     ds = ps.create(bucket, {"x": ps.Tensor((4096,), "uint8")})
     ds.append({"x": np.zeros((16_000, 4096), np.uint8)})
     script = """
@@ -913,7 +913,7 @@ print("read", flush=True)
 
 
 class Losing(http.server.BaseHTTPRequestHandler):
-    """Forward every request to MinIO, but close the connection instead of answering a put of a record."""
+    """Forward every request to MinIO, but close the connection instead of replying to puts of records."""
 
     protocol_version = "HTTP/1.1"
     upstream = 0
@@ -946,7 +946,7 @@ class Losing(http.server.BaseHTTPRequestHandler):
 
 
 def test_ctrl_c_in_a_commit_tells_that_its_state_is_unknown(bucket):
-    """The answers to creates are lost. Ctrl-C ends the retries, and the error reports the unknown state."""
+    """The replies to creates are lost. Ctrl-C ends the retries, and the error reports the unknown state."""
     ps.create(bucket, {"n": "int32"})
     script = """
 import sys, penstock as ps
@@ -987,7 +987,7 @@ def test_early_exit_from_a_scan(cifar, monkeypatch):
         patch.setattr(threading.Thread, "join", None)
         batches.close()
     reading = [thread for thread in threading.enumerate() if thread.name == "penstock-scan"]
-    for thread in reading:  # The thread may still run Python's own exit code.
+    for thread in reading:  # The thread may still be running Python's own exit code.
         thread.join(10)
     assert not any(thread.is_alive() for thread in reading)
 
@@ -1034,7 +1034,7 @@ def test_options_that_cannot_be(minio, monkeypatch):
         with pytest.raises(ps.InvalidInputError) as caught:
             ps.open(f"s3://{BUCKET}/x", storage_options=options)
         assert caught.value.code == "invalid-argument"
-    # A bucket that cannot be a host name here is an error. Penstock must not write to another bucket.
+    # This bucket cannot be part of the host name, so the create must fail. Penstock must not write to another bucket.
     with pytest.raises(ps.Error):
         ps.create(f"s3://{BUCKET}/other/x", {"n": "int32"}, storage_options={"virtual_hosted": True, "timeout_seconds": 1})
     assert minio.client().list_objects_v2(Bucket=BUCKET, Prefix="other/")["KeyCount"] == 0
@@ -1091,7 +1091,7 @@ def test_an_endless_object_buys_no_memory():
 
 @pytest.mark.parametrize("answer", ["whole", "shifted", "no range"])
 def test_servers_that_do_not_keep_to_http(tmp_path, answer):
-    """One server ignores ranges, others answer them wrongly. The client reports this at once instead of retrying until the deadline."""
+    """One server ignores ranges, and others send wrong headers. The client reports this at once and does not retry."""
     place = tmp_path / "dataset"
     ps.create(place, {"x": ps.Tensor((1000,), "float64")}).append({"x": np.ones((100, 1000))})
 

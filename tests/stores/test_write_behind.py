@@ -1,4 +1,4 @@
-"""A thread writes data files from their second piece on. The caller sees its failures; forks and aborts leave nothing behind."""
+"""A background thread writes data files from the second piece on. The caller gets its errors. Forks and aborts leave no files."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_files_of_many_columns_do_not_have_a_thread_each(tmp_path):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_of_all_sizes_lie_in_their_order(tmp_path, seed):
-    """The thread writes small pieces. The caller writes large ones, after it has waited for the thread."""
+    """The background thread writes small pieces. The caller writes large pieces, after waiting for the thread."""
     rng = np.random.default_rng(seed)
     sizes = rng.choice([0, 100, 50_000, 1 << 20, 3 << 20, 5 << 20, 11 << 20], 24, p=[0.1, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1])
     bodies = [rng.bytes(int(size)) for size in sizes]

@@ -1,4 +1,4 @@
-"""An object store that returns corrupt, short, late or no answers."""
+"""An object store whose responses are corrupt, short, late, or missing."""
 
 import json
 import subprocess
@@ -14,12 +14,12 @@ from waiting import until
 
 @pytest.mark.local
 def test_a_corrupt_range_is_requested_again():
-    """If only the first answer is corrupt, the read returns the second one. If every answer is corrupt, the read raises an error."""
+    """If only the first response is corrupt, the read uses the second one. If all are corrupt, the read raises an error."""
     with wrong_s3.serving() as (state, options):
         ds = ps.create("s3://bucket/set", {"v": ps.Tensor((50_000,), "uint8"), "t": ps.Text()}, storage_options=options)
         values = np.random.default_rng(0).integers(0, 256, (20, 50_000), dtype=np.uint8)
         ds.append({"v": values, "t": [f"text {i}" for i in range(20)]})
-        # The first range is the tail, the second holds blocks. Blocks are cached, so none is requested twice.
+        # The first range is the tail, and the second contains blocks. Blocks are cached, so no block is requested twice.
         for place in range(9):
             fresh = ps.open("s3://bucket/set", storage_options=options)
             state.spoil, state.good_before_spoil = 1, place % 2
@@ -36,7 +36,7 @@ def test_a_corrupt_range_is_requested_again():
 
 @pytest.mark.local
 def test_a_corrupt_small_object_is_requested_again():
-    """Corrupt, in turn, each whole object that opening, reading and committing request: first record, hint, record, root, page, words."""
+    """Corrupt, one at a time, the objects that are requested whole: the first record, hints, records, roots, pages, and words."""
     with wrong_s3.serving() as (state, options):
         made = ps.create("s3://bucket/set", {"n": "int64", "c": ps.Category()}, storage_options=options)
         for part in range(70):
@@ -60,7 +60,7 @@ def test_a_corrupt_small_object_is_requested_again():
 
 @pytest.mark.local
 def test_a_short_answer_is_completed_or_refused():
-    """After a broken connection, the client requests the rest. It refuses a server that answers with another range or in chunks."""
+    """After a broken connection, the client requests the rest. It refuses servers that send another range or a chunked body."""
     values = [bytes([i]) * 150_000 for i in range(5)]
     with wrong_s3.serving() as (state, options):
         ps.create("s3://bucket/set", {"v": ps.Bytes()}, storage_options=options).append({"v": values})
@@ -79,7 +79,7 @@ def test_a_short_answer_is_completed_or_refused():
 
 @pytest.mark.local
 def test_an_upload_that_cannot_be_completed_leaves_no_parts():
-    """Parts of an upload that is neither completed nor aborted appear in no listing, but cost money."""
+    """If an upload is neither completed nor aborted, its parts appear in no listing but cost money."""
     with wrong_s3.serving() as (state, options):
         ds = ps.create("s3://bucket/set", {"v": ps.Bytes()}, storage_options=options)
         ds.append({"v": [bytes(20 << 20)]})
@@ -92,7 +92,7 @@ def test_an_upload_that_cannot_be_completed_leaves_no_parts():
 
 @pytest.mark.local
 def test_an_upload_succeeds_if_only_its_last_answer_is_lost():
-    """On the retry the store reports no such upload. The client then checks that the object exists with the uploaded length."""
+    """On the retry, the store reports no such upload. The client then checks that an object of the uploaded length exists."""
     with wrong_s3.serving() as (state, options):
         ds = ps.create("s3://bucket/set", {"v": ps.Bytes()}, storage_options=options)
         state.unanswered = "/d/"
@@ -103,7 +103,7 @@ def test_an_upload_succeeds_if_only_its_last_answer_is_lost():
 
 @pytest.mark.local
 def test_a_create_without_an_answer_deletes_nothing():
-    """Commit 0 exists, but its answers were lost. The objects it references must not be deleted as leftovers."""
+    """Commit 0 exists, but the replies to its creation were lost. The objects it references must not be deleted as leftovers."""
     with wrong_s3.serving() as (state, options):
         state.unanswered = "/log/"
         with pytest.raises(ps.Error) as caught:
@@ -117,7 +117,7 @@ def test_a_create_without_an_answer_deletes_nothing():
 
 @pytest.mark.local
 def test_a_409_of_a_create_only_put_is_retried():
-    """S3 may answer 409 when two create-only puts of one name collide. Neither has won yet, so the client retries."""
+    """S3 may return 409 when two create-only puts of one name collide. Neither has succeeded yet, so the client retries."""
     with wrong_s3.serving() as (state, options):
         refused = []
 
@@ -147,7 +147,7 @@ for line in sys.stdin:
 
 @pytest.mark.local
 def test_a_commit_that_loses_a_race_describes_the_newer_parent():
-    """A rival commits between the root and the record of a commit. The records cover all lengths, with one to six deltas."""
+    """A rival commits just before each commit creates its record. The records contain one to six deltas."""
     with wrong_s3.serving() as (state, options):
         columns = {f"w{index}": ps.Category() for index in range(5)}
         ds = ps.create("s3://bucket/set", {"n": "int64", **columns}, storage_options=options)
@@ -182,7 +182,7 @@ def test_a_commit_that_loses_a_race_describes_the_newer_parent():
 
 @pytest.mark.local
 def test_a_thread_reads_a_block_that_another_thread_failed_to_read():
-    """Only one of the threads that need a block fetches it. It gets three corrupt answers; the other thread then gets a good one."""
+    """Two threads need one block. The thread that fetches it gets only corrupt responses, but the other then gets a good one."""
     values = np.random.default_rng(0).integers(0, 256, (20, 50_000), dtype=np.uint8)
     with wrong_s3.serving() as (state, options):
         ps.create("s3://bucket/set", {"v": ps.Tensor((50_000,), "uint8")}, storage_options=options).append({"v": values})
@@ -207,7 +207,7 @@ def test_a_thread_reads_a_block_that_another_thread_failed_to_read():
 
 @pytest.mark.local
 def test_a_failure_after_a_lost_race_is_certain():
-    """The first create of a record gets no certain answer, but another record has its number. A later refusal is then certain too."""
+    """The first create of a record has an unknown outcome until a rival's record is found. A later refusal is then certain."""
     with wrong_s3.serving() as (state, options):
         ds = ps.create("s3://bucket/set", {"n": "int64"}, storage_options=options)
         rival, answers = ps.open("s3://bucket/set", storage_options=options), [(500, "InternalError"), None, (403, "AccessDenied")]

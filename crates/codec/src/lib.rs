@@ -1,6 +1,6 @@
 //! Codecs, one per file: block codecs (`block`), and image codecs with pixel operations (`image`).
 //!
-//! This crate knows nothing about storage. `dataset` calls `block` and `image`; `python` and `loader` call only `image`.
+//! This crate does not depend on storage. `dataset` calls `block` and `image`; `python` and `loader` call only `image`.
 
 pub mod block;
 pub mod image;

@@ -1,5 +1,5 @@
-//! Tests that a decoded region exactly equals a crop of the fully decoded image, at full size and at each scale.
-//! If `PENSTOCK_TEST_DATA` is set, real photographs are tested too.
+//! Tests that a decoded region equals a crop of the fully decoded image, at full size and at each scale. If `PENSTOCK_TEST_DATA`
+//! is set, real photographs are tested too.
 
 use penstock_codec::mode::{Mode, in_mode};
 use penstock_codec::pixels::Pool;
@@ -146,7 +146,7 @@ fn scaled_regions_equal_parts_of_scaled_decodes() {
     }
 }
 
-/// A damaged file is either refused or decodes to the pixels of a full decode. One decoder reads all files.
+/// A damaged file is either refused or decodes to the pixels of a full decode. The same decoder reads all files.
 #[test]
 fn damaged_files_give_what_a_full_decode_gives_or_are_refused() {
     let (mut refused, mut equal) = (0, 0);
@@ -197,12 +197,13 @@ fn without(bytes: &[u8], marker: u8) -> Vec<u8> {
     kept
 }
 
-/// The result for a file never depends on what the thread decoded before: nothing, other tables, a progressive file, or the same file.
+/// The result for a file never depends on the files that the thread decoded before it.
 #[test]
 fn files_do_not_depend_on_those_before() {
     let way = |parameter, value| jpeg_with(150, 130, 2, false, 11, &[(parameter, value)]);
     let (plain, own) = (jpeg(150, 130, 2, false, 11), way(tj::TJPARAM_TJPARAM_OPTIMIZE, 1));
-    // Two AC symbols are swapped. A file without its own table would silently decode to wrong pixels if the decoder reused this one.
+    // Two AC symbols are swapped. A file without its own table would silently decode to wrong pixels if the decoder reused this
+    // table.
     let mut swapped = plain.clone();
     let table = swapped.windows(5).position(|part| part[..2] == [0xff, 0xc4] && part[4] == 0x10).unwrap() + 21;
     swapped.swap(table + 2, table + 3);

@@ -1,4 +1,4 @@
-//! Budgets of this process: memory, threads, pixels. The defaults respect CPU affinity and the limits of cgroup v1 and v2.
+//! This process's budgets for memory, threads and image pixels. The defaults respect CPU affinity and the limits of cgroup v1 and v2.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -65,7 +65,7 @@ impl Config {
     }
 }
 
-/// Return the memory limit of this process's cgroup. A limit of v2 takes precedence over one of v1. None if neither sets a limit.
+/// Return the memory limit of this process's cgroup. A v2 limit takes precedence over a v1 limit. None if neither is set.
 fn cgroup_limit() -> Option<u64> {
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let v2 = own

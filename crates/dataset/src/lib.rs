@@ -1,7 +1,7 @@
-//! The dataset: it joins format, storage and codec. Snapshots, take, scan, slices, transactions, verify.
+//! The dataset layer, which combines format, storage and codec. It provides snapshots, takes, scans, slices, transactions and `verify`.
 //!
-//! Folders, from the bottom up: `store` (open objects), `log` (commits and names), `snapshot` (where samples are), `read`, `write`,
-//! `commit`, `upkeep`. Each depends only on those before it. Nothing here knows about torch, Python or loader threads.
+//! The folders, from the bottom up, are `store` (open objects), `log` (commits and names), `snapshot` (sample locations), `read`,
+//! `write`, `commit` and `upkeep`. Each folder depends only on earlier ones. Nothing here knows about torch, Python or loader threads.
 
 mod commit;
 mod config;

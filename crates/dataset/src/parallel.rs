@@ -1,4 +1,4 @@
-//! Spread work over scoped threads. Without a pool, a fork loses no threads, and there are none to join at exit.
+//! Spread work over scoped threads. Unlike the threads of a pool, they are not lost in a fork, and need no join at exit.
 
 use penstock_error::{Error, Result};
 
@@ -7,7 +7,7 @@ use crate::config::Config;
 /// Work on fewer bytes is done by the calling thread, because starting a thread costs about 20 µs.
 pub const WORTH_A_THREAD_BYTES: usize = 1 << 20;
 
-/// Return `work(i)` for i in 0..count, in order of i, on up to `Config::threads` threads. `bytes` estimates how much memory the work reads.
+/// Return `work(i)` for each i in 0..count, in order, using up to `Config::threads` threads. `bytes` estimates how much memory is read.
 pub fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
     let threads = Config::threads().min(count).min(bytes / WORTH_A_THREAD_BYTES + 1);
     if threads <= 1 {

@@ -3,7 +3,7 @@
 /// How many rows ahead of the current row are prefetched.
 pub const ROWS_AHEAD: usize = 4;
 
-/// Smaller rows are not prefetched. Many share a page, so looking up each place would cost more than it saves.
+/// Smaller rows are not prefetched. Many such rows share a page, so locating each one would cost more than it saves.
 pub const PREFETCH_FROM_BYTES: usize = 256;
 
 /// Cache lines to prefetch per page: enough for the hardware prefetcher to continue the stream. The hardware can keep far more requests in
@@ -14,7 +14,7 @@ const LINE_BYTES: usize = 64;
 
 pub const PAGE_BYTES: usize = 4096;
 
-/// Hint to the processor that `bytes` bytes at `offset` of the map are needed soon.
+/// Hint to the processor that `bytes` bytes at `offset` in the map will be needed soon.
 #[inline]
 pub fn prefetch(map: &[u8], offset: usize, bytes: usize) {
     let end = (offset + bytes.min(PAGE_BYTES)).min(map.len());

@@ -1,5 +1,5 @@
-//! The single error type of Penstock: a `Kind` that determines what the caller should do next, a stable `code`, a message, context and a
-//! hint.
+//! Penstock's single error type. It consists of a `Kind` that determines the caller's next step, a stable `code`, a message, context
+//! and a hint.
 //!
 //! This crate knows nothing about the operations that fail. Every crate builds these errors; the Python module maps `Kind` to a class.
 
@@ -100,7 +100,7 @@ struct Inner {
     prefix: String,
     reason: String,
     hint: Option<String>,
-    /// The row that the message names before the reason.
+    /// The row number that the message states before the reason.
     row: Option<u64>,
     rows: Vec<u64>,
     row_ids: Vec<i64>,
@@ -111,7 +111,7 @@ struct Inner {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Build an error from a code of [`CODES`]; the kind follows from it.
+    /// Build an error from a code in [`CODES`], which also determines its kind.
     pub fn new(code: &'static str, message: impl Into<String>) -> Error {
         let known = CODES.iter().find(|(known, _)| *known == code);
         debug_assert!(known.is_some(), "error code {code} is not in the table");
@@ -132,7 +132,7 @@ impl Error {
         }))
     }
 
-    /// Name the samples that the error is about, by row id.
+    /// Record the row ids of the affected samples.
     pub fn row_ids(mut self, row_ids: Vec<i64>) -> Error {
         self.0.row_ids = row_ids;
         self
@@ -149,7 +149,7 @@ impl Error {
         self
     }
 
-    /// Name the row of the caller's request that the error is about. The reason continues the sentence: `row 5 is not UTF-8`.
+    /// Record the affected row of the caller's request. The row and the reason form one sentence: `row 5 is not UTF-8`.
     pub fn at_row(mut self, row: u64) -> Error {
         self.0.row = Some(row);
         self.0.rows = vec![row];
@@ -163,25 +163,25 @@ impl Error {
         self.compose()
     }
 
-    /// Add a hint that says what to do about the error.
+    /// Add a hint on how to resolve the error.
     pub fn hint(mut self, hint: impl Into<String>) -> Error {
         self.0.hint = Some(hint.into());
         self
     }
 
-    /// Name the rows of the caller's request (positions in the batch) that the error is about.
+    /// Record the affected rows of the caller's request, as positions in the batch.
     pub fn rows(mut self, rows: Vec<u64>) -> Error {
         self.0.rows = rows;
         self
     }
 
-    /// Name the column of the caller's request that the error is about. A name that was set earlier is kept.
+    /// Record the affected column, unless one is already recorded.
     pub fn column(mut self, column: impl Into<String>) -> Error {
         self.0.column.get_or_insert_with(|| column.into());
         self
     }
 
-    /// Name the stored object that the error is about. A name that was set earlier is kept.
+    /// Record the affected stored object, unless one is already recorded.
     pub fn object(mut self, object: impl Into<String>) -> Error {
         self.0.object.get_or_insert_with(|| object.into());
         self
@@ -206,7 +206,7 @@ impl Error {
         &self.0.message
     }
 
-    /// The part of the message before row and reason.
+    /// The part of the message before the row and the reason.
     pub fn prefix(&self) -> &str {
         &self.0.prefix
     }
@@ -249,7 +249,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Add context to the error of a result.
+/// Add context to the error in a `Result`.
 pub trait Context<T> {
     fn context(self, what: impl FnOnce() -> String) -> Result<T>;
 }

@@ -33,7 +33,7 @@ impl Cursor {
     /// Return the next `count` bytes without copying them.
     pub fn take(&mut self, count: usize) -> Result<Bytes> {
         if count > self.left() {
-            return Err(malformed(format!("expected {count} bytes at offset {}, {} remain", self.at, self.left())));
+            return Err(malformed(format!("expected {count} bytes at offset {}, but {} remain", self.at, self.left())));
         }
         let slice = self.bytes.slice(self.at..self.at + count);
         self.at += count;
@@ -43,7 +43,7 @@ impl Cursor {
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut array = [0; N];
         if N > self.left() {
-            return Err(malformed(format!("expected {N} bytes at offset {}, {} remain", self.at, self.left())));
+            return Err(malformed(format!("expected {N} bytes at offset {}, but {} remain", self.at, self.left())));
         }
         array.copy_from_slice(&self.bytes[self.at..self.at + N]);
         self.at += N;
@@ -90,7 +90,7 @@ impl Cursor {
     pub fn count(&mut self, each: usize) -> Result<usize> {
         let count = self.varint()?;
         if count > (self.left() / each.max(1)) as u64 {
-            return Err(malformed(format!("a list claims {count} entries in {} bytes", self.left())));
+            return Err(malformed(format!("a list claims to have {count} entries in {} bytes", self.left())));
         }
         Ok(count as usize)
     }
@@ -110,8 +110,8 @@ impl Cursor {
         String::from_utf8(bytes.to_vec()).map_err(|_| malformed("a string is not UTF-8"))
     }
 
-    /// Read a list of strings that stay in place. Most words are ASCII, so one check covers a stretch of strings. This takes a fifth of the
-    /// time of checking each string.
+    /// Read a list of strings without copying them. Most strings are ASCII, so one check covers many of them. Checking each string
+    /// would take five times as long.
     pub fn strings(&mut self) -> Result<Strings> {
         let (count, mut marks) = (self.count(1)?, Vec::new());
         let (mut stretch_end, mut ascii) = (0, false);
@@ -156,12 +156,12 @@ const EACH_MARK: usize = 16;
 /// Number of bytes that one ASCII check covers.
 const STRETCH_BYTES: usize = 4096;
 
-/// A list of strings that stay in the object they were read from. Each is checked once, when it is read.
+/// A list of strings that are read in place from their object. Each string is checked once, when the list is read.
 #[derive(Debug, Clone, Default)]
 pub struct Strings {
     bytes: Bytes,
     count: usize,
-    /// Offset of every `EACH_MARK`th string, including its length prefix.
+    /// Offset of the length prefix of every `EACH_MARK`th string.
     marks: Vec<u32>,
 }
 
@@ -174,7 +174,7 @@ impl Strings {
         self.count == 0
     }
 
-    /// Return the string at `index`, or None beyond the last.
+    /// Return the string at `index`, or None if `index` is out of range.
     pub fn get(&self, index: usize) -> Option<&str> {
         let begin = *self.marks.get(index / EACH_MARK)? as usize;
         let mut rest = Rest { bytes: &self.bytes[begin..], left: (self.count - index / EACH_MARK * EACH_MARK).min(EACH_MARK) };
@@ -270,7 +270,7 @@ impl Writer {
     }
 }
 
-/// The kind of metadata object in an envelope.
+/// The kind of the metadata object in an envelope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Magic {
     Record,

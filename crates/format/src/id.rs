@@ -1,8 +1,8 @@
-//! The id that names objects, datasets and transactions.
+//! The id of an object, dataset or transaction.
 
 use std::fmt;
 
-/// 128 random bits that name an object, a dataset or a transaction.
+/// 128 random bits that identify an object, a dataset or a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Id(pub [u8; 16]);
 

@@ -103,7 +103,7 @@ impl Run {
     }
 }
 
-/// Bit that marks a row id as provisional: relative to the base that its commit allocated.
+/// Bit that marks a row id as provisional, which means relative to the base that its commit allocates.
 pub const PROVISIONAL: u64 = 1 << 63;
 const COUNTER_BITS: u32 = 40;
 
@@ -121,7 +121,7 @@ pub fn row_id(lineage: u64, counter: u64) -> u64 {
 /// The folder of the records that name branches, tags and pins.
 pub const NAMES_FOLDER: &str = "refs";
 
-/// Return the folder of the commit records of a branch. In ascending order of names, the newest record is first and the hint is last.
+/// Return the folder of a branch's commit records. In name order, the newest record is first and the hint is last.
 pub fn log_folder(branch: u64) -> String {
     format!("log/{branch:016x}")
 }
@@ -131,12 +131,12 @@ pub fn record_name(branch: u64, number: u64) -> String {
     numbered(&log_folder(branch), number)
 }
 
-/// Return the name of record `number` of a log.
+/// Return the name of record `number` in a log.
 pub fn numbered(folder: &str, number: u64) -> String {
     format!("{folder}/{:020}", u64::MAX - number)
 }
 
-/// Return the number of the record with this name in its folder, or None if the name is not that of a record.
+/// Return the number that a record's name encodes, or None for any other name.
 pub fn record_number(name: &str) -> Option<u64> {
     let digits = name.len() == 20 && name.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| name.parse::<u64>().ok()).flatten().map(|rest| u64::MAX - rest)
@@ -145,7 +145,7 @@ pub fn record_number(name: &str) -> Option<u64> {
 /// What a name below the root of a dataset refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// A commit record, which means that a dataset exists.
+    /// A commit record, which shows that a dataset exists.
     Commit,
     /// A folder or an object of a dataset, a temporary file, or a probe.
     Ours,
@@ -153,7 +153,7 @@ pub enum Place {
     Foreign,
 }
 
-/// Classify a name; names of folders end in `/`. Leftovers of an interrupted create are `Ours`; files of other programs are `Foreign`.
+/// Classify a name. Folder names end in `/`. Leftovers of an interrupted create are `Ours`. Files of other programs are `Foreign`.
 pub fn place_of(name: &str) -> Place {
     let temporary = |last: &str| last.starts_with("tmp-") || last.starts_with("probe-");
     let in_log = |last: &str| record_number(last).is_some() || last == "hint" || temporary(last);
@@ -174,7 +174,7 @@ pub fn place_of(name: &str) -> Place {
     if ours { Place::Ours } else { Place::Foreign }
 }
 
-/// Return the name of the hint of a log.
+/// Return the name of a log's hint.
 pub fn hint_name(folder: &str) -> String {
     format!("{folder}/hint")
 }
@@ -195,7 +195,7 @@ pub fn words_name(id: Id) -> String {
     format!("w/{id}")
 }
 
-/// Encode a hint: the number of the newest record, and the identity of the folder that the hint is written in. The identity is 0 if the
+/// Encode a hint: the number of the newest record, and the identity of the folder that contains the hint. The identity is 0 if the
 /// folder has none.
 pub fn write_hint(number: u64, place: u64) -> Vec<u8> {
     let mut writer = Writer(b"PNSH".to_vec());
@@ -206,7 +206,7 @@ pub fn write_hint(number: u64, place: u64) -> Vec<u8> {
     writer.0
 }
 
-/// Return the number and the place in a hint, or None if it is not a valid hint. Readers never trust a hint.
+/// Return the number and the folder identity in a hint, or None if the hint is invalid. Readers never trust a hint.
 pub fn read_hint(body: &[u8]) -> Option<(u64, u64)> {
     if body.len() != 24 || &body[..4] != b"PNSH" || crc(&body[..20]).to_le_bytes() != body[20..] {
         return None;

@@ -1,11 +1,11 @@
-//! The int array of spec section 1, read in place: either base and step, or base and integers of 1, 2, 4 or 8 bytes.
+//! The int array of spec section 1: a base with either a step or integers of 1, 2, 4 or 8 bytes.
 
 use bytes::Bytes;
 use penstock_error::Result;
 
 use crate::cursor::{Cursor, Writer, malformed};
 
-/// An array of n integers, read in place without copying them.
+/// An array of integers that is read in place, without a copy.
 #[derive(Debug, Clone)]
 pub enum IntArray {
     Linear { base: u64, step: u64, count: usize },
@@ -96,7 +96,7 @@ impl IntArray {
     }
 }
 
-/// Return the smallest width in bytes that holds `largest`.
+/// Return the smallest integer width, in bytes, that fits `largest`.
 pub fn width_for(largest: u64) -> u8 {
     match largest {
         0..=0xff => 1,
@@ -106,14 +106,14 @@ pub fn width_for(largest: u64) -> u8 {
     }
 }
 
-/// Append each value as an integer of `width` bytes.
+/// Append each value as a `width`-byte integer.
 pub fn pack(out: &mut Vec<u8>, width: u8, values: impl Iterator<Item = u64>) {
     for value in values {
         out.extend_from_slice(&value.to_le_bytes()[..width as usize]);
     }
 }
 
-/// Read the integer at `index` in an array of integers of `width` bytes.
+/// Read the integer at `index` in an array of `width`-byte integers.
 #[inline]
 pub fn unpack(values: &[u8], width: u8, index: usize) -> u64 {
     match width {

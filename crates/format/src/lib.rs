@@ -1,8 +1,8 @@
-//! Converts between bytes and the structs of `spec/format-v1.md`. Has no I/O, no async code, and no paths except the object names of
-//! section 2.
+//! Converts between bytes and the structs of `spec/format-v1.md`. This crate has no I/O, no async code, and no paths other than
+//! the object names of section 2.
 //!
-//! Each file implements one or two sections of the spec. Parsers bound every count by the bytes that remain, so hostile input cannot exhaust
-//! memory or cause a panic; `fuzz/` tests most of them. `dataset` is the main caller.
+//! Each file implements one or two sections of the spec. Parsers check every count against the remaining bytes, so hostile input
+//! cannot exhaust memory or cause a panic. `fuzz/` tests most of the parsers. `dataset` is the main caller.
 
 pub mod cursor;
 pub mod datafile;

@@ -10,14 +10,14 @@ use crate::cursor::{Cursor, Magic, Strings, Writer, malformed, seal, unseal};
 use crate::id::Id;
 use crate::ids::{ObjectRef, PROVISIONAL, Run};
 
-/// A page has at most this many fragments.
+/// Maximum number of fragments in a page.
 pub const PAGE_FRAGMENTS: usize = 512;
-/// The fragments of a page occupy at most this many bytes, unless it holds a single larger fragment.
+/// Maximum total size of a page's fragments, unless the page has a single larger fragment.
 pub const PAGE_BYTES: usize = 64 << 10;
-/// Maximum number of runs of row ids in a fragment. More runs need an id block, which this release does not write.
+/// Maximum number of row id runs in a fragment. More runs require an id block, which this release does not write.
 pub const FRAGMENT_RUNS: usize = 16;
 
-/// A reference to one data file of a fragment.
+/// A fragment's reference to one of its data files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileRef {
     pub id: Id,
@@ -205,14 +205,14 @@ impl Root {
                 Error::new("unknown-feature", "the manifest root has overlays, which this release cannot read").hint("upgrade Penstock")
             );
         }
-        cursor.list(21, ObjectRef::parse)?; // Only queries load the statistics.
+        cursor.list(21, ObjectRef::parse)?; // Statistics are reserved, and this release does not load them.
         cursor.end()?;
         Ok(root)
     }
 }
 
-/// Encode fragments as pages of at most [`PAGE_FRAGMENTS`] and [`PAGE_BYTES`]. Returns the body of each page, and how many fragments,
-/// samples and live samples it has.
+/// Encode fragments as pages of at most [`PAGE_FRAGMENTS`] and [`PAGE_BYTES`]. For each page, returns its body and its numbers of
+/// fragments, samples and live samples.
 pub fn encode_pages(fragments: &[Fragment]) -> Vec<(Vec<u8>, u64, u64, u64)> {
     let mut pages = Vec::new();
     let (mut group, mut bytes): (Vec<&Fragment>, usize) = (Vec::new(), 0);

@@ -1,4 +1,4 @@
-//! Records of the log of names (spec section 9).
+//! Records of the names log (spec section 9).
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use penstock_error::{Error, Result};
 use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
 use crate::ids::SnapshotId;
 
-/// What a name refers to.
+/// The kind of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum NameKind {
@@ -43,7 +43,7 @@ impl Names {
         })
     }
 
-    /// Parse a names record that was read from the object numbered `number`.
+    /// Parse the names record that was read from object `number` of the log.
     pub fn parse(body: &Bytes, number: u64) -> Result<Names> {
         let mut cursor = unseal(Magic::Names, body)?;
         let found = cursor.u64()?;
@@ -57,7 +57,7 @@ impl Names {
     }
 }
 
-/// The names that a log has set and not removed, up to the last record that was applied.
+/// The names that exist after the records applied so far.
 #[derive(Debug, Default)]
 pub struct Folded {
     /// The number of the next record.
@@ -110,7 +110,7 @@ impl Operation {
             1 => NameKind::Tag,
             2 => NameKind::Pin,
             3 => NameKind::Decision,
-            other => return Err(Error::new("unknown-feature", format!("a name has unknown kind {other}")).hint("upgrade Penstock")),
+            other => return Err(Error::new("unknown-feature", format!("a name has the unknown kind {other}")).hint("upgrade Penstock")),
         };
         let name = cursor.string()?;
         let target = SnapshotId { branch: cursor.u64()?, number: cursor.u64()?, uuid: cursor.id()? };

@@ -8,9 +8,9 @@ use crate::id::Id;
 use crate::ids::{COUNTERS, LINEAGES, ObjectRef, PROVISIONAL, Run, SnapshotId, row_id};
 use crate::manifest::{Fragment, PageRef, WordsSegment};
 
-/// A record has at most this many bytes, so that a commit is one small put.
+/// Maximum number of bytes in a record, so that a commit is one small put.
 pub const RECORD_BYTES: usize = 4096;
-/// A record has at most this many deltas in addition to its root.
+/// Maximum number of deltas in a record, in addition to its root.
 pub const RECORD_DELTAS: usize = 64;
 /// Valid commit times: from year 1 to year 9999, in microseconds since 1970 UTC.
 pub const TIMES_US: std::ops::Range<i64> = -62_135_596_800_000_000..253_402_300_800_000_000;
@@ -200,7 +200,7 @@ impl Record {
             for value in [self.lineage, self.next_counter, self.samples, self.live] {
                 writer.varint(value);
             }
-            writer.u8(0); // The root holds the schema; feature bit 6 is reserved.
+            writer.u8(0); // The root contains the schema. Feature bit 6 is reserved.
             self.root.write(writer);
             writer.list(&self.deltas, |writer, delta| delta.write(writer));
             writer.list(&self.changes, |writer, change| {
@@ -208,7 +208,7 @@ impl Record {
                 writer.list(&change.columns, |writer, column| writer.varint(*column));
                 writer.list(&change.rows, |writer, run| run.write(writer));
             });
-            writer.u8(0); // The change set is complete, so no object holds the rest.
+            writer.u8(0); // The change set is complete, so it needs no further object.
             writer.list(&self.attachments, |writer, attachment| {
                 writer.string(&attachment.kind);
                 attachment.object.write(writer);
@@ -217,7 +217,7 @@ impl Record {
         })
     }
 
-    /// Parse the record found at `branch` and `number`. Refuses read features that this release does not know.
+    /// Parse the record found at `branch` and `number`. Fails on read features that this release does not support.
     pub fn parse(bytes: &Bytes, branch: u64, number: u64) -> Result<Record> {
         if bytes.len() > RECORD_BYTES {
             return Err(malformed(format!("a commit record has {} bytes, expected at most {RECORD_BYTES}", bytes.len())));
@@ -269,7 +269,7 @@ impl Record {
             })?,
             attachments: {
                 if cursor.flag()? {
-                    ObjectRef::parse(&mut cursor)?; // The complete change set, if the record holds only a summary. This release neither writes nor reads it.
+                    ObjectRef::parse(&mut cursor)?; // The complete change set, if the record has a summary. Unused for now.
                 }
                 cursor.list(23, |cursor| {
                     Ok(Attachment { kind: cursor.string()?, object: ObjectRef::parse(cursor)?, rows: cursor.list(9, Run::parse)? })
@@ -281,7 +281,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Check the rules that every record must obey.
+    /// Check the rules that every record must follow.
     fn check(&self) -> Result<()> {
         let bad = |what: String| Err(malformed(format!("the commit record at {:x}-{} {what}", self.branch, self.number)));
         if self.transactions.is_empty() || self.deltas.len() > RECORD_DELTAS || self.live != self.samples {
@@ -302,12 +302,12 @@ impl Record {
             return bad("has row ids that no commit allocated".into());
         }
         if !TIMES_US.contains(&self.time_us) {
-            return bad(format!("has an invalid time: {} us, expected one from year 1 to year 9999", self.time_us));
+            return bad(format!("has an invalid time: {} us, expected a time from year 1 to year 9999", self.time_us));
         }
         Ok(())
     }
 
-    /// Refuse to write if this record requires write features that this release does not know.
+    /// Fail if this record requires write features that this release does not support.
     pub fn check_writable(&self) -> Result<()> {
         match self.features_write & !KNOWN_WRITE {
             0 => Ok(()),
@@ -317,7 +317,7 @@ impl Record {
 }
 
 fn unknown_features(verb: &str, bits: u64) -> Error {
-    Error::new("unknown-feature", format!("cannot {verb} this dataset: it uses features {bits:#x}, which this release does not know"))
+    Error::new("unknown-feature", format!("cannot {verb} this dataset: it uses features {bits:#x}, which this release does not support"))
         .hint("upgrade Penstock")
 }
 

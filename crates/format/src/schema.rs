@@ -47,7 +47,7 @@ impl ImageMode {
     }
 }
 
-/// The type of a column. A reader refuses a type it does not know.
+/// The type of a column. Readers reject unknown types.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum ColumnKind {
@@ -64,7 +64,7 @@ pub enum ColumnKind {
     Tensor {
         dtype: String,
         shape: Vec<Option<u64>>,
-        /// Sides of the tiles. If None, the writer tiles large samples and chooses the sides.
+        /// Side lengths of the tiles. If None, the writer tiles large samples and chooses the lengths.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         tile: Option<Vec<u64>>,
     },
@@ -181,7 +181,7 @@ impl Schema {
         let categories = self.columns.iter().filter(|column| matches!(column.kind, ColumnKind::Category)).count();
         if categories > MAX_CATEGORIES {
             return invalid(format!(
-                "cannot create {categories} category columns: at most {MAX_CATEGORIES} are supported, as their new words must fit a record"
+                "cannot create {categories} category columns: at most {MAX_CATEGORIES} are supported, because their new words must fit in one record"
             ));
         }
         let mut seen = std::collections::HashSet::new();

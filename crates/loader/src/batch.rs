@@ -15,14 +15,14 @@ pub type Nulls = Option<Vec<bool>>;
 pub struct Array {
     pub memory: Memory,
     pub dtype: Dtype,
-    /// The shape of the whole batch; the first dimension counts samples.
+    /// The shape of the whole batch. The first dimension is the number of samples.
     pub shape: Vec<u64>,
     pub nulls: Nulls,
 }
 
 pub enum Values {
     Array(Array),
-    /// Values of different shapes in one array; `offsets` count elements, `shapes` has `rank` sizes per sample.
+    /// Values of different shapes in one array. `offsets` are in elements, and `shapes` contains `rank` sizes per sample.
     Ragged {
         values: Array,
         offsets: Vec<i64>,
@@ -31,19 +31,19 @@ pub enum Values {
     },
     /// Stored bytes, unchanged.
     Raw(Raw),
-    /// Values of different shapes, each in its own memory; None for a null.
+    /// Values of different shapes, each in its own memory, with None for each null.
     List(Vec<Option<Loose>>),
 }
 
-/// One value: bytes, dtype, shape.
+/// One value: its bytes, dtype and shape.
 pub type Loose = (Vec<u8>, Dtype, Vec<u64>);
 
-/// Byte strings of one or more sources, usually in memory that the store owns.
+/// Byte strings from one or more sources, usually in memory owned by the storage layer.
 pub struct Raw {
     pub parts: Vec<RaggedValues>,
-    /// For each sample, its part and its place in that part.
+    /// For each sample, the part that contains it and its place in that part.
     pub index: Vec<(u32, u32)>,
-    /// Bytes of memory that the strings occupy outside mapped files.
+    /// Bytes that the strings occupy in memory outside mapped files.
     pub own_bytes: u64,
 }
 
@@ -78,7 +78,7 @@ pub struct Batch {
     pub columns: Vec<(String, Values)>,
     pub places: Vec<Place>,
     pub draws: Vec<u64>,
-    /// False for samples that only pad the batch. With `OnCorrupt::Mask`, also false for stand-ins of damaged samples.
+    /// False for samples that only pad the batch. With `OnCorrupt::Mask`, also false for samples that replace damaged ones.
     pub valid: Vec<bool>,
     pub row_ids: Option<Vec<i64>>,
     /// Damaged samples that were replaced, each with its error.

@@ -1,7 +1,8 @@
-//! The loader: one order, exact resume, decode and augmentation on native threads.
+//! The loader: deterministic order, exact resume, and decoding and augmentation on native threads.
 //!
-//! `order` is pure. `source` reads, `transform` changes one sample, `engine` runs the batches: begin, fetch, decode, transform, deliver in
-//! order. The loader knows nothing about Python or fragments: the dataset turns positions into reads.
+//! `order` contains pure functions. `source` reads samples, `transform` changes one sample, and `engine` makes batches and
+//! delivers them in order. The loader does not depend on Python or on fragments, because the dataset translates positions into
+//! reads.
 
 pub mod batch;
 mod caught;

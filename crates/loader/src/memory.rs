@@ -1,4 +1,4 @@
-//! Memory of batches: page-aligned, recycled when its last reference is dropped, counted while a consumer holds it.
+//! Batch memory, which is counted while a consumer holds it. Large blocks are recycled when their last reference is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,12 +10,12 @@ use penstock_storage::Recycled;
 /// Smaller blocks are not kept for the next batch, because the allocator reuses them well enough.
 const RECYCLED_FROM_BYTES: usize = 1 << 20;
 
-/// Round `bytes` up to what they usually take from the budget: recycled memory comes in large steps.
+/// Round `bytes` up to the amount usually charged to the budget, because recycled memory is allocated in large steps.
 pub fn capacity(bytes: usize) -> usize {
     if bytes < RECYCLED_FROM_BYTES { bytes } else { bytes.next_multiple_of(Recycled::STEP_BYTES) }
 }
 
-/// Allocate memory for values of a batch, recycled if it is large.
+/// Allocate memory for batch values. Large blocks are recycled.
 pub fn recycled(bytes: usize) -> Result<Recycled> {
     let recycled = match bytes < RECYCLED_FROM_BYTES {
         true => Recycled::fresh(bytes),
@@ -30,11 +30,11 @@ enum Place {
     Own(Own),
 }
 
-/// The bytes of a former `Vec`. A raw pointer, because consumers may write to them.
+/// The bytes of a former `Vec`, as a raw pointer because consumers may write to them.
 #[derive(Debug)]
 struct Own(*mut [u8]);
 
-// SAFETY: `Own` is the only owner of plain bytes, as the `Vec` was.
+// SAFETY: `Own` is the only owner of its bytes, as the `Vec` was.
 unsafe impl Send for Own {}
 // SAFETY: `&Own` gives access only to the pointer, not to the bytes.
 unsafe impl Sync for Own {}
@@ -59,7 +59,7 @@ impl Memory {
         Ok(Memory { place: Place::Recycled(recycled(bytes)?), bytes, kept: None })
     }
 
-    /// Take over the memory of a `Vec` without a copy.
+    /// Take over the memory of a `Vec` without copying it.
     pub fn of(made: Vec<u8>) -> Memory {
         Memory { bytes: made.len(), place: Place::Own(Own(Box::into_raw(made.into_boxed_slice()))), kept: None }
     }
@@ -88,7 +88,7 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.begin().add(begin), bytes) }
     }
 
-    /// Hand the memory to a consumer: count it in `kept` until it is dropped.
+    /// Hand the memory to a consumer, and count it in `kept` until it is dropped.
     pub fn give(&mut self, kept: &Arc<AtomicU64>) {
         kept.fetch_add(self.bytes as u64, Relaxed);
         self.kept = Some(kept.clone());
@@ -103,7 +103,7 @@ impl Drop for Memory {
     }
 }
 
-/// Memory that several threads fill, each part by one thread.
+/// Memory that several threads fill. Each part is written by one thread.
 #[derive(Debug)]
 pub struct Shared(Memory);
 

@@ -1,4 +1,4 @@
-//! Converts core errors to the Python exception class of their kind, which `penstock.errors.make` creates.
+//! Converts core errors to Python exceptions of the matching class, which `penstock.errors.make` creates.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ thread_local! {
     static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
 }
 
-/// A flag that stops a thread which reads ahead, once its results are no longer needed.
+/// A flag that stops a read-ahead thread when its results are no longer needed.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Stop(Arc<AtomicBool>);
 
@@ -26,7 +26,7 @@ impl Stop {
         Stop(Arc::default())
     }
 
-    /// Make waits in this thread end when the flag is set.
+    /// Let the flag end waits in this thread.
     fn heed(&self) {
         penstock_storage::process::heed(self.0.clone());
     }
@@ -36,8 +36,8 @@ impl Stop {
     }
 }
 
-/// Run pending signal handlers, and return whether one raised an exception, such as KeyboardInterrupt for Ctrl-C. Always false outside the
-/// main thread.
+/// Run pending signal handlers, and return whether one raised an exception, such as KeyboardInterrupt for Ctrl-C. Always returns
+/// false outside the main thread.
 pub fn interrupted() -> bool {
     let raised = Python::attach(|py| py.check_signals()).err();
     let came = raised.is_some();
@@ -47,7 +47,7 @@ pub fn interrupted() -> bool {
     came
 }
 
-/// Turn an error into an exception. Importing `penstock.errors` fails only if the package is incomplete.
+/// Convert an error to an exception. Importing `penstock.errors` fails only if the package is incomplete.
 pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
     let code = error.code();
     let (rows, row_ids) = (error.row_list().to_vec(), error.row_id_list().to_vec());
@@ -60,7 +60,7 @@ pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
         Ok(exception) => PyErr::from_value(exception),
         Err(error) => error,
     };
-    // Raise the signal handler's own exception. An unknown commit state becomes its cause.
+    // Raise the signal handler's own exception. An unknown commit state becomes the cause of that exception.
     match matches!(code, "interrupted" | "commit-state-unknown").then(|| RAISED.take()).flatten() {
         None => made,
         Some(raised) => {
@@ -70,7 +70,7 @@ pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
     }
 }
 
-/// Turns the error of a result into an exception.
+/// Converts the error in a result to an exception.
 pub trait OrRaise<T> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;
 }

@@ -1,4 +1,5 @@
-//! Converts prepared Python values to columns. `penstock/columns/` prepares dtypes, nulls and shapes; this file moves bytes.
+//! Converts prepared Python values to columns. `penstock/columns/` prepares dtypes, nulls and shapes, and this file copies the
+//! bytes.
 
 use std::cell::Cell;
 use std::io::Read;
@@ -27,11 +28,11 @@ struct Source {
 }
 
 thread_local! {
-    /// The transaction that is pulling a value in this thread; 0 if there is none.
+    /// The transaction that is pulling a value in this thread, or 0 if there is none.
     static PULLS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Return whether this thread runs inside a value that transaction `owner` is pulling.
+/// Return whether transaction `owner` is pulling a value in this thread.
 pub fn is_pulled_by(owner: usize) -> bool {
     PULLS.get() == owner
 }
@@ -128,7 +129,7 @@ impl Words {
     }
 }
 
-/// Check that ends ascend to the end of their data, and convert them.
+/// Check that `ends` ascend to the end of the data, and convert them.
 fn ends_of(ends: &[i64], bytes: usize, name: &str) -> penstock_error::Result<Vec<u64>> {
     let ends: Vec<u64> = ends.iter().map(|end| *end as u64).collect();
     if ends.is_sorted() && ends.last().copied().unwrap_or(0) == bytes as u64 {
@@ -143,7 +144,7 @@ fn validity(value: &Bound<'_, PyAny>) -> PyResult<Option<Vec<bool>>> {
     Ok(list.filter(|list| list.contains(&false)))
 }
 
-/// A value that is read or encoded outside the GIL.
+/// A value that is read or encoded without the GIL.
 enum Later {
     File(PathBuf),
     /// Pixels to encode as PNG: height, width, channels, bits.
@@ -159,7 +160,8 @@ impl Later {
     }
 }
 
-/// Collect a list of values. Bytes and text are copied under the GIL. Outside it, all threads read files and encode arrays as PNG.
+/// Collect a list of values. Bytes and text are copied while the GIL is held. Afterwards, all threads read files and encode
+/// arrays as PNG without the GIL.
 fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str, first_row: u64) -> PyResult<Column> {
     let mut ragged = Ragged::default();
     let mut later: Vec<(usize, Later)> = Vec::new();
@@ -200,7 +202,7 @@ fn refused(error: Error, name: &str, first_row: u64) -> Error {
     error.column(name).context(format!("cannot append to column `{name}`")).shift_rows(first_row)
 }
 
-/// Read or encode the pending values and put them in their places. Files are read directly into the column's buffer.
+/// Read or encode the pending values, and store them in their places. Files are read directly into the column's buffer.
 fn fill(small: Ragged, later: &[(usize, Later)]) -> penstock_error::Result<Column> {
     let sizes: Vec<usize> = later
         .iter()
@@ -218,7 +220,7 @@ fn fill(small: Ragged, later: &[(usize, Later)]) -> penstock_error::Result<Colum
         slots.push(Mutex::new(slot));
         rest = more;
     }
-    // Values that do not end up in a slot are returned separately: encoded pixels, and files whose size changes during the read.
+    // Encoded pixels, and files whose size changes during the read, are returned separately instead of being stored in a slot.
     let bodies = parallel_map(later.len(), work, |index| match &later[index] {
         (row, Later::File(path)) => {
             let mut slot = slots[index].lock().unwrap_or_else(PoisonError::into_inner);

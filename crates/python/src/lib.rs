@@ -1,4 +1,4 @@
-//! The Python module `penstock._core`: one file per noun, conversions only, no decisions.
+//! The Python module `penstock._core`, with one file per concept. It converts values and makes no decisions.
 
 mod config;
 mod errors;
@@ -17,7 +17,7 @@ mod view;
 use numpy::{PyArray1, PyArrayMethods as _};
 use pyo3::prelude::*;
 
-/// Returns large memory to the kernel when freed, so that loaders and takes stay within their budgets.
+/// An allocator that returns large freed blocks to the kernel, so that loaders and takes stay within their budgets.
 #[global_allocator]
 static ALLOCATOR: penstock_storage::Returning = penstock_storage::Returning;
 
@@ -26,7 +26,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     penstock_storage::process::watch_forks();
     penstock_storage::process::watch_interrupts(errors::interrupted);
-    // Do the one-time look-ups of the bindings here. Otherwise one thread might do them while another forks (see `made`).
+    // Do the one-time look-ups of the Python bindings here. Otherwise one thread might do them while another forks (see `made`).
     let array = PyArray1::from_vec(py, vec![0i64]);
     array.try_readonly()?;
     py.get_type::<recycle::Memory>();

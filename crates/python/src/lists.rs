@@ -5,10 +5,10 @@ use numpy::{Element, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyString};
 
-/// Values, and whether each is valid; None if all are.
+/// Values, and whether each one is valid, or None if all are valid.
 type Values<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyArray1<bool>>>);
 
-/// Which rows hold a value. Allocates nothing until the first null.
+/// Whether each row has a value. Nothing is allocated until the first null.
 #[derive(Default)]
 struct Validity(Vec<bool>);
 
@@ -25,8 +25,9 @@ impl Validity {
     }
 }
 
-/// Convert a list of None and `int`, `float` or `bool`, chosen by `kind` ("i", "u", "f" or "b"). Returns None if the list holds anything
-/// else, including subclasses, or a number beyond int64, uint64 or float64. A list of floats may contain integers, as in NumPy.
+/// Convert a list of None and `int`, `float` or `bool`, chosen by `kind` ("i", "u", "f" or "b"). Returns None if the list
+/// contains anything else, including subclasses, or a number outside the range of int64, uint64 or float64. A list of floats may
+/// contain integers, as in NumPy.
 #[pyfunction]
 pub fn numbers<'py>(py: Python<'py>, list: &Bound<'py, PyList>, kind: char) -> Option<Values<'py>> {
     match kind {
@@ -62,10 +63,11 @@ fn collect<'py, T: Element + Default>(
     Some((PyArray1::from_vec(py, values).into_any(), validity.array(py)))
 }
 
-/// The bytes of all texts, their offsets (rows + 1,), and which rows are not null; None if no row is null.
+/// The bytes of all texts, their offsets (rows + 1,), and whether each row is valid, or None if no row is null.
 type Texts<'py> = (Bound<'py, PyArray1<u8>>, Bound<'py, PyArray1<i64>>, Option<Bound<'py, PyArray1<bool>>>);
 
-/// Join the UTF-8 of a list of `str` and None. Returns None if the list holds anything else, including subclasses, or invalid text.
+/// Join the UTF-8 bytes of a list of `str` and None. Returns None if the list contains anything else, including subclasses, or
+/// invalid text.
 #[pyfunction]
 pub fn texts<'py>(py: Python<'py>, list: &Bound<'py, PyList>) -> Option<Texts<'py>> {
     let (mut data, mut offsets, mut validity) = (Vec::new(), Vec::with_capacity(list.len() + 1), Validity::default());

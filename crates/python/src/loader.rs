@@ -1,4 +1,4 @@
-//! A loader: JSON and views in, batches out. The loader crate makes the decisions; Python makes them convenient.
+//! Creates a loader from JSON options and views, and converts its batches to Python values. The loader crate makes all decisions.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -80,13 +80,14 @@ impl Weights {
     }
 }
 
-/// Files that hold the values of a column.
+/// Files that contain the values of a column.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Files(Arc<penstock_loader::source::files::Files>);
 
 #[pymethods]
 impl Files {
-    /// Open the files. `spec`: the column as in a schema. An entry is (name below `root`, file bytes, offset of the value, free sizes).
+    /// Open the files. `spec` is the column, as in a schema. Each entry is (name below `root`, file bytes, offset of the value,
+    /// free sizes).
     #[new]
     fn new(py: Python<'_>, root: &str, io: &str, spec: &str, entries: Vec<(String, u64, u64, Vec<u64>)>) -> PyResult<Files> {
         let spec: ColumnSpec = serde_json::from_str(spec).map_err(|error| invalid(format!("cannot read files: {error}"))).or_raise(py)?;
@@ -97,7 +98,7 @@ impl Files {
         Ok(Files(Arc::new(penstock_loader::source::files::Files { spec: ColumnSpec { id: u64::MAX, ..spec }, storage, entries })))
     }
 
-    /// Return the requests and bytes so far.
+    /// Return the number of requests and bytes so far.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         self.0.storage.counters().counts().entries()
     }
@@ -108,7 +109,7 @@ fn invalid(text: String) -> Error {
 }
 
 fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Alias>>>) -> penstock_error::Result<Recipe> {
-    // Each column is read once, even if it has several results.
+    // Each column is read once, even if several results need it.
     let mut columns: Vec<&str> = Vec::new();
     let mut outputs = Vec::new();
     for (name, column) in &declared.outputs {
@@ -160,20 +161,20 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
     Ok(Recipe { sources, specs, program, windows, cut, base, pipeline, row_ids, on_corrupt, fetched_bytes, window_bytes })
 }
 
-/// Check that the budget fits consecutive batches: each one is in memory together with the batch delivered before it.
+/// Check that consecutive batches fit in the budget. Each batch is in memory together with the one delivered before it.
 fn fits(recipe: &Recipe, budget: Budget, batches: u64) -> penstock_error::Result<()> {
     let least = recipe.least_bytes();
     if least.saturating_mul(batches.min(2)) <= budget.memory_bytes {
         return Ok(());
     }
-    let before = if batches > 1 { " and the previous batch holds as many" } else { "" };
+    let before = if batches > 1 { " and the previous batch holds the same amount" } else { "" };
     let text = format!("cannot create a loader: a batch needs {least} bytes{before}, but memory_bytes is {}", budget.memory_bytes);
     Err(invalid(text).hint(format!("use a smaller batch, or memory_bytes={}", least.saturating_mul(2))))
 }
 
 #[pymethods]
 impl Loader {
-    /// Create a loader. `files`: for each view, a column in addition to its own.
+    /// Create a loader. `files` contains an additional column, or None, for each view.
     #[new]
     fn new(
         py: Python<'_>,
@@ -200,7 +201,7 @@ impl Loader {
         self.recipe.cut.steps()
     }
 
-    /// Count the steps of the first epoch, from step 0 on.
+    /// Count the steps of the first epoch, starting at step 0.
     #[getter]
     fn first_steps(&self) -> u64 {
         self.recipe.cut.steps_from(self.recipe.base.1)
@@ -211,7 +212,7 @@ impl Loader {
         self.recipe.begin_of(step)
     }
 
-    /// Return the first step of the epoch after that of `step`.
+    /// Return the first step of the epoch that follows the one containing `step`.
     fn end_of_epoch(&self, step: u64) -> u64 {
         self.recipe.end_of_epoch(step)
     }
@@ -226,7 +227,7 @@ impl Loader {
         self.recipe.begin_of_number(number)
     }
 
-    /// Count the bytes of a full batch, including only results of fixed shape.
+    /// Return the bytes of a full batch, counting only results of fixed shape.
     #[getter]
     fn least_bytes(&self) -> u64 {
         self.recipe.least_bytes()
@@ -238,13 +239,14 @@ impl Loader {
         self.recipe.program.len()
     }
 
-    /// List the results: name, dtype, shape with None for free sizes, whether it is an image.
+    /// List the name, dtype and shape of each result, and whether it is an image. Free sizes are None.
     fn results(&self) -> Vec<(String, String, Vec<Option<usize>>, bool)> {
         let outputs = self.recipe.pipeline.outputs.iter();
         outputs.map(|output| (output.name.clone(), output.dtype.name().to_owned(), output.shape.clone(), output.is_image())).collect()
     }
 
-    /// Start making every `stride`-th batch of `begin..end`, counted from the base. If the engine is already at `begin`, only move its end.
+    /// Start making every `stride`-th batch of the steps `begin..end`, counted from `base`. If the engine is already at `begin`,
+    /// only change its end.
     #[pyo3(signature = (begin, end, stride=1))]
     fn start(&self, py: Python<'_>, begin: u64, end: u64, stride: u64) -> PyResult<()> {
         if let Some(engine) = self.engine()
@@ -261,7 +263,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Return the next batch and its metadata, or None after the last.
+    /// Return the next batch and its metadata, or None after the last batch.
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyDict>, Bound<'py, PyDict>)>> {
         let Some(engine) = self.engine() else { return Ok(None) };
         let batch = py.detach(|| engine.next(interrupted)).or_raise(py)?;
@@ -276,7 +278,7 @@ impl Loader {
         }
     }
 
-    /// Return the samples of a step: draws, sources, positions in the view, valid.
+    /// Return the draws, sources, positions in the view, and validity of the samples of a step.
     #[allow(clippy::type_complexity)]
     fn places<'py>(
         &self,

@@ -1,12 +1,12 @@
-//! Python objects that are made once.
+//! Python objects that are created only once.
 
 use std::sync::OnceLock;
 
 use pyo3::prelude::*;
 
-/// A Python object, made by the first caller. Making it may release the GIL, so this type, unlike `PyOnceLock`, holds no lock meanwhile.
-/// Otherwise a child that another thread forks at that moment would wait forever. If two threads both make the object, the first one is
-/// kept.
+/// A Python object that the first caller creates. Creating it may release the GIL. Unlike `PyOnceLock`, this type therefore holds
+/// no lock during the call. Otherwise, a child that another thread forks at that moment would wait forever. If two threads both
+/// create the object, the first one is kept.
 pub struct Made(OnceLock<Py<PyAny>>);
 
 impl Made {

@@ -1,4 +1,4 @@
-//! Converts columns to Python values: NumPy arrays filled in place, lists of str and bytes, decoded images, `penstock.Ragged`.
+//! Converts columns to Python values: NumPy arrays filled in place, lists of str and bytes, images, and `penstock.Ragged`.
 
 use std::sync::Arc;
 
@@ -28,14 +28,14 @@ pub enum Form {
     Flat,
 }
 
-/// One take: the samples, the form, the handling of damage.
+/// One take: its reader, its form, and the NumPy dtypes of its columns.
 pub struct Request<'a> {
     pub reader: &'a Reader,
     pub form: Form,
     pub numpy: &'a NumpyTypes,
 }
 
-/// NumPy dtype objects by column, so that a take of one sample does not look them up by name.
+/// The NumPy dtype of each column, so that a take of one sample needs no look-up by name.
 pub struct NumpyTypes(Vec<Made>);
 
 impl NumpyTypes {
@@ -67,7 +67,7 @@ fn empty<'py>(py: Python<'py>, shape: &[u64], dtype: &Bound<'py, PyAny>, size: u
     Ok(ZEROS.import(py, "numpy", "zeros")?.call1((shape, dtype))?.cast_into::<PyUntypedArray>()?)
 }
 
-/// Return the memory of an array that the caller has just made and not shared.
+/// Return the memory of an array that the caller has just created and not yet shared.
 fn memory<'a>(array: &'a mut Bound<'_, PyUntypedArray>, bytes: usize) -> &'a mut [u8] {
     if bytes == 0 {
         return &mut [];
@@ -116,7 +116,7 @@ fn masked<'py>(py: Python<'py>, array: Bound<'py, PyAny>, nulls: Nulls) -> PyRes
 }
 
 impl Request<'_> {
-    /// Read columns into a dict, name → values, in the order requested.
+    /// Read columns into a dict from name to values, in the requested order.
     pub fn batch<'py>(&self, py: Python<'py>, columns: Option<Vec<String>>) -> PyResult<Bound<'py, PyDict>> {
         let batch = PyDict::new(py);
         match columns {
@@ -203,8 +203,8 @@ impl Request<'_> {
         }
     }
 
-    /// Do what `flat` does, for ragged samples that are all tiled. Their sizes are known in advance, so they are read directly into one
-    /// array. None if any sample is not tiled.
+    /// Do the same as `flat`, for ragged samples that are all tiled. Their sizes are known in advance, so they are read directly
+    /// into one array. Returns None if any sample is not tiled.
     fn tiled<'py>(&self, py: Python<'py>, spec: &ColumnSpec, dtype: Dtype) -> PyResult<Option<Bound<'py, PyAny>>> {
         if dtype == Dtype::Bytes || !self.reader.has_tiles() {
             return Ok(None); // Bytes are never tiled, but a column of nulls would look tiled.
@@ -247,8 +247,8 @@ impl Request<'_> {
         self.finish(py, array.into_any(), nulls)
     }
 
-    /// Return joined memory that can become the array without a copy. It must hold all values, be aligned for the dtype, and be large
-    /// enough to justify the memory that it keeps alive.
+    /// Return contiguous memory that can become the array without a copy. It must contain all values, be aligned for the dtype,
+    /// and be large enough to justify the memory that it keeps alive.
     fn large(&self, py: Python<'_>, dtype: Dtype, bytes: usize, joined: impl FnOnce() -> Option<Frozen> + Send) -> Option<Frozen> {
         let fits = |joined: &Frozen| {
             let found = joined.as_ref();
@@ -311,7 +311,7 @@ impl Request<'_> {
         Ok((array, PyArray1::from_vec(py, offsets), shapes, nulls).into_pyobject(py)?.into_any())
     }
 
-    /// Decode on all threads, outside the GIL.
+    /// Decode images on all threads, without the GIL.
     fn pictures<'py>(&self, py: Python<'py>, spec: &ColumnSpec, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
         let limits = Config::limits();
         let decode = |index: usize| -> Result<Option<Picture>> {
@@ -323,7 +323,7 @@ impl Request<'_> {
                 _ => penstock_codec::decode_mask(bytes, limits).map(Some),
             }
         };
-        // Decoding makes about ten bytes of pixels from one stored byte.
+        // One stored byte decodes to about ten bytes of pixels.
         let decoded = py.detach(|| parallel_map(values.len(), values.value_bytes().saturating_mul(10), decode)).or_raise(py)?;
         let list = PyList::empty(py);
         let kind = if matches!(spec.kind, ColumnKind::Mask { .. }) { Media::Mask } else { Media::Image };
@@ -366,7 +366,8 @@ pub fn imported_ragged<'py>(py: Python<'py>, parts: Bound<'py, PyAny>, shape: &S
     RAGGED.import(py, "penstock.ragged", "from_core")?.call1((parts, PyTuple::new(py, &shape.0)?))
 }
 
-/// Handles invalid text or JSON. The checksum matched, so its writer stored it that way. Returns the exception, or None to read a null.
+/// Handles text or JSON that was invalid when it was written, because its checksum matches. Returns the exception, or None to
+/// return a null for the sample.
 pub type Refuse<'a> = &'a dyn Fn(usize, &str) -> Option<PyErr>;
 
 pub fn texts<'py, 'a>(
@@ -408,10 +409,10 @@ pub fn jsons<'py, 'a>(
     Ok(list.into_any())
 }
 
-/// From this many bytes on, the copy runs without the GIL.
+/// Copies of at least this many bytes run without the GIL.
 const COPY_WITHOUT_GIL_BYTES: usize = 64 << 10;
 
-/// Make one `bytes` object per sample, copied once.
+/// Make one `bytes` object per sample, with a single copy.
 pub fn byte_strings<'py, 'a>(
     py: Python<'py>,
     count: usize,

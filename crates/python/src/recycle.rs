@@ -1,4 +1,4 @@
-//! NumPy arrays over the core's memory, which is recycled or filled by a store.
+//! NumPy arrays over memory that the core owns, either recycled or filled by a read.
 
 use numpy::PyUntypedArray;
 use numpy::ndarray::ArrayView1;
@@ -7,7 +7,7 @@ use penstock_storage::{Frozen, Recycled};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-/// Smaller arrays use NumPy's own memory, which its allocator reuses anyway.
+/// Smaller arrays use memory from NumPy's own allocator, which reuses it anyway.
 pub const LEAST_BYTES: u64 = 1 << 20;
 
 /// The memory of an array. Released when the last array that refers to it is freed.
@@ -16,7 +16,7 @@ pub struct Memory {
     _held: Box<dyn Send + Sync>,
 }
 
-/// Make an array whose content the caller must fill. None if memory is exhausted, so that NumPy reports it.
+/// Make an array whose content the caller must fill. Returns None if memory is exhausted, so that NumPy reports the error.
 pub fn array<'py>(
     py: Python<'py>,
     bytes: u64,
@@ -30,7 +30,7 @@ pub fn array<'py>(
     unsafe { over(py, memory.memory(), bytes as usize, memory, shape, dtype) }.map(Some)
 }
 
-/// Wrap memory that a take has joined. Nothing else may still read the memory.
+/// Wrap the contiguous memory that a take has filled. No other code may still read it.
 pub fn filled<'py>(
     py: Python<'py>,
     joined: Frozen,
@@ -38,7 +38,7 @@ pub fn filled<'py>(
     dtype: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyUntypedArray>> {
     let (begin, bytes) = (joined.as_ref().as_ptr().cast_mut(), joined.as_ref().len());
-    // SAFETY: the memory lives as long as `joined`. The take that filled it is done, so nothing else reads it.
+    // SAFETY: the memory lives as long as `joined`. The take that filled it is complete, so no other code reads it.
     unsafe { over(py, begin, bytes, joined, shape, dtype) }
 }
 

@@ -1,4 +1,4 @@
-//! A snapshot of a dataset: open, create, log, verify, counts.
+//! A snapshot of a dataset, with functions to create, open, log, verify and measure it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn options(given: Option<Vec<(String, String)>>, io: &str) -> penstock_error::Re
     Options::new(given.unwrap_or_default(), Io::parse(io)?)
 }
 
-/// Create a dataset. `columns`: the columns of the schema, as JSON.
+/// Create a dataset. `columns` contains the columns of the schema, as JSON.
 #[pyfunction]
 // Over 6 parameters: Python passes each by name.
 #[pyo3(signature = (uri, columns, message, author, storage_options=None, io="auto"))]
@@ -47,7 +47,7 @@ pub fn create(
     Ok(Snapshot { inner: Arc::new(made.or_raise(py)?), options })
 }
 
-/// Open the newest snapshot of main, or the given one. `incomplete` permits a copy that lacks objects.
+/// Open the newest snapshot of main, or the given snapshot. `incomplete` permits a copy in which objects are missing.
 #[pyfunction]
 #[pyo3(signature = (uri, snapshot=None, storage_options=None, io="auto", incomplete=false))]
 pub fn open(
@@ -119,7 +119,7 @@ impl Snapshot {
         self.inner.len() as usize
     }
 
-    /// Open the newest snapshot of this branch; it shares caches and counters with this one.
+    /// Open the newest snapshot of this branch, which shares caches and counters with this one.
     fn refresh(&self, py: Python<'_>) -> PyResult<Snapshot> {
         let newest = py.detach(|| self.inner.refreshed()).or_raise(py)?;
         Ok(Snapshot { inner: Arc::new(newest), options: self.options.clone() })
@@ -152,7 +152,7 @@ impl Snapshot {
         Ok(pins.into_iter().map(|(name, target)| (name, target.to_string())).collect())
     }
 
-    /// Remove a pin; return whether it existed.
+    /// Remove a pin. Returns whether it existed.
     fn unpin(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
         py.detach(|| penstock_dataset::unpin(&self.inner.context, name)).or_raise(py)
     }
@@ -182,7 +182,7 @@ impl Snapshot {
         entries.into_iter().take(limit).map(|entry| commit(py, &entry.record)).collect()
     }
 
-    /// Check every byte; calls `progress(data_files, data_bytes)` periodically.
+    /// Check every byte, and call `progress(data_files, data_bytes)` periodically.
     #[pyo3(signature = (progress=None))]
     fn verify(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Py<PyDict>> {
         let mut failed: Option<PyErr> = None;
@@ -214,18 +214,18 @@ impl Snapshot {
         Ok(answer.unbind())
     }
 
-    /// Return a number that is equal for handles which share counters.
+    /// Return a number that is the same for all handles that share counters.
     fn handle(&self) -> usize {
         Arc::as_ptr(&self.inner.context) as usize
     }
 
-    /// Return the requests and bytes of this handle so far.
+    /// Return the number of requests and bytes of this handle so far.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         self.inner.context.storage.counters().counts().entries()
     }
 
-    /// Estimate the bytes of these columns: stored, decoded, one shared block per column, the span from first to last block, decoded per
-    /// sample. Cost: reads the manifest and a few tails.
+    /// Estimate the bytes of these columns: stored, decoded, one shared block per column, from the first to the last block, and
+    /// decoded per sample. Cost: reads the manifest and a few tails.
     fn column_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64, u64, f64)> {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
@@ -235,8 +235,8 @@ impl Snapshot {
         .or_raise(py)
     }
 
-    /// Return the bytes of data files that stay in memory when these columns are read: of all, of the largest, and the limit. Cost: reads
-    /// the manifest.
+    /// Return the bytes of data files that stay in memory when these columns are read: for all files, for the largest file, and
+    /// the cache limit. Cost: reads the manifest.
     fn kept_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64)> {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
@@ -251,7 +251,7 @@ impl Snapshot {
         (self.inner.context.storage.request_cost().gap_bytes, block_cache_bytes() / 2)
     }
 
-    /// Return the name, stored bytes, blocks and data files of each column. Cost: reads all tails.
+    /// Return the name, stored bytes, number of blocks, and number of data files of each column. Cost: reads all tails.
     fn layout(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, u64, u64)>> {
         py.detach(|| {
             let mut rows: Vec<(u64, (String, u64, u64, u64))> =

@@ -1,4 +1,4 @@
-//! A transaction handle: accepts prepared columns and commits once.
+//! A transaction handle, which accepts prepared columns and commits once.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,7 +21,7 @@ pub struct Transaction {
     options: Options,
 }
 
-/// Begin a transaction on a snapshot. The texts of its commit are checked now, before there is work to lose.
+/// Begin a transaction on a snapshot. The texts of its commit are checked now, before any data are appended.
 #[pyfunction]
 pub fn begin(py: Python<'_>, snapshot: &Snapshot, message: &str, author: &str, properties: &str) -> PyResult<Transaction> {
     let begun = check_texts(message, author, properties).and_then(|()| penstock_dataset::Transaction::begin(snapshot.inner.clone()));
@@ -34,11 +34,11 @@ impl Transaction {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Refuse calls from a forked child, and from a value that this transaction is pulling, because such a call would deadlock.
+    /// Refuse calls from a forked child, and calls from a value that this transaction is pulling. Both could deadlock.
     fn check_caller(&self, py: Python<'_>) -> PyResult<()> {
         if input::is_pulled_by(self.address()) {
             let text = "cannot use this transaction from inside a value that it is reading";
-            return Err(Error::new("transaction-closed", text).hint("raise an error there: it aborts the append")).or_raise(py);
+            return Err(Error::new("transaction-closed", text).hint("raise an error there to abort the append")).or_raise(py);
         }
         if self.generation == generation() {
             return Ok(());
@@ -54,7 +54,8 @@ fn closed() -> Error {
 
 #[pymethods]
 impl Transaction {
-    /// Append samples: name → prepared values (see `input`). Row numbers in errors start at `first_row` of the user's input.
+    /// Append samples. `columns` maps names to prepared values (see `input`). `first_row` is the first row's number in the user's
+    /// input, for errors.
     fn append(&self, py: Python<'_>, columns: &Bound<'_, PyDict>, validate: &str, first_row: u64) -> PyResult<()> {
         self.check_caller(py)?;
         let validate = media::validate(py, validate)?;
@@ -74,7 +75,7 @@ impl Transaction {
         }
     }
 
-    /// Commit. Returns (snapshot id, first row id, samples, the new snapshot).
+    /// Commit. Returns (snapshot id, first row id, number of samples, new snapshot).
     fn commit(&self, py: Python<'_>, message: &str, author: &str, properties: &str) -> PyResult<(String, i64, u64, Snapshot)> {
         self.check_caller(py)?;
         let (receipt, snapshot) = py

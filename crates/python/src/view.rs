@@ -1,4 +1,4 @@
-//! A snapshot, whole or narrowed to selected positions, and `take` on it.
+//! A view: a whole snapshot or selected positions of it, and the reads of its samples.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl View {
         Source { name: name.into(), snapshot: self.snapshot.clone(), selection: self.positions.clone(), files: None }
     }
 
-    /// Plan to read samples of the snapshot.
+    /// Plan a read of samples of the snapshot.
     fn reader(&self, positions: Vec<u64>, on_corrupt: OnCorrupt) -> penstock_error::Result<Reader> {
         Reader::new(self.snapshot.clone(), positions, on_corrupt)
     }
@@ -52,7 +52,7 @@ impl View {
         }
     }
 
-    /// Return the requested stored columns, each once; virtual columns are left out.
+    /// Return each requested stored column once, without virtual columns.
     fn specs(&self, names: Option<&[String]>) -> penstock_error::Result<Vec<&ColumnSpec>> {
         let virtual_column = |name: &str| matches!(name, "_row_id" | "_position");
         match names {
@@ -82,15 +82,15 @@ impl View {
     }
 }
 
-/// Positions are passed as arrays, because a Python list would be built and read number by number.
+/// Positions are passed as arrays, because a Python list would be built and read element by element.
 pub type Positions<'py> = PyReadonlyArray1<'py, i64>;
 
-/// Return the numbers as a slice; copies them if the array is not contiguous.
+/// Return the numbers as a slice, copying them if the array is not contiguous.
 fn in_line<'a>(array: &'a Positions<'_>) -> Cow<'a, [i64]> {
     array.as_slice().map_or_else(|_| Cow::Owned(array.as_array().to_vec()), Cow::Borrowed)
 }
 
-/// Resolve and check positions; negative ones count from the end, as in NumPy.
+/// Resolve and check positions. Negative positions count from the end, as in NumPy.
 fn resolve(positions: &[i64], len: u64, map: impl Fn(u64) -> u64) -> penstock_error::Result<Vec<u64>> {
     let one = |(place, position): (usize, &i64)| {
         let at = if *position < 0 { position + len as i64 } else { *position };
@@ -132,7 +132,8 @@ impl View {
         Ok(Scan { inner: scan.or_raise(py)? })
     }
 
-    /// Return the shapes of tiled samples, None for a null. Returns None if any of these samples is not tiled.
+    /// Return the shapes of tiled samples, with None for each null. Returns None instead of a list if any of these samples is not
+    /// tiled.
     fn shapes(&self, py: Python<'_>, positions: Positions<'_>, column: &str) -> PyResult<Option<Vec<Option<Vec<u64>>>>> {
         let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
         let spec = self.snapshot.column(column).or_raise(py)?;
@@ -144,7 +145,7 @@ impl View {
         .or_raise(py)
     }
 
-    /// Read a slice of each of these samples, which must all be tiled. A slice is (low, high) per dimension.
+    /// Read a slice of each of these samples, which must all be tiled. A slice has one (low, high) pair per dimension.
     fn slices<'py>(
         &self,
         py: Python<'py>,
@@ -169,8 +170,9 @@ impl View {
         Ok(PyArray1::from_iter(py, found.into_iter().map(|position| position as i64)))
     }
 
-    /// Read samples. `which` is an int64 array of positions of this view, or a (start, end) pair. With `absolute`, positions refer to the
-    /// snapshot. `form`: "decoded", "stored" or "flat". A scan sets `scan`: whether the block cache keeps the blocks that are read.
+    /// Read samples. `which` is an int64 array of positions of this view, or a (start, end) pair. With `absolute`, positions
+    /// refer to the snapshot. `form` is "decoded", "stored" or "flat". Scans pass `scan`, which determines whether the block
+    /// cache keeps the blocks that are read.
     // Over 6 parameters: Python passes each by name.
     #[pyo3(signature = (which, columns=None, form="decoded", on_corrupt="raise", absolute=false, scan=None))]
     fn take<'py>(

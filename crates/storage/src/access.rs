@@ -1,11 +1,11 @@
-//! How an object is best read.
+//! The best way to read an object.
 
-/// How an object is best read.
+/// The best way to read an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// With `map`: the object is mapped into memory, and reads need no call.
+    /// Use `map`: the object is mapped into memory, and reads need no further calls.
     Mapped,
-    /// With `fetch`: callers plan all ranges in advance.
+    /// Use `fetch`: callers plan all ranges in advance.
     Ranged,
     /// Like `Ranged`, but `stream` reads large values straight into their destination.
     Streamed,

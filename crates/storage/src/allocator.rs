@@ -13,8 +13,8 @@ const SMALLEST_PAGE_BYTES: usize = 4096;
 
 /// An allocator that maps memory of at least [`HUGE_PAGE_BYTES`] on huge pages, and uses the system allocator for the rest.
 ///
-/// Once one array of 32 MiB has been freed, glibc keeps up to 64 MiB of freed memory per thread. Decoded images reach that size, so
-/// a loader with a few threads used 1.5 times its budget.
+/// After one array of 32 MiB is freed, glibc keeps up to 64 MiB of freed memory per thread. Decoded images reach that size, so a
+/// loader with a few threads used 1.5 times its budget.
 pub struct Returning;
 
 const fn is_large(layout: &Layout) -> bool {
@@ -36,7 +36,7 @@ fn map(size: usize) -> *mut u8 {
     }
     let start = start.cast::<u8>();
     let before = start.align_offset(HUGE_PAGE_BYTES);
-    // SAFETY: both unmapped parts are inside the new map and outside the returned memory. The advice does not change contents.
+    // SAFETY: both unmapped parts are inside the new map and outside the returned memory. The advice does not change any data.
     unsafe {
         let memory = start.add(before);
         unmap(start, before);
@@ -73,8 +73,8 @@ impl Returning {
     }
 }
 
-// SAFETY: large layouts are allocated by `map` and freed by `unmap`, all others by `System`. `realloc` copies memory whose new size
-// changes its allocator. Nothing here panics or uses the global allocator.
+// SAFETY: `map` and `unmap` handle large layouts, and `System` handles all others. `realloc` copies the memory if its new size
+// needs the other allocator. Nothing here panics or uses the global allocator.
 unsafe impl GlobalAlloc for Returning {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller upholds the contract of this method.
@@ -94,7 +94,7 @@ unsafe impl GlobalAlloc for Returning {
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller promises that `size`, rounded up to the alignment, does not overflow.
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        // SAFETY: the caller vouches for `memory` and `layout`; the new memory has the size of `new` and does not overlap the old.
+        // SAFETY: the caller guarantees that `memory` has this layout. New memory has the size of `new`, and does not overlap it.
         unsafe {
             match (is_large(&layout), is_large(&new)) {
                 (false, false) => System.realloc(memory, layout, size),
@@ -116,7 +116,7 @@ mod tests {
     /// Return whether the page at this address is mapped.
     fn is_mapped(memory: *mut u8) -> bool {
         let mut state = 0;
-        // SAFETY: the call does not read that memory, and it writes one byte of state for one page.
+        // SAFETY: the call does not access that memory. For one page, it writes one byte of state.
         unsafe { libc::mincore(memory.cast(), 1, &raw mut state) == 0 }
     }
 

@@ -1,4 +1,4 @@
-//! Memory that devices and the network write into, and that backs large arrays.
+//! Memory buffers for large arrays and for reads from devices and the network.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::io;
@@ -10,7 +10,7 @@ use memmap2::MmapMut;
 use crate::kernel;
 use crate::process::PerProcess;
 
-/// Alignment that devices and file systems require of offsets, lengths and addresses.
+/// Alignment that devices and file systems require for offsets, lengths and addresses.
 pub const ALIGN: u64 = 4096;
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Smaller buffers are not worth a system call.
@@ -46,19 +46,19 @@ impl Buffer {
             return Err(io::Error::from(io::ErrorKind::OutOfMemory));
         }
         if bytes >= HUGE_PAGE_BYTES {
-            // SAFETY: the range was just allocated; the advice does not change contents.
+            // SAFETY: the range was just allocated. The advice does not change any data.
             unsafe { kernel::advise_huge_pages(memory, bytes) };
         }
         Ok(Buffer { memory, bytes: layout.size(), owner: Owner::Allocator(layout) })
     }
 
-    /// Map zeroed memory that returns to the kernel when it is dropped. An allocator may keep freed memory for each thread.
+    /// Map zeroed memory that is returned to the kernel on drop. An allocator might keep the freed memory for its thread.
     pub fn mapped(bytes: usize) -> io::Result<Buffer> {
         let mut map = MmapMut::map_anon(bytes.max(1))?;
         Ok(Buffer { memory: map.as_mut_ptr(), bytes, owner: Owner::Kernel { _map: map } })
     }
 
-    /// Like `new`, for memory that threads hold briefly. Large buffers return to the kernel, because allocators keep freed memory.
+    /// Like `new`, for short-lived buffers. Large ones are returned to the kernel on drop, because allocators keep freed memory.
     #[cfg(target_os = "linux")]
     pub fn returned(bytes: usize) -> io::Result<Buffer> {
         match bytes {
@@ -80,7 +80,7 @@ impl Buffer {
         let mut map = MmapMut::map_anon(room)?;
         let skip = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
         let memory = map[skip..][..bytes].as_mut_ptr();
-        // SAFETY: the range is inside the map; the advice does not change contents.
+        // SAFETY: the range is inside the map. The advice does not change any data.
         unsafe { kernel::advise_huge_pages(memory, bytes) };
         Ok(Buffer { memory, bytes, owner: Owner::Kernel { _map: map } })
     }
@@ -137,7 +137,7 @@ impl Recycled {
         Ok(Recycled { buffer: Some(Buffer::zeroed(bytes)?), budget_bytes: 0 })
     }
 
-    /// Map memory that is not reused, for buffers that many threads hold for a long time.
+    /// Map memory that is not reused, for buffers that many threads keep for a long time.
     pub fn mapped(bytes: usize) -> io::Result<Recycled> {
         Ok(Recycled { buffer: Some(Buffer::mapped(bytes)?), budget_bytes: 0 })
     }
@@ -151,7 +151,7 @@ impl Recycled {
         self.buffer.as_ref().map_or(0, Buffer::bytes)
     }
 
-    /// Turn the whole memory into an empty slot.
+    /// Turn all of this memory into one empty slot.
     pub fn slot(self) -> Slot {
         let room = self.bytes();
         Slot { memory: Arc::new(self), begin: 0, filled: 0, room }
@@ -170,7 +170,7 @@ impl Drop for Recycled {
     }
 }
 
-/// A part of recycled memory with one owner, which fills it from the start.
+/// Part of a recycled buffer. Its only owner fills it from the start.
 #[derive(Debug)]
 pub struct Slot {
     memory: Arc<Recycled>,
@@ -205,13 +205,13 @@ impl Slot {
         Bytes::from_owner(Frozen { memory: self.memory, begin: self.begin, bytes: self.filled })
     }
 
-    /// Return the memory of the slot, for `Frozen::joined`.
+    /// Return the slot's memory, for `Frozen::joined`.
     pub fn owner(&self) -> Arc<Recycled> {
         self.memory.clone()
     }
 }
 
-/// A filled part of recycled memory.
+/// A filled part of a recycled buffer.
 #[derive(Debug, Clone)]
 pub struct Frozen {
     memory: Arc<Recycled>,
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn memory_is_used_again() -> io::Result<()> {
-        // A size that no other test uses.
+        // No other test uses this size.
         let first = Recycled::new(37 << 20, 1 << 30)?;
         let begin = first.memory();
         drop(first);

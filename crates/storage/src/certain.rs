@@ -1,4 +1,4 @@
-//! Create-only puts whose answer must be certain.
+//! Create-only puts that are repeated until their outcome is certain.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use penstock_error::{Error, Result};
 use crate::process;
 use crate::storage::{Created, Storage};
 
-/// Number of tries without a certain answer after which `create_certainly` fails.
+/// `create_certainly` fails after this many tries without a certain answer.
 pub const CERTAIN_TRIES: u32 = 20;
 
-/// Create an object, and repeat the put with the same body after each lost answer, until the answer is certain.
+/// Create an object. After each lost answer, repeat the put with the same body until an answer is certain.
 ///
-/// Fails with `commit-state-unknown` if no answer is certain, or if a repeated put fails: an earlier one may have succeeded.
+/// Fails with `commit-state-unknown` if no answer is certain, or if a repeated put fails: an earlier put may have succeeded.
 /// If no other writer uses the name, `Exists` means that an earlier try succeeded.
 pub fn create_certainly(store: &dyn Storage, name: &str, body: &[u8]) -> Result<Created> {
     let began = std::time::Instant::now();

@@ -1,4 +1,4 @@
-//! One suite that every `Storage` must pass: call [`check`] from a test with a fresh, empty store.
+//! A test suite that every `Storage` must pass. Call [`check`] from a test with a new, empty store.
 
 use std::ops::ControlFlow;
 
@@ -78,7 +78,7 @@ fn creates_once(store: &dyn Storage) -> Result<()> {
 fn lists_one_folder(store: &dyn Storage) -> Result<()> {
     let listed = store.list("log/0")?;
     let known = listed.iter().filter_map(|entry| entry.modified?.elapsed().ok());
-    ensure(known.clone().all(|age| age.as_secs() < 3600), "times of a listing are those of the writes")?;
+    ensure(known.clone().all(|age| age.as_secs() < 3600), "listed times match the times of the writes")?;
     let mut names: Vec<_> = listed.iter().map(|entry| (entry.name.clone(), entry.bytes)).collect();
     names.sort();
     ensure(names == [("1".to_owned(), 4), ("2".to_owned(), 100)], "list returns names and sizes, but no temporary files")?;

@@ -1,4 +1,4 @@
-//! Counters of the operations of a store, which tests and `ds.stats()` read.
+//! Counters of store operations, read by tests and `ds.stats()`.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,7 +8,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct Counters { $(pub $name: AtomicU64),* }
 
-        /// A reading of [`Counters`].
+        /// The values of [`Counters`] at one moment.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         pub struct Counts { $(pub $name: u64),* }
 

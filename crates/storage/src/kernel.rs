@@ -1,5 +1,5 @@
-//! System calls that only some kernels have. Where one is missing, the function does nothing, or reports this and the caller uses a
-//! fallback.
+//! System calls that only some kernels support. On other kernels, each function does nothing, or reports the missing call so that
+//! its caller can use a fallback.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Ask for huge pages. A refusal only costs speed.
 ///
 /// # Safety
-/// The range is inside memory that the caller owns. The advice does not change contents.
+/// The caller owns the memory of the range. The advice does not change any data.
 pub unsafe fn advise_huge_pages(memory: *mut u8, bytes: usize) {
     #[cfg(target_os = "linux")]
     // SAFETY: the caller upholds the contract above.
@@ -38,7 +38,7 @@ pub unsafe fn resize_map(memory: *mut u8, bytes: usize, new_bytes: usize) -> Opt
     }
 }
 
-/// Start writing a file's dirty pages to the device, without waiting. A failure has no effect.
+/// Start writing a file's dirty pages to the device, without waiting. Failures are ignored.
 pub fn start_write_back(file: &fs::File, begin: u64, bytes: u64) {
     #[cfg(target_os = "linux")]
     {
@@ -69,7 +69,7 @@ pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Open a folder, and return a path that leads to it even after a rename. None if the kernel has no such paths.
+/// Open a folder, and return it with a path that still works after a rename. None if the kernel does not support such paths.
 pub fn hold_folder(folder: &Path) -> io::Result<Option<(fs::File, PathBuf)>> {
     #[cfg(target_os = "linux")]
     {

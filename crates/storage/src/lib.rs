@@ -1,7 +1,7 @@
-//! Stores of named, immutable objects, with a create-only put that has three answers, and an overwrite for hints.
+//! Stores of named, immutable objects. A create-only put has three possible results, and hints can be overwritten.
 //!
-//! This crate knows nothing about formats. [`Local`] is a folder on disk, [`Memory`] lives in one process, and [`Remote`] is an object
-//! store. The `conformance` suite checks that all of them keep the same promises.
+//! This crate does not depend on the format. [`Local`] is a folder on disk, [`Memory`] exists in one process, and [`Remote`] is an
+//! object store. The `conformance` suite checks that they all give the same guarantees.
 
 mod access;
 mod allocator;
@@ -36,7 +36,7 @@ pub use ranges::{Piece, RangeRequest, RequestCost, Then};
 pub use remote::Remote;
 pub use storage::{Created, ObjectWriter, Storage};
 
-/// Open the store that a URI names: a path, `file://`, `memory://`, `s3://`, `gs://`, `az://`, `http://` or `https://`.
+/// Open the store at a URI: a path, `file://`, `memory://`, `s3://`, `gs://`, `az://`, `http://` or `https://`.
 pub fn open(uri: &str, options: &Options) -> Result<Box<dyn Storage>> {
     let path = match uri.split_once("://") {
         Some(("memory", name)) => return Ok(Box::new(Memory::named(name))),
@@ -44,7 +44,7 @@ pub fn open(uri: &str, options: &Options) -> Result<Box<dyn Storage>> {
         None => uri.to_owned(),
         Some(("file", path)) => path.to_owned(),
         Some((scheme, _)) => {
-            return Err(Error::new("unsupported-storage", format!("cannot open `{uri}`: no storage for `{scheme}://` in this release"))
+            return Err(Error::new("unsupported-storage", format!("cannot open `{uri}`: this release does not support `{scheme}://`"))
                 .hint("use a local path, file://, memory://, s3://, gs://, az://, http:// or https://"));
         }
     };

@@ -8,15 +8,15 @@ pub struct Entry {
     /// The name below the folder.
     pub name: String,
     pub bytes: u64,
-    /// When the object was last written, by the store's clock. None if the store does not know.
+    /// The time of the last write, by the store's clock. None if the store does not record it.
     pub modified: Option<SystemTime>,
 }
 
 /// Part of a listing.
 #[derive(Debug, Default)]
 pub struct Page {
-    /// In no particular order.
+    /// The entries, in no particular order.
     pub entries: Vec<Entry>,
-    /// What to pass as `after` to get the next page. None after the last one.
+    /// The `after` argument for the next page. None on the last page.
     pub next: Option<String>,
 }

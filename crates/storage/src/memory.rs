@@ -48,14 +48,14 @@ impl<T> DerefMut for Locked<'_, T> {
 }
 
 impl Memory {
-    /// Return the store of this process called `name`. Stores of the same name share their objects.
+    /// Return this process's store named `name`. Stores with the same name share their objects.
     pub fn named(name: &str) -> Memory {
         static STORES: Mutex<BTreeMap<String, Objects>> = Mutex::new(BTreeMap::new());
         let objects = lock(&STORES).entry(name.to_owned()).or_default().clone();
         Memory { uri: format!("memory://{name}"), objects, counters: Counters::default() }
     }
 
-    /// Build an unnamed store that holds exactly these objects.
+    /// Build an unnamed store that contains exactly these objects.
     pub fn holding(objects: BTreeMap<String, Bytes>) -> Memory {
         Memory { uri: "memory://".into(), objects: Arc::new(Mutex::new(objects)), counters: Counters::default() }
     }
@@ -219,7 +219,7 @@ mod tests {
         // SAFETY: the child reads the store, which is what the test checks, and exits. It depends on no other thread.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: the alarm ends a child that hangs, and the parent sees that. `_exit` runs no handlers.
+            // SAFETY: the alarm kills a child that hangs, and the parent detects this. `_exit` runs no handlers.
             unsafe {
                 libc::alarm(10);
                 libc::_exit(i32::from(store.read("one").is_err()));

@@ -1,11 +1,11 @@
-//! Options of a store, under their names in `storage_options=`.
+//! Store options, named as in `storage_options=`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use penstock_error::{Error, Result};
 
-/// The name of each option, whether it is secret, and its standard environment variables. The first one that is set wins.
+/// The name of each option, whether it is secret, and its standard environment variables. The first variable set is used.
 const KNOWN: &[(&str, bool, &[&str])] = &[
     ("endpoint_url", false, &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]),
     ("region", false, &["AWS_REGION", "AWS_DEFAULT_REGION"]),
@@ -23,7 +23,7 @@ const KNOWN: &[(&str, bool, &[&str])] = &[
 /// How local data files are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Io {
-    /// Mapped on a local disk, ranged reads elsewhere.
+    /// Map files on a local disk, and read ranges elsewhere.
     #[default]
     Auto,
     Mapped,
@@ -78,14 +78,14 @@ impl Options {
         Ok(options)
     }
 
-    /// Return the caller's value, else the value from the environment.
+    /// Return the caller's value, or else the value from the environment.
     pub fn get(&self, name: &str) -> Option<String> {
         let variables = KNOWN.iter().find(|(known, ..)| *known == name).map_or(&[][..], |(_, _, variables)| variables);
         let said = || variables.iter().find_map(|variable| std::env::var(variable).ok().filter(|value| !value.is_empty()));
         self.given.get(name).cloned().or_else(said)
     }
 
-    /// Return the caller's value, without the environment.
+    /// Return the caller's value, and ignore the environment.
     pub fn given(&self, name: &str) -> Option<&str> {
         self.given.get(name).map(String::as_str)
     }
@@ -104,11 +104,11 @@ impl Options {
         let Some(value) = self.given.get("timeout_seconds") else { return Ok(Duration::from_secs(60)) };
         let seconds = value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 86_400.0);
         seconds.map(Duration::from_secs_f64).ok_or_else(|| {
-            Error::new("invalid-argument", format!("storage option `timeout_seconds` is `{value}`, expected seconds above 0, up to 86400"))
+            Error::new("invalid-argument", format!("storage option `timeout_seconds` is `{value}`, expected a value above 0, up to 86400"))
         })
     }
 
-    /// Return the caller's options that may be written into a pickle.
+    /// Return the caller's options without secrets, for pickles.
     pub fn without_secrets(&self) -> BTreeMap<String, String> {
         let secret = |name: &str| KNOWN.iter().any(|(known, secret, _)| *known == name && *secret);
         self.given.iter().filter(|(name, _)| !secret(name)).map(|(name, value)| (name.clone(), value.clone())).collect()

@@ -9,7 +9,7 @@ use std::sync::{Arc, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLoc
 /// Number of forks between the first process and this one.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// Threads take it for reading while they hold a lock that a child will use. A fork takes it for writing, and so waits for them.
+/// A thread read-locks this while it holds a lock that a child will use. A fork write-locks it, and so waits for those threads.
 static GATE: RwLock<()> = RwLock::new(());
 
 thread_local! {
@@ -29,7 +29,7 @@ extern "C" fn child_after_fork() {
     CLOSED.take();
 }
 
-/// Register the fork handlers. Call this when the library is loaded: a child that is forked during the call would wait forever.
+/// Register the fork handlers. Call this when the library is loaded, because a child forked during the call would wait forever.
 pub fn watch_forks() {
     static WATCH: Once = Once::new();
     // SAFETY: the handlers only take and release a lock that is held briefly, and add to an atomic.
@@ -38,7 +38,7 @@ pub fn watch_forks() {
     });
 }
 
-/// Delay forks while the guard exists. Hold it around a lock that a child keeps using, and never twice in one thread.
+/// Delay forks while the guard exists. Take it before a lock that a child keeps using, and at most once per thread.
 pub fn no_fork() -> RwLockReadGuard<'static, ()> {
     watch_forks();
     GATE.read().unwrap_or_else(PoisonError::into_inner)
@@ -56,7 +56,7 @@ thread_local! {
     static STOP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
-/// Make this worker thread stop waiting when `stop` is set. The function given to `watch_interrupts` is then ignored.
+/// Make this worker thread stop waiting when `stop` is set. The thread then ignores the function passed to `watch_interrupts`.
 pub fn heed(stop: Arc<AtomicBool>) {
     STOP.set(Some(stop));
 }
@@ -113,7 +113,7 @@ impl<T: Send + Sync, F: Fn() -> T> PerProcess<T, F> {
         watch_forks();
         let fresh = Box::into_raw(Box::new(Entry { generation, value: (self.make)() }));
         match self.current.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: `fresh` is ours and now owned by `self`; a stale `found` is leaked on purpose.
+            // SAFETY: `self` now owns `fresh`. A stale `found` is leaked on purpose.
             Ok(_) => unsafe { &(*fresh).value },
             Err(winner) => {
                 // SAFETY: no other thread has seen `fresh`; `winner` is valid for the same reason as `found`.
@@ -129,7 +129,7 @@ impl<T: Send + Sync, F: Fn() -> T> PerProcess<T, F> {
 impl<T, F> Drop for PerProcess<T, F> {
     fn drop(&mut self) {
         let found = *self.current.get_mut();
-        // SAFETY: `&mut self` excludes borrows of the entry. An entry of another generation is leaked, see above.
+        // SAFETY: `&mut self` excludes borrows of the entry. An entry from another generation is leaked, as described above.
         unsafe {
             if found.as_ref().is_some_and(|entry| entry.generation == GENERATION.load(Ordering::Relaxed)) {
                 drop(Box::from_raw(found));

@@ -28,13 +28,13 @@ pub struct Piece {
 }
 
 impl RangeRequest {
-    /// Build a range of one piece without a gap.
+    /// Build a range with a single piece and no gap.
     pub fn plain(name: &str, begin: u64, bytes: u64, object_bytes: Option<u64>) -> RangeRequest {
         let pieces = vec![Piece { skip: 0, bytes: bytes as usize }];
         RangeRequest { name: name.into(), begin, pieces, object_bytes, shared: false, slots: Vec::new() }
     }
 
-    /// Build a range of the same pieces without slots, so that they get newly allocated memory.
+    /// Build a range with the same pieces but no slots, so that they get newly allocated memory.
     pub fn twin(&self) -> RangeRequest {
         let (name, pieces) = (self.name.clone(), self.pieces.clone());
         RangeRequest { name, begin: self.begin, pieces, object_bytes: self.object_bytes, shared: self.shared, slots: Vec::new() }
@@ -45,14 +45,14 @@ impl RangeRequest {
     }
 }
 
-/// The cost of one more request, as the number of bytes that arrive in the same time.
+/// The cost of one more request, expressed as the number of bytes that could be read in the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestCost {
-    /// Gaps up to this length are read rather than split into two requests.
+    /// Gaps of up to this length are read. A longer gap splits a range into two requests.
     pub gap_bytes: u64,
     /// Maximum ratio of gap bytes to wanted bytes.
     pub waste: u64,
 }
 
-/// A callback with the index of a range, the index of a piece in it, and the piece. It runs on the thread that received the piece.
+/// A callback that gets the index of a range, the index of a piece in it, and the piece. It runs on the receiving thread.
 pub type Then = Arc<dyn Fn(usize, usize, &Bytes) + Send + Sync>;

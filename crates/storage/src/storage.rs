@@ -1,4 +1,4 @@
-//! The verbs of a store: bytes under names, nothing else.
+//! The operations of a store, which keeps bytes under names.
 
 use std::fmt::Debug;
 use std::ops::ControlFlow;
@@ -13,7 +13,7 @@ use crate::counters::Counters;
 use crate::listing::{Entry, Page};
 use crate::ranges::{RangeRequest, RequestCost, Then};
 
-/// The answer to a create-only put.
+/// The result of a create-only put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Created {
     /// This body is now stored under the name.
@@ -32,22 +32,22 @@ pub trait Storage: Send + Sync + Debug {
     /// Read a whole object. Cost: one request.
     fn read(&self, name: &str) -> Result<Bytes>;
 
-    /// Return how an object is best read. One store may answer differently for two objects, as a cache in front of a store does.
+    /// Return the best way to read an object. It may differ between objects only if `access_of_all` returns None.
     fn access(&self, _name: &str) -> Access {
         self.access_of_all().unwrap_or(Access::Ranged)
     }
 
-    /// Return the access of every object if it is the same for all: callers then need not ask about each object. Costs nothing.
+    /// Return the access of all objects if it is the same, so that callers need not check each object. Cost: no request.
     fn access_of_all(&self) -> Option<Access> {
         Some(Access::Mapped)
     }
 
-    /// Return the longest range worth one request. Longer reads are split into concurrent requests.
+    /// Return the maximum length of one request. Longer reads are split into concurrent requests.
     fn range_bytes(&self) -> u64 {
         u64::MAX
     }
 
-    /// Return the cost of a request. The default suits a local disk: many requests in flight, and little work for each.
+    /// Return the cost of a request. The default suits a local disk, which handles many cheap requests at once.
     fn request_cost(&self) -> RequestCost {
         RequestCost { gap_bytes: 8 << 10, waste: 1 }
     }
@@ -62,7 +62,7 @@ pub trait Storage: Send + Sync + Debug {
         false
     }
 
-    /// Return the same store with its root held: names stay below the current root, even if its path leads elsewhere later.
+    /// Return the same store with its root folder held open. Names stay below that folder, even if its path leads elsewhere later.
     /// None if the root does not move, or if it cannot be held.
     fn held(&self) -> Result<Option<Box<dyn Storage>>> {
         Ok(None)
@@ -88,19 +88,19 @@ pub trait Storage: Send + Sync + Debug {
         self.fetch_then(ranges, Arc::new(|_, _, _| {}))
     }
 
-    /// Like `fetch`, but pass each piece to `then` as soon as it arrives, while the processor's cache still holds it.
+    /// Like `fetch`, but pass each piece to `then` as soon as it arrives, while it is still in the processor's cache.
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>>;
 
-    /// Return the longest range that `stream` reads, or 0 if the store has no streams.
+    /// Return the maximum length of a streamed range, or 0 if the store does not support streams.
     fn stream_bytes(&self) -> u64 {
         0
     }
 
     /// Read each range into reusable memory of the store, or into its target if given, and pass its bytes to `see` when they arrive.
-    /// Ranges arrive in any order. Meant for bytes that are consumed at once and not kept. Cost: one request per range, many at
-    /// once; a copy into the target only if the device cannot write there directly.
+    /// Ranges arrive in any order. Use this for bytes that are consumed immediately and not kept. Cost: one request per range,
+    /// many at once. Bytes are copied into a target only if the device cannot write there directly.
     fn stream(&self, ranges: &[RangeRequest], _targets: Option<&mut [&mut [u8]]>, _see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
-        ranges.iter().map(|_| Err(Error::new("internal", format!("`{}` has no streams", self.uri())))).collect()
+        ranges.iter().map(|_| Err(Error::new("internal", format!("`{}` does not support streams", self.uri())))).collect()
     }
 
     /// Return the first few names below a folder in ascending order. None if the store does not list in order.
@@ -111,17 +111,17 @@ pub trait Storage: Send + Sync + Debug {
     /// Make an immutable object of known length readable at memory speed, without a copy if possible.
     fn map(&self, name: &str, bytes: u64) -> Result<Bytes>;
 
-    /// Hint that part of a mapped object will be read soon. A no-op for stores that do not map.
+    /// Hint that part of a mapped object will be read soon. Does nothing in stores that do not map.
     fn will_need(&self, _part: &[u8]) {}
 
-    /// Hint how a whole mapped object will be read. A no-op for stores that do not map.
+    /// Hint how a whole mapped object will be read. Does nothing in stores that do not map.
     fn will_read(&self, _whole: &[u8], _pattern: Pattern) {}
 
     /// Return whether the object exists.
     fn exists(&self, name: &str) -> Result<bool>;
 
-    /// Return a page of the objects directly below a folder. `after` is the `next` of the previous page, or None for the first one. A
-    /// missing folder is empty. Cost: one request.
+    /// Return a page of the objects directly below a folder. `after` is `next` from the previous page, or None for the first page.
+    /// A missing folder is empty. Cost: one request.
     fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Page>;
 
     /// Return all objects directly below a folder. Cost: one request per page, and memory for all entries.
@@ -135,7 +135,7 @@ pub trait Storage: Send + Sync + Debug {
         Ok(entries)
     }
 
-    /// Write an immutable object under a random name that no other writer uses. It is durable after `sync` of its folder.
+    /// Write an immutable object under a random name that no other writer uses. It is durable once its folder is synced.
     fn put(&self, name: &str, body: &[u8]) -> Result<()> {
         let mut writer = self.writer(name)?;
         writer.write(body.to_vec())?;
@@ -145,7 +145,7 @@ pub trait Storage: Send + Sync + Debug {
     /// Begin an immutable object that is written in pieces. Dropping the writer before `finish` discards the object.
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>>;
 
-    /// Return a number that differs between this root and a copy of it, never 0. It survives renames and writes.
+    /// Return a nonzero number that differs between this root and any copy of it. Renames and writes do not change it.
     /// None if the store has no such number.
     fn place(&self) -> Option<u64> {
         None
@@ -168,14 +168,14 @@ pub trait Storage: Send + Sync + Debug {
     /// Remove an object. A missing object is not an error.
     fn delete(&self, name: &str) -> Result<()>;
 
-    /// Pass the names of all objects to `see`, in no particular order, until it breaks. Names of folders, if any, end with `/`.
+    /// Pass the names of all objects to `see`, in no particular order, until `see` breaks. Folder names, if any, end with `/`.
     fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()>;
 
-    /// Create the root and prove the store. Existing objects are kept.
+    /// Create the root and check the store with `prove`. Existing objects are kept.
     fn initialise(&self) -> Result<()>;
 
-    /// Check create-only puts, once per opened store or process. Fails with `unsupported-storage` unless exactly one of several creates of a name
-    /// succeeds. Writers check existing datasets too, which may have been copied to a store on which they cannot be created.
+    /// Check create-only puts, once per opened store or process. Fails with `unsupported-storage` unless exactly one of several
+    /// creates of a name succeeds. Writers also check existing datasets, which may have been copied to an unsupported store.
     fn prove(&self) -> Result<()>;
 
     /// Fail with `read-only` if the store never accepts writes. Cost: no request.
@@ -189,7 +189,7 @@ pub trait Storage: Send + Sync + Debug {
 
 /// An object being written.
 pub trait ObjectWriter: Send {
-    /// Append bytes. They may be written later, and a later call may report their failure.
+    /// Append bytes. The write may happen later, and a later call may report its failure.
     fn write(&mut self, bytes: Vec<u8>) -> Result<()>;
     /// Make the content durable. The name is durable after `Storage::sync`.
     fn finish(self: Box<Self>) -> Result<()>;

@@ -1,6 +1,6 @@
 //! Element types, shapes and columns of values in memory. This crate knows nothing about files.
 //!
-//! `format` stores a [`Dtype`], `dataset` fills [`Ragged`] values, `python` turns both into NumPy arrays.
+//! The `format` crate stores a [`Dtype`], `dataset` fills [`Ragged`] values, and `python` converts both for NumPy.
 
 pub mod slice;
 
@@ -76,7 +76,7 @@ impl Dtype {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape(pub Vec<Option<u64>>);
 
-/// Write the sizes for messages; `?` is a free dimension.
+/// Format the sizes for messages, with `?` for a free dimension.
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sizes: Vec<String> = self.0.iter().map(|size| size.map_or("?".to_owned(), |size| size.to_string())).collect();
@@ -110,7 +110,8 @@ impl Shape {
         self.free_count() == 0
     }
 
-    /// Return the product of the fixed dimensions and the element size: the bytes of a sample, or of one "cell" of the free dimensions.
+    /// Return the product of the fixed dimensions and the element size. If no dimension is free, this is the size of a sample in bytes;
+    /// otherwise, it is the size of one "cell" of the free dimensions.
     pub fn fixed_bytes(&self, dtype: Dtype) -> Result<u64> {
         self.0
             .iter()
@@ -127,14 +128,14 @@ impl Shape {
     }
 }
 
-/// The values of one column that are to be written to a dataset: n samples.
+/// The values of n samples in one column, to be written to a dataset.
 #[derive(Debug, Clone)]
 pub enum Column {
     /// n samples of equal size, back to back.
     Fixed { data: Vec<u8>, validity: Option<Vec<bool>>, samples: usize },
     /// n samples of different sizes.
     Ragged(Ragged),
-    /// n samples that are too large to be held in memory.
+    /// n samples that are too large to fit in memory.
     Pulled(Pulled),
 }
 
@@ -153,7 +154,7 @@ pub trait Pull: Debug + Send + Sync {
     fn pull(&self, row: usize, slice: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 }
 
-/// The samples of a source from row `first` on.
+/// The samples of a source, starting at row `first`.
 #[derive(Debug)]
 struct Following {
     source: Arc<dyn Pull>,
@@ -172,7 +173,7 @@ pub struct Ragged {
     pub data: Vec<u8>,
     /// `ends[i]` is where value i ends in `data`.
     pub ends: Vec<u64>,
-    /// Sizes of the free dimensions, the same number of entries for each value.
+    /// Sizes of the free dimensions, with the same number of entries for each value.
     pub free: Vec<u64>,
     pub validity: Option<Vec<bool>>,
 }
@@ -206,7 +207,7 @@ impl Ragged {
     }
 }
 
-/// Record whether value `count - 1` is present. The list is created at the first null.
+/// Record whether value `count - 1` is present. The validity list is created when the first null is added.
 pub fn push_validity(validity: &mut Option<Vec<bool>>, count: usize, valid: bool) {
     match validity {
         Some(list) => list.push(valid),
@@ -232,7 +233,7 @@ impl Column {
         self.len() == 0
     }
 
-    /// Split off the samples from `at` on, as `Vec::split_off` does.
+    /// Split off the samples starting at index `at`, as `Vec::split_off` does.
     pub fn split_off(&mut self, at: usize) -> Column {
         let later = |validity: &mut Option<Vec<bool>>| validity.as_mut().map(|list| list.split_off(at));
         match self {

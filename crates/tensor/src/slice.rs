@@ -7,7 +7,7 @@ pub type Slice = Vec<Range<u64>>;
 
 /// Default target size of a tile: one checksum unit of the format.
 pub const TILE_BYTES: u64 = 64 << 10;
-/// A sample that would have more tiles than this gets larger tiles, so that its index stays small.
+/// Samples that would need more tiles than this use larger tiles, so that their indexes stay small.
 pub const SAMPLE_TILES: u64 = 1 << 17;
 /// A last dimension of at most this length is not cut, because most reads need all of it.
 const WHOLE_LAST: u64 = 64;
@@ -22,7 +22,7 @@ pub fn elements(slice: &[Range<u64>]) -> Option<u64> {
     slice.iter().try_fold(1u64, |product, range| product.checked_mul(range.end.saturating_sub(range.start)))
 }
 
-/// The tiles of one sample, numbered in row-major order. All have the same size, except that tiles at the far edges are clipped.
+/// The tiles of one sample, numbered in row-major order. Tiles at the far edges are clipped; all others have the same size.
 #[derive(Debug, Clone)]
 pub struct Grid {
     shape: Vec<u64>,
@@ -31,7 +31,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Create a grid. `tile` must have as many sides as `shape`, and no side may be 0.
+    /// Create a grid. `tile` must have one side per dimension of `shape`, and every side must be positive.
     pub fn new(shape: &[u64], tile: &[u64]) -> Grid {
         let counts = shape.iter().zip(tile).map(|(size, side)| size.div_ceil(*side)).collect();
         Grid { shape: shape.to_vec(), tile: tile.to_vec(), counts }
@@ -85,8 +85,8 @@ impl Grid {
     }
 }
 
-/// Choose the tile for samples of a shape: at most `TILE_BYTES`, or more if a sample would have over `SAMPLE_TILES` tiles. Each side is a
-/// power of two or the whole dimension, and the sides are as equal as possible.
+/// Choose the tile size for samples of a given shape. A tile has at most `TILE_BYTES` bytes, or more if a sample would have over
+/// `SAMPLE_TILES` tiles. Each side is a power of two or the whole dimension, and the sides are as equal as possible.
 pub fn default_tile(shape: &[u64], element_bytes: u64) -> Vec<u64> {
     let mut target = TILE_BYTES.max(element_bytes);
     loop {
@@ -98,7 +98,7 @@ pub fn default_tile(shape: &[u64], element_bytes: u64) -> Vec<u64> {
         {
             *side = *size;
         }
-        // Double the shortest side that can still grow; among equal sides, the first.
+        // Double the shortest side that can still grow, or the first of several equal ones.
         let grown = |tile: &[u64], axis: usize| {
             let mut grown = tile.to_vec();
             grown[axis] = (tile[axis] * 2).min(shape[axis]);
@@ -115,7 +115,7 @@ pub fn default_tile(shape: &[u64], element_bytes: u64) -> Vec<u64> {
     }
 }
 
-/// Visit the overlap of two slices of one array as runs that are contiguous in the row-major bytes of both:
+/// Visit the overlap of two slices of an array as runs that are contiguous in both row-major buffers:
 /// (offset in `from`, offset in `to`, bytes).
 pub fn runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mut each: impl FnMut(usize, usize, usize)) {
     let shared: Slice = from.iter().zip(to).map(|(from, to)| from.start.max(to.start)..from.end.min(to.end)).collect();
@@ -162,7 +162,7 @@ pub fn runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mut ea
 mod tests {
     use super::*;
 
-    /// Return the bytes of a small array whose elements are their own indexes.
+    /// Return the bytes of a small array in which each element is its own index.
     fn numbered(shape: &[u64]) -> Vec<u8> {
         (0..shape.iter().product::<u64>()).flat_map(|index| (index as u16).to_le_bytes()).collect()
     }

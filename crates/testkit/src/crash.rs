@@ -1,8 +1,8 @@
-//! A simulated disk that loses unsynced data: after a crash it holds everything that was fsynced and a random part of the rest.
+//! A simulated disk that loses unsynced data: everything that was fsynced survives a crash, with a random part of the rest.
 //!
 //! An fsync of a file makes its content durable; an fsync of a folder makes its names durable. Unsynced content may survive
-//! whole, in part with zeros or old bytes in the holes, or not at all. An unsynced name may point to the old file, the new one,
-//! or nothing. `Local` runs on this disk unchanged.
+//! completely, partly (with zeros or old bytes in the gaps), or not at all. An unsynced name may point to the old file, the new
+//! file, or nothing. `Local` runs on this disk unchanged.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -36,7 +36,7 @@ struct State {
     durable_names: BTreeMap<PathBuf, Entry>,
     /// Operations until the power fails; `None` if it does not fail.
     left: Option<u64>,
-    /// First and last operation that fail; later ones succeed again. If `true`, the first takes effect but still returns an error.
+    /// The first and last operations that fail; later ones succeed. If `true`, the first takes effect but still returns an error.
     fault: Option<(u64, u64, bool)>,
     /// A folder whose syncs fail with this error number.
     unsynced: Option<(PathBuf, i32)>,
@@ -77,7 +77,7 @@ impl CrashDisk {
         self.lock().operations
     }
 
-    /// Return a disk with what would survive a power loss now.
+    /// Return a disk with the data that would survive a power loss now.
     pub fn after_crash(&self, seed: u64) -> CrashDisk {
         let mut random = Random(seed);
         let state = self.lock();
@@ -114,7 +114,7 @@ impl CrashDisk {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begin an operation; fails if the power is off or a fault is due.
+    /// Begin an operation; fail if the power is off or a fault is due.
     fn operate(&self) -> io::Result<MutexGuard<'_, State>> {
         let mut state = self.lock();
         state.operations += 1;
@@ -153,7 +153,7 @@ fn survive(inode: &Inode, random: &mut Random) -> Inode {
 }
 
 impl State {
-    /// Return the error of an operation that took effect but whose reply is lost.
+    /// Return an error if the current operation must lose its reply after taking effect.
     fn lose_answer(&mut self) -> io::Result<()> {
         let operation = self.operations;
         match self.fault {

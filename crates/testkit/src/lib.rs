@@ -1,4 +1,5 @@
-//! Test helpers that are never shipped: crashing disk, MinIO, faulty proxy, seeded random numbers, sample datasets, hostile images.
+//! Test helpers that are never shipped: a crashing disk, a MinIO server, a faulty proxy, seeded random numbers, sample datasets,
+//! and hostile images.
 #![allow(unused_crate_dependencies)] // The binaries use the other dependencies.
 
 pub mod crash;

@@ -1,4 +1,5 @@
-//! A real MinIO server for tests, with its own temporary folder and port. Dropping the value stops it. `tools/servers.sh` installs it.
+//! A real MinIO server for tests, with its own temporary folder and port. Dropping the value stops it.
+//! `tools/servers.sh` installs MinIO.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -66,7 +67,7 @@ impl Minio {
         ask().is_ok_and(|answer| answer.contains("200 OK"))
     }
 
-    /// Return options for a store reached at `address`, which is the server's own address or that of a proxy in front of it.
+    /// Return options for a store at `address`, which is the address of the server or of a proxy in front of it.
     pub fn options(address: SocketAddr, more: &[(&str, &str)]) -> Result<Options> {
         let endpoint = format!("http://{address}");
         let own = [("endpoint_url", endpoint.as_str()), ("region", "us-east-1"), ("access_key_id", KEY), ("secret_access_key", SECRET)];

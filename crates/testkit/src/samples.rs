@@ -1,4 +1,4 @@
-//! A small dataset with every layout and codec and most kinds of column, and a function that reads all of it.
+//! A small dataset with every layout, every codec, and most column kinds, and a function that reads the whole dataset.
 
 use std::sync::Arc;
 
@@ -38,8 +38,8 @@ pub fn schema() -> Vec<ColumnSpec> {
     ]
 }
 
-/// Return a schema with many columns, so that a commit's fragment does not fit into its record and goes into a page.
-/// Its category column makes commits write words.
+/// Return a schema with many columns, so that a commit's fragment is too large for its record and is stored in a page.
+/// The category column makes commits write words.
 pub fn wide_schema() -> Vec<ColumnSpec> {
     let scalar = |index: usize| column(&format!("n{index}"), ColumnKind::Scalar { dtype: "int16".into() }, Codec::None);
     (0..WIDE_COLUMNS).map(scalar).chain([column("breed", ColumnKind::Category, Codec::None)]).collect()
@@ -123,7 +123,7 @@ pub fn append(base: &Arc<Snapshot>, seed: u64, samples: usize) -> Result<(Receip
     transaction.commit(&format!("seed {seed}"), "testkit", "{}")
 }
 
-/// Return everything a reader can see of a snapshot: its id and row ids as one string, then one string per column.
+/// Return everything that a reader can see in a snapshot: the snapshot id and row ids as one string, then one string per column.
 pub fn contents(snapshot: &Snapshot) -> Result<Vec<String>> {
     let positions = (0..snapshot.len()).rev().collect();
     let mut reader = Reader::new(Arc::new(snapshot.within(snapshot.context.clone())), positions, OnCorrupt::Raise)?;

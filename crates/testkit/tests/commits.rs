@@ -1,5 +1,5 @@
-//! The commit machine with answers in random order: lost replies, unreadable records, races. Each acknowledged transaction
-//! is in the log exactly once, record numbers are dense, and each record names its predecessor.
+//! The commit state machine with replies in random order, lost replies, unreadable records, and races. Each acknowledged
+//! transaction is in the log exactly once, record numbers have no gaps, and each record refers to its predecessor.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -42,7 +42,7 @@ fn entry(log: &Log, number: u64) -> Result<LogEntry> {
     LogEntry::parse(&Bytes::from(log[&number].clone()), 0, number)
 }
 
-/// Answer one request; one in `faults` puts or reads fails.
+/// Reply to one request; on average, one in `faults` puts or reads fails.
 fn answer(log: &mut Log, request: Request, random: &mut Random, faults: u64) -> Result<Event> {
     Ok(match request {
         Request::ReadNewest => {
@@ -59,7 +59,7 @@ fn answer(log: &mut Log, request: Request, random: &mut Random, faults: u64) -> 
             let taken = log.contains_key(&number);
             log.entry(number).or_insert(body);
             match (lost, taken) {
-                (true, _) => Event::Unknown, // The put arrived, but its reply is lost.
+                (true, _) => Event::Unknown, // The put arrived, but its reply was lost.
                 (false, true) => Event::Exists,
                 (false, false) => Event::Created,
             }
@@ -142,7 +142,7 @@ fn a_collection_in_between_ends_the_transaction() -> Result<()> {
     Ok(())
 }
 
-/// Commit appends by two other transactions, and return the log.
+/// Commit one append from each of two other transactions, and return the log.
 fn log_of_two_appends(name: &str) -> Result<Log> {
     let memory = Memory::named(name);
     create(Box::new(Memory::named(name)), samples::schema(), "create", "test")?;

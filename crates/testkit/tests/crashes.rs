@@ -1,5 +1,5 @@
-//! Crash tests on the simulated disk: whenever the power fails, the dataset passes verification and holds exactly the acknowledged
-//! commits, and possibly the one that was in flight.
+//! Crash tests on the simulated disk: whenever the power fails, the dataset passes verification. It contains exactly the
+//! acknowledged commits, and possibly the one that was in flight.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ fn open(disk: &CrashDisk) -> Result<Arc<Snapshot>> {
     Ok(Arc::new(Snapshot::open(Context::new(Box::new(local(disk)?)), 0)?))
 }
 
-/// What was acknowledged to the writer: the contents of each committed snapshot, oldest first.
+/// The commits acknowledged to the writer: the contents of each committed snapshot, oldest first.
 struct Told {
     contents: Vec<Vec<String>>,
     created: bool,
 }
 
-/// Create a dataset and append to it until done or until the power fails.
+/// Create a dataset and append to it until all commits are made or the power fails.
 fn write(disk: &CrashDisk, random: &mut Random, told: &mut Told) -> Result<()> {
     let mut snapshot = Arc::new(create(Box::new(local(disk)?), samples::schema(), "create", "crash")?);
     told.created = true;
@@ -120,7 +120,7 @@ fn every_single_fault_keeps_the_acknowledged_commits() -> Result<()> {
     Ok(())
 }
 
-/// Create a dataset and append three times, continuing after errors; returns whether any operation failed.
+/// Create a dataset and append three times, continuing after errors; return whether any of these calls failed.
 fn faulty(disk: &CrashDisk) -> Result<bool> {
     let mut failed = 0;
     if create(Box::new(local(disk)?), samples::schema(), "create", "fault").is_err() {
@@ -141,14 +141,14 @@ fn faulty(disk: &CrashDisk) -> Result<bool> {
     let snapshot = open(disk)?;
     let report = verify(snapshot.as_ref(), |_| {})?;
     assert!(report.problems.is_empty(), "{:?}", report.problems);
-    // Besides the acknowledged commits, only those may exist whose state is unknown or that could not be read back.
+    // The only other commits that may exist are those whose state is unknown or that could not be read back.
     let most = told + failed;
     assert!(unknown <= failed);
     assert!(snapshot.len() >= told * 4 && snapshot.len() <= most * 4, "{} samples, {told} acknowledged, {unknown} unknown", snapshot.len());
     Ok(failed > 0)
 }
 
-/// The samples to append: the testkit's plain ones, or wide ones, whose commits write pages and words.
+/// Which samples to append: the testkit's plain samples, or wide samples, whose commits write pages and words.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Plain,
@@ -174,8 +174,8 @@ impl Kind {
 }
 
 /// Make zero to three commits with a fault among their operations, then cut the power and check that the acknowledged commits survive.
-/// A later commit may repair what the fault left unsynced, so the number of commits varies with the seed. Returns the number of operations
-/// before the power loss.
+/// A later commit may sync the data that the fault left unsynced, so the number of commits varies with the seed. Return the
+/// number of operations before the power loss.
 fn fault_then_power(kind: Kind, first: u64, last: u64, done: bool, seed: u64) -> Result<u64> {
     let commits = seed % 4;
     let fail = |text: String| Error::new("internal", format!("{kind:?}, operations {first}..={last}, done {done}, seed {seed}: {text}"));
@@ -213,7 +213,7 @@ fn fault_then_power(kind: Kind, first: u64, last: u64, done: bool, seed: u64) ->
     Ok(operations)
 }
 
-/// One fault of each kind at each operation, then a power loss: a commit acknowledged despite a fault must not depend on unsynced data.
+/// Inject a fault at one operation, then cut the power: a commit acknowledged despite the fault must not depend on unsynced data.
 #[test]
 fn one_fault_and_then_power_loss_keeps_the_acknowledged_commits() -> Result<()> {
     let whole = std::env::var_os("PENSTOCK_SOAK").is_some();
@@ -236,7 +236,7 @@ fn one_fault_and_then_power_loss_keeps_the_acknowledged_commits() -> Result<()> 
     Ok(())
 }
 
-/// One writer dies after it creates a folder but before it syncs it. The commits of another writer still survive a power loss.
+/// One writer dies after creating a folder but before syncing it. The commits of another writer still survive a power loss.
 #[test]
 fn a_folder_that_another_made_is_made_durable_before_a_commit_rests_on_it() -> Result<()> {
     for seed in 0..200 {
@@ -253,7 +253,7 @@ fn a_folder_that_another_made_is_made_durable_before_a_commit_rests_on_it() -> R
     Ok(())
 }
 
-/// A root collects the fragments of many records into pages. The pages are as durable as the commit that names the root.
+/// A root collects the fragments of many records into pages. The pages are as durable as the commit that refers to the root.
 #[test]
 fn a_folder_above_the_dataset_may_refuse_a_sync_but_not_fail_it() -> Result<()> {
     const EACCES: i32 = 13;
@@ -288,7 +288,7 @@ fn the_pages_of_a_root_outlive_a_power_loss() -> Result<()> {
     Ok(())
 }
 
-/// Commits alternate between pages and fragments inline in records. A root written between them keeps their order.
+/// Commits alternate between storing fragments in pages and in records. A root written between them keeps their order.
 #[test]
 fn commits_of_pages_and_of_fragments_keep_their_order() -> Result<()> {
     let disk = CrashDisk::new();

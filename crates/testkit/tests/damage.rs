@@ -1,5 +1,6 @@
-//! Damage tests: every third bit of a small dataset flipped (in `make soak` every bit), every object truncated, any two objects swapped. Each damaged dataset is
-//! opened with empty caches and read completely. The result is a clear error or the same values, never other values.
+//! Damage tests: flip every third bit of a small dataset (every bit in `make soak`), truncate every object, and swap any two
+//! objects. Each damaged dataset is opened with empty caches and read completely. The read returns a clear error or the same
+//! values, never different values.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use penstock_testkit::samples;
 
 type Objects = BTreeMap<String, Bytes>;
 
-/// Return the objects of a dataset of a few commits, with a root that has a page, and what a reader sees of it.
+/// Return the objects and the contents of a dataset that has a few commits and a root with a page.
 fn dataset(name: &str) -> Result<(Objects, Vec<String>)> {
     let memory = Memory::named(name);
     let mut snapshot = Arc::new(create(Box::new(Memory::named(name)), samples::schema(), "create", "damage")?);
@@ -69,7 +70,7 @@ fn every_flipped_bit_is_an_error_or_harmless() -> Result<()> {
         }
     }
     println!("{flips} bits flipped, {refused} refused, the rest read the same");
-    // A reader may miss flipped bits only in padding, footers, hints, and a root that a later one replaced.
+    // A reader may miss flipped bits only in padding, footers, hints, and a root that was replaced by a later root.
     assert!(refused * 10 > flips * 8, "most flips must be refused: {refused} of {flips} were");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Hedging gets two answers to one request. Checksums are verified on the answer that is used, not on the other one.
+//! A hedged request can receive two replies. The reply that is used must be the one whose checksums are verified.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use penstock_error::Result;
 use penstock_storage::{Access, Counters, Created, Memory, ObjectWriter, Page, RangeRequest, Storage, Then};
 use penstock_testkit::samples;
 
-/// A store that passes good pieces to the `then` callback, like the loser of a race, and returns damaged ones.
+/// A store that passes good pieces to the `then` callback but returns damaged ones, as if the two came from different replies.
 #[derive(Debug)]
 struct Racing(Memory);
 

@@ -1,7 +1,7 @@
 //! Golden files: `spec/golden/v1` is a dataset written by the first release of the format. It must read the same forever,
 //! and the current writer must still encode its metadata objects byte for byte.
 //!
-//! `PENSTOCK_GOLDEN=write` rewrites it. This is allowed only before v0.1.0, and only in a commit that says so.
+//! Setting `PENSTOCK_GOLDEN=write` rewrites the dataset. This is allowed only before v0.1.0, and only in a commit that says so.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

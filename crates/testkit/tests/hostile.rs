@@ -17,7 +17,7 @@ fn hostile_images_are_refused_or_decoded_within_limits() -> Result<()> {
     for (name, bytes) in hostile::images()? {
         let header = probe(&bytes, limits);
         let decoded = decode(&bytes, limits, Orientation::Exif);
-        let _ = decode_mask(&bytes, limits); // Only check that it returns.
+        let _ = decode_mask(&bytes, limits); // Check only that it returns.
         match (header, decoded) {
             (Err(_), Ok(_)) => panic!("{name}: probe refuses the header, but decode accepts the image"),
             (_, Ok(picture)) => assert!(picture.data.len() as u64 <= limits.pixels * 8, "{name}"),
@@ -48,7 +48,7 @@ proptest! {
     }
 }
 
-/// Damaged objects with recomputed checksums reach the parsers behind the checksum test.
+/// Damaged objects with recomputed checksums pass the checksum test, so their content reaches the parsers.
 #[test]
 fn parsers_survive_rot_behind_a_good_checksum() -> Result<()> {
     let snapshot =

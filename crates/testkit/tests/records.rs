@@ -1,4 +1,4 @@
-//! Records with valid checksums that no writer makes: their row ids were never assigned, or are assigned twice.
+//! Records that have valid checksums but that no writer produces: their row ids were never assigned, or were assigned twice.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use penstock_format::record::{Delta, Record};
 use penstock_storage::Memory;
 use penstock_testkit::samples;
 
-/// Make two commits of six samples each; returns the store and the newest record.
+/// Make two commits of six samples each; return the store and the newest record.
 fn two_commits(name: &str) -> Result<(Memory, Record)> {
     let memory = Memory::named(name);
     let first = Arc::new(create(Box::new(Memory::named(name)), samples::schema(), "create", "records")?);

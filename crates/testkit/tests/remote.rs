@@ -12,7 +12,7 @@ use penstock_testkit::random::{Random, seeds};
 use penstock_testkit::samples;
 
 const SCHEDULES: u64 = 10_000;
-/// More workers than cores, because schedules mostly wait.
+/// There are more workers than cores, because schedules spend most of their time waiting.
 const WORKERS: u64 = 16;
 const MEMORY_BYTES: u64 = 512 << 20;
 
@@ -53,7 +53,7 @@ struct Told {
     codes: Vec<&'static str>,
 }
 
-/// Return the contents that a dataset of these batches must have, without its snapshot id.
+/// Return the expected contents of a dataset with these batches, without the snapshot id.
 fn reference(seeds: &[u64]) -> Result<Vec<String>> {
     let mut snapshot = Arc::new(create(Box::new(Memory::default()), samples::schema(), "create", "testkit")?);
     for seed in seeds {
@@ -99,7 +99,7 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
     let uri = format!("s3://{BUCKET}/schedule-{seed}");
     let mut faults = Faults { seed, late_ms: 5, in_a_row: 3, ..Faults::default() };
     faults.per_mille.iter_mut().for_each(|rate| *rate = random.below(60));
-    let hard = random.chance(4); // Some schedules have more faults than retries can overcome.
+    let hard = random.chance(4); // Some schedules have more faults than retries can handle.
     if hard {
         faults.per_mille.iter_mut().for_each(|rate| *rate *= 3);
         faults.in_a_row = 0;

@@ -51,7 +51,7 @@ def main() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # A terminal may be unable to display some characters of names and values.
+            stream.reconfigure(errors="backslashreplace")  # The terminal may not be able to display every character in names and values.
     try:
         try:
             app()
@@ -71,7 +71,7 @@ def main() -> None:
             _leave(0, partial(print, file=sys.stderr, end=""))  # The reader closed the pipe, which is not an error.
         if not isinstance(error, OSError):
             raise
-        # If the work is done, exit with 0: after a failure, a script would repeat the work.
+        # If the work is done, exit with 0: otherwise, a script would repeat the work.
         done = show.done
         what = f"{done}; the rest of this report cannot be printed" if done else "cannot print"
         _leave(0 if done else 1, partial(print, f"{'note' if done else 'error'}: {what}: {error}", file=sys.stderr))

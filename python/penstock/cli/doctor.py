@@ -13,7 +13,7 @@ def doctor(
 ) -> None:
     """Test and measure a location for datasets: permissions, create-only puts, latency, rates, clock.
 
-    Writes test objects, one of them 32 MiB, and removes them. Exits with 1 if anything that datasets need does not work.
+    Writes test objects, one of them 32 MiB, and removes them. Exits with 1 if a feature that datasets need does not work.
     """
     from rich.markup import escape
     from rich.table import Table

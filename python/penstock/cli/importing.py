@@ -25,7 +25,7 @@ def import_(
     include: Annotated[list[str], typer.Option(help="Import only files that match: --include '*.jpg'.")] = [],  # noqa: B006
     exclude: Annotated[list[str], typer.Option(help="Leave out files that match: --exclude 'thumbnails/*'.")] = [],  # noqa: B006
     message: Annotated[str, typer.Option("--message", "-m", help="The commit message.")] = "",
-    memory_bytes: Annotated[int, typer.Option(help="Memory budget in bytes; 0 is the default, at most 512 MiB.")] = 0,
+    memory_bytes: Annotated[int, typer.Option(help="Memory budget in bytes; 0 uses the default, at most 512 MiB.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}], left_out, snapshot}.")] = False,
 ) -> None:
     """Import files as one commit, and report every refused item."""
@@ -67,7 +67,7 @@ def import_(
     print(show.done, flush=True)
     if report.left_out:
         some = ", ".join(map(show.plain, report.left_out[:3])) + (", …" if len(report.left_out) > 3 else "")
-        print(f"left out {len(report.left_out)} files, of other kinds or not selected: {some}")
+        print(f"left out {len(report.left_out)} files that are of other kinds or not selected: {some}")
     if report.refused:
         refused_table = show.table(f"{len(report.refused)} items were refused", "item", "code", "message")
         for refusal in report.refused[:50]:

@@ -1,5 +1,5 @@
-"""Help texts that several verbs share. Imports nothing, so that `--help` is quick."""
+"""Help texts that several verbs share. This file imports nothing, so that `--help` is quick."""
 
 from __future__ import annotations
 
-TYPES_HELP = "name=type; type is a dtype (int32, timestamp, …), text, bytes, json, category, image, boxes, mask, keypoints, label:cat,dog or tensor:float32:3x?x? (? is free)"
+TYPES_HELP = "name=type; type is a dtype (int32, timestamp, …), text, bytes, json, category, image, boxes, mask, keypoints, label:cat,dog or tensor:float32:3x?x? (? is a free dimension)"

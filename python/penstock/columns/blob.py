@@ -1,4 +1,4 @@
-"""Columns of bytes."""
+"""Bytes columns."""
 
 from __future__ import annotations
 

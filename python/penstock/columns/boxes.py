@@ -1,4 +1,4 @@
-"""Columns of boxes."""
+"""Box columns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Boxes(ColumnType):
-    """Boxes in an image. Shapes: (N, 4) float32, N free; reads as `Ragged`. `format`: xyxy, xywh or cxcywh, in pixels. `of` names the
-    image column that they belong to.
+    """Boxes in an image. Shapes: (N, 4) float32 for any N; reads as `Ragged`. `format`: xyxy, xywh or cxcywh, in pixels. `of` names the
+    image column that the boxes belong to.
     """
 
     format: str = "xyxy"

@@ -1,4 +1,4 @@
-"""Category columns: an open list of words."""
+"""Category columns, whose words come from an open list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of columns whose values are codes of words."""
+"""The base class of columns whose values are codes for words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coded(ColumnType):
-    """Base class of labels and categories. Its subclasses define `words`."""
+    """Base class of label and category columns. Its subclasses define `words`."""
 
     def rows(self, values: Any) -> Any:
         values = rows_of(text_from_pandas(values))

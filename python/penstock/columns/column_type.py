@@ -49,8 +49,8 @@ class ColumnType:
 
     @classmethod
     def form_of(cls, spec: Mapping[str, Any]) -> str:
-        """Return the form that the column has in batches, for collating: "fixed" for arrays, "ragged", or the name of the type. `spec`:
-        see the method `spec`.
+        """Return the column's form in batches, for collating: "fixed" for arrays, "ragged", or the type name. `spec` is a result of the
+        method `spec`.
         """
         return cls.type
 
@@ -61,13 +61,13 @@ class ColumnType:
         return pa.large_binary()
 
     def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
-        """Convert values that were read in the form "flat"; `words` is an Arrow array of what the method `words` returns."""
+        """Convert values that were read in the "flat" form. `words` is the result of the method `words` as an Arrow array."""
         from penstock.values import to_arrow
 
         return to_arrow.flat(values, self.arrow_type())
 
     def words(self, view: View, column: str) -> list[str] | None:
-        """Return the words that the codes of the column refer to. None if its values are not codes."""
+        """Return the words that the column's codes refer to, or None if its values are not codes."""
         return None
 
     @classmethod

@@ -15,12 +15,13 @@ MODES = ("RGB", "L", "RGBA", "I;16", "stored")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Image(ColumnType):
-    """A JPEG, PNG or WebP image (not animated), kept bit for bit. The pixels of arrays and Pillow images are stored as PNG, without EXIF
+    """A still JPEG, PNG or WebP image, stored bit for bit. The pixels of arrays and Pillow images are stored as PNG, without EXIF
     data such as the orientation.
 
-    Shapes: reads as (H, W, C) uint8 or uint16 with C 1, 3 or 4, as stored. `exif_orientation=False` ignores the EXIF orientation.
+    Shapes: reads as (H, W, C) uint8 or uint16, where C is 1, 3 or 4, as stored. `exif_orientation=False` ignores the EXIF orientation.
     `mode` is the mode that loaders return: "RGB" (alpha composited onto white), "L" (grey, by ITU-R 601), "RGBA", "I;16" (16-bit grey;
-    8-bit values times 257) or "stored". Loaders refuse images with 16 bits per channel in an 8-bit mode, and colour images in "I;16".
+    8-bit values are multiplied by 257) or "stored". Loaders refuse images with 16 bits per channel in an 8-bit mode, and colour images
+    in "I;16".
     """
 
     mode: str = "RGB"

@@ -1,4 +1,4 @@
-"""Columns of keypoints."""
+"""Keypoint columns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Keypoints(ColumnType):
-    """Points of the objects in an image. Shapes: (N, points, dimensions) float32, N free, points free if None. `dimensions` is 2, 3 or 4.
+    """Keypoints of the objects in an image. Shapes: (N, points, dimensions) float32 for any N. `points=None` allows any number of points.
 
-    `of` names the image column whose pixels the first two numbers refer to.
+    `dimensions` is 2, 3 or 4. `of` names the image column in whose pixels the first two coordinates are measured.
     """
 
     points: int | None = None

@@ -1,4 +1,4 @@
-"""Label columns: a closed list of names."""
+"""Label columns, whose names come from a closed list."""
 
 from __future__ import annotations
 

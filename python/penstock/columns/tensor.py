@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Tensor(ColumnType):
-    """An n-dimensional array per sample; None means a free dimension.
+    """An n-dimensional array per sample. None in the shape marks a free dimension.
 
-    Shapes: if all dimensions are fixed, batches are (N, *shape) arrays; else they are `Ragged`. No fixed dimension may be 0.
+    Shapes: if all dimensions are fixed, batches are (N, *shape) arrays; otherwise they are `Ragged`. No fixed dimension may be 0.
     Samples of 8 MiB or more are stored as tiles of about 64 KiB, so `ds["volume"][7, 0:64, 10:20]` reads little more than it
     returns. `tile`, with one length per dimension, sets the tile shape for samples of any size. A large sample may be any object that has
-    a shape and a dtype and can be read in parts (np.memmap, h5py, Zarr, TensorStore). It is never held in memory as a whole.
+    a shape and a dtype and can be read in parts (np.memmap, h5py, Zarr, TensorStore). Such a sample is never held in memory as a whole.
 
     >>> Tensor((None, 4), "float32").shape
     (None, 4)
@@ -98,7 +98,7 @@ class Tensor(ColumnType):
     def from_text(cls, text: str) -> Self:
         dtype, _, shape = text.partition(":")
         if not dtype:
-            raise ValueError("a tensor needs dtype and shape, as in tensor:float32:3x?")
+            raise ValueError("a tensor needs a dtype and a shape, as in tensor:float32:3x?")
         try:
             sizes = tuple(None if size == "?" else int(size) for size in shape.split("x")) if shape else ()
         except ValueError:

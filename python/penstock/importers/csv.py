@@ -1,7 +1,8 @@
-"""CSV and TSV, read with pyarrow's streaming reader. Supports quotes and every encoding that Python supports; types are given, or inferred
-from the first block.
+"""Reads CSV and TSV with pyarrow's streaming reader. Supports quotes and every encoding that Python supports. Types are given by
+the caller or inferred from the first block.
 
-pyarrow reads all columns as bytes, and this file converts them. A bad value is refused with its row; `on_error` decides what follows.
+pyarrow reads all columns as bytes, and this file converts them. A bad value is refused with its row number. `on_error` decides whether
+the import continues.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> Source:
     for name, kind in kinds.items():
         if not _is_plain(kind):
             raise InvalidInputError(
-                f"column `{name}` of a CSV file cannot be {kind}", hint="scalars, Text, Category, Label, Json and Bytes can be given"
+                f"column `{name}` of a CSV file cannot be {kind}", hint="use a scalar, Text, Category, Label, Json or Bytes"
             )
     progress = {"done": 0}
 
     def chunks() -> Generator[Chunk, None, None]:
-        # A random row that is appended to the file. If an earlier quote is never closed, Arrow does not return it as a separate row.
+        # A random row that is appended to the file. If an earlier quote is never closed, Arrow does not return this row separately.
         end = "".join(
             secrets.choice([letter for letter in string.ascii_letters if letter not in (options.delimiter, options.quote)])
             for _ in range(32)
@@ -143,7 +144,7 @@ class _Pieces:
         self._next = self._take(1)
         if not self._next and self._end is not None:
             end = self._end if self._last == b"\n" else b"\n" + self._end
-            if len(piece) + len(end) <= size:  # Arrow refuses a first piece that contains no whole line.
+            if len(piece) + len(end) <= size:  # Arrow refuses a first piece that contains no complete line.
                 piece, self._end = piece + end, None
         return piece
 
@@ -217,7 +218,7 @@ class _Reading:
         return self._stream.schema
 
     def next(self, first: int = 0) -> pa.RecordBatch | None:
-        """Return the rows of the next block, or None at the end of the file. `first` is the number of the first of these rows in the
+        """Return the rows of the next block, or None at the end of the file. The first of these rows has the number `first` in the
         file.
         """
         stream = self._stream  # Read before the check: `_release` sets `ending`, then removes the stream.
@@ -237,7 +238,7 @@ os.register_at_fork(after_in_child=_Reading.functions.clear)  # A forked child d
 
 @atexit.register
 def _release() -> None:
-    """Wait for at most 10 s until no Arrow thread holds any of our handlers."""
+    """Wait up to 10 s until no Arrow thread holds any of our handlers."""
     _Reading.ending = True
     for reading in list(_Reading.under_way):
         reading._stream = None
@@ -266,7 +267,7 @@ def _infer(kind: pa.DataType, name: str) -> ColumnType:
 def _no_numbers(path: pathlib.Path, options: CsvOptions, inferred: pa.Schema) -> Iterator[tuple[str, ColumnType]]:
     """Find the columns that Arrow infers to be numbers but that would lose information as numbers.
 
-    As floats, different whole numbers beyond int64 would become equal. Words such as `00501` and `0x7f` would lose their original spelling.
+    As floats, different whole numbers beyond int64 could become equal. Words such as `00501` and `0x7f` would lose their original spelling.
     `_converted` refuses such words after the first block.
     """
     names = [name for name in inferred.names if tables.is_number(inferred.field(name).type) and name not in options.types]
@@ -286,19 +287,19 @@ def _no_numbers(path: pathlib.Path, options: CsvOptions, inferred: pa.Schema) ->
             yield name, Scalar("int64") if -(2**63) <= low <= high < 2**63 else Scalar("uint64") if 0 <= low <= high < 2**64 else Text()
 
 
-# Whole numbers with leading zeros count as words: they are postal codes, identifiers and the like.
+# Whole numbers with leading zeros count as words, because they are usually postal codes or identifiers.
 _FRONT_ZEROS = "^[+-]?0[0-9]+$"
 _HEXADECIMAL = "^[+-]?0[xX]"
 
 
 def _begins_with_zero(texts: pa.Array) -> pa.Array:
-    """Return which texts begin with a zero, signed or not, and have more than one character. A regular expression is eight times slower."""
+    """Return which texts of several characters begin with a zero, signed or not. A regular expression would be eight times slower."""
     zero = reduce(compute.or_, (compute.starts_with(texts, start) for start in ("0", "+0", "-0")))
     return compute.and_(zero, compute.greater(compute.binary_length(texts), 1))
 
 
 def _numbers(first: int, gone: Sequence[int]) -> Callable[[int], int]:
-    """Return a function that maps row numbers of a batch to row numbers of the file. The batch begins with row `first` and lacks the rows
+    """Return a function that maps row numbers in a batch to row numbers in the file. The batch begins with row `first` and lacks the rows
     in `gone`.
 
     >>> number = _numbers(3, [4, 5])
@@ -326,7 +327,7 @@ def _chunk(
     problems: list[tuple[int, str, Refusal]] = []
     for column, kind in kinds.items():
         texts, broken = _texts(batch.column(column))
-        why = "it is not UTF-8; if the whole file has another encoding, pass --encoding, such as latin-1"
+        why = "it is not UTF-8; if the whole file has another encoding, pass --encoding, for example latin-1"
         problems += [(row, column, Refusal.of_value(name(row), column, why)) for row in broken]
         if isinstance(kind, Scalar):
             converted, bad = _converted(texts, kind, column in given)
@@ -377,11 +378,11 @@ def _parsed(texts: pa.Array) -> tuple[list[Any], list[tuple[int, str]]]:
 
 
 def _converted(texts: pa.Array, kind: Scalar, is_given: bool) -> tuple[pa.Array, list[int]]:
-    """Convert texts to a scalar type. Also returns the rows that do not convert."""
+    """Convert texts to a scalar type. Also returns the rows that cannot be converted."""
     texts = _nulled(compute.utf8_trim_whitespace(texts))
     if kind.dtype == "timestamp":
         return tables.timestamps(texts)
-    # All floats are read as float64: appending refuses values that a smaller type cannot hold.
+    # All floats are read as float64: appending refuses values that a smaller type cannot represent.
     floats = "float" in kind.dtype
     wanted = pa.float64() if floats else kind.arrow_type()
     bad: list[int] = []
@@ -414,7 +415,7 @@ def _converted(texts: pa.Array, kind: Scalar, is_given: bool) -> tuple[pa.Array,
 
 
 def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array | None:
-    """Cast all texts to a numeric type. Returns None if Arrow refuses one of the texts."""
+    """Cast all texts to a numeric type. Returns None if Arrow refuses any of them."""
     try:
         return texts.cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -429,7 +430,7 @@ def _failed(path: pathlib.Path, error: Exception, place: str = "near its beginni
         text = f"UTF8: a row {place} has the wrong number of fields and cannot be decoded"
     if "UTF8" in text:
         return InvalidInputError(
-            f"cannot import `{path}`: it is not UTF-8 ({text})", code="invalid-value", hint="give --encoding, such as latin-1"
+            f"cannot import `{path}`: it is not UTF-8 ({text})", code="invalid-value", hint="pass --encoding, for example latin-1"
         )
     if "straddl" in text:
         return InvalidInputError(
@@ -437,4 +438,4 @@ def _failed(path: pathlib.Path, error: Exception, place: str = "near its beginni
             code="invalid-value",
             hint="if the file does not use quotes, import it with --quote ''; import larger values from JSON lines, Parquet or an iterable",
         )
-    return InvalidInputError(f"cannot import `{path}`: {text}", code="invalid-value", hint="give the column's type with --type name=text")
+    return InvalidInputError(f"cannot import `{path}`: {text}", code="invalid-value", hint="set the column's type with --type name=text")

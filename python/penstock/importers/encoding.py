@@ -1,4 +1,4 @@
-"""Text files in any encoding that Python supports, read as UTF-8."""
+"""Converts text files from any encoding that Python supports to UTF-8, while reading them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.errors import InvalidInputError
 
 
 def recoded(raw: Any, encoding: str, path: pathlib.Path) -> Any:
-    """Return the file itself if it is UTF-8, else a file that converts it while reading."""
+    """Return the file itself if it is UTF-8, and otherwise a file that converts it to UTF-8 while reading."""
     try:
         name = codecs.lookup(encoding).name
         codecs.getincrementaldecoder(encoding)
@@ -40,7 +40,7 @@ class Recoded:
                 raise InvalidInputError(
                     f"cannot import `{self.path}`: byte {place} is not {self.encoding}",
                     code="invalid-value",
-                    hint="give --encoding, such as latin-1 or utf-16",
+                    hint="pass --encoding, for example latin-1 or utf-16",
                 ) from error
             self.at += len(piece)
             if not piece:

@@ -1,7 +1,7 @@
 """A folder of images: every image is a sample, and its parent folder is its class.
 
-A file is an image if its first bytes or its suffix say so. Files of other kinds (README.md, a manifest) are left out and counted. An image
-that is damaged, or in an unsupported format, is refused and reported, because the user may rely on it.
+A file counts as an image because of its first bytes or its suffix. Files of other kinds (README.md, a manifest) are left out and
+counted. An image that is damaged, or in an unsupported format, is refused and reported, because the user may expect it in the dataset.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.values.checks import is_utf8
 # Limits for a chunk of files, which is held in memory. The last file of a chunk may exceed the byte limit.
 FILES_AT_ONCE = 256
 CHUNK_BYTES = 16 << 20
-# No photograph is larger. A larger file would have to fit in memory.
+# Photographs are smaller than this, and each file must fit in memory.
 LARGEST_FILE_BYTES = 1 << 30
 
 
@@ -36,7 +36,7 @@ def open_source(folder: pathlib.Path, options: FolderOptions) -> Source:
         raise InvalidInputError(f"cannot import `{folder}` as images: it is not a folder")
     files: list[pathlib.Path] = []
     left_out: list[pathlib.Path] = []
-    # An `include` such as "*.dat" declares these files to be images, whatever their first bytes. "train/*" only says where images are.
+    # An `include` such as "*.dat" declares such files to be images, whatever their first bytes are. "train/*" only says where images are.
     endings = [pattern for pattern in options.include if (ending := pathlib.PurePosixPath(pattern).suffix) and not set(ending) & set("*?[")]
     said = dataclasses.replace(options, include=endings)
     for file in sorted(_walk(folder)):
@@ -49,7 +49,7 @@ def open_source(folder: pathlib.Path, options: FolderOptions) -> Source:
         found = f"no images, but {len(left_out)} files of other kinds" if left_out else "no files"
         if left_out and (options.include or options.exclude):
             found = f"{len(left_out)} files, none of them selected by include and exclude"
-        raise InvalidInputError(f"cannot import `{folder}`: it holds {found}", hint="see --format, --include and --exclude")
+        raise InvalidInputError(f"cannot import `{folder}`: it contains {found}", hint="see --format, --include and --exclude")
     schema: dict[str, ColumnType] = {"image": options.types.get("image", Image()), "path": options.types.get("path", Text())}
     decoded = isinstance(schema["image"], Image | Mask)
     classes = _classes(folder, files, accepted=options.on_error == "skip" and decoded)
@@ -111,7 +111,7 @@ def _head(file: pathlib.Path) -> bytes:
 
 
 def _classes(folder: pathlib.Path, files: list[pathlib.Path], accepted: bool) -> list[str]:
-    """List the classes: folders that hold an image. With `accepted`, only images that the import accepts count."""
+    """List the classes: folders that contain an image. If `accepted` is true, only images that the import accepts count."""
     found: set[str] = set()
     for file in files:
         name = _class_of(folder, file)
@@ -145,7 +145,7 @@ def _groups(files: list[pathlib.Path]) -> Iterator[list[pathlib.Path]]:
 
 
 def _walk(folder: pathlib.Path, within: tuple[str, ...] = ()) -> Iterator[pathlib.Path]:
-    """Yield the files of a folder and its sub-folders. Follows links to folders, except links to a folder that contains the link."""
+    """Yield the files in a folder and its sub-folders. Follows links to folders, except links to a folder that contains the link."""
     real = os.path.realpath(folder)
     if any(f"{one}/".startswith(f"{real}/") for one in within):
         return
@@ -174,7 +174,7 @@ def _shown(text: str) -> str:
 def _problem(folder: pathlib.Path, file: pathlib.Path) -> Refusal | None:
     name = str(file.relative_to(folder))
     if not is_utf8(name):
-        return Refusal(_shown(name), "invalid-value", "the name of the file is not UTF-8")
+        return Refusal(_shown(name), "invalid-value", "the file name is not UTF-8")
     try:
         status = file.stat()
         if not os.access(file, os.R_OK):

@@ -1,4 +1,4 @@
-"""JSON lines: one object per line; types are given, or inferred from the first thousand lines.
+"""Reads JSON lines, with one object per line. Types are given by the caller or inferred from the first thousand lines.
 
 pyarrow reads blocks of lines if all columns have plain types. A block that pyarrow does not accept, for any reason, is read line by line,
 so that the error names the refused line.
@@ -108,10 +108,10 @@ def _parsed(kinds: Mapping[str, ColumnType], block: bytes) -> tuple[bytes, pa.Ta
 
 
 def _plain_lines(block: bytes) -> int | None:
-    """Count the lines of a block. Returns None unless each line begins with `{` and ends with `}`.
+    """Count the lines in a block. Returns None unless each line begins with `{` and ends with `}`.
 
-    `_parsed` compares the count with the number of rows that pyarrow read, to ensure that each line is one object. NumPy searches without
-    the GIL, which `bytes.count` holds.
+    `_parsed` compares the count with the number of rows that pyarrow read, to ensure that each line is one object. NumPy releases the
+    GIL while it searches, unlike `bytes.count`.
     """
     data = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(data == ord("\n"))
@@ -131,7 +131,7 @@ def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
         if isinstance(kind, Text | Category | Label):
             fields.append(pa.field(name, pa.string()))
         elif isinstance(kind, Scalar) and kind.dtype in ("bool", "int8", "int16", "int32", "int64", "float32", "float64"):
-            # float32 is read as float64: appending refuses values that float32 cannot hold.
+            # float32 is read as float64: appending refuses values that float32 cannot represent.
             fields.append(pa.field(name, pa.float64() if kind.dtype == "float32" else element_type(kind.dtype)))
         else:
             return None

@@ -1,4 +1,4 @@
-"""Parquet and Arrow IPC/Feather, one file or a folder of files, read batch by batch with pyarrow."""
+"""Reads Parquet and Arrow IPC/Feather batch by batch with pyarrow, from one file or a folder of files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from penstock.importers.source import Chunk, FolderOptions, Refusal, Source, ahe
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 ROWS_AT_ONCE = 65_536
 # How many rows are decoded at a time. A file stores a repeated value once, so the size of rows is known only after decoding. Each batch
-# carries whole dictionaries, so files with dictionaries are decoded in larger batches.
+# contains whole dictionaries, so files with dictionaries are decoded in larger batches.
 ROWS_DECODED, ROWS_DECODED_WITH_DICTIONARIES = 1024, 8192
 CHUNK_BYTES, JOINED_BYTES = 16 << 20, 4 << 20
 
 
 def open_source(path: pathlib.Path, options: FolderOptions) -> Source:
-    """Open a file, or all files of a folder and its sub-folders, which must have the same columns. Files of other kinds are left out."""
+    """Open a file, or all files in a folder and its sub-folders, which must have the same columns. Files of other kinds are left out."""
     files, left_out = _files(path, options) if path.is_dir() else ([path], [])
     schemas = [_guard(file, partial(_schema, file)) for file in files]
     schema = schemas[0]
@@ -64,8 +64,8 @@ def open_source(path: pathlib.Path, options: FolderOptions) -> Source:
 
 
 def _type(kinds: list[pa.DataType]) -> pa.DataType:
-    """Choose one type for a column of several files: a number type that is wide enough for all files, else the first type that is not
-    null.
+    """Choose one type for a column in several files: a number type that is wide enough for all files, or else the first type that is
+    not null.
     """
     kinds = [kind for kind in kinds if not pa.types.is_null(kind)] or [pa.null()]
     chosen_type = kinds[0]
@@ -77,7 +77,7 @@ def _type(kinds: list[pa.DataType]) -> pa.DataType:
 def _check_columns(
     file: pathlib.Path, schema: pa.Schema, first: pathlib.Path, typed: dict[str, pa.DataType], options: FolderOptions
 ) -> None:
-    """Refuse a file if its columns differ from the first file's, count time in another unit, or lose information as the inferred type."""
+    """Refuse a file if its columns differ from the first file's, count time in another unit, or would lose data in the inferred type."""
     if schema.names != list(typed):
         raise InvalidInputError(
             f"cannot import `{file}`: its columns are {schema.names}, expected {list(typed)} as in `{first}`", code="invalid-schema"
@@ -92,12 +92,12 @@ def _check_columns(
             raise InvalidInputError(
                 f"cannot import `{file}`: its column `{name}` is {mine}, expected {theirs} as in files such as `{first}`",
                 code="invalid-schema",
-                hint=f"cast one to the type of the other first{', or give the type of the column' if loses and not counts else ''}",
+                hint=f"cast one to the other's type first{', or specify the type of the column' if loses and not counts else ''}",
             )
 
 
 def _loses(mine: pa.DataType, theirs: pa.DataType) -> bool:
-    """Return whether numbers of the type `mine`, or lists of them, lose information when converted to `theirs`."""
+    """Return whether numbers of the type `mine`, or lists of them, would lose information when converted to `theirs`."""
     mine, theirs = (kind.value_type if hasattr(kind, "value_type") else kind for kind in (mine, theirs))
     numbers = all(tables.is_number(kind) or pa.types.is_boolean(kind) for kind in (mine, theirs))
     return numbers and tables.wider(mine, theirs) != theirs
@@ -109,7 +109,7 @@ def _counts(kind: pa.DataType) -> bool:
 
 
 def _files(folder: pathlib.Path, options: FolderOptions) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-    """List the files of a folder in order of their names: the files to import, and the files left out."""
+    """List the files in a folder, ordered by name: the files to import and the files left out."""
     files: list[pathlib.Path] = []
     left_out: list[pathlib.Path] = []
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
@@ -121,12 +121,12 @@ def _files(folder: pathlib.Path, options: FolderOptions) -> tuple[list[pathlib.P
     parted = next((part for file in files for part in file.relative_to(folder).parts[:-1] if "=" in part), None)
     if parted is not None:
         raise InvalidInputError(
-            f"cannot import `{folder}`: its folder name `{parted}` holds a value that its files do not have",
+            f"cannot import `{folder}`: its folder name `{parted}` contains a value that its files do not have",
             code="unsupported-format",
             hint="read it with pyarrow.dataset and import the rows, or import the folders one by one",
         )
     if not files:
-        raise InvalidInputError(f"cannot import `{folder}`: it holds no files that end in {', '.join(SUFFIXES)}", hint="see --include")
+        raise InvalidInputError(f"cannot import `{folder}`: it contains no files that end in {', '.join(SUFFIXES)}", hint="see --include")
     return files, left_out
 
 
@@ -195,7 +195,7 @@ def _parquet(file: pathlib.Path) -> pq.ParquetFile:
 
 
 def _row_groups(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
-    """Read one row group at a time: pyarrow would read several ahead and keep them in memory."""
+    """Read one row group at a time: otherwise, pyarrow would read several ahead and keep them in memory."""
     opened = _parquet(file)
     dictionaries = any(pa.types.is_dictionary(kind) for kind in opened.schema_arrow.types)
     most = ROWS_DECODED_WITH_DICTIONARIES if dictionaries else ROWS_DECODED

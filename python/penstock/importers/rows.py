@@ -1,4 +1,4 @@
-"""Any iterable of dicts; types are given, or inferred from the first thousand rows."""
+"""Imports any iterable of dicts. Types are given by the caller or inferred from the first thousand rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def open_source(iterable: Iterable[Any], options: Options) -> Source:
 
 
 def kinds_of(head: list[Any], options: Options) -> dict[str, ColumnType]:
-    """Choose the types of the columns: given types, else types inferred from the first rows."""
+    """Choose the column types: the given types, or else types inferred from the first rows."""
     good = [row for row in head if isinstance(row, Mapping)]
     if not good:
         raise InvalidInputError("cannot import: no row is an object with named values" if head else "cannot import: there are no rows")
@@ -68,13 +68,13 @@ def kinds_of(head: list[Any], options: Options) -> dict[str, ColumnType]:
         for key, value in row.items():
             columns.setdefault(str(key), []).append(value)
     if not columns and not options.types:
-        raise InvalidInputError("cannot import: its first rows have no columns", hint="give the types of the columns")
+        raise InvalidInputError("cannot import: its first rows have no columns", hint="specify the column types")
     kinds = {key: options.types.get(key) or options.defaults.get(key) or infer(values, key) for key, values in columns.items()}
     return kinds | {key: kind for key, kind in options.types.items() if key not in kinds}
 
 
 def chunks_of(rows: Iterable[Any], kinds: Mapping[str, ColumnType], first: int, name: Callable[[int], str]) -> Iterator[tuple[Chunk, int]]:
-    """Group rows into chunks; the first row has the number `first`. Yields each chunk with the number of rows up to its end."""
+    """Group rows into chunks. The first row has the number `first`. Yields each chunk with the number of rows up to its end."""
     group: list[Any] = []
     size = 0
     for row in rows:
@@ -116,7 +116,7 @@ def _named(row: Any) -> Any:
     if not isinstance(row, Mapping) or all(type(key) is str for key in row):
         return row
     named = {str(key): row[key] for key in row}
-    return named if len(named) == len(row) else BadRow("two of its keys have the same name as text")
+    return named if len(named) == len(row) else BadRow("two of its keys become the same text")
 
 
 def _fitted(value: Any, kind: ColumnType) -> Any:
@@ -173,7 +173,7 @@ def _tensor(arrays: list[Any], name: str) -> ColumnType:
     whole_bits = np.finfo(common).nmant + 1 if common.kind in "fc" else 64
     if any(dtype.kind in "iu" and 8 * dtype.itemsize - (dtype.kind == "i") > whole_bits for dtype in dtypes):
         raise InvalidInputError(
-            f"cannot import column `{name}`: its arrays are {', '.join(sorted(map(str, dtypes)))}, and {common} cannot hold all their numbers",
-            hint="give the type of the column",
+            f"cannot import column `{name}`: its arrays are {', '.join(sorted(map(str, dtypes)))}, and {common} cannot represent all of them",
+            hint="specify the column's type",
         )
     return kind

@@ -31,8 +31,8 @@ from penstock.values.containers import container, items_of
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """An importer: the function that opens a path, the class of its options, and option values that differ from the defaults of that
-    class.
+    """An importer: the function that opens a path, the class of its options, and the option values that differ from the defaults of
+    that class.
     """
 
     open_source: Callable[[pathlib.Path, Any], Source]
@@ -59,10 +59,10 @@ FILES_TO_DETECT = 1000
 
 @dataclasses.dataclass
 class Report:
-    """The result of an import: the number of samples in the commit, and every refused item. Samples + refused = items offered.
+    """The result of an import: the number of samples in the commit, and every refused item. Together they are the items offered.
 
-    With `on_error="null"`, an item with a refused value still becomes a sample, with a null in that column. `left_out` lists the files of a
-    folder that were not offered: files of other kinds, such as README.md, or files not selected by include and exclude.
+    With `on_error="null"`, an item with a refused value still becomes a sample, with a null in that column. `left_out` lists the files in a
+    folder that were not offered: files of other kinds, such as README.md, and files not selected by include and exclude.
     """
 
     samples: int
@@ -72,8 +72,8 @@ class Report:
 
 
 def detect(source: pathlib.Path) -> str:
-    """Choose the format. For a file, it follows from the suffix. For a folder, it is tables if the first files include tables but no
-    images, else images.
+    """Choose the format. For a file, the suffix decides. For a folder, the format is "parquet" if the first files include tables but no
+    images, and "images" otherwise.
     """
     if source.is_dir():
         first = {file.suffix.lower() for file in itertools.islice(source.rglob("*"), FILES_TO_DETECT)}
@@ -81,7 +81,7 @@ def detect(source: pathlib.Path) -> str:
     suffixes = [suffix.lower() for suffix in source.suffixes if suffix.lower() not in (".gz", ".bz2", ".zst", ".xz")]
     found = SUFFIXES.get(suffixes[-1] if suffixes else "")
     if found is None:
-        raise InvalidInputError(f"cannot import `{source}`: unknown file ending", hint=f"give --format, one of {', '.join(FORMATS)}")
+        raise InvalidInputError(f"cannot import `{source}`: unknown file extension", hint=f"pass --format, one of {', '.join(FORMATS)}")
     return found
 
 
@@ -102,8 +102,8 @@ def import_data(
 
     The destination is created, or appended to if it is a dataset with these columns. `types` maps column names to types; other types are
     inferred. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
-    `progress(done, total, unit)` is called after each chunk. `options`: encoding of CSV and JSON lines; delimiter, quote and header of CSV;
-    include and exclude, lists of patterns such as "*.jpg" or "train/*" that select files of a folder.
+    `progress(done, total, unit)` is called after each chunk. `options`: encoding (CSV and JSON lines); delimiter, quote and header (CSV);
+    include and exclude, lists of patterns such as "*.jpg" or "train/*" that select files in a folder.
 
     Memory: the budget, plus data parsed ahead: up to 250 MiB, or a few times the largest line or Arrow record batch.
     Raises: InvalidInputError (also for a damaged image, media-undecodable), NotFoundError (source-not-found), UnsupportedError
@@ -146,7 +146,7 @@ def _type(name: str, kind: Any) -> ColumnType:
 
 
 def _own_options(options: type[Options]) -> set[str]:
-    """Return the names of the options that a class adds to those of every importer."""
+    """Return the names of the options that a class adds to the common options."""
     return {field.name for field in dataclasses.fields(options)} - {field.name for field in dataclasses.fields(Options)}
 
 
@@ -203,7 +203,7 @@ def _destination(dataset: Dataset | None, uri: str | os.PathLike[str], schema: d
 
 
 def _missing(destination: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """List the folders that must be created for a dataset, starting with its own."""
+    """List the folders that must be created for a dataset, starting with the dataset's own folder."""
     path = pathlib.Path(destination).absolute()
     return list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
 
@@ -276,17 +276,17 @@ class _Appender:
         return self._part(columns, [row for row in range(chunk.rows) if row not in left_out] if left_out else range(chunk.rows), chunk)
 
     def _problems(self, columns: dict[str, Any], chunk: Chunk) -> list[tuple[int, str, Refusal]]:
-        """Collect the values that the source refused, numbers in category columns, and media that do not decode.
+        """Collect the values that the source refused, numbers in category columns, and media that cannot be decoded.
 
-        Returns one reason per row, or one per value with `on_error="null"`. Reads each media file once: afterwards, `columns` holds its
-        bytes.
+        Returns one reason per row, or one per value with `on_error="null"`. Reads each media file once: afterwards, `columns` contains
+        its bytes.
         """
         each = self.on_error == "null"  # If true, every value is reported; otherwise, one reason per row is enough.
         found = {(row, column if each else ""): (row, column, refusal) for row, column, refusal in reversed(chunk.problems)}
         for name, values in list(columns.items()):
             kind = self.kinds[name]
             for row, number in _numbers(values) if isinstance(kind, Category) else ():
-                refusal = Refusal.of_value(chunk.name(row), name, f"holds {number}, expected a word: codes differ between datasets")
+                refusal = Refusal.of_value(chunk.name(row), name, f"the value is {number}, expected a word: codes differ between datasets")
                 found.setdefault((row, name if each else ""), (row, name, refusal))
             if not isinstance(kind, Image | Mask) or is_arrow(values):
                 continue
@@ -348,7 +348,7 @@ _NO_FAULT_OF_A_ROW = ("no-space", "storage-failed", "read-only", "permission-den
 
 
 def _body(value: Any) -> bytes | None:
-    """Return encoded media that can be checked before appending, or None. For an unreadable file, returns None: it is refused later."""
+    """Return encoded media that can be checked before appending, or None. An unreadable file also returns None, and is refused later."""
     if isinstance(value, os.PathLike):
         with contextlib.suppress(OSError):
             return pathlib.Path(value).read_bytes()

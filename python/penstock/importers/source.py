@@ -1,4 +1,4 @@
-"""What an importer returns: a schema and chunks of rows. Each row has a name for the report."""
+"""Defines what an importer returns: a schema and chunks of rows. Each row has a name for the report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def import_pandas() -> None:
 
 
 def ahead(tasks: Iterable[Callable[[], Result]], threads: int) -> Iterator[Result]:
-    """Run tasks in threads ahead of the consumer, `threads` at a time. At most `threads + 1` results wait. Yields them in order."""
+    """Run tasks in threads ahead of the consumer, `threads` at a time. At most `threads + 1` results wait. Yields the results in order."""
     with ThreadPoolExecutor(threads, "penstock-import") as pool:
         waiting: collections.deque[Future[Result]] = collections.deque()
         try:
@@ -46,7 +46,7 @@ def ahead(tasks: Iterable[Callable[[], Result]], threads: int) -> Iterator[Resul
 def _submitted(pool: ThreadPoolExecutor, task: Callable[[], Result]) -> Future[Result]:
     try:
         return pool.submit(task)
-    except RuntimeError:  # Python is shutting down and waits for this thread: pools no longer accept tasks.
+    except RuntimeError:  # Python is shutting down and waiting for this thread, so pools no longer accept tasks.
         done: Future[Result] = Future()
         try:
             done.set_result(task())
@@ -57,7 +57,7 @@ def _submitted(pool: ThreadPoolExecutor, task: Callable[[], Result]) -> Future[R
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of every importer. Importers with more options derive a subclass.
+    """Options that all importers have. Importers with more options define a subclass.
 
     `defaults` are the column types of an existing destination. They apply to source columns that `types` does not name.
     """
@@ -69,13 +69,13 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class FolderOptions(Options):
-    """Options of importers that read folders: lists of patterns, such as "*.jpg" or "train/*", that select files."""
+    """Options for importers that read folders: lists of patterns, such as "*.jpg" or "train/*", that select files."""
 
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
 
     def selects(self, name: str) -> bool:
-        """Return whether a file is selected. A pattern can match its path within the folder, or its name."""
+        """Return whether a file is selected. A pattern can match the file's path within the folder, or its name."""
 
         def matches(patterns: Sequence[str]) -> bool:
             return any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name.rpartition("/")[2], pattern) for pattern in patterns)
@@ -85,13 +85,13 @@ class FolderOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions(Options):
-    """Options of importers that read text."""
+    """Options for importers that read text."""
 
     encoding: str = "utf-8"
 
 
 def checked_patterns(name: str, given: Any) -> tuple[str, ...]:
-    """Check the patterns of the option `name`, and return them. None means no patterns."""
+    """Check and return the patterns given for the option `name`. None means no patterns."""
     if isinstance(given, str):
         raise InvalidInputError(f"{name}={given!r}, expected a list of patterns", hint=f"write {name}=[{given!r}]")
     if given is not None and not isinstance(given, Iterable):
@@ -105,7 +105,7 @@ def checked_patterns(name: str, given: Any) -> tuple[str, ...]:
 
 @dataclasses.dataclass
 class Refusal:
-    """One refused item or value: where it came from, the error's code, and its message."""
+    """One refused item or value: where it came from, the error code, and the message."""
 
     path: str
     code: str
@@ -113,7 +113,7 @@ class Refusal:
 
     @classmethod
     def of_value(cls, path: str, column: str, why: str) -> Refusal:
-        """Refuse a value that its column cannot hold."""
+        """Return a refusal of a value that does not fit its column."""
         return cls(path, "invalid-value", f"cannot append to column `{column}`: {why}")
 
 
@@ -158,8 +158,8 @@ class Chunk:
 class Source:
     """An opened source. For the progress bar, `total` and `done()` count in `unit`: files, bytes or rows.
 
-    `left_out` lists files that are of other kinds or were not selected. The consumer of `chunks` must close the generator, not leave it to
-    the garbage collector. The collector may run while a thread that the generator waits for is starting.
+    `left_out` lists files that are of other kinds or were not selected. The consumer of `chunks` must close the generator instead of
+    leaving it to the garbage collector. The collector may run while a thread that the generator waits for is starting.
     """
 
     schema: dict[str, ColumnType]

@@ -59,10 +59,10 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
     if _is_list(kind) and kind.value_type in _PLAIN:
         return Tensor((None,), _PLAIN[kind.value_type])
     if is_media(kind):
-        return Bytes()  # `media_type` decides by the first bytes.
+        return Bytes()  # `media_type` later chooses the type from the first bytes.
     if (what := _no_json(kind)) is not None:
         raise UnsupportedError(
-            f"cannot import column `{name}`: it holds {what} inside {kind}, which JSON cannot hold",
+            f"cannot import column `{name}`: it contains {what} inside {kind}, which JSON cannot represent",
             code="unsupported-format",
             hint="move it to a separate column first, or leave it out",
         )
@@ -87,7 +87,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def _no_json(kind: pa.DataType) -> str | None:
-    """Name the values within an Arrow type that JSON cannot hold. Returns None if JSON can hold all of them."""
+    """Name the values within an Arrow type that JSON cannot represent. Returns None if JSON can represent all of them."""
     if _is_binary(kind):
         return "binary values"
     if pa.types.is_time64(kind) and kind.unit == "ns":  # Python's times of day have microsecond precision.
@@ -107,7 +107,7 @@ def is_media(kind: pa.DataType) -> bool:
 
 
 def media_type(first: bytes | None) -> ColumnType:
-    """Choose the type of a media column by its first value."""
+    """Choose the type of a media column from its first value."""
     return Image() if first is not None and begins_as_image(first[:16]) else Bytes()
 
 
@@ -126,7 +126,7 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
     if is_media(array.type):
         array, only_paths = media(array)
         if only_paths:
-            raise fail(only_paths[0][1], only_paths[0][0], hint="embed the files (datasets: `embed_external_files`)")
+            raise fail(only_paths[0][1], only_paths[0][0], hint="embed the files first (in Hugging Face datasets: `embed_external_files`)")
     if isinstance(kind, Scalar) and kind.dtype == "timestamp":
         numbers = microseconds(array)
         filled = np.asarray(numbers.fill_null(0)).view("datetime64[us]")
@@ -137,7 +137,7 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         return array.cast(pa.string())
     as_text = isinstance(kind, Text) and _is_binary(array.type)  # Binary values are accepted as text if they are UTF-8.
     if isinstance(kind, Text | Json) and not as_text and (what := _no_json(array.type)) is not None:
-        raise UnsupportedError(f"{array.type} holds {what}, which are not text", code="unsupported-format", hint="flatten it first")
+        raise UnsupportedError(f"{array.type} contains {what}, which are not text", code="unsupported-format", hint="flatten it first")
     if as_text:
         return array.cast(pa.large_binary())
     if isinstance(kind, Text) and not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
@@ -162,7 +162,7 @@ def microseconds(times: pa.Array) -> pa.Array:
 
 
 def timestamps(texts: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Convert texts with up to nine decimals to microseconds in UTC. Also returns the rows that are not times."""
+    """Convert time strings with up to nine decimals to microseconds in UTC. Also returns the rows that are not times."""
     times = _times(texts)
     if times is None:
         times = _times(compute.replace_substring_regex(texts, r"(\.\d{6})\d{1,3}(\D|$)", r"\1\2"))
@@ -175,7 +175,7 @@ def timestamps(texts: pa.Array) -> tuple[pa.Array, list[int]]:
 
 
 def _times(texts: pa.Array) -> pa.Array | None:
-    """Cast text to microseconds in UTC. Returns None if Arrow refuses one of the texts."""
+    """Cast time strings to microseconds in UTC. Returns None if Arrow refuses any of them."""
     for zone in (None, "UTC"):
         with contextlib.suppress(pa.ArrowInvalid):
             return texts.cast(pa.timestamp("us", tz=zone)).cast(pa.timestamp("us"))
@@ -183,7 +183,7 @@ def _times(texts: pa.Array) -> pa.Array | None:
 
 
 def unlike(path: str, column: str, text: pa.StringScalar, kind: Scalar) -> Refusal:
-    """Refuse text that does not match the column's type."""
+    """Return a refusal of text that does not match the column's type."""
     return Refusal.of_value(path, column, f"{text.as_py()[:80]!r}, expected {kind.dtype}")
 
 
@@ -206,12 +206,12 @@ def decoded(array: pa.Array) -> pa.Array:
     return array.cast(wanted[array.type]) if array.type in wanted else array
 
 
-# A float of each width holds whole numbers of up to this many bits exactly.
+# A float of each width represents whole numbers of up to this many bits exactly.
 _WHOLE_BITS = {16: 11, 32: 24, 64: 53}
 
 
 def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Choose a type of numbers, or of lists of numbers, that can hold the values of both. Returns None if no such type exists.
+    """Choose a type of numbers, or of lists of numbers, that can represent the values of both types. Returns None if none exists.
 
     >>> wider(pa.float32(), pa.float64()), wider(pa.int32(), pa.uint16()), wider(pa.int64(), pa.float64())
     (DataType(double), DataType(int32), None)
@@ -247,7 +247,7 @@ def _is_signed(kind: pa.DataType) -> bool:
 
 
 def media(array: pa.StructArray) -> tuple[pa.Array, list[tuple[int, str]]]:
-    """Return the bytes of media, and the rows that have only a path, each with the reason. The file at that path may be on another
+    """Return the media bytes, and the rows that contain only a path, each with the reason. The file at that path may be on another
     machine.
     """
     bodies, paths = decoded(compute.struct_field(array, "bytes")), compute.struct_field(array, "path")
@@ -256,7 +256,7 @@ def media(array: pa.StructArray) -> tuple[pa.Array, list[tuple[int, str]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert nested Arrow values to values that JSON can hold."""
+    """Convert nested Arrow values to values that JSON can represent."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -33,9 +33,9 @@ IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 class Files(View):
-    """Files as samples: column `array` (NPY) or `image`; `path`, relative to the common folder; and `label`, the parent folder's name.
+    """Files as samples, with the columns `array` (NPY) or `image`, `path` (relative to the common folder) and `label` (the parent folder).
 
-    Supports `loader(…)` like a view; other reads need a dataset (`penstock import`). `labels` lists the label names by code.
+    Supports `loader(…)` like a view; other reads need a dataset (`penstock import`). `labels` lists the label names in code order.
     Files must not change while they are read. Only their lengths are verified, so damage is found only if decoding fails.
     """
 
@@ -77,11 +77,11 @@ class Files(View):
         raise UnsupportedError("files in place have no snapshots to pin", code="unsupported-format", hint="omit pin=")
 
     def _other(self, what: str, samples: int) -> str:
-        return f"a state depends on the names and sizes of its files: it has {samples} files, {self.root} has {len(self)}"
+        return f"a state depends on the names and sizes of its files: it has {samples} files, but {self.root} has {len(self)}"
 
     @property
     def schema(self) -> Schema:
-        """Column name → type."""
+        """The column types by name."""
         return Schema({self._name: self._kind, **super().schema})
 
     def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int, int, float]:
@@ -102,7 +102,7 @@ class Files(View):
     def _unsupported(self, *_: Any, **__: Any) -> Any:
         """Refuse all reads except through a loader."""
         raise UnsupportedError(
-            "files in place can only be read by loaders", code="unsupported-format", hint="`penstock import` makes a dataset of them"
+            "files in place can be read only by loaders", code="unsupported-format", hint="`penstock import` makes a dataset from them"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -116,7 +116,7 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
 
     `io`: "direct" bypasses the page cache (io_uring, O_DIRECT) and "buffered" uses plain reads; by default, large files are mapped.
     A loader state depends on the file sizes and the names relative to the common folder, so it also works for a copy elsewhere.
-    Cost: one stat per file; for NPY, also its header.
+    Cost: one stat per file, and for NPY files also a read of the header.
 
     >>> import numpy as np, pathlib, tempfile, penstock as ps
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -150,11 +150,11 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
 
 
 def _refused(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> tuple[str, str] | None:
-    """Return why such arrays cannot be loaded, and the remedy. None if they can be loaded."""
+    """Return why such arrays cannot be loaded, and the remedy, or None if they can be loaded."""
     if fortran and len(shape) > 1:
         return "it is in Fortran order", "np.save(path, np.ascontiguousarray(a))"
     if dtype.hasobject:
-        return "it holds Python objects", "save arrays of numbers"
+        return "it contains Python objects", "save arrays of numbers"
     if not dtype.isnative:
         return f"{dtype} is not in native byte order", f"np.save(path, a.astype({dtype.newbyteorder('=').str!r}))"
     if dtype.kind == "M" and np.datetime_data(dtype) != ("us", 1):

@@ -1,5 +1,5 @@
-"""`Loader`: batches of a view, in an order that does not depend on the number of ranks and threads, resumable at any step. Made by
-`loader` of a view or a mixture.
+"""`Loader`: batches of a view, in an order that does not depend on the number of ranks and threads, resumable at any step. Views and
+mixtures create it with their method `loader`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Loader:
     # Iteration
 
     def __len__(self) -> int:
-        """Number of batches in a full epoch. After a state from mid-epoch is loaded, fewer are left."""
+        """Number of batches in a full epoch. After loading a state from mid-epoch, fewer batches remain."""
         return self._core.steps
 
     def __iter__(self) -> Iterator[Batch]:
@@ -115,7 +115,7 @@ class Loader:
         return self._iterate(1, beyond=self.options.shuffle is not False)
 
     def stream(self, epochs: int | None = None) -> Iterator[Batch]:
-        """Yield the batches of `epochs` epochs, or without end if None. Each epoch begins while the previous one is ending."""
+        """Yield the batches of `epochs` epochs, or endlessly if `epochs` is None. Each epoch begins while the previous one is ending."""
         return self._iterate(None if epochs is None else whole(epochs, "epochs", 0), beyond=False)
 
     def set_epoch(self, epoch: int) -> None:
@@ -230,7 +230,7 @@ class Loader:
     # State
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        """Return the state of the loader now, or at `step` (counted from the start of epoch 0): a few hundred bytes as JSON.
+        """Return the loader state, now or at `step` (counted from the start of epoch 0): a few hundred bytes as JSON.
 
         The state is the same on all ranks and does not depend on batches made ahead. Cost: no reads.
         """
@@ -250,7 +250,7 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state: the same samples in the same order, whatever the ranks, threads and budgets.
 
-        The state's snapshot, seed and order replace this loader's; this loader's options decide how batches are cut.
+        The state's snapshot, seed and order replace this loader's; this loader's options determine how batches are cut.
         Cost: opens the state's snapshot if it differs. Raises: InvalidInputError for a different dataset or selection,
         NotFoundError if the snapshot no longer exists.
         """
@@ -290,7 +290,7 @@ class Loader:
             raise
 
     def batch_at(self, step: int) -> Batch:
-        """Make the batch of one step, counted from the start of epoch 0, without moving the loader. Use it to inspect a loss spike."""
+        """Make the batch for one step, counted from the start of epoch 0, without moving the loader. Use it to inspect a loss spike."""
         base = self._core.begin_of_number(whole(step, "step", 0))
         if not len(self):
             raise InvalidInputError("the loader has no batches", code="invalid-argument")
@@ -324,14 +324,14 @@ class Loader:
         return {name: value for name, value in sums(here, self._totals.read, *pools).items() if value}
 
     def stats(self, step_seconds: float | None = None) -> dict[str, Any]:
-        """Return statistics since this loader was made. For Python workers, they are as of their latest batches.
+        """Return statistics since this loader was made. Python workers update theirs with each batch.
 
         `seconds`: time from batch to batch. It includes your own work between batches, but not the time to start threads and workers.
         `samples_per_second`, `bytes_per_second`: rates over `seconds`. `waiting_seconds`: time that you waited for batches; `stall`: its
-        share of `seconds`. `stages`: seconds of all threads by stage; `occupancy`: their share of the threads' time. `function_seconds`:
-        time in your callables, in all processes. `kept_bytes`: batches that you still hold. `peak_bytes`: the most memory used and
+        share of `seconds`. `stages`: thread seconds by stage; `occupancy`: their share of the threads' total time. `function_seconds`:
+        time in your callables, in all processes. `kept_bytes`: size of batches that you still hold. `peak_bytes`: the most memory used and
         reserved for batches made ahead and for windows. `read`: storage operations. `refused`: damaged samples. `accelerator_utilisation`,
-        given `step_seconds`: what an accelerator with that step time would reach.
+        given `step_seconds`: the utilisation of an accelerator with that step time.
         """
         pools = self._pool.spent.values() if self._pool else ()
         counts = sums(self._totals.spent, self._core.stats(), *pools)
@@ -341,11 +341,11 @@ class Loader:
         return {**self._totals.stats(counts, functions, processes, threads, step_seconds), "read": self._read()}
 
     def explain(self) -> str:
-        """Describe what an epoch costs and how well it is shuffled. Cost: reads the manifest, and tails of data files."""
+        """Describe what an epoch costs and how well it is shuffled. Cost: reads the manifest and some data-file tails."""
         return "\n".join(f"{what:<16}{text}" for what, text in explained(self).items())
 
     def ceiling(self) -> Iterator[Batch]:
-        """Yield the first batch of epoch 0 as many times as an epoch has batches, to measure the speed of training without loading.
+        """Yield the first batch of epoch 0 once per step of an epoch, to measure the speed of training without loading.
 
         Every batch is the same object, so changes to it persist.
         """
@@ -354,7 +354,7 @@ class Loader:
             yield batch
 
     def close(self) -> None:
-        """Stop all threads and workers of this loader, which can be iterated again afterwards. Repeated calls are harmless."""
+        """Stop all threads and workers of this loader. It can be iterated again afterwards, and repeated calls are harmless."""
         self._turns.end()
         self._end()
 

@@ -50,10 +50,10 @@ class Mix(Loadable):
 
 
 def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhausted: str = "repeat") -> Mix:
-    """Mix views in exact proportions: name → view, or (view, weight). The default weight of a view is its size.
+    """Mix views in exact proportions. `sources` maps names to views or (view, weight) pairs. The default weight of a view is its size.
 
     Every block of `order_block_samples` draws (by default a global batch) contains each source's share, at shuffled positions. At the
-    start of any block, the draws of each source differ from its exact share by less than one. `epoch_samples`: by default, the total
+    start of any block, the number of draws from each source is within one of its exact share. `epoch_samples`: by default, the total
     number of samples of all sources. `exhausted`: "repeat" starts a source over and continues it in the next epoch; "stop" ends the epoch
     before a source would repeat; "raise" refuses an epoch that needs more samples than a source has.
 
@@ -72,7 +72,7 @@ def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhaust
         view, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
         weight = len(view) if weight is None and isinstance(view, View) else weight
         if not isinstance(name, str):
-            raise InvalidInputError(f"cannot mix {name!r}: expected a str as name", code="invalid-argument")
+            raise InvalidInputError(f"cannot mix {name!r}: expected a str as the name", code="invalid-argument")
         if not isinstance(view, View) or not isinstance(weight, int | float | np.number) or not 0 <= weight < math.inf:
             raise InvalidInputError(
                 f"cannot mix `{name}`: expected a view and a weight of at least 0, got {given!r}", code="invalid-argument"

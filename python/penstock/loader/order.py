@@ -1,4 +1,4 @@
-"""The orders that users can name: `Window` and `Replacement`. Also checks the orders and mixtures in states."""
+"""The orders that users can pass to a loader: `Window` and `Replacement`. Also checks the orders and mixtures in states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from penstock.errors import InvalidInputError
 from penstock.values.checks import whole
 
-# What a mixture can do once it has drawn all samples of a source.
+# What a mixture can do after it has drawn all samples from a source.
 EXHAUSTED = ("repeat", "stop", "raise")
 # The default number of lanes divides this number, so that many world sizes share the lanes evenly.
 LANES = 48
@@ -44,7 +44,7 @@ class Window:
     """Shuffle within windows of about `bytes` bytes: for remote data, and for disks that are fastest with long reads.
 
     Shuffles whole runs of neighbouring samples, then the samples within windows of many runs. `loader.explain()` reports the
-    cost and quality of the shuffle. `lanes`: streams that are divided among the ranks, so that each rank reads its own blocks.
+    cost and quality of the shuffle. `lanes`: the number of streams, divided among the ranks so that each rank reads its own blocks.
     """
 
     bytes: int

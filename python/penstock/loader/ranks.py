@@ -1,4 +1,4 @@
-"""Ranks: finds the rank of this process, and checks that all ranks are about to read the same data."""
+"""Finds the rank of this process, and checks that all ranks are about to read the same data."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.values.checks import whole
 
 
 def ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: as given, else from torch.distributed, else from torchrun's environment, else those of a single
-    process.
+    """Return the rank and world size: as given, or else from torch.distributed, torchrun's environment, or a single process, in this
+    order.
     """
     if (rank is None) != (world_size is None):
         raise InvalidInputError("expected both rank and world_size, or neither", code="invalid-argument")
@@ -27,7 +27,7 @@ def ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
             raise InvalidInputError(f"RANK and WORLD_SIZE in the environment: {error}", code="invalid-argument") from error
     size = whole(world_size, "world_size", 1)
     if not 0 <= whole(rank, "rank", 0) < size:
-        raise InvalidInputError(f"rank={rank} with world_size={size}: ranks go from 0 to {size - 1}", code="invalid-argument")
+        raise InvalidInputError(f"rank={rank} with world_size={size}: expected a rank from 0 to {size - 1}", code="invalid-argument")
     return int(rank), size
 
 

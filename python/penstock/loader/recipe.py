@@ -23,7 +23,7 @@ FETCHING_BYTES = 24 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Sources with their orders, and what happens to their samples. Picklable if the functions of its stages are."""
+    """Sources with their orders, and the processing of their samples. Picklable if the functions of the stages are."""
 
     sources: list[Source]
     mix: dict[str, Any] | None
@@ -100,7 +100,7 @@ class Recipe:
         return need / max(1, draws)
 
     def window_bytes(self) -> int:
-        """Return the most window bytes that this rank holds: those of its lanes, or of all lanes in a mixture.
+        """Return the maximum window bytes that this rank holds: those of its own lanes, or of all lanes in a mixture.
 
         In a mixture, draws are divided differently, so a rank may draw from any lane.
         """
@@ -132,4 +132,4 @@ def _json(declared: Mapping[str, Any]) -> str:
     try:
         return json.dumps(declared, default=plain, allow_nan=False)
     except ValueError as error:
-        raise InvalidInputError("numbers of transforms must be finite", code="invalid-argument") from error
+        raise InvalidInputError("numbers in transforms must be finite", code="invalid-argument") from error

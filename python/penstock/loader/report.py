@@ -1,4 +1,4 @@
-"""Reports of a loader: the expected cost of an epoch, and a live progress line."""
+"""Loader reports: the expected cost of an epoch, and a live progress line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def explained(loader: Loader) -> dict[str, str]:
-    """Describe what an epoch costs and how well it is shuffled. Cost: reads the manifest, and tails of data files."""
+    """Describe what an epoch costs and how well it is shuffled. Cost: reads the manifest and some data-file tails."""
     steps, draws = len(loader), loader._core.epoch_samples
     mean = [source.sample_bytes for source in loader.recipe.sources]
     total = (
@@ -23,7 +23,7 @@ def explained(loader: Loader) -> dict[str, str]:
     looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []
     asked_of, quality = _sampled(loader, looked)
     windowed = next((source for source in loader.recipe.sources if source.order["kind"] == "window"), None)
-    # A run of a window is read as a whole and only once: by one rank or, in a mixture, by each rank that draws from it.
+    # A run in a window is read as a whole and only once: by one rank or, in a mixture, by each rank that draws from it.
     parts = 1 if windowed and loader.recipe.mix else loader.world_size
     requests, asked_bytes = (sum(counts) for counts in zip(*asked_of, strict=True))
     asked, moved = requests / max(1, len(looked)) * steps, asked_bytes / max(1, len(looked)) * steps
@@ -60,14 +60,14 @@ def explained(loader: Loader) -> dict[str, str]:
         if any(source.view._files is not None for source in loader.recipe.sources)
         else "none: all data is cached",
         "memory": f"up to {size_text(loader.options.ints.memory_bytes)} for batches made ahead and windows; "
-        f"the fixed shapes of a batch take {size_text(loader._core.least_bytes)}",
-        "shuffle": f"a batch draws from {min(1.0, quality):.0%} as many places as in a full permutation",
+        f"the fixed-shape columns of a batch take {size_text(loader._core.least_bytes)}",
+        "shuffle": f"a batch draws from {min(1.0, quality):.0%} as many places as a full permutation would",
     }
     loose = [name for name, _, shape, image in loader._core.results() if image and None in shape]
     if loose:
         names = ", ".join(f"`{name}`" for name in loose)
         answer["images"] = (
-            f"{names} {'is' if len(loose) == 1 else 'are'} one array if all images of a batch have the same size, else a list; "
+            f"{names} {'is' if len(loose) == 1 else 'are'} one array if all images of a batch have the same size, and otherwise a list; "
             "T.Resize((height, width)) guarantees one array"
         )
     for source in loader.recipe.sources:

@@ -30,9 +30,9 @@ class Source:
     weights: _core.Weights | None = None
     # The weights as an array.
     given: npt.NDArray[np.float64] | None = None
-    # The cache of `sizes`. Not a cached_property: in Python 3.11 that has a lock, which a forked child may inherit locked.
+    # Cached `sizes`. In Python 3.11, a cached_property would use a lock, which a forked child may inherit in the locked state.
     measured: tuple[float, float, float] | None = None
-    # The cache of `tail_bytes`.
+    # Cached numbers for `tail_bytes`.
     tails: tuple[int, int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Source:
 
     @property
     def sizes(self) -> tuple[float, float, float]:
-        """Bytes of a sample's columns: stored (snapshot mean), decoded (mean of the fragments that have them), and one block of each.
+        """Bytes of a sample's columns: stored (snapshot mean), decoded (mean over the fragments that have them), and one block of each.
 
         Cost: reads the whole manifest and a few tails, once.
         """
@@ -99,8 +99,8 @@ class Source:
 
     @property
     def fetched_bytes(self) -> float:
-        """Memory for one fetched sample and, unless a window holds them, its whole blocks. If files are mapped, this is 0 and costs
-        nothing.
+        """Memory for one fetched sample and, unless a window holds them, its whole blocks. If files are mapped, this is 0 and needs
+        no reads.
         """
         if self.view._snapshot.mapped and self.view._files is None:
             return 0.0
@@ -133,7 +133,7 @@ class Source:
 
     @property
     def held_bytes(self) -> float:
-        """The most window bytes that all ranks hold together; 0 for mapped files, which the kernel holds.
+        """The maximum window bytes that all ranks hold together; 0 for mapped files, which the kernel holds.
 
         Counts two windows, because the next one begins while the current one is ending. Runs begin and end inside blocks, which are held
         whole. This adds half a block on average at each end, and a quarter of a block as a margin.

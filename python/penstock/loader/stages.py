@@ -1,4 +1,4 @@
-"""The Python stages of a loader: `transform=` lists, user functions and their results, and replacement of nulls."""
+"""A loader's Python stages: `transform=` lists, user functions and their results, and null replacement."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from penstock.view import Batch, View
 
 @dataclasses.dataclass
 class Stages:
-    """What happens to a batch in Python: nulls are replaced, extra columns are added, and functions are applied. Picklable if the
-    functions are.
+    """The Python processing of a batch: replaces nulls, adds extra columns, and applies functions. Picklable if the functions
+    are.
     """
 
     # Transforms that the core applies.
@@ -130,8 +130,8 @@ def stages_of(
 
 
 def _one_size(stage: Transform, on: Sequence[str], outputs: Mapping[str, str], view: View) -> dict[str, Any]:
-    """Return the size of a crop that is given as one number, if that is a length (one-dimensional tensors) and not the side of a square
-    (images).
+    """Return the size of a crop as a length if it is one number and all its columns are one-dimensional tensors. For images, one number
+    is the side of a square.
     """
     kinds = [view.schema.get(outputs.get(name, name)) for name in on]
     lines = all(isinstance(kind, Tensor) and len(kind.shape) == 1 for kind in kinds)
@@ -189,21 +189,21 @@ def _numbers(name: str, values: list[Any], positions: npt.NDArray[np.int64]) -> 
     for position, value in zip(positions, values, strict=True):
         if not isinstance(value, np.generic | int | float | bool) or isinstance(value, str) != isinstance(values[0], str):
             raise InvalidInputError(
-                f"`{name}` of sample {position} is {type(value).__name__} after your functions, that of sample {positions[0]} is "
+                f"`{name}` of sample {position} is {type(value).__name__} after your functions, but that of sample {positions[0]} is "
                 f"{type(values[0]).__name__}", code="invalid-value", hint="return one kind of value for all samples",
             )  # fmt: skip
     return values
 
 
 def _alike(name: str, values: list[Any], positions: npt.NDArray[np.int64], kind: Any) -> list[Any]:
-    """Return the values if all are of this kind and have the same shape and dtype; else raise InvalidInputError."""
+    """Return the values if all are of this kind and have the same shape and dtype; otherwise raise InvalidInputError."""
     first = values[0]
     for position, value in zip(positions, values, strict=True):
         if not isinstance(value, kind) or value.shape != first.shape or value.dtype != first.dtype:
             found = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, kind) else type(value).__name__
             wanted = f"{tuple(first.shape)} {first.dtype}"
             raise InvalidInputError(
-                f"`{name}` of sample {position} is {found} after your functions, that of sample {positions[0]} is {wanted}",
+                f"`{name}` of sample {position} is {found} after your functions, but that of sample {positions[0]} is {wanted}",
                 code="invalid-value", hint="return equal shapes, or lists",
             )  # fmt: skip
     return values
@@ -272,7 +272,7 @@ def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, lis
 
 
 class Noted:
-    """Context manager that notes in an exception which user function raised it, and for which sample or step."""
+    """Context manager that adds a note to an exception: the user function that raised it, and the sample or step."""
 
     def __init__(self, fn: Callable[..., Any], place: str) -> None:
         self.fn, self.place = fn, place
@@ -284,7 +284,7 @@ class Noted:
         if error is None:
             return
         text = f"in {self.fn!r}, for {self.place} of the loader"
-        if isinstance(error, StopIteration):  # An iterator of the caller would end silently.
+        if isinstance(error, StopIteration):  # Otherwise, the caller's iterator would end silently.
             raise RuntimeError(f"StopIteration {text}") from error
         error.add_note(text)
 

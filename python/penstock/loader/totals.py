@@ -1,4 +1,4 @@
-"""What a loader has delivered and spent so far: the numbers behind `Loader.stats`."""
+"""Counts what a loader has delivered and spent so far, for `Loader.stats`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-# If a consumer waits for more than this share of the time, the loader is too slow. Below this share, it may have waited only for the first
-# batch.
+# If a consumer waits for more than this share of the time, the loader is too slow. Below this share, it may only have waited for the
+# first batch.
 STALLED = 0.1
 
 
@@ -36,7 +36,7 @@ class Totals:
     def stats(
         self, counts: Mapping[str, int], functions: float, processes: int, threads: int, step_seconds: float | None
     ) -> dict[str, Any]:
-        """Return statistics. `counts`: of all cores; `functions`: seconds in user functions; `threads`: of all processes together."""
+        """Return statistics. `counts`: sums over all cores; `functions`: seconds in user functions; `threads`: sum over all processes."""
         elapsed = max(self.elapsed_seconds, 1e-9)
         batches, samples, size, refused = self._given.tolist()
         waiting = self.waiting_seconds

@@ -1,7 +1,7 @@
 """Worker processes for the user's Python stages: `loader(python_workers=N)`. Each runs the core for every N-th step and sends batches back.
 
 Workers are spawned, never forked. A batch arrives as a pickle whose arrays are in an unnamed file (memfd). The consumer maps this file, so
-it copies nothing, and no file remains if a process dies. The loader determines the samples of a step and their random numbers.
+it copies nothing, and no file remains if a process dies. The samples of a step and their random numbers do not depend on the worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.errors import ClosedError, InternalError, InvalidInputError
 from penstock.loader.recipe import Recipe
 from penstock.view import Batch
 
-# How many finished batches may wait at a worker, in addition to the one that it is making.
+# How many finished batches may wait in a worker, in addition to the batch in progress.
 WAITING = 2
 # Smaller batches are sent through the pipe.
 MAPPED_FROM_BYTES = 256 << 10
@@ -35,7 +35,7 @@ WHY_IT_DIED = {
 
 
 class Pool:
-    """Workers that take turns to make the batches of the steps begin, begin + 1, …"""
+    """Workers that take turns making the batches of the steps begin, begin + 1, …"""
 
     def __init__(self, recipe: Recipe, base: tuple[int, int], begin: int, end: int) -> None:
         """Start workers. Step 0 begins at `base`, an epoch and a draw."""
@@ -91,7 +91,7 @@ class Pool:
             self.processes[number].join(5)
             code = self.processes[number].exitcode
             self.close()
-            raise InternalError(f"a python worker died, exit code {code}", hint=WHY_IT_DIED.get(code)) from None
+            raise InternalError(f"a python worker died with exit code {code}", hint=WHY_IT_DIED.get(code)) from None
         self.step += 1
         with contextlib.suppress(OSError):
             pipe.send(None)  # Signals room for another batch.
@@ -200,7 +200,7 @@ def pickled(value: Any) -> tuple[bytes, list[memoryview]]:
 
 
 def send(pipe: Any, body: bytes, raw: list[memoryview]) -> None:
-    """Send a result of `pickled`; large arrays go in an unnamed file."""
+    """Send a result of `pickled`; large arrays are sent in an unnamed file."""
     if sum(part.nbytes for part in raw) < MAPPED_FROM_BYTES:
         pipe.send(("plain", body, [bytearray(part) for part in raw]))
         return

@@ -1,4 +1,4 @@
-"""Estimates how many bytes Arrow values become, without reading them."""
+"""Estimates the size of Arrow values after conversion, without reading them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.values.checks import Array, is_arrow
 
 
 def row_bytes_of(values: Any) -> npt.NDArray[np.float64] | float:
-    """Estimate the bytes of each value of an Arrow array, or one number if all are equal, without reading the values."""
+    """Estimate the bytes per value of an Arrow array, as one number if all are equal, without reading the values."""
     import pyarrow as pa
 
     types, kind, rows = pa.types, values.type, len(values)
@@ -61,7 +61,7 @@ def _picked(sizes: npt.NDArray[np.float64] | float, places: npt.NDArray[np.int64
 
 
 def _sums(sizes: npt.NDArray[np.float64] | float, count: int, begins: Array, ends: Array) -> npt.NDArray[np.float64]:
-    """Return the size of each list: the sum of the sizes of its values. `count`: the number of all values."""
+    """Return the size of each list: the sum of the sizes of its values. `count`: the total number of values."""
     if isinstance(sizes, float):
         summed: npt.NDArray[np.float64] = np.multiply(ends - begins, sizes, dtype=np.float64)
         summed += 8.0
@@ -71,7 +71,7 @@ def _sums(sizes: npt.NDArray[np.float64] | float, count: int, begins: Array, end
 
 
 def becomes_objects(values: Any) -> bool:
-    """Return whether Arrow values must become Python objects: all nested values except lists of numbers."""
+    """Return whether Arrow values must become Python objects. Nested values must, except lists of numbers."""
     if not is_arrow(values) or not values.type.num_fields:
         return False
     import pyarrow as pa

@@ -27,12 +27,12 @@ def is_utf8(text: str) -> bool:
 
 
 def fail(text: str, row: int | None = None, hint: str | None = None) -> InvalidInputError:
-    """Build the error for a value that does not fit its column. If a row is given, `text` continues the words `row n`."""
+    """Build the error for a value that does not fit its column. If a row is given, `text` follows the words `row n`."""
     return InvalidInputError(text, code="invalid-value", hint=hint, row=row)
 
 
 def shown(value: Any) -> str:
-    """Return the beginning of a value for an error: text in quotes, other values as printed.
+    """Return the beginning of a value for an error message: text in quotes, other values as printed.
 
     >>> shown("2"), shown(2)
     ("'2'", '2')
@@ -57,7 +57,7 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 
 def is_null_word(value: Any) -> bool:
-    """Return whether a value among words is null. Among words, a float NaN is null too, as in pandas."""
+    """Return whether a value in a list of words is null. There, a float NaN is also null, as in pandas."""
     return is_null(value) or (isinstance(value, float) and value != value)
 
 

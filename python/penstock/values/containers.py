@@ -1,4 +1,4 @@
-"""Containers of one value per sample: lists, arrays, and the objects of torch, pandas, Polars and libraries with lazy arrays."""
+"""Containers of one value per sample: lists, arrays, and objects from torch, pandas, Polars and libraries with lazy arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.values.dtypes import numpy_dtype_of
 
 
 class Rows:
-    """Samples in an array that reads parts on demand, such as an h5py or Zarr array. Slicing does not read."""
+    """Samples in an array that reads parts on demand, such as an h5py or Zarr array. Slicing reads nothing."""
 
     def __init__(self, source: Any, start: int, end: int) -> None:
         self.source, self.start, self.end = source, start, end

@@ -1,4 +1,4 @@
-"""Samples of one shape."""
+"""Prepares samples of one shape."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
             raise fail("is masked in part", first_row(partly), hint="make the whole sample null, or none of it")
         validity = np.asarray(~mask.any(axis=1))
         values = np.asarray(values.data)
-        if not validity.all():  # The data under a null is not a value.
+        if not validity.all():  # The data under a null is meaningless.
             values = values.copy()
             values[~validity] = np.zeros((), values.dtype)
     if isinstance(values, list) and not shape:
@@ -66,6 +66,6 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
         raise fail(f"values have the shape {values.shape}, expected {wanted}")
     if values.dtype.kind == "M" and values.size and (missing := np.isnat(values).reshape(len(values), -1).any(axis=1)).any():
         if shape:
-            raise fail("holds NaT, which only a scalar can be", first_row(missing))
+            raise fail("contains NaT, which is allowed only in scalar columns", first_row(missing))
         validity = ~missing if validity is None else validity & ~missing
     return fixed(cast(values, dtype), validity)

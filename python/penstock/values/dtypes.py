@@ -1,4 +1,4 @@
-"""Dtypes by their stored names, and casts, which only round."""
+"""Dtypes by their stored names, and casts that change values only by rounding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def numpy_dtype_of(source: Any) -> np.dtype[Any]:
 
 
 def cast(array: Array, dtype: str, row: int | None = None) -> Array:
-    """Cast, rounding to floats only. Refuses floats for integers, and values out of range. `row` is the row of a single sample."""
+    """Cast values, rounding only to floats. Refuses floats for integer dtypes, and values out of range. `row`: row of a single sample."""
     wanted = numpy_dtype(dtype)
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     if array.dtype == wanted or array.size == 0:
@@ -82,7 +82,7 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
 
 
 def filler(value: Any, dtype: str, shape: tuple[int, ...] = ()) -> Array:
-    """Convert one value to an array of a dtype, by the rules for appended values; whole floats also count as integers.
+    """Convert one value to an array of a dtype, by the same rules as appended values; whole floats also count as integers.
 
     >>> filler(255.0, "uint8"), filler(0.1, "float32", (2,)).tolist() == [np.float32(0.1)] * 2
     (array(255, dtype=uint8), True)

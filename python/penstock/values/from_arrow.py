@@ -72,13 +72,13 @@ def numbers_within(lists: Any, shape: tuple[int, ...]) -> Array | None:
 
 
 def tensors_of(values: Any) -> Array:
-    """Convert Arrow tensors of one shape to an array (N, *shape), with axes in the order of their type and nulls masked."""
+    """Convert Arrow tensors of one shape to an array (N, *shape), with the axes in the type's order and nulls masked."""
     kind, storage = values.type, values.storage
     size = math.prod(kind.shape)
     flat = storage.values.slice(storage.offset * size, len(values) * size)
     if flat.null_count and (storage.null_count == 0 or storage.flatten().null_count):
         bad = np.asarray(flat.is_null()).reshape(len(values), -1).any(axis=1) & np.asarray(values.is_valid())
-        raise fail("holds a null, expected numbers", first_row(bad), hint="make the whole sample null, or none of it")
+        raise fail("contains a null, expected numbers", first_row(bad), hint="make the whole sample null, or none of it")
     array: Array = np.asarray(flat.fill_null(0) if flat.null_count else flat).reshape(len(values), *kind.shape)
     if kind.permutation is not None:
         array = array.transpose(0, *(axis + 1 for axis in kind.permutation))

@@ -1,4 +1,4 @@
-"""Samples too large for memory: the core pulls each slice that it writes."""
+"""Prepares samples too large for memory: the core pulls each slice that it writes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[i
         if item is not None:
             if len(sizes) != len(shape) or any(size is not None and size != found for size, found in zip(shape, sizes, strict=True)):
                 raise fail(f"has the shape {sizes}, expected {shape}", row)
-            cast(np.zeros(1, numpy_dtype_of(item)), dtype, row)  # Raises if the kind does not fit.
+            cast(np.zeros(1, numpy_dtype_of(item)), dtype, row)  # Raises an error if the dtype does not fit.
 
     def pull(row: int, box: list[tuple[int, int]]) -> Array:
         item, part = items[row], tuple(slice(low, high) for low, high in box)
@@ -57,7 +57,7 @@ def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[i
         if array.shape != tuple(high - low for low, high in box):
             raise fail(f"returned an array of the shape {array.shape} for {box}", row)
         if array.dtype.kind == "M" and np.isnat(array).any():
-            raise fail("holds NaT, which only a scalar can be", row)
+            raise fail("contains NaT, which is allowed only in scalar columns", row)
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     return ("pulled", pull, [list(sizes) for sizes in shapes], validity)

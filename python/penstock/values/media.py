@@ -1,4 +1,4 @@
-"""Images, masks and other bytes."""
+"""Prepares images, masks and other bytes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def picture(value: Any, row: int, mask: bool) -> Any:
 
 
 def refuse_one_image(values: Any) -> None:
-    """Refuse an array that may be either one image or many grey images."""
+    """Refuse an array that could be either one image or many grey images."""
     shape = tuple(getattr(values, "shape", ()))
     if len(shape) == 3 and shape[2] in (1, 3, 4):
         raise fail(

@@ -1,4 +1,4 @@
-"""Samples of different shapes."""
+"""Prepares samples of different shapes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
 def ragged_from_arrow(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared | None:
     """Convert Arrow lists whose only free dimension is the first, without making Python objects.
 
-    Returns None if that fails, so that the caller finds the bad row.
+    Returns None if that fails, so that the caller can find the bad row.
     """
     import pyarrow as pa
     import pyarrow.compute as compute
@@ -82,7 +82,7 @@ def arrays_of(values: Any) -> Any:
         if value.is_valid:
             data, shape = value["data"].values, value["shape"].as_py()
             if data is None or shape is None or data.null_count or None in shape or math.prod(shape) != len(data):
-                raise fail(f"has data that does not make the shape {shape}", row)
+                raise fail(f"has data that does not fit the shape {shape}", row)
             array = np.asarray(data).reshape(shape)
         made.append(array)
     return made
@@ -106,7 +106,7 @@ def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -
     wrong = array.ndim != len(shape) or any(size is not None and size != array.shape[axis] for axis, size in enumerate(shape))
     if array.dtype.kind == "O" and not wrong:
         within = next((item for item in array.flat if not isinstance(item, numbers.Complex)), array.flat[0])
-        raise fail(f"holds {str(within)[:80]!r}, expected {dtype}", row, hint="make the whole sample null, or none of it")
+        raise fail(f"contains {str(within)[:80]!r}, expected {dtype}", row, hint="make the whole sample null, or none of it")
     if wrong:
         raise fail(f"has the shape {array.shape}, expected {shape}", row)
     return np.ascontiguousarray(cast(array, dtype, row))

@@ -50,16 +50,16 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
             else np.array(items, dtype=np.complex128 if wanted.kind == "c" else np.float64)
         )
     except (ValueError, TypeError, OverflowError) as error:
-        raise fail(f"values do not make an array of {dtype}: {error}") from error
+        raise fail(f"values do not form an array of {dtype}: {error}") from error
     if array.dtype.kind == "O" and shape:
         for row, item in enumerate(array):
             if any(part is None for part in item.flat):
-                raise fail("holds None, expected numbers", row, hint="make the whole sample null, or none of it")
+                raise fail("contains None, expected numbers", row, hint="make the whole sample null, or none of it")
     return array
 
 
 def plain_numbers(items: list[Any], dtype: str) -> tuple[Array, npt.NDArray[np.bool_] | None] | None:
-    """Convert a list of plain Python numbers and None at once. Returns None if that fails, so that the caller finds the bad row."""
+    """Convert a list of plain Python numbers and None in one call. Returns None if that fails, so that the caller can find the bad row."""
     wanted = numpy_dtype(dtype)
     kind = "u" if dtype == "uint64" else "i" if wanted.kind in "iu" else wanted.kind
     found = _core.numbers(items, kind) if items and kind in "iufb" else None

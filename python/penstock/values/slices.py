@@ -21,7 +21,7 @@ SHORT_BYTES = 256
 
 
 def size_of(value: Any) -> int:
-    """Estimate the bytes that a value takes while it is appended. A path counts as its file's size, a Pillow image as its pixels."""
+    """Estimate the bytes that a value takes while it is appended. A path counts as its file's size, and a Pillow image as its pixels."""
     if isinstance(value, str | bytes | bytearray):
         return len(value)
     if isinstance(value, os.PathLike):
@@ -42,9 +42,9 @@ def size_of(value: Any) -> int:
 
 
 def slices(columns: Iterable[Any], rows: int, least: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Cut rows into slices of bounded bytes. `least`: the minimum bytes per row of each column, whatever its values.
+    """Cut rows into slices of bounded size. `least`: the minimum bytes per row of each column, whatever the values are.
 
-    Cost: reads no array values, only the offsets of Arrow text and lists, but every value of a Python list.
+    Cost: reads every value of a Python list and the offsets of Arrow text and lists, but no array values.
     """
     slice_bytes = min(SLICE_BYTES, _core.configure()[0] // 8)
     even, uneven = 0.0, []
@@ -77,7 +77,7 @@ _PLAIN = {int, float, bool, complex, type(None)}
 
 
 def _sizes(values: Any) -> float | npt.NDArray[np.float64]:
-    """Estimate the bytes that each value takes while it is appended; one number if all values are alike."""
+    """Estimate the bytes that each value takes while it is appended. Returns one number if all values are alike."""
     if isinstance(values, list):
         kinds = set(map(type, values))
         if kinds <= _PLAIN:

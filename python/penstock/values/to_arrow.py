@@ -1,4 +1,4 @@
-"""Build Arrow arrays from the flat values that the core returns. Imports pyarrow, so column types import this file only when they need it.
+"""Builds Arrow arrays from the flat values that the core returns. Imports pyarrow, so column types import this file only when they need it.
 
 Source: Arrow columnar format 1.5.
 """
@@ -35,7 +35,7 @@ def elements(values: Any, dtype: str, nulls: Any) -> pa.Array:
 
 
 def flat(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
-    """Convert values of any length, as bytes and offsets, to large binary or large string, without a copy."""
+    """Convert values of any length, given as bytes and offsets, to large binary or large string, without a copy."""
     data, offsets, _, nulls = values
     bitmap = None if nulls is None else pa.py_buffer(np.packbits(~nulls, bitorder="little"))
     return pa.Array.from_buffers(

@@ -15,7 +15,7 @@ from penstock.values.dtypes import cast
 from penstock.values.from_arrow import flat_from_arrow
 from penstock.values.scalars import plain_numbers, whole_number
 
-# From this many texts on, an Arrow array is faster than checking texts one by one, and worth importing pyarrow.
+# For at least this many texts, an Arrow array is faster than checking texts one by one, and is worth importing pyarrow.
 MANY = 1000
 # Lists with more bytes of text are converted in parts.
 WHOLE_BYTES = 256 << 20
@@ -61,7 +61,7 @@ def coded_from_arrow(values: Any) -> Coded | None:
 
 
 def strings(values: Any) -> Any:
-    """Convert a long list of texts and None to Arrow at once. Returns None if that fails."""
+    """Convert a long list of texts and None to Arrow in one call. Returns None if that fails."""
     found = _core.texts(values) if isinstance(values, list) and len(values) >= MANY else None
     if found is None:
         return None
@@ -109,7 +109,7 @@ def codes_or_words(values: Any) -> Prepared:
     if any(isinstance(value, str) for value in items):
         for row, value in enumerate(items):
             if value is not None and not isinstance(value, str):
-                raise fail(f"is a {type(value).__name__} among words", row)
+                raise fail(f"is a {type(value).__name__}, but other values are words", row)
         return ("items", items)
     for row, value in enumerate(items):
         if value is not None and not is_whole(value):

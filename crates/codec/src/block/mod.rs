@@ -1,4 +1,5 @@
-//! Block codecs, one per file. Lengths come from the tail index, never from the data. CONTRIBUTING.md lists what a new codec needs.
+//! Block codecs, one per file. Lengths come from the tail index, never from the data. CONTRIBUTING.md lists the places to change
+//! for a new codec.
 
 mod checked;
 pub mod lz4;

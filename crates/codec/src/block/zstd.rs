@@ -16,7 +16,7 @@ pub fn encode(raw: &[u8]) -> Result<Vec<u8>> {
 pub fn decode(stored: &[u8], raw_bytes: usize) -> Result<Vec<u8>> {
     match ::zstd::zstd_safe::get_frame_content_size(stored) {
         Ok(Some(size)) if size == raw_bytes as u64 => {}
-        other => return Err(undecodable("zstd", format!("the frame holds {other:?} bytes, expected {raw_bytes}"))),
+        other => return Err(undecodable("zstd", format!("the frame header declares {other:?} bytes, expected {raw_bytes}"))),
     }
     let out = ::zstd::bulk::decompress(stored, raw_bytes).map_err(|error| undecodable("zstd", error))?;
     exact(out.len(), out, "zstd")

@@ -1,4 +1,5 @@
-//! Cuts a box out of an n-dimensional array. One pass pads, mirrors and converts the values to another dtype, directly into the output.
+//! Cuts a box out of an n-dimensional array. A single pass pads and mirrors the box, converts its values to another dtype, and
+//! writes them to the output.
 
 use std::cell::RefCell;
 
@@ -66,8 +67,8 @@ impl Cut {
     }
 }
 
-/// A conversion to another dtype that computes value · scale + bias. Each channel (the last dimension) has its own factors, or all values
-/// share one pair.
+/// A conversion to another dtype that computes value · scale + bias. Either each channel (in the last dimension) has its own
+/// factors, or all values share one pair.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Convert {
     pub to: Dtype,
@@ -81,7 +82,7 @@ impl Convert {
         Convert { to, scale: vec![1.0], bias: vec![0.0] }
     }
 
-    /// Append (value - mean) / std to the conversion.
+    /// Extend the conversion with (value - mean) / std.
     pub fn normalise(&mut self, mean: &[f32], std: &[f32]) {
         let channels = self.scale.len().max(mean.len()).max(std.len());
         let of = |list: &[f32], channel: usize| list[channel % list.len()];
@@ -103,7 +104,7 @@ struct Row {
     bytes: Vec<u8>,
     /// The factors per channel, before they are repeated in `scale` and `bias`.
     of: (Vec<f32>, Vec<f32>),
-    /// The factors of each element of a row, so that the conversion loop needs no channel index.
+    /// The factors for each element in a row, so that the conversion loop needs no channel index.
     scale: Vec<f32>,
     bias: Vec<f32>,
 }
@@ -179,7 +180,7 @@ impl Row {
     }
 }
 
-/// Return the source cell at which row `index` begins (at position 0 along `inner`). None if the row is outside the array.
+/// Return the source cell at which row `index` begins (at position 0 along `inner`), or None if the row is outside the array.
 #[inline]
 fn row_begin(cut: &Cut, inner: usize, index: &[usize; MAX_RANK]) -> Option<usize> {
     let mut begin = 0;
@@ -194,8 +195,8 @@ fn row_begin(cut: &Cut, inner: usize, index: &[usize; MAX_RANK]) -> Option<usize
     Some(begin)
 }
 
-/// Return the required part of a row. None if the row needs mirroring or padding. `row` holds the source from the start of the row. It is
-/// None for a row outside the array.
+/// Return the required part of a row, or None if the row needs mirroring or padding. `row` is the source data from the start of
+/// the row, or None for a row outside the array.
 #[inline]
 fn whole_row<'a>(row: Option<&'a [u8]>, cell: usize, cut: &Cut, inner: usize) -> Option<&'a [u8]> {
     let (origin, size) = (cut.origin[inner], cut.size[inner]);
@@ -205,7 +206,7 @@ fn whole_row<'a>(row: Option<&'a [u8]>, cell: usize, cut: &Cut, inner: usize) ->
     Some(&row?[origin as usize * cell..][..size * cell])
 }
 
-/// Copy the wanted part of a row to `out`, mirrored and padded as `cut` specifies.
+/// Copy the required part of a row to `out`, mirrored and padded as `cut` specifies.
 fn cut_row(row: Option<&[u8]>, cell: usize, dtype: Dtype, cut: &Cut, inner: usize, out: &mut [u8]) -> Result<()> {
     let (origin, size, there) = (cut.origin[inner], cut.size[inner], cut.shape[inner] as i64);
     let (low, high) = ((-origin).clamp(0, size as i64) as usize, (there - origin).clamp(0, size as i64) as usize);

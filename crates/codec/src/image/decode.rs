@@ -1,6 +1,6 @@
 //! Handles images as columns store them: probes headers, decodes to (H, W, C), and encodes arrays as PNG.
 //!
-//! The magic bytes alone select the codec; file names have no effect.
+//! Only the magic bytes determine the codec. File names have no effect.
 
 use penstock_error::{Error, Result};
 
@@ -26,7 +26,7 @@ fn format_of(bytes: &[u8]) -> Result<Format> {
         .hint("convert it first, or store it in a Bytes column"))
 }
 
-/// Read only the header. Refuses an image if `decode` would refuse its header.
+/// Read only the header. Refuses an image whose header `decode` would refuse.
 pub fn probe(bytes: &[u8], limits: Limits) -> Result<Header> {
     let header = match format_of(bytes)? {
         Format::Jpeg => jpeg::probe(bytes)?,
@@ -71,7 +71,7 @@ pub fn decode(bytes: &[u8], limits: Limits, orientation: Orientation) -> Result<
     Ok(exif::upright(picture, orientation.tag(bytes)))
 }
 
-/// Read only the header of a mask. Refuses a mask if `decode_mask` would refuse its header.
+/// Read only the header of a mask. Refuses a mask whose header `decode_mask` would refuse.
 pub fn probe_mask(bytes: &[u8], limits: Limits) -> Result<Header> {
     let header = probe(bytes, limits)?;
     if header.channels != 1 && !png::is_indexed(bytes) {

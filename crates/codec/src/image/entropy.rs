@@ -1,12 +1,13 @@
-//! An entropy decoder for regions of baseline JPEGs. It skips blocks outside the region, and decodes several Huffman codes at a time while
-//! it skips.
+//! An entropy decoder for regions of baseline JPEGs. It skips blocks outside the region, decoding several Huffman codes at a
+//! time.
 //!
-//! In a large photograph, Huffman codes took three quarters of the decoding time. About 40 % of the codes are above or beside a random
-//! crop. For a skipped block, only its end and its DC difference matter, not its coefficients. One table therefore takes the next
-//! [`SKIP_BITS`] bits. It returns how many coefficients they encode, and the total length of their codes and numbers. For blocks inside
-//! the region, another table returns the run and the value of the next coefficient. libjpeg-turbo handles everything else: restart
-//! intervals, several scans, invalid codes, and files that end early. If this decoder fails, `region` decodes the file with the library
-//! instead. `jpeg_region.c` calls this decoder MCU by MCU. No input makes it panic.
+//! In a large photograph, Huffman codes took three quarters of the decoding time. About 40 % of the codes are above or beside a
+//! random crop. For a skipped block, only its end and its DC difference matter, not its coefficients. One table is therefore
+//! indexed by the next [`SKIP_BITS`] bits. It returns the number of coefficients in those bits, and the total length of their
+//! codes and numbers. For blocks inside the region, another table returns the run and the value of the next coefficient.
+//! libjpeg-turbo handles everything else: restart intervals, several scans, invalid codes, and files that end early. If this
+//! decoder fails, `region` decodes the file with the library instead. `jpeg_region.c` calls this decoder MCU by MCU. No input
+//! makes it panic.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
@@ -15,11 +16,12 @@ use std::slice;
 const VALUE_BITS: u32 = 10;
 /// Number of index bits in the table that counts all coefficients in those bits.
 const SKIP_BITS: u32 = 12;
-/// Run of the end-of-block code. It is longer than every real run.
+/// The run of an end-of-block code, which is longer than any real run.
 const END: u32 = 128;
-/// The coefficient count of a `skips` entry whose bits are too few for one code with its number.
+/// The coefficient count of a `skips` entry whose bits do not contain a complete code with its number.
 const UNKNOWN: u32 = 512;
-/// Minimum file size, in bytes, for building tables. They are also built if the previous image had the same ones. Building takes 0.1 ms.
+/// Minimum file size, in bytes, for building tables. Tables that the previous image also used are always built. Building takes
+/// 0.1 ms.
 const LARGE: usize = 16 << 10;
 /// Number of tables to keep: enough for the standard tables and a few others.
 const KEPT: usize = 16;
@@ -32,7 +34,7 @@ const NATURAL: [u8; 64] = [
     57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
 ];
 
-/// A Huffman table in the library's layout: the number of codes of each length from 1 on, and their symbols.
+/// A Huffman table in the library's layout: the number of codes of each length, and their symbols.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Codes {
@@ -59,7 +61,7 @@ struct Member {
     ac: *const Codes,
 }
 
-/// A Huffman code. Its symbol describes the number that follows: the zeros before the number, and its size in bits.
+/// A Huffman code. Its symbol describes the number that follows: how many zeros precede it, and its size in bits.
 #[derive(Clone, Copy)]
 struct Code {
     length: u32,
@@ -84,15 +86,16 @@ impl Code {
 struct Table {
     codes: Codes,
     ac: bool,
-    /// The last code of each length, or -1 if there is none.
+    /// The last code of each length, or -1 if no code has that length.
     last: [i32; 17],
     /// For each length, the difference between the index of a code's symbol and the code.
     place: [i32; 17],
     /// Length in bits 0–7, symbol in bits 8–15. 0 if the code is longer than the index.
     short: Box<[u16; 1 << VALUE_BITS]>,
-    /// For AC: bits 0–7 hold the length of code and number, bits 8–15 the run, bits 16–31 the number. 0 if both are longer than the index.
+    /// For AC: bits 0–7 are the length of code and number, bits 8–15 are the run, and bits 16–31 are the number. 0 if their total
+    /// length exceeds the index.
     values: Box<[u32; 1 << VALUE_BITS]>,
-    /// For AC: bits 0–3 hold the length, and bits 4–15 hold the number of coefficients.
+    /// For AC: bits 0–3 are the length, and bits 4–15 are the number of coefficients.
     skips: Box<[u16; 1 << SKIP_BITS]>,
 }
 
@@ -177,7 +180,7 @@ impl Table {
     }
 }
 
-/// Decode the number in the top `size` bits of `bits`. In JPEG's encoding, numbers that begin with 0 are negative.
+/// Decode the number in the top `size` bits of `bits`. In JPEG's encoding, numbers whose first bit is 0 are negative.
 #[inline(always)]
 fn number(bits: u64, size: u32) -> u32 {
     let value = (bits >> 1 >> (63 - size)) as u32;
@@ -192,7 +195,7 @@ struct Bits {
     /// The next bits, from the top. Bits below the first `count` may be set; a refill reads them again.
     bits: u64,
     count: u32,
-    /// How many of the `count` bits are padding zeros beyond the end of the data.
+    /// Number of padding zeros added after the end of the data.
     padding: u32,
 }
 
@@ -231,8 +234,8 @@ impl Bits {
         self
     }
 
-    /// Return whether the library would accept what was read. No bit beyond the data may have been consumed, and the end must be far away
-    /// or a marker. Without a marker, the library may refuse the bytes that it reads ahead.
+    /// Return whether the library would accept the bits read so far. No bit beyond the data may have been consumed, and the
+    /// remaining data must be long or contain a marker. Otherwise, the library may refuse the bytes that it reads ahead.
     #[inline(always)]
     fn is_sound(&self, bytes: &[u8]) -> bool {
         let rest = bytes.get(self.next..).unwrap_or_default();
@@ -245,7 +248,7 @@ impl Bits {
         self.count -= bits;
     }
 
-    /// Read the next code and its number, whatever their length.
+    /// Read the next code and its number, regardless of their length.
     #[inline(always)]
     fn coded(&mut self, bytes: &[u8], table: &Table) -> Option<(Code, u32)> {
         if self.count < 32 {
@@ -310,7 +313,7 @@ impl Bits {
                 self.take(entry & 15);
                 return Some(());
             } else {
-                // The entry is `UNKNOWN`, or it has more coefficients than the block has left.
+                // The entry is `UNKNOWN`, or it counts more coefficients than remain in the block.
                 let (bits, code, _) = self.one(bytes, table)?;
                 *self = bits;
                 k += code.run() + 1;
@@ -337,13 +340,13 @@ struct Place {
 #[derive(Default)]
 pub struct Entropy {
     tables: Vec<Table>,
-    /// Huffman codes of the previous image, if it was too small for building tables.
+    /// Huffman codes of the previous image, if it was too small to justify building tables.
     before: Vec<(Codes, bool)>,
     place: Option<Place>,
 }
 
 impl Entropy {
-    /// End the current scan. Returns whether there was one.
+    /// End the current scan. Returns whether a scan was in progress.
     pub fn end(&mut self) -> bool {
         self.place.take().is_some()
     }
@@ -400,7 +403,7 @@ impl Entropy {
     }
 }
 
-/// Begin a scan. Returns 0, or -1 if the library has to decode it.
+/// Begin a scan. Returns 0, or -1 if the library must decode it.
 ///
 /// # Safety
 /// `entropy` points to an [`Entropy`] that no other code accesses. The pointers in `scan` are null or valid.

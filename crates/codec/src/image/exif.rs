@@ -3,7 +3,7 @@
 use super::picture::Picture;
 use super::{jpeg, webp};
 
-/// Return the orientation of a JPEG, PNG or WebP, from 1 to 8. It is 1 if the image has no readable orientation.
+/// Return the orientation of a JPEG, PNG or WebP, from 1 to 8. Returns 1 if the image has no readable orientation.
 pub fn orientation(bytes: &[u8]) -> u8 {
     if has_no_exif(bytes) {
         return 1;
@@ -41,7 +41,7 @@ impl Orientation {
         if exif_orientation { Orientation::Exif } else { Orientation::Stored }
     }
 
-    /// Return the orientation to apply to an image, as an EXIF tag value; 1 means upright.
+    /// Return the orientation to apply to an image, as an EXIF tag value, where 1 means upright.
     pub(super) fn tag(self, bytes: &[u8]) -> u8 {
         match self {
             Orientation::Exif => orientation(bytes),

@@ -1,7 +1,9 @@
-//! Decodes JPEG with libjpeg-turbo 3 through its TurboJPEG 3 API. The C library handles errors with setjmp internally, so nothing unwinds.
+//! Decodes JPEG with libjpeg-turbo 3 through its TurboJPEG 3 API. The C library handles errors internally with setjmp, so nothing
+//! unwinds through Rust.
 //!
-//! Supports 8-bit baseline, progressive, arithmetic and lossless files. Colours may be grey, RGB/YCbCr or CMYK/YCCK; CMYK and YCCK become
-//! RGB. Warnings are ignored, as browsers and Pillow do. A file without an end marker is truncated and therefore refused.
+//! Supports 8-bit baseline, progressive, arithmetic and lossless files. Colours may be grey, RGB/YCbCr or CMYK/YCCK. CMYK and
+//! YCCK are converted to RGB. Warnings are ignored, as in browsers and Pillow. A file without an end marker is truncated and
+//! therefore refused.
 
 use std::ffi::CStr;
 
@@ -10,7 +12,8 @@ use turbojpeg_sys as tj;
 
 use super::picture::{Format, Header, Outline, Picture, undecodable};
 
-/// Maximum number of scans in a progressive file; more are treated as an attack. libjpeg-turbo's own fuzzers use 500.
+/// Maximum number of scans in a progressive file. Files with more scans are treated as an attack. libjpeg-turbo's own fuzzers use
+/// 500.
 const SCAN_LIMIT: i32 = 500;
 
 struct Decoder(tj::tjhandle);
@@ -128,14 +131,14 @@ pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
     Ok(Picture { height, width, channels: header.channels, bits: 8, data })
 }
 
-/// Return whether an end-of-image marker follows the last scan header. Scan data contains neither marker, because 0xff is always stuffed
-/// there. A thumbnail in an EXIF segment has its own markers, but they precede the scans.
+/// Return whether an end-of-image marker follows the last scan header. Scan data contains neither marker, because a zero is
+/// stuffed after each 0xff. A thumbnail in an EXIF segment has its own markers, but they precede the scans.
 fn has_end_marker(bytes: &[u8]) -> bool {
     bytes.windows(2).rev().find(|pair| matches!(pair, [0xff, 0xd9 | 0xda])).is_some_and(|pair| pair[1] == 0xd9)
 }
 
-/// Convert CMYK to RGB in place, because a second picture might not fit into memory. CMYK values are inverted (255 means no ink), as in
-/// Adobe's files and all other CMYK JPEGs in use.
+/// Convert CMYK to RGB in place, because a second copy might not fit in memory. CMYK values are inverted (255 means no ink), as
+/// in Adobe's files and all other CMYK JPEGs in use.
 fn cmyk_to_rgb(data: &mut Vec<u8>) {
     let ink = |colour: u8, key: u8| ((u16::from(colour) * u16::from(key) + 127) / 255) as u8;
     let pixels = data.len() / 4;

@@ -126,7 +126,7 @@ int penstock_jpeg_header(void *memory, const unsigned char *bytes, size_t count,
   out[1] = (int)d->image_height;
   out[2] = d->max_h_samp_factor * DCTSIZE;
   out[3] = d->max_v_samp_factor * DCTSIZE;
-  /* The library keeps files of several scans in memory as a whole anyway. Other excluded files, like lossless ones (Se is 0), are rare. */
+  /* The library keeps multi-scan files entirely in memory anyway. Other excluded files, such as lossless ones (Se is 0), are rare. */
   out[4] = !d->progressive_mode && !d->arith_code && d->data_precision == 8 && !d->err->num_warnings &&
            d->comps_in_scan == d->num_components && d->Se == DCTSIZE2 - 1 &&
            ((d->jpeg_color_space == JCS_YCbCr && d->num_components == 3) || (d->jpeg_color_space == JCS_GRAYSCALE && d->num_components == 1)) &&
@@ -163,9 +163,10 @@ int penstock_jpeg_region(void *memory, entropy entropy, int denominator, int lef
   return (int)d->err->num_warnings; /* Rows below the region are not decoded. */
 }
 
-/* The memory functions of libjpeg-turbo, which each system defines (jmemsys.h). The library's own are used only if a program has none. They
- * call malloc, and glibc keeps up to 64 MiB of freed memory per thread. The coefficients of a progressive file of 12 MP occupy 36 MB. The
- * functions here return large memory to the kernel at once. They must stay in this file, because the linker reads it before the library. */
+/* Replacements for libjpeg-turbo's memory functions (jmemsys.h). The library's own versions are linked only if the program defines none.
+ * Those versions call malloc, and glibc keeps up to 64 MiB of freed memory per thread. The coefficients of a progressive 12 MP file occupy
+ * 36 MB. The functions here return large memory to the kernel at once. They must stay in this file, because the linker reads it before
+ * the library. */
 #define MAPPED_FROM_BYTES (1u << 20)
 
 typedef union {

@@ -1,6 +1,6 @@
-//! Decodes JPEG, PNG and WebP images: whole ones (`decode`), or regions of them (`region`, `entropy`). Also applies EXIF orientations and
-//! colour modes, and resizes and cuts pixels (`resize`, `cut`). To add a format, write a file here and add its first bytes to
-//! `decode::format_of`. Then extend each function that matches on `Format`.
+//! Decodes JPEG, PNG and WebP images, either whole (`decode`) or by region (`region`, `entropy`). Also applies EXIF orientations
+//! and colour modes, and resizes and cuts pixels (`resize`, `cut`). To add a format, write a file here, add the format's magic
+//! bytes to `decode::format_of`, and extend each function that matches on `Format`.
 
 pub mod cut;
 mod decode;

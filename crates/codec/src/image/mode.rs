@@ -1,6 +1,6 @@
 //! Converts pixels to the requested format: 8-bit colour or grey, 16-bit grey, or the stored format. Called by `region` and the loader.
 //!
-//! No bits and no alpha are lost silently. An image that does not fit the mode is refused, and alpha is composited or kept.
+//! Neither bits nor alpha are lost silently. An image that does not fit the mode is refused, and alpha is composited or kept.
 
 use penstock_error::{Error, Result};
 
@@ -41,11 +41,11 @@ impl Mode {
         }
     }
 
-    /// Refuse an image of `bits` bits per channel if this mode would lose some of them.
+    /// Refuse an image with `bits` bits per channel if this mode would discard some of them.
     pub fn check(self, bits: u8) -> Result<()> {
         match (self.form(), bits) {
             (Some((_, 8)), 16) => {
-                let text = format!("the image has 16 bits per channel, but mode {} holds 8", self.name());
+                let text = format!("the image has 16 bits per channel, but mode {} has 8", self.name());
                 let hint =
                     "use ps.Image(mode=\"stored\") for the column, or mode=\"I;16\" for grey; or convert the images before appending them";
                 Err(Error::new("unsupported-format", text).hint(hint))
@@ -60,8 +60,8 @@ pub fn decode_in(bytes: &[u8], limits: Limits, orientation: Orientation, mode: M
     in_mode(decode(bytes, limits, orientation)?, mode)
 }
 
-/// Convert a picture to a mode. Alpha is composited onto white. Colours become grey by the ITU-R 601 luma formula, as in Pillow. 8-bit
-/// grey is multiplied by 257 to become 16-bit grey, so that white stays white.
+/// Convert a picture to a mode. Alpha is composited onto white. Colours are converted to grey with the ITU-R 601 luma formula, as
+/// in Pillow. 8-bit grey is multiplied by 257 to get 16-bit grey, so that white stays white.
 pub fn in_mode(picture: Picture, mode: Mode) -> Result<Picture> {
     mode.check(picture.bits)?;
     let of = |channels: usize, bits: u8, data: Vec<u8>| Ok(Picture { channels, bits, data, ..picture });
@@ -71,7 +71,7 @@ pub fn in_mode(picture: Picture, mode: Mode) -> Result<Picture> {
         (Mode::Deep, 1, 16) | (Mode::Rgb, 3, 8) | (Mode::Grey, 1, 8) | (Mode::Rgba, 4, 8) => Ok(picture),
         (Mode::Deep, 1, _) => of(1, 16, picture.data.iter().flat_map(|grey| (u16::from(*grey) * 257).to_ne_bytes()).collect()),
         (Mode::Deep, channels, _) => {
-            let text = format!("the image has {channels} channels, but mode I;16 holds one");
+            let text = format!("the image has {channels} channels, but mode I;16 has one");
             Err(Error::new("unsupported-format", text).hint("use ps.Image(mode=\"stored\") or another mode for the column"))
         }
         (Mode::Rgb, 1, 8) => of(3, 8, picture.data.iter().flat_map(|grey| [*grey; 3]).collect()),

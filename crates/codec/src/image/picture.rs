@@ -2,15 +2,15 @@
 
 use penstock_error::Error;
 
-/// The limits of a decoder. An image that exceeds one is refused before its pixels are allocated.
+/// Decoder limits. An image that exceeds a limit is refused before its pixels are allocated.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub pixels: u64,
 }
 
 impl Default for Limits {
-    /// Return a limit of 2^28 pixels. Nearly all cameras produce fewer, and this many do no harm (Pillow warns at 89 M and refuses at 179
-    /// M).
+    /// Return a limit of 2^28 pixels. Nearly all cameras produce smaller images, and images within the limit do no harm (Pillow
+    /// warns at 89 M pixels and refuses 179 M).
     fn default() -> Limits {
         Limits { pixels: 1 << 28 }
     }

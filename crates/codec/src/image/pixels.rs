@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A pool of memory for decoded pixels. It holds at most `most_bytes` in addition to the pixels in use.
+/// A pool of memory for decoded pixels. It keeps at most `most_bytes` in addition to the pixels in use.
 #[derive(Debug)]
 pub struct Pool {
     idle: Mutex<Idle>,
@@ -13,7 +13,7 @@ pub struct Pool {
 #[derive(Debug)]
 struct Idle {
     memory: Vec<Vec<u8>>,
-    /// Bytes of idle memory, plus the unrequested bytes of memory in use.
+    /// Bytes of idle memory, plus the unused excess of blocks in use.
     spare_bytes: usize,
 }
 
@@ -45,12 +45,12 @@ impl Pool {
                 memory.swap_remove(at)
             })
         };
-        // The kernel provides fresh memory as zeros, so `vec!` writes nothing.
+        // Fresh memory from the kernel is already zeroed, so `vec!` writes nothing.
         Pixels { memory: fitting.unwrap_or_else(|| vec![0; bytes]), bytes, pool: Some(self) }
     }
 
-    /// Take back memory that was requested for `bytes` bytes. If the pool holds too much, it frees the smallest blocks first, because the
-    /// largest ones fit most images.
+    /// Take back memory that was requested for `bytes` bytes. If the pool exceeds its limit, it frees the smallest blocks first,
+    /// because larger blocks fit more images.
     fn give(&self, returned: Vec<u8>, bytes: usize) {
         let mut let_go = Vec::new(); // Dropped after the lock is released.
         let Idle { memory, spare_bytes } = &mut *self.idle();

@@ -1,5 +1,5 @@
-//! Decodes PNGs with 1 to 16 bits per channel, and encodes them with 8 or 16, using the `png` crate. 16-bit channels keep 16 bits;
-//! palettes become RGB or RGBA, and grey with alpha becomes RGBA.
+//! Decodes PNGs with 1 to 16 bits per channel, and encodes them with 8 or 16, using the `png` crate. 16-bit channels keep 16
+//! bits. Palettes become RGB or RGBA, and grey with alpha becomes RGBA.
 
 use std::io::Cursor;
 
@@ -12,7 +12,7 @@ fn failed(error: png::DecodingError) -> Error {
     undecodable(format!("cannot decode PNG: {error}"))
 }
 
-/// Limit on a decoder's memory other than pixels, such as its palette and tables.
+/// Limit on a decoder's memory besides pixels, such as its palette and tables.
 const SIDE_BYTES: usize = 16 << 20;
 
 fn decoder<'a>(bytes: &'a [u8], header: Option<&Header>) -> Decoder<Cursor<&'a [u8]>> {
@@ -53,8 +53,8 @@ pub fn is_indexed(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x89PNG") && bytes.get(25) == Some(&(ColorType::Indexed as u8))
 }
 
-/// Decode the class numbers of an indexed or grey PNG as stored; a transparent colour is a class like any other. Returns None for other
-/// colour types.
+/// Decode the class numbers of an indexed or grey PNG as stored. A transparent colour is a class like any other. Returns None for
+/// other colour types.
 pub fn decode_indices(bytes: &[u8], header: &Header) -> Result<Option<Picture>> {
     let mut decoder = decoder(bytes, Some(header));
     let info = decoder.read_header_info().map_err(failed)?;

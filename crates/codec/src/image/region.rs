@@ -1,9 +1,9 @@
 //! Decodes only the required part of an image, at a resolution as low as the caller permits.
 //!
-//! In a JPEG, `entropy` skips the blocks above and beside a region, and blocks below it are not read. The result exactly equals a crop of
-//! the fully decoded image. For this, the decoder also reads a margin, because chroma is interpolated across the region's edge. At 1/2,
-//! 1/4 and 1/8, the result equals a crop of the image decoded fully at that scale. For these scales, libjpeg-turbo has SIMD code or skips
-//! most of the work. Other images are decoded in full and cropped.
+//! In a JPEG, `entropy` skips the blocks above and beside a region, and blocks below it are not read. The result exactly equals a
+//! crop of the fully decoded image. The decoder therefore also reads a margin, because chroma is interpolated across the region's
+//! edge. At 1/2, 1/4 and 1/8, the result equals a crop of the image decoded fully at that scale. At these scales, libjpeg-turbo
+//! uses SIMD code or skips most of the work. Other images are decoded in full and cropped.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -112,7 +112,7 @@ thread_local! {
     static SESSION: RefCell<Session> = RefCell::new(Session::open());
 }
 
-/// An image that is not decoded yet, with its header and its orientation.
+/// An image that is not decoded yet, with its header and orientation.
 #[derive(Debug, Clone, Copy)]
 pub struct Encoded<'a> {
     bytes: &'a [u8],
@@ -136,7 +136,7 @@ impl<'a> Encoded<'a> {
         if self.orientation >= 5 { (height, width) } else { (width, height) }
     }
 
-    /// Decode a region as RGB, at the scale 1/`denominator` if the image supports it, else at full size.
+    /// Decode a region as RGB, at the scale 1/`denominator` if the image supports it, otherwise at full size.
     pub fn region(&self, region: Region, denominator: usize) -> Result<Decoded<'a>> {
         let (width, height) = self.size();
         assert!(

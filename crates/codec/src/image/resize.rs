@@ -21,7 +21,7 @@ pub enum Filter {
 }
 
 impl Filter {
-    /// Return the radius of the filter, in pixels of the result.
+    /// Return the radius of the filter, in result pixels.
     fn support(self) -> f64 {
         match self {
             Filter::Nearest | Filter::NearestExact => 0.5,
@@ -57,12 +57,12 @@ pub struct Resized {
     pub fast: bool,
 }
 
-/// A crop of an image, the target size of the crop, and a window in the resized crop.
+/// A crop of an image, the crop's target size, and a window in the resized crop.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Geometry {
     /// The crop, in pixels of the image. Pixels outside it do not affect the result.
     pub crop: Region,
-    /// The target size of the crop; None if the crop keeps its size.
+    /// The target size of the crop, or None if the crop keeps its size.
     pub resized: Option<Resized>,
     /// The window, in pixels of the resized crop.
     pub window: Region,
@@ -83,7 +83,7 @@ impl Geometry {
 /// against a full decode is 43 dB, and the worst is 29.6 dB. These results come from photographs that were not used to choose the value.
 const PIXELS_LEFT: f64 = 1.0;
 
-/// Maximum buffer memory that a thread keeps for its next image. Loaders count resize buffers towards the budget only while a thread
+/// Maximum buffer memory that a thread keeps for its next image. Loaders charge resize buffers to the budget only while a thread
 /// resizes.
 const KEPT_BYTES: usize = 4 << 20;
 
@@ -135,7 +135,7 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Resul
     resize(&source, geometry.size(), filter.algorithm(antialias), out)
 }
 
-/// Return the range of source pixels that affect `length` pixels of the result from `begin` on.
+/// Return the range of source pixels that affect `length` result pixels starting at `begin`.
 fn needed(begin: usize, length: usize, scale: f64, filter: Filter, size: usize) -> (usize, usize) {
     let margin = filter.support() * scale.max(1.0) + 1.0;
     let low = (begin as f64 * scale - margin).floor().max(0.0) as usize;
@@ -143,7 +143,7 @@ fn needed(begin: usize, length: usize, scale: f64, filter: Filter, size: usize) 
     (low.min(size - 1), high.min(size))
 }
 
-/// Pixels, and the part of them to resize.
+/// Source pixels, and the part to resize.
 struct Source<'a> {
     data: &'a [u8],
     kind: PixelType,
@@ -234,8 +234,8 @@ fn pick_nearest(data: &[u8], (width, pixel_bytes): (usize, usize), corner: (i64,
     }
 }
 
-/// Return the nearest source index for `count` result indexes, beginning with `begin`. `size` pixels are resized to `to_size`. Source:
-/// torch's `nearest` and `nearest-exact`, with their 32-bit arithmetic.
+/// Return the nearest source index for each of `count` result indexes, starting at `begin`. `size` pixels are resized to
+/// `to_size`. Source: torch's `nearest` and `nearest-exact`, with their 32-bit arithmetic.
 fn nearest((size, to_size): (usize, usize), begin: usize, count: usize, filter: Filter) -> impl Iterator<Item = usize> {
     let (scale, offset) = (size as f32 / to_size as f32, if filter == Filter::NearestExact { 0.5 } else { 0.0 });
     (begin..begin + count).map(move |at| (((at as f32 + offset) * scale) as usize).min(size - 1))

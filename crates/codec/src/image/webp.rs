@@ -1,5 +1,5 @@
-//! Decodes lossy and lossless WebP images with the `image-webp` crate, at 8 bits per channel. Only still images are read, and no images
-//! are written.
+//! Decodes lossy and lossless WebP images with the `image-webp` crate, at 8 bits per channel. Animations are refused, and
+//! encoding is not supported.
 
 use std::borrow::Cow;
 use std::io::Cursor;
@@ -14,7 +14,8 @@ pub fn begins(bytes: &[u8]) -> bool {
     bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP")
 }
 
-/// Return the name and body of each chunk of the RIFF container, up to the first one that is cut off. Source: RFC 9649 section 2.3.
+/// Return the name and body of each chunk of the RIFF container, up to and including the first truncated one. Source: RFC 9649
+/// section 2.3.
 fn chunks(bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     let mut rest = bytes.get(12..).unwrap_or_default();
     std::iter::from_fn(move || {
@@ -26,7 +27,8 @@ fn chunks(bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     })
 }
 
-/// Return the EXIF data of a WebP, as TIFF. Some writers put the prefix of a JPEG before it. None for other formats, and without EXIF.
+/// Return the EXIF data of a WebP, in TIFF format, without the JPEG prefix that some writers add. Returns None for other formats,
+/// and for images without EXIF.
 pub fn exif(bytes: &[u8]) -> Option<&[u8]> {
     let (_, body) = chunks(bytes).filter(|_| begins(bytes)).find(|(name, _)| *name == b"EXIF")?;
     Some(body.strip_prefix(b"Exif\0\0").unwrap_or(body))
@@ -36,7 +38,7 @@ fn number(body: &[u8], at: usize, bytes: usize) -> Option<usize> {
     Some(body.get(at..at + bytes)?.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte)))
 }
 
-/// Return the canvas size or frame size that a chunk contains. None if it contains neither.
+/// Return the canvas size or frame size in a chunk, or None if the chunk contains neither.
 fn size_of((name, body): (&[u8], &[u8])) -> Option<(usize, usize)> {
     match name {
         b"VP8X" => Some((1 + number(body, 4, 3)?, 1 + number(body, 7, 3)?)),
@@ -68,7 +70,7 @@ pub fn probe(bytes: &[u8]) -> Result<Header> {
 /// Read the outline of a WebP. Returns None if its header is cut off.
 pub fn outline(bytes: &[u8]) -> Option<Outline> {
     let (width, height) = chunks(bytes).find_map(size_of)?;
-    // A lossless image needs RGBA before its alpha is dropped. A lossy one needs luma, chroma and alpha planes.
+    // A lossless image is decoded to RGBA before its alpha is dropped. A lossy one needs luma, chroma and alpha planes.
     Some(Outline { width, height, decoder_bytes: 4 * width as u64 * height as u64 })
 }
 

@@ -4,15 +4,15 @@ use penstock_format::Id;
 use penstock_format::ids::Run;
 use penstock_format::record::{Change, ChangeKind, Delta, RecordKind, Transaction};
 
-/// The samples and columns that a transaction read, to the extent that a change of them would be a conflict. At present, transactions only
-/// append and read nothing; updates and deletions will read rows.
+/// The samples and columns that a transaction read, if a change to them would be a conflict. At present, transactions only append and
+/// read nothing; updates and deletions will read rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reads {
     /// No reads, as in a bare append. Snapshot isolation also ignores reads.
     Nothing,
     /// Some rows of some columns. An empty list of columns means all columns.
     Rows { columns: Vec<u64>, rows: Vec<Run> },
-    /// All rows of some columns, as read by a scan or a predicate. New samples matter too.
+    /// All rows of some columns, as read by a scan or a predicate. Appends also conflict with this.
     AllRows { columns: Vec<u64> },
 }
 
@@ -24,12 +24,12 @@ pub struct ChangeSet {
 }
 
 impl ChangeSet {
-    /// The change set of an append. Its row ids are known only when the commit has a number.
+    /// Make the change set of an append. Its row ids are unknown until the commit has a number.
     pub fn append(columns: Vec<u64>) -> ChangeSet {
         ChangeSet { writes: vec![Change { kind: ChangeKind::Append, columns, rows: Vec::new() }], reads: Reads::Nothing }
     }
 
-    /// Return whether only a schema change can conflict. If so, the commits in between need not be read.
+    /// Return whether only a schema change can conflict with this change set. If so, the intervening commits need not be read.
     pub fn is_bare_append(&self) -> bool {
         self.reads == Reads::Nothing && self.writes.iter().all(|change| change.kind == ChangeKind::Append)
     }

@@ -1,6 +1,6 @@
-//! Decide whether a transaction may follow commits that it has not seen. A pure function of two change sets (spec section 12).
+//! Decide whether a transaction may follow commits that it has not seen. This is a pure function of two change sets (spec section 12).
 //!
-//! Appends commute. Changes of disjoint rows or disjoint columns rebase, and so do two deletions of the same rows. Two schema changes
+//! Appends commute. Changes to disjoint rows or columns can be rebased, and so can two deletions of the same rows. Two schema changes
 //! always conflict. A conflict identifies the other commit's change.
 
 use penstock_error::Error;
@@ -29,7 +29,7 @@ pub fn conflict(ours: &ChangeSet, theirs: &[Change]) -> Option<Conflict> {
 pub fn error(conflict: &Conflict, other: &Record) -> Error {
     let samples: u64 = conflict.rows.iter().map(|run| run.count).sum();
     let what = match conflict.kind {
-        ChangeKind::Append => format!("it appended {samples} samples to what this transaction read"),
+        ChangeKind::Append => format!("it appended {samples} samples to the columns that this transaction read"),
         ChangeKind::Value => format!("it changed values of {samples} samples"),
         ChangeKind::Delete => format!("it deleted {samples} samples"),
         ChangeKind::Schema => "it changed the schema".to_owned(),

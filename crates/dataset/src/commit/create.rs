@@ -1,4 +1,4 @@
-//! Make a dataset: its root and commit 0.
+//! Create a dataset by writing its root and commit 0.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::log::{newest, records};
 use crate::snapshot::Snapshot;
 use crate::store::context::Context;
 
-/// Make a dataset: its root and commit 0. Objects left by an unfinished create do not prevent a new one.
+/// Create a dataset by writing its root and commit 0. Objects left by an unfinished `create` do not prevent a new one.
 pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str, author: &str) -> Result<Snapshot> {
     let schema = Schema::create(columns)?;
     let context = Context::new(storage);
@@ -69,7 +69,7 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
     Ok(snapshot)
 }
 
-/// Put commit 0. Nothing may fail after this. If an answer is lost, succeed only when the outcome is certain.
+/// Put commit 0. No later step may fail. If a response is lost, return success only when the outcome is certain.
 fn create_first(store: &dyn Storage, body: &[u8], record: &Record) -> Result<()> {
     let name = record_name(0, 0);
     for _ in 0..CERTAIN_TRIES {
@@ -86,7 +86,7 @@ fn create_first(store: &dyn Storage, body: &[u8], record: &Record) -> Result<()>
     Err(Error::new("commit-state-unknown", text).hint("open it, or create it again elsewhere"))
 }
 
-/// Refuse a place that holds a dataset, or an object that does not belong to one.
+/// Refuse a location that contains a dataset, or an object that does not belong to one.
 fn check_free(store: &dyn Storage) -> Result<()> {
     if store.exists(&record_name(0, 0))? {
         return Err(exists(store));
@@ -97,7 +97,7 @@ fn check_free(store: &dyn Storage) -> Result<()> {
             Place::Ours => return ControlFlow::Continue(()),
             Place::Commit => Some(exists(store)),
             Place::Foreign => {
-                let text = format!("cannot create dataset `{}`: it holds `{name}`, which is not part of a dataset", store.uri());
+                let text = format!("cannot create dataset `{}`: it contains `{name}`, which is not part of a dataset", store.uri());
                 Some(Error::new("folder-not-empty", text).hint("choose a new folder or prefix"))
             }
         };
@@ -108,5 +108,5 @@ fn check_free(store: &dyn Storage) -> Result<()> {
 
 fn exists(store: &dyn Storage) -> Error {
     Error::new("dataset-exists", format!("cannot create dataset `{}`: a dataset already exists there", store.uri()))
-        .hint("open it with ps.open, or choose another place")
+        .hint("open it with ps.open, or choose another location")
 }

@@ -1,4 +1,4 @@
-//! Carries out the requests of the commit machine against a store.
+//! Run the commit machine against a store.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::log::{newest, records};
 use crate::snapshot::Snapshot;
 use crate::store::context::Context;
 
-/// Carries out the requests of the commit machine.
+/// Carries out the commit machine's requests.
 pub struct Driver<'a> {
     home: Arc<Context>,
     /// The snapshot at which the transaction began.
@@ -30,13 +30,13 @@ pub struct Driver<'a> {
     /// The snapshot of the proposed commit. It is complete before the put, so that nothing can fail afterwards.
     next: Option<Snapshot>,
     puts: &'a mut Vec<String>,
-    /// Whether the record may exist although no answer confirmed it. A failure then leaves the commit's state unknown.
+    /// Whether the record may exist although no response confirmed it. A failure then leaves the commit's state unknown.
     uncertain: bool,
 }
 
 impl<'a> Driver<'a> {
-    /// Create a driver that commits a transaction of the handle `home`, begun at `base`. The driver adds the names of the objects that it
-    /// writes to `puts`.
+    /// Create a driver that commits a transaction of the handle `home` that began at `base`. The driver writes objects and adds their names
+    /// to `puts`.
     pub fn new(home: Arc<Context>, base: Arc<Snapshot>, puts: &'a mut Vec<String>) -> Driver<'a> {
         Driver { home, base, parent: None, root: None, next: None, puts, uncertain: false }
     }
@@ -48,7 +48,7 @@ impl<'a> Driver<'a> {
             true => {
                 let text = format!("cannot determine whether the commit succeeded: transaction {uuid}: {}", error.message());
                 Error::new("commit-state-unknown", text)
-                    .hint("nothing was deleted; look for the transaction in `penstock log` when the storage answers again")
+                    .hint("nothing was deleted; look for the transaction in `penstock log` when the storage responds again")
             }
         })
     }
@@ -66,10 +66,10 @@ impl<'a> Driver<'a> {
                 Event::Unknown | Event::Unreadable => {
                     let since = lost.get_or_insert(asked).elapsed();
                     if since > store.deadline() {
-                        return Err(Error::new("storage-failed", format!("no certain answer for {:.1} s", since.as_secs_f64())));
+                        return Err(Error::new("storage-failed", format!("no definite response for {:.1} s", since.as_secs_f64())));
                     }
                     if process::interrupted() {
-                        return Err(Error::new("interrupted", "interrupted before a certain answer arrived"));
+                        return Err(Error::new("interrupted", "interrupted before the outcome was certain"));
                     }
                     std::thread::sleep(Duration::from_millis(10)); // Wait out a brief fault.
                 }

@@ -1,5 +1,5 @@
-//! The commit protocol as a state machine without I/O: events in, requests out (spec section 12). `drive` drives it
-//! against a store; tests drive it with answers in random order.
+//! The commit protocol as a state machine without I/O, which takes events and returns requests (spec section 12). `drive` runs it
+//! against a store; tests run it with responses in random order.
 
 use penstock_error::{Error, Result};
 use penstock_format::Id;
@@ -10,13 +10,13 @@ use super::changes::Proposal;
 use super::conflict;
 use crate::log::records::LogEntry;
 
-/// Maximum number of uncertain answers for one record. After one more, the machine fails with `commit-state-unknown`.
+/// Maximum number of uncertain responses for one record. After one more, the machine fails with `commit-state-unknown`.
 const UNCERTAIN_TRIES: u32 = 20;
 
 /// Maximum number of lost races. After one more, the machine fails with `conflict`.
 const REBASES: u32 = 10_000;
 
-/// The next operation that the machine needs, and the events that answer it.
+/// The next operation that the machine needs. Each variant lists the events that may answer it.
 #[derive(Debug)]
 pub enum Request {
     /// Read the newest record, and the word counts of its snapshot. Answered by `Newest`.
@@ -25,7 +25,7 @@ pub enum Request {
     ReadSpan { first: u64, end: u64 },
     /// Write a root for the parent's state. Answered by `RootWritten`.
     WriteRoot,
-    /// Create-only put of a record. Answered by `Created`, `Exists` or `Unknown`.
+    /// Put a record whose name must not exist yet. Answered by `Created`, `Exists` or `Unknown`.
     Create { number: u64, body: Vec<u8> },
     /// Read the existing record with that number. Answered by `Found` or `Unreadable`.
     Read { number: u64 },
@@ -37,7 +37,7 @@ pub enum Request {
 #[derive(Debug)]
 pub enum Event {
     Begin,
-    /// `schema_changed` is true if the schema differs from that of the base.
+    /// `schema_changed` is true if the schema differs from the base's schema.
     Newest {
         parent: Box<LogEntry>,
         words: Vec<(u64, u64)>,
@@ -106,7 +106,7 @@ impl Machine {
                 }
                 Ok(Request::ReadNewest)
             }
-            // Put the same body at the same number again, until an answer is certain.
+            // Put the same body at the same number again, until the outcome is certain.
             Event::Unknown | Event::Unreadable => {
                 self.uncertain += 1;
                 if self.uncertain > UNCERTAIN_TRIES {
@@ -116,7 +116,7 @@ impl Machine {
                         self.sent()?.number
                     );
                     return Err(Error::new("commit-state-unknown", text)
-                        .hint("nothing was deleted; look for the transaction in `penstock log` when the storage answers again"));
+                        .hint("nothing was deleted; look for the transaction in `penstock log` when the storage responds again"));
                 }
                 let record = self.sent()?;
                 Ok(Request::Create { number: record.number, body: record.encode() })

@@ -1,4 +1,4 @@
-//! Making samples visible: transactions, and the protocol that commits them. `conflict` and `machine` are pure.
+//! Transactions, and the protocol that commits them and makes their samples visible. `conflict` and `machine` do no I/O.
 
 pub mod changes;
 pub mod conflict;

@@ -11,11 +11,11 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::live::Part;
 use crate::store::context::Context;
 
-/// If the encoded fragments exceed this size, they are written to manifest pages before the commit. A record then stays small, and can
-/// hold the deltas of many commits.
+/// If the encoded fragments exceed this size, they are written to manifest pages before the commit. Records then stay small, and
+/// can contain the deltas of many commits.
 pub const INLINE_BYTES: usize = 1024;
 
-/// Put pages of fragments. Cost: one put per page.
+/// Write fragments to manifest pages. Cost: one put per page.
 pub fn write_pages(context: &Context, fragments: &[Fragment], base: u64, puts: &mut Vec<String>) -> Result<Vec<PageRef>> {
     encode_pages(fragments)
         .into_iter()
@@ -28,7 +28,7 @@ pub fn write_pages(context: &Context, fragments: &[Fragment], base: u64, puts: &
         .collect()
 }
 
-/// Write a root for the state of a snapshot. Loose fragments are merged into the preceding page if it has room, so that the number of
+/// Write a root for a snapshot's state. Loose fragments are merged into the preceding page if it has room, so that the number of
 /// pages stays small.
 pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(ObjectRef, Arc<Root>)> {
     let context = &snapshot.context;

@@ -36,7 +36,7 @@ pub struct Receipt {
 pub struct Transaction {
     /// The context of the handle. Its path may be redirected during the transaction.
     home: Arc<Context>,
-    /// The snapshot at which the transaction began. Its context holds the root open.
+    /// The snapshot at which the transaction began. Its context keeps the root open.
     base: Arc<Snapshot>,
     uuid: Id,
     writer: Option<FragmentWriter>,
@@ -49,7 +49,7 @@ pub struct Transaction {
     features: u64,
     /// Names of the words objects, pages and roots that were written for this commit.
     puts: Vec<String>,
-    /// The process that began the transaction. A forked child must not use it, and must not delete its files.
+    /// Identifies the process that began the transaction. A forked child must not use it, and must not delete its files.
     generation: u64,
     state: State,
 }
@@ -222,7 +222,7 @@ impl Transaction {
             }
             other => other?,
         };
-        // From here on nothing may fail: an error would make the caller commit the same samples again.
+        // From here on, nothing may fail: after an error, the caller would commit the same samples again.
         self.state = State::Closed;
         let record = snapshot.record();
         let store = self.base.context.storage.as_ref();
@@ -232,7 +232,7 @@ impl Transaction {
         Ok((receipt, snapshot.within(self.home.clone())))
     }
 
-    /// Write words and pages, and make all names durable. Returns the deltas of the record.
+    /// Write words and pages, and make all names durable. Returns the record's deltas.
     fn write_metadata(&mut self) -> Result<Vec<Delta>> {
         let context = &self.base.context;
         let store = context.storage.as_ref();

@@ -1,4 +1,4 @@
-//! The logs: commits of a branch (`records`, `newest`), and names of snapshots (`refs`).
+//! The logs of a branch's commits (`records`, `newest`) and of snapshot names (`refs`).
 
 pub mod newest;
 pub mod records;

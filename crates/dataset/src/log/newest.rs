@@ -1,4 +1,4 @@
-//! Find the newest record of a log: by a listing, or by its hint and look-ups. Find gaps in its numbers.
+//! Find the newest record of a log with a listing, or with its hint and look-ups. Also find gaps in the record numbers.
 
 use penstock_error::{Error, Result};
 use penstock_format::SnapshotId;
@@ -11,27 +11,27 @@ use super::records::{LogEntry, read_record};
 #[derive(Debug, Clone, Copy)]
 pub struct Newest {
     pub number: u64,
-    /// The folder that the hint was written in, if the hint was read.
+    /// The folder in which the hint was written, if the hint was read.
     pub written_in: Option<u64>,
-    /// A later record, if the one after `number` is missing.
+    /// The number of a later record, if the record after `number` is missing.
     beyond: Option<u64>,
 }
 
 impl Newest {
-    /// Return the number. Fails with `log-incomplete` if a later record exists: an append would reuse the number of an earlier commit.
+    /// Return the number. Fails with `log-incomplete` if a later record exists: an append would reuse an earlier commit's number.
     pub fn whole(&self, storage: &dyn Storage, folder: &str) -> Result<u64> {
         self.beyond.map_or(Ok(self.number), |beyond| Err(incomplete(storage, folder, self.number + 1, beyond)))
     }
 }
 
-/// Return the newest record, which is `known` or later. None if the log is empty. Cost: `newest_number`, and a read of the record.
+/// Return the newest record, which is `known` or later. None if the log is empty. Cost: that of `newest_number`, and one read.
 pub fn newest(storage: &dyn Storage, branch: u64, known: Option<u64>) -> Result<Option<LogEntry>> {
     let folder = log_folder(branch);
     newest_number(storage, &folder, known)?.map(|newest| read_record(storage, branch, newest.whole(storage, &folder)?)).transpose()
 }
 
 /// Return the number of the newest record of a log. Record `known` was seen before. Cost: a listing of a few names if the store lists
-/// in order; else the hint, and about three look-ups.
+/// in order; otherwise a read of the hint and about three look-ups.
 pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) -> Result<Option<Newest>> {
     if let Some(number) = storage.newest(folder)?.and_then(|names| first_listed(&names)).filter(|number| Some(*number) >= known) {
         return Ok(Some(Newest { number, written_in: None, beyond: None }));
@@ -78,7 +78,7 @@ fn search(mut newest: u64, exists: impl Fn(u64) -> Result<bool>) -> Result<u64> 
     Ok(newest)
 }
 
-/// Read the hint: a number that was the newest, and the folder that the hint was written in.
+/// Read the hint: the newest number when it was written, and the folder in which it was written.
 pub fn hint(storage: &dyn Storage, folder: &str) -> Option<(u64, u64)> {
     storage.read(&hint_name(folder)).ok().and_then(|body| read_hint(&body))
 }
@@ -88,7 +88,7 @@ pub fn leave_hint(storage: &dyn Storage, folder: &str, number: u64) {
     let _ = storage.overwrite(&hint_name(folder), &write_hint(number, storage.place().unwrap_or(0)));
 }
 
-/// Return an error for each gap in the numbers of the log up to a snapshot. Empty if the store does not list.
+/// Return an error for each gap in the log's record numbers up to a snapshot. The result is empty if the store cannot list.
 pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> {
     if !storage.lists() {
         return Ok(Vec::new());
@@ -112,12 +112,12 @@ pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> 
     Ok(gaps)
 }
 
-/// The error for a missing record below a later one. An append into the gap would reuse the number of an earlier commit.
+/// Make the error for a missing record that precedes an existing one. An append into the gap would reuse the number of an earlier commit.
 pub fn incomplete(storage: &dyn Storage, folder: &str, missing: u64, beyond: u64) -> Error {
     let text = format!("cannot use the log `{}/{folder}`: record {missing} is missing, but record {beyond} was written", storage.uri());
     Error::new("log-incomplete", text).hint(
-        "if this is an incomplete copy, copy it again, `log` and `refs` first and the rest after, or add the missing objects \
-             with `cp -rn`; `penstock verify` names them",
+        "if this is an incomplete copy, copy it again (`log` and `refs` first, then the rest), or add the missing objects \
+             with `cp -rn`; `penstock verify` lists them",
     )
 }
 

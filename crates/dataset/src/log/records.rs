@@ -27,12 +27,12 @@ impl LogEntry {
 pub fn read_record(storage: &dyn Storage, branch: u64, number: u64) -> Result<LogEntry> {
     let read = || LogEntry::parse(&storage.read(&record_name(branch, number))?, branch, number);
     match read() {
-        Err(error) if error.kind() == Kind::Corrupt => read(), // The network may have damaged the first answer.
+        Err(error) if error.kind() == Kind::Corrupt => read(), // The network may have damaged the first response.
         other => other,
     }
 }
 
-/// Return the record that a snapshot id names.
+/// Return the record that a snapshot id identifies.
 pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
     let missing = || {
         Error::new("snapshot-not-found", format!("cannot open snapshot `{snapshot}` of `{}`: no such commit exists", storage.uri()))

@@ -27,11 +27,11 @@ pub struct Wanted {
     pub unit: Option<usize>,
     pub(super) offset: u64,
     pub(super) bytes: u64,
-    /// Whether only some of its rows are requested.
+    /// Whether only some of the block's rows are requested.
     pub(super) partial: bool,
-    /// Whether this call has the duty to read it. Other threads may be waiting, and fulfilling the duty puts the block into the cache.
+    /// Whether this call has the duty to read the block. Other threads may be waiting, and fulfilling the duty adds the block to the cache.
     pub(super) awaited: bool,
-    /// Whether it was not itself requested, but is a neighbour of a requested block.
+    /// Whether the block is read only because it is a neighbour of a requested block.
     pub(super) beside: bool,
 }
 
@@ -75,7 +75,7 @@ impl Wanted {
 /// The data files of a take, and their decoded blocks, with an error for each block that could not be read.
 #[derive(Default)]
 pub struct Fetched {
-    /// Kept here, so that each file is opened once even if the cache is small.
+    /// Open files are kept here, so that each file is opened once even if the cache is small.
     pub(super) files: HashMap<Id, Arc<DataFile>>,
     pub(super) blocks: HashMap<BlockKey, Result<Bytes>>,
     /// Memory for samples that the cache does not keep: column by column, in the order requested.
@@ -110,7 +110,7 @@ impl Fetched {
         }
     }
 
-    /// Return whether a block is here or in the cache. A block from the cache is added here.
+    /// Return whether a block was fetched or is in the cache. A cached block is added to the fetched ones.
     pub(super) fn found(&mut self, key: BlockKey) -> bool {
         if self.blocks.contains_key(&key) {
             return true;
@@ -130,7 +130,7 @@ impl Fetched {
     }
 
     /// Reserve places in one allocation for samples, which are given in the order requested. Samples of one column are contiguous there,
-    /// as in an array. Blocks that are already here are copied immediately. No places are reserved if the allocation fails.
+    /// as in an array. Blocks that were already found are copied immediately. No places are reserved if the allocation fails.
     pub(super) fn place(&mut self, mut samples: Vec<&Wanted>) {
         let most = samples.iter().map(|sample| sample.bytes as usize + COLUMN_ALIGN).sum();
         let Some(mut rest) = Recycled::new(most, Config::memory_bytes()).ok().filter(|_| most > 0).map(Recycled::slot) else { return };
@@ -183,7 +183,7 @@ impl Held {
         self.blocks.iter().map(|(_, block)| block.len() as u64).sum()
     }
 
-    /// Return the id of each data file and the number of bytes that it holds. Other holders may share a file.
+    /// Return the id of each data file and the number of bytes that it uses. Several `Held` values may share a file.
     pub fn files(&self) -> impl Iterator<Item = (Id, u64)> {
         self.files.iter().map(|(id, file)| (*id, file.held_bytes()))
     }

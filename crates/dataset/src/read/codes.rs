@@ -1,4 +1,4 @@
-//! Codes of labels and categories as int64, in the vocabulary of this snapshot.
+//! Read label and category codes as int64. Category codes refer to the snapshot's vocabulary.
 
 use penstock_error::Result;
 use penstock_format::cursor::{Strings, malformed};
@@ -30,12 +30,12 @@ impl Reader {
         Ok(nulls)
     }
 
-    /// Map the file-local codes of a category to codes of the vocabulary.
+    /// Map a category's file-local codes to codes in the vocabulary.
     fn globalise(&self, column: &ColumnSpec, codes: &mut [i64], nulls: &mut Nulls) -> Result<()> {
         let none = Strings::default();
         for group in &self.plan.groups {
             let source = match self.rows_of(group, column) {
-                // The rows of this group are null already.
+                // The rows of this group are already null.
                 Err(error) if self.passes(&error) => continue,
                 other => other?,
             };
@@ -50,7 +50,7 @@ impl Reader {
                 codes[place] = match known.code(codes[place], dictionary, &vocabulary) {
                     Some(code) => code.into(),
                     None => {
-                        let why = format!("it has code {}, which is not the code of a word", codes[place]);
+                        let why = format!("it has code {}, which does not refer to a word", codes[place]);
                         self.null_instead(why, column, place as u32, nulls)?
                     }
                 };

@@ -37,7 +37,7 @@ pub enum Purpose {
 
 impl Reader {
     /// Fetch the blocks that a take of these columns needs. Cost: for mapped files, only reads of their tails. Otherwise, at most one
-    /// request per tail that is not open, and one per run of blocks that are not cached.
+    /// request per unopened tail, and one per run of uncached blocks.
     pub fn fetch(&mut self, columns: &[&ColumnSpec], purpose: Purpose) -> Result<()> {
         if !self.any_ranged(columns) {
             return self.open_mapped(columns);
@@ -87,7 +87,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Return the ranges that `fetch` would request for a take now, if no blocks were lent. Opens the tails first.
+    /// Return the ranges that `fetch` would now request for a take, if no blocks were lent. Opens the tails first.
     pub fn ranges(&mut self, columns: &[&ColumnSpec]) -> Result<Vec<RangeRequest>> {
         self.open(columns)?;
         let mut wanted = self.blocks(columns);
@@ -96,13 +96,13 @@ impl Reader {
         Ok(plan_ranges(&wanted, self.snapshot.context.storage.as_ref()).1)
     }
 
-    /// Return the decoded size in bytes of the blocks that a plan reads, except tiles. Cost: reads the tails that are not open.
+    /// Return the decoded size in bytes of the blocks that a plan reads, except tiles. Cost: reads unopened tails.
     pub fn decoded_bytes(&mut self, columns: &[&ColumnSpec]) -> Result<u64> {
         self.open(columns)?;
         let mut bytes = 0;
         for group in &self.plan.groups {
             for column in columns {
-                let Ok(Some(source)) = self.rows_of(group, column) else { continue }; // Reading it reports the error.
+                let Ok(Some(source)) = self.rows_of(group, column) else { continue }; // Reading the column reports the error.
                 let entry = source.entry();
                 if entry.layout == Layout::Tiled {
                     continue;
@@ -117,13 +117,13 @@ impl Reader {
         Ok(bytes)
     }
 
-    /// Return whether some of the data files are not mapped.
+    /// Return whether any of the data files is not mapped.
     fn any_ranged(&self, columns: &[&ColumnSpec]) -> bool {
         !self.snapshot.is_mapped() && self.snapshot.context.any_ranged(files_of_plan(&self.plan, &ids_of(columns)).map(|(file, _)| file))
     }
 
-    /// Open the data files of a plan concurrently, and keep them in the reader, unless files are mapped. A damaged file is skipped: the
-    /// column that reads it reports the error.
+    /// Open the data files of a plan concurrently and keep them in the reader, unless all of them are mapped. A damaged file is skipped:
+    /// reading its columns reports the error.
     pub fn open(&mut self, columns: &[&ColumnSpec]) -> Result<()> {
         if !self.any_ranged(columns) {
             return Ok(());
@@ -135,8 +135,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Open mapped data files on all threads if there are several with large tails. A file that cannot be opened is skipped: the column
-    /// that reads it reports the error.
+    /// Open mapped data files on all threads if there are several with large tails. A file that cannot be opened is skipped:
+    /// reading its columns reports the error.
     fn open_mapped(&self, columns: &[&ColumnSpec]) -> Result<()> {
         if self.plan.groups.len() < 2 {
             return Ok(());
@@ -156,7 +156,7 @@ impl Reader {
         let mut wanted = Vec::new();
         for group in &self.plan.groups {
             for column in columns {
-                let Ok(Some(source)) = self.rows_of(group, column) else { continue }; // Reading it reports the error.
+                let Ok(Some(source)) = self.rows_of(group, column) else { continue }; // Reading the column reports the error.
                 let (entry, chunk) = (source.entry(), source.chunk);
                 if source.file.in_memory() || entry.layout == Layout::Tiled || streams(&source.file, entry) {
                     continue;

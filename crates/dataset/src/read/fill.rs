@@ -15,7 +15,7 @@ use crate::parallel;
 use crate::store::blocks::{self, BlockKey};
 use crate::store::context::Context;
 
-/// Whether the block cache keeps what is fetched.
+/// Whether the block cache keeps fetched blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cache {
     Keep,
@@ -30,12 +30,12 @@ impl Cache {
 }
 
 impl Fetched {
-    /// Fetch, verify and decode blocks. For a damaged block, the error is stored here instead, where the reader finds it.
+    /// Fetch, verify and decode blocks. For a damaged block, the error is stored in its place, and the reader reports it.
     pub(super) fn fill(&mut self, context: &Context, mut wanted: Vec<Wanted>, cache: Cache) -> Result<()> {
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
         let wanted = Arc::new(wanted);
         let failed = self.fill_once(context, &wanted, cache)?;
-        // The network may have damaged a byte, so blocks that fail are requested again, once.
+        // The network may have damaged a byte, so failed blocks are requested again, but only once.
         let again = wanted.iter().filter(|wanted| failed.contains(&wanted.key) && !wanted.beside).cloned().collect();
         self.fill_once(context, &Arc::new(again), cache)?;
         Ok(())
@@ -68,7 +68,7 @@ impl Fetched {
             range.slots = range.pieces.iter().zip(segments).map(slot).collect();
         }
         self.slots.clear();
-        // The address of each verified buffer: a hedged request has two answers, and either may be returned.
+        // The address of each verified buffer: a hedged request has two responses, and either may be returned.
         let verified: Arc<Vec<AtomicUsize>> = Arc::new(wanted.iter().map(|_| AtomicUsize::new(0)).collect());
         let verify = {
             let (wanted, verified, segments) = (wanted.clone(), verified.clone(), segments.clone());

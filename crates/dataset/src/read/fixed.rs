@@ -18,7 +18,7 @@ use crate::prefetch::{PREFETCH_FROM_BYTES, ROWS_AHEAD, prefetch};
 use crate::store::blocks::BlockKey;
 use crate::store::datafile::{DataFile, Decoded};
 
-/// The answer: samples of equal size in the order requested, and whether each is null.
+/// The result: samples of equal size in the order requested, and whether each is null.
 struct Cells<'a> {
     out: &'a mut [u8],
     /// Size of a sample in bytes.
@@ -42,7 +42,7 @@ impl Cells<'_> {
         set_null(&mut self.nulls, self.count, place, target);
     }
 
-    /// Copy the sample of one place to another.
+    /// Copy a sample from one place to another.
     fn repeat(&mut self, first: u32, place: u32) {
         self.out.copy_within(first as usize * self.bytes..(first as usize + 1) * self.bytes, place as usize * self.bytes);
         if self.nulls.as_ref().is_some_and(|nulls| nulls[first as usize]) {
@@ -51,7 +51,7 @@ impl Cells<'_> {
     }
 }
 
-/// A sample that is one plain block, and its place in the answer.
+/// A sample that is one plain block, and its place in the result.
 struct Straight {
     file: Arc<DataFile>,
     chunk: usize,
@@ -60,7 +60,7 @@ struct Straight {
 }
 
 impl Reader {
-    /// Return large samples of fixed shape as one stretch of memory. None if one is null, or if the store did not write them in order.
+    /// Return large samples of fixed shape in one contiguous buffer. None if any is null, or if the store did not write them in order.
     pub fn joined(&self, column: &ColumnSpec) -> Option<Frozen> {
         let memory = self.fetched.memory.as_ref()?;
         let mut samples: Vec<Bytes> = Vec::new();
@@ -179,7 +179,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Copy rows straight out of the map. Later rows are prefetched: their order looks random to the processor, so its own
+    /// Copy rows directly from the map. Later rows are prefetched: their order looks random to the processor, so its own
     /// prefetcher cannot predict them.
     fn copy_mapped(&self, source: &ColumnRows<'_>, cells: &mut Cells<'_>) -> std::result::Result<(), (Error, u32)> {
         let (entry, file, cell) = (source.entry(), &source.file, cells.bytes);
@@ -234,7 +234,7 @@ impl Reader {
     }
 }
 
-/// Check that bools are 0 or 1. NumPy and Arrow would read other values differently.
+/// Check that bools are 0 or 1. NumPy and Arrow would interpret other values differently.
 pub fn check_bools(bytes: &[u8]) -> Result<()> {
     match bytes.iter().find(|byte| **byte > 1) {
         None => Ok(()),

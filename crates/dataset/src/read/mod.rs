@@ -1,4 +1,4 @@
-//! Reading samples: a plan, the blocks fetched for it, then one file per form of the values. Start at `reader`.
+//! Read samples with a plan, the blocks fetched for it, and one file per form of values. Start reading at `reader`.
 
 pub mod blocks;
 pub mod codes;

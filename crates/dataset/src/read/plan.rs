@@ -1,5 +1,5 @@
-//! Map positions to rows of fragments. Each row keeps its place in the answer. If there are several fragments, the rows are sorted, so
-//! that each block is touched once.
+//! Map positions to rows of fragments. Each row keeps its place in the result. If there are several fragments, the rows are sorted, so
+//! that each block is visited once.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ pub struct Plan {
     pub groups: Vec<Group>,
 }
 
-/// Rows of one fragment, each with its place in the answer. Ascending, unless the snapshot has only one fragment: sorting would then cost
-/// as much as it saves. Readers that need neighbours together use `ascending`.
+/// Rows of one fragment, each with its place in the result. They ascend, unless the snapshot has only one fragment: sorting would then
+/// cost as much as it saves. Readers that need neighbours together use `ascending`.
 pub struct Group {
     fragments: Arc<PartFragments>,
     index: usize,
@@ -78,7 +78,7 @@ impl Plan {
         Ok(Plan { positions, groups })
     }
 
-    /// Return the number of samples in the answer.
+    /// Return the number of samples in the result.
     pub fn len(&self) -> usize {
         self.positions.len()
     }
@@ -97,18 +97,18 @@ impl Plan {
     }
 }
 
-/// The error for a position that a snapshot or view does not have.
+/// Make the error for a position outside a snapshot or view.
 pub fn out_of_range(position: i64, len: u64) -> Error {
     Error::new(
         "position-out-of-range",
         match len {
             0 => format!("cannot take position {position}: there are no samples"),
-            _ => format!("cannot take position {position}: there are {len} samples, positions go from 0 to {}", len - 1),
+            _ => format!("cannot take position {position}: there are {len} samples, at positions 0 to {}", len - 1),
         },
     )
 }
 
-/// Sort pairs (position or row, place). Packed into one word each, they sort three times as fast.
+/// Sort pairs (position or row, place). Pairs that are packed into one word each sort three times as fast.
 fn sorted(pairs: &[(u64, u32)]) -> Vec<(u64, u32)> {
     let place_bits = u32::BITS - pairs.iter().fold(1, |all, (_, place)| all | place).leading_zeros();
     if pairs.iter().any(|(key, _)| *key >> (64 - place_bits) != 0) {
@@ -146,7 +146,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Begin the group of the fragment that holds `position`.
+    /// Begin the group of the fragment that contains `position`.
     fn open(&mut self, position: u64) -> Result<()> {
         let part = self.snapshot.live.part_of(position);
         let fragments = match &self.part {
@@ -160,7 +160,7 @@ impl Builder<'_> {
             }
         };
         let (mut index, mut begin) = self.next;
-        // `Context::page` checks the counts of a page, so one of the fragments holds the position.
+        // `Context::page` checks the counts of a page, so one of the fragments contains the position.
         while position >= begin + live_samples(&fragments.as_slice()[index]) {
             begin += live_samples(&fragments.as_slice()[index]);
             index += 1;

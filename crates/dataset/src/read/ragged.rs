@@ -31,20 +31,20 @@ struct Extent {
 /// Number of rows whose blocks are prefetched before the first of them is looked up. Random rows are not in the processor's caches.
 const ROWS_AT_ONCE: usize = 64;
 
-/// Approximate size of the ends in a packed block of small values.
+/// Approximate size of the end offsets in a packed block of small values.
 const HEAD_BYTES: usize = 256;
 
-/// The value of `Extent::keep` that marks a null.
+/// The value of `Extent::keep` for a null.
 const NULL: u32 = u32::MAX;
 
 impl RaggedValues {
-    /// Wrap buffers as values, none of them null. `free` has `free_count` sizes per value.
+    /// Wrap buffers as values that are not null. `free` has `free_count` sizes per value.
     pub fn of(values: Vec<Bytes>, free: Vec<u64>, free_count: usize) -> RaggedValues {
         let extents = values.iter().enumerate().map(|(index, value)| Extent { keep: index as u32, begin: 0, bytes: value.len() }).collect();
         RaggedValues { keep: values, extents, free, free_count }
     }
 
-    /// Copy the values to `slot`, which has room for exactly these bytes. Their current buffers may hold many other bytes.
+    /// Copy the values to `slot`, which has room for exactly these bytes. Their current buffers may contain many other bytes.
     pub fn move_to(&mut self, mut slot: Slot) {
         for extent in self.extents.iter_mut().filter(|extent| extent.keep != NULL) {
             let begin = slot.filled();
@@ -87,7 +87,7 @@ impl RaggedValues {
         self.extents.iter().any(|extent| extent.keep == NULL)
     }
 
-    /// Return all values as one stretch of memory. None if the store did not write them in order.
+    /// Return all values in one contiguous buffer. None if the store did not write them in order.
     pub fn joined(&self, reader: &Reader) -> Option<Frozen> {
         Frozen::joined(reader.fetched.memory.as_ref()?, (0..self.len()).filter_map(|index| self.get(index)))
     }
@@ -104,7 +104,7 @@ struct OpenBlock {
 }
 
 impl Reader {
-    /// Find ragged samples. Only compressed blocks and tiles are copied.
+    /// Locate ragged samples in memory. Only compressed blocks and tiles are copied.
     pub fn ragged(&self, column: &ColumnSpec) -> Result<RaggedValues> {
         let (_, shape) = column.kind.stored()?;
         let free_count = if matches!(column.kind, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }) {
@@ -166,7 +166,7 @@ impl Reader {
         Ok(values)
     }
 
-    /// Find one sample. `open` keeps the block of the previous row.
+    /// Locate one sample. `open` keeps the previous row's block.
     #[inline]
     fn ragged_row(
         &self,

@@ -1,4 +1,4 @@
-//! A reader: the plan of a take, and the blocks fetched for it. Other files in this folder each add one form of values.
+//! A reader has the plan of a take, and the blocks fetched for it. Several files in this folder each add one form of values.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::store::datafile::{DataFile, Decoded};
 /// Whether each value is null, in the order requested. None if no value is null.
 pub type Nulls = Option<Vec<bool>>;
 
-/// How to treat a row that is corrupt.
+/// How to treat a corrupt row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnCorrupt {
     Raise,
     Null,
 }
 
-/// Reads samples of a snapshot. `fetch` gets what is not mapped; then each column is read by `fixed`, `ragged`, `codes` or `slices`.
+/// Reads samples of a snapshot. `fetch` gets the blocks that are not mapped; `fixed`, `ragged`, `codes` or `slices` then reads each column.
 pub struct Reader {
     pub snapshot: Arc<Snapshot>,
     pub plan: Plan,
@@ -59,7 +59,7 @@ impl Reader {
         self.fetched.lend(held);
     }
 
-    /// Release the fetched blocks. The plan stays.
+    /// Release the fetched blocks, but keep the plan.
     pub fn release(&mut self) {
         self.fetched = Fetched::default();
     }
@@ -88,7 +88,7 @@ impl Reader {
     }
 
     /// Announce the rows to the store: a run of neighbours as sequential, other rows as random, and large random samples one by one.
-    /// A small random sample has a page or two, and is not worth a system call if it is already in memory.
+    /// A small random sample occupies a page or two. These may already be in memory, so they are not worth a system call.
     fn announce(&self, source: &ColumnRows<'_>) {
         if !source.file.access.is_mapped() {
             return;
@@ -136,7 +136,7 @@ impl Reader {
         self.fetched.get(file.key(chunk, block, None)).map(Decoded::Owned)
     }
 
-    /// Add the sample, column and row id to an error about the sample at this place in the answer.
+    /// Add the sample, column and row id to an error about the sample at this place in the result.
     pub fn locate(&self, error: Error, column: &ColumnSpec, place: u32) -> Error {
         let position = self.plan.positions.get(place as usize).copied().unwrap_or(0);
         let row_ids = self.plan.row_ids().get(place as usize).copied().into_iter().collect();

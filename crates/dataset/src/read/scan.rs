@@ -1,5 +1,5 @@
-//! How a scan is cut: into batches that fit the memory budget, and into groups of batches that are read ahead if files are not mapped.
-//! Reads no samples. The caller reads each group, and reports its size.
+//! Divide a scan into batches that fit the memory budget. If files are not mapped, batches are joined into groups, which are read ahead.
+//! The caller reads each group, and reports its size.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -12,8 +12,8 @@ use super::reader::{OnCorrupt, Reader};
 use crate::config::Config;
 use crate::snapshot::Snapshot;
 
-/// The first group has this many bytes, and each later one up to twice the last. If `1 / GROUP_PART` of the memory budget is more, groups
-/// grow up to that.
+/// The first group has up to this many bytes, and each later group up to twice as many as the previous one. Groups grow up to this size
+/// or `1 / GROUP_PART` of the memory budget, whichever is larger.
 const GROUP_BYTES: u64 = 8 << 20;
 const GROUP_PART: u64 = 32;
 const GROUP_ROWS: u64 = 1 << 17;
@@ -21,25 +21,25 @@ const GROUP_ROWS: u64 = 1 << 17;
 const GROUPS: usize = 2;
 /// A batch uses at most `1 / BATCHES` of the budget: the consumer holds one batch, one is being built, and more are being read.
 const BATCHES: u64 = 8;
-/// The values of labels and categories are int64 codes while a batch is built.
+/// Size of a label or category value, which is an int64 code while a batch is built.
 const CODE_BYTES: u64 = 8;
 
-/// Rows to read together: one batch if files are mapped, else whole batches.
+/// Rows to read together: one batch if files are mapped, otherwise one or more whole batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stretch {
     /// Positions in the view.
     pub rows: Range<u64>,
-    /// Whether the block cache keeps their blocks.
+    /// Whether the block cache keeps the rows' blocks.
     pub keep: bool,
 }
 
-/// The position of a scan, and what it knows about the sizes of rows.
+/// The position of a scan, and its estimates of row sizes.
 pub struct Scan {
     snapshot: Arc<Snapshot>,
     selection: Option<Arc<Vec<u64>>>,
     /// Indices of the columns in the schema.
     columns: Vec<usize>,
-    /// Those columns whose values differ in size.
+    /// Indices of the columns whose values differ in size.
     uneven: Vec<usize>,
     batch_rows: u64,
     budget: u64,
@@ -96,7 +96,7 @@ impl Scan {
         self.selection.as_ref().map_or(self.snapshot.len(), |chosen| chosen.len() as u64)
     }
 
-    /// Return what to read next. None at the end, or if the caller holds enough groups.
+    /// Return the rows to read next. None at the end, or if the caller already has enough groups.
     pub fn next(&mut self, held: usize) -> Result<Option<Stretch>> {
         if self.next >= self.len() {
             return Ok(None);
@@ -133,7 +133,7 @@ impl Scan {
         ((self.batch_bytes() as f64 / row_bytes.max(1.0)) as u64).clamp(1, self.batch_rows)
     }
 
-    /// Return how many of the next rows fit into one batch, judged by earlier rows, the means of the columns, and those rows themselves.
+    /// Return how many of the next rows fit into one batch, estimated from earlier rows, column means, and those rows themselves.
     fn rows_of_batch(&self) -> Result<u64> {
         let mut rows = self.rows_that_fit(self.row_bytes.max(self.mean_bytes));
         while rows > 1 && self.decoded_bytes(rows)? > self.batch_bytes() {
@@ -142,7 +142,7 @@ impl Scan {
         Ok(rows)
     }
 
-    /// Return the number of rows in a group: as many whole batches as fit, and at least one.
+    /// Return the number of rows in a group: as many whole batches as fit, but at least one.
     fn rows_of_group(&self, batch: u64) -> Result<u64> {
         let most = if self.row_bytes > 0.0 { (self.group_bytes as f64 / self.row_bytes) as u64 } else { 0 };
         let mut rows = most.min(GROUP_ROWS) / batch * batch;
@@ -155,8 +155,8 @@ impl Scan {
         Ok(rows.max(batch))
     }
 
-    /// Return the decoded size of the next rows in the uneven columns, in bytes. Returns 0 without a look-up if a batch could hold those
-    /// columns in full.
+    /// Return the decoded size of the next rows in the uneven columns, in bytes. Returns 0 without a look-up if those columns fit into
+    /// one batch in full.
     fn decoded_bytes(&self, rows: u64) -> Result<u64> {
         if self.decoded <= self.batch_bytes() { Ok(0) } else { self.reader(rows)?.decoded_bytes(&self.specs(&self.uneven)) }
     }

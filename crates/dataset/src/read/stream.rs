@@ -10,13 +10,14 @@ use penstock_storage::{Access, RangeRequest, Storage};
 use super::blocks::Wanted;
 use crate::store::datafile::DataFile;
 
-/// Streamed ranges of a local device include gaps up to this length.
+/// Ranges streamed from a local device include gaps up to this length.
 const STREAM_GAP_BYTES: u64 = 16 << 10;
 
-/// Checksum units of uncompressed blocks, contiguous in their file, as pairs (block, unit).
+/// Checksum units of uncompressed blocks that are contiguous in their file.
 pub(super) struct UnitRun {
     pub file: Arc<DataFile>,
     pub chunk: usize,
+    /// Pairs (block, unit).
     pub units: Vec<(usize, usize)>,
 }
 
@@ -80,7 +81,7 @@ pub(super) fn stream_runs(storage: &dyn Storage, runs: &[UnitRun], mut targets: 
     storage.stream(&ranges, Some(&mut targets), see).into_iter().collect::<Result<()>>()?;
     for index in 0..runs.len() {
         if failed[index].is_some() {
-            // The transfer may have damaged it, so read it again, once.
+            // The transfer may have damaged it, so read it again, but only once.
             let see = &mut |_: usize, bytes: &[u8]| failed[index] = runs[index].verify(bytes).err();
             let answers = storage.stream(&ranges[index..index + 1], Some(&mut targets[index..index + 1]), see);
             answers.into_iter().collect::<Result<()>>()?;

@@ -1,6 +1,6 @@
-//! Read slices of tiled samples. A slice is assembled from the tiles that it overlaps. Of plain tiles, only the checksum units that hold
-//! parts of the slice are read. All slices of a call are planned together and read in groups, so that memory holds only one group besides
-//! the result (docs/design/0005-tiles.md).
+//! Read slices of tiled samples. A slice is assembled from the tiles that it overlaps. For plain tiles, only the checksum units that
+//! contain parts of the slice are read. All slices of a call are planned together and read in groups, so that only one group is in memory
+//! besides the result (docs/design/0005-tiles.md).
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::parallel;
 use crate::store::datafile::{DataFile, Decoded};
 
-/// A slice of one sample, and its place in the answer.
+/// A slice of one sample, and its place in the result.
 struct TiledSample {
     place: u32,
     file: Arc<DataFile>,
@@ -30,7 +30,7 @@ struct TiledSample {
 }
 
 impl TiledSample {
-    /// Return whether the slice is a whole sample, cut along its first dimension only. Its bytes are then its tiles, concatenated in order.
+    /// Return whether the slice is a whole sample that is tiled along its first dimension only. Its bytes are then the concatenated tiles.
     fn is_flat(&self) -> bool {
         let entry = &self.file.tail.chunks[self.chunk];
         let shape = entry.shape_of(self.row);
@@ -42,7 +42,7 @@ impl TiledSample {
 /// The part of a sample that one tile provides.
 struct TileRead {
     sample: usize,
-    /// Number of the tile in its sample, and of its block in the chunk.
+    /// The tile's number in its sample, and its block's number in the chunk.
     tile: u64,
     block: usize,
 }
@@ -72,7 +72,7 @@ impl Targets<'_> {
     }
 }
 
-/// Tiled samples of one column to read.
+/// The tiled samples to read from one column.
 #[derive(Default)]
 pub(super) struct Tiles(Vec<TiledSample>);
 
@@ -81,7 +81,7 @@ impl Tiles {
         self.0.is_empty()
     }
 
-    /// Return the places of the samples in the answer.
+    /// Return the places of the samples in the result.
     pub fn places(&self) -> Vec<u32> {
         self.0.iter().map(|sample| sample.place).collect()
     }
@@ -100,7 +100,7 @@ impl Reader {
         self.snapshot.record().features_read & FEATURE_TILED != 0
     }
 
-    /// Return the shapes of the samples of a plan in the order requested; a null has none. None if a sample is not tiled.
+    /// Return the shapes of a plan's samples in the order requested, with None for a null. Returns None if any sample is not tiled.
     /// Cost: reads the tails of data files that are not open.
     pub fn shapes(&self, column: &ColumnSpec) -> Result<Option<Vec<Option<Vec<u64>>>>> {
         let mut shapes = vec![None; self.plan.len()];
@@ -118,9 +118,9 @@ impl Reader {
         Ok(tiled.then_some(shapes))
     }
 
-    /// Read a slice of each sample of a plan into buffers of the same sizes. `shapes` must have confirmed that all samples are tiled.
-    /// Buffers of nulls stay unchanged; those of samples with damaged tiles are zeroed. A slice outside its sample is refused. Cost: reads the
-    /// checksum units that hold the slices, or whole compressed tiles, and makes one copy.
+    /// Read a slice of each of a plan's samples into a buffer of the same size. Call `shapes` first to confirm that all samples are tiled.
+    /// Buffers of nulls stay unchanged. Buffers of damaged samples are zeroed, or the call fails. A slice outside its sample is refused.
+    /// Cost: reads the checksum units that contain the slices, or whole compressed tiles, and makes one copy.
     pub fn slices(&self, column: &ColumnSpec, slices: &[Slice], outs: Vec<&mut [u8]>) -> Result<Nulls> {
         let (mut tiles, mut nulls) = (Tiles::default(), None);
         let size = column.kind.stored()?.0.size();
@@ -196,7 +196,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Read whole samples whose bytes are their tiles, concatenated in order. The device can write directly to their places.
+    /// Read whole samples whose bytes are the concatenated tiles. The device can write directly to their places.
     fn stream_flat(
         &self,
         samples: &[TiledSample],
@@ -381,11 +381,11 @@ impl TileRead {
     }
 }
 
-/// The bytes of a tile that are needed.
+/// The needed bytes of a tile.
 enum Tile<'a> {
     Mapped(&'a [u8]),
     Decoded(Bytes),
-    /// Checksum units from `first` on.
+    /// Checksum units, starting with `first`.
     Units {
         first: usize,
         held: Vec<Bytes>,

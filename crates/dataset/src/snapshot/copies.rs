@@ -17,8 +17,8 @@ const NAMED: usize = 3;
 
 /// Refuse a copy that lacks objects of this snapshot, with `log-incomplete` or `copy-incomplete`.
 ///
-/// Cost: none if the hint was written in this folder. In a copy: listings of `log`, `d` and `w`, and the manifest. The first commit in the
-/// copy writes a new hint. After that, the check costs nothing.
+/// Cost: none if the hint was written in this folder. A copy requires listings of `log`, `d` and `w`, and a read of the manifest. The
+/// first commit in the copy writes a new hint, after which the check costs nothing.
 pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     let store = snapshot.context.storage.as_ref();
     if snapshot.context.incomplete == Incomplete::Permit || !is_copy(store, written_in) {
@@ -31,7 +31,7 @@ pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     if missing.is_empty() { Ok(()) } else { Err(lacks(store, &missing)) }
 }
 
-/// Return `copy-incomplete` if a copy lacks the root of a snapshot. Else return `error`.
+/// Return `copy-incomplete` if a copy lacks a snapshot's root; otherwise return `error`.
 pub fn without_root(store: &dyn Storage, written_in: Option<u64>, root: String, error: Error) -> Error {
     let absent = error.kind() == Kind::NotFound || error.code() == "object-truncated";
     if absent && is_copy(store, written_in) { lacks(store, &[root]) } else { error }
@@ -46,7 +46,7 @@ fn lacks(store: &dyn Storage, missing: &[String]) -> Error {
     let more = if missing.len() > NAMED { ", …" } else { "" };
     let text = format!("cannot open `{}`: the copy lacks {} of its objects: {named}{more}", store.uri(), missing.len());
     Error::new("copy-incomplete", text).hint(
-        "copy it again, `log` and `refs` first and the rest after, or add the missing objects with `cp -rn`; `penstock verify` names them",
+        "copy it again (`log` and `refs` first, then the rest), or add the missing objects with `cp -rn`; `penstock verify` lists them",
     )
 }
 

@@ -1,4 +1,4 @@
-//! Where samples are: position to part, fragment and physical row. Deletions will be added here. A deleted sample will keep its physical
+//! Map a position to its part, fragment and physical row. Deletions will be supported here. A deleted sample will keep its physical
 //! row but lose its position, so deletions will change `physical_row`, `live_runs` and the counts below. Until then, parsers refuse a
 //! manifest that counts deleted samples.
 
@@ -11,7 +11,7 @@ use penstock_format::manifest::{Fragment, PageRef};
 
 use crate::snapshot::Snapshot;
 
-/// A page or a fragment: a stretch of samples in manifest order.
+/// A page or a fragment, which contains consecutive samples in manifest order.
 #[derive(Debug, Clone)]
 pub enum Part {
     Page(PageRef),
@@ -50,7 +50,7 @@ impl Live {
         self.starts[self.starts.len() - 1]
     }
 
-    /// Return the part that holds a position. The position must be in range.
+    /// Return the part that contains a position. The position must be in range.
     #[inline]
     pub fn part_of(&self, position: u64) -> usize {
         self.starts.partition_point(|start| *start <= position) - 1
@@ -71,13 +71,13 @@ pub fn live_samples(fragment: &Fragment) -> u64 {
     fragment.live
 }
 
-/// Return the physical row of sample number `live` of a fragment, not counting deleted samples.
+/// Return the physical row of a fragment's sample number `live`, not counting deleted samples.
 #[inline]
 pub fn physical_row(_fragment: &Fragment, live: u64) -> u64 {
     live
 }
 
-/// Return the runs of row ids of a fragment's samples, each with the number of its first sample, not counting deleted samples.
+/// Return a fragment's row id runs, each with the number of its first sample. Deleted samples are not counted.
 pub fn live_runs(fragment: &Fragment) -> impl Iterator<Item = (Run, u64)> {
     fragment.runs.iter().scan(0, |next, run| {
         let first = *next;

@@ -33,12 +33,12 @@ pub struct Snapshot {
     pub entry: LogEntry,
     pub root: Arc<Root>,
     pub schema: Arc<Schema>,
-    /// Where samples are.
+    /// Maps positions to parts.
     pub live: Arc<Live>,
     pub(super) words: HashMap<u64, Vec<WordsSegment>>,
-    /// Vocabularies of category columns, and per data file and column: local code → code of this snapshot's vocabulary.
+    /// Vocabularies of category columns, and tables that map each data file's local codes to codes in these vocabularies.
     pub(super) codes: PerProcess<Mutex<CodeTables>>,
-    /// Sorted (first row id, count, position). The first look-up by row id builds it.
+    /// Sorted tuples (first row id, count, position), built by the first look-up by row id.
     pub(super) row_index: PerProcess<OnceLock<Vec<(u64, u64, u64)>>>,
 }
 
@@ -64,7 +64,7 @@ impl Snapshot {
         if live.samples() != record.samples || record.samples != record.live {
             let found = live.samples();
             return Err(malformed(format!(
-                "commit {} has {} samples ({} live), its manifest {found}",
+                "commit {} has {} samples ({} live), but its manifest has {found}",
                 record.snapshot(),
                 record.samples,
                 record.live

@@ -1,4 +1,4 @@
-//! Open a snapshot: the newest, a named one, or another one of an open dataset. Check that a log still contains the snapshot that was read
+//! Open the newest snapshot, a given one, or another snapshot of an open dataset. Check that a log still contains a snapshot that was read
 //! from it.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::log::{newest, records};
 use crate::store::context::{Context, Incomplete, replaced};
 
 impl Snapshot {
-    /// Open the newest snapshot of a branch. Cost on local disk: hint, record and root; in a copy, also that of `copies::check`.
+    /// Open the newest snapshot of a branch. Cost on local disk: reads of the hint, the record and the root, and that of `copies::check`.
     pub fn open(context: Arc<Context>, branch: u64) -> Result<Snapshot> {
         let store = context.storage.as_ref();
         let newest = newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| not_found(store))?;
@@ -24,7 +24,7 @@ impl Snapshot {
         Snapshot::at_whole(context.clone(), entry, newest.written_in)
     }
 
-    /// Open the newest snapshot of this branch. Cost: that of `open`, without the root if it is unchanged.
+    /// Open the newest snapshot of this branch. Cost: that of `open`, except that an unchanged root is not read.
     pub fn refreshed(&self) -> Result<Snapshot> {
         let SnapshotId { branch, number, .. } = self.id();
         let store = self.context.storage.as_ref();
@@ -45,8 +45,8 @@ impl Snapshot {
         Snapshot::at_whole(context.clone(), entry, written_in)
     }
 
-    /// Open the snapshot of a record as `at` does, but refuse an incomplete copy. `written_in` is the folder that the log's hint was
-    /// written in.
+    /// Open the snapshot of a record as `at` does, but refuse an incomplete copy. `written_in` is the folder in which the log's
+    /// hint was written.
     fn at_whole(context: Arc<Context>, entry: LogEntry, written_in: Option<u64>) -> Result<Snapshot> {
         let root = root_name(entry.record.root.id);
         let snapshot = Snapshot::at(context.clone(), entry)
@@ -72,8 +72,8 @@ impl Snapshot {
         }
     }
 
-    /// Refuse a log that differs from the log of this snapshot, as a copy with other commits does. `found` is a record just read from
-    /// the log. Cost: a read, unless `found` has the number of this snapshot.
+    /// Refuse a log that differs from this snapshot's log, such as that of a copy with other commits. `found` is a record just read from
+    /// the log. Cost: a read, unless `found` has this snapshot's number.
     pub fn check_log(&self, found: Option<&LogEntry>) -> Result<()> {
         let SnapshotId { branch, number, .. } = self.id();
         let store = self.context.storage.as_ref();
@@ -94,7 +94,7 @@ impl Snapshot {
         if read == Some(self.entry.crc) {
             return Ok(());
         }
-        Err(replaced(&format!("snapshot {} of `{}`: its log has a different record {number}, or none", self.id(), store.uri())))
+        Err(replaced(&format!("snapshot {} of `{}`: record {number} of its log is different or missing", self.id(), store.uri())))
     }
 }
 

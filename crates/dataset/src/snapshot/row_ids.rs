@@ -1,4 +1,4 @@
-//! Map row ids to positions by an index of the whole snapshot, and physical rows to row ids by the runs of their fragment.
+//! Map row ids to positions with an index of the whole snapshot, and physical rows to row ids with their fragment's runs.
 
 use penstock_error::{Error, Result};
 use penstock_format::manifest::Fragment;
@@ -6,7 +6,7 @@ use penstock_format::manifest::Fragment;
 use super::Snapshot;
 use super::live::live_runs;
 
-/// Write the row id of each of a fragment's physical rows to its place in `ids`. The rows must ascend.
+/// Write the row ids of these physical rows of a fragment to their places in `ids`. The rows must be in ascending order.
 pub fn row_ids_of(fragment: &Fragment, rows: &[(u64, u32)], ids: &mut [i64]) {
     let (mut run, mut skipped) = (0, 0);
     for (row, place) in rows {
@@ -19,7 +19,7 @@ pub fn row_ids_of(fragment: &Fragment, rows: &[(u64, u32)], ids: &mut [i64]) {
 }
 
 impl Snapshot {
-    /// Return the positions of row ids. Cost: reads all manifest pages the first time, then a binary search per row id.
+    /// Return the positions of row ids. Cost: a binary search per row id. The first call also reads all manifest pages.
     pub fn positions_of(&self, row_ids: &[i64]) -> Result<Vec<u64>> {
         let index = match self.row_index.get().get() {
             Some(index) => index,

@@ -14,9 +14,9 @@ use crate::store::files::whole_bytes;
 /// Sizes of a set of columns.
 #[derive(Debug, Clone, Copy)]
 pub struct ColumnBytes {
-    /// As stored in data files.
+    /// Size as stored in data files.
     pub stored: u64,
-    /// From the first to the last block of each column in each file, including blocks of other columns in between.
+    /// Size from the first to the last block of each column in each file, including blocks of other columns in between.
     pub spanned: u64,
     pub decoded: u64,
     /// One decoded block of each column whose samples share blocks: the memory needed to read one sample.
@@ -26,10 +26,10 @@ pub struct ColumnBytes {
     pub decoded_of_sample: f64,
 }
 
-/// Maximum number of tails that an estimate of column sizes reads.
+/// Maximum number of tails that a size estimate reads.
 const TAILS_READ: usize = 16;
 
-/// Memory of an open data file per column, in addition to the tail.
+/// Memory that an open data file uses per column, in addition to the tail.
 const COLUMN_BYTES: u64 = (size_of::<Chunk>() + 64) as u64;
 
 impl Snapshot {
@@ -93,13 +93,13 @@ impl Snapshot {
         })
     }
 
-    /// Return how many bytes of unmapped data files stay in memory when these columns are read: for all files, and for the largest. Cost:
-    /// reads the manifest.
+    /// Return how many bytes of unmapped data files stay in memory when these columns are read, in total and for the largest file.
+    /// Cost: reads the manifest.
     pub fn kept_bytes(&self, columns: &[u64]) -> Result<(u64, u64)> {
         let (mut all, mut largest, mut whole) = (0, 0, 0);
         self.each_fragment(|_, fragment| {
             for file in files_of(fragment, columns) {
-                // A quarter of the tail bounds the offset marks of its word lists; `COLUMN_BYTES` covers the parsed chunk of a column.
+                // The offset marks of word lists use at most a quarter of the tail's size, and a parsed chunk uses `COLUMN_BYTES`.
                 let kept = file.tail_bytes + file.tail_bytes / 4 + file.columns.len() as u64 * COLUMN_BYTES;
                 (all, largest, whole) = (all + kept, kept.max(largest), whole + whole_bytes(file));
             }

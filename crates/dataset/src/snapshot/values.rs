@@ -1,5 +1,5 @@
-//! Which data file holds the values of a column for the rows of a fragment. Overlays of values will be added here: a later value of a cell
-//! will be in a file other than the fragment's own.
+//! Find the data file that stores a column's values for a fragment's rows. Value overlays will be supported here: a cell's later value
+//! will be stored in a file other than the fragment's own.
 
 use std::sync::Arc;
 
@@ -26,12 +26,12 @@ impl Values {
     }
 }
 
-/// Return the data file that holds a column of a fragment. None if all its values are null.
+/// Return the data file that stores a fragment's column. None if all of the column's values are null.
 pub fn file_of(fragment: &Fragment, column: u64) -> Option<&FileRef> {
     fragment.files.iter().find(|file| file.columns.contains(&column))
 }
 
-/// Return the data files that hold some of these columns of a fragment.
+/// Return the data files that store any of these columns of a fragment.
 pub fn files_of<'a>(fragment: &'a Fragment, columns: &'a [u64]) -> impl Iterator<Item = &'a FileRef> {
     fragment.files.iter().filter(|file| file.columns.iter().any(|column| columns.contains(column)))
 }

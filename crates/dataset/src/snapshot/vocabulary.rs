@@ -1,4 +1,4 @@
-//! The words of category columns: code of a snapshot → word and back, and code of a data file → code of a snapshot.
+//! The words of category columns. Maps a snapshot's codes to words and back, and a data file's codes to a snapshot's codes.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -14,7 +14,7 @@ use penstock_format::manifest::WordsSegment;
 use super::Snapshot;
 use crate::store::context::file_cache_bytes;
 
-/// The words of a column in one snapshot. The segments that were read hold the words; nothing is copied.
+/// The words of a column in one snapshot. The words stay in the segments that were read, so nothing is copied.
 #[derive(Default)]
 pub struct Vocabulary {
     segments: Vec<Arc<Strings>>,
@@ -65,7 +65,7 @@ fn word_of(segments: &[Arc<Strings>], (segment, place): (u32, u32)) -> &str {
     segments[segment as usize].get(place as usize).unwrap_or_default()
 }
 
-/// Maps codes of one data file to codes of a vocabulary. Each word is looked up on its first use.
+/// Maps one data file's codes to a vocabulary's codes. Each word is looked up on its first use.
 pub struct FileCodes(Vec<AtomicU32>);
 
 /// Marks a word that has not been looked up yet.
@@ -83,7 +83,7 @@ impl FileCodes {
         size_of_val(&self.0[..]) as u64
     }
 
-    /// Translate code `own` of the data file with this dictionary into a code of the vocabulary. Returns None if the dictionary lacks the
+    /// Translate code `own`, which refers to the data file's dictionary, to the vocabulary's code. Returns None if the dictionary lacks the
     /// code, or the vocabulary lacks its word.
     pub fn code(&self, own: i64, dictionary: &Strings, vocabulary: &Vocabulary) -> Option<u32> {
         let known = self.0.get(usize::try_from(own).ok()?)?;
@@ -103,7 +103,7 @@ impl FileCodes {
 #[derive(Default)]
 pub struct CodeTables {
     vocabularies: HashMap<u64, Arc<Vocabulary>>,
-    /// Per data file and column: local code to code of this snapshot's vocabulary.
+    /// Per data file and column, a table that maps local codes to codes in this snapshot's vocabulary.
     files: HashMap<(Id, u64), Arc<FileCodes>>,
     files_bytes: u64,
 }
@@ -130,8 +130,8 @@ impl Snapshot {
         Ok(vocabulary)
     }
 
-    /// Return the vocabulary, and the table that translates a data file's codes into codes of the vocabulary. Cost: reads the vocabulary
-    /// the first time, then looks up each word on its first use.
+    /// Return the vocabulary, and the table that translates a data file's codes to the vocabulary's codes. Cost: the first call reads the
+    /// vocabulary. Each word is looked up on its first use.
     pub fn codes_of_file(&self, file: Id, column: u64, words: usize) -> Result<(Arc<Vocabulary>, Arc<FileCodes>)> {
         let vocabulary = self.vocabulary(column)?;
         let mut tables = self.codes.get().lock().unwrap_or_else(PoisonError::into_inner);
@@ -151,7 +151,7 @@ impl Snapshot {
         self.words.values().flatten()
     }
 
-    /// Return how many words are listed for a category column, including words that are listed twice.
+    /// Return the number of words listed for a category column, including duplicates.
     pub fn word_count(&self, column: u64) -> u64 {
         self.words.get(&column).into_iter().flatten().map(|segment| segment.words).sum()
     }

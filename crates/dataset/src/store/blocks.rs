@@ -1,4 +1,4 @@
-//! The decoded blocks that this process keeps. All open datasets share one byte budget.
+//! The cache of decoded blocks in this process. All open datasets share one byte budget.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use quick_cache::{OptionsBuilder, Weighter};
 
 use crate::config::Config;
 
-/// Bytes per cache shard, so that the largest entries fit: tails are about 1 MiB, and the largest blocks a few MiB.
+/// Bytes per cache shard. The largest entries must fit: tails have about 1 MiB, and the largest blocks have a few MiB.
 const SHARD_BYTES: u64 = 32 << 20;
 
 #[derive(Clone)]
@@ -26,7 +26,7 @@ impl<K> Weighter<K, Bytes> for ByLength {
 /// The key of a decoded block: data file id, checksum of its tail, chunk, block, and checksum unit (`u32::MAX` for the whole block).
 pub type BlockKey = (Id, u32, u32, u32, u32);
 
-/// The duty to read a block. Other threads may be waiting for it, until the block is inserted or the duty is dropped.
+/// The duty to read a block. Other threads may wait for the block until it is inserted or the duty is dropped.
 pub type Duty = PlaceholderGuard<
     'static,
     BlockKey,
@@ -36,15 +36,15 @@ pub type Duty = PlaceholderGuard<
     quick_cache::sync::DefaultLifecycle<BlockKey, Bytes>,
 >;
 
-/// Decoded blocks of all open datasets, which share the budget of the process. Ids are random, so two datasets share a key only if
-/// one was made from the other. The tail has the checksums of all blocks, so equal keys mean equal bytes.
+/// Decoded blocks of all open datasets, which share the process's budget. Ids are random, so two datasets share a key only if one was
+/// copied from the other. The tail contains the checksums of all blocks, so equal keys mean equal bytes.
 static BLOCKS: PerProcess<Cache<BlockKey, Bytes, ByLength>> = PerProcess::new(|| {
     let block_bytes = budget_bytes();
     cache((block_bytes / (64 << 10)) as usize, block_bytes, ByLength)
 });
 
 /// Make a cache of `bytes` bytes. Each of its shards has its own lock and an equal part of the bytes. `SHARD_BYTES` limits the
-/// number of shards: even with many cores and a small budget, one shard must hold the largest entries.
+/// number of shards: even with many cores and a small budget, each shard must have room for the largest entries.
 pub fn cache<K: Eq + std::hash::Hash, V: Clone, W: Weighter<K, V> + Clone>(items: usize, bytes: u64, weighter: W) -> Cache<K, V, W> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let shards = (bytes / SHARD_BYTES).clamp(1, 4 * cores as u64) as usize;
@@ -55,7 +55,7 @@ pub fn cache<K: Eq + std::hash::Hash, V: Clone, W: Weighter<K, V> + Clone>(items
     }
 }
 
-/// Return how many bytes cached decoded blocks may hold.
+/// Return how many bytes cached decoded blocks may occupy.
 pub fn budget_bytes() -> u64 {
     Config::memory_bytes() / 2
 }
@@ -70,7 +70,7 @@ pub fn get_or_decode(key: BlockKey, decode: impl FnOnce() -> Result<Bytes>) -> R
     BLOCKS.get().get_or_insert_with(&key, decode)
 }
 
-/// Return a block, or the duty to read it. None if another thread held that duty during all of `patience`.
+/// Return a block, or the duty to read it. None if another thread had that duty for the whole of `patience`.
 pub fn get_or_duty(key: BlockKey, patience: Duration) -> Option<std::result::Result<Bytes, Duty>> {
     match BLOCKS.get().get_value_or_guard(&key, Some(patience)) {
         GuardResult::Value(block) => Some(Ok(block)),

@@ -1,4 +1,4 @@
-//! The block codecs, by the number that data files store. A new codec needs an arm in both functions.
+//! Encode and decode blocks with each codec that data files may use. A new codec needs an arm in both functions.
 
 use std::borrow::Cow;
 

@@ -1,5 +1,5 @@
-//! An open store, the identity of its dataset, and this process's caches of what it read and verified. All snapshots of a handle share
-//! these.
+//! An open store, the identity of its dataset, and this process's caches of verified objects. All snapshots of a handle share one
+//! context.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -25,7 +25,7 @@ const MAPPED_FILES: usize = 4096;
 const PAGES: usize = 1024;
 const WORDS: usize = 4096;
 
-/// Weighs a data file by the memory it holds. The minimum weight `least` also bounds the number of files.
+/// Weighs a data file by the memory it uses. The minimum weight `least` also bounds the number of files.
 #[derive(Clone)]
 pub struct ByHeld {
     least: u64,
@@ -37,7 +37,7 @@ impl Weighter<Id, Arc<DataFile>> for ByHeld {
     }
 }
 
-/// The duty to open a data file. Other threads may be waiting for it, until the file is inserted or the duty is dropped.
+/// The duty to open a data file. Other threads may wait for the file until it is inserted or the duty is dropped.
 pub type FileDuty<'a> = PlaceholderGuard<
     'a,
     Id,
@@ -65,13 +65,13 @@ pub fn file_cache_bytes() -> u64 {
     Config::memory_bytes() / 4
 }
 
-/// The error for a handle whose dataset is no longer at its path.
+/// Make the error for a handle whose dataset is no longer at its path.
 pub fn replaced(what: &str) -> Error {
     Error::new("dataset-replaced", format!("cannot continue with {what}"))
         .hint("reopen the path, or open this dataset at its new location; nothing was committed")
 }
 
-/// Whether a copy that lacks objects may be opened. `verify` permits it, to name the missing objects.
+/// Whether a copy that lacks objects may be opened. `verify` permits it, so that it can list the missing objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Incomplete {
     Refuse,
@@ -104,8 +104,8 @@ impl Context {
         })
     }
 
-    /// Return this context with its root held open. A change made through it stays in one folder, even if the path is redirected
-    /// meanwhile. None if the root cannot move or cannot be held. Cost on local disk: a descriptor.
+    /// Return this context with its root kept open. Changes made through it stay in one folder, even if the path is redirected
+    /// meanwhile. None if the root cannot move or cannot be kept open. Cost on local disk: one file descriptor.
     pub fn held(&self) -> Result<Option<Arc<Context>>> {
         let with = |storage| Context {
             storage,
@@ -117,7 +117,7 @@ impl Context {
         Ok(self.storage.held()?.map(with).map(Arc::new))
     }
 
-    /// Check, right before a change, that the path still leads to the held root. Cost: none if roots cannot move.
+    /// Check, immediately before a change, that the path still leads to the open root. Cost: none if roots cannot move.
     pub fn check_place(&self, home: &Context) -> Result<()> {
         if self.storage.in_place() {
             return Ok(());
@@ -126,7 +126,7 @@ impl Context {
         Err(replaced(&format!("`{}`: the path now leads to another folder", self.storage.uri())))
     }
 
-    /// Check that the dataset found at this path is the one that was found first.
+    /// Check that a dataset found at this path is the first one that was found there.
     pub fn hold_to(&self, found: Id) -> Result<()> {
         let known = *self.dataset.get_or_init(|| found);
         if known == found {
@@ -135,7 +135,7 @@ impl Context {
         Err(replaced(&format!("dataset {known}: `{}` now holds dataset {found}", self.storage.uri())))
     }
 
-    /// Check that the path still holds the dataset that was opened. Needed before changes to objects that do not name their dataset.
+    /// Check that the path still leads to the opened dataset. Call this before changing objects that do not record their dataset.
     /// Cost: a read.
     pub fn check_dataset(&self) -> Result<()> {
         let name = record_name(0, 0);
@@ -144,7 +144,7 @@ impl Context {
         self.hold_to(first.dataset)
     }
 
-    /// Return `dataset-replaced` if an object is missing or corrupt because the path now leads to another dataset. Else return `error`.
+    /// Return `dataset-replaced` if an object is missing or corrupt because the path now leads to another dataset. If not, return `error`.
     pub fn or_replaced(&self, error: Error) -> Error {
         match error.kind() {
             Kind::NotFound | Kind::Corrupt => {

@@ -1,4 +1,4 @@
-//! One open data file, mapped or read in ranges: its tail, its blocks, and which checksum units this process has verified.
+//! One open data file, mapped or read in ranges: its tail, its blocks, and the checksum units that this process has verified.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -19,21 +19,21 @@ pub struct DataFile {
     pub id: Id,
     pub file_bytes: u64,
     tail_crc: u32,
-    /// The whole file, mapped or read. Empty if blocks are fetched range by range, and verified as they arrive.
+    /// The whole file, mapped or read. Empty if blocks are fetched in ranges and verified as they arrive.
     pub map: Bytes,
     pub access: Access,
     pub tail: Tail,
     pub data_end: u64,
-    /// Per chunk, one bit per checksum unit. Set after the unit was verified; setting it twice is harmless.
+    /// Per chunk, one bit per checksum unit, which is set once the unit is verified. Setting a bit twice is harmless.
     verified: Vec<Vec<AtomicU64>>,
-    /// The access pattern last announced to the store. Sequential reads are the default of a new map.
+    /// Whether the access pattern last announced to the store was sequential, which is the default for a new map.
     pub expected_in_order: AtomicBool,
-    /// Per chunk, how many units are not verified yet.
+    /// Per chunk, the number of units that are not verified yet.
     unverified: Vec<AtomicU64>,
 }
 
 impl DataFile {
-    /// Map the file, and check header and tail against the manifest.
+    /// Map the file, and check its header and tail against the manifest.
     pub fn open(storage: &dyn Storage, file: &FileRef, samples: u64) -> Result<DataFile> {
         let data_end = data_end(file)?;
         let map = storage.map(&data_name(file.id), file.file_bytes)?;
@@ -45,7 +45,7 @@ impl DataFile {
     pub fn whole(map: Bytes, access: Access, file: &FileRef, samples: u64) -> Result<DataFile> {
         let data_end = data_end(file)?;
         if map[..8] != MAGIC[..] || map[8..24] != file.id.0[..] {
-            return Err(malformed(format!("cannot read `{}`: it is not a data file, or a different one", data_name(file.id))));
+            return Err(malformed(format!("cannot read `{}`: it is not a data file, or not the expected one", data_name(file.id))));
         }
         // The tail is copied, so that verified bytes cannot change afterwards, and reads touch few pages.
         let tail = Bytes::copy_from_slice(&map[data_end as usize..(data_end + file.tail_bytes) as usize]);
@@ -88,7 +88,7 @@ impl DataFile {
             && self.tail.chunks.iter().map(|chunk| chunk.column).eq(file.columns.iter().copied())
     }
 
-    /// Return how much memory the file holds, in bytes. Mapped pages belong to the page cache and are not counted.
+    /// Return how much memory the file uses, in bytes. Mapped pages belong to the page cache and are not counted.
     pub fn held_bytes(&self) -> u64 {
         let chunks: u64 = self.tail.chunks.iter().map(Chunk::held_bytes).sum();
         let marks: usize = self.verified.iter().map(|units| size_of::<(Vec<AtomicU64>, AtomicU64)>() + size_of_val(&units[..])).sum();
@@ -96,7 +96,7 @@ impl DataFile {
         of_tail + if self.access.is_mapped() { 0 } else { self.map.len() as u64 }
     }
 
-    /// Return whether all of its bytes are in `map`. Otherwise blocks are fetched.
+    /// Return whether `map` contains the whole file. Otherwise, blocks are fetched.
     pub fn in_memory(&self) -> bool {
         !self.map.is_empty()
     }
@@ -106,7 +106,7 @@ impl DataFile {
         self.tail.chunks.iter().position(|chunk| chunk.column == column)
     }
 
-    /// Return the range of a block's stored bytes in the map. They are verified on first use.
+    /// Return the range of a block's stored bytes in the map. The bytes are verified on first use.
     #[inline]
     pub fn stored(&self, chunk: usize, block: usize) -> Result<std::ops::Range<usize>> {
         self.verify(chunk, block)?;
@@ -125,7 +125,7 @@ impl DataFile {
         self.verify_units(chunk, block, 0..entry.units_of(block).1)
     }
 
-    /// Verify some checksum units of a block, except those that this process has verified before.
+    /// Verify those of the given checksum units of a block that this process has not verified yet.
     pub fn verify_units(&self, chunk: usize, block: usize, mut units: std::ops::Range<usize>) -> Result<()> {
         let first = self.tail.chunks[chunk].units_of(block).0;
         units.try_for_each(|unit| match self.is_verified(chunk, first + unit) {
@@ -186,8 +186,8 @@ impl DataFile {
         }
     }
 
-    /// Return where sample 0 of a chunk begins, if its samples of `cell` bytes are contiguous and all verified.
-    /// Sample i is then at `begin + i · cell`, and needs no further checks.
+    /// Return the offset of a chunk's sample 0, if the chunk's samples of `cell` bytes are contiguous and all verified.
+    /// Sample i then begins `i · cell` bytes later, and needs no further checks.
     pub fn plain(&self, chunk: usize, cell: usize) -> Option<usize> {
         let entry = &self.tail.chunks[chunk];
         let back_to_back = entry.layout == Layout::Fixed

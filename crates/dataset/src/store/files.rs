@@ -1,4 +1,4 @@
-//! Open many data files at once: small ones whole, others by their tails.
+//! Open many data files at once: read small files whole, and only the tails of larger ones.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl Context {
         self.caches.get().files.peek(&file).is_some()
     }
 
-    /// Return a cached data file, or the duty to open it. None if another thread held that duty during all of `patience`.
+    /// Return a cached data file, or the duty to open it. None if another thread had that duty for the whole of `patience`.
     pub fn file_or_duty(&self, file: Id, patience: Duration) -> Option<std::result::Result<Arc<DataFile>, FileDuty<'_>>> {
         match self.caches.get().files.get_value_or_guard(&file, Some(patience)) {
             GuardResult::Value(file) => Some(Ok(file)),
@@ -71,7 +71,7 @@ impl Context {
         for (file, samples) in files.filter(|(file, _)| seen.insert(file.id)) {
             match self.file_or_duty(file.id, Duration::ZERO) {
                 Some(Ok(known)) if known.is(file, samples) => opened.push(known),
-                Some(Ok(_)) => {} // The cached file does not match this reference. Reading the column reports it.
+                Some(Ok(_)) => {} // The cached file does not match this reference. Reading the column reports the mismatch.
                 Some(Err(duty)) => ours.push((file, samples, self.storage.access(&data_name(file.id)), duty)),
                 None => others.push((file, samples)),
             }
@@ -80,7 +80,7 @@ impl Context {
         // Small files are read whole, unless their total exceeds the file cache.
         let (mapped, ours): (Vec<_>, Vec<_>) = ours.into_iter().partition(|(_, _, access, _)| access.is_mapped());
         others.extend(mapped.into_iter().map(|(file, samples, _, duty)| {
-            drop(duty); // The call of `file` below takes the duty again.
+            drop(duty); // The call to `file` below takes the duty again.
             (file, samples)
         }));
         let whole = ours.iter().map(|(file, ..)| whole_bytes(file)).sum::<u64>() <= file_cache_bytes();

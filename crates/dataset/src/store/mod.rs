@@ -1,4 +1,4 @@
-//! The open store of a dataset, and what was read from it: objects, data files, decoded blocks.
+//! The open store of a dataset, and the objects, data files and decoded blocks that were read from it.
 
 pub mod blocks;
 pub mod codecs;

@@ -1,4 +1,4 @@
-//! Read one object, and check it against its parent's reference: manifest pages and lists of words.
+//! Read one object, such as a manifest page or a word list, and check it against its parent's reference.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ impl Context {
         if object.check(name, &body).is_ok() {
             return Ok(body);
         }
-        let body = read()?; // The network may have damaged the first answer.
+        let body = read()?; // The network may have damaged the first response.
         object.check(name, &body)?;
         Ok(body)
     }

@@ -1,4 +1,4 @@
-//! Test a place before trusting it with a dataset: which operations are allowed, how fast they are, and whether create-only puts work.
+//! Test a location before it is used for a dataset: which operations are allowed, how fast they are, and whether create-only puts work.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,8 @@ const RANGE_BYTES: u64 = 128 << 10;
 
 const SMALL_READS: usize = 20;
 
-/// Largest accepted clock skew. Services refuse signed requests beyond 15 minutes; commit times of several machines need a smaller skew.
+/// Largest accepted clock skew. Services refuse signed requests if the skew exceeds 15 minutes. Commit times from several machines require
+/// a smaller skew.
 const SKEW: Duration = Duration::from_secs(60);
 
 /// The result of one check.
@@ -32,7 +33,7 @@ pub struct Finding {
     pub advice: String,
 }
 
-/// A store under test, and the findings so far in order.
+/// A store under test and its findings so far, in order.
 struct Doctor<'a> {
     store: &'a dyn Storage,
     findings: Vec<Finding>,
@@ -64,7 +65,7 @@ pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
     Ok(doctor.findings)
 }
 
-/// Return the largest data file of the dataset at this place. None if the place holds no data file.
+/// Return the largest data file of the dataset at this location. None if there is none.
 fn largest_file(context: &std::sync::Arc<Context>) -> Option<(String, u64)> {
     let snapshot = Snapshot::open(context.clone(), 0).ok()?;
     let mut found: Option<(String, u64)> = None;
@@ -98,16 +99,16 @@ impl Doctor<'_> {
         self.findings.push(Finding { name, good: Some(false), measured: None, finding: error.message().to_owned(), advice });
     }
 
-    /// Return whether the store answers at all.
+    /// Return whether the store can be reached, and check whether it can list.
     fn reach(&mut self) -> bool {
         let began = Instant::now();
-        // Read the object, because a refused look-up does not give the reason.
+        // Read the object, because the error of a refused look-up does not include the reason.
         match self.store.read("log/0000000000000000/hint") {
             Err(error) if error.code() != "object-not-found" => {
                 self.failed("reach", &error);
                 return false;
             }
-            _ => self.note("reach", true, None, format!("answers after {:.0} ms, including the connection", millis(began)), ""),
+            _ => self.note("reach", true, None, format!("responds after {:.0} ms, including the connection time", millis(began)), ""),
         }
         match self.store.lists() {
             false => self.skip("list", "this store cannot list; readers find the newest commit by its hint"),
@@ -120,7 +121,7 @@ impl Doctor<'_> {
     }
 
     fn write(&mut self, probe: &str) -> bool {
-        // Random bytes, which storage cannot compress.
+        // Use random bytes, which the storage cannot compress.
         let mut word = 0x9e37_79b9_7f4a_7c15u64;
         let body: Vec<u8> = (0..PROBE_BYTES / 8)
             .flat_map(|_| {

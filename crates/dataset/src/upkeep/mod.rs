@@ -1,4 +1,4 @@
-//! Checks of a dataset, and of a place where one is to be created.
+//! Checks of a dataset, and of a location for a new one.
 
 pub mod doctor;
 pub mod verify;

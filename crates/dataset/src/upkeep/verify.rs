@@ -1,4 +1,4 @@
-//! Check every byte that a snapshot depends on: the chain of records, root, pages, words, and all data files.
+//! Check every byte that a snapshot depends on: the record chain, the root, pages, words and all data files.
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
@@ -35,7 +35,7 @@ pub struct Problem {
     pub error: Error,
 }
 
-/// Check a snapshot. Damage is added to the report. A store that cannot be reached is an error.
+/// Check a snapshot. Damage is added to the report; an unreachable store is an error.
 pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<Report> {
     let mut report = Report { commits: 1, ..Report::default() };
     let store = snapshot.context.storage.as_ref();
@@ -116,7 +116,7 @@ fn check_fragment(snapshot: &Snapshot, fragment: &Fragment, report: &mut Report)
     Ok(())
 }
 
-/// A range of bytes that is checked at once: a block, or a run of checksum units of a long block.
+/// A byte range that is checked in one step: a block, or a run of checksum units in a long block.
 struct Stretch {
     begin: u64,
     end: u64,
@@ -129,7 +129,7 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
     let file = snapshot.context.open_file(reference, samples)?;
     let read = |begin: u64, end: u64| read_range(snapshot, &file, begin, end);
     if read(0, HEADER_BYTES)?[..] != *write_header(file.id) {
-        return Err(malformed("it is not a data file, or a different one"));
+        return Err(malformed("it is not a data file, or not the expected one"));
     }
     check_footer(&file, reference, &read(reference.file_bytes - FOOTER_BYTES, reference.file_bytes)?)?;
     let columns: Vec<u64> = file.tail.chunks.iter().map(|chunk| chunk.column).collect();
@@ -261,14 +261,14 @@ pub fn check_text(spec: &ColumnSpec, bytes: &[u8]) -> Result<()> {
     if !is_text(spec) {
         return Ok(());
     }
-    let text = std::str::from_utf8(bytes).map_err(|error| malformed(format!("a text is not UTF-8: {error}")))?;
+    let text = std::str::from_utf8(bytes).map_err(|error| malformed(format!("a value is not UTF-8: {error}")))?;
     if matches!(spec.kind, ColumnKind::Json) && !text.is_empty() {
         serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|error| malformed(format!("a value is not JSON: {error}")))?;
     }
     Ok(())
 }
 
-/// Check that a value, or a run of values of fixed shape, has the column's type. Values for which `valid` is false are skipped, except bools.
+/// Check that a value, or a run of values of fixed shape, has the column's type. Except for bools, values are skipped if `valid` is false.
 fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: impl Fn(u64) -> bool) -> Result<()> {
     let Some(spec) = spec else { return Ok(()) };
     match &spec.kind {
@@ -284,7 +284,7 @@ fn check_codes(chunk: &Chunk, bytes: &[u8], words: usize, valid: impl Fn(u64) ->
     for (place, code) in bytes.chunks_exact(chunk.dtype.size()).enumerate() {
         let code = code.iter().rev().fold(0u64, |code, byte| code << 8 | u64::from(*byte));
         if code >= words as u64 && valid(place as u64) {
-            return Err(malformed(format!("a code is {code}, but there are {words} names")));
+            return Err(malformed(format!("a value has code {code}, but there are {words} names")));
         }
     }
     Ok(())

@@ -11,15 +11,15 @@ use penstock_tensor::{Column, Dtype, Pulled, Ragged, Shape};
 
 use super::media::{Media, Validate, check_media};
 
-/// Values of a named column. Labels and categories are int64 codes (`Fixed`) or words (`Ragged`). If `words` is given, they are int64
-/// places in that list.
+/// Values of a named column. Labels and categories are int64 codes (`Fixed`) or words (`Ragged`). If `words` is set, they are int64
+/// indexes into that list.
 pub struct Input {
     pub name: String,
     pub column: Column,
     pub words: Option<Arc<Ragged>>,
 }
 
-/// Check the values of a column by its kind, and convert them to their stored form. Categories are converted by `vocabulary`.
+/// Check a column's values according to its kind, and convert them to their stored form. Categories are converted by `vocabulary`.
 pub fn stored(kind: &ColumnKind, column: Column, words: Option<Arc<Ragged>>, validate: Validate) -> Result<Column> {
     match kind {
         ColumnKind::Label { names } => label_codes(names, column, words),
@@ -64,7 +64,7 @@ pub fn codes_of(data: &[u8], samples: usize) -> Result<impl Iterator<Item = i64>
     Ok(data.chunks_exact(8).map(|code| i64::from_le_bytes([code[0], code[1], code[2], code[3], code[4], code[5], code[6], code[7]])))
 }
 
-/// Convert labels to codes of the smallest width. They are given as codes, as names, or as places in `words`.
+/// Convert labels to codes of the smallest width. The input contains codes, names, or indexes into `words`.
 pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>) -> Result<Column> {
     let (dtype, _) = ColumnKind::Label { names: names.to_vec() }.stored()?;
     let unknown = |what: String, row: usize| {
@@ -101,7 +101,7 @@ pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>)
             };
             ((0..ragged.len()).map(code_of).collect::<Result<_>>()?, ragged.validity.clone())
         }
-        Column::Pulled(_) => return Err(Error::new("invalid-value", "a tensor, expected names or codes")),
+        Column::Pulled(_) => return Err(Error::new("invalid-value", "found a tensor, expected names or codes")),
     };
     let mut data = Vec::with_capacity(codes.len() * dtype.size());
     for (row, code) in codes.iter().enumerate() {
@@ -116,7 +116,7 @@ pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>)
 
 /// Check that each value is UTF-8.
 pub fn check_text(column: Column) -> Result<Column> {
-    let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "numbers, expected text")) };
+    let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "found numbers, expected text")) };
     check_utf8(ragged).map(|_| ())?;
     Ok(column)
 }
@@ -140,7 +140,7 @@ fn check_utf8(ragged: &Ragged) -> Result<&str> {
     Err(Error::new("invalid-value", format!("is not UTF-8{error}")).hint("decode it first, or use ps.Bytes()").at_row(row as u64))
 }
 
-/// Check that lengths fit the shape. Nulls become zeros.
+/// Check that lengths match the shape. Nulls of fixed shape become zeros.
 pub fn check_values(column: Column, dtype: Dtype, shape: &Shape, tile: Option<&[u64]>) -> Result<Column> {
     let cell = shape.fixed_bytes(dtype)?;
     match column {
@@ -193,11 +193,11 @@ fn check_pulled(pulled: &Pulled, dtype: Dtype, shape: &Shape, tile: Option<&[u64
         if let Some(tiles) = tile.and_then(|tile| Grid::new(found, tile).tiles()).filter(|tiles| *tiles > TILES_A_SAMPLE) {
             let text =
                 format!("of shape {found:?} has {tiles} tiles of {:?}, at most {TILES_A_SAMPLE} are supported", tile.unwrap_or_default());
-            return Err(Error::new("invalid-value", text).hint("make the dataset with larger tiles").at_row(row as u64));
+            return Err(Error::new("invalid-value", text).hint("create the dataset with larger tiles").at_row(row as u64));
         }
     }
     Ok(())
 }
 
-/// With more tiles, reading the tail would take longer than reading a typical slice.
+/// Maximum number of tiles per sample. With more, reading the tail would take longer than reading a typical slice.
 const TILES_A_SAMPLE: u64 = 1 << 20;

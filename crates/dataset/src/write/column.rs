@@ -10,10 +10,10 @@ use penstock_tensor::{Column, Dtype, Ragged, Shape};
 
 use super::style::Style;
 
-/// Fewer small samples are not worth a new fragment.
+/// A new fragment is not worthwhile for fewer small samples.
 const SAMPLES_WORTH_A_FRAGMENT: usize = 1000;
 
-/// Values of one column in their stored form, and for a category the words of its codes.
+/// Values of one column in their stored form and, for a category, the words of its codes.
 pub struct Stored {
     pub column: Column,
     /// Category only: codes in `column` are places in this list, which only grows.
@@ -92,7 +92,7 @@ impl ColumnWriter {
         }
     }
 
-    /// Return whether all samples are tiled because of the schema, whatever their sizes.
+    /// Return whether the schema requires that all samples are tiled, regardless of their sizes.
     pub fn tiled_by_shape(&self) -> bool {
         self.tile.is_some()
             || (self.shape.is_fixed() && Style::tiles(self.dtype, &self.shape, self.shape.fixed_bytes(self.dtype).unwrap_or(0)))
@@ -111,8 +111,8 @@ impl ColumnWriter {
         self.tile_for(&shapes.iter().map(Vec::as_slice).collect::<Vec<_>>(), &largest)
     }
 
-    /// Choose the tile for samples of these shapes: the schema's tile, else the default tile of the largest sample. A tall sample after
-    /// a wide one may need too many such tiles. Then the default tile of the longest sides is used.
+    /// Choose the tile for samples of these shapes: the schema's tile, else the default tile of the largest sample. If any sample
+    /// would have too many such tiles, the default tile for the longest sides is used.
     pub fn tile_for(&self, shapes: &[&[u64]], largest: &[u64]) -> Vec<u64> {
         if let Some(tile) = &self.tile {
             return tile.clone();
@@ -131,7 +131,7 @@ impl ColumnWriter {
         self.waiting.is_some() || self.chunk.is_some()
     }
 
-    /// Return the stored size of a null in bytes: that of a sample of fixed shape, or 0 if nulls are empty.
+    /// Return the stored size of a null in bytes: the size of a sample if the shape is fixed, or 0 if nulls are empty.
     pub fn fixed_bytes(&self) -> u64 {
         if self.shape.is_fixed() && !self.tiled_by_shape() { self.shape.fixed_bytes(self.dtype).unwrap_or(0) } else { 0 }
     }
@@ -167,7 +167,7 @@ impl ColumnWriter {
         for (index, code) in data.as_chunks::<4>().0.iter().enumerate() {
             let given = u32::from_le_bytes(*code) as usize;
             let known = self.local.get(given).is_some_and(|place| *place != u32::MAX);
-            // A null's code is 0, even if there are no words.
+            // A null has code 0, even if the word list is empty.
             if !known && counted.get(given) == Some(&false) {
                 counted[given] = true;
                 bytes += dictionary_bytes(&words[given]);
@@ -179,7 +179,7 @@ impl ColumnWriter {
         stored.column.len()
     }
 
-    /// Map codes of the transaction's words to codes of this fragment's dictionary.
+    /// Map the transaction's word codes to codes in this fragment's dictionary.
     fn localise(&mut self, column: &mut Column, words: &[Arc<str>]) {
         let Column::Fixed { data, validity, .. } = column else { return };
         self.local.resize(words.len(), u32::MAX);
@@ -289,7 +289,7 @@ impl ColumnWriter {
     }
 }
 
-/// Return how many bytes of the tail a word takes.
+/// Return how many tail bytes a word takes.
 fn dictionary_bytes(word: &str) -> usize {
     word.len() + 2
 }

@@ -100,7 +100,7 @@ fn raw_block<'a>(column: &'a Column, style: &Style, dtype: Dtype, shape: &Shape,
 fn pack(ragged: &Ragged, dtype: Dtype, shape: &Shape, first: usize, end: usize) -> Vec<u8> {
     let free_count = shape.free_count();
     let values: Vec<&[u8]> = (first..end).map(|row| ragged.value(row)).collect();
-    // Text and bytes have one free dimension, the length. It is not stored in `free`.
+    // Text and bytes have one free dimension, their length, which is not stored in `free`.
     let lengths: Vec<u64> = if ragged.free.is_empty() { values.iter().map(|value| value.len() as u64).collect() } else { Vec::new() };
     let free: Vec<&[u64]> = (first..end)
         .map(|row| {

@@ -1,4 +1,4 @@
-//! One data file being written: blocks, then tail and footer.
+//! Write one data file: the blocks, then the tail and the footer.
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
@@ -11,7 +11,7 @@ use penstock_storage::ObjectWriter;
 use super::encode::Encoded;
 use crate::store::context::Context;
 
-/// Files are written in multiples of this, the size of a huge page. If a file is then cached in large folios, its maps can use huge pages.
+/// Files are written in multiples of this size, that of a huge page. If the page cache then uses large folios, maps can use huge pages.
 const WRITE_BYTES: usize = 2 << 20;
 
 /// How far the last small block of a piece may extend beyond the piece.
@@ -55,7 +55,7 @@ impl OpenFile {
         Ok(offset)
     }
 
-    /// Append a block and list it in its chunk.
+    /// Append a block and record it in its chunk.
     pub fn add(&mut self, chunk: &mut ChunkBuilder, block: &Encoded<'_>, align: u64) -> Result<()> {
         chunk.offset.push(self.place(&block.stored, align)?);
         chunk.stored_bytes.push(block.stored.len() as u64);
@@ -64,7 +64,7 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Write tail and footer, and make the content durable.
+    /// Write the tail and the footer, and make the content durable.
     pub fn finish(mut self, samples: u64, chunks: &[ChunkBuilder]) -> Result<FileRef> {
         let (tail, tail_bytes, tail_crc) = write_tail(samples, chunks, self.offset);
         // A tail that readers would refuse must not be committed, whatever the cause.

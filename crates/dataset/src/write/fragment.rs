@@ -1,4 +1,4 @@
-//! Write one fragment: collect samples by column, cut and encode them when enough are waiting, and close at a byte target.
+//! Write one fragment: collect samples by column, cut and encode them when enough are waiting, and close it at a byte target.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::store::context::Context;
 /// Samples of one column are written when this many bytes are waiting.
 const FLUSH_BYTES: usize = 8 << 20;
 
-/// What happens to waiting samples that do not fill a block.
+/// How to treat waiting samples that do not fill a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rest {
     Keep,
@@ -47,7 +47,7 @@ impl FragmentWriter {
         self.samples == 0
     }
 
-    /// Add `samples` samples: one entry per column in schema order, None for a column of nulls.
+    /// Add `samples` samples. `columns` has one entry per column in schema order, with None for a column of nulls.
     pub fn push(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
         for (index, column) in columns.into_iter().enumerate() {
             match column {
@@ -67,8 +67,8 @@ impl FragmentWriter {
     }
 
     /// Return whether these samples should begin a new fragment. One reason is a change of size: small values after large ones would
-    /// use a block each, and large values do not fit the layout of small ones. The other reason is a column that was given before and is
-    /// now left out, or vice versa. Nulls would fill it with many zero bytes, whereas a new fragment can leave the column out.
+    /// use a block each, and large values do not fit the layout of small ones. The other reason is a column that earlier samples
+    /// had and these lack, or vice versa. Its nulls would need many zero bytes, whereas a new fragment can leave the column out.
     pub fn wants_new_fragment(&self, columns: &[Option<Stored>], samples: usize) -> bool {
         let both = || self.columns.iter().zip(columns);
         if both()
@@ -89,7 +89,7 @@ impl FragmentWriter {
         pairs.filter_map(|(writer, column)| column.as_ref().map(|stored| writer.fitting(stored))).min().unwrap_or(samples)
     }
 
-    /// Return whether a byte target is reached.
+    /// Return whether a byte target has been reached.
     pub fn is_full(&self) -> bool {
         let tail_of =
             |file: usize| self.columns.iter().filter(|column| column.file() == Some(file)).map(ColumnWriter::tail_bytes).sum::<usize>();
@@ -154,7 +154,7 @@ impl FragmentWriter {
         Ok(())
     }
 
-    /// Return the file for a column of this mean sample size. Creates the file if needed.
+    /// Return the file for a column with this mean sample size. Creates the file if needed.
     fn file_for(&mut self, mean_bytes: u64) -> Result<usize> {
         if mean_bytes >= OWN_FILE_BYTES {
             self.files.push(OpenFile::create(&self.context)?);

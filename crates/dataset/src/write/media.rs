@@ -1,4 +1,4 @@
-//! Check encoded images before they are stored: the headers, or every pixel.
+//! Check the headers or all pixels of encoded images before they are stored.
 
 use penstock_codec::{Orientation, decode, decode_mask, probe, probe_mask};
 use penstock_error::{Error, Result};
@@ -10,13 +10,13 @@ use crate::parallel;
 /// How much of an image `append` checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Validate {
-    /// Magic, size, channels: finds values that are not images, and decompression bombs.
+    /// Check magic, size and channels. Finds values that are not images, and decompression bombs.
     Header,
-    /// Every pixel: also finds truncated files.
+    /// Check every pixel. Also finds truncated files.
     Decode,
 }
 
-/// The kind of pictures in a column.
+/// The kind of images in a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Media {
     Image,
@@ -45,9 +45,9 @@ pub fn check<'a>(
     })
 }
 
-/// Check encoded images: the headers, or all pixels.
+/// Check the headers or all pixels of a column of encoded images.
 pub fn check_media(column: Column, kind: Media, validate: Validate) -> Result<Column> {
-    let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "numbers, expected encoded images")) };
+    let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "found numbers, expected encoded images")) };
     let value = |row: usize| (!ragged.is_null(row)).then(|| ragged.value(row));
     let found = check(ragged.len(), ragged.data.len(), value, kind, validate)?;
     let refused: Vec<(usize, Error)> = found.into_iter().enumerate().filter_map(|(row, error)| Some((row, error?))).collect();

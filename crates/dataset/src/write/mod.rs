@@ -1,4 +1,4 @@
-//! Writing samples: check them, collect them by column, cut and encode blocks, fill data files. Start at `fragment`.
+//! Write samples: check them, collect them by column, cut and encode blocks, and fill data files. Start reading at `fragment`.
 
 pub mod check;
 pub mod column;

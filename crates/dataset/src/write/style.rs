@@ -1,4 +1,4 @@
-//! How a column is laid out in a data file. This is decided when its first samples in a fragment are written.
+//! Choose the layout of a column in a data file, when its first samples in a fragment are written.
 
 use penstock_error::Result;
 use penstock_format::datafile::{
@@ -6,7 +6,7 @@ use penstock_format::datafile::{
 };
 use penstock_tensor::{Dtype, Shape};
 
-/// The storage form of a column in a data file. It is chosen when the first samples of a fragment are written.
+/// The layout, codec and alignment of a column in a data file.
 #[derive(Debug, Clone, Copy)]
 pub struct Style {
     pub layout: Layout,
@@ -27,7 +27,7 @@ impl Style {
         dtype != Dtype::Bytes && !shape.0.is_empty() && mean_bytes >= TILED_BYTES
     }
 
-    /// Choose a style by the mean size of a sample. Source: spec section 6.
+    /// Choose a style by the mean sample size (spec section 6).
     pub fn choose(dtype: Dtype, shape: &Shape, codec: Codec, mean_bytes: u64) -> Result<Style> {
         if Style::tiles(dtype, shape, mean_bytes) {
             return Ok(Style::tiled(codec));

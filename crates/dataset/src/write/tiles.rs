@@ -13,9 +13,9 @@ use super::fragment::{FragmentWriter, Rest};
 use super::style::Style;
 use crate::config::Config;
 
-// Cycle with `fragment.rs`: both implement `FragmentWriter`, and share its columns and files.
+// This file and `fragment.rs` depend on each other: both implement `FragmentWriter`, and share its columns and files.
 impl FragmentWriter {
-    /// Add samples that are not in memory. They are written immediately, so that memory holds at most one slab of one sample.
+    /// Add samples that are not in memory. They are written immediately, so that at most one slab of one sample is in memory.
     pub fn push_pulled(&mut self, index: usize, pulled: Pulled) -> Result<()> {
         self.flush_column(index, Rest::Keep)?;
         let column = &mut self.columns[index];
@@ -44,7 +44,8 @@ impl FragmentWriter {
         self.write_tiled(index, &Column::Pulled(pulled))
     }
 
-    /// Write samples tile by tile. Samples that are not in memory are pulled in slabs of whole tiles, at most an eighth of the budget.
+    /// Write samples tile by tile. Samples that are not in memory are pulled in slabs of whole tiles. A slab has at most an eighth of the
+    /// budget, unless a single tile is larger.
     pub fn write_tiled(&mut self, index: usize, samples: &Column) -> Result<()> {
         let column = &mut self.columns[index];
         let Some((file, style, chunk)) = &mut column.chunk else { return Err(Error::new("internal", "tiles without a chunk")) };
@@ -63,7 +64,7 @@ impl FragmentWriter {
             if tiles.is_none_or(|tiles| before as u64 + tiles > MAX_BLOCKS) {
                 let text =
                     format!("of shape {shape:?} has {} tiles of {:?}, at most {MAX_BLOCKS} fit in a data file", counted(tiles), chunk.tile);
-                let hint = "append fewer samples at once, or make the dataset with larger tiles";
+                let hint = "append fewer samples at once, or create the dataset with larger tiles";
                 return Err(Error::new("invalid-value", text).hint(hint).at_row(row as u64).column(&column.spec.name));
             }
             let mut write = |slab: &[Range<u64>], bytes: &[u8]| -> Result<()> {

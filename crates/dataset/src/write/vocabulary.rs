@@ -1,4 +1,4 @@
-//! Words of category columns in a transaction: words become codes, and new words get codes in order of first use.
+//! Convert the words of category columns in a transaction to codes. New words get codes in order of first use.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -18,7 +18,7 @@ const LINE_BYTES: usize = 64;
 /// How many words a thread looks up at a time.
 const LOOKED_UP: usize = 4096;
 
-/// The words of a category: those of the base snapshot, then new ones in order of first use. A word's place in the list is its code.
+/// The words of a category: those of the base snapshot, then new ones in order of first use. A word's index in the list is its code.
 struct Known {
     words: Arc<Vec<Arc<str>>>,
     codes: HashMap<Arc<str>, u32>,
@@ -33,7 +33,7 @@ impl Known {
             return *code;
         }
         let (word, code): (Arc<str>, u32) = (word.into(), self.words.len() as u32);
-        Arc::make_mut(&mut self.words).push(word.clone()); // This copies nothing, because others hold the list only during a call.
+        Arc::make_mut(&mut self.words).push(word.clone()); // This copies nothing, because the list is shared only during a call.
         self.codes.insert(word, code);
         code
     }
@@ -79,13 +79,13 @@ impl Words {
         with_new.map(|(column, known)| (*column, &known.words[known.base..]))
     }
 
-    /// Convert words, places in a word list, or codes of the base snapshot to codes of this transaction's vocabulary. The writer maps
+    /// Convert words, indexes into a word list, or codes of the base snapshot to codes in this transaction's vocabulary. The writer maps
     /// these codes to its dictionary.
     pub fn category(&mut self, base: &Snapshot, spec: &ColumnSpec, column: Column, words: Option<Arc<Ragged>>) -> Result<Column> {
         let known = self.known(base, spec.id)?;
         let (codes, validity): (Vec<u32>, _) = match column {
             Column::Ragged(_) if words.is_some() => return Err(Error::new("invalid-value", "words are given twice")),
-            Column::Pulled(_) => return Err(Error::new("invalid-value", "a tensor, expected words")),
+            Column::Pulled(_) => return Err(Error::new("invalid-value", "found a tensor, expected words")),
             Column::Ragged(words) => {
                 let texts = texts_of(&words)?;
                 // Most words are known, and look-ups wait for memory, so all threads share the look-ups. New words get codes in order.

@@ -1,4 +1,4 @@
-//! Encode header, tail index and footer of a data file that is being written.
+//! Encodes the header, tail index and footer of a data file.
 
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ pub fn write_header(id: Id) -> Vec<u8> {
     header
 }
 
-/// Encode tail and footer of a file whose blocks end at `data_end`. Returns the bytes, the length of the tail and its crc.
+/// Encode the tail and footer of a file whose blocks end at `data_end`. Returns the bytes, the tail's length and the tail's crc.
 pub fn write_tail(samples: u64, chunks: &[ChunkBuilder], data_end: u64) -> (Vec<u8>, u64, u32) {
     let mut writer = Writer::default();
     writer.varint(samples);
@@ -105,7 +105,7 @@ pub fn write_tail(samples: u64, chunks: &[ChunkBuilder], data_end: u64) -> (Vec<
     (writer.0, tail_bytes, tail_crc)
 }
 
-/// Encode the footer, which repeats what the manifest says about the file.
+/// Encode the footer, which repeats the sizes and the tail crc from the manifest.
 pub fn write_footer(data_end: u64, tail_bytes: u64, tail_crc: u32) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.u64(data_end);

@@ -1,4 +1,4 @@
-//! The blocks of one column in one data file: where each row and each checksum unit is. `tail` parses and checks it.
+//! The blocks of one column in one data file, which locate each row and checksum unit. `tail` parses and checks them.
 
 use bytes::Bytes;
 use penstock_tensor::slice::Grid;
@@ -26,9 +26,9 @@ pub struct Chunk {
     /// First checksum unit of each block. None if every block has exactly one unit.
     pub first_unit: Option<Vec<u32>>,
     pub free: Vec<IntArray>,
-    /// Sides of a tile; empty unless the chunk is tiled.
+    /// Side lengths of a tile. Empty unless the chunk is tiled.
     pub tile: Vec<u64>,
-    /// Block of each sample's first tile, then the number of all tiles. None unless the chunk is tiled.
+    /// Block of each sample's first tile, followed by the total number of tiles. None unless the chunk is tiled.
     pub first_tile: Option<IntArray>,
     pub validity: Option<Bytes>,
     pub dictionary: Option<Strings>,

@@ -1,4 +1,4 @@
-//! Data file (spec section 6): its sizes, and the enums of its layouts and codecs. Reading starts at `Tail::parse`, writing at
+//! The data file (spec section 6): its size constants, layouts and codecs. Reading starts at `Tail::parse`, and writing starts at
 //! `ChunkBuilder`.
 
 mod build;
@@ -25,17 +25,17 @@ pub const FIXED_BLOCK_BYTES: usize = 4 << 10;
 pub const PACKED_BLOCK_BYTES: usize = 8 << 10;
 /// Target size of a block before compression. Smaller blocks compress worse, because they contain fewer repetitions.
 pub const COMPRESSED_BLOCK_BYTES: usize = 16 << 10;
-/// A data file closes when its blocks reach this size.
+/// A data file is closed when its blocks reach this size.
 pub const FILE_BYTES: u64 = 256 << 20;
-/// A data file also closes when its tail index reaches about this size.
+/// A data file is also closed when its tail index reaches about this size.
 pub const TAIL_BYTES: usize = 1 << 20;
-/// A column whose mean value has at least this size gets separate data files.
+/// A column gets separate data files if its mean value size is at least this.
 pub const OWN_FILE_BYTES: u64 = 64 << 10;
-/// Samples of at least this mean size are stored in one block each.
+/// Samples whose mean size is at least this get one block each, except compressed fixed-shape samples smaller than a block.
 pub const SINGLE_BYTES: u64 = 1 << 10;
-/// Maximum number of blocks of a chunk. A tail that claims more is forged, because the entries would not fit into a tail.
+/// Maximum number of blocks in a chunk. A tail that claims more is forged, because so many entries would not fit into a tail.
 pub const MAX_BLOCKS: u64 = 1 << 22;
-/// Tensors of at least this mean size are tiled.
+/// Tensors whose mean size is at least this are tiled.
 pub const TILED_BYTES: u64 = 8 << 20;
 /// Values of at least this size start on a 4,096-byte boundary.
 pub const PAGE_ALIGNED_BYTES: u64 = 1 << 20;
@@ -49,7 +49,7 @@ pub enum Layout {
     Tiled = 3,
 }
 
-/// How a block is compressed. The schema stores the name, a data file the number.
+/// How a block is compressed. The schema stores the name, and a data file stores the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
@@ -76,7 +76,7 @@ impl Codec {
     }
 }
 
-/// Return the number of checksum units of a block.
+/// Return the number of checksum units in a block.
 pub fn units(stored_bytes: u64) -> u64 {
     stored_bytes.div_ceil(UNIT_BYTES)
 }

@@ -1,4 +1,4 @@
-//! The packed block (layout 1): many small ragged values behind one head.
+//! The packed block (layout 1): one head, followed by many small ragged values.
 
 use penstock_error::Result;
 use penstock_tensor::{Dtype, Shape};
@@ -36,7 +36,7 @@ pub fn write_packed(shape: &Shape, dtype: Dtype, values: &[&[u8]], free: &[&[u64
     out
 }
 
-/// The positions of the parts of a packed block. `parse` checks them once per block, so `range` and `free` are cheap.
+/// The layout of a packed block. `parse` checks it once per block, so `range` and `free` are cheap.
 #[derive(Debug, Clone)]
 pub struct Packed {
     width: u8,
@@ -98,7 +98,7 @@ impl Packed {
         Ok(self.values + begin as usize..self.values + end as usize)
     }
 
-    /// Append the free dimensions of a row whose value has `bytes` bytes to `out`.
+    /// Append the free dimensions of a row to `out`. The row's value has `bytes` bytes.
     pub fn free(&self, block: &[u8], row: usize, bytes: usize, cell: u64, out: &mut Vec<u64>, free_count: usize) -> Result<()> {
         let mut product = cell;
         for (width, offset) in &self.free {
@@ -112,7 +112,7 @@ impl Packed {
             out.push(last);
         }
         if product != bytes as u64 {
-            return Err(malformed(format!("row {row} of a packed block has {bytes} bytes, its shape requires {product}")));
+            return Err(malformed(format!("row {row} of a packed block has {bytes} bytes, but its shape requires {product}")));
         }
         Ok(())
     }

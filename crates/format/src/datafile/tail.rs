@@ -1,4 +1,4 @@
-//! Parse a tail index, and check everything that later reads rely on. Bytes come from a store, so nothing in them is trusted.
+//! Parses a tail index, and checks everything that later reads rely on. The bytes come from a store, so they are not trusted.
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
@@ -9,7 +9,7 @@ use super::{Chunk, Codec, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, units};
 use crate::cursor::{Cursor, malformed};
 use crate::ints::IntArray;
 
-/// The tail index: the locations of all blocks of a data file.
+/// The tail index: the locations of all blocks in a data file.
 #[derive(Debug, Clone)]
 pub struct Tail {
     pub samples: u64,
@@ -17,7 +17,7 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Parse a tail whose checksum is verified, of a file whose blocks end at `data_end`.
+    /// Parse a tail whose checksum was verified. The file's blocks end at `data_end`.
     pub fn parse(bytes: Bytes, data_end: u64) -> Result<Tail> {
         let mut cursor = Cursor::new(bytes);
         let samples = cursor.varint()?;
@@ -106,7 +106,7 @@ impl Chunk {
         Ok(chunk)
     }
 
-    /// Check what later reads rely on: blocks cover all rows and lie inside the file, and lengths match shapes.
+    /// Check that blocks cover all rows and are inside the file, and that lengths match shapes. Later reads rely on this.
     fn check(&self, cell: u64, data_end: u64) -> Result<()> {
         let column = self.column;
         let bad = |text: String| Err(malformed(format!("column {column}: {text}")));
@@ -153,14 +153,14 @@ impl Chunk {
             if self.layout == Layout::Single && self.dtype != Dtype::Bytes && self.is_valid(block as u64) {
                 let wanted = self.free.iter().try_fold(cell, |product, free| product.checked_mul(free.get(block)));
                 if wanted != Some(raw) {
-                    return bad(format!("sample {block} has {raw} bytes, its shape requires {}", counted(wanted)));
+                    return bad(format!("sample {block} has {raw} bytes, but its shape requires {}", counted(wanted)));
                 }
             }
         }
         Ok(())
     }
 
-    /// Check that every sample has the tiles that its shape requires, and that each tile has the size that its place requires.
+    /// Check that every sample has the tiles that its shape requires, and that the size of each tile matches its position.
     fn check_tiles(&self) -> Result<()> {
         let Some(first) = &self.first_tile else { return Ok(()) };
         let bad = |text: String| Err(malformed(format!("column {}: {text}", self.column)));
@@ -176,7 +176,7 @@ impl Chunk {
             let grid = Grid::new(&shape, &self.tile);
             let wanted = if self.is_valid(row) { grid.tiles() } else { Some(0) };
             if end.checked_sub(begin) != wanted || end > self.blocks() as u64 {
-                return bad(format!("sample {row} has tiles {begin}..{end}, its shape requires {} tiles", counted(wanted)));
+                return bad(format!("sample {row} has tiles {begin}..{end}, but its shape requires {} tiles", counted(wanted)));
             }
             // If all tiles have the same size, it suffices to check one.
             let alike = matches!(self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes), IntArray::Linear { step: 0, .. })
@@ -186,7 +186,7 @@ impl Chunk {
                 let raw = self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes).get(block as usize);
                 if elements.and_then(|elements| elements.checked_mul(self.dtype.size() as u64)) != Some(raw) {
                     return bad(format!(
-                        "tile {} of sample {row} has {raw} bytes, its shape requires {} elements",
+                        "tile {} of sample {row} has {raw} bytes, but its shape requires {} elements",
                         block - begin,
                         counted(elements)
                     ));
@@ -197,10 +197,10 @@ impl Chunk {
     }
 }
 
-/// Read how the values of a column are stored.
+/// Read the dtype, layout and codec of a column.
 fn read_storage(cursor: &mut Cursor, column: u64) -> Result<(Dtype, Layout, Codec)> {
     let unknown = |code, what: String| {
-        Err(Error::new(code, format!("column {column} has {what}, which this release does not know")).hint("upgrade Penstock"))
+        Err(Error::new(code, format!("column {column} has {what}, which this release does not support")).hint("upgrade Penstock"))
     };
     let dtype = cursor.u8()?;
     let Some(dtype) = Dtype::from_code(dtype) else { return unknown("unknown-codec", format!("dtype {dtype}")) };
@@ -230,7 +230,7 @@ fn count_units(stored_bytes: &IntArray) -> Result<(Option<Vec<u32>>, usize)> {
         first.push(u32::try_from(total).map_err(|_| malformed("more checksum units than a data file can have"))?);
         total = total.saturating_add(units(bytes));
     }
-    // When the crc array is read, the remaining bytes bound this count again.
+    // Reading the crc array checks this count against the remaining bytes.
     let total = usize::try_from(total).ok().filter(|total| *total <= u32::MAX as usize);
     Ok((Some(first), total.ok_or_else(|| malformed("more checksum units than a data file can have"))?))
 }

@@ -1,4 +1,4 @@
-//! One batch in progress: which samples it holds, what is read, where results are written, and how damaged samples are handled.
+//! One batch in progress: its samples, their inputs, the memory for results, and the handling of damaged samples.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
@@ -32,13 +32,13 @@ pub struct Job {
 pub struct Needs {
     /// Inputs and results together.
     pub bytes: u64,
-    /// The part of `bytes` that is allocated before any sample is made.
+    /// The part of `bytes` that is allocated before the first sample is made.
     pub held_bytes: u64,
     /// The most temporary memory needed to make one sample.
     pub scratch_bytes: u64,
 }
 
-/// The inputs of a group and the places of its results.
+/// A group's inputs, and the memory for its results.
 pub struct Work {
     pub inputs: Vec<Stored>,
     pub targets: Vec<Target>,
@@ -64,7 +64,7 @@ impl Job {
         self.needs
     }
 
-    /// Claim a task that no thread has claimed; None if there is none left.
+    /// Claim the next task, or return None if all tasks are claimed.
     pub fn claim(&self) -> Option<usize> {
         if self.next.load(Relaxed) >= self.tasks.len() {
             return None;
@@ -72,7 +72,7 @@ impl Job {
         Some(self.next.fetch_add(1, Relaxed)).filter(|task| *task < self.tasks.len())
     }
 
-    /// Run a task with pixel memory from `pool`. Errors are kept for `finish`.
+    /// Run a task with pixel memory from `pool`. `finish` handles the errors.
     pub fn run(&self, recipe: &Recipe, task: usize, pool: &Pool) {
         let (group, samples) = self.tasks[task].clone();
         for at in samples {
@@ -121,7 +121,7 @@ impl Job {
         Ok(())
     }
 
-    /// Return the batch, or the job to run instead if samples are damaged.
+    /// Return the batch. If samples are damaged, return a new job to run instead.
     pub fn finish(self, recipe: &Recipe) -> Result<std::result::Result<Batch, Job>> {
         let mut bad = self.bad.into_inner().unwrap_or_else(PoisonError::into_inner);
         let started = self.started;
@@ -158,7 +158,7 @@ impl Job {
     }
 }
 
-/// Stack images of one size and dtype into one array. A list with mixed sizes or a null stays a list.
+/// Stack images of the same size and dtype into one array. A list with different sizes or dtypes, or with a null, stays a list.
 fn stacked(mut list: Vec<Option<Loose>>) -> Result<Values> {
     let Some(Some((_, dtype, shape))) = list.first() else { return Ok(Values::List(list)) };
     let alike = |loose: &Option<Loose>| loose.as_ref().is_some_and(|(_, other, size)| (other, size) == (dtype, shape));

@@ -1,4 +1,4 @@
-//! Threads that make batches: a recipe defines their content, jobs are unfinished batches, and slots enforce the budget.
+//! Threads that make batches. A recipe defines their content, jobs are unfinished batches, and slots enforce the budget.
 
 pub mod job;
 pub mod recipe;

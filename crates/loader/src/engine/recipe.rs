@@ -19,23 +19,23 @@ use crate::source::window::Window;
 use crate::transform::output::Output;
 use crate::transform::pipeline::Pipeline;
 
-/// What happens to a damaged sample. A storage error never counts as damage.
+/// How to handle a damaged sample. Storage errors never count as damage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnCorrupt {
     Raise,
     /// Replace it with another sample, chosen by a fixed rule.
     Substitute,
-    /// Replace it as `Substitute` does, and mark the place as not valid.
+    /// Replace it as `Substitute` does, and mark its place as not valid.
     Mask,
 }
 
 /// Everything that determines the content of batches.
 pub struct Recipe {
     pub sources: Vec<Source>,
-    /// For each source, the columns to read.
+    /// The columns to read from each source.
     pub specs: Vec<Vec<ColumnSpec>>,
     pub program: Program,
-    /// For each source, its window; None if its order has no windows or its files are mapped.
+    /// The window of each source, or None if its order has no windows or its files are mapped.
     pub windows: Vec<Option<Window>>,
     pub cut: BatchCut,
     /// Epoch and draw at which step 0 begins.
@@ -43,13 +43,13 @@ pub struct Recipe {
     pub pipeline: Pipeline,
     pub row_ids: bool,
     pub on_corrupt: OnCorrupt,
-    /// Approximate bytes that a batch fetches from files that are not mapped.
+    /// Approximate bytes that a batch fetches from unmapped files.
     pub fetched_bytes: u64,
     /// Approximate upper limit on the bytes that windows hold.
     pub window_bytes: u64,
 }
 
-/// How many stand-ins are tried for a sample.
+/// Maximum number of stand-ins to try for a sample.
 const TRIES: usize = 16;
 
 /// Approximate bytes that one task writes.
@@ -58,14 +58,14 @@ const TASK_BYTES: usize = 256 << 10;
 /// Samples per task if inputs vary in size, as encoded images do.
 const TASK_IMAGES: usize = 2;
 
-/// A sample that was refused.
+/// A damaged sample that must be replaced.
 pub(super) struct Refused {
     pub(super) at: usize,
     pub place: Place,
     pub error: Error,
 }
 
-/// A batch whose samples are chosen and, if files are not mapped, fetched.
+/// A batch whose samples have been chosen, and fetched if files are not mapped.
 pub struct Started {
     pub step: u64,
     pub epoch: u64,
@@ -77,13 +77,13 @@ pub struct Started {
 }
 
 impl Started {
-    /// List what the next attempt must replace: the samples refused so far, then the new ones in `bad`.
+    /// List the samples that the next attempt must replace: those refused so far, then the new ones in `bad`.
     pub fn again(self, bad: Vec<(usize, Error)>) -> impl Iterator<Item = (usize, Error)> {
         self.refused.into_iter().map(|refused| (refused.at, refused.error)).chain(bad)
     }
 }
 
-/// Plain columns, work for the other columns, and the memory of both.
+/// Plain columns, work for the other columns, and the memory that both need.
 type Read = (Vec<(usize, Values)>, Vec<Work>, Needs);
 
 impl Recipe {
@@ -99,7 +99,7 @@ impl Recipe {
         }
     }
 
-    /// Return the first step of the epoch after that of `step`.
+    /// Return the first step of the epoch that follows the one containing `step`.
     pub fn end_of_epoch(&self, step: u64) -> u64 {
         let (first, whole) = (self.cut.steps_from(self.base.1), self.cut.steps());
         match step.checked_sub(first) {
@@ -114,7 +114,7 @@ impl Recipe {
         epoch * self.cut.steps() + draw / self.cut.global_batch
     }
 
-    /// Return the epoch and the first draw of the step with this number; the inverse of `number_of`.
+    /// Return the epoch and the first draw of the step with this number. This is the inverse of `number_of`.
     pub fn begin_of_number(&self, number: u64) -> (u64, u64) {
         let whole = self.cut.steps().max(1);
         (number / whole, number % whole * self.cut.global_batch)
@@ -128,7 +128,7 @@ impl Recipe {
         }
     }
 
-    /// Count the bytes of a full batch, including only results of fixed shape.
+    /// Return the bytes of a full batch, counting only results of fixed shape.
     pub fn least_bytes(&self) -> u64 {
         let outputs = self.pipeline.outputs.iter().filter(|output| output.is_fixed());
         outputs.map(|output| output.sample_bytes() as u64).sum::<u64>() * self.cut.batch()
@@ -169,14 +169,14 @@ impl Recipe {
             }),
         });
         match fetched {
-            // An object damaged as a whole, such as a data file, was not fetched: `begin` finds out which samples need it.
+            // A damaged object, such as a data file, was not fetched. `begin` determines which samples need it.
             Err(error) if error.kind() == Kind::Corrupt && self.on_corrupt != OnCorrupt::Raise => {}
             other => other?,
         }
         Ok(Started { step, epoch, draws, places, valid, reads, refused: known })
     }
 
-    /// Read the inputs of a batch. Plain columns are copied to their places immediately.
+    /// Read the inputs of a batch. Plain columns are copied into the batch immediately.
     pub fn begin(&self, mut started: Started) -> Result<Job> {
         loop {
             match self.fetch(&started) {
@@ -248,7 +248,7 @@ impl Recipe {
             for (place, (input, at)) in inputs.iter().zip(&group.outputs).enumerate() {
                 let Stored::Raw(raw) = input else { continue };
                 let fixed = self.pipeline.outputs[*at].is_fixed();
-                // Results such as boxes are about as large as their inputs. While images are being stacked, they exist twice.
+                // Results such as boxes are about as large as their inputs. Images exist twice while they are being stacked.
                 let each = (0..count)
                     .filter_map(|row| raw.get(row))
                     .map(|stored| self.pipeline.media_bytes(group, place, stored).unwrap_or((stored.len() as u64, 0)));
@@ -274,7 +274,7 @@ impl Recipe {
         Ok(Stored::Fixed { memory, cell, nulls })
     }
 
-    /// Read the values of a column. If damaged samples are replaced, invalid text counts as damage too.
+    /// Read the values of a column. If damaged samples are replaced, invalid text also counts as damage.
     fn values(&self, reads: &Reads, column: usize) -> Result<Values> {
         let values = reads.values(&self.sources, &self.specs, column)?;
         if let (Values::Raw(raw), false) = (&values, self.on_corrupt == OnCorrupt::Raise) {
@@ -317,8 +317,8 @@ impl Recipe {
     }
 }
 
-/// Return how many draws ahead of a damaged draw its stand-ins are, in the order they are tried. Distances grow and wrap around the end of
-/// the epoch; each stand-in is a different draw.
+/// Return the distances, in draws, from a damaged draw to its stand-ins, in the order in which to try them. Distances grow, and
+/// wrap around at the end of the epoch. Each stand-in is a different draw.
 fn stand_ins(samples: u64) -> impl Iterator<Item = u64> {
     let mut seen = vec![0];
     (0..TRIES as u64).map_while(move |tried| {

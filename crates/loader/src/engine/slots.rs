@@ -1,4 +1,4 @@
-//! The batches in progress: which may begin, which may run, and how much of the budget each uses.
+//! The batches in progress: which of them may begin or run, and how much of the budget each one uses.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,32 +20,32 @@ pub struct State {
     /// Distance from one step to the next.
     pub stride: u64,
     pub entries: BTreeMap<u64, Entry>,
-    /// Estimated bytes of a batch: the largest seen so far.
+    /// Estimated bytes of a batch, based on the largest one so far.
     pub estimate_bytes: u64,
     /// The most scratch memory that any batch has needed so far.
     pub scratch_bytes: u64,
-    /// Whether `estimate_bytes` is based on any data. Until it is, only one batch is in progress.
+    /// Whether `estimate_bytes` is based on any data. Until then, only one batch is in progress.
     pub estimated: bool,
-    /// Bytes of the batch delivered last: the consumer holds it until it receives the next one.
+    /// Bytes of the last delivered batch, which the consumer holds until it receives the next one.
     pub given_bytes: u64,
     pub threads: usize,
 }
 
-/// A batch in progress, and its known or estimated memory.
+/// A batch in progress, with its known or estimated memory.
 pub struct Entry {
     pub slot: Slot,
     pub bytes: u64,
-    /// Scratch bytes of one task, and how many tasks may run at the same time.
+    /// Scratch bytes per task, and the number of tasks that may run at the same time.
     pub scratch: (u64, usize),
 }
 
 pub enum Slot {
-    /// A thread is working on it.
+    /// A thread is working on the batch.
     Taken,
     Fetched(Started),
-    /// Begun; its tasks wait until memory is available.
+    /// The batch has begun, and its tasks are waiting for memory.
     Parked(Job),
-    /// Begun; `left` counts its unfinished tasks.
+    /// The batch has begun, and `left` of its tasks are unfinished.
     Running {
         job: Arc<Job>,
         left: usize,
@@ -59,7 +59,7 @@ pub enum Task {
 }
 
 impl State {
-    /// Bytes of all batches in progress or waiting, plus the scratch memory of the threads that make their samples.
+    /// Return the bytes of all batches in progress or waiting, plus the scratch memory of the threads that make their samples.
     pub fn in_flight_bytes(&self) -> u64 {
         self.batches_bytes() + self.busy_scratch_bytes()
     }
@@ -80,23 +80,24 @@ impl State {
         worst.sum()
     }
 
-    /// Return whether another batch may begin within `memory_bytes`. Keeps scratch memory free for the next batch to be made, because it
-    /// must be made regardless of what later batches hold.
+    /// Return whether another batch may begin within `memory_bytes`. Reserves scratch memory for the next batch to deliver, which
+    /// must be finished regardless of the memory that later batches use.
     pub fn admits(&self, memory_bytes: u64) -> bool {
         let scratch = self.busy_scratch_bytes().max(self.scratch_bytes);
         let room = self.estimated && self.batches_bytes() + scratch + self.given_bytes + self.estimate_bytes <= memory_bytes;
         self.begin < self.end && self.entries.len() < AHEAD && (room || self.entries.is_empty())
     }
 
-    /// Run the parked batches that fit. If no batch is running, run the earliest one regardless, or fail it if it and the batch delivered
-    /// last together exceed the budget.
+    /// Run the parked batches that fit. If no batch is running, run the earliest one even if it does not fit. It fails if it and
+    /// the last delivered batch together exceed the budget.
     pub fn unpark(&mut self, memory_bytes: u64, room_bytes: u64) {
         let parked = self.entries.iter().filter(|(_, entry)| matches!(entry.slot, Slot::Parked(_)));
         for step in parked.map(|(step, _)| *step).collect::<Vec<u64>>() {
             let used = self.in_flight_bytes() + self.given_bytes;
             let first = self.entries.keys().next() == Some(&step);
             let running = self.entries.values().any(|entry| matches!(entry.slot, Slot::Running { .. }));
-            // Earlier batches of unknown size must run before this one is delivered; each may be as large as the largest so far.
+            // Earlier batches of unknown size must run before this one is delivered. Each of them may be as large as the largest
+            // so far.
             let earlier = self.entries.range(..step).filter(|(_, entry)| matches!(entry.slot, Slot::Taken | Slot::Fetched(_)));
             let unknown: u64 = earlier.map(|(_, entry)| self.estimate_bytes.saturating_sub(entry.bytes)).sum();
             let (threads, Some(entry)) = (self.threads, self.entries.get_mut(&step)) else { return };
@@ -124,7 +125,8 @@ impl State {
         step
     }
 
-    /// Claim the earliest work for a worker. The worker may begin a new batch if it fits in `admitted_bytes`, but never if that is None.
+    /// Claim the earliest work for a worker. The worker may begin a new batch if it fits in `admitted_bytes`, but not if
+    /// `admitted_bytes` is None.
     pub fn task(&mut self, admitted_bytes: Option<u64>, memory_bytes: u64, room_bytes: u64) -> Option<Task> {
         self.unpark(memory_bytes, room_bytes);
         for (step, Entry { slot, .. }) in &mut self.entries {

@@ -1,7 +1,7 @@
-//! Runs a recipe: threads begin, fetch and build batches in any order; the consumer receives them in step order.
+//! Runs a recipe. Threads begin, fetch and build batches in any order, and the consumer receives them in step order.
 //!
-//! One lock guards the list of work, and threads hold it only briefly. A worker picks the earliest work available: samples of a
-//! batch that has begun, else the start of the next batch. If files are not mapped, separate threads fetch.
+//! One lock guards the list of work, and threads hold it only briefly. A worker picks the earliest available work: samples of a
+//! batch that has begun, otherwise the start of the next batch. If files are not mapped, separate threads fetch them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,10 +24,10 @@ use crate::source::window::{Steps, Window};
 
 const FETCHERS: usize = 8;
 
-/// Memory budgeted per fetching thread: an allocator retains about this much of what each thread frees.
+/// Memory budgeted per fetching thread, because an allocator retains about this much of the memory that each thread frees.
 const FETCHER_BYTES: u64 = 32 << 20;
 
-/// Up to 1/`SPARE_PART` of the budget may sit idle in the pool, for the pixels of later images.
+/// Up to 1/`SPARE_PART` of the budget may be idle memory in the pool, kept for the pixels of later images.
 const SPARE_PART: u64 = 16;
 
 /// How often a waiting consumer checks for an interrupt.
@@ -37,11 +37,11 @@ const LOOK: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
     pub threads: usize,
-    /// Covers batches not yet delivered, the batch delivered last, and windows.
+    /// Covers undelivered batches, the last delivered batch, and windows.
     pub memory_bytes: u64,
 }
 
-/// Counters so far: time spent by threads, and memory in bytes.
+/// Counters for the time that threads have spent, and for memory in bytes.
 #[derive(Debug, Default)]
 pub struct Stats {
     pub fetch_ns: AtomicU64,
@@ -63,14 +63,14 @@ struct Inner {
     recipe: Arc<Recipe>,
     budget: Budget,
     state: Mutex<State>,
-    /// Signals that there is work, or that threads must stop.
+    /// Signals that work is available, or that threads must stop.
     work: Condvar,
     /// Signals that a batch is done.
     done: Condvar,
     stop: Arc<AtomicBool>,
     stats: Arc<Stats>,
     fetches: bool,
-    /// Memory for decoders.
+    /// Reusable memory for decoded pixels.
     pool: Pool,
 }
 
@@ -120,7 +120,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Wait for the next batch in order; None after the last. Calls `interrupted` periodically while it waits.
+    /// Wait for the next batch in order. Returns None after the last one. Calls `interrupted` periodically while waiting.
     pub fn next(&self, interrupted: impl Fn() -> bool) -> Result<Option<Batch>> {
         if self.generation != generation() {
             let text = "cannot continue this loader: its threads belong to the process that began to iterate, \
@@ -157,12 +157,12 @@ impl Engine {
         }
     }
 
-    /// Return whether batch `step` is the next one to deliver.
+    /// Return whether the engine is running and `step` is the next one to deliver.
     pub fn goes_on(&self, step: u64) -> bool {
         self.generation == generation() && !self.inner.stop.load(Relaxed) && self.inner.lock().give == step
     }
 
-    /// Change the end; it may grow or shrink.
+    /// Move the end to an earlier or later step.
     pub fn set_end(&self, end: u64) {
         self.inner.lock().end = end;
         self.inner.work.notify_all();
@@ -171,14 +171,14 @@ impl Engine {
     /// Stop all threads and wait for them. Later calls do nothing.
     pub fn close(&self) {
         if self.generation != generation() {
-            return; // A fork has none of its parent's threads, and one of them may hold a lock.
+            return; // A fork lacks its parent's threads, one of which may have held a lock.
         }
         self.inner.stop.store(true, Relaxed);
-        drop(self.inner.lock()); // A thread about to wait has seen the flag, or the notification wakes it.
+        drop(self.inner.lock()); // A thread that is about to wait sees the flag or is woken by the notification.
         self.inner.work.notify_all();
         self.inner.done.notify_all();
         for thread in std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner)) {
-            let _ = thread.join(); // The consumer has already received a panic as an error.
+            let _ = thread.join(); // The consumer has already received any panic as an error.
         }
         self.inner.lock().entries.clear();
     }
@@ -199,7 +199,7 @@ impl Inner {
         self.recipe.windows.iter().flatten().map(Window::bytes).sum()
     }
 
-    /// Bytes of the budget that windows leave for batches.
+    /// Return the part of the budget, in bytes, that windows leave for batches.
     fn room_bytes(&self) -> u64 {
         self.budget.memory_bytes.saturating_sub(self.window_bytes().max(self.recipe.window_bytes))
     }
@@ -211,7 +211,7 @@ impl Inner {
         result
     }
 
-    /// Wait until `find` returns a value; None when the engine stops.
+    /// Wait until `find` returns a value, and return it. Returns None when the engine stops.
     fn wait<T>(&self, mut find: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
         let mut state = self.lock();
         loop {
@@ -275,7 +275,7 @@ impl Inner {
         }
     }
 
-    /// Record a batch that has begun. Its tasks run once memory is available.
+    /// Record a batch that has begun. Its tasks run when memory is available.
     fn begun(&self, step: u64, job: Result<Job>) {
         let job = match job {
             Ok(job) => job,

@@ -1,19 +1,19 @@
-//! Maps steps to draws: cuts an epoch into batches, and each batch into one part per rank. Pure.
+//! Pure functions that map steps to draws: they cut an epoch into batches, and each batch into one part per rank.
 
 use std::ops::Range;
 
 use penstock_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// What happens to the last batch of an epoch if the samples do not fill it.
+/// How to handle the last batch of an epoch if the samples do not fill it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LastBatch {
-    /// It is short. Every rank gets the same number of samples; surplus ones repeat others and are marked as not valid.
+    /// The batch is short. Every rank gets the same number of samples. Surplus samples repeat others and are marked as not valid.
     Short,
-    /// It is dropped.
+    /// The batch is dropped.
     Drop,
-    /// It is padded to full size with repeated samples, which are marked as not valid.
+    /// The batch is padded to full size with repeated samples, which are marked as not valid.
     Pad,
 }
 
@@ -54,7 +54,7 @@ impl BatchCut {
     pub fn new(draws: u64, global_batch: u64, last: LastBatch, rank: u64, world_size: u64) -> Result<BatchCut> {
         let wrong = |text: String| Error::new("invalid-argument", text);
         if world_size == 0 || rank >= world_size {
-            return Err(wrong(format!("rank={rank} with world_size={world_size}: ranks go from 0 to world_size - 1")));
+            return Err(wrong(format!("rank={rank} with world_size={world_size}: expected a rank from 0 to world_size - 1")));
         }
         if global_batch == 0 {
             return Err(wrong("global_batch_size=0, expected at least 1".into()));

@@ -1,4 +1,5 @@
-//! The samples that an epoch visits, from one source or a mixture of several: draw → (source, position). Pure.
+//! Maps each draw of an epoch to a source and a position, for a single source or a mixture of several. The mapping is a pure
+//! function.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,7 +11,7 @@ use crate::order::quota::{Cursor, Quota};
 use crate::order::random::{Purpose, key};
 use crate::order::sequence::{Epoch, Sequence};
 
-/// What happens when all samples of a source in a mixture have been drawn.
+/// How to continue when all samples of a source in a mixture have been drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Exhausted {
@@ -22,17 +23,18 @@ pub enum Exhausted {
     Raise,
 }
 
-/// A mixture, as stored in states.
+/// A mixture, as stored in loader states.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mix {
-    /// The shares of the sources: integers with an arbitrary sum.
+    /// The share of each source, as integers with an arbitrary sum.
     pub shares: Vec<u64>,
     pub epoch_samples: u64,
     pub exhausted: Exhausted,
 }
 
-/// Return the seed of a source's order. Sources of one mixture are ordered independently; the first keeps the loader's own seed.
+/// Return the seed of a source's order. Sources of one mixture are ordered independently. The first source uses the loader's own
+/// seed.
 pub fn source_seed(seed: u64, source: usize) -> u64 {
     if source == 0 { seed } else { key(&[seed, source as u64]) }
 }
@@ -43,7 +45,7 @@ pub struct Program {
     mix: Option<(Mix, Quota)>,
     block: u64,
     len: u64,
-    /// The mixture's schedule after the last block; the next batch usually continues from it.
+    /// The mixture's schedule after the most recent block. The next batch usually continues from it.
     counted: Mutex<Option<Cursor>>,
 }
 
@@ -55,7 +57,7 @@ pub struct Place {
 }
 
 impl Program {
-    /// Combine sources. `block` is the number of draws within which the sources are shuffled; `names` appear in errors.
+    /// Combine sources. `block` is the number of draws within which the sources are shuffled. `names` appear in errors.
     pub fn new(seed: u64, sources: Vec<Sequence>, names: &[String], mix: Option<Mix>, block: u64) -> Result<Program> {
         let wrong = |text: String| Err(Error::new("invalid-argument", text));
         let counted = Mutex::new(None);
@@ -73,7 +75,7 @@ impl Program {
         }
         let quota = Quota::new(&mix.shares).map_err(|error| {
             match mix.shares.iter().enumerate().filter(|(_, share)| **share > 0).min_by_key(|(_, share)| **share) {
-                Some((rarest, _)) => error.context(format!("cannot mix, check the weight of {}", name(rarest))),
+                Some((rarest, _)) => error.context(format!("cannot mix (check the weight of {})", name(rarest))),
                 None => error.context("cannot mix"),
             }
         })?;
@@ -106,8 +108,8 @@ impl Program {
         self.len == 0
     }
 
-    /// For a single source, count the samples at `positions` that are visited by draws accepted by `mine`. For a mixture this is unknown,
-    /// so return the most that one pass can visit: all of them.
+    /// Count the samples at `positions` whose draws `mine` accepts. For a mixture, this number is unknown, so return the maximum:
+    /// all of them.
     pub fn drawn(&self, epoch: u64, positions: std::ops::Range<u64>, mine: impl Fn(u64) -> bool) -> u64 {
         match &self.mix {
             Some(_) => positions.end - positions.start,
@@ -129,10 +131,10 @@ impl Program {
     }
 }
 
-/// Find the first draw that needs more samples than its source has, and that source; None if no draw before `len` does so.
+/// Find the first draw before `len` that needs more samples than its source has. Returns the draw and the source, or None.
 fn first_short(quota: &Quota, shares: &[u64], sources: &[Sequence], len: u64) -> Option<(u64, usize)> {
     let total: u128 = shares.iter().map(|share| u128::from(*share)).sum();
-    // Before this draw, no exact share has reached the size of its source, so no count exceeds it.
+    // Up to this draw, no exact share exceeds the size of its source, so no count does either.
     let safe = |(source, share): (&Sequence, &u64)| (*share > 0).then(|| u128::from(source.len()) * total / u128::from(*share));
     let safe = sources.iter().zip(shares).filter_map(safe).min().unwrap_or(0).min(u128::from(len)) as u64;
     let mut cursor = quota.cursor(safe);
@@ -152,15 +154,15 @@ struct Mixing<'a> {
     quota: &'a Quota,
     epoch: u64,
     block: Option<Block>,
-    /// The sources' open passes: each (source, pass), with that epoch of the source's sequence.
+    /// The open passes, each as (source, pass) with the matching epoch of the source's sequence.
     passes: Vec<((usize, u64), Epoch<'a>)>,
 }
 
-/// One block of the mixture, and the division of its places among sources.
+/// One block of the mixture, and how its places are divided among sources.
 struct Block {
     number: u64,
     permutation: Permutation,
-    /// Per source: draws before this block, and where its share of the block ends.
+    /// For each source, the number of draws before this block. `ends` contains the end of its share of the block.
     before: Vec<u64>,
     ends: Vec<u64>,
 }
@@ -193,8 +195,8 @@ impl Mixing<'_> {
         Place { source, position: self.passes[known].1.position(nth) }
     }
 
-    /// Build a block. The first block begins with the epoch and the last one may be short, so every epoch has its exact shares. Repeating
-    /// sources resume where the last epoch ended; otherwise every epoch starts over.
+    /// Build a block. The first block begins with the epoch and the last one may be short, so every epoch has its exact shares.
+    /// Repeating sources resume where the previous epoch ended. Otherwise, every epoch starts over.
     fn block(&self, number: u64) -> Block {
         let len = self.program.len;
         let base = if self.mix.exhausted == Exhausted::Repeat { self.epoch * len } else { 0 };

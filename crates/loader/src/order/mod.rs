@@ -1,4 +1,5 @@
-//! Determines which sample each draw visits. Pure. `random`, `permutation` → `sequence` → `mixture` (draw → sample), `cut` (step → draws).
+//! Pure functions that determine which sample each draw visits. `mixture` maps draws to samples, using `quota`, `sequence`,
+//! `permutation` and `random`. `cut` maps steps to draws.
 
 pub mod cut;
 pub mod mixture;

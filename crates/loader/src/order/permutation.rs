@@ -1,20 +1,22 @@
-//! A permutation of 0..n determined by its seed. Small permutations use a shuffled table; large ones use a keyed xor-Feistel network with
-//! cycle walking, which is computed, not stored.
+//! A permutation of 0..n determined by its seed. Small permutations use a shuffled table; large ones use a keyed xor-Feistel
+//! network with cycle walking, which needs no table.
 //!
-//! Bijective for every n, with an exact inverse. Each look-up costs O(1), except in the inverse of a table, which is searched. The output
-//! is frozen, because loader states rely on it (`permutation: 2` there, golden vectors in `tests/golden`). A network with few bits cannot
-//! produce most orders, and produces some far more often than others; a table produces each order equally often. Sources: Fisher and Yates
-//! as in Durstenfeld 1964; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
+//! Every permutation is a bijection with an exact inverse. Each look-up takes O(1), except the inverse of a table, which is
+//! searched linearly. The output never changes, because loader states rely on it (as `permutation: 2`; `tests/golden` contains
+//! the expected values). A network with few bits cannot produce most orders, and produces some far more often than others. A
+//! table produces each order equally often. Sources: Fisher and Yates as in Durstenfeld 1964; Black and Rogaway, "Ciphers with
+//! arbitrary finite domains", 2002.
 
 use std::sync::Arc;
 
 use crate::order::random::{Draws, key};
 
-/// Up to this many elements are shuffled in a table, which takes 4 KiB and about 20 µs to build.
+/// Maximum number of elements to shuffle in a table. The largest table takes 4 KiB, and about 20 µs to build.
 const TABLE: u64 = 2048;
-/// Half-rounds, each of which changes one half of the bits. With fewer, differences between neighbours are visibly uneven.
+/// Number of half-rounds. Each one changes half of the bits. With fewer half-rounds, differences between neighbours are visibly
+/// uneven.
 const ROUNDS: usize = 8;
-/// Half-rounds for values of at most `SMALL_BITS` bits, which mix more slowly.
+/// Number of half-rounds for values of at most `SMALL_BITS` bits, which mix more slowly.
 const ROUNDS_SMALL: usize = 12;
 const SMALL_BITS: u32 = 16;
 
@@ -64,7 +66,7 @@ fn table(n: u64, seed: u64) -> Arc<[u16]> {
 #[derive(Debug, Clone)]
 struct Network {
     n: u64,
-    /// Bits of the low half; the high half has the same number or one fewer.
+    /// Number of bits in the low half. The high half has the same number or one fewer.
     low_bits: u32,
     high_bits: u32,
     rounds: usize,
@@ -201,14 +203,14 @@ mod tests {
         }
     }
 
-    /// Over many keys, these occur equally often: every element at a place, every pair at two neighbouring places, every step between
-    /// neighbours. The sizes include the switch from tables to networks.
+    /// Over many keys, every element occurs equally often at each place. The same applies to pairs at neighbouring places, and to
+    /// steps between neighbours. The sizes include the switch from tables to networks.
     #[test]
     fn places_pairs_and_steps_are_even() {
         for n in [9u64, 16, 31, 64, 100, 255, 2047, 2048, 2049, 3000, 4096, 4097, 10_007, 65_536, 65_537, 1_000_003] {
             let bins = n.min(64);
             let bin = |value: u64| (u128::from(value) * u128::from(bins) / u128::from(n)) as usize;
-            // Elements per bin; for large n, several elements share one.
+            // Number of elements per bin, which is approximate for large n.
             let mut sizes = vec![0f64; bins as usize];
             if n <= 100_000 {
                 (0..n).for_each(|value| sizes[bin(value)] += 1.0);

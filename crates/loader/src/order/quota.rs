@@ -1,17 +1,17 @@
-//! Counts how many of the first draws of a mixture belong to each source. At any draw and for any number of sources, each count differs
-//! from the exact share by less than one draw. Pure; the cost of a seek does not depend on the number of draws before it.
+//! Counts how many of the first draws of a mixture belong to each source. At any draw and for any number of sources, each count
+//! differs from the exact share by less than one draw. The cost of a seek does not depend on the number of draws before it.
 //!
-//! The j-th draw of a source is eligible once the source's exact share exceeds j - 1. It is due when the share reaches j.
-//! The eligible draw with the earliest deadline comes next; this never misses a deadline. Source: Tijdeman 1980, "The chairman assignment
-//! problem"; for the windows, Baruah and others 1996, "Proportionate progress". A seek starts the schedule one `horizon` earlier, with the
-//! most urgent draws done. Schedules with different starts agree after the longest window, as a test checks.
+//! The j-th draw of a source is eligible once the source's exact share exceeds j - 1. It is due when the share reaches j. The
+//! eligible draw with the earliest deadline is next, which never misses a deadline. Sources: Tijdeman 1980, "The chairman
+//! assignment problem"; Baruah and others 1996, "Proportionate progress". A seek starts the schedule one `horizon` earlier, with
+//! the most urgent draws already done. Schedules with different starts agree after one `horizon`, as a test verifies.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use penstock_error::{Error, Result};
 
-/// A source drawn less than once in this many draws would make seeks slow.
+/// Every source must be drawn at least once in this many draws. A rarer source would make seeks slow.
 const RAREST: u64 = 1 << 20;
 
 /// Shares of the sources, as integers.
@@ -19,7 +19,7 @@ const RAREST: u64 = 1 << 20;
 pub struct Quota {
     shares: Vec<u64>,
     total: u64,
-    /// The number of draws in which every source is drawn at least once.
+    /// The number of draws within which every source is drawn at least once.
     horizon: u64,
 }
 
@@ -51,7 +51,7 @@ impl Quota {
         Ok(Quota { shares: shares.to_vec(), total, horizon })
     }
 
-    /// Count the draws of each source before draw `at`. Cost: at most one horizon of draws.
+    /// Count the draws of each source before draw `at`. Cost: at most `horizon` draws.
     pub fn counts(&self, at: u64) -> Vec<u64> {
         self.cursor(at).counts
     }
@@ -68,7 +68,7 @@ impl Quota {
         (cursor.at..=cursor.at.saturating_add(self.horizon)).contains(&at)
     }
 
-    /// Start a schedule at `at` with the most urgent draws done.
+    /// Start a schedule at `at`, with the most urgent draws already done.
     fn begin(&self, at: u64) -> Cursor {
         let part = |share: u64| u128::from(at) * u128::from(share);
         let whole = |share: &u64| (part(*share) / u128::from(self.total)) as u64;
@@ -85,7 +85,7 @@ impl Quota {
         cursor
     }
 
-    /// Advance to draw `to`; `each` receives every draw and its source.
+    /// Advance to draw `to`, and call `each` with every draw and its source.
     pub fn advance_with(&self, cursor: &mut Cursor, to: u64, mut each: impl FnMut(u64, usize)) {
         while cursor.at < to {
             while let Some(Reverse((_, source))) = cursor.waiting.peek().copied().filter(|Reverse((from, _))| *from <= cursor.at) {
@@ -105,7 +105,7 @@ impl Quota {
         self.advance_with(cursor, to, |_, _| {});
     }
 
-    /// Queue the next draw of a source, as eligible now or later.
+    /// Queue the next draw of a source, either as eligible now or as eligible later.
     fn offer(&self, cursor: &mut Cursor, source: usize) {
         let done = cursor.counts[source];
         // The first draw after which the exact share exceeds `done`.
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Generate shares of several kinds: equal, random, powers of two, one against many.
+    /// Generate shares of several kinds: equal, random, powers of two, or one large share and many small ones.
     fn shares() -> impl Strategy<Value = Vec<u64>> {
         prop_oneof![
             (1usize..200).prop_map(|count| vec![1; count]),

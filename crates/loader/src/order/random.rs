@@ -1,4 +1,5 @@
-//! Randomness determined by its place of use, never by threads or ranks: keys come from hashing, numbers from a counter.
+//! Random numbers that depend only on where they are used, never on threads or ranks. Keys are hashes, and numbers come from a
+//! counter.
 
 /// Hash words into a key. The length is hashed first, so that word lists of different lengths get unrelated keys.
 ///
@@ -15,7 +16,7 @@ fn mix(mut word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// The purpose of a key. These numbers determine orders and pixels, so they never change.
+/// The purpose of a key. These values affect orders and pixels, so they never change.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 pub enum Purpose {
@@ -27,7 +28,7 @@ pub enum Purpose {
     Transform = 6,
 }
 
-/// Random numbers for one use: Philox4x32-10, four words at a time.
+/// A sequence of random numbers, generated with Philox4x32-10 in groups of four words.
 ///
 /// Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
 #[derive(Clone)]
@@ -42,7 +43,7 @@ impl Draws {
     /// Start the sequence of random numbers for draw `draw` of an epoch.
     pub fn new(key: u64, epoch: u64, draw: u64) -> Draws {
         let counter = [0, epoch as u32, draw as u32, (draw >> 32) as u32];
-        // The counter holds 32 bits of the epoch. Higher bits go into the key, so that numbers do not repeat.
+        // The counter contains the low 32 bits of the epoch. The high bits change the key, so that numbers do not repeat.
         let key = key ^ (epoch >> 32);
         Draws { key: [key as u32, (key >> 32) as u32], counter, ready: [0; 4], used: 4 }
     }
@@ -70,7 +71,7 @@ impl Draws {
         low + (high - low) * self.unit()
     }
 
-    /// Draw an integer in 0..n; the bias is below 2^-64 · n. Source: Lemire 2019, without the rejection.
+    /// Draw an integer in 0..n, with a bias below 2^-64 · n. Source: Lemire 2019, without the rejection step.
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.long()) * u128::from(n)) >> 64) as u64
     }

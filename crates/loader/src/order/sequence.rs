@@ -1,4 +1,4 @@
-//! The order of one source: maps a draw of an epoch to a sample. Pure; only the user's weights are stored.
+//! The order of one source: a pure function that maps each draw of an epoch to a sample. Only the user's weights are stored.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 use crate::order::permutation::Permutation;
 use crate::order::random::{Draws, Purpose, key};
 
-/// How samples are ordered, as stored in states. Sizes count samples; callers convert sizes in bytes once, beforehand.
+/// The order of samples, as stored in loader states. Sizes are in samples. Callers convert sizes in bytes beforehand.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Order {
-    /// In the order of positions.
+    /// Samples are visited in the order of their positions.
     Sequential,
-    /// A full permutation.
+    /// All samples are permuted.
     Full,
     /// Runs of `run_samples` neighbours are permuted. The result is cut into lanes, lanes into windows, and each window is permuted.
     Window { run_samples: u64, window_samples: u64, lanes: u64 },
-    /// Independent draws, `samples` of them per epoch. `weights` is the hash of the weights, None for equal weights.
+    /// Each epoch consists of `samples` independent draws. `weights` is the hash of the weights, or None for equal weights.
     Replacement { samples: u64, weights: Option<String> },
 }
 
@@ -29,7 +29,7 @@ pub struct Sequence {
     pub order: Order,
     seed: u64,
     count: u64,
-    /// Draws per block; each lane gets an equal share of a block.
+    /// Draws per block. Each lane gets an equal share of a block.
     block: u64,
     weights: Option<Arc<Alias>>,
 }
@@ -77,7 +77,7 @@ impl Sequence {
 
     pub fn epoch(&self, epoch: u64) -> Epoch<'_> {
         let of = |purpose: Purpose| key(&[self.seed, purpose as u64, epoch]);
-        // One window over all samples in a single stream is a full permutation.
+        // A single window that contains all samples is a full permutation.
         let full = match self.order {
             Order::Full => true,
             Order::Window { window_samples, lanes, .. } => window_samples >= self.count && (lanes == 1 || self.count < self.block),
@@ -112,7 +112,8 @@ impl Epoch<'_> {
         }
     }
 
-    /// Return the draw that visits a sample. None for draws with replacement, which may visit it many times or never.
+    /// Return the draw that visits a sample. Returns None for draws with replacement, which may visit the sample many times or
+    /// never.
     pub fn draw_of(&self, position: u64) -> Option<u64> {
         match (&self.permutation, &self.lanes, &self.sequence.order) {
             (Some(permutation), ..) => Some(permutation.place_of(position)),
@@ -133,7 +134,7 @@ struct Lanes {
     count: u64,
     run: u64,
     runs: Permutation,
-    /// Where the last, shorter run begins on the line before rotation; `count` if all runs have full length.
+    /// The start of the last, shorter run on the line before rotation, or `count` if all runs have full length.
     short_at: u64,
     short: u64,
     turn: u64,
@@ -146,7 +147,8 @@ struct Lanes {
     window: u64,
     seed: u64,
     epoch: u64,
-    /// The most recently used window of each lane, then that of the samples after the last lane: (number, begin, permutation).
+    /// The most recently used window of each lane, then the window of the samples after the last lane, each as (number, begin,
+    /// permutation).
     open: RefCell<Vec<Option<(u64, u64, Permutation)>>>,
 }
 
@@ -186,7 +188,7 @@ impl Lanes {
         } else if place < self.short_at + self.short {
             (self.short_at / self.run, place - self.short_at)
         } else {
-            // Runs after the short one begin earlier by the number of samples that it lacks.
+            // Runs after the short one begin earlier, by the number of samples that the short run lacks.
             let place = place + self.run - self.short;
             (place / self.run, place % self.run)
         };
@@ -199,8 +201,8 @@ impl Lanes {
         (begin + position % self.run + self.count - self.turn) % self.count
     }
 
-    /// Call `work` with the start and the permutation of the window that contains place `inner` of a lane. Windows of different lanes are
-    /// staggered, so that lanes do not all need new blocks at the same time.
+    /// Call `work` with the start and the permutation of the window that contains place `inner` of a lane. Windows of different
+    /// lanes are staggered, so that not all lanes need new blocks at the same time.
     fn in_window<T>(&self, lane: u64, inner: u64, work: impl FnOnce(u64, &Permutation) -> T) -> T {
         let rest = lane == self.lanes;
         let shift = (u128::from(lane % self.lanes) * u128::from(self.window) / u128::from(self.lanes)) as u64;
@@ -245,7 +247,7 @@ impl Lanes {
 /// An alias table: weights prepared for draws in O(1). Source: Walker 1977, built as in Vose 1991.
 #[derive(Debug)]
 pub struct Alias {
-    /// For each place: the probability that it keeps its draw, and the place that gets the draw otherwise.
+    /// For each place, the probability that it keeps its draw, and the place that otherwise gets the draw.
     table: Vec<(f32, u32)>,
 }
 
@@ -257,7 +259,7 @@ impl Alias {
         }
         let sum = weights.iter().sum::<f64>() + 0.0; // An empty sum is -0.
         if weights.len() > u32::MAX as usize {
-            return wrong(format!("{} weights, expected at most 2^32", weights.len()));
+            return wrong(format!("{} weights, expected fewer than 2^32", weights.len()));
         }
         if sum <= 0.0 || !sum.is_finite() {
             return wrong(format!("they sum to {sum}, expected a finite sum above 0"));
@@ -315,8 +317,8 @@ mod tests {
         }
     }
 
-    /// Over many seeds, each sample appears at each draw equally often. The samples after the last whole run or block change with the
-    /// epoch.
+    /// Over many seeds, each sample occurs equally often at each draw. The samples after the last whole run or block change with
+    /// the epoch.
     #[test]
     fn tails_of_window_orders_are_even() {
         for (count, run, size, lanes, block) in [

@@ -1,4 +1,5 @@
-//! A column whose values are separate files, such as NPY arrays or images. Files are read unchanged; only lengths are verified.
+//! A column whose values are separate files, such as NPY arrays or images. Files are read as they are, and only their lengths are
+//! verified.
 
 use bytes::Bytes;
 use penstock_dataset::RaggedValues;
@@ -9,9 +10,9 @@ use penstock_storage::{Access, RangeRequest, Storage};
 /// The location of one value.
 pub struct Entry {
     pub name: String,
-    /// Size of the file when it was listed.
+    /// Size of the file at the time of listing.
     pub file_bytes: u64,
-    /// Offset of the value, which extends to the end of the file.
+    /// Offset of the value in the file. The value extends to the end of the file.
     pub begin: u64,
     /// Sizes of the free dimensions.
     pub free: Vec<u64>,
@@ -81,7 +82,7 @@ impl Files {
         bodies.into_iter().map(|pieces| pieces.map(|pieces| pieces.into_iter().next().unwrap_or_default())).collect()
     }
 
-    /// Return the whole file: a small file is read, a large one is mapped.
+    /// Return a whole file. Small files are read, and large ones are mapped.
     fn body(&self, position: u64) -> Result<Bytes> {
         const MAPPED_FROM_BYTES: u64 = 1 << 20;
         let entry = self.entry(position);
@@ -106,6 +107,6 @@ impl Files {
         error
             .context(format!("cannot load `{path}` (sample {position})"))
             .rows(vec![position])
-            .hint("files must not change; list them again")
+            .hint("the files must not change after they are listed; list them again")
     }
 }

@@ -1,4 +1,4 @@
-//! Where samples come from: views and files, what a batch reads of them, and shuffle windows.
+//! The sources of samples: views and files, the reads of a batch, and shuffle windows.
 
 pub mod files;
 pub mod reads;

@@ -1,4 +1,4 @@
-//! What a batch reads from its sources, and the values of its columns.
+//! The reads of a batch from its sources, and the resulting column values.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ pub struct Share {
     /// Positions in the view.
     positions: Vec<u64>,
     reader: Reader,
-    /// Place in the batch of each position.
+    /// The place of each position in the batch.
     places: Vec<u32>,
-    /// Whether it uses blocks that a window lent.
+    /// Whether the reader uses blocks lent by a window.
     lent: bool,
 }
 
-/// The reads of a batch, by source.
+/// The reads of a batch, grouped by source.
 pub struct Reads {
     pub shares: Vec<Share>,
     count: usize,
@@ -46,8 +46,8 @@ impl Reads {
         Ok(Reads { shares, count: places.len() })
     }
 
-    /// Fetch what the columns need, unless files are mapped. `specs`: the columns of each source; `lend` returns blocks that a window
-    /// holds.
+    /// Fetch the blocks that the columns need, unless files are mapped. `specs` lists the columns of each source, and `lend`
+    /// returns blocks that a window holds.
     pub fn fetch(
         &mut self,
         sources: &[Source],
@@ -60,7 +60,7 @@ impl Reads {
             share.lent = !lent.is_empty();
             lent.iter().for_each(|held| share.reader.lend(held));
             let source = &sources[share.source];
-            // A source that covers at least half of its snapshot will soon need the neighbouring samples too.
+            // A source that covers at least half of its snapshot will soon also need the neighbouring samples.
             let purpose = if !share.lent && 2 * source.len() >= source.snapshot.len() { Purpose::Epoch } else { Purpose::Take };
             share.reader.fetch(&columns, purpose)?;
         }
@@ -114,14 +114,14 @@ impl Reads {
         self.shares.iter_mut().for_each(|share| share.reader.release());
     }
 
-    /// Find values of different lengths for a batch to keep. Values that would keep much other memory alive are copied: those in a run,
-    /// or in a block with many others.
+    /// Return values of different lengths for a batch to keep. Values that would keep much other memory alive are copied, such as
+    /// values in a run or in a block with many others.
     pub fn kept(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Raw> {
         let mut raw = self.raw(sources, specs, column)?;
         for (share, part) in self.shares.iter().zip(&mut raw.parts) {
             let source = &sources[share.source];
             let spec = &specs[share.source][column];
-            // Mapped, uncompressed values are in the page cache and do not count.
+            // Mapped, uncompressed values are in the page cache and do not count as memory.
             if source.files_of(spec).is_some() || (source.mapped() && spec.codec == Codec::None) {
                 continue;
             }
@@ -133,7 +133,7 @@ impl Reads {
         Ok(raw)
     }
 
-    /// Find values of different lengths without copying them.
+    /// Return values of different lengths without copying them.
     fn raw(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Raw> {
         let (mut parts, mut index, mut own_bytes) = (Vec::new(), vec![(0, 0); self.count], 0);
         for share in &self.shares {
@@ -152,7 +152,7 @@ impl Reads {
         Ok(Raw { parts, index, own_bytes })
     }
 
-    /// Read a column without transforms.
+    /// Read a column without applying transforms.
     pub fn values(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Values> {
         let spec = &specs[0][column];
         let (dtype, shape) = value_type(spec)?;

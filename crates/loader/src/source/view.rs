@@ -1,4 +1,4 @@
-//! A source of a mixture: a view, or files that are not in a dataset.
+//! A source of samples: a view, optionally with a column of separate files.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use penstock_tensor::{Dtype, Shape};
 
 use crate::source::files::Files;
 
-/// All samples of a snapshot, or selected ones.
+/// All samples of a snapshot, or a selection of them.
 #[derive(Clone)]
 pub struct Source {
     pub name: String,
     pub snapshot: Arc<Snapshot>,
     pub selection: Option<Arc<Vec<u64>>>,
-    /// A column in addition to those of the snapshot.
+    /// An additional column, whose values are separate files.
     pub files: Option<Arc<Files>>,
 }
 
@@ -28,7 +28,7 @@ impl Source {
         self.len() == 0
     }
 
-    /// Return whether all of its files are mapped.
+    /// Return whether all files of this source are mapped.
     pub fn mapped(&self) -> bool {
         self.files.is_none() && self.snapshot.is_mapped()
     }
@@ -40,7 +40,7 @@ impl Source {
         }
     }
 
-    /// Return the files of a column that is not part of the snapshot.
+    /// Return the separate files of a column, or None if the column is part of the snapshot.
     pub fn files_of(&self, spec: &ColumnSpec) -> Option<&Files> {
         self.files.as_deref().filter(|files| files.spec.name == spec.name)
     }

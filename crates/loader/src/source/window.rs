@@ -1,6 +1,7 @@
-//! Runs of a window order, held while their samples are being drawn. Each run is fetched once, whole, and released after its last draw.
+//! The runs of a window order, held while their samples are being drawn. Each run is fetched as a whole and released after its
+//! last draw.
 //!
-//! Used only if files are not mapped. A rank holds its share of the window, which counts towards the budget.
+//! Windows are used only if files are not mapped. Each rank holds its share of the window, which counts towards the budget.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,7 +25,7 @@ pub struct Window {
     fetched: Condvar,
 }
 
-/// Every `stride`-th step from `begin` on: the steps that this engine makes.
+/// The steps that this engine makes: every `stride`-th step, starting at `begin`.
 #[derive(Debug, Clone, Copy)]
 pub struct Steps {
     pub begin: u64,
@@ -50,22 +51,22 @@ struct State {
     runs: HashMap<(u64, u64), Run>,
     /// Bytes of all held blocks and data files.
     bytes: u64,
-    /// How many runs hold each data file.
+    /// Number of runs that hold each data file.
     files: HashMap<Id, usize>,
     /// Number of runs being fetched.
     fetching: u64,
     /// Bytes of the largest run so far.
     run_bytes: u64,
-    /// Number of requests so far.
+    /// Number of calls to `missing` so far.
     asked: u64,
 }
 
 struct Run {
-    /// None while a thread fetches it.
+    /// None while a thread fetches the run.
     held: Option<Arc<Held>>,
-    /// Upper limit on its samples that this engine still has to draw.
+    /// Upper limit on the number of samples in the run that this engine still has to draw.
     left: u64,
-    /// Number of the last request that used it.
+    /// Number of the last call to `missing` that requested the run.
     asked: u64,
 }
 
@@ -97,23 +98,24 @@ impl State {
 }
 
 impl Window {
-    /// Create the window of a source. None for an order without windows or if files are mapped. `mixed`: the source belongs to a mixture.
+    /// Create the window of a source. Returns None for an order without windows, or if files are mapped. `mixed` is true if the
+    /// source belongs to a mixture.
     pub fn of(order: &Order, source: &Source, mixed: bool) -> Option<Window> {
         let Order::Window { run_samples, window_samples, .. } = order else { return None };
         if source.snapshot.is_mapped() {
             return None;
         }
-        // Two windows may overlap: one ends while the next one begins.
+        // Two windows may overlap, because the next one begins before the current one ends.
         let most = mixed.then(|| 2 * window_samples.div_ceil(*run_samples) as usize);
         Some(Window { run_samples: *run_samples, most, state: Mutex::default(), fetched: Condvar::new() })
     }
 
-    /// Release all runs and start over, for these steps.
+    /// Release all runs, and start over with these steps.
     pub fn begin(&self, steps: Steps) {
         *self.lock() = State { steps, ..State::default() };
     }
 
-    /// Count the bytes held now, plus an estimate for runs being fetched.
+    /// Return the bytes held now, plus an estimate for runs being fetched.
     pub fn bytes(&self) -> u64 {
         let state = self.lock();
         state.bytes + state.fetching * state.run_bytes
@@ -123,8 +125,8 @@ impl Window {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Return the runs that contain these positions of the view, and fetch those that are not held. Each position is a draw of `epoch`.
-    /// `drawn` returns an upper limit on the samples of a run that this engine draws in the epoch.
+    /// Return the runs that contain these positions of the view, and fetch those that are not held. Each position counts as one
+    /// draw of `epoch`. `drawn` returns an upper limit on the samples of a run that this engine draws in the epoch.
     pub fn runs(
         &self,
         source: &Source,
@@ -151,7 +153,7 @@ impl Window {
             while state.runs.get(&number).is_some_and(|run| run.held.is_none()) {
                 state = self.fetched.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            // If another thread failed to fetch the run, this batch fetches the blocks it needs without it.
+            // If another thread failed to fetch the run, this batch fetches its own blocks instead.
             let Some(run) = state.runs.get_mut(&number) else { continue };
             found.extend(run.held.clone());
             run.left = run.left.saturating_sub(count);

@@ -1,5 +1,5 @@
-//! Values in transit through the transforms: motions change their geometry, then they are written to their places in a batch. An image
-//! stays encoded until it is written. `operation` chooses the motions.
+//! Values that transforms are applied to. Motions, which `operation` chooses, change the geometry of values. The values are then
+//! written to their places in a batch. An image usually stays encoded until it is written.
 
 use std::borrow::Cow;
 
@@ -13,13 +13,13 @@ use penstock_tensor::Dtype;
 
 use crate::batch::Loose;
 
-/// A value in transit through the transforms.
+/// A value that transforms are applied to.
 pub enum Cell<'a> {
     Null,
     Image(Image<'a>),
     Array(Array<'a>),
     Boxes(Vec<[f32; 4]>),
-    /// Points of objects, x and y first. The sizes are points per object and numbers per point.
+    /// Points of objects, each beginning with x and y. The sizes are points per object and numbers per point.
     Points(Vec<f32>, [usize; 2]),
 }
 
@@ -27,7 +27,7 @@ pub enum Cell<'a> {
 pub struct Image<'a> {
     pub(super) pixels: Pixels<'a>,
     pub geometry: Geometry,
-    /// Whether columns and rows are reversed after the geometry is applied.
+    /// Whether the order of columns, and of rows, is reversed after the geometry is applied.
     pub mirrored: [bool; 2],
 }
 
@@ -124,7 +124,7 @@ impl Cell<'_> {
         }
     }
 
-    /// Return bytes, dtype and shape, for results whose shape differs between samples; None for a null.
+    /// Return bytes, dtype and shape, for results whose shape differs between samples. Returns None for a null.
     pub fn loose(self, convert: Option<&Convert>, boxes: &str) -> Result<Option<Loose>> {
         let bytes = |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();
         Ok(Some(match self {
@@ -171,13 +171,13 @@ fn from_xyxy(row: [f32; 4], format: &str) -> [f32; 4] {
     }
 }
 
-/// Decode a mask into class numbers, (H, W).
+/// Decode a mask into class numbers of shape (H, W).
 pub fn mask(bytes: &[u8], limits: Limits) -> Result<Array<'static>> {
     let Picture { height, width, bits, data, .. } = decode_mask(bytes, limits)?;
     Ok(Array::new(Cow::Owned(data), dtype_of(bits), &[height, width]))
 }
 
-/// Wrap a decoded image as an array, (H, W, C).
+/// Wrap a decoded image as an array of shape (H, W, C).
 pub fn picture(picture: Picture) -> Array<'static> {
     let Picture { height, width, channels, bits, data } = picture;
     Array::new(Cow::Owned(data), dtype_of(bits), &[height, width, channels])

@@ -1,4 +1,4 @@
-//! What happens to a sample: cells and their motions, operations, and the pipeline that applies them.
+//! The transforms of samples: cells and their motions, operations, and the pipeline that applies them.
 
 pub mod cell;
 pub mod motion;

@@ -1,4 +1,4 @@
-//! Motions: changes of geometry, the same for all columns of a transform.
+//! Motions, and their effect on each kind of value.
 
 use std::borrow::Cow;
 
@@ -20,7 +20,7 @@ pub enum Motion {
     Mirror(usize),
 }
 
-/// Apply a motion to one column; `size` is the size of the leading column before the motion.
+/// Apply a motion to one column. `size` is the size of the leading column before the motion.
 pub fn moved(cell: &mut Cell<'_>, motion: &Motion, size: &[usize]) -> Result<()> {
     if let Cell::Image(image) = cell
         && let Motion::Crop { boxes, .. } = motion
@@ -66,8 +66,8 @@ fn resize_image(image: &mut Image<'_>, resized: &Resized) -> Result<()> {
     if image.size() == (resized.width, resized.height) {
         return Ok(());
     }
-    // Nearest filters pick pixels of the mirrored image, so it is mirrored first: the origin is a different corner, and a tie at a
-    // centre falls the other way.
+    // Nearest filters must pick pixels of the mirrored image, so the image is mirrored first. Otherwise, a different corner would
+    // be the origin, and ties at a centre would be resolved differently.
     if image.geometry.resized.is_some() || (image.mirrored.contains(&true) && resized.filter.is_nearest()) {
         let (width, height) = image.size();
         let pixels = Pixels::Rgb(image.decode()?, width, height);

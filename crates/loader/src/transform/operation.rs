@@ -1,7 +1,8 @@
 //! Transforms as data, and their effect on one sample. Names, defaults and units follow torchvision v2.
 //!
-//! Geometry consists of four motions: crop, resize and two mirrors. A crop that reaches beyond the image pads it. A transform draws its
-//! random numbers once and moves all columns in its `on` list; `motion` carries out the motions.
+//! All geometry changes consist of four motions: crop, resize and two mirrors. A crop that extends beyond the image pads it. A
+//! transform draws its random numbers once and applies the same motions to all columns in its `on` list. `motion` implements
+//! them.
 
 use penstock_codec::resize::{Filter, Resized};
 use penstock_error::{Error, Result};
@@ -22,7 +23,7 @@ pub struct Transform {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case")]
 pub enum Operation {
-    /// `size`: one number for the shorter side, or height and width.
+    /// `size` is one number for the shorter side, or height and width.
     Resize {
         size: Vec<usize>,
         max_size: Option<usize>,
@@ -33,7 +34,7 @@ pub enum Operation {
     CenterCrop {
         size: Vec<usize>,
     },
-    /// `padding`: left, top, right, bottom; for tensors, before and after for each dimension of `size`.
+    /// `padding` is left, top, right and bottom. For tensors, it contains the padding before and after each dimension of `size`.
     RandomCrop {
         size: Vec<usize>,
         padding: Option<Vec<i64>>,
@@ -124,7 +125,7 @@ pub fn apply(operation: &Operation, cells: &mut [Cell<'_>], on: &[usize], draws:
     }
     let lead = on.iter().find_map(|at| size_of(&cells[*at]));
     let Some(size) = lead else {
-        // The leading column is null, so boxes and keypoints that follow it become null too.
+        // The leading column is null, so boxes and keypoints that follow it also become null.
         on.iter().for_each(|at| cells[*at] = Cell::Null);
         return Ok(());
     };
@@ -133,7 +134,7 @@ pub fn apply(operation: &Operation, cells: &mut [Cell<'_>], on: &[usize], draws:
             && other[..2.min(other.len())] != size[..2.min(size.len())]
         {
             let text = format!(
-                "{} is on columns of different sizes: {:?} and {:?} (height, width)",
+                "{} applies to columns of different sizes: {:?} and {:?} (height, width)",
                 operation.name(),
                 &size[..2.min(size.len())],
                 &other[..2.min(other.len())]
@@ -148,7 +149,7 @@ pub fn apply(operation: &Operation, cells: &mut [Cell<'_>], on: &[usize], draws:
     Ok(())
 }
 
-/// Return the sizes of all dimensions, height and width first. None for a null, boxes and keypoints.
+/// Return the sizes of all dimensions, height and width first. Returns None for nulls, boxes and keypoints.
 fn size_of(cell: &Cell<'_>) -> Option<Vec<usize>> {
     match cell {
         Cell::Image(image) => Some(vec![image.size().1, image.size().0]),
@@ -219,7 +220,7 @@ fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Result<V
     })
 }
 
-/// Return height and width after a transform. They do not depend on random numbers.
+/// Return the height and width after a transform, which do not depend on random numbers.
 pub fn size_after(operation: &Operation, (height, width): (usize, usize)) -> (usize, usize) {
     match operation {
         Operation::Resize { size, max_size, .. } => resized(height, width, size, *max_size),
@@ -246,7 +247,8 @@ pub fn padded_size(size: usize, padding: &[i64], dimension: usize) -> usize {
     (size as i64 + before + after).max(0) as usize
 }
 
-/// Return padding before and after a dimension. Four numbers are [left, top, right, bottom]; otherwise each dimension has [before, after].
+/// Return the padding before and after a dimension. Four numbers are [left, top, right, bottom]. Otherwise, each dimension has
+/// [before, after].
 pub fn padding_of(padding: &[i64], dimension: usize) -> (i64, i64) {
     match padding.len() {
         4 => (padding[1 - dimension.min(1)], padding[3 - dimension.min(1)]),
@@ -254,7 +256,8 @@ pub fn padding_of(padding: &[i64], dimension: usize) -> (i64, i64) {
     }
 }
 
-/// Return where a centred crop begins, rounded half to even like torchvision. A smaller image is padded, with less on the left and top.
+/// Return the start of a centred crop, rounded half to even as in torchvision. An image smaller than the crop is padded, with
+/// less padding on the left and top.
 fn centre(size: usize, wanted: usize) -> i64 {
     if wanted > size {
         return -(((wanted - size) / 2) as i64);
@@ -262,7 +265,7 @@ fn centre(size: usize, wanted: usize) -> i64 {
     ((size as f64 - wanted as f64) / 2.0).round_ties_even() as i64
 }
 
-/// Return height and width after a resize.
+/// Return the height and width after a resize.
 fn resized(height: usize, width: usize, size: &[usize], max_size: Option<usize>) -> (usize, usize) {
     if let [to_height, to_width] = size {
         return (*to_height, *to_width);

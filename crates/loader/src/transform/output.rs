@@ -21,7 +21,7 @@ pub struct Output {
     /// Index of the source column.
     pub column: usize,
     pub role: Role,
-    /// Shape of one sample; None for a size that differs between samples.
+    /// Shape of one sample, with None for each size that differs between samples.
     pub shape: Vec<Option<usize>>,
     pub dtype: Dtype,
     /// The dtype before transforms.
@@ -30,16 +30,16 @@ pub struct Output {
     pub convert: Option<Convert>,
 }
 
-/// The form in which a batch holds images and masks.
+/// The form of images and masks in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MediaForm {
     /// Pixels.
     Decoded,
-    /// Bytes, as stored.
+    /// The stored bytes.
     Stored,
 }
 
-/// The kind of a result, as transforms distinguish it.
+/// The kind of a result, which determines the transforms that apply to it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Role {
     Image {
@@ -48,14 +48,14 @@ pub enum Role {
     },
     Mask,
     Boxes(String),
-    /// Numbers per point.
+    /// Keypoints with this many numbers per point.
     Keypoints(usize),
     Tensor,
-    /// No transform applies to it.
+    /// A result that no transform applies to.
     Other,
 }
 
-/// The stored value of one sample: bytes and full shape; no bytes for a null.
+/// The stored value of one sample: its bytes and full shape. A null has no bytes.
 #[derive(Clone)]
 pub struct Input<'a> {
     pub bytes: Option<&'a [u8]>,
@@ -88,7 +88,7 @@ impl Output {
         Ok(Output { name, column, role, shape, dtype, stored: dtype, stored_shape: stored, convert: None })
     }
 
-    /// Return whether all samples have one shape, so that the batch is one array.
+    /// Return whether all samples have the same shape, so that the batch is one array.
     pub fn is_fixed(&self) -> bool {
         self.shape.iter().all(Option::is_some)
     }
@@ -98,7 +98,7 @@ impl Output {
         matches!(self.role, Role::Image { .. })
     }
 
-    /// Return whether values of different shapes become a list of arrays; otherwise they become one ragged array.
+    /// Return whether values of different shapes become a list of arrays instead of one ragged array.
     pub fn is_listed(&self) -> bool {
         matches!(self.role, Role::Image { .. } | Role::Mask)
     }
@@ -177,7 +177,7 @@ impl Output {
         Ok(())
     }
 
-    /// Return a dimension that is known to be too small for a crop.
+    /// Return a dimension that is known to be too small for a crop, or None.
     fn lacks(&self, size: &[usize], padding: Option<&[i64]>) -> Option<usize> {
         size.iter().enumerate().position(|(dimension, wanted)| {
             let (before, after) = padding.map_or((0, 0), |padding| padding_of(padding, dimension));
@@ -217,7 +217,7 @@ fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::Float16 | Dtype::Bfloat16 | Dtype::Float32 | Dtype::Float64)
 }
 
-/// Return the factor that scales integers to at most 1; floating point is not scaled.
+/// Return the factor that scales integers to at most 1. Floating-point values are not scaled.
 fn unit_scale(dtype: Dtype) -> f32 {
     match dtype {
         Dtype::Uint8 => 1.0 / 255.0,
@@ -232,7 +232,7 @@ fn unit_scale(dtype: Dtype) -> f32 {
     }
 }
 
-/// Check the parameters of a transform, and that it fits every result in `on`.
+/// Check the parameters of a transform, and whether it fits every result in `on`.
 pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<()> {
     let name = operation.name();
     let wrong = |text: String| Err(Error::new("invalid-argument", format!("{name}: {text}")));

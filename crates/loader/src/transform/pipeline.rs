@@ -1,4 +1,4 @@
-//! The recipe of one batch: its results, the columns they come from, and the transforms between them. Checked before anything is read.
+//! The results of a batch, their source columns, and the transforms in between. All are checked before any data are read.
 
 use std::collections::HashMap;
 
@@ -17,8 +17,8 @@ use crate::transform::output::{Input, MediaForm, Output, Role, check};
 pub struct Group {
     /// Indices of results.
     pub outputs: Vec<usize>,
-    /// For each transform: the key of its random numbers, the operation, and its results as places in `outputs`. The key depends on the
-    /// number of the transform among all transforms of the pipeline.
+    /// For each transform: the key of its random numbers, the operation, and its results as places in `outputs`. The key depends
+    /// on the transform's index among all transforms of the pipeline.
     transforms: Vec<(u64, Operation, Vec<usize>)>,
 }
 
@@ -31,7 +31,7 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Check results and transforms, and group them. `outputs` holds the name and column index of each result.
+    /// Check results and transforms, and group them. `outputs` contains the name and column index of each result.
     pub fn new(
         outputs: Vec<(String, usize)>,
         specs: &[ColumnSpec],
@@ -42,7 +42,7 @@ impl Pipeline {
         let made = outputs.into_iter().map(|(name, column)| Output::new(name, column, &specs[column], form)).collect::<Result<Vec<_>>>();
         let mut pipeline = Pipeline { outputs: made?, groups: Vec::new(), plain: Vec::new() };
         let places: HashMap<String, usize> = pipeline.outputs.iter().enumerate().map(|(at, output)| (output.name.clone(), at)).collect();
-        // The group of each result; every transform joins the groups of its results.
+        // The group of each result. Every transform merges the groups of its results.
         let mut group: Vec<usize> = (0..pipeline.outputs.len()).collect();
         let mut touched = vec![false; group.len()];
         let mut ons = Vec::new();
@@ -50,7 +50,7 @@ impl Pipeline {
             let on = transform.on.iter().map(|name| {
                 places.get(name).copied().ok_or_else(|| {
                     let names: Vec<&str> = pipeline.outputs.iter().map(|output| output.name.as_str()).collect();
-                    let text = format!("{} is on `{name}`, which the loader does not return", transform.operation.name());
+                    let text = format!("{} applies to `{name}`, which the loader does not return", transform.operation.name());
                     Error::new("invalid-argument", text).hint(format!("it returns {}", names.join(", ")))
                 })
             });
@@ -85,8 +85,8 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Estimate the bytes of a result and the scratch bytes needed to make it, from the header of its stored image. None if the result is
-    /// not an image or a mask, or if the header has no size.
+    /// Estimate the bytes of a result and the scratch bytes needed to make it, from the header of its stored image. Returns None
+    /// if the result is not an image or a mask, or if the header has no size.
     pub fn media_bytes(&self, group: &Group, place: usize, stored: &[u8]) -> Option<(u64, u64)> {
         let output = &self.outputs[group.outputs[place]];
         let Outline { width, height, decoder_bytes } = if output.is_listed() { outline(stored)? } else { return None };
@@ -97,7 +97,8 @@ impl Pipeline {
         };
         let mine = group.transforms.iter().filter(|(_, _, on)| on.contains(&place)).map(|(_, operation, _)| operation);
         let pixels = |height: usize, width: usize| height as u64 * width as u64;
-        // Resizing makes an intermediate image that already has one side of the result: the height for 8 bits, the width for 16.
+        // Resizing makes an intermediate image in which one side already has its final size. This is the height for 8 bits, and
+        // the width for 16.
         let shallow = matches!(&output.role, Role::Image { mode, .. } if mode.form().is_some_and(|(_, bits)| bits == 8));
         let ((to_height, to_width), between) = mine.fold(((height, width), 0), |(from, between), operation| {
             let to = operation::size_after(operation, from);
@@ -106,12 +107,12 @@ impl Pipeline {
             (to, if operation::resizes(operation) { between.max(passes) } else { between })
         });
         let made = pixels(to_height, to_width) * channels as u64 * if output.convert.is_some() { output.dtype.size() as u64 } else { 1 };
-        // The decoder's output, counted twice because it may be copied before it reaches its place in the batch.
+        // The decoder's output is counted twice, because it may be copied before it reaches its place in the batch.
         Some((made, (2 * pixels(height, width) + between) * channels.max(3) as u64 + decoder_bytes))
     }
 
-    /// Make one sample of a group and apply all its transforms. `inputs` holds the stored value of each result; `pool` provides memory for
-    /// pixels.
+    /// Make one sample of a group and apply all its transforms. `inputs` contains the stored value of each result, and `pool`
+    /// provides memory for pixels.
     pub fn sample<'a>(&self, group: &Group, inputs: &[Input<'a>], epoch: u64, draw: u64, pool: &'a Pool) -> Result<Vec<Cell<'a>>> {
         let cells = group.outputs.iter().zip(inputs).map(|(at, input)| self.outputs[*at].cell(input, pool));
         let mut cells = cells.collect::<Result<Vec<Cell<'a>>>>()?;

@@ -1,4 +1,4 @@
-//! The file system of the operating system.
+//! The operating system's file system.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ use crate::kernel;
 use crate::listing::Entry;
 use crate::ranges::{Piece, RangeRequest};
 
-/// The file system of the operating system.
+/// The operating system's file system.
 #[derive(Debug)]
 pub struct Disk;
 
@@ -41,7 +41,7 @@ impl FileSystem for Disk {
         check_length(file.metadata()?.len(), range)?;
         let mut at = range.begin;
         if range.shared && range.pieces.len() > 1 {
-            // Adjacent pieces share one read. The memory is mapped, so that it returns to the kernel: allocators keep freed memory.
+            // Adjacent pieces share one read. Mapped memory is returned to the kernel on drop, but allocators keep it.
             let mut memory = MmapMut::map_anon(range.pieces.iter().map(|piece| piece.bytes).sum::<usize>().max(1))?;
             let mut rest = &mut memory[..];
             for run in range.pieces.chunk_by(|_, next| next.skip == 0) {
@@ -132,7 +132,7 @@ impl FileSystem for Disk {
     fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>> {
         let entry = |entry: io::Result<fs::DirEntry>| {
             let entry = entry?;
-            // A name that is not UTF-8 is not ours. Its lossy form has a U+FFFD, so it differs from all of our names.
+            // A name that is not UTF-8 is not ours. Its lossy form contains U+FFFD, so it differs from all of our names.
             Ok((entry.file_name().to_string_lossy().into_owned(), entry.file_type()?.is_dir()))
         };
         fs::read_dir(path)?.map(entry).collect()
@@ -144,7 +144,7 @@ impl FileSystem for Disk {
 
     fn hold(&self, folder: &Path) -> io::Result<Option<Held>> {
         let Some((folder, path)) = kernel::hold_folder(folder)? else { return Ok(None) };
-        Ok(self.place(&path).map(|place| Held { path, place, _folder: folder })) // Without /proc this is None.
+        Ok(self.place(&path).map(|place| Held { path, place, _folder: folder })) // Without /proc, this is None.
     }
 
     /// Combine the inode with the creation time, because inodes are reused.
@@ -155,7 +155,7 @@ impl FileSystem for Disk {
     }
 }
 
-/// Check that a file has the length that the range expects of its object.
+/// Check that a file has the length that the range expects.
 pub fn check_length(found: u64, range: &RangeRequest) -> io::Result<()> {
     match range.object_bytes {
         Some(expected) if found != expected => {
@@ -165,10 +165,10 @@ pub fn check_length(found: u64, range: &RangeRequest) -> io::Result<()> {
     }
 }
 
-/// Advise the kernel about mapped bytes. A refusal only costs speed.
+/// Advise the kernel how mapped bytes will be read. A refusal only costs speed.
 fn advise(part: &[u8], advice: libc::c_int) {
     let begin = part.as_ptr() as usize & !(PAGE_BYTES - 1);
     let end = part.as_ptr() as usize + part.len();
-    // SAFETY: the range is inside pages that `part` keeps mapped; the advice does not change contents.
+    // SAFETY: `part` keeps the pages of the range mapped. The advice does not change any data.
     unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, advice) };
 }

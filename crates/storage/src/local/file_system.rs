@@ -1,4 +1,4 @@
-//! The file system calls that `Local` uses, as a trait, so that `testkit` can run the same code on a disk that crashes.
+//! The file system calls that `Local` uses, as a trait, so that `testkit` can run the same code on a simulated disk that crashes.
 
 use std::fmt::Debug;
 use std::fs;
@@ -37,15 +37,15 @@ pub trait FileSystem: Send + Sync + Debug {
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
     /// Return the files in a folder.
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>>;
-    /// Return the names of all entries of a folder, and whether each is a folder.
+    /// Return the names of all entries in a folder, and whether each entry is a folder.
     fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>>;
     /// Return the number of names (hard links) of a file.
     fn links(&self, path: &Path) -> io::Result<u64>;
-    /// Hold a folder open. The returned path leads to it even after a rename. None if the system cannot hold folders.
+    /// Hold a folder open. The returned path leads to it even after a rename. None if the system does not support this.
     fn hold(&self, _folder: &Path) -> io::Result<Option<Held>> {
         Ok(None)
     }
-    /// Return a number that identifies a folder, never 0. None if unknown.
+    /// Return a nonzero number that identifies a folder. None if it is unknown.
     fn place(&self, _folder: &Path) -> Option<u64> {
         None
     }
@@ -62,7 +62,7 @@ pub struct Held {
 
 /// An open file.
 pub trait File: Send {
-    /// Append bytes. They may be written later, and a later call may report their failure. `sync` waits for all writes.
+    /// Append bytes. The write may happen later, and a later call may report its failure. `sync` waits for all writes.
     fn write(&mut self, bytes: Vec<u8>) -> io::Result<()>;
     fn sync(&mut self) -> io::Result<()>;
 }

@@ -1,4 +1,4 @@
-//! A store in a local folder: its root, names and errors, and the objects being written. `verbs` implements its operations.
+//! A store in a local folder: its root, file names, errors and writers. `verbs` implements its operations.
 
 use std::collections::HashSet;
 use std::io;
@@ -30,10 +30,10 @@ pub struct Local {
     pub(super) kept: Arc<PerProcess<Kept>>,
 }
 
-/// What is known about an opened folder.
+/// The state of an opened folder in one process.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// Folders whose names this store has made durable, by root. Folders made by another store may not be synced yet.
+    /// Folders whose names this store has made durable, keyed by root. Other stores may not have synced the folders they created.
     pub(super) named: Mutex<HashSet<(Option<u64>, PathBuf)>>,
     /// Whether `prove` has succeeded.
     pub(super) proven: Mutex<bool>,
@@ -75,7 +75,7 @@ impl Local {
         Ok(folder.join(format!("{TEMPORARY}{:016x}", u64::from_le_bytes(random))))
     }
 
-    /// Create a file, and its folder if that is missing. `sync_folder` makes the folder's name durable.
+    /// Create a file, and its folder if the folder is missing. `sync_folder` makes the folder's name durable.
     pub(super) fn create_file(&self, path: &Path) -> Result<Box<dyn File>> {
         match self.files.create(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -86,7 +86,7 @@ impl Local {
         }
     }
 
-    /// Create a folder and its missing parents below `end`. `end` must exist, so that a dataset that was moved is not recreated.
+    /// Create a folder and its missing parents below `end`. `end` must exist, so that a moved dataset is not recreated.
     pub(super) fn make_folders(&self, folder: &Path, end: &Path) -> Result<()> {
         let fail = |error: io::Error| self.failure("create folder", folder, &error);
         let make = || match self.files.create_folder(folder) {
@@ -114,7 +114,7 @@ impl Local {
         self.failure("write to", &self.root, &io::Error::from_raw_os_error(libc::ENOENT)).hint(hint)
     }
 
-    /// Make the names in a folder durable. The first call also syncs the folder's own name and those above it.
+    /// Make the names in a folder durable. The first call also syncs the names of the folder and its parents.
     pub(super) fn sync_folder(&self, folder: &Path) -> io::Result<()> {
         let named = || self.kept.get().named.lock().unwrap_or_else(PoisonError::into_inner);
         add(&self.counters.syncs, 1);
@@ -130,7 +130,7 @@ impl Local {
             }
             add(&self.counters.syncs, 1);
             match self.files.sync_folder(above) {
-                // We may not be allowed to open folders above the dataset. A process that could create them could also sync them.
+                // Folders above the dataset may be inaccessible. A process that was allowed to create them could also sync them.
                 Err(error) if !above.starts_with(&self.root) && refused(&error) && !is_full(&error) => {}
                 other => other?,
             }
@@ -141,11 +141,11 @@ impl Local {
         Ok(())
     }
 
-    /// Return whether a failed `link` created the name after all. Its errno can be wrong; the link count is reliable.
+    /// Return whether a failed `link` created the name after all. The errno can be wrong, but the link count is reliable.
     pub(super) fn was_linked(&self, temporary: &Path) -> Option<bool> {
         match self.files.links(temporary) {
             Ok(links) => Some(links > 1),
-            // Unknown: the file was renamed to its name (no hard links), or its folder was renamed.
+            // Unknown: the temporary file was renamed instead of linked, or its folder was renamed.
             Err(_) => None,
         }
     }
@@ -167,15 +167,15 @@ impl Local {
     }
 }
 
-/// Whether a file is on the device before it gets its name.
+/// Whether a file must reach the device before it gets its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Durability {
     Synced,
-    /// In the page cache only: a hint, or a probe.
+    /// Only written to the page cache, as for hints and probes.
     Cached,
 }
 
-/// Convert an I/O error into an [`Error`], by its kind.
+/// Convert an I/O error into an [`Error`] according to its kind.
 pub(super) fn failure(verb: &str, path: &Path, error: &io::Error) -> Error {
     use io::ErrorKind as K;
     let text = format!("cannot {verb} `{}`: {error}", path.display());
@@ -190,7 +190,7 @@ pub(super) fn failure(verb: &str, path: &Path, error: &io::Error) -> Error {
     }
 }
 
-/// Return whether an error guarantees that nothing was done.
+/// Return whether an error guarantees that nothing has changed.
 pub(super) fn refused(error: &io::Error) -> bool {
     use io::ErrorKind as K;
     matches!(
@@ -229,7 +229,7 @@ impl ObjectWriter for LocalWriter {
 impl Drop for LocalWriter {
     fn drop(&mut self) {
         if self.file.take().is_some() {
-            let _ = self.files.remove(&self.path); // An orphan is harmless.
+            let _ = self.files.remove(&self.path); // An orphaned file is harmless.
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A folder on a local disk, whose files are mapped, read through the page cache, or read past it.
+//! A folder on a local disk. Its files are mapped, read through the page cache, or read directly from the device.
 
 mod disk;
 mod file_system;

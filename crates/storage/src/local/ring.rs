@@ -22,9 +22,9 @@ use crate::ranges::RangeRequest;
 /// Devices reach their full rate at this request size. Larger requests would only take longer to finish.
 const REQUEST_BYTES: u64 = 1 << 20;
 const DEPTH: u32 = 32;
-/// Memory for one request of a stream, alignment included. `DEPTH` of them make 8 MiB, which any user may lock.
+/// Memory for one stream request, including alignment. `DEPTH` slots take 8 MiB, which any user may lock.
 const SLOT_BYTES: u64 = 256 << 10;
-/// The longest range that a stream reads.
+/// Maximum length of a streamed range.
 pub const STREAM_BYTES: u64 = SLOT_BYTES - 2 * ALIGN;
 
 /// A buffer whose first `bytes` bytes were written by the device.
@@ -44,16 +44,16 @@ impl AsRef<[u8]> for Filled {
 struct Job {
     file: Arc<File>,
     buffer: Buffer,
-    /// Offset in the file at which the buffer begins.
+    /// File offset of the start of the buffer.
     begin: u64,
-    /// Bytes from `begin` that must arrive.
+    /// Number of bytes after `begin` that must arrive.
     needed: u64,
     /// Length of the buffer: `needed`, rounded up to `ALIGN`.
     length: u64,
     failed: Option<io::Error>,
 }
 
-/// One request: its job, and its place in the job's buffer.
+/// One request: its job, and its position in the job's buffer.
 #[derive(Clone, Copy)]
 struct Request {
     job: usize,
@@ -76,7 +76,7 @@ struct Pool {
 }
 
 thread_local! {
-    /// The ring of this thread. A forked child must not touch its parent's ring.
+    /// This thread's ring. A forked child must not touch its parent's ring.
     static RING: RefCell<Option<Ring>> = const { RefCell::new(None) };
 }
 
@@ -84,7 +84,7 @@ thread_local! {
 /// into its buffers.
 fn with_ring<T>(work: impl FnOnce(&mut Ring) -> io::Result<T>) -> io::Result<T> {
     let generation = process::generation();
-    let held = RING.take().map(ManuallyDrop::new).filter(|ring| ring.generation == generation); // Otherwise it is the parent's.
+    let held = RING.take().map(ManuallyDrop::new).filter(|ring| ring.generation == generation); // Otherwise it belongs to the parent.
     let mut ring = match held {
         Some(ring) => ring,
         None => ManuallyDrop::new(Ring { generation, ring: IoUring::new(DEPTH)?, pool: None }),
@@ -100,7 +100,7 @@ pub fn is_there() -> bool {
     *THERE.get()
 }
 
-/// Read ranges of files. `Unsupported` means that the file system refuses O_DIRECT; the caller must read that range another way.
+/// Read file ranges. `Unsupported` means that the file system refuses O_DIRECT, so the caller must read that range another way.
 pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>> {
     let mut files = HashMap::new();
     let mut jobs: Vec<io::Result<Job>> = ranges.iter().map(|(path, range)| begin(&mut files, path, range)).collect();
@@ -111,7 +111,7 @@ pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>>
             waiting.push(Request { job: index, at, bytes: (job.length - at).min(REQUEST_BYTES) });
         }
     }
-    waiting.reverse(); // Popped from the end.
+    waiting.reverse(); // `drive` takes requests from the end.
     let driven = with_ring(|ring| drive(&mut ring.ring, &mut jobs, waiting));
     let finish = |(job, (_, range)): (io::Result<Job>, &(PathBuf, &RangeRequest))| {
         let mut job = job?;
@@ -124,7 +124,7 @@ pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>>
     jobs.into_iter().zip(ranges).map(finish).collect()
 }
 
-/// Read ranges of at most `STREAM_BYTES` into memory of this thread, or into `targets` if given. Each range is passed to `see`
+/// Read ranges of at most `STREAM_BYTES` into this thread's pool, or into `targets` if given. Each range is passed to `see`
 /// as soon as it arrives, while others are in flight. `Unsupported` means the same as for `fetch`.
 pub fn stream(
     ranges: &[(PathBuf, &RangeRequest)],
@@ -141,7 +141,7 @@ pub fn stream(
             Err(error) => answers[index] = Err(error),
         }
     }
-    waiting.reverse(); // Popped from the end.
+    waiting.reverse(); // `drive_stream` takes parts from the end.
     let driven = with_ring(|ring| {
         if ring.pool.is_none() {
             ring.pool = Some(Pool::new(&ring.ring)?);
@@ -176,14 +176,14 @@ struct Part {
     at: u64,
 }
 
-/// Return the aligned bytes that hold a range: where they begin, how many must arrive, and how many to request.
+/// Align a range. Returns the aligned offset, the number of bytes that must arrive, and the number to request.
 fn aligned(range: &RangeRequest) -> (u64, u64, u64) {
     let begin = range.begin / ALIGN * ALIGN;
     let needed = range.end() - begin;
     (begin, needed, needed.next_multiple_of(ALIGN))
 }
 
-/// Check that a range fits a slot and is as long as its target, so that the device does not write outside of them.
+/// Check that a range fits a slot and is as long as its target, so that the device does not write outside it.
 fn fits(range: &RangeRequest, target: Option<u64>) -> io::Result<()> {
     let bytes = range.end() - range.begin;
     if aligned(range).2 <= SLOT_BYTES && target.is_none_or(|target| target == bytes) {
@@ -193,7 +193,7 @@ fn fits(range: &RangeRequest, target: Option<u64>) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
-/// Requests in flight. `drop` waits until all of them have completed, after a panic too: until then they write into the
+/// Requests in flight. `drop` waits until all of them have completed, even after a panic, because they write into the
 /// caller's memory.
 struct Flight<'a> {
     ring: &'a mut IoUring,
@@ -279,7 +279,7 @@ fn drive_stream(
         match outcome(result, part.at, length - part.at, needed) {
             Outcome::Whole => {
                 let from = slot * SLOT_BYTES as usize + (range.begin - begin) as usize;
-                // SAFETY: called only if the slot was read into: completed reads have written `needed` bytes of it, and none is in flight.
+                // SAFETY: called only if the range was read into the slot. Completed reads wrote `needed` bytes there.
                 let read = || unsafe { std::slice::from_raw_parts(pool.buffer.memory().add(from), (range.end() - range.begin) as usize) };
                 match &mut targets {
                     None => see(part.range, read()),
@@ -301,7 +301,7 @@ fn drive_stream(
     }
 }
 
-/// Open a file and get its length, once for all of its ranges. Check that the file holds this range.
+/// Open a file and get its length, once for all of its ranges. Check that the file contains this range.
 fn open<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<Arc<File>> {
     let (file, found) = match files.get(path) {
         Some(file) => file.clone(),
@@ -322,7 +322,7 @@ fn open<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, ran
     Ok(file)
 }
 
-/// Open the file of a range and allocate the buffer.
+/// Open a range's file and allocate its buffer.
 fn begin<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<Job> {
     let file = open(files, path, range)?;
     let (begin, needed, length) = aligned(range);
@@ -345,7 +345,7 @@ fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Requ
                 .offset(job.begin + request.at)
                 .build()
                 .user_data(slot as u64);
-            // SAFETY: `jobs` keeps file and buffer until the request completes; no two requests share bytes.
+            // SAFETY: `jobs` keeps the file and buffer alive until the request completes, and no two requests share bytes.
             let pushed = unsafe { ring.submission().push(&entry) };
             if pushed.is_err() {
                 waiting.push(request); // The queue has an entry per slot. A full queue is submitted below.
@@ -396,12 +396,12 @@ fn end(job: &mut Job, request: Request, result: i32) -> Option<Request> {
 
 enum Outcome {
     Whole,
-    /// Only this many bytes arrived. The rest must be requested again.
+    /// Only this many bytes arrived. The rest must be requested separately.
     Short(u64),
     Failed(io::Error),
 }
 
-/// Classify the result of a request for `bytes` bytes at `at`, of a range that is complete after `needed` bytes.
+/// Classify the result of a request for `bytes` bytes at `at`. The range is complete after `needed` bytes.
 fn outcome(result: i32, at: u64, bytes: u64, needed: u64) -> Outcome {
     if result < 0 {
         return match -result {
@@ -503,9 +503,9 @@ mod tests {
         let beyond = RangeRequest::plain("x", 9_000_000, 2, None);
         let answers = stream(&[(path.clone(), &beyond), (path.clone(), &ranges[5])], None, &mut |index, _| assert_eq!(index, 1));
         assert!(answers[0].as_ref().is_err_and(|error| error.kind() == io::ErrorKind::UnexpectedEof) && answers[1].is_ok());
-        // Aligned ranges are read in place, others through the pool.
+        // Aligned ranges are read in place, and the others through the pool.
         let memory = Buffer::new(1 << 20)?;
-        // SAFETY: the buffer is that long; it is written before it is read.
+        // SAFETY: the buffer has that length, and is written before it is read.
         let memory = unsafe { std::slice::from_raw_parts_mut(memory.memory(), 1 << 20) };
         memory.fill(0);
         let places = [(0u64, 65_536usize), (65_536, 196_608), (262_145, 4096), (1 << 20, 131_072), (2_000_000, 131_072)];
@@ -520,7 +520,7 @@ mod tests {
         let whole = |range: usize| &body[ranges[range].begin as usize..ranges[range].end() as usize];
         let answers = stream(&jobs, Some(&mut targets), &mut |index, bytes| assert_eq!(bytes, whole(index)));
         assert!(answers.iter().all(Result::is_ok) && (0..5).all(|index| *targets[index] == *whole(index)));
-        // A panic waits for the requests in flight, and the next stream works.
+        // A stream that panics waits for its requests in flight, and the next stream still works.
         let broken = std::panic::AssertUnwindSafe(|| stream(&jobs, None, &mut |_, _| std::panic::resume_unwind(Box::new(()))));
         assert!(std::panic::catch_unwind(broken).is_err());
         assert!(stream(&jobs, None, &mut |index, bytes| assert_eq!(bytes, whole(index))).iter().all(Result::is_ok));

@@ -1,4 +1,5 @@
-//! The verbs of a local folder. A create-only put writes and syncs a temporary file, links it to the name, and syncs the folder.
+//! The store operations of a local folder. A create-only put writes and syncs a temporary file, links it to its name, and syncs
+//! the folder.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -18,7 +19,7 @@ use crate::options::Io;
 use crate::ranges::{RangeRequest, Then};
 use crate::storage::{Created, ObjectWriter, Storage};
 
-/// The pieces of a range, or why they cannot be read.
+/// The pieces of a range, or the reason they cannot be read.
 type Answer = io::Result<Vec<Bytes>>;
 
 impl Storage for Local {
@@ -170,7 +171,7 @@ impl Storage for Local {
             Ok(()) => Created::Created,
             Err(Some(error)) if error.kind() == io::ErrorKind::AlreadyExists => Created::Exists,
             Err(Some(error)) if refused(&error) => return Err(self.failure("create", &path, &error)),
-            // Any other error leaves open whether the name was created.
+            // After any other error, the name may or may not exist.
             Err(_) => return Ok(Created::Unknown),
         };
         // Readers see an existing name, but a power loss may still remove it: its creator may not have synced the folder yet.
@@ -204,7 +205,7 @@ impl Storage for Local {
         while let Some(folder) = waiting.pop() {
             let path = self.path(&folder);
             let entries = match self.files.entries(&path) {
-                // The folder does not exist, or was removed just now.
+                // The folder does not exist, or has just been removed.
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => continue,
                 other => other.map_err(|error| self.failure("list", &path, &error))?,
             };

@@ -1,5 +1,5 @@
-//! A file on disk that is written in order. From the second piece on, a thread writes while the caller makes the next piece.
-//! Without the thread, half of the samples in a profile of a large append from Arrow were in write calls.
+//! Writes a file sequentially. From the second piece on, a thread writes while the caller prepares the next piece.
+//! Without this thread, a large append from Arrow spent half of its profile samples in write calls.
 
 use std::fs;
 use std::io::{self, Write};
@@ -15,14 +15,14 @@ use crate::process;
 /// Write-back begins after this many bytes, so that the final fsync has little left to do.
 const WRITE_BACK_BYTES: u64 = 8 << 20;
 
-/// The caller writes larger pieces itself: several of them would take too much memory.
+/// The caller itself writes pieces larger than this, because queued ones would take too much memory.
 const BEHIND_BYTES: usize = 4 << 20;
 
-/// Number of pieces that are queued while another one is written.
+/// Number of pieces queued while another piece is being written.
 const PIECES: usize = 1;
 
-/// Maximum number of files in this process that have a thread. The caller writes all other files. The pieces do not count towards the
-/// budget.
+/// Maximum number of files in this process that have a writer thread. The caller writes all other files. Queued pieces do not
+/// count towards the memory budget.
 const FILES: usize = 2;
 
 static WITH_THREAD: AtomicUsize = AtomicUsize::new(0);
@@ -71,7 +71,7 @@ impl DiskFile {
             let (sender, receiver) = sync_channel::<Vec<u8>>(PIECES);
             let mut pieces = self.pieces.clone();
             let work = move || receiver.into_iter().try_for_each(|piece| pieces.write(&piece)).map(|()| pieces);
-            // If no thread can start, the caller writes.
+            // If the thread cannot be started, the caller writes.
             match std::thread::Builder::new().name("penstock-write".into()).spawn(work) {
                 Ok(thread) => self.behind = Some((sender, thread)),
                 Err(_) => drop(WITH_THREAD.fetch_sub(1, Relaxed)),
@@ -83,7 +83,7 @@ impl DiskFile {
     /// Fail after a failed write, and in a forked child, which does not have the thread.
     fn check(&mut self) -> io::Result<()> {
         if self.generation != process::generation() {
-            std::mem::forget(self.behind.take()); // The parent's thread may hold its locks.
+            std::mem::forget(self.behind.take()); // Leaked, because the parent's thread may have held its locks.
             return Err(io::Error::other("the file was created before a fork"));
         }
         if self.failed { Err(io::Error::other("an earlier write failed")) } else { Ok(()) }
@@ -129,7 +129,7 @@ impl File for DiskFile {
 impl Drop for DiskFile {
     fn drop(&mut self) {
         let _ = self.check();
-        let _ = self.join(); // Bytes that were not synced are not guaranteed.
+        let _ = self.join(); // Unsynced bytes may be lost, so an error is ignored.
     }
 }
 

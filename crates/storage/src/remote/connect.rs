@@ -1,4 +1,4 @@
-//! Builds a client of `object_store` from a URI and options.
+//! Builds an `object_store` client from a URI and options.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use penstock_error::{Error, Result};
 use super::service::{Connector, Traffic, chain};
 use crate::options::Options;
 
-/// A client, and its capabilities besides reading.
+/// A client that can read, and may also list and write.
 #[derive(Clone)]
 pub struct Client {
     pub store: Arc<dyn ObjectStore>,
@@ -39,7 +39,7 @@ impl Client {
 pub struct Place {
     pub uri: String,
     scheme: String,
-    /// Bucket or container; for HTTP the whole URL.
+    /// The bucket or container, or the whole URL for HTTP.
     host: String,
     pub prefix: Path,
 }
@@ -107,8 +107,8 @@ impl Place {
 
     fn s3(&self, options: &Options, client: ClientOptions, connector: Connector) -> Result<AmazonS3Builder> {
         let missing = |why: &str, hint: &str| Error::new("credentials-missing", format!("cannot open `{}`: {why}", self.uri)).hint(hint);
-        // Both keys and the token come from one source: the options, else a profile that the options name, else the
-        // environment, else the profile that the environment names.
+        // Both keys and the token come from a single source. The order is: the options, a profile named in the options, the
+        // environment, and the profile named in the environment (or `default`).
         let from_options = options.given("access_key_id").is_some() || options.given("secret_access_key").is_some();
         let from_profile = !from_options && options.given("profile").is_some();
         let from_environment = !from_options && !from_profile && options.get("access_key_id").is_some();
@@ -140,7 +140,7 @@ impl Place {
                 [None, None, _] if metadata_is_off() && !has_role() => {
                     return Err(missing("no credentials were found", super::patience::CREDENTIALS_HINT));
                 }
-                [None, None, _] => AmazonS3Builder::from_env(), // object_store handles roles of machines, containers and web identities.
+                [None, None, _] => AmazonS3Builder::from_env(), // object_store handles machine, container and web identity roles.
                 _ => return Err(missing("only one of access key and secret is set", super::patience::CREDENTIALS_HINT)),
             }
         };
@@ -148,7 +148,7 @@ impl Place {
         let region = or_profile("region").map_or_else(|| Ok("us-east-1".to_owned()), |region| self.plain("region", region))?;
         let virtual_hosted = options.flag("virtual_hosted")?;
         let builder = match or_profile("endpoint_url") {
-            // A named endpoint gets path style by default: few endpoints have a DNS entry per bucket.
+            // An explicit endpoint gets path-style URLs by default, because few endpoints have a DNS entry per bucket.
             Some(endpoint) => {
                 let endpoint = self.plain("endpoint_url", endpoint)?;
                 let bad = |why: &str| {
@@ -178,7 +178,7 @@ impl Place {
             .with_http_connector(connector))
     }
 
-    /// Reject a value that cannot be part of a header or URL, such as one with a carriage return from a file of another system.
+    /// Reject a value that cannot be part of a header or URL, such as one with a carriage return from a Windows text file.
     fn plain(&self, name: &str, value: String) -> Result<String> {
         match !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_graphic()) {
             true => Ok(value),
@@ -195,14 +195,14 @@ fn metadata_is_off() -> bool {
     std::env::var("AWS_EC2_METADATA_DISABLED").is_ok_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
-/// Return whether the environment names a role of a container or of a web identity.
+/// Return whether the environment names a container role or a web identity role.
 fn has_role() -> bool {
     ["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"]
         .iter()
         .any(|variable| std::env::var_os(variable).is_some())
 }
 
-/// Disable the retries of object_store: `patience` repeats requests instead.
+/// Disable retries in object_store, because `patience` repeats requests instead.
 fn no_retry() -> RetryConfig {
     RetryConfig { backoff: BackoffConfig::default(), max_retries: 0, retry_timeout: Duration::ZERO }
 }
@@ -211,7 +211,7 @@ fn client_options(options: &Options) -> Result<ClientOptions> {
     let timeout = options.timeout()?;
     let mut client = ClientOptions::new()
         .with_allow_http(true)
-        .with_connect_timeout((timeout / 2).min(Duration::from_secs(5))) // Shorter than the deadline, whose error gives no reason.
+        .with_connect_timeout((timeout / 2).min(Duration::from_secs(5))) // Shorter than the deadline: its error has no reason.
         .with_read_timeout(timeout.min(Duration::from_secs(15)))
         .with_timeout_disabled()
         .with_pool_idle_timeout(Duration::from_secs(30))

@@ -1,24 +1,24 @@
-//! Estimates the cost of a request on this network, in bytes, from the times of regular reads.
+//! Estimates the cost of a request on this network, in bytes, by timing regular reads.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::ranges::RequestCost;
 
-/// The estimate before any measurement: a network with 1 GB and 8,000 requests per second.
+/// The estimate before any measurement. It assumes a network that handles 1 GB and 8,000 requests per second.
 const FIRST_GAP_BYTES: f64 = (128 << 10) as f64;
 const LEAST_GAP_BYTES: f64 = (16 << 10) as f64;
 const MOST_GAP_BYTES: f64 = (512 << 10) as f64;
-/// Maximum ratio of gap bytes to wanted bytes. It is large, because a request of a kilobyte can take as long as half a megabyte.
-/// It bounds the cost of a wrong estimate.
+/// Maximum ratio of gap bytes to wanted bytes. It is large, because reading a kilobyte can take as long as half a megabyte. It
+/// limits the cost of a wrong estimate.
 const WASTE: u64 = 64;
-/// Minimum number of requests in a measured read. A read of fewer requests mostly waits for one answer, whatever its size.
+/// Minimum number of requests in a measured read. A read with fewer requests mostly waits for one response, whatever its size.
 const LEAST_REQUESTS: usize = 16;
 /// The factor by which each new observation reduces the weight of older ones.
 const FADING: f64 = 0.95;
 
 /// A least-squares fit of `seconds = requests · a + bytes · b` to the reads so far. The latest reads have the most weight. Only
-/// `a / b` is used, which does not change if several threads read concurrently and each takes longer.
+/// `a / b` is used. It does not change if several threads read concurrently and each takes longer.
 #[derive(Debug, Default)]
 pub struct Cost(Mutex<Sums>);
 
@@ -37,7 +37,7 @@ impl Cost {
         if requests < LEAST_REQUESTS {
             return;
         }
-        // Division by the time gives all reads equal weight, whatever their size: only the proportion matters.
+        // Dividing by the time gives all reads equal weight, whatever their size, because only the proportion matters.
         let seconds = took.as_secs_f64().max(1e-9);
         let (requests, bytes) = (requests as f64 / seconds, bytes as f64 / FIRST_GAP_BYTES / seconds);
         let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);

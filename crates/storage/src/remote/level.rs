@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const FIRST: usize = 64;
 const LEAST: usize = 4;
 const MOST: usize = 256;
-/// Minimum requests in a measurement window. Fewer requests say little about throughput.
+/// Minimum number of requests in a measurement window. Fewer requests say little about throughput.
 const WINDOW_REQUESTS: usize = 32;
 
 #[derive(Debug)]
@@ -20,14 +20,14 @@ pub struct Level {
 #[derive(Debug)]
 struct State {
     limit: usize,
-    /// Permits to remove when they are returned.
+    /// Number of permits to remove when they are returned.
     surplus: usize,
     began: Instant,
     done: usize,
     bytes: u64,
     /// Whether a request had to wait for a permit. Only then does the limit affect throughput.
     waited: bool,
-    /// The best throughput so far, in bytes per second. It fades, because the network changes.
+    /// The best throughput so far, in bytes per second. It decays, because the network changes.
     best: f64,
     climbing: bool,
     doubling: bool,
@@ -107,7 +107,7 @@ impl Level {
         let better = rate > 1.05 * state.best;
         if !better {
             state.doubling = false;
-            // More requests do not help, so lower the limit until that costs speed.
+            // More requests do not help, so lower the limit until throughput drops.
             state.climbing = rate < 0.93 * state.best && !state.climbing;
         }
         state.best = rate.max(state.best * 0.98);

@@ -1,4 +1,4 @@
-//! The network threads of this process, and the state of one store in it.
+//! The network threads of this process, and the state of each store.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -12,9 +12,9 @@ use super::cost::Cost;
 use super::patience::Patience;
 use crate::process::{self, PerProcess};
 
-/// The runtime of all requests of this process.
+/// The runtime for all requests in this process.
 static RUNTIME: PerProcess<std::result::Result<Runtime, String>> = PerProcess::new(|| {
-    // Half of the processors: one thread moves 1 GB per second, and the threads that wait for the bytes must process them.
+    // Use half of the processors. One network thread moves 1 GB per second, and other threads must process the bytes.
     let threads = (std::thread::available_parallelism().map_or(2, usize::from) / 2).clamp(1, 8);
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(threads).thread_name("penstock-io").enable_all().build().map_err(|error| error.to_string())
@@ -45,7 +45,7 @@ pub fn wait<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 pub struct Live {
     pub client: Client,
     pub patience: Patience,
-    /// Durations of the last ranges in seconds, for hedging.
+    /// How long the most recent ranges took, in seconds. Used for hedging.
     pub recent: Mutex<VecDeque<f64>>,
     pub cost: Cost,
 }

@@ -1,5 +1,5 @@
-//! Retries: which failures are final, how long to wait, and the deadline. `ask` is the loop of idempotent requests; ranges and creates
-//! have their own loops, which also call `again`.
+//! Decides which failures are final, how long to wait before a retry, and when to stop. `ask` retries idempotent requests. Ranges
+//! and creates have their own retry loops, which also call `again`.
 
 use std::future::Future;
 use std::time::Duration;
@@ -25,14 +25,14 @@ pub enum Verdict {
     },
 }
 
-/// How often a request has been tried since it last made progress, and the error of the previous try.
+/// The number of tries since a request last made progress, and the error of the previous try.
 #[derive(Default)]
 pub struct Tries {
     pub count: u32,
     before: Option<Error>,
 }
 
-/// What all requests of one store share.
+/// State shared by all requests to one store.
 #[derive(Debug)]
 pub struct Patience {
     pub deadline: Duration,
@@ -52,7 +52,7 @@ pub async fn attempt<T>(until: Instant, work: impl Future<Output = object_store:
         .await
 }
 
-/// Return whether the server answered the request of the current attempt with a success status.
+/// Return whether the server answered the current attempt's request with a success status.
 pub fn ended_well() -> bool {
     ENDING.with(|ending| matches!(*ending.borrow(), Ending::Success))
 }
@@ -60,7 +60,7 @@ pub fn ended_well() -> bool {
 impl Patience {
     /// Repeat `work` until it succeeds, fails for good, or reaches the deadline. `work` is called for each try, and
     /// repeating it must be harmless.
-    /// `what` is for messages: "read `name`".
+    /// `what` appears in messages: "read `name`".
     pub async fn ask<T, W>(&self, counters: &Counters, what: &str, mut work: impl FnMut() -> W) -> Result<T>
     where
         W: Future<Output = object_store::Result<T>>,
@@ -78,7 +78,7 @@ impl Patience {
         }
     }
 
-    /// Handle a failed try. Returns the error if it is final, else waits and returns a new permit.
+    /// Handle a failed try. Returns the error if it is final, or else waits and returns a new permit.
     pub async fn again<'a>(
         &'a self,
         counters: &Counters,
@@ -127,11 +127,11 @@ pub fn wait(tries: u32, throttled: bool) -> Duration {
     };
     let longest = (base * 2u32.saturating_pow(tries.saturating_sub(1).min(16))).min(LONGEST_WAIT);
     let mut random = [0u8; 2];
-    let _ = getrandom::fill(&mut random); // Without random bytes there is just no jitter.
+    let _ = getrandom::fill(&mut random); // Without random bytes, the wait has no jitter.
     longest.mul_f64(0.5 + f64::from(u16::from_le_bytes(random)) / f64::from(u16::MAX) / 2.0)
 }
 
-/// Convert an error and the recorded ending of its request into a verdict.
+/// Convert an error and its request's recorded ending into a verdict.
 pub fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verdict {
     let make = |code: &'static str, why: String| Error::new(code, format!("cannot {what}: {why}"));
     let again = |error: Error, throttled: bool, sent: bool| Verdict::Again { error, throttled, sent };
@@ -174,7 +174,7 @@ pub fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verd
 
 pub const CREDENTIALS_HINT: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass storage_options; for public data storage_options={\"anonymous\": True}";
 
-/// Convert an error response of S3 or a similar service into a verdict.
+/// Convert an error response from S3 or a similar service into a verdict.
 fn refused(what: &str, status: u16, code: &str) -> Verdict {
     let answer = if code.is_empty() { format!("the server answered {status}") } else { format!("the server answered {status} {code}") };
     let make = |ours: &'static str| Error::new(ours, format!("cannot {what}: {answer}"));
@@ -182,7 +182,7 @@ fn refused(what: &str, status: u16, code: &str) -> Verdict {
     match (status, code) {
         (_, "NoSuchBucket") => Verdict::Final(make("bucket-not-found").hint("check the bucket's name, region and endpoint")),
         (_, "InvalidAccessKeyId" | "InvalidTokenId" | "InvalidToken") => Verdict::Final(
-            make("credentials-refused").hint("the server does not know this access key: check AWS_ACCESS_KEY_ID or the profile"),
+            make("credentials-refused").hint("the server does not recognise this access key: check AWS_ACCESS_KEY_ID or the profile"),
         ),
         (_, "SignatureDoesNotMatch") => Verdict::Final(
             make("credentials-refused").hint("the secret does not match the access key: check AWS_SECRET_ACCESS_KEY or the profile"),

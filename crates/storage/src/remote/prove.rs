@@ -1,4 +1,4 @@
-//! Create-only puts: one at a time, and the proof that a store honours them.
+//! Create-only puts, and a check that a store honours them.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -15,17 +15,17 @@ use super::store::Remote;
 use crate::process::PerProcess;
 use crate::storage::{Created, Storage as _};
 
-/// Number of concurrent creates of one name, and of rounds of them, that prove a store. The first round opens connections, so its creates
-/// arrive one by one. In later rounds they arrive together, and a server that checks before it writes accepts two of them.
+/// Number of concurrent creates of one name in each race.
 const RACERS: usize = 8;
-
+/// Number of races that prove a store. The first race opens connections, so its creates arrive one by one. In later races they
+/// arrive together, and a server that checks and writes in separate steps accepts more than one.
 const RACES: usize = 3;
 
-/// Services whose create-only puts this process has proven.
+/// Services whose create-only puts have passed the check in this process.
 static PROVEN: PerProcess<Mutex<HashSet<String>>> = PerProcess::new(Mutex::default);
 
 impl Remote {
-    /// Send one put that must not overwrite. Not repeated once sent: only the caller knows what a second answer means.
+    /// Send one put that must not overwrite. It is not repeated once sent, because only the caller can interpret a second answer.
     pub(super) async fn create_once(&self, live: &Live, name: &str, body: Bytes) -> Result<Created> {
         let (path, what) = (self.path(name), self.what("create", name));
         let until = Instant::now() + live.patience.deadline;
@@ -34,7 +34,7 @@ impl Remote {
         loop {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
             let payload = PutPayload::from_bytes(body.clone());
-            // Each try gets only part of the deadline, because the next one may be answered.
+            // Each try gets only part of the deadline, to leave time for a retry.
             let patience = (live.patience.deadline / 4).clamp(Duration::from_secs(3), Duration::from_secs(15));
             let within = until.min(Instant::now() + patience);
             let (result, ending) = attempt(within, live.client.store.put_opts(&path, payload, options)).await;

@@ -1,5 +1,5 @@
-//! Reads one range. Its pieces are filled as bytes arrive. A response that broke off is resumed where it ended. A request that
-//! takes unusually long may be sent twice.
+//! Reads one range. Its pieces are filled as bytes arrive. After a broken response, only the missing bytes are requested. A
+//! request that takes unusually long may be sent twice.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::Slot;
 use crate::counters::{Counters, add};
 use crate::ranges::{Piece, RangeRequest};
 
-/// The bytes of a piece that have arrived.
+/// The part of a piece that has arrived.
 enum Growing {
     Own(Vec<u8>),
     Placed(Slot),
@@ -53,15 +53,15 @@ impl Growing {
     }
 }
 
-/// The progress of one range, kept across its requests, so that a response that broke off is resumed where it ended.
+/// The progress of one range, kept across its requests, so that a retry requests only the missing bytes.
 struct Filling<'a> {
     pieces: Vec<Piece>,
-    /// Destinations of the pieces that have not begun. A piece without a slot gets newly allocated memory.
+    /// Destinations of the pieces that have not started. A piece without a slot gets newly allocated memory.
     slots: std::vec::IntoIter<Option<Slot>>,
     shared: bool,
     then: Seen<'a>,
     done: Vec<Bytes>,
-    /// The bytes of the next piece that have arrived.
+    /// The next piece, if some of its bytes have arrived.
     piece: Option<Growing>,
     /// Bytes still to skip before the next piece.
     skip: u64,
@@ -106,20 +106,20 @@ impl<'a> Filling<'a> {
     }
 }
 
-/// A callback with the index of a piece in its range, and the piece.
+/// A callback that gets the index of a piece in its range, and the piece.
 pub type Seen<'a> = &'a (dyn Fn(usize, &Bytes) + Send + Sync);
 
-/// What all requests for one range share.
+/// State shared by all requests for one range.
 pub struct Asked<'a> {
     pub counters: &'a Counters,
     pub path: Path,
-    /// For messages: "read `name`".
+    /// The operation, as shown in messages: "read `name`".
     pub what: String,
     pub then: Seen<'a>,
 }
 
 impl Live {
-    /// Read one range, with as many requests as needed.
+    /// Read one range, and retry until it is complete or fails for good.
     pub async fn range(&self, asked: &Asked<'_>, plan: RangeRequest, mut permit: Permit<'_>) -> Result<Vec<Bytes>> {
         let (begin, end, object_bytes) = (plan.begin, plan.end(), plan.object_bytes);
         let mut filling = Filling::new(plan, asked.then);
@@ -189,7 +189,7 @@ impl Live {
         }
     }
 
-    /// Like `range`, but request the range a second time if the first request takes unusually long.
+    /// Like `range`, but send a second request if the first one takes unusually long.
     pub async fn hedged(&self, asked: &Asked<'_>, plan: RangeRequest, permit: Permit<'_>) -> Result<Vec<Bytes>> {
         let (began, twin) = (Instant::now(), plan.twin());
         let patience = {

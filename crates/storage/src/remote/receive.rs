@@ -1,4 +1,4 @@
-//! Receives many ranges at once: one task for each, and one that waits for them all.
+//! Receives many ranges at once. Each range has its own task, and one more task waits for all of them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,4 +1,4 @@
-//! The HTTP service beneath `object_store`. It counts requests and bytes, and notes for each task how its last request ended.
+//! The HTTP service beneath `object_store`. It counts requests and bytes, and records how the last request of each task ended.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub enum Ending {
     /// No request was sent: credentials were unavailable, or a name was rejected.
     #[default]
     None,
-    /// The server answered with success; its body may still break off.
+    /// The server answered with a success status. The body may still break off.
     Success,
     /// The server answered with another status. `code` is the server's own error code, or empty.
     Refused { status: u16, code: String },
@@ -32,8 +32,8 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// Return whether the server refused a create because the name is taken. S3 and Google answer 412, others 304, Azure 409 with
-    /// its own code. A 409 from S3 means two concurrent creates, and leaves the outcome unknown.
+    /// Return whether the server refused a create because the name is taken. S3 and Google send 412, some servers send 304, and
+    /// Azure sends 409 with its own code. A 409 from S3 means that two creates ran concurrently, so the outcome is unknown.
     pub fn says_taken(&self) -> bool {
         match self {
             Ending::Refused { status: 412 | 304, .. } => true,
@@ -49,7 +49,7 @@ tokio::task_local! {
 }
 
 fn note(ending: Ending) {
-    let _ = ENDING.try_with(|cell| cell.replace(ending)); // Outside of an attempt the ending is not needed.
+    let _ = ENDING.try_with(|cell| cell.replace(ending)); // Outside an attempt, the ending is not needed.
 }
 
 /// The host from which cloud machines get their credentials.
@@ -58,7 +58,7 @@ const METADATA_HOST: &str = "169.254.169.254";
 /// Maximum number of bytes read from an error response. Error bodies are short.
 const REFUSAL_BYTES: usize = 16 << 10;
 
-/// What a service reports: its counters, and the clock skew at the server's last answer.
+/// Data that a service reports: its counters, and the clock skew at the server's last response.
 #[derive(Debug)]
 pub struct Traffic {
     pub counters: Counters,
@@ -104,10 +104,10 @@ struct Service {
 impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         if request.uri().host() == Some(METADATA_HOST) {
-            return self.inner.execute(request).await; // Requests for the machine's credentials do not go to the store.
+            return self.inner.execute(request).await; // The metadata host is not part of the store.
         }
         add(&self.traffic.counters.requests, 1);
-        note(Ending::Lost("the request was aborted".into())); // Remains if this future is dropped at a deadline.
+        note(Ending::Lost("the request was aborted".into())); // This remains if the future is dropped at a deadline.
         let response = self.inner.execute(request).await.inspect_err(|error| {
             note(match error.kind() {
                 HttpErrorKind::Connect => Ending::Unsent(chain(error)),
@@ -147,7 +147,7 @@ fn code_of(body: &str) -> String {
     inside.map_or(String::new(), |(code, _)| code.chars().take(80).collect())
 }
 
-/// Format an error and its causes in one line.
+/// Format an error and its causes on one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! A store below a prefix of a bucket: its verbs as requests.
+//! A store below a bucket prefix. Its operations send requests.
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -28,29 +28,29 @@ use crate::process::PerProcess;
 use crate::ranges::{RangeRequest, RequestCost, Then};
 use crate::storage::{Created, ObjectWriter, Storage};
 
-// Cycle with `prove.rs`: that file and `receive.rs` implement the two longest verbs of the store.
-/// The most bytes requested over one connection at once.
+// Cycle with `prove.rs`: it implements create-only puts for `Remote`, and `receive.rs` implements reads of many ranges.
+/// Maximum number of bytes per request.
 const RANGE_BYTES: u64 = 8 << 20;
 
-/// Maximum length of objects that are read whole: records, roots, pages, words.
+/// Maximum length of objects that are read whole: records, roots, pages and words.
 const READ_BYTES: usize = 256 << 20;
 
-/// Number of names that a listing for the newest commit requests. Foreign names may sort before it.
+/// Number of names requested to find the newest commit. Foreign names may sort before the commit's name.
 const FIRST_NAMES: usize = 10;
 
-/// What to list.
+/// Parameters of a listing request.
 struct PageRequest<'a> {
     prefix: Option<String>,
-    /// List only what is directly below the prefix.
+    /// Whether to list only objects directly below the prefix.
     flat: bool,
     most: Option<usize>,
-    /// The token of the previous page.
+    /// The token from the previous page.
     after: Option<&'a str>,
 }
 
 type Connect = Box<dyn Fn() -> Result<Arc<Live>> + Send + Sync>;
 
-/// A store below a prefix of a bucket.
+/// A store below a bucket prefix.
 pub struct Remote {
     pub(super) place: Place,
     /// Scheme, bucket, endpoint and profile: the key in `PROVEN`.
@@ -59,7 +59,7 @@ pub struct Remote {
     live: PerProcess<Result<Arc<Live>>, Connect>,
     pub(super) hedge: bool,
     pub(super) deadline: Duration,
-    /// Number of consecutive creates whose answer was lost. Each waits longer than the previous one.
+    /// Number of consecutive creates whose answer was lost. After each one, the wait is longer.
     pub(super) lost: AtomicU32,
 }
 
@@ -170,7 +170,7 @@ impl Storage for Remote {
 
     fn read(&self, name: &str) -> Result<Bytes> {
         let body = self.ask("read", name, |client, path| async move {
-            // Read in chunks: memory grows with the bytes received, not with the length that the server claims.
+            // Read in chunks, so that memory grows with the bytes received, not with the length that the server claims.
             let mut stream = client.store.get(&path).await?.into_stream();
             let mut body = Vec::new();
             while let Some(chunk) = stream.next().await {
@@ -268,14 +268,14 @@ impl Storage for Remote {
     }
 
     fn sync(&self, _folders: &[&str]) -> Result<()> {
-        Ok(()) // What an object store has acknowledged is durable.
+        Ok(()) // An object store acknowledges only durable writes.
     }
 
     fn create(&self, name: &str, body: &[u8]) -> Result<Created> {
         self.writable()?;
         add(&self.traffic.counters.creates, 1);
         let live = self.live()?;
-        // Not interruptible: an interrupt would leave open whether the name exists.
+        // Not interruptible: after an interrupt, it would be unknown whether the name exists.
         let answer = runtime()?.block_on(self.create_once(live, name, Bytes::copy_from_slice(body)))?;
         if answer == Created::Unknown {
             let lost = self.lost.fetch_add(1, Relaxed) + 1;

@@ -1,4 +1,4 @@
-//! Uploads of an object: one put if the object is small, else parts that are sent while the caller makes the next ones.
+//! Uploads an object: in one put if it is small, or else in parts that are sent while the caller prepares the next ones.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::storage::ObjectWriter;
 
 /// Bytes per part. S3 requires at least 5 MiB, and accepts at most 10,000 parts.
 const PART_BYTES: usize = 8 << 20;
-/// Maximum number of parts in flight. With the part being filled, they bound the memory of an upload.
+/// Maximum number of parts in flight. Together with the part being filled, they limit an upload's memory.
 const PARTS_AT_ONCE: usize = 4;
 
 pub struct Upload {
@@ -27,7 +27,7 @@ pub struct Upload {
     buffer: Vec<u8>,
     multipart: Option<Multipart>,
     bytes: u64,
-    /// The process that began the upload. In a forked child the upload belongs to the parent.
+    /// Identifies the process that began the upload. In a forked child, the upload belongs to the parent.
     generation: u64,
 }
 

@@ -1,8 +1,9 @@
-//! Measures the upper limit of reading from object storage: signed ranged GETs with the same HTTP library, discarding the bodies.
+//! Measures the maximum read throughput of object storage by sending signed ranged GETs with the same HTTP library and discarding
+//! the bodies.
 //!
-//! `plain-gets BUCKET AT_ONCE` reads the standard AWS variables, and one batch per line of standard input. A batch is a list of
-//! ranges `key begin end`, separated by `;`. Batches run one after another, with up to AT_ONCE ranges of a batch at a time. Prints the
-//! seconds and received bytes of all batches except the first, which is a warm-up.
+//! `plain-gets BUCKET AT_ONCE` reads the standard AWS environment variables, and one batch per line of standard input. A batch
+//! is a list of ranges of the form `key begin end`, separated by `;`. Batches run one after another, each with at most AT_ONCE
+//! concurrent ranges. Prints the elapsed seconds and received bytes for all batches except the first, which is a warm-up.
 #![allow(unused_crate_dependencies)] // The library and the other binaries use the other dependencies.
 
 use std::io::BufRead as _;
@@ -45,7 +46,7 @@ fn main() -> Result<(), Failure> {
         let mut began = Instant::now();
         let mut bytes = 0;
         for (number, batch) in batches.into_iter().enumerate() {
-            // Each GET is a task of the runtime, so that the GETs use all cores.
+            // Each GET runs in its own task, so that the GETs use all cores.
             let gets = batch.into_iter().map(|(key, begin, end)| {
                 let store = store.clone();
                 async move { tokio::spawn(async move { discard(store.as_ref(), &key, begin, end).await }).await }

@@ -1,4 +1,4 @@
-//! Measures the upper limit of training on JPEGs: decoding random regions of the sizes that RandomResizedCrop draws, and nothing else.
+//! Measures the maximum throughput of training on JPEGs by decoding random regions of the sizes that RandomResizedCrop draws.
 //!
 //! `region-decode FOLDER THREADS SECONDS` prints images per second.
 #![allow(unused_crate_dependencies)] // The library and the other binaries use the other dependencies.

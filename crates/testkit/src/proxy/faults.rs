@@ -1,4 +1,4 @@
-//! The faults that a proxy knows, and their rates.
+//! The faults that the proxy can inject, and their rates.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
@@ -17,7 +17,7 @@ pub(super) enum Fault {
     Truncate,
     /// The reply is late.
     Late,
-    /// The reply to a listing is an earlier one.
+    /// A listing request receives an earlier listing.
     Stale,
 }
 
@@ -32,7 +32,7 @@ pub(super) const NAMES: [(&str, Fault); 8] = [
     ("stale", Fault::Stale),
 ];
 
-/// The rate of each fault per thousand requests, and the settings for all faults.
+/// The rate of each fault per thousand requests, and settings that apply to all faults.
 #[derive(Debug, Clone, Default)]
 pub struct Faults {
     pub seed: u64,
@@ -41,7 +41,8 @@ pub struct Faults {
     pub delay_ms: u64,
     /// The maximum extra delay of a late reply.
     pub late_ms: u64,
-    /// Maximum consecutive faults for one method and path, so that every request eventually succeeds; 0 means no limit.
+    /// The maximum number of consecutive faults for one method and path; 0 means no limit. A limit lets every request eventually
+    /// succeed.
     pub in_a_row: u64,
 }
 

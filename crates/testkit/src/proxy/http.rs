@@ -1,4 +1,4 @@
-//! Heads and lengths of HTTP messages.
+//! Parsing of HTTP message heads and body lengths.
 
 use std::io::{self, Read};
 use std::net::TcpStream;
@@ -48,7 +48,7 @@ pub(super) fn header<'a>(headers: &'a [httparse::Header<'a>], name: &str) -> Opt
     headers.iter().find(|header| header.name.eq_ignore_ascii_case(name)).and_then(|header| std::str::from_utf8(header.value).ok())
 }
 
-/// How the length of a reply's body is given.
+/// How a reply specifies the length of its body.
 pub(super) enum Body {
     Bytes(u64),
     Chunked,

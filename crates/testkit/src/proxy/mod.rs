@@ -1,8 +1,8 @@
 //! A proxy in front of an S3 server that imitates a bad network: it loses replies, resets connections, throttles, truncates
-//! bodies, delays replies, and returns stale listings. The seed and the number of a request decide its fault.
+//! bodies, delays replies, and returns stale listings. The seed and the request number determine each fault.
 //!
-//! Each connection has one thread. `GET /-/faults?seed=7&lose=10&…` changes the settings of a running proxy, with fault rates per thousand
-//! requests. `GET /-/counts` returns the counters as JSON.
+//! Each connection has its own thread. `GET /-/faults?seed=7&lose=10&…` changes the settings of a running proxy; fault rates are
+//! per thousand requests. `GET /-/counts` returns the counters as JSON.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -34,13 +34,13 @@ struct Shared {
     state: Mutex<State>,
     requests: AtomicU64,
     at_once: AtomicU64,
-    /// The largest number of requests being answered at the same time.
+    /// The largest number of requests in progress at the same time.
     most_at_once: AtomicU64,
-    /// Bytes of reply bodies passed on to clients, except listings and chunked bodies.
+    /// Bytes of reply bodies forwarded to clients, not counting listings and chunked bodies.
     body_bytes: AtomicU64,
 }
 
-/// A running proxy. It accepts connections until the process exits; the thread of a connection ends with the connection.
+/// A running proxy. It accepts connections until the process exits; each connection's thread ends when the connection closes.
 pub struct Proxy {
     pub address: SocketAddr,
     shared: Arc<Shared>,
@@ -78,7 +78,7 @@ impl Proxy {
         self.shared.most_at_once.store(0, Relaxed);
     }
 
-    /// Return the number of requests, the body bytes, and how often each fault struck.
+    /// Return the counters: requests, body bytes, the peak number of requests in progress, and how often each fault occurred.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         self.shared.counts()
     }
@@ -96,7 +96,7 @@ impl Shared {
         all.into_iter().chain(NAMES.iter().zip(struck).map(|((name, _), count)| (*name, count))).collect()
     }
 
-    /// Choose the fault for this request and the delay of its reply.
+    /// Choose a fault for this request and a delay for its reply.
     fn decide(&self, request: &Request) -> (Fault, Duration) {
         let number = self.requests.fetch_add(1, Relaxed);
         let mut state = self.state();
@@ -219,7 +219,7 @@ impl Connection {
         }
         let head = self.forward(&request)?;
         if !delay.is_zero() {
-            std::thread::sleep(delay); // A slow network.
+            std::thread::sleep(delay); // Simulate a slow network.
         }
         if fault == Fault::Lose {
             self.upstream = None;
@@ -270,7 +270,7 @@ impl Connection {
         }
     }
 
-    /// Forward the request and read the head of the reply. If the server closed a kept connection, reconnect once.
+    /// Forward the request and read the head of the reply. If the server closed a kept-alive connection, reconnect once.
     fn forward(&mut self, request: &Request) -> io::Result<Head> {
         for fresh in [false, true] {
             if fresh || self.upstream.is_none() {
@@ -296,7 +296,7 @@ impl Connection {
         Err(bad("no server"))
     }
 
-    /// Pass on the first `most` bytes of the body as they arrive.
+    /// Forward the first `most` bytes of the body as they arrive.
     fn pass_bytes(&mut self, head: Head, most: u64) -> io::Result<()> {
         self.client.write_all(&head.bytes)?;
         let first = (head.rest.len() as u64).min(most);
@@ -308,7 +308,7 @@ impl Connection {
             let wanted = buffer.len().min(left as usize);
             let count = upstream.read(&mut buffer[..wanted])?;
             if count == 0 {
-                return Err(bad("the server broke off"));
+                return Err(bad("the server closed the connection inside a body"));
             }
             self.client.write_all(&buffer[..count])?;
             left -= count as u64;
@@ -317,7 +317,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Pass on a listing, and keep it so that it can be returned later as a stale one.
+    /// Forward a listing, and keep a copy to return later as a stale listing.
     fn pass_listing(&mut self, request: &Request, mut head: Head, body: Body) -> io::Result<()> {
         let content = match body {
             Body::Chunked => self.read_chunked(head.rest)?,
@@ -362,7 +362,7 @@ impl Connection {
             }
             let count = upstream.read(&mut buffer)?;
             if count == 0 {
-                return Err(bad("the server broke off"));
+                return Err(bad("the server closed the connection inside a body"));
             }
             bytes.extend_from_slice(&buffer[..count]);
         }
