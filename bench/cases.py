@@ -187,7 +187,7 @@ def opening(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def memory(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Measure the peak memory of importing 2 GB at the default budget, in addition to the interpreter and its libraries."""
+    """Measure the peak memory of importing 2 GB at the default budget, beyond that of the interpreter and its libraries."""
     source = folder / "files"
     source.mkdir()
     body = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8).tobytes()
@@ -215,7 +215,7 @@ print(report.samples, peak() - before, time.perf_counter() - begin, ps.configure
 
 
 def larger_than_memory(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Take CIFAR-shaped samples from data 4 x as large as memory: 1 GiB of samples in a cgroup of 256 MiB. Reported without a bar."""
+    """Take CIFAR-shaped samples from data 4 times as large as memory: 1 GiB of samples in a cgroup of 256 MiB. Reported without a bar."""
     group = (
         next(
             (pathlib.Path(path) for path in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup") if pathlib.Path(path, "cgroup.procs").exists()),

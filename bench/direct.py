@@ -32,7 +32,7 @@ def device_bytes() -> int:
 
 
 def fio(folder: pathlib.Path, pattern: str, size: int, loops: int) -> float:
-    """Read a dataset's data files `loops` times with fio, io_uring, O_DIRECT and registered buffers. Returns bytes per second.
+    """Read a dataset's data files `loops` times with fio, io_uring, O_DIRECT and registered buffers. Return bytes per second.
 
     fio runs as many jobs as we have threads. Each job reads its own files one after another. Jobs that share files, or switch files
     at every request, are up to a third slower.
@@ -49,7 +49,7 @@ def fio(folder: pathlib.Path, pattern: str, size: int, loops: int) -> float:
 
 
 def measured(work: Callable[[], int]) -> tuple[float, float, int]:
-    """Run `work`, and return bytes per second, processor seconds per GB, and bytes read from the device."""
+    """Run `work`, and return bytes per second, CPU seconds per GB, and bytes read from the device."""
     before, device, began = resource.getrusage(resource.RUSAGE_SELF), device_bytes(), time.perf_counter()
     total = work()
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
@@ -58,7 +58,7 @@ def measured(work: Callable[[], int]) -> tuple[float, float, int]:
 
 
 def one_thread(reads: list[Callable[[], Any]]) -> None:
-    """Read and touch each array in turn in one thread, so that other threads do not affect the measured processor seconds."""
+    """Read and touch each array in turn in one thread, so that other threads do not affect the measured CPU seconds."""
     for read in reads:
         touch(read())
 

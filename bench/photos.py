@@ -32,7 +32,7 @@ def photographs(folder: pathlib.Path, photos: pathlib.Path | None, count: int = 
 
 
 def jpeg(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
-    """Take raw JPEG bytes in shuffled batches of 128, against copying the same bytes from the page cache, and against Lance."""
+    """Compare shuffled takes of 128 raw JPEGs with copying the same bytes from the page cache, and with Lance."""
     import lance
     import pyarrow as pa
 
@@ -94,7 +94,7 @@ def jpeg(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
 
 
 def ingest(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
-    """Ingest 4,000 JPEG files durably, with validated headers and checksums, against one file of the same bytes + fsync."""
+    """Compare durable ingest of 4,000 JPEGs, with validated headers and checksums, to syncing one file of the same bytes."""
     files = photographs(folder, photos)
     total = sum(path.stat().st_size for path in files)
     number = iter(range(10**6))
@@ -118,7 +118,7 @@ def ingest(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
         os.sync()
 
     def settle() -> None:
-        """Remove the output of the previous turn and sync the disk, so that no system pays for the writes of another."""
+        """Remove the output of the previous turn and sync the disk, so that no system pays for another system's writes."""
         for path in folder.iterdir():
             if path.name.startswith(("flat", "penstock", "lance")):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

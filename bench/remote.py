@@ -72,7 +72,7 @@ end
 
 
 def wrk_rate(folder: pathlib.Path, endpoint: str, batches: Batches) -> float | None:
-    """Return wrk's best bytes per second over several connection counts. wrk neither signs requests nor waits for a batch to end."""
+    """Return wrk's best rate, in bytes/s, over several connection counts. wrk neither signs requests nor waits for a batch to end."""
     if shutil.which("wrk") is None:
         return None
     (folder / "wrk.lua").write_text(WRK)
@@ -91,7 +91,7 @@ def wrk_rate(folder: pathlib.Path, endpoint: str, batches: Batches) -> float | N
 
 
 def penstock_takes(ds: ps.Dataset, takes: list[Any], read: Callable[[ps.Dataset, Any], Any], scans: bool) -> float:
-    """Return the seconds that all takes need, or that one scan over the same samples needs."""
+    """Return the duration, in seconds, of all takes or of one scan over the same samples."""
     began = time.perf_counter()
     if scans:
         for batch in ds.scan(batch_size=len(takes[0])):
@@ -102,7 +102,7 @@ def penstock_takes(ds: ps.Dataset, takes: list[Any], read: Callable[[ps.Dataset,
     return time.perf_counter() - began
 
 
-# Over 6 parameters: a workload is one table row plus the place where it runs.
+# Over 6 parameters: a workload is one row of the table below plus the environment it runs in.
 def workload(
     folder: pathlib.Path, binary: pathlib.Path, uri: str, name: str, takes: list[Any], read: Any, columns: list[str], endpoint: str
 ) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Run one loader in a separate process: `rivals.py TASK SYSTEM FOLDER WORKERS`.
 
-For each line on stdin, the process runs an epoch and prints seconds, processor seconds and samples as JSON. Each system uses its best
+For each line on stdin, the process runs an epoch and prints seconds, CPU seconds and samples as JSON. Each system uses its best
 documented path, and the consumer touches every 64th byte.
 """
 
@@ -207,7 +207,7 @@ def _stored(path: str) -> dict[str, Any]:
 
 
 def processor_seconds() -> float:
-    """Return the processor seconds used by this process and its workers, including workers that have ended."""
+    """Return the CPU seconds used by this process and its workers, including workers that have ended."""
     import psutil
 
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -65,7 +65,7 @@ def samples(read: Any) -> int:
 
 
 def slabs(read: Any) -> int:
-    """Read 100 windows of 64³ at random places, and return the bytes needed."""
+    """Read 100 windows of 64³ at random positions, and return the bytes needed."""
     whole, lows = volume(), np.random.default_rng(2).integers(0, SIDE - WINDOW + 1, (100, 3))
     for row in lows:
         key = tuple(slice(int(low), int(low) + WINDOW) for low in row)
@@ -101,7 +101,7 @@ def write(folder: pathlib.Path) -> None:
 
 
 AS_ASKED: dict[str, Any] = {"default_cache_type": "none"}  # s3fs fetches only the ranges that h5py requests, without read-ahead.
-# The name of each case, its workload, and a function that opens the array.
+# Maps the name of each case to its workload and a function that opens the array.
 CASES: dict[str, tuple[Any, Any]] = {
     "one sample, penstock": (one_sample, lambda: penstock_reads("samples")),
     "one sample, h5py": (one_sample, lambda: h5py_reads("samples", **AS_ASKED)),
@@ -147,7 +147,7 @@ def slices(folder: pathlib.Path) -> dict[str, Any]:
         return f"{name}: {case['requests']:,} requests, {case['bytes'] / case['needed']:.2f} × the bytes needed, {case['seconds']:.2f} s"
 
     def ratio(name: str, what: str) -> float:
-        """Return our value divided by that of the best rival without read-ahead."""
+        """Return our value divided by the best rival's, excluding rivals with read-ahead."""
         part = name.partition(", ")[0]
         rivals = [case for other, case in results.items() if other.startswith(part) and "penstock" not in other and "ahead" not in other]
         return results[name][what] / min(case[what] for case in rivals)

@@ -64,7 +64,7 @@ class System:
 
 
 def best_of(python: pathlib.Path, task: str, system: str, folder: pathlib.Path, choices: tuple[int, ...]) -> System:
-    """Start the system with each number of workers, and return the fastest."""
+    """Start the system with each number of workers and return the fastest."""
     found: list[tuple[float, System]] = []
     for workers in choices:
         candidate = System(python, task, system, folder, workers)
@@ -76,7 +76,7 @@ def best_of(python: pathlib.Path, task: str, system: str, folder: pathlib.Path, 
 
 
 def race(systems: list[System]) -> dict[str, dict[str, Any]]:
-    """Run epochs in turn. Return the median samples per second and processor seconds per 1,000 samples of each system."""
+    """Run epochs in turn. Return the median samples per second and CPU seconds per 1,000 samples of each system."""
     rows: dict[str, list[tuple[float, float, int]]] = {system.name: [] for system in systems}
     for _ in range(ROUNDS):
         for system in systems:
@@ -248,13 +248,13 @@ def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def jitter(sample: dict[str, Any], rng: Any = None) -> dict[str, Any]:
-    """Sort and scale, as a user's function would."""
+    """Sort and scale, as a user's function might."""
     x = sample["x"].astype(np.float32)
     return {"x": np.sort(x, 0) + x * 0.5, "label": sample["label"]}
 
 
 class Samples:
-    """A dataset of the same samples for a DataLoader."""
+    """The same samples as a dataset for a DataLoader."""
 
     def __init__(self, path: str) -> None:
         self.x = np.load(path, mmap_mode="r")
@@ -267,7 +267,7 @@ class Samples:
 
 
 def functions(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Run the same Python function in equally many processes of our loader and of a DataLoader with persistent workers."""
+    """Run the same Python function in our loader and in a DataLoader with persistent workers, with the same number of processes."""
     import torch
 
     images = np.random.default_rng(0).integers(0, 256, (6000, 96, 96, 3), dtype=np.uint8)

@@ -1,5 +1,5 @@
 """A tour of Penstock on real data: write three commits, open old snapshots, read back bit for bit, train a classifier,
-kill it in the middle of an epoch and resume, verify.
+kill it in the middle of an epoch, resume, and verify.
 
 Usage: python examples/demo.py [--data FOLDER] [--keep FOLDER]
 Data: the 1,797 handwritten digits and two photographs that ship with scikit-learn; with --data, your own images.
@@ -180,12 +180,12 @@ def train(ds: ps.Dataset) -> float:
 
 
 def go_on(root: str, state: str) -> None:
-    """Load batches, starting from a state. Print each batch's row ids and the state after it. Runs in a separate process."""
+    """Load batches from the given state. Print each batch's row ids and the state after it. Runs in a separate process."""
     loader = loader_of(ps.open(root), "train")
     loader.load_state_dict(json.loads(state))
     for batch in loader.stream(1):
         print(json.dumps([loader.state_dict(), batch["_row_id"].tolist()]), flush=True)
-        time.sleep(0.01)  # Simulates the work of a model.
+        time.sleep(0.01)  # Simulates a model's work.
 
 
 def show_resume(ds: ps.Dataset) -> None:
@@ -237,7 +237,7 @@ def verify(ds: ps.Dataset) -> None:
 
 
 def own_images(folder: str, root: pathlib.Path) -> None:
-    """Import the user's images; then show their storage, read them back, measure takes, and verify."""
+    """Import the user's images, show how they are stored, read them back, measure takes, and verify."""
     report = ps.importers.import_data(folder, root, on_error="skip", validate="decode")
     ds = ps.open(root)
     console.print(f"imported {report.samples} images from {folder}, refused {len(report.refused)}")

@@ -44,7 +44,7 @@ def main(folder: pathlib.Path) -> None:
         return loss.item()
 
     train(loader.stream(3))
-    state = loader.state_dict()  # A few hundred bytes, equal on all ranks: store it in the checkpoint.
+    state = loader.state_dict()  # A few hundred bytes, identical on all ranks: store it in the checkpoint.
     resumed = ds.loader(global_batch_size=90, shuffle=True, output="torch")
     resumed.load_state_dict(state)
     loss = train(resumed.stream(8))

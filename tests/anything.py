@@ -5,7 +5,7 @@ import os
 import numpy as np
 import penstock as ps
 
-# Each run of tools/test.sh uses a different PENSTOCK_ROTATION, and prints it. That number seeds the random tests.
+# Each run of tools/test.sh uses a different PENSTOCK_ROTATION and prints it. This number seeds the random tests.
 _GIVEN = os.environ.get("PENSTOCK_ROTATION", "0")
 ROTATION = 0 if _GIVEN == "all" else int(_GIVEN)
 _COUNT = int(os.environ.get("PENSTOCK_MODEL_SEEDS", "60"))

@@ -30,9 +30,9 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """If --store is not local, run only tests that use `root` and are not marked `local`: all tests in `every_store` and some others.
+    """If --store is not `local`, run only tests that use `root` and are not marked `local`: all tests in `every_store` and some others.
 
-    Each test outside that folder runs on one non-local store. PENSTOCK_ROTATION, which tools/test.sh prints, selects that store.
+    Each test outside that folder runs on a single non-local store, chosen by PENSTOCK_ROTATION (which tools/test.sh prints).
     """
     store = config.getoption("--store")
     if store == "local":
@@ -58,7 +58,7 @@ def minio(tmp_path_factory):
 
 
 def running(server):
-    """Set the environment variables that point to a server, and yield it. Stop it when the session ends."""
+    """Set the environment variables that point to a server, yield the server, and stop it when the session ends."""
     with environment(**server.environment):
         yield server
     server.stop()
@@ -91,7 +91,7 @@ def environment(**variables):
 
 
 def spent(ds, work):
-    """Run `work`, and return the change in each counter. Unchanged counters are omitted."""
+    """Run `work` and return the change in each counter, omitting unchanged counters."""
     before = ds.stats()
     work()
     return {name: value - before[name] for name, value in ds.stats().items() if value != before[name]}
@@ -134,7 +134,7 @@ def root(tmp_path, request, monkeypatch):
 
 @pytest.fixture
 def empty_cache():
-    """Remove the blocks of earlier tests from this process's block cache, because a full cache keeps a new block only if it is reused."""
+    """Evict the blocks of earlier tests from this process's block cache. A full cache keeps a new block only if that block is reused."""
     import penstock as ps
 
     before = ps.configure()["memory_bytes"]
@@ -144,7 +144,7 @@ def empty_cache():
 
 @pytest.fixture(scope="session")
 def data():
-    """Return the folder of real test data. Tests that need it are marked `data`. They are deselected if PENSTOCK_TEST_DATA is unset."""
+    """Return the folder of real test data. Tests that need it are marked `data` and deselected if PENSTOCK_TEST_DATA is unset."""
     return pathlib.Path(os.environ["PENSTOCK_TEST_DATA"])
 
 

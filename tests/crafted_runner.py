@@ -1,6 +1,6 @@
 """Set each integer in a small dataset's objects to other values, recompute all checksums, and check what a reader does.
 
-test_crafted.py runs this file in a separate process. Each attempt runs in a forked child. Its caches are therefore empty, and a crash
+test_crafted.py runs this file in a separate process. Each attempt runs in a forked child, so its caches start empty and a crash
 counts as an outcome. The second reader (spec_reader.py) finds the positions of the integers. The script prints one JSON object.
 """
 
@@ -78,7 +78,7 @@ class Objects:
         self.bodies = {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
     def spans(self, name: str, form: str) -> list[tuple[int, int, str]]:
-        """Return the positions of all integers in an object. In a data file, only the tail counts."""
+        """Return the positions of all integers in an object. For a data file, include only those in the tail."""
         body, Traced.spans = self.bodies[name], []
         if form == "hint":
             return [(4, 8, "u64")]
@@ -131,7 +131,7 @@ class Objects:
 
 
 def everything(place: pathlib.Path) -> list[bytes]:
-    """Read the dataset in every way a reader can, and return the values of each column as bytes."""
+    """Read the dataset in every possible way and return the values of each column as bytes."""
     ds = ps.open(place)
     found = []
     batch = ds.take(range(len(ds)))
@@ -160,7 +160,7 @@ def flat(value: object) -> bytes:
 
 
 def attempt(place: pathlib.Path, bodies: dict[str, bytes], original: dict[str, bytes], expected: list[bytes]) -> str:
-    """Read the changed dataset in a child process, and return the outcome. The first word names the kind of outcome."""
+    """Read the changed dataset in a child process and return the outcome. Its first word is the kind of outcome."""
     changed = [name for name in bodies if bodies[name] != original[name]]
     for name in changed:
         (place / name).write_bytes(bodies[name])

@@ -1,7 +1,7 @@
-"""Run a job on a dataset, kill it before each file call or make that call fail, and check what remains.
+"""Run a job on a dataset, kill it before each file call or make that call fail, and check the state that remains.
 
 test_faults.py runs this file with the shim preloaded. Each attempt runs in a forked child that works on a copy of the same initial state.
-The exit status is the outcome. The script prints one JSON object with the number of calls, the number of tries and the wrong outcomes.
+The exit status is the outcome. The script prints one JSON object with the number of calls, the number of attempts and the wrong outcomes.
 """
 
 from __future__ import annotations

@@ -54,5 +54,5 @@ from penstock import importers, arrow
 ps.configure(memory_bytes=64 << 20, threads=2)
 tiny = ps.create(sys.argv[1] + "-warm", {"x": "int8"}); tiny.append({"x": [1]}); tiny[0]
 """
-    # In some runs, Arrow's default allocator takes another 32 MiB.
+    # In some runs, Arrow's default allocator allocates another 32 MiB.
     return int(run(head + program, *arguments, ARROW_DEFAULT_MEMORY_POOL="jemalloc"))

@@ -44,7 +44,7 @@ def need(condition, what):
 
 
 class Cursor:
-    """Reads values in sequence, and never past the end."""
+    """Reads values in sequence and raises an error instead of reading past the end."""
 
     def __init__(self, data, name):
         self.data, self.at, self.name = data, 0, name
@@ -87,19 +87,19 @@ class Cursor:
         raise ValueError(f"{self.name}: a varint does not fit 64 bits")
 
     def integers(self, width, count):
-        """Read integers of one width, and return them as uint64."""
+        """Read integers of the same width and return them as uint64."""
         need(width in (1, 2, 4, 8), f"{self.name}: integers of {width} bytes")
         return np.frombuffer(self.take(width * count), f"<u{width}").astype(np.uint64)
 
     def int_array(self, count):
-        """Read an int array, and return it as a list."""
+        """Read an int array and return it as a list."""
         width, base = self.read("u8"), np.uint64(self.varint())
         rest = self.integers(width, count) if width else np.arange(count, dtype=np.uint64) * np.uint64(self.varint())
         return (base + rest).tolist()
 
 
 def envelope(data, magic, form, name, word=None):
-    """Check the magic, version, zeros, crc and any reference from the parent. Parse the body as the form, and return it."""
+    """Check the magic, version, zeros, crc and any reference from the parent. Parse the body as `form` and return it."""
     crc, cursor = int.from_bytes(data[-4:], "little"), Cursor(data[8:-4], name)
     need(data[:8] == magic + b"\1\0\0\0" and crc == crc32c(data[:-4]), f"{name}: header or checksum")
     need(word is None or (word.length, word.crc) == (len(data), crc), f"{name}: length or crc differs from what its parent says")
@@ -133,7 +133,7 @@ def root(r, now):
 
 
 def page(fragments, word):
-    """Section 4: check the fragments of a page, and make their row ids final."""
+    """Section 4: check the fragments of a page, and replace provisional row ids with final ones."""
     counts = len(fragments), sum(f.samples for f in fragments), sum(f.live for f in fragments)
     good = counts == (word.fragments, word.samples, word.live) and len(fragments) <= 512 and word.object.length <= 65_536
     need(good, f"p/{word.object.id}: {counts} is too much or differs from what its parent says")
@@ -152,7 +152,7 @@ def fragment(f):
 
 
 def schema(value):
-    """Section 8: check a schema, and add to each column, as `stored`, the dtype and shape of its chunks."""
+    """Section 8: check a schema, and set each column's `stored` to the dtype and shape of its chunks."""
     columns = value["columns"]
     need(len({c["id"] for c in columns}) == len({c["name"] for c in columns}) == len(columns), "schema: a column twice")
     need(all(1 <= column["id"] < value["next_column"] for column in columns), "schema: a column id out of range")
@@ -207,7 +207,7 @@ class Chunk:
         self.valid, self.dictionary = bits[:samples], c.read("string*") if c.read("flag") else []
 
     def block(self, data, index):
-        """Verify a block's checksum units, and return the decoded block."""
+        """Verify a block's checksum units and return the decoded block."""
         stored = data[self.offset[index] : self.offset[index] + self.stored[index]]
         for unit, crc in enumerate(self.crc[self.first_unit[index] : self.first_unit[index + 1]]):
             need(crc32c(stored[unit * UNIT :][:UNIT]) == crc, f"{self.name}, block {index}: checksum of unit {unit}")
@@ -221,7 +221,7 @@ class Chunk:
         return raw
 
     def value(self, raw, shape):
-        """Return the bytes unchanged if the dtype is `bytes`, else an array with the given shape."""
+        """Return the bytes unchanged if the dtype is `bytes`. Otherwise, return an array with the given shape."""
         if self.dtype == "bytes":
             return raw
         need(len(raw) == math.prod(shape) * self.item.itemsize, f"{self.name}: {len(raw)} bytes for the shape {shape}")

@@ -15,7 +15,7 @@ def until(condition: Callable[[], object], what: str, seconds: float = 60) -> No
 
 
 def lines(process: subprocess.Popen[str], count: int) -> list[str]:
-    """Return the next `count` lines that a process prints. It waits for a reply after each line, so it cannot run ahead of the test."""
+    """Return the next `count` lines that a process prints. The process awaits a reply after each line, so it cannot outrun the test."""
     found = []
     for _ in range(count):
         found.append(process.stdout.readline())

@@ -19,8 +19,8 @@ from xml.sax.saxutils import escape
 # How the server handles create-only puts, and the order in which it lists names.
 SAFE, IGNORED, UNSAFE = "safe", "ignored", "unsafe"
 ORDERED, SHUFFLED, REVERSED = "ordered", "shuffled", "reversed"
-# How a ranged reply is wrong. HALF, BROKEN and CHUNKED return half of the range: with a matching header, on a connection that then breaks,
-# or in valid chunks. LONGER returns the whole range with a much larger Content-Length.
+# How a ranged reply is wrong. HALF, BROKEN and CHUNKED return half of the range. HALF sends a matching header, BROKEN then breaks the
+# connection, and CHUNKED sends valid chunks. LONGER returns the whole range with a much larger Content-Length.
 HALF, BROKEN, CHUNKED, LONGER = "half", "broken", "chunked", "longer"
 
 
@@ -30,15 +30,15 @@ class State:
         self.objects: dict[str, bytes] = {}
         self.lock = threading.Lock()
         self.overwritten: list[str] = []
-        # The number of data-file ranges to return with a flipped bit, to shorten, and to return intact before the first flip.
+        # The numbers of data-file ranges to return with a flipped bit, to shorten, and to return intact before the first flip.
         self.spoil = self.shorten = self.good_before_spoil = 0
-        # The number of whole objects returned so far, and which one, counted from 1, to return with a flipped bit.
+        # The number of whole objects returned so far, and the 1-based index of the one to return with a flipped bit.
         self.whole, self.spoilt_whole = 0, 0
         self.delay_seconds = 0.0  # The delay before each ranged reply.
         self.ranged = 0  # The number of ranges requested so far.
         self.how = HALF
-        # Called with the name before a create-only put. Returns a (status, code) to reply with instead, or None. It is not called for
-        # puts that arrive during the call.
+        # Called with the object name before a create-only put. Returns a (status, code) to reply with instead, or None. Puts that arrive
+        # during the call do not trigger another call.
         self.on_create: Callable[[str], tuple[int, str] | None] | None = None
         # Multipart uploads that are neither completed nor aborted, and whether the server refuses to complete uploads.
         self.uploads: dict[str, dict[int, bytes]] = {}

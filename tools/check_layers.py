@@ -1,7 +1,7 @@
 """Check the dependencies between crates (against the layer table in ARCHITECTURE.md), and between files and folders (by imports).
 
 A crate depends only on crates at lower levels. Folders in a crate or in `python/penstock` must not form a cycle, and neither must
-files in different folders. Files in one folder may form one if a line in one of them explains it: `Cycle with <file>: <reason>`.
+files in different folders. Files in the same folder may form a cycle if one of them explains it: `Cycle with <file>: <reason>`.
 """
 
 import ast
@@ -142,7 +142,7 @@ def python_file(name: str) -> pathlib.Path | None:
 def check_circles(what: pathlib.Path, edges: Edges) -> list[str]:
     problems = []
     top = {path for path in edges if path.parent == what}
-    # Each file in the top folder is a separate room; the other files share their folder's room.
+    # Treat each file in the top folder as a separate node, and each other folder as a single node.
     room = {path: path if path in top else path.parent for path in edges}
     folders: Edges = {place: set() for place in room.values()}
     for path, targets in edges.items():

@@ -1,7 +1,7 @@
-"""Check how much a reader must keep in mind at once: lines per file and per function, parameters, files per folder. Tests are not counted.
+"""Check how much a reader must keep in mind at once: lines per file and function, parameters, and files per folder. Tests are exempt.
 
 Code that exceeds a limit must explain why in a line: `Over 450 lines: <reason>` anywhere in the file; `Over 80 lines: <reason>` or
-`Over 6 parameters: <reason>` right above the function. `--table` prints the figures of each crate and of the package.
+`Over 6 parameters: <reason>` directly above the function. `--table` prints the figures of each crate and of the package.
 """
 
 import ast

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run all long tests: 10,000 seeded crashes, 10,000 fault schedules against MinIO, every bit of a dataset flipped, 200 kills, and long
 # model tests.
-# Then plant MUTANTS (default 40) errors in dataset, loader and importers, of which the tests must catch at least 85 %.
+# Then plant MUTANTS errors (default: 40) in dataset, loader and importers. The tests must catch at least 85 % of them.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 tools/servers.sh

@@ -16,4 +16,4 @@ objcopy --strip-debug --strip-unneeded --add-gnu-debuglink="$folder/$wheel.debug
 rm -rf "$folder/raw"
 bytes=$(stat -c %s "$folder/$wheel.whl")
 echo "$folder/$wheel.whl: $((bytes / 1000)) kB"
-[ "$bytes" -le 20000000 ] || { echo "error: the wheel has $bytes bytes, at most 20,000,000 are allowed" >&2; exit 1; }
+[ "$bytes" -le 20000000 ] || { echo "error: the wheel is $bytes bytes; the limit is 20,000,000" >&2; exit 1; }

@@ -1,4 +1,4 @@
-//! Fuzzes images. If a header is accepted, the image and its regions at every scale must be decoded or refused within limits.
+//! Fuzzes images. If a header is accepted, the image and its regions at every scale must be decoded or refused within the limits.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
 use penstock_codec::pixels::Pool;

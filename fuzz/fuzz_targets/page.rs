@@ -1,4 +1,5 @@
-//! Fuzzes manifest pages, roots and words objects, both unchanged and with a valid checksum.
+//! Fuzzes the parsers of manifest pages, roots and words objects, with the raw input and with the input resealed with a valid
+//! checksum.
 #![no_main]
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Fuzzes commit records, both unchanged and with a valid checksum.
+//! Fuzzes the commit record parser, with the raw input and with the input resealed with a valid checksum.
 #![no_main]
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;

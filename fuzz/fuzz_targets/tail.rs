@@ -1,4 +1,4 @@
-//! Fuzzes tail indexes. In a tail that parses, every look-up must succeed without a panic.
+//! Fuzzes the tail index parser. If a tail parses, every look-up in it must succeed without a panic.
 #![no_main]
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;

@@ -97,7 +97,7 @@ __all__ = [
     "open",
 ]
 
-# Maps each module to its public names. A name is imported on first use, so that `import penstock` and `penstock --help` start quickly.
+# Maps each module to its public names. Names are imported on first use, so that `import penstock` and `penstock --help` are fast.
 _NAMES = {
     "penstock.columns.blob": "Bytes",
     "penstock.columns.boxes": "Boxes",
@@ -147,8 +147,8 @@ def __dir__() -> list[str]:
 
 
 def _load() -> None:
-    """Import everything except leaf modules, and wait for leaf modules that another thread is importing. A child that was forked during an
-    import would wait for it forever.
+    """Import everything except leaf modules, and wait for leaf modules that another thread is importing. A child forked during such an
+    import would wait forever for it to finish.
     """
     begun = [name for name, module in sys.modules.copy().items() if name.startswith("penstock.") and _is_being_imported(module)]
     for module in ("numpy.ma", "numpy.random", *_NAMES, *begun):

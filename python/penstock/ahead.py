@@ -17,13 +17,13 @@ _live: weakref.WeakSet[Ahead[Any]] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    """Stop the threads while Python still runs them. Later, they can no longer take the GIL, and waiting for one would hang."""
+    """Stop the threads while Python still runs them. During shutdown, threads cannot take the GIL, so waiting for one would hang."""
     for ahead in list(_live):
         ahead.stop()
 
 
 class Ahead(Generic[Result]):
-    """The result of `read`, which runs in a separate thread. If that thread does not exist, as in a forked child, `result` calls `read`."""
+    """Runs `read` in a separate thread and holds its result. If that thread does not exist, as in a forked child, `result` calls `read`."""
 
     def __init__(self, read: Callable[[], Result]) -> None:
         self._read, self._process = read, os.getpid()
@@ -36,7 +36,7 @@ class Ahead(Generic[Result]):
         _live.add(self)
         try:
             threading.Thread(target=self._run, name="penstock-scan", daemon=True).start()
-        except RuntimeError:  # No thread could be started, so `result` calls `read`.
+        except RuntimeError:  # The thread could not be started, so `result` calls `read`.
             self._at_work.release()
 
     def _run(self) -> None:

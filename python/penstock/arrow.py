@@ -67,7 +67,7 @@ class _Rows:
         }
 
     def read(self, start: int, end: int, keep: bool) -> pa.RecordBatch:
-        """Read rows. If `keep` is true, the block cache keeps the blocks that are read."""
+        """Read a range of rows. If `keep` is true, the block cache keeps the blocks that were read."""
         batch = self._view._view.take((start, end), self._names, "flat", scan=keep)
         arrays = [
             kind.to_arrow(batch[name], self._words.get(name)) if (kind := self._kinds.get(name)) else pa.array(batch[name])
@@ -109,7 +109,7 @@ def _batches_ahead(view: View, names: list[str], batch_size: int) -> Iterator[pa
 
 
 def _own_bytes(batch: pa.RecordBatch) -> int:
-    """Return the bytes of a batch, without the words that all batches share."""
+    """Return the size of a batch in bytes, without the dictionaries that all batches share."""
     return sum(column.indices.nbytes if isinstance(column, pa.DictionaryArray) else column.nbytes for column in batch.columns)
 
 

@@ -21,9 +21,9 @@ from penstock.view import View
 def configure(*, memory_bytes: int | None = None, threads: int | None = None, image_pixels: int | None = None) -> dict[str, int]:
     """Set the budgets of this process and return all current budgets.
 
-    `memory_bytes`: memory for caches and writers together (default 512 MiB, or an eighth of the cgroup's limit if less; at least 16 MiB).
+    `memory_bytes`: memory shared by caches and writers (default 512 MiB, or an eighth of the cgroup's limit if less; at least 16 MiB).
     A dataset opened afterwards may use up to a quarter of this budget for data-file metadata. `threads`: the maximum number of threads
-    per call (default: the available processors divided by LOCAL_WORLD_SIZE). `image_pixels`: the maximum number of pixels per image
+    per call (default: the number of available CPUs divided by LOCAL_WORLD_SIZE). `image_pixels`: the maximum number of pixels per image
     (default 2^28).
 
     >>> configure(threads=2)["threads"]
@@ -59,7 +59,7 @@ def create(
     message: str = "create",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Create a dataset and its commit 0, and any missing parent folders of a local path. See `open` for `storage_options`.
+    """Create a dataset with its commit 0, and any missing parent folders of a local path. See `open` for `storage_options`.
 
     Raises: AlreadyExistsError (dataset-exists), InvalidInputError (invalid-schema, folder-not-empty), UnsupportedError
     (unsupported-storage, if storage cannot create an object without overwriting), PermissionDeniedError (credentials-missing,
@@ -86,20 +86,20 @@ def open(
     """Open a dataset at its newest snapshot, or at `snapshot` if given.
 
     `uri` is a path, file://, memory://, s3://, gs://, az://, or http(s):// for reading. `io` selects how local files are read:
-    "auto" and "mapped" map them, "buffered" reads only the ranges that a take needs, and "direct" does the same without
+    "auto" and "mapped" map them, "buffered" reads only the ranges that a call to `take` needs, and "direct" does the same without
     the page cache.
 
     `storage_options` for S3: endpoint_url, region, profile, access_key_id, secret_access_key, session_token, anonymous (bool),
-    virtual_hosted (bool), ca_bundle (path of a PEM file). An option that is not given comes from its AWS_… variable or profile.
+    virtual_hosted (bool), ca_bundle (path of a PEM file). An omitted option is taken from its AWS_… variable or the profile.
     For every object store: timeout_seconds (deadline for one operation, default 60), hedge (bool: send a second request for a
     range that takes unusually long). A pickled handle contains these options except access_key_id,
     secret_access_key and session_token.
 
-    Cost: on local disk, three reads (the hint, the record and the root) and three look-ups. On object storage, three requests, which
-    list one name and read the record and the root. The cost does not grow with the number of samples. Opening a local copy also
+    Cost: on local disk, three reads (of the hint, the record and the root) and three look-ups. On object storage, three requests: one
+    lists a single name, and two read the record and the root. The cost does not grow with the number of samples. Opening a local copy also
     lists its data files, until the first commit to that copy.
     Raises: NotFoundError (dataset-not-found, snapshot-not-found, branch-not-found), CorruptError (log-incomplete,
-    copy-incomplete: an incomplete copy), UnsupportedError (unknown-feature).
+    copy-incomplete), UnsupportedError (unknown-feature).
     """
     if branch != "main":
         raise NotFoundError(
@@ -154,7 +154,7 @@ class Dataset(View):
         super().__init__(snapshot, snapshot.view())
 
     def _move(self, snapshot: _core.Snapshot) -> None:
-        """Move to a later snapshot. Two threads may commit through one handle, which then ends up at the later snapshot."""
+        """Move to a later snapshot. If two threads commit through the same handle, it ends up at the later snapshot."""
         view = snapshot.view()
         if snapshot.number >= self._snapshot.number:
             self._snapshot, self._view = snapshot, view
@@ -163,7 +163,7 @@ class Dataset(View):
         return View(self._snapshot, self._view)
 
     def refresh(self) -> Dataset:
-        """Move to the newest snapshot and return self. Cost: at most that of `open`."""
+        """Move to the newest snapshot and return self. Costs at most as much as `open`."""
         self._move(self._snapshot.refresh())
         return self
 
@@ -171,7 +171,7 @@ class Dataset(View):
         """Append samples as one commit. `columns` maps column names to one value per sample. None is a null; omitted columns are all null.
 
         Cost: encodes on all threads, writes the bytes to data files once, then syncs four times. `validate="decode"` checks every pixel
-        of media, and `"header"` checks only their headers. Memory: up to `ps.configure(memory_bytes=…)`, in addition to the caller's data.
+        of media; `"header"` checks only their headers. Memory: up to `ps.configure(memory_bytes=…)`, in addition to the caller's data.
         Raises: InvalidInputError (invalid-value, column-lengths-differ), CorruptError (media-undecodable, with `.rows`),
         NotFoundError (column-not-found). On any error, nothing is committed.
 
@@ -185,7 +185,7 @@ class Dataset(View):
         return transaction.receipt
 
     def transaction(self, message: str = "", *, author: str | None = None, properties: Mapping[str, Any] | None = None) -> Transaction:
-        """Begin a transaction. As a context manager, it commits at the end; an exception aborts it and leaves nothing behind."""
+        """Begin a transaction. As a context manager, it commits at the end of the block; on an exception, it aborts and leaves no data."""
         if not isinstance(properties, Mapping | None):
             raise InvalidInputError(f"cannot begin a transaction: its properties are a {type(properties).__name__}, expected a dict")
         return Transaction(self, message, author if author is not None else _author(), dict(properties or {}))
@@ -199,8 +199,8 @@ class Dataset(View):
     def verify(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
         """Read and check every byte that this snapshot depends on.
 
-        Returns counts and `problems`, a list of (object, error) that is empty for an intact dataset. Calls
-        `progress(data_files, data_bytes)` as it proceeds. Does not decode media; `append(validate="decode")` and reads do.
+        Returns counts and `problems`, a list of (object, error) pairs that is empty for an intact dataset. Calls
+        `progress(data_files, data_bytes)` as it proceeds. Does not decode media, unlike `append(validate="decode")` and reads.
         Cost: reads every data file once.
         """
         return self._snapshot.verify(progress)
@@ -208,7 +208,7 @@ class Dataset(View):
     def pins(self) -> dict[str, str]:
         """Return a dict of pin names to snapshot ids. A pinned snapshot is never garbage-collected. `loader(pin=True)` creates pins.
 
-        Cost: finding the newest names record, plus one request per record written since the last call.
+        Cost: a search for the newest names record, plus one request per record written since the last call.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://pins", {"number": "int32"})
@@ -221,7 +221,7 @@ class Dataset(View):
         return self._snapshot.pins()
 
     def unpin(self, name: str) -> None:
-        """Remove a pin. Raises: NotFoundError if no pin has that name. Cost: that of `pins` plus one put."""
+        """Remove a pin. Raises: NotFoundError if no pin has that name. Costs one put more than `pins`."""
         if not isinstance(name, str) or not self._snapshot.unpin(name):
             raise NotFoundError(f"`{self.uri}` has no pin {name!r}", code="object-not-found", hint="see ds.pins()")
 
@@ -232,7 +232,7 @@ class Dataset(View):
         return list(names) if names is not None else self._snapshot.vocabulary(column)
 
     def layout(self) -> dict[str, dict[str, int]]:
-        """Return each column's storage use: stored_bytes, blocks, data_files. Cost: reads the tail of every data file."""
+        """Return the storage that each column uses: stored_bytes, blocks, data_files. Cost: reads the tail of every data file."""
         return {
             name: {"stored_bytes": stored, "blocks": blocks, "data_files": files} for name, stored, blocks, files in self._snapshot.layout()
         }

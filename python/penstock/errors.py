@@ -1,6 +1,6 @@
 """The error classes, one per kind. The kind indicates what the caller can do next. `code` is stable; `hint` suggests a remedy.
 
-Source: crates/error/src/lib.rs, which has the table of codes; tests keep the two in sync.
+Source: the table of codes in crates/error/src/lib.rs. Tests keep the two files in sync.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 class Error(Exception):
     """Base class of all Penstock errors. `code` is stable. `rows` lists the affected positions in the caller's request.
 
-    `row_ids` identify the samples that cannot be read. `column` and `object` name the affected column and stored object, if known.
+    `row_ids` lists the samples that cannot be read. `column` and `object` name the affected column and stored object, if known.
     Callers never need to parse the message.
 
     >>> import penstock as ps
@@ -51,15 +51,15 @@ class Error(Exception):
 
     @property
     def reason(self) -> str:
-        """The message without the row, for callers that name the row themselves."""
+        """The message without the row number, for callers that report the row themselves."""
         return f"{self._prefix}{': ' if self._prefix else ''}{self._reason}"
 
     def _within(self, prefix: str) -> None:
-        """Prepend the failed operation to the message."""
+        """Prepend a description of the failed operation to the message."""
         self._prefix = f"{prefix}{': ' if self._prefix else ''}{self._prefix}"
 
     def _place(self, first_row: int, column: str | None = None) -> None:
-        """Make rows relative to the start of the user's input, and set the column. Calling this again has no effect."""
+        """Make rows relative to the start of the user's input, and set the column. Further calls have no effect."""
         if not self._placed:
             self.column = self.column or column
             self._row = None if self._row is None else self._row + first_row
@@ -169,7 +169,7 @@ def make(
     column: str | None,
     object: str | None,
 ) -> Error:
-    """Build the exception for a core error; only `_core` calls this. `said` is the prefix, the row and the reason."""
+    """Build the exception for a core error; only `_core` calls this. `said` contains the prefix, the row and the reason."""
     prefix, row, reason = said
     error = _CLASSES.get(kind, InternalError)(reason, code=code, hint=hint, rows=list(rows), row=row)
     error._prefix, error._placed, error.column, error.object = prefix, True, column, object

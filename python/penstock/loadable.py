@@ -1,4 +1,4 @@
-"""The base class of everything that a loader can read. It defines the only signature of `loader(…)`."""
+"""The base class of everything that a loader can read. The signature of `loader(…)` is defined only here."""
 
 from __future__ import annotations
 
@@ -45,19 +45,20 @@ class Loadable:
 
         Pass `batch_size` per rank, or `global_batch_size`. `shuffle`: True (a full permutation), False, `ps.Window` or `ps.Replacement`.
         `seed`: for the order and for random transforms. `columns` may include `_row_id`, `_position`, `_step`, `_valid` and `_source`.
-        `outputs`: {result: column}, for example to get two results from one column. `transform`: a list of `penstock.transforms`, then
+        `outputs`: {result: column}, for example to return one column twice. `transform`: a list of `penstock.transforms`, then
         functions `fn(sample, rng)`, then `T.PerBatch`. `decode=False` returns images as stored bytes. `output`: "numpy", "torch" or "jax".
-        `last_batch`: "short", "drop" or "pad". `rank` and `world_size`: by default those of torch.distributed or torchrun. `on_corrupt`: "raise", "substitute"
-        (use another sample) or "mask" (use another sample and set `_valid` to False). `nulls`: {column: value or "mask"}.
-        `order_block_samples`: the number of draws divided at a time among lanes or a mixture's sources, by default a global batch.
+        `last_batch`: "short", "drop" or "pad". `rank` and `world_size`: by default from torch.distributed or torchrun.
+        `on_corrupt`: "raise", "substitute" (use another sample) or "mask" (use another sample and set `_valid` to False). `nulls`:
+        {column: value or "mask"}.
+        `order_block_samples`: how many draws are divided at a time among lanes or a mixture's sources, by default a global batch.
         `memory_bytes` and `threads`: budgets, by default those of `ps.configure`. `python_workers`: processes for your functions.
-        `progress`: show a live progress line. `pin=True` prevents the snapshot, and the snapshot of a loaded state, from being collected
-        until `ds.unpin`. It writes a record, so the dataset must be writable.
+        `progress`: show a live progress line. `pin=True` protects the snapshot, and that of a loaded state, from garbage collection until
+        `ds.unpin` is called. It writes a record, so the dataset must be writable.
 
-        Shapes: images of one size are one (B, H, W, C) uint8 array, and other images are a list. C is 3 unless the column sets `mode`. In
+        Shapes: images of the same size form one (B, H, W, C) uint8 array, and other images a list. C is 3 unless the column sets `mode`. In
         torch, images are (B, C, H, W) in channels_last memory. Fixed columns are (B, …) arrays, ragged columns are `Ragged`, and text and
         bytes are lists. You own the batches and may write to them.
-        Cost: prepares batches ahead, up to `memory_bytes`. Resuming costs one batch.
+        Cost: prepares batches ahead, using up to `memory_bytes`. Resuming costs as much as one batch.
         Raises: InvalidInputError for invalid options, before anything is read; CorruptError, which names the samples.
 
         >>> import penstock as ps

@@ -14,14 +14,14 @@ from penstock.values.dtypes import filler
 
 
 class Padded(NamedTuple):
-    """Ragged values padded to one shape, and a mask that marks the real values."""
+    """Ragged values padded to the same shape, and a mask that marks the real values."""
 
     values: Any
     mask: Any
 
 
 class Ragged(Sequence[Any]):
-    """N arrays of one dtype and different shapes, stored back to back.
+    """N arrays of the same dtype and different shapes, stored back to back.
 
     Shapes: `shapes` is (N, ndim) int64, and array i has the shape `shapes[i]`. `offsets` is (N + 1,). If only the first dimension is
     free, `values` is (M, …) and the offsets count along that dimension; otherwise, `values` is (M,) and they count elements. `nulls`
@@ -85,16 +85,16 @@ class Ragged(Sequence[Any]):
 
     @property
     def cu_seqlens(self) -> Any:
-        """Offsets along the first dimension as int32 (N + 1,), the form that variable-length attention kernels expect."""
+        """Offsets along the first dimension as int32 (N + 1,), as variable-length attention kernels expect."""
         offsets = self.offsets
         if len(self) and self.values.ndim == 1 and self.shapes.shape[1] > 1:
             offsets = np.concatenate([[0], np.cumsum(self.shapes[:, 0])])
         return self._like(offsets.astype(np.int32))
 
     def to_padded(self, value: float = 0, multiple_of: int = 1) -> Padded:
-        """Pad with `value` to one shape, in which each free dimension is a multiple of `multiple_of`.
+        """Pad with `value` to a common shape, in which each free dimension is a multiple of `multiple_of`.
 
-        Shapes: values (N, …); mask (N, …) over the free dimensions only, True for real values. A null becomes `value` throughout.
+        Shapes: values (N, …); mask (N, …) over the free dimensions only, True for real values. A null is filled with `value`.
         Cost: one copy.
 
         >>> import numpy as np, penstock as ps
@@ -126,7 +126,7 @@ class Ragged(Sequence[Any]):
         return Padded(values, self._like(mask))
 
     def to_nested(self) -> Any:
-        """Return a torch nested tensor. If only the first dimension is free, it has the jagged layout and shares memory with this
+        """Return a torch nested tensor. If only the first dimension is free, the result has the jagged layout and shares memory with this
         object.
         """
         import torch
@@ -144,7 +144,7 @@ class Ragged(Sequence[Any]):
         return torch.nested.nested_tensor(items)
 
     def _like(self, array: npt.NDArray[Any]) -> Any:
-        """Return the array as a tensor if the values are a tensor."""
+        """Return the array as a tensor if `values` is a tensor."""
         if isinstance(self.values, np.ndarray):
             return array
         import torch

@@ -1,4 +1,4 @@
-"""The schema: column types by name, and their JSON form for the core. CONTRIBUTING.md lists what a new type needs."""
+"""The schema: column types by name, and their JSON form for the core. CONTRIBUTING.md lists the steps for adding a type."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Schema(dict[str, ColumnType]):
 
 
 def to_json(schema: Mapping[str, Any]) -> str:
-    """Write a schema as JSON for the core; a plain dtype becomes a scalar."""
+    """Convert a schema to JSON for the core. A plain dtype becomes a scalar."""
     if not isinstance(schema, Mapping):
         raise InvalidInputError(f"the schema is a {type(schema).__name__}, expected a dict of column name to type", code="invalid-schema")
     columns = []
@@ -56,7 +56,7 @@ def to_json(schema: Mapping[str, Any]) -> str:
 
 
 def from_json(text: str) -> Schema:
-    """Read a schema from the core's JSON."""
+    """Parse a schema from the core's JSON."""
     schema = Schema()
     for column in json.loads(text):
         kind = TYPES[column["type"]]

@@ -23,7 +23,7 @@ from penstock.view import Batch, Sample, View, unwrap
 
 
 class TorchDataset(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
-    """Samples of a view by position. Picklable and safe after fork: each worker reads independently, without its parent's locks.
+    """Samples of a view by position. Picklable and safe after fork: each worker reads independently of its parent's locks.
 
     Cost: one `take` per batch, because `DataLoader` requests whole batches (`__getitems__`).
     """
@@ -68,7 +68,7 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
 
     Yields this rank's positions for one epoch, in the order of `view.loader(batch_size=B, shuffle=…, seed=…)`. Call `set_epoch` as with
     DistributedSampler. A DataLoader requests positions before it delivers their batches, so pass the number of this epoch's batches that
-    you have trained on: `state_dict(batches=…)`. Every rank gets the same number of positions. If they do not divide evenly, some
+    you have trained on: `state_dict(batches=…)`. Every rank gets the same number of positions. If positions do not divide evenly, some
     positions of the last batch repeat; with `last_batch="drop"` that batch is left out.
 
     >>> import penstock as ps, torch
@@ -121,9 +121,9 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
         self._began = self._asked = 0
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Return the state after `batches` batches of the latest iteration. A `Loader` can load the state too.
+        """Return the state after `batches` batches of the latest iteration. A `Loader` can also load this state.
 
-        The default is all requested batches. That is correct after an epoch, but within an epoch it is ahead of training.
+        By default, counts all requested batches. That is correct after an epoch; within an epoch, it is ahead of training.
         """
         left = max(0, self._loader._step - self._began)
         number = self._asked if batches is None else batches
@@ -139,7 +139,7 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
 
 
 def collate(samples: Any) -> dict[str, Any]:
-    """Convert a batch to tensors. Fixed shapes become (B, …), and images of one size become (B, C, H, W) in channels_last memory.
+    """Convert a batch to tensors. Fixed shapes become (B, …), and images of equal size become (B, C, H, W) in channels_last memory.
 
     Images of different sizes become a list of (C, H, W) tensors, and ragged values become a list of tensors. Text, JSON and bytes
     stay lists.
@@ -183,7 +183,7 @@ def _transpose(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _joined(name: str, values: Any, form: str | None) -> Any:
-    """Collate a column of samples that were read one by one, into the same form as in a batch."""
+    """Collate a column of samples that were read one by one, to the form that it has in a batch."""
     if form == "ragged":
         return [None if value is None else tensor_of(np.ascontiguousarray(value)) for value in values]
     if form == "fixed" and isinstance(values, list) and any(value is None for value in values):

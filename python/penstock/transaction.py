@@ -1,4 +1,4 @@
-"""Transactions: appended samples become one commit or are discarded."""
+"""Transactions, whose appended samples become one commit or are discarded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _text(value: Any, what: str, doing: str = "begin a transaction") -> str:
 
 
 class Transaction:
-    """Appends that become one commit, or leave nothing behind.
+    """Appends that become one commit or are discarded.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://transaction", {"text": ps.Text()})
@@ -88,7 +88,7 @@ class Transaction:
             try:
                 self.append_slice(ready, start, end, validate)
             except BaseException as error:
-                if start > 0:  # Earlier slices of this call are already in the transaction, so it can no longer be committed.
+                if start > 0:  # Earlier slices are already in the transaction, so it can no longer be committed.
                     self._failed = error
                 raise
 
@@ -104,7 +104,7 @@ class Transaction:
             return self._schema[name].rows(values)
 
     def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> None:
-        """Append rows start…end of columns that can be sliced, in one call to the core: all of the rows or none."""
+        """Append rows start…end of columns that can be sliced. One call to the core appends either all of these rows or none."""
         prepared = {}
         for name, values in ready.items():
             with _naming(name, start):
@@ -126,7 +126,7 @@ class Transaction:
         return self._receipt
 
     def abort(self) -> None:
-        """Abort the transaction and delete what it wrote."""
+        """Abort the transaction and delete the data that it wrote."""
         self._aborted = True
         self._core.abort()
 
@@ -141,7 +141,7 @@ class Transaction:
 
 
 def _named(column: str, first_row: int, pull: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `pull` so that Penstock errors name the column and row; exceptions from the value's source pass through unchanged."""
+    """Wrap `pull` so that Penstock errors name the column and row. Exceptions from the value's source pass through unchanged."""
 
     def named(*arguments: Any) -> Any:
         try:
@@ -156,7 +156,7 @@ def _named(column: str, first_row: int, pull: Callable[..., Any]) -> Callable[..
 
 @contextlib.contextmanager
 def _naming(column: str, first_row: int) -> Iterator[None]:
-    """Add the column and row to errors from preparing values. Python exceptions for odd values become InvalidInputError."""
+    """Add the column and row to errors raised while preparing values. Python exceptions for odd values become InvalidInputError."""
     what = f"cannot append to column `{column}`"
     try:
         yield

@@ -2,7 +2,7 @@
 
 Each applies to one or more results, which `on` names (default: the only image). Its random numbers are drawn once per sample, so that
 boxes, masks and keypoints follow the image. Images have the mode of `ps.Image(mode=…)`, RGB uint8 by default, until ToDtype or
-Normalize. Tensors keep their own dtype; crops, pads and flips apply to their first dimensions. Callables `fn(sample, rng)` come
+Normalize is applied. Tensors keep their own dtype; crops, pads and flips apply to their first dimensions. Callables `fn(sample, rng)` come
 after these transforms, and `PerBatch(fn)` and `Tokenize` come last.
 
 >>> import numpy as np, penstock as ps
@@ -58,7 +58,7 @@ def _sizes(value: Any, what: str, square: bool) -> list[int]:
 
 def _padding(value: Any) -> list[int]:
     """Parse torchvision's padding: one number for all sides, (left and right, top and bottom), or (left, top, right, bottom). For tensors,
-    it may be two numbers per dimension, before and after.
+    it may also contain two numbers per dimension, before and after.
     """
     sides = _numbers(value, "padding")
     if not all(isinstance(side, int) and abs(side) <= MOST for side in sides) or len(sides) not in (1, 2, 4, 6, 8):
@@ -134,8 +134,8 @@ class RandomCrop(Transform):
 class RandomResizedCrop(Transform):
     """Crop a box of random area (`scale`, relative to the image) and aspect ratio (`ratio`), and resize it.
 
-    Cost: for a JPEG, decodes only the box. `decode="fast"` decodes it at half, a quarter or an eighth of its size if it is at least
-    that much larger than the result. PSNR against an exact decode is 43 dB (median) and 29.6 dB (worst) on photographs.
+    Cost: for a JPEG, decodes only the box. `decode="fast"` decodes it at half, a quarter or an eighth of its size if the result
+    does not exceed that. PSNR against an exact decode is 43 dB (median) and 29.6 dB (worst) on photographs.
     "exact" decodes the box at full size.
     """
 
@@ -229,7 +229,7 @@ class ToDtype(Transform):
 class SanitizeBoundingBoxes(Transform):
     """Remove boxes with a side below `min_size` pixels or an area below `min_area`.
 
-    Other columns in `on` with the same number of rows lose the same rows.
+    The same rows are also removed from other columns in `on` that have the same number of rows.
     """
 
     min_size: float = 1.0
@@ -243,7 +243,7 @@ class SanitizeBoundingBoxes(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class TokenChunks(Transform):
-    """Cut `length` tokens out of each ragged sequence, at a random place or from its start. Shorter sequences are padded with `pad`.
+    """Cut `length` tokens out of each ragged sequence, at a random position or from its start. Shorter sequences are padded with `pad`.
 
     Shapes: a tensor (None,) becomes (B, length).
     """
@@ -262,7 +262,7 @@ class TokenChunks(Transform):
 
 
 class PerBatch:
-    """Apply `fn(batch)` to whole batches, after all other stages. `fn` returns the batch to deliver."""
+    """Apply `fn(batch)` to whole batches, after all per-sample stages. `fn` returns the batch to deliver."""
 
     # The columns that this stage is known to add.
     gives: Sequence[str] = ()

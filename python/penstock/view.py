@@ -1,4 +1,4 @@
-"""`View`: a whole dataset, or selected positions of it. Views only read; `dataset.py` writes."""
+"""`View`: a whole dataset, or selected positions in it. Views only read; `dataset.py` writes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _whole_numbers(key: Any, what: str) -> npt.NDArray[Any]:
 
 
 def one_position(key: Any) -> int | None:
-    """Return the key as a single position, or None if it is not one."""
+    """Return the key as a single position, or None if it is not a whole number."""
     if isinstance(key, bool | np.bool_):
         raise InvalidInputError(f"cannot take {key}: expected a whole number", hint="a mask is an array with one bool per sample")
     try:
@@ -76,13 +76,13 @@ def one_position(key: Any) -> int | None:
 
 
 class Sample(dict[str, Any]):
-    """A dict of one sample. `forms` lets `ps.torch.collate` see which columns are images, ragged, or of one shape ("fixed")."""
+    """A dict of one sample. `forms` shows `ps.torch.collate` which columns are images, ragged, or of fixed shape ("fixed")."""
 
     forms: Mapping[str, str] = types.MappingProxyType({})
 
 
 class View(Loadable):
-    """Samples of one snapshot, in the chosen order. Picklable, and safe after fork and across threads.
+    """Samples from one snapshot, in the chosen order. Picklable, and safe after fork and across threads.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://view", {"number": "int32"})
@@ -130,25 +130,25 @@ class View(Loadable):
         self._snapshot.pin(name)
 
     def _other(self, what: str, samples: int) -> str:
-        """Return the hint for a state that has a different `what` and was taken with `samples` samples."""
+        """Return the error hint for a state whose `what` differs and which was taken with `samples` samples."""
         return f"open the {what} that the state was taken with"
 
     def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int, int, float]:
-        """Return sizes in bytes of these columns in the snapshot: stored, decoded, one block of each, first to last block, and one
+        """Return these sizes of the columns in bytes: stored, decoded, one block of each, from the first to the last block, and one
         sample.
 
-        Blocks count only for columns whose samples share blocks. The size of one sample is its decoded size: the mean over the fragments
+        Block sizes count only columns whose samples share blocks. The size of one sample is its decoded size: the mean over the fragments
         that have the column.
         """
         return self._snapshot.column_bytes(list(columns))
 
     def _counts(self) -> int:
-        """Return the id of the counters behind `stats`. Views that share counters return the same id."""
+        """Return the id of the counters that `stats` reads. Views that share counters return the same id."""
         return self._snapshot.handle()
 
     def _kept_bytes(self, columns: Sequence[str]) -> tuple[int, int, int]:
-        """Return the bytes of unmapped data files that stay in memory after these columns are read: the total, the most per file, and the
-        limit.
+        """Return how many bytes of unmapped data files stay in memory after these columns are read: the total, the maximum per file, and
+        the limit.
         """
         return self._snapshot.kept_bytes(list(columns))
 
@@ -166,7 +166,7 @@ class View(Loadable):
     ) -> Batch:
         """Read samples by position or row id, in the given order. Duplicates are allowed; negative positions count from the end.
 
-        Shapes: for positions (N,), fixed columns are (N, …) arrays, masked if there are nulls; text, bytes, JSON and images are lists;
+        Shapes: for positions (N,), fixed columns are (N, …) arrays, masked where there are nulls; text, bytes, JSON and images are lists;
         ragged tensors, boxes and keypoints are `Ragged`. `columns` may also name `_row_id` and `_position`.
         Cost: one copy; a block is verified once per process. `decode=False` returns the stored bytes of media.
         Raises: OutOfRangeError (position-out-of-range), NotFoundError (row-id-not-found, column-not-found), CorruptError
@@ -230,8 +230,8 @@ class View(Loadable):
         dictionary<string>, images become binary, and ragged tensors become struct{data, shape}. The view is also an Arrow C stream,
         so `duckdb.from_arrow`, `polars.from_arrow` and `pyarrow.table(ds)` accept it directly.
         Cost: one copy. Holds one batch or, if files are not mapped, three groups, two of which are read ahead. A group takes 8 MiB or
-        more, up to 1/32 of the memory budget. If another thread is inside pyarrow during a fork, pyarrow's allocator may deadlock in the
-        child. To avoid this, spawn children or set ARROW_DEFAULT_MEMORY_POOL=system. `take` does not have this limitation.
+        more, up to 1/32 of the memory budget. If another thread is in a pyarrow call during a fork, pyarrow's allocator may deadlock in
+        the child. To avoid this, spawn children or set ARROW_DEFAULT_MEMORY_POOL=system. `take` does not have this limitation.
         """
         from penstock import arrow
 
@@ -282,7 +282,7 @@ def _names(columns: Sequence[str] | None) -> list[str] | None:
 
 
 def unwrap(values: Any, index: int = 0) -> Any:
-    """Return one value of a batch's column; a null is None."""
+    """Return one value from a batch column, or None for a null."""
     value = values[index]
     if isinstance(values, np.ma.MaskedArray):
         masked = np.ma.getmaskarray(values)[index]
@@ -293,7 +293,7 @@ def unwrap(values: Any, index: int = 0) -> Any:
 
 
 def slice_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[int, int]], tuple[Any, ...]]:
-    """Find the smallest slice that contains the elements NumPy would return for this key, and the key that picks them from that slice.
+    """Find the smallest slice with the elements that NumPy would return for this key, and the key that picks them from that slice.
 
     >>> slice_of((3, slice(10, 2, -4)), (5, 20, 7))
     ([(3, 4), (6, 11), (0, 7)], (0, slice(4, None, -4)))
@@ -306,7 +306,7 @@ def slice_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[int
         axes = len(shape) - named if part is Ellipsis else _axes_of(part)
         if len(box) + axes > len(shape):
             raise OutOfRangeError(f"cannot read {key}: more indices than the {len(shape)} dimensions of the sample", rows=[])
-        if axes != 1 or part is Ellipsis:  # Masks of several dimensions, or None, True and False, which consume no dimension.
+        if axes != 1 or part is Ellipsis:  # Masks of several dimensions, and None, True and False, which consume no dimension.
             box += [(0, size) for size in shape[len(box) : len(box) + axes]]
             inner.append(part)
             continue
@@ -369,9 +369,9 @@ class Column:
         return len(self._view)
 
     def __getitem__(self, key: Any) -> Any:
-        """Read values. In a tuple, the first item selects one or more samples, and the rest is an index into each tensor.
+        """Read values. If the key is a tuple, its first item selects one or more samples, and the rest is an index into each tensor.
 
-        Cost: that of `take` for this column. For tiled samples, reads only the tiles that overlap the smallest contiguous slice around
+        Costs the same as `take` for this column. For tiled samples, reads only the tiles that overlap the smallest contiguous slice around
         the key.
         """
         view = self._view._view
@@ -413,7 +413,7 @@ class Column:
             parts = [None] * len(shapes)
             for index, array in zip(there, read, strict=True):
                 part = array[slices[index][1]]
-                # Copy a small part, so that it does not keep the whole slice in memory.
+                # Copy a small part so that it does not keep the whole slice in memory.
                 parts[index] = part.copy() if isinstance(part, np.ndarray) and 2 * part.nbytes < array.nbytes else part
         return parts if position is None else parts[0]
 

@@ -255,7 +255,7 @@ def test_categories_of_many_words_are_looked_up_once(root):
 @pytest.mark.local
 @pytest.mark.parametrize("form", ["list", "arrow", "dictionary"])
 def test_a_file_ends_when_its_words_fill_the_tail(root, form):
-    words = [f"{number:020}" for number in range(200_000)]  # 4.4 MB in tails
+    words = [f"{number:020}" for number in range(200_000)]  # 4.4 MB of tails
     given = pa.array([*words, None, *words])
     kept = {"list": given.to_pylist(), "arrow": given, "dictionary": given.dictionary_encode()}[form]
     text, matrix = [f"t{n}" for n in range(len(given))], np.arange(len(given) * 2).reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""Bad input raises an error with the right class and code that names the cause and the place. Nothing is committed."""
+"""Bad input raises an error of the right class and code. The error names the cause and the place, and nothing is committed."""
 
 import io
 import subprocess

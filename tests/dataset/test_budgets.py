@@ -94,7 +94,7 @@ assert rows == 300 and loader.stats()["peak_bytes"] <= 32 << 20
     "size, to", [((64, 4000), (4000, 64)), ((500, 2000), (4000, 300)), ((1000, 1000), (2000, 2000)), ((2000, 1500), (300, 4000))]
 )
 def test_what_resizing_takes_beside_the_pixels_is_counted(tmp_path, kind, size, to):
-    """The hint of the loader's error names a sufficient budget. When given that budget, the loader must not exceed it."""
+    """The hint in the loader's error names a sufficient budget. With that budget, the loader must not exceed it."""
     program = f"""
 import io, re
 from PIL import Image

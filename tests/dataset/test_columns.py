@@ -318,7 +318,7 @@ def test_any_ragged_shapes_and_texts_come_back(tmp_path_factory, shapes, texts, 
 
 
 def test_files_are_stored_as_they_are_read(tmp_path):
-    """Files are read straight into the column's buffer. Values include nulls, bytes, empty files and a file that reports 0 bytes."""
+    """Files are read straight into the column's buffer. Values include nulls, bytes, empty files and a file whose reported size is 0."""
     paths = []
     for number, size in enumerate([5, 0, 300_000, 1, 2_000_000]):
         paths.append(tmp_path / f"{number}")
@@ -348,7 +348,7 @@ MANY_KINDS = {
 
 @pytest.mark.parametrize("kind", MANY_KINDS)
 def test_a_long_list_takes_and_refuses_what_a_short_one_does(tmp_path, kind):
-    """A long list is converted in one step, but accepts, refuses and stores the same values as a short list. Errors name the row."""
+    """A long list is converted in one step, but the same values are accepted and stored as for a short list. Errors name the row."""
     like = {
         "text": ["a", "é"],
         "bytes": [b"a", b"b"],
@@ -389,7 +389,7 @@ def test_nulls_within_a_value_are_told_as_that(tmp_path):
 
 @pytest.mark.parametrize("count", [10, 1500])
 def test_numpy_dates_before_numpy_numbers_are_a_null_and_numbers(tmp_path, count):
-    """Such a list makes Arrow crash the process unless the element types are checked first."""
+    """Arrow crashes the process on such a list unless the element types are checked first."""
     ds = ps.create(tmp_path / "ds", {"v": "float32"})
     ds.append({"v": [np.datetime64("NaT")] + [np.float32(0.5)] * count})
     found = ds["v"][:]

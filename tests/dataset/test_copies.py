@@ -1,4 +1,4 @@
-"""Copies of a local dataset. Opening a copy fails if it lacks an object that its snapshot needs, in whatever order it was copied."""
+"""Copies of a local dataset. Whatever the copy order, opening a copy fails if it lacks an object that its snapshot needs."""
 
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ def batch(number):
 
 @pytest.fixture
 def source(tmp_path):
-    """Return a dataset of 100 appends, with some fragments in pages and the rest in the newest record."""
+    """Return a dataset made by 100 appends, with some fragments in pages and the rest in the newest record."""
     ds = ps.create(tmp_path / "source", SCHEMA)
     for number in range(100):
         ds.append(batch(number))
@@ -107,7 +107,7 @@ def test_whatever_a_copy_lacks_stops_it_and_is_named(source, folder, how):
 @pytest.mark.parametrize("hint", ["first", "last"])
 @pytest.mark.parametrize("order", [["d", "log"], ["log", "d"]])
 def test_what_is_written_between_two_folders_is_right_or_refused(source, order, hint):
-    """Copying the log first yields a correct copy, whether its hint is copied before or after the records. The reverse order is refused."""
+    """A copy is correct if the log is copied first, whether the hint is copied before or after the records. Otherwise, `open` fails."""
     place = pathlib.Path(source.uri).with_name("copy")
     place.mkdir()
     hints = pathlib.Path(source.uri) / "log" / "0000000000000000" / "hint"
@@ -127,7 +127,7 @@ def test_what_is_written_between_two_folders_is_right_or_refused(source, order, 
     with pytest.raises(ps.CorruptError) as caught:
         ps.open(place)
     assert caught.value.code == "copy-incomplete" and "copy it again" in str(caught.value)
-    subprocess.run(["cp", "-rn", f"{source.uri}/.", place], check=False)  # This adds the missing files; GNU cp may exit with status 1.
+    subprocess.run(["cp", "-rn", f"{source.uri}/.", place], check=False)  # Adds the missing files. GNU cp may exit with status 1.
     assert not ps.open(place).verify()["problems"]
 
 

@@ -276,8 +276,8 @@ print(json.dumps([grown.peak, loader.stats()["peak_bytes"]]))
 @pytest.mark.local
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
 def test_large_images_that_come_late_wait_for_those_before(tmp_path, mode):
-    """The memory that an image needs is unknown until its header has been read. By then, another large image may be in progress. A 12 MP
-    image needs 69 MiB, even in CMYK.
+    """The memory that an image needs is unknown until its header has been read. By then, the loader may already be decoding
+    another large image. A 12 MP image needs 69 MiB, even in CMYK.
     """
     bodies = []
     for height, width in ((3000, 4000), (2000, 3000), (400, 600)):

@@ -196,7 +196,7 @@ def wordy(tmp_path_factory):
 def test_what_is_known_of_data_files_keeps_to_the_budget(wordy, io, column):
     """The cache may use a quarter of the budget for tails, and an eighth for the codes of their words.
 
-    The limit allows another 6 MiB: 2 MiB for words, and the rest for the tail being read. An earlier bug used at least 32 MiB.
+    The limit allows another 6 MiB: 2 MiB for words, and the rest for the tail being read. An earlier bug caused growth of at least 32 MiB.
     """
     assert int(measured.run(KNOWN, wordy.uri, io, column)) <= (4 + 2 + 6) << 20
 

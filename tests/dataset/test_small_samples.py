@@ -1,4 +1,4 @@
-"""The bytes and requests that small samples cost if files are not mapped, as counted by the store and the kernel."""
+"""The bytes and requests that reading small samples costs if files are not mapped, as counted by the store and the kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIB_SAMPLES = 12_000
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """Return a dataset with values of 8, 64 and about 40 bytes. Those of about 40 bytes are stored both plain and compressed."""
+    """Return a dataset with values of 8, 64 and about 40 bytes. The 40-byte values are stored both plain and compressed."""
     rng = np.random.default_rng(0)
     words = np.array([f"w{number}" for number in range(1000)])
     texts = [" ".join(part) for part in words[rng.integers(0, 1000, (ROWS // 4, 8))]] * 4
@@ -35,7 +35,7 @@ def rows(tmp_path_factory):
 @pytest.mark.parametrize(("column", "most"), [("number", 4 << 10), ("vector", 4 << 10), ("text", 8 << 10), ("packed", 8 << 10)])
 @pytest.mark.parametrize("access", ["buffered", "direct"])
 def test_a_cold_row_costs_one_small_block(rows, access, column, most):
-    ds, cold = ps.open(rows.uri, io=access), ROWS // 2 if access == "direct" else ROWS // 3  # The cache is shared, so the rows differ.
+    ds, cold = ps.open(rows.uri, io=access), ROWS // 2 if access == "direct" else ROWS // 3  # The cache is shared, so use different rows.
     ds.take([0], columns=[column])  # Load the tail.
     counts = spent(ds, lambda: ds.take([cold], columns=[column]))
     assert counts["ranges"] == 1
@@ -172,7 +172,7 @@ def test_a_window_is_sized_by_the_columns_that_are_read(rows):
 
 @pytest.mark.local
 def test_explain_tells_the_requests_of_a_column_among_others(tmp_path):
-    """The request estimate depends on how far a column spreads across the file, not on the size of that column or of all columns."""
+    """The request estimate depends on how far a column is spread across the file, not on the size of that column or of all columns."""
     ps.create(tmp_path / "ds", {"v": ps.Tensor((256,), "float32"), "s": ps.Tensor((16,), "float32"), "t": ps.Text()}).append(
         {"v": np.zeros((20_000, 256), np.float32), "s": np.zeros((20_000, 16), np.float32), "t": ["x" * 300] * 20_000}
     )
@@ -205,7 +205,7 @@ print(json.dumps([int(told.split("about ")[1].split()[0].replace(",", "")), ds.s
 
 @pytest.mark.parametrize("io", ["buffered", "direct"])
 def test_a_long_scan_holds_the_same_memory_as_a_short_one(tmp_path, io):
-    """A block shared by two groups stays cached, but must not keep the whole buffer that it was read into alive."""
+    """A block shared by two groups stays cached, but must not keep alive the whole buffer that it was read into."""
     ds = ps.create(tmp_path / "ds", {"x": ps.Tensor((250,), "uint8")})
     with ds.transaction() as tx:
         for number in range(6):

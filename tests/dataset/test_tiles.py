@@ -131,7 +131,7 @@ def volume(tmp_path_factory):
 
 
 def cost_of(place, key):
-    """Return how many ranges and bytes one read costs, and the values it returns. Call this in a fresh process, so that no tiles are
+    """Return the number of ranges and bytes that a read costs, and its values. Call this in a fresh process, so that no tiles are
     cached. The tail is read before the measurement.
     """
     ds = ps.open(place, io="buffered")
@@ -472,7 +472,7 @@ def test_a_dataset_may_begin_with_nulls_only(root):
 
 
 class Using:
-    """A source that uses its own transaction while that transaction reads it."""
+    """A source that calls back into its own transaction while being read."""
 
     shape, dtype = (3, 2048, 2048), np.dtype("float32")
 

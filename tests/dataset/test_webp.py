@@ -78,7 +78,7 @@ def test_every_orientation_is_applied_with_and_without_a_prefix(root, orientatio
 
 
 def with_flags(body, flags):
-    """Set the flags in the VP8X header of a WebP."""
+    """Set the flags in the VP8X header of a WebP file."""
     assert body[12:16] == b"VP8X"
     return body[:20] + bytes([flags]) + body[21:]
 

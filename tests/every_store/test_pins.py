@@ -1,4 +1,4 @@
-"""Pins are durable names for snapshots, stored in the log of names. A loader can pin the snapshot that it reads."""
+"""Pins are durable names for snapshots, stored in the names log. A loader can pin the snapshot that it reads."""
 
 from __future__ import annotations
 

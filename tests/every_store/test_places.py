@@ -1,4 +1,4 @@
-"""Places: a handle keeps its dataset, a race to create one has a single winner, leftovers are reused, and holes in logs are reported."""
+"""Places: a handle keeps its dataset, a race to create a dataset has one winner, leftovers are reused, and holes in logs are reported."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ def replaced(change, one, two):
 
 @pytest.fixture(params=["link", "anew"])
 def moved(tmp_path, request):
-    """Return a handle whose symlink was retargeted or whose folder was recreated, the dataset that is there now, and its path."""
+    """Return a handle whose symlink was retargeted or whose folder was recreated, the dataset now at its path, and the path."""
     first = ps.create(tmp_path / "one", {"n": "int32", "word": ps.Category()})
     first.append({"n": [1, 2, 3], "word": ["a", "b", "c"]})
     place = tmp_path / "latest"
@@ -242,13 +242,13 @@ def test_an_append_never_takes_the_number_of_a_record_that_exists(ten):
     for number in range(6):
         ds.append({"n": [number]})
     handle = ps.open(ten)
-    hint.write_bytes((early / "log" / "0000000000000000" / "hint").read_bytes())  # This hint says 6.
+    hint.write_bytes((early / "log" / "0000000000000000" / "hint").read_bytes())  # This hint names record 6.
     record(ten, 7).unlink()
     before = files_below(ten)
     with pytest.raises(ps.CorruptError) as caught:
         ps.open(ten)
     assert caught.value.code == "log-incomplete"
-    handle.append({"n": [99]})  # The handle knows record 9, so it writes record 10.
+    handle.append({"n": [99]})  # The handle has read record 9, so it writes record 10.
     assert not record(ten, 7).exists() and record(ten, 10).exists() and len(files_below(ten)) == len(before) + 2
 
 
@@ -358,7 +358,7 @@ def test_a_copy_that_went_another_way_is_no_place_to_go_on(tmp_path):
     shutil.copytree(tmp_path / "set", tmp_path / "copy")
     ds.append({"c": ["b"], "x": [1]})
     reader.refresh()
-    for rows in ([2], [2, 5]):  # First, the copy has as many commits as the handle knows; then it has more.
+    for rows in ([2], [2, 5]):  # The copy first has as many commits as the handle has seen, then more.
         if len(rows) == 2:
             (tmp_path / "set").rename(tmp_path / "copy")
             (tmp_path / "old").rename(tmp_path / "set")

@@ -130,7 +130,7 @@ def test_arrow_stream_feeds_duckdb_polars_and_pandas(root):
 
 
 class Model(RuleBasedStateMachine):
-    """Compares a real dataset with a list of rows. Old snapshots are reopened."""
+    """Compares a real dataset with a list of rows, and reopens old snapshots."""
 
     @initialize()
     def begin(self):

@@ -43,7 +43,7 @@ def test_every_integer_of_every_object_changed(tmp_path):
 @pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
 @pytest.mark.parametrize("first", [[0], [10], [0, 10], [10, 0]])
 def test_two_fragments_that_name_one_data_file(tmp_path, io, first):
-    """Metadata of the file that is cached for one fragment must not be used for the other, whichever is read first."""
+    """File metadata that is cached for one fragment must not be used for the other, whichever fragment is read first."""
     varint = crafted_runner.varint
     ds = ps.create(tmp_path / "set", {"a": "int64", "b": "int64", "t": ps.Text()})
     ds.append({"a": range(10), "b": range(10), "t": ["x"] * 10})
@@ -82,7 +82,7 @@ def test_two_fragments_that_name_one_data_file(tmp_path, io, first):
 @pytest.mark.parametrize("other", ["as many", "few large", "few small"])
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_two_datasets_that_name_one_data_file(tmp_path, io, codec, other, order):
-    """Cached blocks of one dataset must not be used for the other."""
+    """Blocks cached for one dataset must not be used for the other."""
     values = {
         "a": {"n": list(range(60_000)), "t": [f"good {i}" for i in range(60_000)]},
         "b": {

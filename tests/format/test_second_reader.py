@@ -81,7 +81,7 @@ EXTREMES = [
 @pytest.mark.local
 @pytest.mark.parametrize("seed", range(12))
 def test_what_an_append_takes_a_fresh_reader_reads(tmp_path, seed):
-    """Append random mixtures of extreme shapes. Each append either fails and leaves nothing behind, or a fresh reader reads all of it."""
+    """Append random mixtures of extreme shapes. Each append either leaves nothing behind or can be read in full by a fresh reader."""
     rng = np.random.default_rng(seed)
     kinds = {
         "v": ps.Tensor((None, None), "uint8"),

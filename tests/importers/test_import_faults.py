@@ -892,7 +892,7 @@ def test_what_parquet_stores_once_counts_as_often_as_it_comes(tmp_path):
     words = [f"{number} " * 4000 for number in range(50)]
     rows = ["a"] * 5000 + [words[row % 50] for row in range(20_000)]
     pq.write_table(pa.table({"t": rows, "n": range(len(rows))}), tmp_path / "t.parquet", row_group_size=len(rows))
-    assert int(measured.run(PARQUET, tmp_path / "t.parquet", tmp_path / "set")) <= 200 << 20  # It was 735 MiB before the fix.
+    assert int(measured.run(PARQUET, tmp_path / "t.parquet", tmp_path / "set")) <= 200 << 20  # Before the fix, the growth was 735 MiB.
     ds = ps.open(tmp_path / "set")
     assert len(ds) == 25_000 and ds[24_999]["t"] == words[49] and list(ds["n"][[0, 4999, 24_999]]) == [0, 4999, 24_999]
 
@@ -1198,7 +1198,7 @@ def test_a_failed_import_removes_the_folders_it_made(tmp_path):
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
 def test_a_failed_import_leaves_nothing_to_the_collector_of_garbage(tmp_path, ending):
-    """Read-ahead stops with the import. If the garbage collector stopped it, a thread could end up waiting for itself."""
+    """Read-ahead stops when the import ends. If the garbage collector stopped it, a thread could end up waiting for itself."""
     path = tmp_path / f"x.{ending}"
     if ending == "parquet":
         pq.write_table(pa.table({"a": ["x", "y"]}), path)

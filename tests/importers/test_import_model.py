@@ -26,7 +26,7 @@ pytestmark = pytest.mark.local
 
 
 def good(rng, name):
-    """Return a random value that fits its column."""
+    """Return a random value that fits the column `name`."""
     return {
         "i": lambda: rng.choice([0, -1, 2**63 - 1, -(2**63), rng.randint(-(10**6), 10**6)]),
         "small": lambda: rng.choice([127, -128, rng.randint(-128, 127)]),
@@ -46,7 +46,7 @@ def good(rng, name):
 
 
 def bad(rng, name, kind):
-    """Return a value that does not fit its column. If the format or column rules out such a value, return None."""
+    """Return a value that does not fit the column `name`, or None if the format or column rules out such a value."""
     if kind == "parquet":
         return {"small": 128, "half": 65_520.0}.get(name)
     texts = {

@@ -231,7 +231,7 @@ def test_what_cannot_be_imported(tmp_path, root):
     with pytest.raises(ps.NotFoundError, match="no such file"):
         import_data(tmp_path / "gone.csv", root)
     (tmp_path / "a.xyz").write_text("x")
-    with pytest.raises(ps.InvalidInputError, match="ending"):
+    with pytest.raises(ps.InvalidInputError, match="unknown file extension"):
         import_data(tmp_path / "a.xyz", root)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ps.InvalidInputError, match="no files"):

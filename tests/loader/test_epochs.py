@@ -1,4 +1,4 @@
-"""Differences between epochs, samples, and results, and the state that a resume restores."""
+"""How epochs, samples, and outputs differ, and which state a resume restores."""
 
 import itertools
 
@@ -23,7 +23,7 @@ def numbers(loader):
 @pytest.mark.parametrize("last_batch", ["drop", "short", "pad"])
 @pytest.mark.parametrize("first,second", [(64, 48), (48, 64), (10, 1000), (7, 13)])
 def test_a_resume_with_another_batch_size_continues_at_the_same_draw(thousand, last_batch, first, second):
-    """Batches before and after the resume follow the sequence of an uninterrupted loader, except for samples that `drop` omits."""
+    """Batches before and after a resume match those of an uninterrupted loader, except for the samples that `drop` omits."""
     options = {"shuffle": True, "seed": 5, "last_batch": last_batch, "columns": ["n"]}
     whole = thousand.loader(batch_size=1, **options)
     sequence = [number for _ in range(3) for number in numbers(whole)]
@@ -80,7 +80,7 @@ def noise(sample, rng):
 
 @pytest.mark.local
 def test_the_block_of_a_state_decides_how_sources_mix(thousand):
-    """A mixture shuffles within blocks whose size depends on the batch size. A resumed loader uses the block size in its state."""
+    """A mixture shuffles within blocks whose size depends on the batch size. A resumed loader uses the saved block size."""
     mixed = ps.mix({"low": (thousand.select(range(300)), 2), "high": (thousand.select(range(300, 1000)), 5)}, epoch_samples=700)
     one = mixed.loader(batch_size=35, shuffle=True, seed=3, columns=["n"])
     sequence = numbers(one)

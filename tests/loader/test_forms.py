@@ -1,4 +1,4 @@
-"""How loaders return results: nulls, ragged values, masks, and chains of pads and resizes. Also unusual options and states."""
+"""How loaders return results: nulls, ragged values, masks, and chained pads and resizes. Also covers unusual options and states."""
 
 from __future__ import annotations
 

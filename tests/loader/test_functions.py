@@ -136,7 +136,7 @@ def test_the_bytes_of_a_mixture_are_those_of_its_draws(tmp_path):
 def test_a_crop_that_cannot_fit_is_refused_at_once():
     made = ps.create(f"memory://review-2-{next(PLACES)}", {"x": ps.Tensor((4, 4, 3), "uint8")})
     made.append({"x": np.zeros((2, 4, 4, 3), np.uint8)})
-    with pytest.raises(ps.InvalidInputError, match="fewer than 9 elements in dimension 0, see pad_if_needed"):
+    with pytest.raises(ps.InvalidInputError, match="fewer than 9 elements in dimension 0; see pad_if_needed"):
         made.loader(batch_size=2, transform=[T.RandomCrop((9, 9), on="x")])
     for crop in (T.RandomCrop((9, 9), pad_if_needed=True, on="x"), T.RandomCrop((6, 6), padding=1, on="x"), T.CenterCrop((9, 9), on="x")):
         assert next(iter(made.loader(batch_size=2, transform=[crop])))["x"].shape[0] == 2

@@ -1,4 +1,4 @@
-"""The loader on every store of the test suite: order, batches, state, budgets, mixtures, nulls, and damage."""
+"""The loader on every store in the test suite: order, batches, state, budgets, mixtures, nulls, and damage."""
 
 from __future__ import annotations
 
@@ -523,7 +523,7 @@ def test_stats_and_explain_tell_what_happens(ds):
 
 
 def _growth_of_a_long_order(kind):
-    """Return the bytes by which a process grows when loaders of 10^9 draws follow loaders of 10^5. Run this in a fresh process."""
+    """Return the memory growth, in bytes, when loaders of 10^9 draws follow loaders of 10^5. Run this in a fresh process."""
     ds = ps.create(f"memory://huge-order-{kind}", {"number": "int8"})
     ds.append({"number": [1] * 1000})
 
@@ -579,9 +579,9 @@ print([int(position) for batch in loader.stream(1) for position in batch["_posit
 
 @pytest.mark.local
 def test_a_window_order_does_not_depend_on_what_was_read_before(root):
-    """To size windows, the loader samples a few of many files, among which the column's share of bytes varies widely.
+    """To size windows, the loader samples a few files, and must always choose the same ones.
 
-    It must always sample the same files.
+    The column's share of the bytes varies widely between files.
     """
     ds = ps.create(root, {"text": ps.Text(), "other": ps.Bytes()})
     for commit in range(40):
@@ -595,7 +595,7 @@ def test_a_window_order_does_not_depend_on_what_was_read_before(root):
 
 @pytest.mark.local
 def test_loaders_close_at_any_moment(tmp_path):
-    """Closing wakes even threads that are about to wait, so many quick starts and stops never hang."""
+    """Closing also wakes threads that are about to wait, so rapid starts and stops never hang."""
     ds = ps.create(tmp_path / "set", {"n": "int64"})
     ds.append({"n": range(64)})
     program = f"""
@@ -615,7 +615,7 @@ print("done")
 
 @pytest.mark.parametrize("samples", [3, 4, 5, 6])
 def test_a_view_within_one_window_comes_in_every_order(samples):
-    """Every order is possible with automatic lanes too, because a few samples are not split over many lanes."""
+    """Every order is also possible with automatic lanes, because small selections are not split across many lanes."""
     ds = ps.create(f"memory://within-{samples}", {"x": "int32"})
     ds.append({"x": range(1000)})
     view, seen = ds.select(range(samples)), set()

@@ -55,7 +55,7 @@ def test_a_damaged_block_names_a_row_id(tmp_path):
 
 
 class Local:
-    """A callable that can be pickled but whose results cannot be."""
+    """A callable that can be pickled, although its results cannot."""
 
     def __call__(self, sample, rng):
         return {"n": lambda: sample}
@@ -245,12 +245,12 @@ def _tail(file):
 @pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
 @pytest.mark.parametrize("damage", [_cut, _emptied, _tail])
 def test_a_file_that_is_damaged_as_a_whole_ends_no_training(tmp_path, damage, io):
-    """Every loader masks or replaces all samples of the file. A plain take names the column, object, and sample."""
+    """Every loader masks or replaces all samples in the file. A plain take's error names the column, object, and sample."""
     ds = ps.create(tmp_path / "set", {"x": "int64", "v": ps.Tensor((20_000,), "float32"), "t": ps.Text()})
     for commit in range(3):
         rows = np.arange(40) + 40 * commit
         ds.append({"x": rows, "v": np.ones((40, 20_000), np.float32) * rows[:, None], "t": [f"text {row}" for row in rows]})
-    file = max((tmp_path / "set" / "d").iterdir(), key=os.path.getsize)  # This file contains `v` from one of the commits.
+    file = max((tmp_path / "set" / "d").iterdir(), key=os.path.getsize)  # This file contains column `v` of one commit.
     damage(file)
     for shuffle in (True, ps.Window(bytes=1 << 20)):
         for on_corrupt in ("mask", "substitute"):
@@ -270,7 +270,7 @@ def test_a_file_that_is_damaged_as_a_whole_ends_no_training(tmp_path, damage, io
 
 
 def test_results_of_one_name_are_refused(root):
-    """Neither a null mask nor a tokenizer output may replace a column."""
+    """Neither a null mask nor tokenizer output may replace an existing column."""
     ds = ps.create(root, {"x": "int32", "x_valid": "int32", "a": ps.Text(), "b": ps.Text(), "input_ids": "int64"})
     ds.append({"x": [1, None], "x_valid": [7, 8], "a": ["p", "q"], "b": ["r", "s"], "input_ids": [3, 4]})
     with pytest.raises(ps.InvalidInputError, match="already has a column `x_valid`"):
@@ -374,7 +374,7 @@ def budgets(batch):
 @pytest.mark.parametrize("how", ["a sample", "a batch", "a null"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_that_fails_in_python_is_not_passed_by(tmp_path, how, workers):
-    """Resuming from the state at the failure returns every sample that was not yet returned."""
+    """Resuming from the state saved at the failure returns every remaining sample."""
     ds = ps.create(tmp_path / "ds", {"n": "int64", "o": "int64", "text": ps.Text()})
     ds.append({"n": range(20), "o": [None if row == 9 and how == "a null" else row for row in range(20)], "text": ["a"] * 20})
     options = {"batch_size": 4, "columns": ["n", "o"], "python_workers": workers}

@@ -1,4 +1,4 @@
-"""Exact limits of the loader: bytes read per rank, memory, threads, and file descriptors. `make soak` runs the long tests."""
+"""Exact loader limits: bytes read per rank, memory, threads, and file descriptors. `make soak` runs the long tests."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_pixels_of_photographs_are_the_same_for_any_world_threads_and_budget(tmp
     ds = photographs(tmp_path, 480)
 
     def pixels(world, **options):
-        """Return a hash of each step's pixels, concatenated over the ranks."""
+        """Return a hash of each step's pixels, concatenated across ranks."""
         options = {
             "global_batch_size": 240,
             "shuffle": True,
@@ -287,7 +287,7 @@ def test_pixels_of_photographs_are_the_same_for_any_world_threads_and_budget(tmp
 
 @pytest.mark.parametrize("access", ["mapped", "buffered"])
 def test_a_tight_budget_is_enough_or_not_whatever_the_timing(tmp_path, access):
-    """A batch and the previous batch must both fit, regardless of which was ready first."""
+    """The current and previous batches must both fit, regardless of which was ready first."""
     body = io_bytes(np.random.default_rng(0).integers(0, 256, (1500, 2000, 3), dtype=np.uint8))
     ds = ps.create(tmp_path / "set", {"image": ps.Image()})
     ds.append({"image": [body] * 8})
@@ -352,9 +352,9 @@ def tails(ds, megabytes, column, order):
 
 @pytest.mark.parametrize("order", ["full", "window"])
 def test_files_that_fit_the_budget_together_are_read_once(tmp_path, order):
-    """60 files of 240 KiB, each small enough to be read whole, take 14 of 16 MiB. An earlier cache overflowed one of its parts.
+    """60 files of 240 KiB, each read whole, take 14 of the 16 MiB available. An earlier cache overflowed one of its parts.
 
-    Concurrent fetches of one file share a single request.
+    Concurrent fetches of the same file share a single request.
     """
     ds = ps.create(tmp_path / "dataset", {"body": ps.Bytes()})
     for _ in range(60):
@@ -364,7 +364,7 @@ def test_files_that_fit_the_budget_together_are_read_once(tmp_path, order):
 
 
 def test_a_window_holds_the_tails_that_it_draws_by(tmp_path):
-    """Each data file has 0.9 MiB of words. If every batch read them, an epoch would transfer gigabytes."""
+    """Each data file contains 0.9 MiB of words. If every batch read them all, an epoch would transfer gigabytes."""
     ds = ps.create(tmp_path / "dataset", {"number": "int64", "word": ps.Category()})
     for part in range(8):
         ds.append({"number": np.arange(20_000), "word": [f"{part}-{word:040}" for word in range(20_000)]})

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.local
 
 
 def sample_of(number):
-    """Return the sample that was appended with this number. None means null."""
+    """Return the sample with this number, as it was appended. None means null."""
     rng = np.random.default_rng(number)
     height, width = int(rng.integers(12, 40)), int(rng.integers(12, 40))
     x, y = int(rng.integers(0, width - 4)), int(rng.integers(0, height - 4))
@@ -213,11 +213,11 @@ class Configuration:
     def sequence(self):
         """Return the ids of each epoch's draws, read by a loader with only the `id` column."""
         loader = self.source.loader(batch_size=1, columns=["id"], memory_bytes=64 << 20, **self.ordered)
-        loader.load_state_dict(self.loader(1, 0).state_dict())  # The window length depends on the columns of that loader.
+        loader.load_state_dict(self.loader(1, 0).state_dict())  # The window length depends on that loader's columns.
         return [[int(batch["id"][0]) for batch in loader] for _ in range(EPOCHS)]
 
     def given(self, ids, draw):
-        """Return the id expected at a draw, and whether it is the draw's own sample."""
+        """Return the id expected at a draw, and whether it belongs to the drawn sample rather than a stand-in."""
         number, tried, ahead = ids[draw], 0, {0}
         while "image" in self.columns and damaged(number):
             further = next(far % len(ids) for far in itertools.count((2 << tried) - 1) if far % len(ids) not in ahead)

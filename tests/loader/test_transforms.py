@@ -73,7 +73,7 @@ def test_resize_of_equal_pixels_is_torchvisions(size, interpolation):
     # Image columns store arrays as PNG, so differences between JPEG decoders do not matter.
     rng = np.random.default_rng(1)
     arrays = [np.array(Image.open(io.BytesIO(photograph(*shape, 3)))) for shape in ((375, 500), (200, 210))]
-    if interpolation == "bilinear":  # Bicubic resizing clips overshoots between its two passes, and our order differs.
+    if interpolation == "bilinear":  # Bicubic resizing clips overshoots between its two passes, which we run in a different order.
         arrays.append(rng.integers(0, 256, (120, 90, 3), dtype=np.uint8))
     ds = ps.create(f"memory://resize-{size}-{interpolation}", {"image": ps.Image()})
     ds.append({"image": arrays})
@@ -224,7 +224,7 @@ def test_random_resized_crops_have_the_right_size_and_spread(ds):
     assert 0.37 < area.mean() < 0.43 and 0.9 < np.exp(np.log(ratio).mean()) < 1.1
     left = -corners[:, 0, 0] * widths / 32
     shown = batch["image"][:, 16, 0, 0].astype(float) * 300 / 255
-    assert np.abs(shown - left).max() < 6  # The pixels and the keypoints agree on the position of the crop.
+    assert np.abs(shown - left).max() < 6  # The pixels and the keypoints agree on the crop position.
 
 
 def test_two_views_of_one_image_from_one_read(ds):
@@ -394,7 +394,7 @@ def test_one_number_of_normalize_is_for_all_channels(mean, std):
 
 
 def test_transforms_that_share_results_in_any_place_are_all_applied():
-    """If transforms share a result, their groups are joined, so that all results move together."""
+    """If two transforms share a result, their groups are merged so that all results move together."""
     pixels = np.random.default_rng(0).integers(0, 256, (3, 6, 8, 3), dtype=np.uint8)
     made = ps.create("memory://joined-groups", {"image": ps.Image(), "mask": ps.Mask(of="image"), "depth": ps.Mask(of="image")})
     made.append({"image": list(pixels), "mask": list(pixels[..., 0]), "depth": list(pixels[..., 1])})

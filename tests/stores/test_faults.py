@@ -1,4 +1,4 @@
-"""Kill create, append, import, and pin before each file call, or make calls fail. The preloaded shim faults.c does this."""
+"""Kill create, append, import, and pin before each file call, or make the calls fail, using the preloaded shim faults.c."""
 
 import json
 import os

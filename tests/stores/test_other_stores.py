@@ -101,7 +101,7 @@ def test_a_store_that_lists_in_no_order_loses_nothing(listing):
         storm("s3://bucket/storm", options, commits=8)
         assert not state.overwritten
         ds = ps.open("s3://bucket/storm", storage_options=options)
-        for number in range(10):  # A single writer also works, beyond one page of listed names.
+        for number in range(10):  # A single writer also works once the listing exceeds one page.
             ds.append({"n": [number]})
             assert len(ps.open("s3://bucket/storm", storage_options=options)) == WRITERS * 8 + number + 1
         for number in range(15):
@@ -116,7 +116,7 @@ def test_a_listing_of_a_while_ago_ends_no_commit(proxy, bucket):
     other = ps.open(bucket)
     with environment(AWS_ENDPOINT_URL=proxy.endpoint):
         late = ps.open(bucket)
-        late.refresh()  # The proxy has now recorded a listing, and repeats it below.
+        late.refresh()  # The proxy has now recorded a listing, which it repeats below.
         for number in range(12):
             other.append({"n": [number]})
         proxy.faults("stale=1000&in_a_row=0")
@@ -147,7 +147,7 @@ def running(request, tmp_path_factory):
 
 @pytest.fixture
 def other(running):
-    """Point the environment to another server during the test."""
+    """Point the environment at another server during the test."""
     with environment(**running.environment):
         yield running
 

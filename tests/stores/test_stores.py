@@ -86,7 +86,7 @@ def test_all_columns_of_a_take_are_planned_at_once(cifar):
     ds.take([0], columns=["image"])
     positions = np.random.default_rng(1).permutation(SAMPLES)[:64]
     cost = spent(ds, lambda: _check(ds, images, positions))
-    # At most one request for each scattered image, and a few for the adjacent blocks of labels and texts.
+    # Allow one request for each scattered image, and a few for the adjacent blocks of labels and texts.
     assert cost["requests"] <= 64 + 3
     assert cost["received_bytes"] <= 13_000_000
 
@@ -123,7 +123,7 @@ def test_commits_cost_so_many_requests(bucket):
     ds = ps.create(bucket, {"n": "int32"})
     ds.append({"n": [1]})
     cost = spent(ds, lambda: ds.append({"n": [2]}))
-    # The requests are for the data file, a listing, the newest record (its root is cached), the commit record, and the hint.
+    # One request each: the data file, a listing, the newest record (its root is cached), the commit record, and the hint.
     assert cost["requests"] == 5, cost
 
 
@@ -131,7 +131,7 @@ def test_large_uploads_are_multipart_and_bounded(bucket):
     body = np.random.default_rng(0).integers(0, 256, 20_000_000, dtype=np.uint8)
     ds = ps.create(bucket, {"blob": ps.Bytes()})
     cost = spent(ds, lambda: ds.append({"blob": [body.tobytes()] * 3}))
-    # The upload begins, sends 60 MB in eight parts of up to 8 MiB, and completes. Every commit then needs four more requests.
+    # The upload begins, sends 60 MB in eight parts of up to 8 MiB, and completes. The commit itself then needs four requests.
     assert cost["requests"] == 1 + 8 + 1 + 4, cost
     assert ps.open(bucket)["blob"][2] == body.tobytes()
 
@@ -186,7 +186,7 @@ def test_data_loader_workers_read_from_the_bucket(cifar, method):
 
     uri, images = cifar
     ds = ps.open(uri)
-    ds.take([0])  # Children must not depend on the parent's connections and threads.
+    ds.take([0])  # Children must not depend on the parent's connections or threads.
     loader = DataLoader(
         ds.torch(["image", "label"]), batch_size=64, num_workers=2, multiprocessing_context=method, collate_fn=ps.torch.collate
     )
@@ -281,7 +281,7 @@ def test_a_dead_store_is_an_error_by_its_deadline(cifar, proxy):
 def test_a_lost_answer_to_a_commit_is_told(bucket, proxy):
     options = {"endpoint_url": proxy.endpoint, "timeout_seconds": 1.5}
     ds = ps.create(bucket, {"n": "int32"}, storage_options=options)
-    # The proxy will forward every request but return no reply.
+    # The proxy will forward every request but return no replies.
     transaction = ds.transaction("two").__enter__()
     transaction.append({"n": [2]})
     proxy.faults("lose=1000&in_a_row=0")
@@ -334,7 +334,7 @@ def test_wrong_credentials(cifar, proxy, monkeypatch):
 
 
 def test_missing_rights(minio, bucket):
-    """Use temporary MinIO keys that may read but not write. The first keys may not list either."""
+    """Use temporary MinIO keys that may read but not write. The first pair of keys may not list either."""
     ds = ps.create(bucket, {"n": "int32"})
     ds.append({"n": [1]})
     sts = _session(
@@ -765,7 +765,7 @@ def _same(found, expected):
 
 @pytest.mark.parametrize("hedge", [False, True])
 def test_what_is_not_kept_is_joined_where_it_lies(bucket, small_budget, hedge):
-    """Read columns, fragments, and nulls with scans, and with takes in several orders. Each take exceeds half of the cache."""
+    """Read columns, fragments, and nulls with scans and with takes in several orders. Each take exceeds half of the cache."""
     rng = np.random.default_rng(5)
     blobs = [None if number % 13 == 5 else rng.bytes(int(rng.integers(0, 120_000))) for number in range(400)]
     grids = [None if number % 17 == 3 else rng.random((int(rng.integers(0, 2000)), 3)) for number in range(400)]
@@ -798,7 +798,7 @@ def test_what_is_not_kept_is_joined_where_it_lies(bucket, small_budget, hedge):
 
 
 def test_memory_of_a_remote_scan_is_a_few_groups(bucket):
-    """Scan 200 MB under a budget of 64 MiB. Memory contains only the current and next groups, and buffers kept for reuse."""
+    """Scan 200 MB under a budget of 64 MiB. Only the current and next groups, and reusable buffers, stay in memory."""
     ds = ps.create(bucket, {"blob": ps.Bytes()})
     ds.append({"blob": [np.random.default_rng(number).bytes(100_000) for number in range(2000)]})
     script = """
@@ -817,7 +817,7 @@ print(rows, peak() - before)
 
 
 def test_a_whole_take_is_received_where_it_stays(bucket):
-    """Take 128 MiB as one array, of which no second copy exists at any time."""
+    """Take 128 MiB as one array, without ever making a second copy."""
     ds = ps.create(bucket, {"cube": ps.Tensor((256, 1024), "float32")})
     ds.append({"cube": np.arange(128, dtype=np.float32)[:, None, None] + np.zeros((128, 256, 1024), np.float32)})
     script = """
@@ -946,7 +946,7 @@ class Losing(http.server.BaseHTTPRequestHandler):
 
 
 def test_ctrl_c_in_a_commit_tells_that_its_state_is_unknown(bucket):
-    """The replies to creates are lost. Ctrl-C ends the retries, and the error reports the unknown state."""
+    """Replies to creates are lost. Ctrl-C ends the retries, and the error reports that the outcome is unknown."""
     ps.create(bucket, {"n": "int32"})
     script = """
 import sys, penstock as ps
@@ -987,7 +987,7 @@ def test_early_exit_from_a_scan(cifar, monkeypatch):
         patch.setattr(threading.Thread, "join", None)
         batches.close()
     reading = [thread for thread in threading.enumerate() if thread.name == "penstock-scan"]
-    for thread in reading:  # The thread may still be running Python's own exit code.
+    for thread in reading:  # The thread may still be running Python's thread shutdown code.
         thread.join(10)
     assert not any(thread.is_alive() for thread in reading)
 

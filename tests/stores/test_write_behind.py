@@ -1,4 +1,4 @@
-"""A background thread writes data files from the second piece on. The caller gets its errors. Forks and aborts leave no files."""
+"""A background thread writes data files from the second piece on. Its errors reach the caller. Forks and aborts leave no files."""
 
 from __future__ import annotations
 

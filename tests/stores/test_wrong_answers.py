@@ -36,7 +36,7 @@ def test_a_corrupt_range_is_requested_again():
 
 @pytest.mark.local
 def test_a_corrupt_small_object_is_requested_again():
-    """Corrupt, one at a time, the objects that are requested whole: the first record, hints, records, roots, pages, and words."""
+    """One at a time, corrupt the objects that are requested whole: the first record, hints, records, roots, pages, and words."""
     with wrong_s3.serving() as (state, options):
         made = ps.create("s3://bucket/set", {"n": "int64", "c": ps.Category()}, storage_options=options)
         for part in range(70):
@@ -117,7 +117,7 @@ def test_a_create_without_an_answer_deletes_nothing():
 
 @pytest.mark.local
 def test_a_409_of_a_create_only_put_is_retried():
-    """S3 may return 409 when two create-only puts of one name collide. Neither has succeeded yet, so the client retries."""
+    """S3 may return 409 when two create-only puts of the same name collide. Neither has succeeded yet, so the client retries."""
     with wrong_s3.serving() as (state, options):
         refused = []
 
@@ -182,7 +182,7 @@ def test_a_commit_that_loses_a_race_describes_the_newer_parent():
 
 @pytest.mark.local
 def test_a_thread_reads_a_block_that_another_thread_failed_to_read():
-    """Two threads need one block. The thread that fetches it gets only corrupt responses, but the other then gets a good one."""
+    """Two threads need the same block. The first to fetch it gets only corrupt responses, but the other then gets a good one."""
     values = np.random.default_rng(0).integers(0, 256, (20, 50_000), dtype=np.uint8)
     with wrong_s3.serving() as (state, options):
         ps.create("s3://bucket/set", {"v": ps.Tensor((50_000,), "uint8")}, storage_options=options).append({"v": values})
@@ -207,7 +207,7 @@ def test_a_thread_reads_a_block_that_another_thread_failed_to_read():
 
 @pytest.mark.local
 def test_a_failure_after_a_lost_race_is_certain():
-    """The first create of a record has an unknown outcome until a rival's record is found. A later refusal is then certain."""
+    """The outcome of the first create is unknown until a rival's record is found. After that, a refusal is a definite failure."""
     with wrong_s3.serving() as (state, options):
         ds = ps.create("s3://bucket/set", {"n": "int64"}, storage_options=options)
         rival, answers = ps.open("s3://bucket/set", storage_options=options), [(500, "InternalError"), None, (403, "AccessDenied")]

@@ -25,7 +25,8 @@ fn jpeg_with(width: usize, height: usize, subsampling: i32, grey: bool, seed: u3
         state
     };
     let pixels: Vec<u8> = (0..width * height * 3).map(|i| ((i / 7) as u32 + noise() % 64) as u8).collect();
-    // SAFETY: a live handle, a buffer of width x height RGB pixels, and an output that the library allocates and we free.
+    // SAFETY: the handle is live, and the buffer has width x height RGB pixels. The library allocates the output, which we
+    // free.
     unsafe {
         let handle = tj::tj3Init(tj::TJINIT_TJINIT_COMPRESS as i32);
         tj::tj3Set(handle, tj::TJPARAM_TJPARAM_QUALITY as i32, 90);
@@ -120,7 +121,7 @@ fn scaled_regions_equal_parts_of_scaled_decodes() {
         let bytes = jpeg(width, height, subsampling, false, 5);
         let (w, h) = (width.div_ceil(denominator), height.div_ceil(denominator));
         let mut full = vec![0; w * h * 3];
-        // SAFETY: a live handle, and an output of w x h RGB pixels.
+        // SAFETY: the handle is live, and the output has w x h RGB pixels.
         unsafe {
             let handle = tj::tj3Init(tj::TJINIT_TJINIT_DECOMPRESS as i32);
             assert_eq!(tj::tj3DecompressHeader(handle, bytes.as_ptr(), bytes.len() as _), 0);
@@ -146,7 +147,7 @@ fn scaled_regions_equal_parts_of_scaled_decodes() {
     }
 }
 
-/// A damaged file is either refused or decodes to the pixels of a full decode. The same decoder reads all files.
+/// A damaged file is either refused or decoded to the same pixels as in a full decode. The same decoder reads all files.
 #[test]
 fn damaged_files_give_what_a_full_decode_gives_or_are_refused() {
     let (mut refused, mut equal) = (0, 0);

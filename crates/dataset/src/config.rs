@@ -1,4 +1,5 @@
-//! This process's budgets for memory, threads and image pixels. The defaults respect CPU affinity and the limits of cgroup v1 and v2.
+//! The limits on memory, threads and image pixels in this process. The defaults respect CPU affinity and the limits of cgroup v1
+//! and v2.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,18 +10,18 @@ static MEMORY_BYTES: AtomicU64 = AtomicU64::new(0);
 static THREADS: AtomicU64 = AtomicU64::new(0);
 static IMAGE_PIXELS: AtomicU64 = AtomicU64::new(0);
 
-/// The default memory budget if no cgroup limit makes it smaller.
+/// The default memory budget, unless a cgroup limit reduces it.
 const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
-/// The smallest memory budget. Lower values are raised to it, so that writers can work.
+/// The smallest memory budget. Lower values are raised to this one, so that writers can work.
 const LEAST_BYTES: u64 = 16 << 20;
 
 /// Read and set the budgets.
 pub struct Config;
 
 impl Config {
-    /// Return how many bytes caches and writers may hold. Decoded blocks may use half. Three other uses are limited to a
-    /// quarter each: samples waiting to be written, idle memory for large arrays, and metadata of open files.
-    /// Default: 512 MiB, or an eighth of the cgroup's limit if that is less.
+    /// Return how many bytes caches and writers may use. Decoded blocks may use half. Each of three other uses is limited to a
+    /// quarter: samples waiting to be written, idle memory for large arrays, and metadata of open files. Default: 512 MiB, or an
+    /// eighth of the cgroup's limit if that is less.
     pub fn memory_bytes() -> u64 {
         match MEMORY_BYTES.load(Relaxed) {
             0 => {
@@ -32,7 +33,8 @@ impl Config {
         }
     }
 
-    /// Return how many threads one call may use. Default: the processors available to this process, divided by LOCAL_WORLD_SIZE.
+    /// Return how many threads one call may use. Default: the number of processors available to this process, divided by
+    /// LOCAL_WORLD_SIZE.
     pub fn threads() -> usize {
         match THREADS.load(Relaxed) {
             0 => {
@@ -65,7 +67,7 @@ impl Config {
     }
 }
 
-/// Return the memory limit of this process's cgroup. A v2 limit takes precedence over a v1 limit. None if neither is set.
+/// Return the memory limit of this process's cgroup. A v2 limit takes precedence over a v1 limit. Returns None if neither is set.
 fn cgroup_limit() -> Option<u64> {
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let v2 = own

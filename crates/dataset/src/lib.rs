@@ -1,7 +1,9 @@
-//! The dataset layer, which combines format, storage and codec. It provides snapshots, takes, scans, slices, transactions and `verify`.
+//! The dataset layer, which combines format, storage and codec. It implements snapshots, takes, scans, slices, transactions and
+//! `verify`.
 //!
 //! The folders, from the bottom up, are `store` (open objects), `log` (commits and names), `snapshot` (sample locations), `read`,
-//! `write`, `commit` and `upkeep`. Each folder depends only on earlier ones. Nothing here knows about torch, Python or loader threads.
+//! `write`, `commit` and `upkeep`. Each folder depends only on earlier ones. Nothing in this crate depends on torch, Python or
+//! loader threads.
 
 mod commit;
 mod config;

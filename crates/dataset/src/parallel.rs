@@ -1,13 +1,14 @@
-//! Spread work over scoped threads. Unlike the threads of a pool, they are not lost in a fork, and need no join at exit.
+//! Spread work over scoped threads. Unlike pool threads, they are not lost in a fork and need not be joined at exit.
 
 use penstock_error::{Error, Result};
 
 use crate::config::Config;
 
-/// Work on fewer bytes is done by the calling thread, because starting a thread costs about 20 µs.
+/// The calling thread does work on fewer bytes itself, because starting a thread takes about 20 µs.
 pub const WORTH_A_THREAD_BYTES: usize = 1 << 20;
 
-/// Return `work(i)` for each i in 0..count, in order, using up to `Config::threads` threads. `bytes` estimates how much memory is read.
+/// Return `work(i)` for each i in 0..count, in order, using up to `Config::threads` threads. `bytes` is an estimate of how much
+/// memory is read.
 pub fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
     let threads = Config::threads().min(count).min(bytes / WORTH_A_THREAD_BYTES + 1);
     if threads <= 1 {
@@ -37,5 +38,5 @@ pub fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync
         }
         Ok(())
     })?;
-    results.into_iter().map(|result| result.ok_or_else(|| Error::new("internal", "a worker left a gap"))).collect()
+    results.into_iter().map(|result| result.ok_or_else(|| Error::new("internal", "a worker thread left a result empty"))).collect()
 }

@@ -1,4 +1,5 @@
-//! Ask the processor to fetch rows before they are copied. Their order is random, so the hardware prefetcher cannot predict them.
+//! Ask the processor to fetch rows before they are copied. The order of the rows is random, so the hardware prefetcher cannot
+//! predict it.
 
 /// How many rows ahead of the current row are prefetched.
 pub const ROWS_AHEAD: usize = 4;
@@ -6,15 +7,15 @@ pub const ROWS_AHEAD: usize = 4;
 /// Smaller rows are not prefetched. Many such rows share a page, so locating each one would cost more than it saves.
 pub const PREFETCH_FROM_BYTES: usize = 256;
 
-/// Cache lines to prefetch per page: enough for the hardware prefetcher to continue the stream. The hardware can keep far more requests in
-/// flight than software can.
+/// Cache lines to prefetch per page, enough to start the hardware prefetcher. It can keep far more requests in flight than
+/// software can.
 const LINES_A_PAGE: usize = 4;
 
 const LINE_BYTES: usize = 64;
 
 pub const PAGE_BYTES: usize = 4096;
 
-/// Hint to the processor that `bytes` bytes at `offset` in the map will be needed soon.
+/// Hint that `bytes` bytes at `offset` in the map will be needed soon.
 #[inline]
 pub fn prefetch(map: &[u8], offset: usize, bytes: usize) {
     let end = (offset + bytes.min(PAGE_BYTES)).min(map.len());

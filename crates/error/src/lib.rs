@@ -1,5 +1,5 @@
-//! Penstock's single error type. It consists of a `Kind` that determines the caller's next step, a stable `code`, a message, context
-//! and a hint.
+//! Penstock's single error type. An error has a `Kind` that determines the caller's next step, a stable `code`, a message,
+//! context and a hint.
 //!
 //! This crate knows nothing about the operations that fail. Every crate builds these errors; the Python module maps `Kind` to a class.
 
@@ -40,7 +40,7 @@ impl Kind {
     }
 }
 
-/// Every code with its kind, exported to Python as `_core.CODES`. A test checks that each kind has a Python class.
+/// Every code and its kind, exported to Python as `_core.CODES`. A test checks that each kind has a Python class.
 pub const CODES: &[(&str, Kind)] = &[
     ("dataset-not-found", Kind::NotFound),
     ("object-not-found", Kind::NotFound),
@@ -100,7 +100,7 @@ struct Inner {
     prefix: String,
     reason: String,
     hint: Option<String>,
-    /// The row number that the message states before the reason.
+    /// The row number that precedes the reason in the message.
     row: Option<u64>,
     rows: Vec<u64>,
     row_ids: Vec<i64>,
@@ -149,14 +149,14 @@ impl Error {
         self
     }
 
-    /// Record the affected row of the caller's request. The row and the reason form one sentence: `row 5 is not UTF-8`.
+    /// Record the affected row of the caller's request. The row and the reason form a clause, such as `row 5 is not UTF-8`.
     pub fn at_row(mut self, row: u64) -> Error {
         self.0.row = Some(row);
         self.0.rows = vec![row];
         self.compose()
     }
 
-    /// Add `first` to all row numbers, for a request that was part of a larger one.
+    /// Add `first` to all row numbers, because the request was part of a larger one.
     pub fn shift_rows(mut self, first: u64) -> Error {
         self.0.row = self.0.row.map(|row| row + first);
         self.0.rows.iter_mut().for_each(|row| *row += first);
@@ -211,7 +211,7 @@ impl Error {
         &self.0.prefix
     }
 
-    /// The message without its prefix and row.
+    /// The message without the prefix and the row.
     pub fn reason(&self) -> &str {
         &self.0.reason
     }

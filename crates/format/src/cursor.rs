@@ -86,7 +86,7 @@ impl Cursor {
         Err(malformed(format!("the varint before offset {} does not fit into 64 bits", self.at)))
     }
 
-    /// Read the count of a list whose entries have at least `each` bytes. Fails if the remaining bytes cannot hold that many entries.
+    /// Read the count of a list whose entries take at least `each` bytes. Fails if the remaining bytes cannot hold that many entries.
     pub fn count(&mut self, each: usize) -> Result<usize> {
         let count = self.varint()?;
         if count > (self.left() / each.max(1)) as u64 {
@@ -110,8 +110,8 @@ impl Cursor {
         String::from_utf8(bytes.to_vec()).map_err(|_| malformed("a string is not UTF-8"))
     }
 
-    /// Read a list of strings without copying them. Most strings are ASCII, so one check covers many of them. Checking each string
-    /// would take five times as long.
+    /// Read a list of strings without copying them. Most strings are ASCII, so one check covers many of them. Checking each one
+    /// separately would take five times as long.
     pub fn strings(&mut self) -> Result<Strings> {
         let (count, mut marks) = (self.count(1)?, Vec::new());
         let (mut stretch_end, mut ascii) = (0, false);
@@ -150,7 +150,7 @@ impl Cursor {
     }
 }
 
-/// Number of strings per stored offset. A look-up starts at the last stored offset at or before the string.
+/// Number of strings per stored offset. A lookup starts at the last stored offset at or before the string.
 const EACH_MARK: usize = 16;
 
 /// Number of bytes that one ASCII check covers.

@@ -8,7 +8,7 @@ use penstock_error::{Error, Result};
 use crate::cursor::{Cursor, Writer, crc};
 use crate::id::Id;
 
-/// A permanent name of a commit: its branch, its number, and the uuid of its first transaction.
+/// The permanent name of a commit: its branch, its number, and the uuid of its first transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SnapshotId {
     pub branch: u64,
@@ -103,7 +103,7 @@ impl Run {
     }
 }
 
-/// Bit that marks a row id as provisional, which means relative to the base that its commit allocates.
+/// The bit that marks a row id as provisional, that is, relative to the base that its commit will allocate.
 pub const PROVISIONAL: u64 = 1 << 63;
 const COUNTER_BITS: u32 = 40;
 
@@ -118,7 +118,7 @@ pub fn row_id(lineage: u64, counter: u64) -> u64 {
     lineage << COUNTER_BITS | counter
 }
 
-/// The folder of the records that name branches, tags and pins.
+/// The folder of the names log, which records branches, tags, pins and decisions.
 pub const NAMES_FOLDER: &str = "refs";
 
 /// Return the folder of a branch's commit records. In name order, the newest record is first and the hint is last.
@@ -142,7 +142,7 @@ pub fn record_number(name: &str) -> Option<u64> {
     digits.then(|| name.parse::<u64>().ok()).flatten().map(|rest| u64::MAX - rest)
 }
 
-/// What a name below the root of a dataset refers to.
+/// What a name below a dataset's root refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// A commit record, which shows that a dataset exists.

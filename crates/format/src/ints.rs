@@ -1,4 +1,4 @@
-//! The int array of spec section 1: a base with either a step or integers of 1, 2, 4 or 8 bytes.
+//! The int array of spec section 1: a base, and either a step or one integer of 1, 2, 4 or 8 bytes per value.
 
 use bytes::Bytes;
 use penstock_error::Result;
@@ -46,12 +46,12 @@ impl IntArray {
         }
     }
 
-    /// Return whether the values are `base + i · step` and do not wrap at 2^64.
+    /// Return whether the values follow `base + i · step` without wrapping at 2^64.
     pub fn rises_evenly(&self) -> bool {
         matches!(self, IntArray::Linear { base, step, count } if step.checked_mul(*count as u64).is_some_and(|rise| base.checked_add(rise).is_some()))
     }
 
-    /// Return whether all neighbours differ by `wanted`, or the array has exactly one value.
+    /// Return whether each value is `wanted` more than the one before, or the array has exactly one value.
     pub fn is_line_of(&self, wanted: u64) -> bool {
         matches!(self, IntArray::Linear { step, count, .. } if *count == 1 || (*step == wanted && *count > 0))
     }
@@ -60,7 +60,7 @@ impl IntArray {
         (0..self.len()).map(|index| self.get(index))
     }
 
-    /// Return the index of the last value ≤ `target` in an ascending array. Cost: logarithmic in the distance from `guess`.
+    /// Return the index of the last value ≤ `target` in an ascending array. Takes time logarithmic in the distance from `guess`.
     #[inline]
     pub fn last_at_most(&self, target: u64, guess: usize) -> Option<usize> {
         let guess = guess.min(self.len());

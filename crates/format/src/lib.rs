@@ -2,7 +2,7 @@
 //! the object names of section 2.
 //!
 //! Each file implements one or two sections of the spec. Parsers check every count against the remaining bytes, so hostile input
-//! cannot exhaust memory or cause a panic. `fuzz/` tests most of the parsers. `dataset` is the main caller.
+//! cannot exhaust memory or cause a panic. `fuzz/` tests most of the parsers. The `dataset` crate is the main caller.
 
 pub mod cursor;
 pub mod datafile;

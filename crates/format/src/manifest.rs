@@ -211,8 +211,8 @@ impl Root {
     }
 }
 
-/// Encode fragments as pages of at most [`PAGE_FRAGMENTS`] and [`PAGE_BYTES`]. For each page, returns its body and its numbers of
-/// fragments, samples and live samples.
+/// Encode fragments as pages of at most [`PAGE_FRAGMENTS`] and [`PAGE_BYTES`]. For each page, returns its body and
+/// how many fragments, samples and live samples it contains.
 pub fn encode_pages(fragments: &[Fragment]) -> Vec<(Vec<u8>, u64, u64, u64)> {
     let mut pages = Vec::new();
     let (mut group, mut bytes): (Vec<&Fragment>, usize) = (Vec::new(), 0);

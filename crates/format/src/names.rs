@@ -43,7 +43,7 @@ impl Names {
         })
     }
 
-    /// Parse the names record that was read from object `number` of the log.
+    /// Parse a names record that was read as record `number` of the log.
     pub fn parse(body: &Bytes, number: u64) -> Result<Names> {
         let mut cursor = unseal(Magic::Names, body)?;
         let found = cursor.u64()?;
@@ -57,7 +57,7 @@ impl Names {
     }
 }
 
-/// The names that exist after the records applied so far.
+/// The names that exist after all records applied so far.
 #[derive(Debug, Default)]
 pub struct Folded {
     /// The number of the next record.

@@ -72,7 +72,7 @@ pub enum Properties {
     Object(ObjectRef),
 }
 
-/// A change to the snapshot since its root was written.
+/// A change to a snapshot since its root was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Delta {
     Fragment(Fragment),
@@ -269,7 +269,7 @@ impl Record {
             })?,
             attachments: {
                 if cursor.flag()? {
-                    ObjectRef::parse(&mut cursor)?; // The complete change set, if the record has a summary. Unused for now.
+                    ObjectRef::parse(&mut cursor)?; // The complete change set, if the record has only a summary. Unused.
                 }
                 cursor.list(23, |cursor| {
                     Ok(Attachment { kind: cursor.string()?, object: ObjectRef::parse(cursor)?, rows: cursor.list(9, Run::parse)? })

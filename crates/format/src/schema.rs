@@ -15,7 +15,7 @@ pub struct Schema {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ColumnSpec {
-    /// Column id; 0 until `create` numbers the columns.
+    /// The column id, or 0 until `create` numbers the columns.
     #[serde(default)]
     pub id: u64,
     pub name: String,
@@ -64,7 +64,7 @@ pub enum ColumnKind {
     Tensor {
         dtype: String,
         shape: Vec<Option<u64>>,
-        /// Side lengths of the tiles. If None, the writer tiles large samples and chooses the lengths.
+        /// Side lengths of the tiles. If None, the writer tiles large samples and chooses the side lengths.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         tile: Option<Vec<u64>>,
     },
@@ -90,7 +90,7 @@ pub enum ColumnKind {
 }
 
 impl ColumnKind {
-    /// Return the name of the type for messages and tables.
+    /// Return the type's name, as shown in messages and tables.
     pub fn name(&self) -> &'static str {
         match self {
             ColumnKind::Scalar { .. } => "scalar",
@@ -197,7 +197,7 @@ impl Schema {
             if name.is_empty() || name.len() > 255 || name.starts_with('_') || name.chars().any(char::is_control) {
                 return Err(Error::new(
                     "invalid-schema",
-                    format!("cannot create column `{name}`: a name needs 1 to 255 bytes, no control characters and no `_` at its start"),
+                    format!("cannot create column `{name}`: a name needs 1 to 255 bytes, no control characters and no leading `_`"),
                 )
                 .hint("names that begin with `_` are reserved for virtual columns such as _row_id"));
             }

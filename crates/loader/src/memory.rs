@@ -10,7 +10,7 @@ use penstock_storage::Recycled;
 /// Smaller blocks are not kept for the next batch, because the allocator reuses them well enough.
 const RECYCLED_FROM_BYTES: usize = 1 << 20;
 
-/// Round `bytes` up to the amount usually charged to the budget, because recycled memory is allocated in large steps.
+/// Round `bytes` up to the amount usually charged to the budget, because recycled memory is allocated in large increments.
 pub fn capacity(bytes: usize) -> usize {
     if bytes < RECYCLED_FROM_BYTES { bytes } else { bytes.next_multiple_of(Recycled::STEP_BYTES) }
 }
@@ -88,7 +88,7 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.begin().add(begin), bytes) }
     }
 
-    /// Hand the memory to a consumer, and count it in `kept` until it is dropped.
+    /// Hand the memory to a consumer and count it in `kept` until it is dropped.
     pub fn give(&mut self, kept: &Arc<AtomicU64>) {
         kept.fetch_add(self.bytes as u64, Relaxed);
         self.kept = Some(kept.clone());
@@ -109,7 +109,7 @@ pub struct Shared(Memory);
 
 // SAFETY: only `part` hands out references, and its contract forbids overlapping parts.
 unsafe impl Sync for Shared {}
-// SAFETY: the memory is not bound to a thread.
+// SAFETY: the memory is not tied to a thread.
 unsafe impl Send for Shared {}
 
 impl Shared {

@@ -3,7 +3,7 @@
 use penstock_dataset::{Config, fit_budget};
 use pyo3::prelude::*;
 
-/// Set the given budgets, and return the current values of memory_bytes, threads and image_pixels.
+/// Set the given budgets and return the current values of memory_bytes, threads and image_pixels.
 #[pyfunction]
 #[pyo3(signature = (memory_bytes=None, threads=None, image_pixels=None))]
 pub fn configure(memory_bytes: Option<u64>, threads: Option<u64>, image_pixels: Option<u64>) -> (u64, usize, u64) {

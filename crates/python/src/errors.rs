@@ -26,7 +26,7 @@ impl Stop {
         Stop(Arc::default())
     }
 
-    /// Let the flag end waits in this thread.
+    /// End waits in the current thread when this flag is set.
     fn heed(&self) {
         penstock_storage::process::heed(self.0.clone());
     }
@@ -36,7 +36,7 @@ impl Stop {
     }
 }
 
-/// Run pending signal handlers, and return whether one raised an exception, such as KeyboardInterrupt for Ctrl-C. Always returns
+/// Run pending signal handlers and return whether one raised an exception, such as KeyboardInterrupt for Ctrl-C. Always returns
 /// false outside the main thread.
 pub fn interrupted() -> bool {
     let raised = Python::attach(|py| py.check_signals()).err();

@@ -19,7 +19,7 @@ use crate::errors::OrRaise;
 /// The exception that Python raised while the core pulled values. The core's own error only reports that the pull failed.
 pub type Raised = Arc<Mutex<Option<PyErr>>>;
 
-/// Large values that Python provides part by part.
+/// Large values that Python provides in parts.
 struct Source {
     pull: Py<PyAny>,
     raised: Raised,
@@ -197,12 +197,12 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str, first_row: u64) -
     py.detach(|| fill(ragged, &later)).map_err(|error| refused(error, name, first_row)).or_raise(py)
 }
 
-/// Add the column to an error, and shift its rows by `first_row` to match the user's input.
+/// Add the column to an error and shift its rows by `first_row` to match the user's input.
 fn refused(error: Error, name: &str, first_row: u64) -> Error {
     error.column(name).context(format!("cannot append to column `{name}`")).shift_rows(first_row)
 }
 
-/// Read or encode the pending values, and store them in their places. Files are read directly into the column's buffer.
+/// Read or encode the pending values and store them in their slots. Files are read directly into the column's buffer.
 fn fill(small: Ragged, later: &[(usize, Later)]) -> penstock_error::Result<Column> {
     let sizes: Vec<usize> = later
         .iter()

@@ -26,7 +26,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     penstock_storage::process::watch_forks();
     penstock_storage::process::watch_interrupts(errors::interrupted);
-    // Do the one-time look-ups of the Python bindings here. Otherwise one thread might do them while another forks (see `made`).
+    // Do the Python bindings' one-time look-ups here. Otherwise, one thread might do them while another forks (see `made`).
     let array = PyArray1::from_vec(py, vec![0i64]);
     array.try_readonly()?;
     py.get_type::<recycle::Memory>();

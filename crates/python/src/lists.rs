@@ -25,9 +25,9 @@ impl Validity {
     }
 }
 
-/// Convert a list of None and `int`, `float` or `bool`, chosen by `kind` ("i", "u", "f" or "b"). Returns None if the list
-/// contains anything else, including subclasses, or a number outside the range of int64, uint64 or float64. A list of floats may
-/// contain integers, as in NumPy.
+/// Convert a list of None and either `int`, `float` or `bool`, as `kind` specifies ("i", "u", "f" or "b"). Returns None if the
+/// list contains anything else, including subclasses, or a number outside the range of int64, uint64 or float64. A list of
+/// floats may contain integers, as in NumPy.
 #[pyfunction]
 pub fn numbers<'py>(py: Python<'py>, list: &Bound<'py, PyList>, kind: char) -> Option<Values<'py>> {
     match kind {

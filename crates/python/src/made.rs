@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use pyo3::prelude::*;
 
 /// A Python object that the first caller creates. Creating it may release the GIL. Unlike `PyOnceLock`, this type therefore holds
-/// no lock during the call. Otherwise, a child that another thread forks at that moment would wait forever. If two threads both
-/// create the object, the first one is kept.
+/// no lock during the call. Otherwise, a child process forked by another thread at that moment would wait forever. If two threads
+/// both create an object, the first object is kept.
 pub struct Made(OnceLock<Py<PyAny>>);
 
 impl Made {

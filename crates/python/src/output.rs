@@ -366,7 +366,7 @@ pub fn imported_ragged<'py>(py: Python<'py>, parts: Bound<'py, PyAny>, shape: &S
     RAGGED.import(py, "penstock.ragged", "from_core")?.call1((parts, PyTuple::new(py, &shape.0)?))
 }
 
-/// Handles text or JSON that was invalid when it was written, because its checksum matches. Returns the exception, or None to
+/// Handles text or JSON that was already invalid when written, since its checksum matches. Returns the exception, or None to
 /// return a null for the sample.
 pub type Refuse<'a> = &'a dyn Fn(usize, &str) -> Option<PyErr>;
 

@@ -30,7 +30,7 @@ pub fn array<'py>(
     unsafe { over(py, memory.memory(), bytes as usize, memory, shape, dtype) }.map(Some)
 }
 
-/// Wrap the contiguous memory that a take has filled. No other code may still read it.
+/// Wrap the contiguous memory that a take has filled. No other code may still be reading it.
 pub fn filled<'py>(
     py: Python<'py>,
     joined: Frozen,

@@ -1,4 +1,4 @@
-//! A snapshot of a dataset, with functions to create, open, log, verify and measure it.
+//! A snapshot, with functions to create or open a dataset, list commits, verify data and measure sizes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -182,7 +182,7 @@ impl Snapshot {
         entries.into_iter().take(limit).map(|entry| commit(py, &entry.record)).collect()
     }
 
-    /// Check every byte, and call `progress(data_files, data_bytes)` periodically.
+    /// Check every byte and call `progress(data_files, data_bytes)` periodically.
     #[pyo3(signature = (progress=None))]
     fn verify(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Py<PyDict>> {
         let mut failed: Option<PyErr> = None;
@@ -224,8 +224,8 @@ impl Snapshot {
         self.inner.context.storage.counters().counts().entries()
     }
 
-    /// Estimate the bytes of these columns: stored, decoded, one shared block per column, from the first to the last block, and
-    /// decoded per sample. Cost: reads the manifest and a few tails.
+    /// Estimate sizes of these columns in bytes: stored, decoded, one shared block per column, the span from first to last
+    /// block, and decoded per sample. Reads the manifest and a few tails.
     fn column_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64, u64, f64)> {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
@@ -235,8 +235,8 @@ impl Snapshot {
         .or_raise(py)
     }
 
-    /// Return the bytes of data files that stay in memory when these columns are read: for all files, for the largest file, and
-    /// the cache limit. Cost: reads the manifest.
+    /// Return the bytes of data files that stay in memory when these columns are read, as (all files, largest file, cache
+    /// limit). Reads the manifest.
     fn kept_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64)> {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
@@ -251,7 +251,7 @@ impl Snapshot {
         (self.inner.context.storage.request_cost().gap_bytes, block_cache_bytes() / 2)
     }
 
-    /// Return the name, stored bytes, number of blocks, and number of data files of each column. Cost: reads all tails.
+    /// Return the name, stored bytes, number of blocks, and number of data files of each column. Reads all tails.
     fn layout(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, u64, u64)>> {
         py.detach(|| {
             let mut rows: Vec<(u64, (String, u64, u64, u64))> =

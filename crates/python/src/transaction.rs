@@ -21,7 +21,7 @@ pub struct Transaction {
     options: Options,
 }
 
-/// Begin a transaction on a snapshot. The texts of its commit are checked now, before any data are appended.
+/// Begin a transaction on a snapshot. The commit's texts are checked now, before any data are appended.
 #[pyfunction]
 pub fn begin(py: Python<'_>, snapshot: &Snapshot, message: &str, author: &str, properties: &str) -> PyResult<Transaction> {
     let begun = check_texts(message, author, properties).and_then(|()| penstock_dataset::Transaction::begin(snapshot.inner.clone()));

@@ -1,4 +1,4 @@
-//! An allocator that returns large memory to the kernel as soon as it is freed.
+//! An allocator that returns large blocks of memory to the kernel as soon as they are freed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
@@ -6,14 +6,14 @@ use std::ptr::null_mut;
 use crate::buffer::HUGE_PAGE_BYTES;
 use crate::kernel;
 
-/// Largest page size of the supported kernels. The length of every map is a multiple of it.
+/// Largest page size of the supported kernels. The length of every mapping is a multiple of it.
 const PAGE_BYTES: usize = 64 << 10;
 /// Smallest page size of the supported kernels. It is the only alignment that `mremap` guarantees.
 const SMALLEST_PAGE_BYTES: usize = 4096;
 
-/// An allocator that maps memory of at least [`HUGE_PAGE_BYTES`] on huge pages, and uses the system allocator for the rest.
+/// An allocator that maps blocks of at least [`HUGE_PAGE_BYTES`] onto huge pages and uses the system allocator for the rest.
 ///
-/// After one array of 32 MiB is freed, glibc keeps up to 64 MiB of freed memory per thread. Decoded images reach that size, so a
+/// Once a 32 MiB array has been freed, glibc keeps up to 64 MiB of freed memory per thread. Decoded images reach that size, so a
 /// loader with a few threads used 1.5 times its budget.
 pub struct Returning;
 
@@ -29,14 +29,14 @@ fn mapped_bytes(size: usize) -> usize {
 fn map(size: usize) -> *mut u8 {
     let (bytes, access) = (mapped_bytes(size), libc::PROT_READ | libc::PROT_WRITE);
     let room = bytes + HUGE_PAGE_BYTES; // Cannot overflow: a layout is at most half the address space.
-    // SAFETY: a new map at an address that the kernel chooses does not overlap existing memory.
+    // SAFETY: a new mapping at an address chosen by the kernel does not overlap existing memory.
     let start = unsafe { libc::mmap(null_mut(), room, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
     if start == libc::MAP_FAILED {
         return null_mut();
     }
     let start = start.cast::<u8>();
     let before = start.align_offset(HUGE_PAGE_BYTES);
-    // SAFETY: both unmapped parts are inside the new map and outside the returned memory. The advice does not change any data.
+    // SAFETY: both unmapped parts are inside the mapping and outside the returned memory. The advice does not change any data.
     unsafe {
         let memory = start.add(before);
         unmap(start, before);
@@ -94,7 +94,7 @@ unsafe impl GlobalAlloc for Returning {
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller promises that `size`, rounded up to the alignment, does not overflow.
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        // SAFETY: the caller guarantees that `memory` has this layout. New memory has the size of `new`, and does not overlap it.
+        // SAFETY: the caller guarantees that `memory` has this layout. New memory has the size of `new` and is disjoint.
         unsafe {
             match (is_large(&layout), is_large(&new)) {
                 (false, false) => System.realloc(memory, layout, size),
@@ -126,7 +126,7 @@ mod tests {
         for align in [1, 64, 4096, HUGE_PAGE_BYTES, 2 * HUGE_PAGE_BYTES] {
             for (from, to) in sizes.iter().flat_map(|from| sizes.map(|to| (*from, to))) {
                 let layout = Layout::from_size_align(from, align).unwrap();
-                // SAFETY: each layout is the current one of the memory. All bytes that are read were written, or allocated as zeros.
+                // SAFETY: each layout is the current one of the memory. Every byte that is read was written or zeroed before.
                 unsafe {
                     let memory = Returning.alloc_zeroed(layout);
                     assert!(memory.addr().is_multiple_of(align) && *memory == 0 && *memory.add(from - 1) == 0);
@@ -148,7 +148,7 @@ mod tests {
     fn large_memory_goes_back_to_the_kernel_at_once() {
         let layout = Layout::from_size_align(3 << 20, 8).unwrap();
         // Another thread may map the same address right after it is freed, but not every time.
-        // SAFETY: the memory is freed with its own layout, and only written before that.
+        // SAFETY: the memory is freed with its own layout and is not written after that.
         let returned = || unsafe {
             let memory = Returning.alloc(layout);
             memory.write_bytes(1, layout.size());

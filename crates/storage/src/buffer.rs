@@ -17,7 +17,7 @@ pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 #[cfg(target_os = "linux")]
 const RETURNED_FROM_BYTES: usize = 128 << 10;
 
-/// Page-aligned memory, on huge pages if it is large. Its content is undefined unless the constructor zeroes it.
+/// Page-aligned memory, backed by huge pages if it is large. Its content is undefined unless the constructor zeroes it.
 #[derive(Debug)]
 pub struct Buffer {
     memory: *mut u8,
@@ -58,7 +58,7 @@ impl Buffer {
         Ok(Buffer { memory: map.as_mut_ptr(), bytes, owner: Owner::Kernel { _map: map } })
     }
 
-    /// Like `new`, for short-lived buffers. Large ones are returned to the kernel on drop, because allocators keep freed memory.
+    /// Like `new`, for short-lived buffers. Large ones are returned to the kernel on drop, because an allocator may keep them.
     #[cfg(target_os = "linux")]
     pub fn returned(bytes: usize) -> io::Result<Buffer> {
         match bytes {
@@ -80,7 +80,7 @@ impl Buffer {
         let mut map = MmapMut::map_anon(room)?;
         let skip = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
         let memory = map[skip..][..bytes].as_mut_ptr();
-        // SAFETY: the range is inside the map. The advice does not change any data.
+        // SAFETY: the range is inside the mapping. The advice does not change any data.
         unsafe { kernel::advise_huge_pages(memory, bytes) };
         Ok(Buffer { memory, bytes, owner: Owner::Kernel { _map: map } })
     }
@@ -107,8 +107,8 @@ impl Drop for Buffer {
 /// Idle buffers of this process, kept for reuse.
 static IDLE: PerProcess<Mutex<Vec<Buffer>>> = PerProcess::new(|| Mutex::new(Vec::new()));
 
-/// Large memory that is reused after its last owner drops it. Otherwise the kernel would clear fresh pages, which costs as much as
-/// copying into them. The content is left over from earlier use: initialised, but meaningless.
+/// A large buffer that is reused after its last owner drops it. Fresh pages would have to be zeroed by the kernel, which costs as
+/// much as copying into them. The content is left over from earlier use: initialised, but meaningless.
 #[derive(Debug)]
 pub struct Recycled {
     buffer: Option<Buffer>,
@@ -116,7 +116,7 @@ pub struct Recycled {
 }
 
 impl Recycled {
-    /// Buffer sizes are multiples of this, so that a buffer fits the next array of similar size.
+    /// Buffer sizes are multiples of this, so that an idle buffer fits the next array of similar size.
     pub const STEP_BYTES: usize = HUGE_PAGE_BYTES;
 
     /// Get at least `bytes` bytes. Idle memory is limited to a quarter of the budget, or to one buffer if that is larger.

@@ -7,13 +7,13 @@ use penstock_error::{Error, Result};
 use crate::process;
 use crate::storage::{Created, Storage};
 
-/// `create_certainly` fails after this many tries without a certain answer.
+/// `create_certainly` fails after this many attempts without a certain outcome.
 pub const CERTAIN_TRIES: u32 = 20;
 
-/// Create an object. After each lost answer, repeat the put with the same body until an answer is certain.
+/// Create an object. If the reply is lost, repeat the put with the same body until the outcome is certain.
 ///
-/// Fails with `commit-state-unknown` if no answer is certain, or if a repeated put fails: an earlier put may have succeeded.
-/// If no other writer uses the name, `Exists` means that an earlier try succeeded.
+/// Fails with `commit-state-unknown` if the outcome stays uncertain or a repeated put fails: an earlier put may have succeeded.
+/// If no other writer uses the name, `Exists` means that an earlier attempt succeeded.
 pub fn create_certainly(store: &dyn Storage, name: &str, body: &[u8]) -> Result<Created> {
     let began = std::time::Instant::now();
     let mut why = String::new();

@@ -43,7 +43,7 @@ counters!(
     creates,
     syncs,
     deletes,
-    // Network traffic of these operations.
+    // Network traffic caused by these operations.
     requests,
     received_bytes,
     retries,

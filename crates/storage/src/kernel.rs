@@ -6,10 +6,10 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-/// Ask for huge pages. A refusal only costs speed.
+/// Ask the kernel for huge pages. A refusal affects only speed.
 ///
 /// # Safety
-/// The caller owns the memory of the range. The advice does not change any data.
+/// The caller owns the memory in the range. The advice does not change any data.
 pub unsafe fn advise_huge_pages(memory: *mut u8, bytes: usize) {
     #[cfg(target_os = "linux")]
     // SAFETY: the caller upholds the contract above.
@@ -20,10 +20,10 @@ pub unsafe fn advise_huge_pages(memory: *mut u8, bytes: usize) {
     let _ = (memory, bytes);
 }
 
-/// Resize a map, and move it if needed. Returns null if the kernel is out of memory, and None if it cannot resize maps.
+/// Resize a mapping, and move it if needed. Returns null if the kernel is out of memory, or None if it cannot resize mappings.
 ///
 /// # Safety
-/// The range was mapped by the caller, in full pages, and nothing refers to it any more.
+/// The caller mapped the range in whole pages, and nothing refers to it any more.
 pub unsafe fn resize_map(memory: *mut u8, bytes: usize, new_bytes: usize) -> Option<*mut u8> {
     #[cfg(target_os = "linux")]
     {
@@ -69,7 +69,7 @@ pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Open a folder, and return it with a path that still works after a rename. None if the kernel does not support such paths.
+/// Open a folder, and return it with a path that survives renames of the folder. None if the kernel does not support such paths.
 pub fn hold_folder(folder: &Path) -> io::Result<Option<(fs::File, PathBuf)>> {
     #[cfg(target_os = "linux")]
     {

@@ -1,4 +1,4 @@
-//! Stores of named, immutable objects. A create-only put has three possible results, and hints can be overwritten.
+//! Stores of named, immutable objects. A create-only put has three possible results. Only hints can be overwritten.
 //!
 //! This crate does not depend on the format. [`Local`] is a folder on disk, [`Memory`] exists in one process, and [`Remote`] is an
 //! object store. The `conformance` suite checks that they all give the same guarantees.

@@ -1,4 +1,4 @@
-//! Listings of a folder, page by page: names, sizes and times.
+//! Paginated folder listings, with names, sizes and times.
 
 use std::time::SystemTime;
 
@@ -8,7 +8,7 @@ pub struct Entry {
     /// The name below the folder.
     pub name: String,
     pub bytes: u64,
-    /// The time of the last write, by the store's clock. None if the store does not record it.
+    /// The time of the last write, according to the store's clock. None if the store does not record it.
     pub modified: Option<SystemTime>,
 }
 

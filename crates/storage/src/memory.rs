@@ -212,7 +212,7 @@ mod tests {
         let holder = std::thread::spawn(move || {
             let _held = lock(&objects);
             let _ = inside.send(());
-            // Long enough for the fork below to begin. The fork waits for this thread's lock, so nothing could signal the thread.
+            // Sleep while the fork below begins. It then waits for this thread's lock, so no later code could wake this thread.
             std::thread::sleep(Duration::from_millis(300));
         });
         assert!(entered.recv().is_ok());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use penstock_error::{Error, Result};
 
-/// The name of each option, whether it is secret, and its standard environment variables. The first variable set is used.
+/// The name of each option, whether it is secret, and its standard environment variables. The first variable that is set is used.
 const KNOWN: &[(&str, bool, &[&str])] = &[
     ("endpoint_url", false, &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]),
     ("region", false, &["AWS_REGION", "AWS_DEFAULT_REGION"]),
@@ -29,7 +29,7 @@ pub enum Io {
     Mapped,
     /// Ranged reads through the page cache.
     Buffered,
-    /// Ranged reads that bypass the page cache, with io_uring and O_DIRECT if the file system supports it.
+    /// Ranged reads with io_uring that bypass the page cache, if the file system supports O_DIRECT.
     Direct,
 }
 
@@ -85,7 +85,7 @@ impl Options {
         self.given.get(name).cloned().or_else(said)
     }
 
-    /// Return the caller's value, and ignore the environment.
+    /// Return the caller's value, ignoring the environment.
     pub fn given(&self, name: &str) -> Option<&str> {
         self.given.get(name).map(String::as_str)
     }
@@ -108,7 +108,7 @@ impl Options {
         })
     }
 
-    /// Return the caller's options without secrets, for pickles.
+    /// Return the caller's options without secrets, for pickling.
     pub fn without_secrets(&self) -> BTreeMap<String, String> {
         let secret = |name: &str| KNOWN.iter().any(|(known, secret, _)| *known == name && *secret);
         self.given.iter().filter(|(name, _)| !secret(name)).map(|(name, value)| (name.clone(), value.clone())).collect()

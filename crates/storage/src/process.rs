@@ -1,5 +1,5 @@
 //! State that belongs to one process. A forked child starts with fresh state, so an inherited lock cannot block it.
-//! A lock that the child keeps using is held under `no_fork`.
+//! A lock that the child keeps using must be held under `no_fork`.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLoc
 /// Number of forks between the first process and this one.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// A thread read-locks this while it holds a lock that a child will use. A fork write-locks it, and so waits for those threads.
+/// A thread read-locks this while it holds a lock that a child will use. A fork write-locks it, so it waits for those threads.
 static GATE: RwLock<()> = RwLock::new(());
 
 thread_local! {
@@ -38,7 +38,7 @@ pub fn watch_forks() {
     });
 }
 
-/// Delay forks while the guard exists. Take it before a lock that a child keeps using, and at most once per thread.
+/// Delay forks while the guard exists. Acquire it before any lock that a child keeps using, and at most once per thread.
 pub fn no_fork() -> RwLockReadGuard<'static, ()> {
     watch_forks();
     GATE.read().unwrap_or_else(PoisonError::into_inner)

@@ -1,4 +1,4 @@
-//! The operations of a store, which keeps bytes under names.
+//! The operations of a store of named objects.
 
 use std::fmt::Debug;
 use std::ops::ControlFlow;
@@ -18,7 +18,7 @@ use crate::ranges::{RangeRequest, RequestCost, Then};
 pub enum Created {
     /// This body is now stored under the name.
     Created,
-    /// The name was already taken. Only a read shows whether an earlier try of the same writer took it.
+    /// The name was already taken. Only a read can show whether an earlier attempt by the same writer created the object.
     Exists,
     /// The reply was lost, so the object may or may not have been created.
     Unknown,
@@ -37,7 +37,7 @@ pub trait Storage: Send + Sync + Debug {
         self.access_of_all().unwrap_or(Access::Ranged)
     }
 
-    /// Return the access of all objects if it is the same, so that callers need not check each object. Cost: no request.
+    /// Return the access of all objects if they share the same one, so that callers need not check each object. Cost: no request.
     fn access_of_all(&self) -> Option<Access> {
         Some(Access::Mapped)
     }
@@ -57,13 +57,13 @@ pub trait Storage: Send + Sync + Debug {
         false
     }
 
-    /// Return whether the root path may lead to another folder later, because of links in the path or renamed folders.
+    /// Return whether the root path may later lead to a different folder, because of links in the path or renamed folders.
     fn moves(&self) -> bool {
         false
     }
 
-    /// Return the same store with its root folder held open. Names stay below that folder, even if its path leads elsewhere later.
-    /// None if the root does not move, or if it cannot be held.
+    /// Return the same store with its root folder held open. Names resolve below it, even if its path later leads elsewhere.
+    /// None if the root cannot move or cannot be held open.
     fn held(&self) -> Result<Option<Box<dyn Storage>>> {
         Ok(None)
     }
@@ -88,7 +88,7 @@ pub trait Storage: Send + Sync + Debug {
         self.fetch_then(ranges, Arc::new(|_, _, _| {}))
     }
 
-    /// Like `fetch`, but pass each piece to `then` as soon as it arrives, while it is still in the processor's cache.
+    /// Like `fetch`, but pass each piece to `then` as soon as it arrives, while it is still in the CPU cache.
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>>;
 
     /// Return the maximum length of a streamed range, or 0 if the store does not support streams.
@@ -96,9 +96,9 @@ pub trait Storage: Send + Sync + Debug {
         0
     }
 
-    /// Read each range into reusable memory of the store, or into its target if given, and pass its bytes to `see` when they arrive.
+    /// Read each range into the store's reusable memory, or into its target if given, and pass its bytes to `see` as they arrive.
     /// Ranges arrive in any order. Use this for bytes that are consumed immediately and not kept. Cost: one request per range,
-    /// many at once. Bytes are copied into a target only if the device cannot write there directly.
+    /// many of them concurrent. Bytes are copied into a target only if the device cannot write there directly.
     fn stream(&self, ranges: &[RangeRequest], _targets: Option<&mut [&mut [u8]]>, _see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
         ranges.iter().map(|_| Err(Error::new("internal", format!("`{}` does not support streams", self.uri())))).collect()
     }
@@ -135,7 +135,7 @@ pub trait Storage: Send + Sync + Debug {
         Ok(entries)
     }
 
-    /// Write an immutable object under a random name that no other writer uses. It is durable once its folder is synced.
+    /// Write an immutable object under a random name that no other writer uses. The object is durable once its folder is synced.
     fn put(&self, name: &str, body: &[u8]) -> Result<()> {
         let mut writer = self.writer(name)?;
         writer.write(body.to_vec())?;
@@ -156,10 +156,10 @@ pub trait Storage: Send + Sync + Debug {
         true
     }
 
-    /// Make the names that were put in these folders durable, so that they survive a power loss.
+    /// Make all names created in these folders durable, so that they survive a power loss.
     fn sync(&self, folders: &[&str]) -> Result<()>;
 
-    /// Put an object durably, and only if the name is free.
+    /// Create an object durably, but only if its name is free.
     fn create(&self, name: &str, body: &[u8]) -> Result<Created>;
 
     /// Overwrite a hint. The new body is not durable, but readers never see a partial one.

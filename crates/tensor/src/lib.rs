@@ -72,7 +72,7 @@ impl Dtype {
     }
 }
 
-/// The common shape of all samples of a column. A dimension of `None` is free: its size may differ from sample to sample.
+/// The shape that all samples of a column share. A dimension of `None` is free: its size may differ between samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape(pub Vec<Option<u64>>);
 
@@ -84,12 +84,12 @@ impl fmt::Display for Shape {
     }
 }
 
-/// Describe a count for a message. None means that its computation overflowed.
+/// Format a count for messages. None means that computing the count overflowed.
 pub fn counted(count: Option<u64>) -> String {
     count.map_or("more than 2^64".to_owned(), |count| count.to_string())
 }
 
-/// Maximum number of dimensions of a tensor, the same as in NumPy 1.
+/// Maximum number of dimensions of a tensor, as in NumPy 1.
 pub const MAX_DIMENSIONS: usize = 32;
 
 impl Shape {
@@ -121,7 +121,7 @@ impl Shape {
             .ok_or_else(|| Error::new("invalid-schema", format!("a sample of shape {self} has 2^48 bytes or more")))
     }
 
-    /// Return the shape of one sample, whose free dimensions have the sizes `free`.
+    /// Return the shape of a sample whose free dimensions have the sizes `free`.
     pub fn fill(&self, free: &[u64]) -> Vec<u64> {
         let mut free = free.iter();
         self.0.iter().map(|size| size.unwrap_or_else(|| free.next().copied().unwrap_or(0))).collect()
@@ -135,11 +135,11 @@ pub enum Column {
     Fixed { data: Vec<u8>, validity: Option<Vec<bool>>, samples: usize },
     /// n samples of different sizes.
     Ragged(Ragged),
-    /// n samples that are too large to fit in memory.
+    /// n samples that are too large for memory.
     Pulled(Pulled),
 }
 
-/// n large samples that are fetched from a source part by part while they are written.
+/// n large samples that are fetched part by part from a source while they are written.
 #[derive(Debug, Clone)]
 pub struct Pulled {
     /// Shape of each sample; the shape of a null is ignored.
@@ -154,7 +154,7 @@ pub trait Pull: Debug + Send + Sync {
     fn pull(&self, row: usize, slice: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 }
 
-/// The samples of a source, starting at row `first`.
+/// The samples in a source, starting at row `first`.
 #[derive(Debug)]
 struct Following {
     source: Arc<dyn Pull>,
@@ -171,9 +171,9 @@ impl Pull for Following {
 #[derive(Debug, Clone, Default)]
 pub struct Ragged {
     pub data: Vec<u8>,
-    /// `ends[i]` is where value i ends in `data`.
+    /// `ends[i]` is the offset in `data` at which value i ends.
     pub ends: Vec<u64>,
-    /// Sizes of the free dimensions, with the same number of entries for each value.
+    /// Sizes of the free dimensions, with the same number of sizes for each value.
     pub free: Vec<u64>,
     pub validity: Option<Vec<bool>>,
 }

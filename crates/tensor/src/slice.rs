@@ -5,11 +5,11 @@ use std::ops::Range;
 /// A part of an array: one range per dimension.
 pub type Slice = Vec<Range<u64>>;
 
-/// Default target size of a tile: one checksum unit of the format.
+/// Default target size of a tile: one of the format's checksum units.
 pub const TILE_BYTES: u64 = 64 << 10;
-/// Samples that would need more tiles than this use larger tiles, so that their indexes stay small.
+/// Samples that would need more tiles than this use larger tiles, which keeps their indexes small.
 pub const SAMPLE_TILES: u64 = 1 << 17;
-/// A last dimension of at most this length is not cut, because most reads need all of it.
+/// A last dimension of at most this length is not cut, because most reads need it whole.
 const WHOLE_LAST: u64 = 64;
 
 /// Return the slice that covers a whole array.
@@ -17,7 +17,7 @@ pub fn whole(shape: &[u64]) -> Slice {
     shape.iter().map(|size| 0..*size).collect()
 }
 
-/// Return the number of elements of a slice, or None if it exceeds a u64.
+/// Return the number of elements in a slice, or None if it overflows a u64.
 pub fn elements(slice: &[Range<u64>]) -> Option<u64> {
     slice.iter().try_fold(1u64, |product, range| product.checked_mul(range.end.saturating_sub(range.start)))
 }
@@ -37,7 +37,7 @@ impl Grid {
         Grid { shape: shape.to_vec(), tile: tile.to_vec(), counts }
     }
 
-    /// Return the number of tiles, or None if it exceeds a u64.
+    /// Return the number of tiles, or None if it overflows a u64.
     pub fn tiles(&self) -> Option<u64> {
         self.counts.iter().try_fold(1u64, |product, count| product.checked_mul(*count))
     }
@@ -98,7 +98,7 @@ pub fn default_tile(shape: &[u64], element_bytes: u64) -> Vec<u64> {
         {
             *side = *size;
         }
-        // Double the shortest side that can still grow, or the first of several equal ones.
+        // Double the shortest side that can still grow; in a tie, double the first.
         let grown = |tile: &[u64], axis: usize| {
             let mut grown = tile.to_vec();
             grown[axis] = (tile[axis] * 2).min(shape[axis]);
@@ -138,7 +138,7 @@ pub fn runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mut ea
         from_step *= length(&from[axis]);
         to_step *= length(&to[axis]);
     }
-    // `axes` begins with the innermost axis. The last field of an entry counts the steps along its axis.
+    // `axes` begins with the innermost axis. The last field of each entry counts the steps taken along that axis.
     loop {
         each(from_at, to_at, run);
         let mut axis = 0;
@@ -162,7 +162,7 @@ pub fn runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mut ea
 mod tests {
     use super::*;
 
-    /// Return the bytes of a small array in which each element is its own index.
+    /// Return the bytes of a small array in which the value of each element is its index.
     fn numbered(shape: &[u64]) -> Vec<u8> {
         (0..shape.iter().product::<u64>()).flat_map(|index| (index as u16).to_le_bytes()).collect()
     }

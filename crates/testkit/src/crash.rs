@@ -1,4 +1,4 @@
-//! A simulated disk that loses unsynced data: everything that was fsynced survives a crash, with a random part of the rest.
+//! A simulated disk that loses unsynced data: everything fsynced survives a crash, as does a random part of the rest.
 //!
 //! An fsync of a file makes its content durable; an fsync of a folder makes its names durable. Unsynced content may survive
 //! completely, partly (with zeros or old bytes in the gaps), or not at all. An unsynced name may point to the old file, the new
@@ -34,7 +34,7 @@ struct State {
     inodes: Vec<Inode>,
     names: BTreeMap<PathBuf, Entry>,
     durable_names: BTreeMap<PathBuf, Entry>,
-    /// Operations until the power fails; `None` if it does not fail.
+    /// The number of operations left until the power fails; `None` if it never fails.
     left: Option<u64>,
     /// The first and last operations that fail; later ones succeed. If `true`, the first takes effect but still returns an error.
     fault: Option<(u64, u64, bool)>,

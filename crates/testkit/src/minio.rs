@@ -50,7 +50,7 @@ impl Minio {
             if minio.is_live() {
                 return Ok(minio);
             }
-            std::thread::sleep(Duration::from_millis(50)); // MinIO reports readiness only when asked.
+            std::thread::sleep(Duration::from_millis(50)); // MinIO does not announce that it is ready.
         }
         Err(io::Error::other("MinIO did not become ready"))
     }
@@ -67,7 +67,7 @@ impl Minio {
         ask().is_ok_and(|answer| answer.contains("200 OK"))
     }
 
-    /// Return options for a store at `address`, which is the address of the server or of a proxy in front of it.
+    /// Return options for a store at `address`, the address of either the server or a proxy in front of it.
     pub fn options(address: SocketAddr, more: &[(&str, &str)]) -> Result<Options> {
         let endpoint = format!("http://{address}");
         let own = [("endpoint_url", endpoint.as_str()), ("region", "us-east-1"), ("access_key_id", KEY), ("secret_access_key", SECRET)];

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Return `count` seeds for a test. Each run of tools/test.sh uses different seeds, and prints the PENSTOCK_ROTATION that replays them.
+/// Return `count` seeds for a test. Each run of tools/test.sh uses different seeds and prints the PENSTOCK_ROTATION that replays them.
 pub fn seeds(count: u64) -> Range<u64> {
     let rotation: u64 = std::env::var("PENSTOCK_ROTATION").ok().and_then(|number| number.parse().ok()).unwrap_or(0);
     rotation * count..(rotation + 1) * count
@@ -19,7 +19,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Return a number below `limit`, which must be above 0.
+    /// Return a number below `limit`, which must be positive.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.number() % limit
     }

@@ -135,7 +135,7 @@ pub fn contents(snapshot: &Snapshot) -> Result<Vec<String>> {
             ColumnKind::Label { .. } | ColumnKind::Category => {
                 let mut codes = vec![0; reader.plan.len()];
                 let nulls = reader.codes(column, &mut codes)?;
-                // Compare words if there are any, because codes depend on the order of commits.
+                // If there are words, compare those, because codes depend on the commit order.
                 let words = snapshot.vocabulary(column.id)?;
                 let named: Vec<Option<&str>> = codes.iter().map(|code| words.iter().nth(*code as usize)).collect();
                 if words.is_empty() { format!("{codes:?} {nulls:?}") } else { format!("{named:?} {nulls:?}") }

@@ -236,7 +236,7 @@ fn one_fault_and_then_power_loss_keeps_the_acknowledged_commits() -> Result<()> 
     Ok(())
 }
 
-/// One writer dies after creating a folder but before syncing it. The commits of another writer still survive a power loss.
+/// One writer dies after creating a folder but before syncing it. Another writer's commits still survive a power loss.
 #[test]
 fn a_folder_that_another_made_is_made_durable_before_a_commit_rests_on_it() -> Result<()> {
     for seed in 0..200 {

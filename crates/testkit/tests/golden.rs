@@ -1,5 +1,5 @@
-//! Golden files: `spec/golden/v1` is a dataset written by the first release of the format. It must read the same forever,
-//! and the current writer must still encode its metadata objects byte for byte.
+//! Golden files: `spec/golden/v1` is a dataset written by the first release of the format. Every later version must
+//! read the same values from it, and the current writer must still encode its metadata objects to the same bytes.
 //!
 //! Setting `PENSTOCK_GOLDEN=write` rewrites the dataset. This is allowed only before v0.1.0, and only in a commit that says so.
 

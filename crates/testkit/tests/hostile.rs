@@ -17,7 +17,7 @@ fn hostile_images_are_refused_or_decoded_within_limits() -> Result<()> {
     for (name, bytes) in hostile::images()? {
         let header = probe(&bytes, limits);
         let decoded = decode(&bytes, limits, Orientation::Exif);
-        let _ = decode_mask(&bytes, limits); // Check only that it returns.
+        let _ = decode_mask(&bytes, limits); // Check only that the call returns.
         match (header, decoded) {
             (Err(_), Ok(_)) => panic!("{name}: probe refuses the header, but decode accepts the image"),
             (_, Ok(picture)) => assert!(picture.data.len() as u64 <= limits.pixels * 8, "{name}"),

@@ -44,7 +44,7 @@ fn a_bucket_conforms() -> Result<()> {
     Ok(())
 }
 
-/// The commits that a schedule tried, by outcome, and the error codes it saw.
+/// The commits that a schedule attempted, by outcome, and the error codes it saw.
 #[derive(Default)]
 struct Told {
     acknowledged: Vec<u64>,

@@ -1,4 +1,4 @@
-"""The command line: one file per verb. `main` sets the exit code: 0 done, 1 error, 2 usage, 130 interrupted."""
+"""The command line, with one file per verb. Exit codes: 0 (success), 1 (error), 2 (incorrect usage), 130 (interrupted)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def main() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # The terminal may not be able to display every character in names and values.
+            stream.reconfigure(errors="backslashreplace")  # The terminal may be unable to display some characters in names and values.
     try:
         try:
             app()
@@ -71,7 +71,7 @@ def main() -> None:
             _leave(0, partial(print, file=sys.stderr, end=""))  # The reader closed the pipe, which is not an error.
         if not isinstance(error, OSError):
             raise
-        # If the work is done, exit with 0: otherwise, a script would repeat the work.
+        # If the work is done, exit with 0. Otherwise, a script would repeat the work.
         done = show.done
         what = f"{done}; the rest of this report cannot be printed" if done else "cannot print"
         _leave(0 if done else 1, partial(print, f"{'note' if done else 'error'}: {what}: {error}", file=sys.stderr))
@@ -82,7 +82,7 @@ def _leave(code: int, tell: Callable[[], None]) -> NoReturn:
     with contextlib.suppress(OSError):
         tell()
         sys.stdout.flush()
-    for stream in (sys.stdout, sys.stderr):  # Prevent Python from trying to flush the rest again at exit.
+    for stream in (sys.stdout, sys.stderr):  # Prevent Python from flushing the remaining output again at exit.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)

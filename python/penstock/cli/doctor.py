@@ -13,7 +13,7 @@ def doctor(
 ) -> None:
     """Test and measure a location for datasets: permissions, create-only puts, latency, rates, clock.
 
-    Writes test objects, one of them 32 MiB, and removes them. Exits with 1 if a feature that datasets need does not work.
+    Writes test objects (one of 32 MiB) and removes them. Exits with 1 if a feature that datasets need does not work.
     """
     from rich.markup import escape
     from rich.table import Table
@@ -25,7 +25,7 @@ def doctor(
     local = "://" not in uri or uri.startswith("file://")
     if local and not pathlib.Path(uri.removeprefix("file://")).is_dir():
         raise NotFoundError(f"cannot examine `{uri}`: there is no such folder", code="source-not-found", hint="create it first")
-    # Bypass the page cache, to measure the disk itself.
+    # Bypass the page cache to measure the disk itself.
     findings = _core.doctor(uri, None if local else [("timeout_seconds", "15")], "direct" if local else "auto")
     bad = [found for found in findings if found[1] is False]
     if as_json:

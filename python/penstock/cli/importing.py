@@ -29,7 +29,7 @@ def import_(
     as_json: Annotated[bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}], left_out, snapshot}.")] = False,
 ) -> None:
     """Import files as one commit, and report every refused item."""
-    # Imported here, so that `--help` is quick: importing pyarrow alone takes a third of a second.
+    # Imported here so that `--help` is fast: importing pyarrow alone takes a third of a second.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

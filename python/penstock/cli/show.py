@@ -1,4 +1,4 @@
-"""Helpers that the verbs share: tables, JSON, errors, type arguments."""
+"""Helpers that the verbs share, for tables, JSON, errors and type arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.schema import TYPES
 # With COLUMNS=0, Rich would print tables of width 0.
 WIDTH = 80 if os.environ.get("COLUMNS") == "0" else None
 console = Console(width=WIDTH)
-# What the command has committed. `main` reports this even if printing fails, so that the user does not run the command again.
+# Describes what the command has committed. `main` reports it even if printing fails, so that the user does not run the command again.
 done = ""
 
 
@@ -36,7 +36,7 @@ def parse_type(text: str) -> ColumnType:
 
 
 def parse_types(arguments: list[str]) -> dict[str, ColumnType]:
-    """Read `name=type` arguments."""
+    """Parse `name=type` arguments."""
     types: dict[str, ColumnType] = {}
     for argument in arguments:
         name, sign, kind = argument.partition("=")
@@ -49,7 +49,7 @@ def parse_types(arguments: list[str]) -> dict[str, ColumnType]:
 
 
 def print_json(value: Any) -> None:
-    """Print a value for scripts, as one line of JSON."""
+    """Print a value as one line of JSON, for use in scripts."""
     in_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     print(json.dumps(_finite(value), default=_plain, ensure_ascii=in_ascii))
 
@@ -124,7 +124,7 @@ def cell(value: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """Escape text from users, so that rich finds no markup in it and the terminal receives no control characters.
+    """Escape text from users, so that Rich finds no markup in it and the terminal receives no control characters.
 
     >>> plain("a\x1b[2Jb")
     'a\\\\x1b[2Jb'

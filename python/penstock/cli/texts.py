@@ -1,4 +1,4 @@
-"""Help texts that several verbs share. This file imports nothing, so that `--help` is quick."""
+"""Help texts that several verbs share. This file imports nothing, so that `--help` is fast."""
 
 from __future__ import annotations
 

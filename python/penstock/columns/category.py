@@ -1,4 +1,4 @@
-"""Category columns, whose words come from an open list."""
+"""Category columns, which store words from an open list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Category(Coded):
     """A word from an open list, which grows as words are appended. Reads as int64 codes, or as strings in `scan`.
 
-    Append words, or codes of this dataset's own `vocabulary`. The same code can mean a different word in another dataset.
+    Append words, or codes from this dataset's own `vocabulary`. The same code can mean a different word in another dataset.
     """
 
     type = "category"

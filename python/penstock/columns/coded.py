@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coded(ColumnType):
-    """Base class of label and category columns. Its subclasses define `words`."""
+    """Base class of label and category columns. Subclasses define `words`."""
 
     def rows(self, values: Any) -> Any:
         values = rows_of(text_from_pandas(values))

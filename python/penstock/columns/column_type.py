@@ -21,7 +21,7 @@ CODECS = ("none", "lz4", "zstd")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ColumnType:
-    """Base class of the column types. `codec`, one of `CODECS`, compresses blocks. Media are already compressed."""
+    """Base class of the column types. `codec`, one of `CODECS`, sets how blocks are compressed. Media are already compressed."""
 
     codec: str = "none"
     type: ClassVar[str]
@@ -33,7 +33,7 @@ class ColumnType:
         return {"type": self.type, "codec": self.codec}
 
     def check_whole(self, values: Any) -> None:
-        """Refuse input that is not one value per sample, before samples are counted."""
+        """Refuse input that is not one value per sample. Called before samples are counted."""
 
     def rows(self, values: Any) -> Any:
         """Return all values as a container that can be sliced."""
@@ -49,7 +49,7 @@ class ColumnType:
 
     @classmethod
     def form_of(cls, spec: Mapping[str, Any]) -> str:
-        """Return the column's form in batches, for collating: "fixed" for arrays, "ragged", or the type name. `spec` is a result of the
+        """Return the form that batches use for the column: "fixed" for arrays, "ragged", or the type name. `spec` was returned by the
         method `spec`.
         """
         return cls.type
@@ -61,7 +61,7 @@ class ColumnType:
         return pa.large_binary()
 
     def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
-        """Convert values that were read in the "flat" form. `words` is the result of the method `words` as an Arrow array."""
+        """Convert values that were read in the "flat" form. `words` contains the result of the method `words` as an Arrow array."""
         from penstock.values import to_arrow
 
         return to_arrow.flat(values, self.arrow_type())

@@ -18,7 +18,8 @@ class Image(ColumnType):
     """A still JPEG, PNG or WebP image, stored bit for bit. The pixels of arrays and Pillow images are stored as PNG, without EXIF
     data such as the orientation.
 
-    Shapes: reads as (H, W, C) uint8 or uint16, where C is 1, 3 or 4, as stored. `exif_orientation=False` ignores the EXIF orientation.
+    Shapes: reads as (H, W, C) uint8 or uint16, where C is the stored number of channels: 1, 3 or 4. With `exif_orientation=False`,
+    the EXIF orientation is ignored.
     `mode` is the mode that loaders return: "RGB" (alpha composited onto white), "L" (grey, by ITU-R 601), "RGBA", "I;16" (16-bit grey;
     8-bit values are multiplied by 257) or "stored". Loaders refuse images with 16 bits per channel in an 8-bit mode, and colour images
     in "I;16".

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _has_keys_of_one_name(value: Any) -> bool:
-    """Return whether any dict has keys such as 1 and "1", of which JSON would keep only one.
+    """Return whether any dict has keys such as 1 and "1", which JSON would merge into one.
 
     >>> _has_keys_of_one_name([{1: "a", "1": "b"}]), _has_keys_of_one_name({1: "a", "2": {}})
     (True, False)

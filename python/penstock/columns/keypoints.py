@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Keypoints(ColumnType):
     """Keypoints of the objects in an image. Shapes: (N, points, dimensions) float32 for any N. `points=None` allows any number of points.
 
-    `dimensions` is 2, 3 or 4. `of` names the image column in whose pixels the first two coordinates are measured.
+    `dimensions` is 2, 3 or 4. The first two coordinates are in pixels of the image column that `of` names.
     """
 
     points: int | None = None

@@ -1,4 +1,4 @@
-"""Label columns, whose names come from a closed list."""
+"""Label columns, which store names from a closed list."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Tensor(ColumnType):
     Shapes: if all dimensions are fixed, batches are (N, *shape) arrays; otherwise they are `Ragged`. No fixed dimension may be 0.
     Samples of 8 MiB or more are stored as tiles of about 64 KiB, so `ds["volume"][7, 0:64, 10:20]` reads little more than it
     returns. `tile`, with one length per dimension, sets the tile shape for samples of any size. A large sample may be any object that has
-    a shape and a dtype and can be read in parts (np.memmap, h5py, Zarr, TensorStore). Such a sample is never held in memory as a whole.
+    a shape and a dtype and can be read in parts (np.memmap, h5py, Zarr, TensorStore). Such a sample is never fully loaded into memory.
 
     >>> Tensor((None, 4), "float32").shape
     (None, 4)
@@ -78,7 +78,7 @@ class Tensor(ColumnType):
         return "ragged" if None in spec["shape"] else "fixed"
 
     def _sizes(self) -> list[int] | None:
-        """Return the shape, or None if a dimension is free."""
+        """Return the shape, or None if any dimension is free."""
         sizes = [size for size in self.shape if size is not None]
         return sizes if len(sizes) == len(self.shape) else None
 

@@ -1,6 +1,6 @@
 """Importers: stream files, folders or iterables into one commit, in bounded memory.
 
-One file per format. Each has `open_source(source, options)`, which returns a `Source`: a schema and chunks of rows. `run` does the rest.
+Each format has a file with `open_source(source, options)`, which returns a `Source`: a schema and chunks of rows. `run` does the rest.
 
 >>> import penstock as ps, pathlib, tempfile
 >>> folder = pathlib.Path(tempfile.mkdtemp())

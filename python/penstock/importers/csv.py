@@ -42,7 +42,7 @@ NULLS = ["", "NA", "NaN", "nan", "null", "NULL", "None"]
 
 @dataclasses.dataclass(frozen=True)
 class CsvOptions(TextOptions):
-    """Options for CSV. An empty `quote` means that nothing is quoted. Without a `header`, columns are named f0, f1, …"""
+    """Options for CSV. An empty `quote` means that quotes have no special meaning. Without a `header`, columns are named f0, f1, …"""
 
     delimiter: str | None = None
     quote: str = '"'
@@ -50,7 +50,7 @@ class CsvOptions(TextOptions):
 
 
 def open_source(path: pathlib.Path, options: CsvOptions) -> Source:
-    """Open the file; `.gz`, `.bz2` and `.zst` are decompressed while reading."""
+    """Open the file. `.gz`, `.bz2` and `.zst` files are decompressed while reading."""
     if path.stat().st_size == 0:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")
     import_pandas()
@@ -79,7 +79,7 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> Source:
         )
         closed = False
         refused: list[Refusal] = []
-        gone: list[int] = []  # Numbers of the rows that Arrow refused, in the next batch or later.
+        gone: list[int] = []  # Numbers of the rows that Arrow refused in the next batch or later batches.
         open_row: int | None = None  # The refused row that contains `end`: its quote is never closed.
 
         def refuse(row: Any) -> None:
@@ -122,8 +122,8 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> Source:
 class _Pieces:
     """A file with an extra line at its end, read in pieces that never end with a CR.
 
-    If a piece ended with a CR, Arrow would drop an LF at the start of the next piece, even within quotes. `skip_blank` skips empty lines
-    at the start of the file.
+    If a piece ended with a CR, Arrow would drop an LF at the start of the next piece, even within quotes. If `skip_blank` is true, empty
+    lines at the start of the file are skipped.
     """
 
     def __init__(self, raw: Any, end: str, skip_blank: bool) -> None:
@@ -166,13 +166,13 @@ class _Reading:
     """
 
     under_way: weakref.WeakSet[_Reading] = weakref.WeakSet()
-    functions: weakref.WeakSet[Callable[[Any], str]] = weakref.WeakSet()  # The handlers that Arrow still holds.
+    functions: weakref.WeakSet[Callable[[Any], str]] = weakref.WeakSet()  # The handlers that Arrow still references.
     ending = False
 
     def __init__(
         self, path: pathlib.Path, options: CsvOptions, text_columns: list[str] | None, refuse: Callable[[Any], None], end: str = ""
     ) -> None:
-        """Open the file, with inferred types or with `text_columns` as raw bytes. `end` is read as its last line."""
+        """Open the file. Reads `text_columns` as raw bytes and infers the types of other columns. `end` is read as an extra last line."""
         # In a file with one column, each empty line after the header is a null. In any other file, empty lines are ignored.
         one_column = text_columns is not None and len(text_columns) == 1
         file = recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path)
@@ -218,10 +218,10 @@ class _Reading:
         return self._stream.schema
 
     def next(self, first: int = 0) -> pa.RecordBatch | None:
-        """Return the rows of the next block, or None at the end of the file. The first of these rows has the number `first` in the
+        """Return the rows of the next block, or None at the end of the file. `first` is the number of the block's first row in the
         file.
         """
-        stream = self._stream  # Read before the check: `_release` sets `ending`, then removes the stream.
+        stream = self._stream  # Read this before the check, because `_release` sets `ending` and then removes the stream.
         self._check_ending()
         try:
             return stream.read_next_batch()
@@ -238,13 +238,13 @@ os.register_at_fork(after_in_child=_Reading.functions.clear)  # A forked child d
 
 @atexit.register
 def _release() -> None:
-    """Wait up to 10 s until no Arrow thread holds any of our handlers."""
+    """Wait up to 10 s for all Arrow threads to release our handlers."""
     _Reading.ending = True
     for reading in list(_Reading.under_way):
         reading._stream = None
     end = time.monotonic() + 10
     while _Reading.functions and time.monotonic() < end:
-        time.sleep(0.001)  # Arrow does not report when its threads are done.
+        time.sleep(0.001)  # Arrow does not signal when its threads are done.
 
 
 def _names(path: pathlib.Path, schema: pa.Schema, options: CsvOptions) -> list[str]:
@@ -265,10 +265,10 @@ def _infer(kind: pa.DataType, name: str) -> ColumnType:
 
 
 def _no_numbers(path: pathlib.Path, options: CsvOptions, inferred: pa.Schema) -> Iterator[tuple[str, ColumnType]]:
-    """Find the columns that Arrow infers to be numbers but that would lose information as numbers.
+    """Find the columns that would lose information as numbers, although Arrow infers a number type for them.
 
     As floats, different whole numbers beyond int64 could become equal. Words such as `00501` and `0x7f` would lose their original spelling.
-    `_converted` refuses such words after the first block.
+    After the first block, `_converted` refuses such words.
     """
     names = [name for name in inferred.names if tables.is_number(inferred.field(name).type) and name not in options.types]
     first = _Reading(path, options, inferred.names, lambda _: None).next() if names else None
@@ -293,7 +293,7 @@ _HEXADECIMAL = "^[+-]?0[xX]"
 
 
 def _begins_with_zero(texts: pa.Array) -> pa.Array:
-    """Return which texts of several characters begin with a zero, signed or not. A regular expression would be eight times slower."""
+    """Return a mask of texts with several characters that begin with a zero, signed or not. Eight times faster than a regex."""
     zero = reduce(compute.or_, (compute.starts_with(texts, start) for start in ("0", "+0", "-0")))
     return compute.and_(zero, compute.greater(compute.binary_length(texts), 1))
 
@@ -315,14 +315,14 @@ def _name(path: pathlib.Path, number: Callable[[int], int], row: int) -> str:
 
 
 def _is_plain(kind: ColumnType) -> bool:
-    """Return whether a CSV column can have this type, that is, whether its values can be written as text."""
+    """Return whether a CSV column can have this type, that is, whether its values can be represented as text."""
     return isinstance(kind, Text | Category | Label | Json | Bytes) or (isinstance(kind, Scalar) and not kind.dtype.startswith("complex"))
 
 
 def _chunk(
     batch: pa.RecordBatch, kinds: dict[str, ColumnType], given: Collection[str], name: Callable[[int], str], refused: list[Refusal]
 ) -> Chunk:
-    """Convert a batch. If a type was inferred, a value that would lose its original spelling is refused."""
+    """Convert a batch. In columns with an inferred type, values that would lose their original spelling are refused."""
     columns: dict[str, Any] = {}
     problems: list[tuple[int, str, Refusal]] = []
     for column, kind in kinds.items():
@@ -344,7 +344,7 @@ def _chunk(
 
 
 def _texts(values: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Decode bytes to text. Also returns the rows that are not UTF-8, whose text is null."""
+    """Decode bytes to text. Values that are not UTF-8 become null, and their rows are also returned."""
     try:
         return values.cast(pa.string()), []
     except pa.ArrowInvalid:
@@ -382,7 +382,7 @@ def _converted(texts: pa.Array, kind: Scalar, is_given: bool) -> tuple[pa.Array,
     texts = _nulled(compute.utf8_trim_whitespace(texts))
     if kind.dtype == "timestamp":
         return tables.timestamps(texts)
-    # All floats are read as float64: appending refuses values that a smaller type cannot represent.
+    # All floats are read as float64. Later, appending refuses values that a smaller type cannot represent.
     floats = "float" in kind.dtype
     wanted = pa.float64() if floats else kind.arrow_type()
     bad: list[int] = []

@@ -10,7 +10,7 @@ from penstock.errors import InvalidInputError
 
 
 def recoded(raw: Any, encoding: str, path: pathlib.Path) -> Any:
-    """Return the file itself if it is UTF-8, and otherwise a file that converts it to UTF-8 while reading."""
+    """Return the file itself if it is UTF-8, or else a file-like object that converts it to UTF-8 while reading."""
     try:
         name = codecs.lookup(encoding).name
         codecs.getincrementaldecoder(encoding)

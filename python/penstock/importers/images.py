@@ -1,6 +1,6 @@
 """A folder of images: every image is a sample, and its parent folder is its class.
 
-A file counts as an image because of its first bytes or its suffix. Files of other kinds (README.md, a manifest) are left out and
+A file counts as an image if its first bytes or its suffix say so. Files of other kinds (README.md, a manifest) are left out and
 counted. An image that is damaged, or in an unsupported format, is refused and reported, because the user may expect it in the dataset.
 """
 
@@ -23,7 +23,7 @@ from penstock.errors import InvalidInputError
 from penstock.importers.source import Chunk, FolderOptions, Refusal, Source
 from penstock.values.checks import is_utf8
 
-# Limits for a chunk of files, which is held in memory. The last file of a chunk may exceed the byte limit.
+# Limits for a chunk of files, which is held in memory. The last file of a chunk may take it over the byte limit.
 FILES_AT_ONCE = 256
 CHUNK_BYTES = 16 << 20
 # Photographs are smaller than this, and each file must fit in memory.
@@ -36,7 +36,7 @@ def open_source(folder: pathlib.Path, options: FolderOptions) -> Source:
         raise InvalidInputError(f"cannot import `{folder}` as images: it is not a folder")
     files: list[pathlib.Path] = []
     left_out: list[pathlib.Path] = []
-    # An `include` such as "*.dat" declares such files to be images, whatever their first bytes are. "train/*" only says where images are.
+    # An `include` such as "*.dat" declares such files to be images, regardless of their first bytes. "train/*" only says where images are.
     endings = [pattern for pattern in options.include if (ending := pathlib.PurePosixPath(pattern).suffix) and not set(ending) & set("*?[")]
     said = dataclasses.replace(options, include=endings)
     for file in sorted(_walk(folder)):
@@ -93,7 +93,7 @@ _BEGINNINGS = (
 
 
 def begins_as_image(head: bytes) -> bool:
-    """Return whether these are the first bytes of an image, whether or not its format is supported.
+    """Return whether these are the first bytes of an image, even in a format that is not supported.
 
     >>> begins_as_image(b"GIF89a"), begins_as_image(b"# Read me")
     (True, False)
@@ -111,7 +111,7 @@ def _head(file: pathlib.Path) -> bytes:
 
 
 def _classes(folder: pathlib.Path, files: list[pathlib.Path], accepted: bool) -> list[str]:
-    """List the classes: folders that contain an image. If `accepted` is true, only images that the import accepts count."""
+    """List the classes: folders that contain an image. If `accepted` is true, counts only images that the import accepts."""
     found: set[str] = set()
     for file in files:
         name = _class_of(folder, file)
@@ -162,7 +162,7 @@ def _walk(folder: pathlib.Path, within: tuple[str, ...] = ()) -> Iterator[pathli
 
 
 def _class_of(folder: pathlib.Path, file: pathlib.Path) -> str | None:
-    """Return the class of a file, or None for a file directly in the folder."""
+    """Return the class of a file, or None if the file is directly in the folder."""
     parent = file.parent
     return None if parent == folder else _shown(parent.relative_to(folder).as_posix())
 

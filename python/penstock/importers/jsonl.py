@@ -29,14 +29,14 @@ from penstock.importers.encoding import recoded
 from penstock.importers.source import Chunk, Source, TextOptions, ahead, import_pandas, parse_json
 from penstock.values.to_arrow import element_type
 
-# A longer line means that the file has another format.
+# If a line is longer than this, the file is not JSON lines.
 LONGEST_LINE_BYTES = 256 << 20
-# Threads that parse blocks while earlier blocks are stored.
+# Number of threads that parse blocks while earlier blocks are stored.
 THREADS = min(4, os.cpu_count() or 1)
 
 
 def open_source(path: pathlib.Path, options: TextOptions) -> Source:
-    """Open the file; `.gz`, `.bz2` and `.zst` are decompressed while reading."""
+    """Open the file. `.gz`, `.bz2` and `.zst` files are decompressed while reading."""
     if path.stat().st_size == 0:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")
     import_pandas()
@@ -131,7 +131,7 @@ def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
         if isinstance(kind, Text | Category | Label):
             fields.append(pa.field(name, pa.string()))
         elif isinstance(kind, Scalar) and kind.dtype in ("bool", "int8", "int16", "int32", "int64", "float32", "float64"):
-            # float32 is read as float64: appending refuses values that float32 cannot represent.
+            # float32 is read as float64. Later, appending refuses values that float32 cannot represent.
             fields.append(pa.field(name, pa.float64() if kind.dtype == "float32" else element_type(kind.dtype)))
         else:
             return None

@@ -1,4 +1,4 @@
-"""Reads Parquet and Arrow IPC/Feather batch by batch with pyarrow, from one file or a folder of files."""
+"""Reads Parquet and Arrow IPC/Feather files batch by batch with pyarrow, from one file or a folder of files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.importers.source import Chunk, FolderOptions, Refusal, Source, ahe
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 ROWS_AT_ONCE = 65_536
-# How many rows are decoded at a time. A file stores a repeated value once, so the size of rows is known only after decoding. Each batch
+# How many rows are decoded at a time. A file stores repeated values only once, so row sizes are known only after decoding. Each batch
 # contains whole dictionaries, so files with dictionaries are decoded in larger batches.
 ROWS_DECODED, ROWS_DECODED_WITH_DICTIONARIES = 1024, 8192
 CHUNK_BYTES, JOINED_BYTES = 16 << 20, 4 << 20
@@ -109,13 +109,13 @@ def _counts(kind: pa.DataType) -> bool:
 
 
 def _files(folder: pathlib.Path, options: FolderOptions) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-    """List the files in a folder, ordered by name: the files to import and the files left out."""
+    """List the files in a folder, ordered by name. Returns the files to import and the files left out."""
     files: list[pathlib.Path] = []
     left_out: list[pathlib.Path] = []
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
         place = file.relative_to(folder)
         hidden = any(part.startswith((".", "_")) for part in place.parts)
-        # With `include`, the user says which files are tables: a selected file that is not a table is refused later.
+        # With `include`, the user says which files are tables. A selected file that is not a table is refused later.
         a_table = bool(options.include) or file.suffix.lower() in SUFFIXES or _is_parquet(file) or _is_ipc_file(file)
         (files if options.selects(place.as_posix()) and not hidden and a_table else left_out).append(file)
     parted = next((part for file in files for part in file.relative_to(folder).parts[:-1] if "=" in part), None)
@@ -195,7 +195,7 @@ def _parquet(file: pathlib.Path) -> pq.ParquetFile:
 
 
 def _row_groups(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
-    """Read one row group at a time: otherwise, pyarrow would read several ahead and keep them in memory."""
+    """Read one row group at a time. Otherwise, pyarrow would read several groups ahead and keep them in memory."""
     opened = _parquet(file)
     dictionaries = any(pa.types.is_dictionary(kind) for kind in opened.schema_arrow.types)
     most = ROWS_DECODED_WITH_DICTIONARIES if dictionaries else ROWS_DECODED
@@ -221,7 +221,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _one(held: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Join the batches in a list, and empty the list."""
+    """Join the batches in a list and empty the list."""
     joined = held[0] if len(held) == 1 else pa.concat_batches(held)
     held.clear()
     return joined

@@ -74,7 +74,7 @@ def kinds_of(head: list[Any], options: Options) -> dict[str, ColumnType]:
 
 
 def chunks_of(rows: Iterable[Any], kinds: Mapping[str, ColumnType], first: int, name: Callable[[int], str]) -> Iterator[tuple[Chunk, int]]:
-    """Group rows into chunks. The first row has the number `first`. Yields each chunk with the number of rows up to its end."""
+    """Group rows into chunks. The first row has the number `first`. Yields each chunk with the row number at which it ends."""
     group: list[Any] = []
     size = 0
     for row in rows:

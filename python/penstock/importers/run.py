@@ -1,4 +1,4 @@
-"""`import_data`: imports a source as one commit, and reports every refused item."""
+"""`import_data`: imports a source as one commit and reports every refused item."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FILES_TO_DETECT = 1000
 
 @dataclasses.dataclass
 class Report:
-    """The result of an import: the number of samples in the commit, and every refused item. Together they are the items offered.
+    """The result of an import: the number of samples in the commit, and every refused item. Together they account for every item offered.
 
     With `on_error="null"`, an item with a refused value still becomes a sample, with a null in that column. `left_out` lists the files in a
     folder that were not offered: files of other kinds, such as README.md, and files not selected by include and exclude.
@@ -100,14 +100,14 @@ def import_data(
 ) -> Report:
     """Import a folder of images, CSV/TSV, JSON lines, Parquet/Arrow, or any iterable of dicts, as one commit.
 
-    The destination is created, or appended to if it is a dataset with these columns. `types` maps column names to types; other types are
-    inferred. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
+    Appends if the destination is a dataset with these columns, and otherwise creates it. `types` maps column names to types; other types
+    are inferred. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
     `progress(done, total, unit)` is called after each chunk. `options`: encoding (CSV and JSON lines); delimiter, quote and header (CSV);
     include and exclude, lists of patterns such as "*.jpg" or "train/*" that select files in a folder.
 
-    Memory: the budget, plus data parsed ahead: up to 250 MiB, or a few times the largest line or Arrow record batch.
-    Raises: InvalidInputError (also for a damaged image, media-undecodable), NotFoundError (source-not-found), UnsupportedError
-    (unsupported-format), CorruptError (a damaged file: object-malformed).
+    Memory: the budget, plus data parsed ahead (up to 250 MiB, or a few times the largest line or Arrow record batch).
+    Raises: InvalidInputError (also media-undecodable, for a damaged image), NotFoundError (source-not-found), UnsupportedError
+    (unsupported-format), CorruptError (object-malformed, for a damaged file).
     """
     if on_error not in ("raise", "skip", "null"):
         raise InvalidInputError(f"on_error={on_error!r}, expected raise, skip or null")
@@ -203,7 +203,7 @@ def _destination(dataset: Dataset | None, uri: str | os.PathLike[str], schema: d
 
 
 def _missing(destination: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """List the folders that must be created for a dataset, starting with the dataset's own folder."""
+    """List the folders that must be created for a dataset, innermost first."""
     path = pathlib.Path(destination).absolute()
     return list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
 
@@ -229,7 +229,7 @@ class _undo:
                 what = f"the empty dataset `{self.left}` remains: import the same columns again, or choose another destination"
                 error.hint = f"{error.hint}; {what}" if error.hint else what
             return
-        # Rename it first: a concurrent commit then fails, instead of being acknowledged and lost.
+        # Rename the folder first, so that a concurrent commit fails instead of being acknowledged and then lost.
         aside = self.root.with_name(f".{self.root.name}.failed-import-{os.getpid()}")
         with contextlib.suppress(OSError):
             self.root.rename(aside)
@@ -252,7 +252,7 @@ def _as_error(refusal: Refusal, column: str | None = None) -> Error:
 
 
 class _Appender:
-    """Appends the good rows of chunks, and finds the bad rows by appending smaller and smaller parts."""
+    """Appends the good rows of chunks. Finds the bad rows by appending smaller and smaller parts."""
 
     def __init__(
         self, transaction: Transaction, kinds: Mapping[str, ColumnType], validate: str, on_error: str, refused: list[Refusal]
@@ -260,7 +260,7 @@ class _Appender:
         self.transaction, self.kinds, self.validate, self.on_error, self.refused = transaction, kinds, validate, on_error, refused
 
     def append(self, chunk: Chunk) -> int:
-        """Append a chunk, and return the number of samples."""
+        """Append a chunk and return the number of samples appended."""
         columns = {name: container(values) for name, values in chunk.columns.items()}
         bad: dict[str, set[int]] = {}
         for row, column, refusal in self._problems(columns, chunk):
@@ -278,10 +278,10 @@ class _Appender:
     def _problems(self, columns: dict[str, Any], chunk: Chunk) -> list[tuple[int, str, Refusal]]:
         """Collect the values that the source refused, numbers in category columns, and media that cannot be decoded.
 
-        Returns one reason per row, or one per value with `on_error="null"`. Reads each media file once: afterwards, `columns` contains
+        Returns one reason per row, or one per value with `on_error="null"`. Reads each media file once. Afterwards, `columns` contains
         its bytes.
         """
-        each = self.on_error == "null"  # If true, every value is reported; otherwise, one reason per row is enough.
+        each = self.on_error == "null"  # If true, every bad value is reported; otherwise, one reason per row is enough.
         found = {(row, column if each else ""): (row, column, refusal) for row, column, refusal in reversed(chunk.problems)}
         for name, values in list(columns.items()):
             kind = self.kinds[name]
@@ -348,7 +348,7 @@ _NO_FAULT_OF_A_ROW = ("no-space", "storage-failed", "read-only", "permission-den
 
 
 def _body(value: Any) -> bytes | None:
-    """Return encoded media that can be checked before appending, or None. An unreadable file also returns None, and is refused later."""
+    """Return encoded media that can be checked before appending, or None. Also returns None for an unreadable file, refused later."""
     if isinstance(value, os.PathLike):
         with contextlib.suppress(OSError):
             return pathlib.Path(value).read_bytes()
@@ -357,7 +357,7 @@ def _body(value: Any) -> bytes | None:
 
 
 def _numbers(values: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the whole numbers among values, with their rows."""
+    """Yield each whole number among the values, with its row."""
     if is_arrow(values) and not pa.types.is_integer(tables.storage(values.type)):
         return
     for row, value in enumerate(values.to_pylist() if is_arrow(values) else values):

@@ -22,14 +22,14 @@ Result = TypeVar("Result")
 def import_pandas() -> None:
     """Import pandas, if it is installed, before pyarrow does.
 
-    pyarrow imports pandas when it first converts an array to NumPy, and ignores any exception. A Ctrl-C at that moment would be lost.
+    pyarrow imports pandas when it first converts an array to NumPy, and ignores any exception. A Ctrl-C during that import would be lost.
     """
     with contextlib.suppress(Exception):
         importlib.import_module("pandas")
 
 
 def ahead(tasks: Iterable[Callable[[], Result]], threads: int) -> Iterator[Result]:
-    """Run tasks in threads ahead of the consumer, `threads` at a time. At most `threads + 1` results wait. Yields the results in order."""
+    """Run tasks in threads, `threads` at a time, and yield the results in order. Up to `threads + 1` results are computed ahead."""
     with ThreadPoolExecutor(threads, "penstock-import") as pool:
         waiting: collections.deque[Future[Result]] = collections.deque()
         try:
@@ -57,7 +57,7 @@ def _submitted(pool: ThreadPoolExecutor, task: Callable[[], Result]) -> Future[R
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options that all importers have. Importers with more options define a subclass.
+    """Options that all importers share. Importers with more options define a subclass.
 
     `defaults` are the column types of an existing destination. They apply to source columns that `types` does not name.
     """
@@ -113,12 +113,12 @@ class Refusal:
 
     @classmethod
     def of_value(cls, path: str, column: str, why: str) -> Refusal:
-        """Return a refusal of a value that does not fit its column."""
+        """Build the refusal for a value that does not fit its column."""
         return cls(path, "invalid-value", f"cannot append to column `{column}`: {why}")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON. Refuses text that would lose information as Python values.
+    """Parse JSON. Refuses text that would lose information when converted to Python values.
 
     Raises: ValueError, RecursionError.
     """

@@ -87,7 +87,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def _no_json(kind: pa.DataType) -> str | None:
-    """Name the values within an Arrow type that JSON cannot represent. Returns None if JSON can represent all of them."""
+    """Name the values within an Arrow type that JSON cannot represent. Returns None if JSON can represent all values."""
     if _is_binary(kind):
         return "binary values"
     if pa.types.is_time64(kind) and kind.unit == "ns":  # Python's times of day have microsecond precision.
@@ -150,7 +150,7 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
 
 def microseconds(times: pa.Array) -> pa.Array:
     """Convert timestamps and dates to microseconds since 1970. Rounds nanoseconds down, as NumPy does; refuses values that overflow."""
-    if pa.types.is_timestamp(times.type) and times.type.unit == "ns":  # Arrow rounds in local time, in which some times occur twice.
+    if pa.types.is_timestamp(times.type) and times.type.unit == "ns":  # Arrow rounds in local time, where some times occur twice.
         counts = times.cast(pa.int64())
         return pa.array(np.asarray(counts.fill_null(0)) // 1000, mask=np.asarray(counts.is_null()))
     try:
@@ -183,7 +183,7 @@ def _times(texts: pa.Array) -> pa.Array | None:
 
 
 def unlike(path: str, column: str, text: pa.StringScalar, kind: Scalar) -> Refusal:
-    """Return a refusal of text that does not match the column's type."""
+    """Build the refusal for text that does not match the column's type."""
     return Refusal.of_value(path, column, f"{text.as_py()[:80]!r}, expected {kind.dtype}")
 
 
@@ -206,7 +206,7 @@ def decoded(array: pa.Array) -> pa.Array:
     return array.cast(wanted[array.type]) if array.type in wanted else array
 
 
-# A float of each width represents whole numbers of up to this many bits exactly.
+# The number of bits of the whole numbers that a float of each width can represent exactly.
 _WHOLE_BITS = {16: 11, 32: 24, 64: 53}
 
 
@@ -247,7 +247,7 @@ def _is_signed(kind: pa.DataType) -> bool:
 
 
 def media(array: pa.StructArray) -> tuple[pa.Array, list[tuple[int, str]]]:
-    """Return the media bytes, and the rows that contain only a path, each with the reason. The file at that path may be on another
+    """Return the media bytes, and the rows that contain only a path, each with the reason. The path may refer to a file on another
     machine.
     """
     bodies, paths = decoded(compute.struct_field(array, "bytes")), compute.struct_field(array, "path")

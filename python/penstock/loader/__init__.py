@@ -1,4 +1,4 @@
-"""The loader: training batches of a view or a mixture. Start at `loader.py`."""
+"""The loader: training batches from a view or a mixture. Start reading at `loader.py`."""
 
 from penstock.loader.loader import Loader
 from penstock.loader.options import Options

@@ -35,7 +35,7 @@ IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 class Files(View):
     """Files as samples, with the columns `array` (NPY) or `image`, `path` (relative to the common folder) and `label` (the parent folder).
 
-    Supports `loader(…)` like a view; other reads need a dataset (`penstock import`). `labels` lists the label names in code order.
+    Supports `loader(…)` like a view; other reads require a dataset (`penstock import`). `labels` lists the label names in code order.
     Files must not change while they are read. Only their lengths are verified, so damage is found only if decoding fails.
     """
 
@@ -100,7 +100,7 @@ class Files(View):
         return dict(self._files.counters()) if self._files else {}
 
     def _unsupported(self, *_: Any, **__: Any) -> Any:
-        """Refuse all reads except through a loader."""
+        """Refuse all reads other than through a loader."""
         raise UnsupportedError(
             "files in place can be read only by loaders", code="unsupported-format", hint="`penstock import` makes a dataset from them"
         )
@@ -112,11 +112,11 @@ class Files(View):
 
 
 def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
-    """Find files to load in place: `.npy` files of one dtype and rank, or JPEG, PNG and WebP images. In the glob, `**` matches nested folders.
+    """Find files to load in place: `.npy` files of the same dtype and rank, or JPEG, PNG and WebP images. `**` matches nested folders.
 
     `io`: "direct" bypasses the page cache (io_uring, O_DIRECT) and "buffered" uses plain reads; by default, large files are mapped.
     A loader state depends on the file sizes and the names relative to the common folder, so it also works for a copy elsewhere.
-    Cost: one stat per file, and for NPY files also a read of the header.
+    Cost: one stat per file and, for NPY files, one read of the header.
 
     >>> import numpy as np, pathlib, tempfile, penstock as ps
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -150,7 +150,7 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
 
 
 def _refused(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> tuple[str, str] | None:
-    """Return why such arrays cannot be loaded, and the remedy, or None if they can be loaded."""
+    """Return why such arrays cannot be loaded and how to fix them, or None if they can be loaded."""
     if fortran and len(shape) > 1:
         return "it is in Fortran order", "np.save(path, np.ascontiguousarray(a))"
     if dtype.hasobject:

@@ -1,5 +1,5 @@
-"""`Loader`: batches of a view, in an order that does not depend on the number of ranks and threads, resumable at any step. Views and
-mixtures create it with their method `loader`.
+"""`Loader`: batches of a view, in an order that does not depend on the number of ranks and threads, resumable at any step. The method
+`loader` of views and mixtures creates it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.loader.workers import Pool
 
 STATE_FORMAT = 1
-# Version of the permutations, window orders and mixtures; crates/loader/tests/golden freezes their results.
+# Version of the permutations, window orders and mixtures. Their results are frozen in crates/loader/tests/golden.
 PERMUTATION = 2
 
 
@@ -71,8 +71,8 @@ class Loader:
         )
         self._read_before = self.recipe.counted()
         self._core = self.recipe.open((0, 0))
-        # Epoch and draw at which step 0 begins; the next step to deliver, counted from there; and whether the next iteration resumes at
-        # that step. If not, it begins the next epoch.
+        # The epoch and draw at which step 0 begins; the next step to deliver, counted from step 0; and whether the next iteration resumes
+        # at that step. If not, it begins the next epoch.
         self._base, self._step, self._resumes = (0, 0), 0, True
         schema, results = first.schema, self._core.results()
         self._images = frozenset(name for name, _, _, image in results if image)
@@ -109,7 +109,7 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of one epoch: the rest of the epoch in which the loaded state was taken, or else the next epoch.
 
-        With a shuffle, the loader makes the first batches of the following epoch while this one is ending; `stream(1)` does not.
+        With a shuffle, the loader prepares the first batches of the following epoch while this one is ending; `stream(1)` does not.
         After an early break, the next iteration begins the next epoch. Batches made ahead are kept until then, or until `close()`.
         """
         return self._iterate(1, beyond=self.options.shuffle is not False)
@@ -170,9 +170,9 @@ class Loader:
                 self._end()
 
     def _passes_what_is_left(self) -> bool:
-        """Skip the rest of an epoch if the loaded state leaves no batch in it, and return whether it was skipped.
+        """Skip the rest of the epoch if the loaded state leaves no batch in it, and return whether it was skipped.
 
-        A skipped rest counts as an epoch without batches.
+        The skipped part counts as an epoch without batches.
         """
         epoch, draw = self._base
         if self._step or not draw or self._core.first_steps:
@@ -208,7 +208,7 @@ class Loader:
         if given is None:
             raise ClosedError("this loader was closed during iteration", code="loader-closed")
         batch = self._as_output(given[0] if self._pool is not None else self._staged(self._core, *given))
-        # Count the batch only when nothing can fail any more: a state must not skip an undelivered batch.
+        # Count the batch only when nothing more can fail, because a state must not skip an undelivered batch.
         self._step += 1
         self._totals.note_batch(given[1])
         return batch
@@ -248,9 +248,9 @@ class Loader:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state: the same samples in the same order, whatever the ranks, threads and budgets.
+        """Resume from a state: the same samples in the same order, regardless of the ranks, threads and budgets.
 
-        The state's snapshot, seed and order replace this loader's; this loader's options determine how batches are cut.
+        The state's snapshot, seed and order replace those of this loader. This loader's options determine how batches are cut.
         Cost: opens the state's snapshot if it differs. Raises: InvalidInputError for a different dataset or selection,
         NotFoundError if the snapshot no longer exists.
         """
@@ -290,7 +290,7 @@ class Loader:
             raise
 
     def batch_at(self, step: int) -> Batch:
-        """Make the batch for one step, counted from the start of epoch 0, without moving the loader. Use it to inspect a loss spike."""
+        """Make the batch for one step, counted from the start of epoch 0, without moving the loader. Useful for inspecting a loss spike."""
         base = self._core.begin_of_number(whole(step, "step", 0))
         if not len(self):
             raise InvalidInputError("the loader has no batches", code="invalid-argument")
@@ -324,10 +324,10 @@ class Loader:
         return {name: value for name, value in sums(here, self._totals.read, *pools).items() if value}
 
     def stats(self, step_seconds: float | None = None) -> dict[str, Any]:
-        """Return statistics since this loader was made. Python workers update theirs with each batch.
+        """Return statistics since this loader was made. Python workers report theirs with each batch.
 
         `seconds`: time from batch to batch. It includes your own work between batches, but not the time to start threads and workers.
-        `samples_per_second`, `bytes_per_second`: rates over `seconds`. `waiting_seconds`: time that you waited for batches; `stall`: its
+        `samples_per_second`, `bytes_per_second`: rates over `seconds`. `waiting_seconds`: time spent waiting for batches; `stall`: its
         share of `seconds`. `stages`: thread seconds by stage; `occupancy`: their share of the threads' total time. `function_seconds`:
         time in your callables, in all processes. `kept_bytes`: size of batches that you still hold. `peak_bytes`: the most memory used and
         reserved for batches made ahead and for windows. `read`: storage operations. `refused`: damaged samples. `accelerator_utilisation`,
@@ -341,7 +341,7 @@ class Loader:
         return {**self._totals.stats(counts, functions, processes, threads, step_seconds), "read": self._read()}
 
     def explain(self) -> str:
-        """Describe what an epoch costs and how well it is shuffled. Cost: reads the manifest and some data-file tails."""
+        """Describe the cost of an epoch and how well it is shuffled. Cost: reads the manifest and some data-file tails."""
         return "\n".join(f"{what:<16}{text}" for what, text in explained(self).items())
 
     def ceiling(self) -> Iterator[Batch]:
@@ -354,7 +354,7 @@ class Loader:
             yield batch
 
     def close(self) -> None:
-        """Stop all threads and workers of this loader. It can be iterated again afterwards, and repeated calls are harmless."""
+        """Stop all threads and workers of this loader. The loader can be iterated again afterwards. Repeated calls are harmless."""
         self._turns.end()
         self._end()
 

@@ -17,7 +17,7 @@ from penstock.view import View
 
 
 def shares_of(weights: Mapping[str, float]) -> list[int]:
-    """Return weights as whole numbers: unchanged if all are whole, else as parts of 2^52.
+    """Return weights as whole numbers: unchanged if all are whole, or else as shares of 2^52.
 
     >>> shares_of({"a": 3.0, "b": 1.0}), sum(shares_of({"a": 0.1, "b": 0.7}))
     ([3, 1], 4503599627370496)

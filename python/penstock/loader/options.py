@@ -1,4 +1,4 @@
-"""The options of a loader, as `View.loader` accepts them. They are checked before anything is read."""
+"""The options that `View.loader` accepts. They are checked before anything is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXTRAS = ("_row_id", "_position", "_step", "_valid", "_source")
 
 @dataclasses.dataclass(kw_only=True)
 class Options:
-    """The options of a loader, as in `View.loader`. Missing ranks come from the environment, and missing budgets from
+    """The options of a loader, as in `View.loader`. Missing ranks are taken from the environment, and missing budgets from
     `ps.configure`.
     """
 
@@ -81,7 +81,7 @@ class Options:
             self.columns = listed
 
     def results(self, available: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-        """Return a dict of result names to column names, and the extra columns, for views with these columns."""
+        """Return a dict of result names to column names, and the extra columns, for a view with the columns `available`."""
         names = list(available) if self.columns is None else list(dict.fromkeys(self.columns))
         columns, extras = [name for name in names if name not in EXTRAS], [name for name in names if name in EXTRAS]
         outputs = {name: name for name in columns} if self.outputs is None else dict(self.outputs)

@@ -11,16 +11,16 @@ import numpy.typing as npt
 from penstock.errors import InvalidInputError
 from penstock.values.checks import whole
 
-# What a mixture can do after it has drawn all samples from a source.
+# What a mixture can do once it has drawn all samples from a source.
 EXHAUSTED = ("repeat", "stop", "raise")
 # The default number of lanes divides this number, so that many world sizes share the lanes evenly.
 LANES = 48
-# The kinds of orders, and the numeric fields of each.
+# The kinds of orders and the numeric fields of each.
 _ORDERS = {"sequential": (), "full": (), "window": ("run_samples", "window_samples", "lanes"), "replacement": ("samples",)}
 
 
 def checked_order(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the order of a state after checking that all its numbers are in range."""
+    """Return the order in a state after checking that all its numbers are in range."""
     kind = state["kind"]
     if kind not in _ORDERS or set(state) - {"kind", "weights", *_ORDERS[kind]}:
         raise InvalidInputError(f"this is not a loader state: its order is {dict(state)!r}", code="invalid-argument")
@@ -30,7 +30,7 @@ def checked_order(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_mix(state: Any, sources: int) -> dict[str, Any] | None:
-    """Return the mixture of a state after checking that all its numbers are in range."""
+    """Return the mixture in a state after checking that all its numbers are in range."""
     if state is None:
         return None
     if set(state) != {"shares", "epoch_samples", "exhausted"} or state["exhausted"] not in EXHAUSTED or len(state["shares"]) != sources:

@@ -12,8 +12,8 @@ from penstock.values.checks import whole
 
 
 def ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return the rank and world size: as given, or else from torch.distributed, torchrun's environment, or a single process, in this
-    order.
+    """Return the given rank and world size. Otherwise, take them from torch.distributed or torchrun's environment, or assume a single
+    process.
     """
     if (rank is None) != (world_size is None):
         raise InvalidInputError("expected both rank and world_size, or neither", code="invalid-argument")
@@ -32,8 +32,8 @@ def ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def agree(world_size: int, rank: int, digest: str, state: Mapping[str, Any]) -> None:
-    """Check that all ranks have the same digest, if torch.distributed connects them. The error names the differences between their
-    states.
+    """If torch.distributed connects the ranks, check that all of them have the same digest. The error names the differences between
+    their states.
     """
     distributed = sys.modules.get("torch.distributed")
     if (

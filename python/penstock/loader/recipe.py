@@ -17,13 +17,13 @@ from penstock.loader.source import Source
 from penstock.loader.stages import Stages
 from penstock.loader.totals import sums
 
-# Memory that fetching windows needs in addition to their contents: thread stacks, plans, and freed memory that the allocator keeps.
+# Memory needed to fetch windows, in addition to their contents: thread stacks, plans, and freed memory that the allocator keeps.
 FETCHING_BYTES = 24 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Sources with their orders, and the processing of their samples. Picklable if the functions of the stages are."""
+    """Sources with their orders, and how their samples are processed. Picklable if the functions of the stages are."""
 
     sources: list[Source]
     mix: dict[str, Any] | None
@@ -43,7 +43,7 @@ class Recipe:
         return self.numbers.python_workers if self.stages.has_functions else 0
 
     def open(self, base: tuple[int, int]) -> _core.Loader:
-        """Make the core of a loader whose step 0 begins at this epoch and draw. Raises InvalidInputError if its memory budget is too
+        """Create the core of a loader whose step 0 begins at this epoch and draw. Raises InvalidInputError if the memory budget is too
         small.
         """
         held, numbers = self.window_bytes(), self.numbers
@@ -72,7 +72,7 @@ class Recipe:
         views, files = [source.view._view for source in self.sources], [source.view._files for source in self.sources]
         core = _core.Loader(views, files, [source.weights for source in self.sources], _json(declared))
         workers = max(1, self.processes)  # Each worker holds its own windows.
-        batches = 2 * core.least_bytes  # The current batch and the one delivered before it.
+        batches = 2 * core.least_bytes  # The current batch and the previously delivered batch.
         need = workers * (held + batches + beside)
         if held and need > numbers.memory_bytes:
             raise InvalidInputError(
@@ -87,7 +87,7 @@ class Recipe:
     def _tail_bytes(self, source: Source) -> float:
         """Return the bytes of data-file tails per fetched sample; 0 if the tails that a batch needs are kept."""
         if source.window_runs:
-            return 0.0  # The window holds its tails.
+            return 0.0  # The window keeps the tails in memory.
         draws = self.numbers.global_batch_size // self.numbers.world_size
         need, _ = source.tail_bytes(draws)
         if need > self.numbers.memory_bytes:
@@ -100,7 +100,7 @@ class Recipe:
         return need / max(1, draws)
 
     def window_bytes(self) -> int:
-        """Return the maximum window bytes that this rank holds: those of its own lanes, or of all lanes in a mixture.
+        """Return the maximum size of the windows that this rank holds: those of its own lanes or, in a mixture, of all lanes.
 
         In a mixture, draws are divided differently, so a rank may draw from any lane.
         """

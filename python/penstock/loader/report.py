@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def explained(loader: Loader) -> dict[str, str]:
-    """Describe what an epoch costs and how well it is shuffled. Cost: reads the manifest and some data-file tails."""
+    """Describe the cost of an epoch and how well it is shuffled. Cost: reads the manifest and some data-file tails."""
     steps, draws = len(loader), loader._core.epoch_samples
     mean = [source.sample_bytes for source in loader.recipe.sources]
     total = (
@@ -38,10 +38,10 @@ def explained(loader: Loader) -> dict[str, str]:
             stored, decoded, block, spanned, _ = source.view._column_bytes(source.columns)
             if spanned <= kept:
                 # The cache can hold everything from the source's first block to its last. Each block is read once, in ranges that join
-                # neighbouring blocks, or in ranges as long as those of one batch if those are longer.
+                # neighbouring blocks, or in ranges as long as those of a batch if longer.
                 some, some_bytes = min(some, stored / max(gap, some_bytes / max(1.0, some)) + 1), min(some_bytes, stored)
             elif block:
-                # The cache holds some of the blocks. Draws hit it in proportion to that share, but each block is read at least once.
+                # The cache holds some of the blocks. The hit rate is proportional to their share, but each block is read at least once.
                 missed = max(0.0, 1 - 2 * kept / max(1, decoded))
                 blocks = len(source.columns) * decoded / block
                 some, some_bytes = max(some * missed, min(some, blocks)), max(some_bytes * missed, min(some_bytes, stored))
@@ -87,7 +87,7 @@ def explained(loader: Loader) -> dict[str, str]:
 
 
 def _sampled(loader: Loader, looked: list[int]) -> tuple[list[list[int]], float]:
-    """Return the requests and bytes of these steps by source, and how widely the steps draw compared with a full permutation."""
+    """Return the requests and bytes of these steps by source, and how widely they draw compared with a full permutation."""
     probe = loader.recipe.open((0, 0))
     asked_of = [[0, 0] for _ in loader.recipe.sources]  # Requests and bytes of the sampled batches, by source.
     distinct, full = [], []

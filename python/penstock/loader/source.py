@@ -24,7 +24,7 @@ class Source:
 
     name: str
     view: View
-    # The columns that are read.
+    # The columns to read.
     columns: Sequence[str]
     order: dict[str, Any]
     weights: _core.Weights | None = None
@@ -84,7 +84,7 @@ class Source:
 
     @property
     def sizes(self) -> tuple[float, float, float]:
-        """Bytes of a sample's columns: stored (snapshot mean), decoded (mean over the fragments that have them), and one block of each.
+        """Bytes per sample in these columns: stored (snapshot mean), decoded (mean over fragments with the columns), and one block of each.
 
         Cost: reads the whole manifest and a few tails, once.
         """
@@ -94,12 +94,12 @@ class Source:
 
     @property
     def sample_bytes(self) -> float:
-        """Stored bytes of a sample's columns."""
+        """Stored bytes per sample in these columns."""
         return self.sizes[0]
 
     @property
     def fetched_bytes(self) -> float:
-        """Memory for one fetched sample and, unless a window holds them, its whole blocks. If files are mapped, this is 0 and needs
+        """Memory for one fetched sample and, unless a window holds them, its whole blocks. For mapped files, this is 0 and requires
         no reads.
         """
         if self.view._snapshot.mapped and self.view._files is None:
@@ -112,9 +112,9 @@ class Source:
         return self.sizes[1] * min(int(self.order["window_samples"]), len(self.view)) if self.order["kind"] == "window" else 0.0
 
     def tail_bytes(self, draws: int) -> tuple[int, int]:
-        """Return the bytes of data-file tails that `draws` draws need, and the bytes of tails that are kept.
+        """Return the bytes of data-file tails needed for `draws` draws, and the bytes of tails that stay in memory.
 
-        The need is 0 if the tails can be kept or files are mapped. Cost: reads the whole manifest, once.
+        The first number is 0 if all tails stay in memory or files are mapped. Cost: reads the whole manifest, once.
         """
         if self.view._snapshot.mapped or not draws:
             return 0, 0
@@ -133,7 +133,7 @@ class Source:
 
     @property
     def held_bytes(self) -> float:
-        """The maximum window bytes that all ranks hold together; 0 for mapped files, which the kernel holds.
+        """The maximum size in bytes of the windows on all ranks together; 0 for mapped files, which the kernel caches.
 
         Counts two windows, because the next one begins while the current one is ending. Runs begin and end inside blocks, which are held
         whole. This adds half a block on average at each end, and a quarter of a block as a margin.
@@ -143,12 +143,12 @@ class Source:
         return 2 * (self.window_bytes + 1.25 * self.window_runs * self.sizes[2])
 
     def selection(self) -> str:
-        """Identify the selected samples: "all", or a hash of the positions."""
+        """Return an identifier for the selected samples: "all", or a hash of their positions."""
         positions = self.view._view.positions()
         return "all" if positions is None else hashlib.sha256(np.ascontiguousarray(positions).tobytes()).hexdigest()[:32]
 
     def loaded(self, state: Mapping[str, Any]) -> Source:
-        """Return the source with the snapshot and order of a state."""
+        """Return this source with the snapshot and order from a state."""
         own = self.state()
         for what in ("name", "dataset", "selection"):
             if state[what] != own[what]:

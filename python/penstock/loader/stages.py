@@ -1,4 +1,4 @@
-"""A loader's Python stages: `transform=` lists, user functions and their results, and null replacement."""
+"""A loader's Python stages: parsing `transform=`, running user functions, collating their results, and replacing nulls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.view import Batch, View
 
 @dataclasses.dataclass
 class Stages:
-    """The Python processing of a batch: replaces nulls, adds extra columns, and applies functions. Picklable if the functions
+    """Processes batches in Python: replaces nulls, adds extra columns, and applies functions. Picklable if the functions
     are.
     """
 
@@ -40,7 +40,7 @@ class Stages:
         return bool(self.per_sample or self.per_batch)
 
     def names(self) -> list[str]:
-        """Name the functions, so that ranks can compare them."""
+        """Return the names of the functions, so that ranks can compare them."""
         return [function_name(fn) for fn in (*self.per_sample, *self.per_batch)]
 
     def apply(self, batch: Batch, about: dict[str, Any], number: int, seed: int) -> Batch:
@@ -130,7 +130,7 @@ def stages_of(
 
 
 def _one_size(stage: Transform, on: Sequence[str], outputs: Mapping[str, str], view: View) -> dict[str, Any]:
-    """Return the size of a crop as a length if it is one number and all its columns are one-dimensional tensors. For images, one number
+    """Return the crop size as a single length if it is one number and all columns are one-dimensional tensors. For images, one number
     is the side of a square.
     """
     kinds = [view.schema.get(outputs.get(name, name)) for name in on]
@@ -196,7 +196,7 @@ def _numbers(name: str, values: list[Any], positions: npt.NDArray[np.int64]) -> 
 
 
 def _alike(name: str, values: list[Any], positions: npt.NDArray[np.int64], kind: Any) -> list[Any]:
-    """Return the values if all are of this kind and have the same shape and dtype; otherwise raise InvalidInputError."""
+    """Return the values if all are of this kind and have the same shape and dtype. Otherwise, raise InvalidInputError."""
     first = values[0]
     for position, value in zip(positions, values, strict=True):
         if not isinstance(value, kind) or value.shape != first.shape or value.dtype != first.dtype:
@@ -210,7 +210,7 @@ def _alike(name: str, values: list[Any], positions: npt.NDArray[np.int64], kind:
 
 
 def nulls_of(values: Any) -> int:
-    """Count the nulls in a list or in ragged arrays. For plain arrays, returns 0: the core reports their nulls separately."""
+    """Count the nulls in a list or in ragged arrays. Returns 0 for plain arrays, whose nulls the core reports separately."""
     if isinstance(values, Ragged):
         return 0 if values.nulls is None else int(np.count_nonzero(values.nulls))
     return sum(value is None for value in values) if isinstance(values, list) else 0
@@ -272,7 +272,7 @@ def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, lis
 
 
 class Noted:
-    """Context manager that adds a note to an exception: the user function that raised it, and the sample or step."""
+    """Context manager that adds a note to an exception, naming the user function that raised it and the sample or step."""
 
     def __init__(self, fn: Callable[..., Any], place: str) -> None:
         self.fn, self.place = fn, place
@@ -299,7 +299,7 @@ def has_nulls(name: str, count: int) -> InvalidInputError:
 
 
 def function_name(fn: Any) -> str:
-    """Name a function so that ranks can compare it: module, qualified name, and a hash of its code."""
+    """Name a function by its module, qualified name and a hash of its code, so that ranks can compare it."""
     fn = getattr(fn, "fn", fn)
     code = getattr(fn, "__code__", None)
     body = hashlib.sha256(code.co_code).hexdigest()[:8] if code is not None else ""

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-# If a consumer waits for more than this share of the time, the loader is too slow. Below this share, it may only have waited for the
-# first batch.
+# If a consumer waits for more than this share of the time, the loader is too slow. Below this share, the consumer may have waited only
+# for the first batch.
 STALLED = 0.1
 
 
 class Totals:
-    """Counts for one loader, over all its cores and workers."""
+    """Counts for one loader, across all its cores and workers."""
 
     def __init__(self) -> None:
         self.waiting_seconds = self.elapsed_seconds = 0.0

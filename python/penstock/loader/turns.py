@@ -11,18 +11,18 @@ from penstock.errors import ClosedError
 
 
 class Turns:
-    """Counts iterations. If two threads iterate at once, both are stopped: each batch would reach only one of them."""
+    """Counts iterations. If two threads iterate at once, both are stopped, because each batch would reach only one of them."""
 
     def __init__(self) -> None:
         self._turn = 0
         self._inside: set[tuple[int, int]] = set()  # (process, thread) pairs that are waiting for a batch.
 
     def end(self) -> None:
-        """End the current iteration, if there is one."""
+        """End the current iteration, if any."""
         self._turn += 1
 
     def begin(self) -> int:
-        """End the current iteration, if there is one, and begin another."""
+        """End the current iteration, if any, and begin another."""
         self._turn += 1
         return self._turn
 
@@ -33,7 +33,7 @@ class Turns:
         """Raise ClosedError if another thread of this process is waiting for a batch."""
         me = (os.getpid(), threading.get_ident())
         if any(pid == me[0] and thread != me[1] for pid, thread in self._inside):
-            self._turn += 1  # Stop the other thread too: its progress would change the batches of this one.
+            self._turn += 1  # Stop the other thread too, because its progress would change the batches of this one.
             raise _two_threads()
 
     @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Worker processes for the user's Python stages: `loader(python_workers=N)`. Each runs the core for every N-th step and sends batches back.
 
 Workers are spawned, never forked. A batch arrives as a pickle whose arrays are in an unnamed file (memfd). The consumer maps this file, so
-it copies nothing, and no file remains if a process dies. The samples of a step and their random numbers do not depend on the worker.
+nothing is copied, and no file remains if a process dies. The samples of a step and their random numbers do not depend on the worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.errors import ClosedError, InternalError, InvalidInputError
 from penstock.loader.recipe import Recipe
 from penstock.view import Batch
 
-# How many finished batches may wait in a worker, in addition to the batch in progress.
+# How many finished batches may be queued by a worker, in addition to the batch in progress.
 WAITING = 2
 # Smaller batches are sent through the pipe.
 MAPPED_FROM_BYTES = 256 << 10
@@ -69,7 +69,7 @@ class Pool:
             self.pipes.append(ours)
 
     def goes_on(self, step: int) -> bool:
-        """Return whether `step` is the next step that the pool returns."""
+        """Return whether `step` is the next step that the pool will return."""
         return bool(self.processes) and self.step == step and os.getpid() == self.owner
 
     def next(self) -> tuple[Batch, dict[str, Any]] | None:
@@ -110,7 +110,7 @@ class Pool:
         return batch, about
 
     def close(self) -> None:
-        """Stop all workers; a worker that does not exit within two seconds is killed."""
+        """Stop all workers. A worker that does not exit within two seconds is killed."""
         if os.getpid() != self.owner:
             return
         for pipe in self.pipes:
@@ -164,7 +164,7 @@ def work(
                 credits += 1
             send(pipe, *sendable)
             credits -= 1
-        while True:  # Wait until the consumer has read all batches and closes the pipe.
+        while True:  # Wait until the consumer has read all batches and closed the pipe.
             pipe.recv()
 
 
@@ -200,7 +200,7 @@ def pickled(value: Any) -> tuple[bytes, list[memoryview]]:
 
 
 def send(pipe: Any, body: bytes, raw: list[memoryview]) -> None:
-    """Send a result of `pickled`; large arrays are sent in an unnamed file."""
+    """Send a result of `pickled`. Large arrays are sent in an unnamed file."""
     if sum(part.nbytes for part in raw) < MAPPED_FROM_BYTES:
         pipe.send(("plain", body, [bytearray(part) for part in raw]))
         return

@@ -11,7 +11,7 @@ from penstock.values.checks import Array, is_arrow
 
 
 def row_bytes_of(values: Any) -> npt.NDArray[np.float64] | float:
-    """Estimate the bytes per value of an Arrow array, as one number if all are equal, without reading the values."""
+    """Estimate the bytes per value of an Arrow array without reading the values. Returns one number if all sizes are equal."""
     import pyarrow as pa
 
     types, kind, rows = pa.types, values.type, len(values)
@@ -29,7 +29,7 @@ def row_bytes_of(values: Any) -> npt.NDArray[np.float64] | float:
     if wide or types.is_string(kind) or types.is_binary(kind):
         ends = np.frombuffer(values.buffers()[1], np.int64 if wide else np.int32)[values.offset : values.offset + rows + 1]
         return np.diff(ends).astype(np.float64) + 8.0
-    if types.is_string_view(kind) or types.is_binary_view(kind):  # Each view is four numbers; the first is the length.
+    if types.is_string_view(kind) or types.is_binary_view(kind):  # Each view consists of four numbers, the first of which is the length.
         lengths = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)[values.offset : values.offset + rows, 0]
         return lengths.astype(np.float64) + 8.0
     if types.is_dictionary(kind):  # Shared words are stored once but expanded for every value.
@@ -71,7 +71,7 @@ def _sums(sizes: npt.NDArray[np.float64] | float, count: int, begins: Array, end
 
 
 def becomes_objects(values: Any) -> bool:
-    """Return whether Arrow values must become Python objects. Nested values must, except lists of numbers."""
+    """Return whether Arrow values must become Python objects. This is true for nested values other than lists of numbers."""
     if not is_arrow(values) or not values.type.num_fields:
         return False
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Checks of single values, and the error for a value that does not fit its column."""
+"""Checks for single values, and the error for a value that does not fit its column."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text can be stored. Text with a lone surrogate, as in some file names, cannot.
+    """Return whether text can be stored. Text with a lone surrogate, as in some file names, cannot be stored.
 
     >>> is_utf8("é"), is_utf8("\\udce9")
     (True, False)
@@ -32,7 +32,7 @@ def fail(text: str, row: int | None = None, hint: str | None = None) -> InvalidI
 
 
 def shown(value: Any) -> str:
-    """Return the beginning of a value for an error message: text in quotes, other values as printed.
+    """Return the beginning of a value for an error message. Text is quoted; other values are formatted with `str`.
 
     >>> shown("2"), shown(2)
     ("'2'", '2')
@@ -41,7 +41,7 @@ def shown(value: Any) -> str:
 
 
 def is_null(value: Any) -> bool:
-    """Return whether a value is a null: None, pandas' NA, NaT, or a masked element."""
+    """Return whether a value is null: None, pandas' NA, NaT, or a masked element."""
     if value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, np.datetime64 | np.timedelta64) and bool(np.isnat(value))
@@ -87,5 +87,5 @@ def whole(value: Any, what: str, least: int, below: int = 2**62) -> int:
 
 
 def whole_seed(value: Any) -> int:
-    """Return a seed: any unsigned 64-bit number, as torch accepts."""
+    """Return a seed. Any unsigned 64-bit number is valid, as in torch."""
     return whole(value, "seed", 0, 2**64)

@@ -1,4 +1,4 @@
-"""Containers of one value per sample: lists, arrays, and objects from torch, pandas, Polars and libraries with lazy arrays."""
+"""Containers with one value per sample: lists, arrays, and objects from torch, pandas, Polars and libraries with lazy arrays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Rows:
 
 
 def reads_its_parts(value: Any) -> bool:
-    """Return whether a value is not a NumPy array but returns its parts as NumPy arrays."""
+    """Return whether a value is a lazy array: not a NumPy array, but its parts can be read as NumPy arrays."""
     if (
         isinstance(value, np.ndarray | np.generic)
         or is_arrow(value)
@@ -50,13 +50,13 @@ def reads_its_parts(value: Any) -> bool:
 
 
 def container(values: Any) -> Any:
-    """Convert any container of one value per sample to a NumPy array, a list or a pyarrow array, all of which can be sliced."""
+    """Convert any container with one value per sample to a NumPy array, list or pyarrow array, all of which can be sliced."""
     values = rows_of(values)
     return values.read() if isinstance(values, Rows) else values
 
 
 def rows_of(values: Any) -> Any:
-    """Convert values to a container that can be sliced, without reading an array that reads parts on demand."""
+    """Convert values to a container that can be sliced. Arrays that read parts on demand are not read yet."""
     if isinstance(values, Rows):
         return values
     if reads_its_parts(values):
@@ -76,7 +76,7 @@ def rows_of(values: Any) -> Any:
         and hasattr(getattr(values, "dtype", None), "numpy_dtype")
         and hasattr(array := getattr(values, "array", values), "__arrow_array__")
     ):
-        return array.__arrow_array__()  # In pandas, these are ArrowDtype, and numbers with NA, such as Int64.
+        return array.__arrow_array__()  # In pandas, ArrowDtype and numeric types with NA, such as Int64.
     elif hasattr(values, "isna") and hasattr(values, "dtype"):
         values = from_pandas(values)
     if isinstance(values, np.ndarray):
@@ -89,7 +89,7 @@ def rows_of(values: Any) -> Any:
 
 
 def from_torch(tensor: Any) -> Array:
-    """Convert a torch tensor to an array; bfloat16 stays bfloat16."""
+    """Convert a torch tensor to an array. bfloat16 stays bfloat16."""
     try:
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
         if str(tensor.dtype) == "torch.bfloat16":
@@ -102,7 +102,7 @@ def from_torch(tensor: Any) -> Array:
 
 
 def without_torch(values: Any) -> Any:
-    """Convert the torch tensors in a list to arrays; other values stay unchanged."""
+    """Convert the torch tensors in a list to arrays. Other values stay unchanged."""
     if not isinstance(values, list) or not any(hasattr(kind, "detach") for kind in set(map(type, values))):
         return values
     made = list(values)
@@ -115,7 +115,7 @@ def without_torch(values: Any) -> Any:
 
 
 def from_pandas(values: Any) -> Any:
-    """Convert a pandas Series, Index or array: plain dtypes to arrays, time zones to UTC, the rest to a list with None."""
+    """Convert a pandas Series, Index or array: plain dtypes to an array, zoned times to UTC, and the rest to a list with None."""
     if getattr(values.dtype, "tz", None) is not None:
         return (values.dt if hasattr(values, "dt") else values).tz_convert(None).to_numpy()  # Keeps the unit, so years beyond 2262 fit.
     if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
@@ -125,7 +125,7 @@ def from_pandas(values: Any) -> Any:
 
 
 def text_from_pandas(values: Any) -> Any:
-    """Return the Arrow array of a pandas Series or array with Arrow text; return other values unchanged."""
+    """Return the Arrow array behind a pandas Series or array of Arrow text. Other values are returned unchanged."""
     if not hasattr(values, "isna") or getattr(values.dtype, "name", "") not in ("str", "string"):
         return values
     array = getattr(values, "array", values)

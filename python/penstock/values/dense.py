@@ -1,4 +1,4 @@
-"""Prepares samples of one shape."""
+"""Prepares samples that all have the same shape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fixed(array: Array, validity: npt.NDArray[np.bool_] | None) -> Prepared:
 
 
 def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
-    """Prepare samples of one shape, given as an array or as a list with nulls."""
+    """Prepare samples of the same shape, given as an array or as a list with nulls."""
     validity: npt.NDArray[np.bool_] | None = None
     if is_arrow(values):
         values = from_arrow(values, shape)
@@ -53,7 +53,7 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
             validity[nulls] = False
             first = int(np.argmax(validity))
             some = values[first]  # A placeholder of the right kind, which the core zeroes.
-            if first:  # If the placeholder does not fit, the error must name its own row, not that of a null.
+            if first:  # If the placeholder does not fit, the error must name the placeholder's own row, not the row of a null.
                 try:
                     cast(stack([some], shape, dtype), dtype)
                 except InvalidInputError as error:

@@ -1,4 +1,4 @@
-"""Dtypes by their stored names, and casts that change values only by rounding."""
+"""Dtypes by their stored names, and casts that may round values but not change them otherwise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = (
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a stored dtype; timestamps are datetime64[us] in UTC.
+    """Return the NumPy dtype for a stored dtype. Timestamps are datetime64[us] in UTC.
 
     >>> numpy_dtype("timestamp")
     dtype('<M8[us]')
@@ -28,13 +28,15 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def numpy_dtype_of(source: Any) -> np.dtype[Any]:
-    """Return the NumPy dtype of an array-like; TensorStore has its own dtype class."""
+    """Return the NumPy dtype of an array-like object. TensorStore has its own dtype class."""
     dtype: np.dtype[Any] = np.dtype(getattr(source.dtype, "numpy_dtype", source.dtype))
     return dtype
 
 
 def cast(array: Array, dtype: str, row: int | None = None) -> Array:
-    """Cast values, rounding only to floats. Refuses floats for integer dtypes, and values out of range. `row`: row of a single sample."""
+    """Cast values, rounding only floats, and times to microseconds. Refuses floats for integer dtypes, and values out of range. `row`: the
+    row of a single sample.
+    """
     wanted = numpy_dtype(dtype)
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     if array.dtype == wanted or array.size == 0:
@@ -52,7 +54,7 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
             return array.astype(np.int64).view(wanted)
         unit, count = np.datetime_data(array.dtype) if kind == "M" else ("", 0)
         coarser = unit in ("Y", "M", "W", "D", "h", "m", "s", "ms", "us")
-        if kind == "M" and (coarser or count == 1):  # A unit of several nanoseconds would overflow silently.
+        if kind == "M" and (coarser or count == 1):  # With a unit of several nanoseconds, the cast would overflow silently.
             out = array.astype(wanted)
             bad = (out.astype(array.dtype) != array) & ~np.isnat(array) if coarser else np.zeros(array.shape, bool)
             if bad.any():
@@ -82,7 +84,7 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
 
 
 def filler(value: Any, dtype: str, shape: tuple[int, ...] = ()) -> Array:
-    """Convert one value to an array of a dtype, by the same rules as appended values; whole floats also count as integers.
+    """Convert one value to an array of a dtype, by the same rules as appended values. Whole floats also count as integers.
 
     >>> filler(255.0, "uint8"), filler(0.1, "float32", (2,)).tolist() == [np.float32(0.1)] * 2
     (array(255, dtype=uint8), True)
@@ -99,7 +101,7 @@ def filler(value: Any, dtype: str, shape: tuple[int, ...] = ()) -> Array:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the Penstock name of a dtype, given as a name, NumPy dtype or type."""
+    """Return the Penstock name of a dtype, which may be a name, a NumPy dtype or a type."""
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     try:

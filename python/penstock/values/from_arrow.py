@@ -11,7 +11,7 @@ from penstock.values.checks import Array, Prepared, fail, first_row, is_arrow
 
 
 def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
-    """Convert Arrow numbers or lists to an array, masked at nulls, or to a list if no array fits."""
+    """Convert Arrow numbers or lists to an array with nulls masked, or to a list if an array is not possible."""
     import pyarrow as pa
 
     if isinstance(values, pa.ChunkedArray):
@@ -22,7 +22,7 @@ def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
         values = values.storage
     if pa.types.is_nested(values.type):
         return tensors_of_lists(values, shape)
-    if pa.types.is_dictionary(values.type):  # Its words may be null, which `null_count` ignores.
+    if pa.types.is_dictionary(values.type):  # Dictionary values may themselves be null, and `null_count` does not count those.
         values = values.dictionary_decode()
     if values.null_count == 0 or pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
         return values.to_numpy(zero_copy_only=False)  # Null times become NaT.
@@ -33,7 +33,7 @@ def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
 
 
 def tensors_of_lists(values: Any, shape: tuple[int, ...]) -> Any:
-    """Convert Arrow lists, nested or flat, to an array (N, *shape) with nulls masked, or to a list if that is impossible."""
+    """Convert nested or flat Arrow lists to an array (N, *shape) with nulls masked, or to a list if that is impossible."""
     import pyarrow as pa
 
     flat = numbers_within(values.drop_null(), shape)
@@ -50,7 +50,7 @@ def tensors_of_lists(values: Any, shape: tuple[int, ...]) -> Any:
 
 
 def numbers_within(lists: Any, shape: tuple[int, ...]) -> Array | None:
-    """Return the numbers in nested Arrow lists of these lengths; None if other lengths or nulls occur."""
+    """Return the numbers in nested Arrow lists of these lengths, or None if there are other lengths or nulls."""
     import pyarrow as pa
     import pyarrow.compute as compute
 
@@ -72,7 +72,7 @@ def numbers_within(lists: Any, shape: tuple[int, ...]) -> Array | None:
 
 
 def tensors_of(values: Any) -> Array:
-    """Convert Arrow tensors of one shape to an array (N, *shape), with the axes in the type's order and nulls masked."""
+    """Convert Arrow tensors of the same shape to an array (N, *shape), with the axes in the type's order and nulls masked."""
     kind, storage = values.type, values.storage
     size = math.prod(kind.shape)
     flat = storage.values.slice(storage.offset * size, len(values) * size)
@@ -88,7 +88,7 @@ def tensors_of(values: Any) -> Array:
 
 
 def flat_from_arrow(values: Any) -> Prepared | None:
-    """Prepare Arrow text or binary without making Python objects. Returns None for other types."""
+    """Prepare Arrow text or binary data without creating Python objects. Returns None for other types."""
     if not is_arrow(values):
         return None
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Prepares samples too large for memory: the core pulls each slice that it writes."""
+"""Prepares samples that are too large for memory. The core pulls each slice as it writes it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.values.containers import Rows, from_torch
 from penstock.values.dtypes import cast, numpy_dtype, numpy_dtype_of
 from penstock.values.ragged import one_array
 
-# Tensors of this size or more are tiled and never held in memory as a whole.
+# Tensors of this size or more are tiled and never fully loaded into memory.
 TILED_BYTES = 8 << 20
 
 
 def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[int, ...] | None) -> Prepared | None:
-    """Prepare samples too large for memory: the core pulls each slice that it writes. Returns None for small samples."""
+    """Prepare samples that are too large for memory. The core pulls each slice as it writes it. Returns None for small samples."""
     values = from_torch(values) if hasattr(values, "detach") else values
     wanted = numpy_dtype(dtype)
 

@@ -23,7 +23,7 @@ def blob(value: Any, row: int) -> Any:
     raise fail(f"is a {type(value).__name__}, expected bytes, Path or None", row)
 
 
-# Pillow modes that are stored unchanged, and modes that are converted without visible loss.
+# Pillow modes that are stored unchanged, and modes that can be converted without visible loss.
 _AS_THEY_ARE = ("L", "RGB", "RGBA", "I;16")
 _CONVERTED = {"1": "L", "LA": "RGBA", "La": "RGBA", "PA": "RGBA", "RGBa": "RGBA", "RGBX": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
 
@@ -43,7 +43,7 @@ def from_pillow(image: Any, row: int, mask: bool) -> Array:
 
 
 def picture(value: Any, row: int, mask: bool) -> Any:
-    """Return encoded bytes, a Path, None, or (height, width, channels, bits, pixels), which the core stores as PNG."""
+    """Return encoded bytes, a Path, None, or a tuple (height, width, channels, bits, pixels) that the core stores as PNG."""
     if hasattr(value, "mode") and hasattr(value, "convert"):
         value = from_pillow(value, row, mask)
     elif hasattr(value, "detach"):
@@ -74,6 +74,6 @@ def refuse_one_image(values: Any) -> None:
 
 
 def pictures(values: Any, mask: bool) -> Prepared:
-    """Prepare the values of an image or mask column. An array of images has one image per row."""
+    """Prepare the values of an image or mask column. In an array, each row is an image."""
     flat = flat_from_arrow(values)
     return flat or ("items", [picture(value, row, mask) for row, value in enumerate(items_of(values))])

@@ -34,7 +34,7 @@ def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
 
 
 def ragged_from_arrow(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared | None:
-    """Convert Arrow lists whose only free dimension is the first, without making Python objects.
+    """Convert Arrow lists whose only free dimension is the first, without creating Python objects.
 
     Returns None if that fails, so that the caller can find the bad row.
     """
@@ -48,7 +48,7 @@ def ragged_from_arrow(values: Any, shape: tuple[int | None, ...], dtype: str) ->
         return None
     if shape[0] is not None or len(inner) + 1 < len(shape):
         return None
-    flat = numbers_within(values.flatten(), inner)  # Leaves out the data under nulls.
+    flat = numbers_within(values.flatten(), inner)  # Omits the data under nulls.
     if flat is None:
         return None
     try:
@@ -67,7 +67,7 @@ def ragged_from_arrow(values: Any, shape: tuple[int | None, ...], dtype: str) ->
 
 
 def arrays_of(values: Any) -> Any:
-    """Convert Arrow tensors of one shape, Penstock's `struct{data, shape}`, or lists, to one array or list per sample."""
+    """Convert Arrow tensors of the same shape, Penstock's `struct{data, shape}`, or lists to one array or list per sample."""
     import pyarrow as pa
 
     if isinstance(values, pa.ChunkedArray):
@@ -89,7 +89,7 @@ def arrays_of(values: Any) -> Any:
 
 
 def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -> Array | None:
-    """Return one sample of a ragged column; None if all of it is masked."""
+    """Return one sample of a ragged column, or None if it is entirely masked."""
     if isinstance(value, np.ma.MaskedArray):
         mask = np.ma.getmaskarray(value)
         if mask.any():

@@ -19,7 +19,7 @@ ISO_8601 = re.compile(r"(\d{4}|-\d{4,6})(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d{1
 
 
 def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
-    """Stack Python values, none of them null, into one array."""
+    """Stack non-null Python values into one array."""
     for row, item in enumerate(items if shape else ()):
         if np.shape(item) != shape:
             raise fail(f"has the shape {np.shape(item)}, expected {shape}", row)
@@ -95,7 +95,7 @@ def timestamp(item: Any, row: int) -> np.datetime64:
         if isinstance(item, datetime.datetime) and item.tzinfo is not None:
             item = item.astimezone(datetime.UTC).replace(tzinfo=None)
         if isinstance(item, str):
-            # Look for the minus of a UTC offset only after the date, which also contains dashes.
+            # Look for the minus sign of a UTC offset only after the date, which also contains dashes.
             offset = item[-1:] in ("Z", "z") or "+" in item or "-" in item[11:]
             parsed = datetime.datetime.fromisoformat(item) if offset else None
             item = parsed.astimezone(datetime.UTC).replace(tzinfo=None) if parsed is not None and parsed.tzinfo is not None else item
@@ -103,7 +103,7 @@ def timestamp(item: Any, row: int) -> np.datetime64:
             raise ValueError("expected ISO 8601, such as 2026-01-31T12:00:00Z")
         whole, _, decimals = item.partition(".") if isinstance(item, str) else (item, "", "")
         made = np.datetime64(cast(np.array([np.datetime64(whole)]), "timestamp", row)[0], "us")
-        # With nine decimals, years beyond 2262 would overflow in NumPy and become other years.
+        # With nine decimals, years beyond 2262 would overflow in NumPy and wrap around.
         return made + np.timedelta64(int(decimals[:6].ljust(6, "0")), "us")
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, InvalidInputError):

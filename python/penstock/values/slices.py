@@ -1,4 +1,4 @@
-"""Cuts input into slices of bounded memory, based on the size of the converted values."""
+"""Cuts input into slices of bounded size, based on the size of the converted values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock import _core
 from penstock.values.arrow_sizes import becomes_objects, row_bytes_of
 from penstock.values.checks import is_arrow
 
-# Bytes per call to the core, at most an eighth of the budget, so that a large append stays within the budget.
+# Maximum bytes per call to the core. Limited to an eighth of the budget, so that a large append stays within the budget.
 SLICE_BYTES = 16 << 20
 # Texts and bytes up to this length are not measured individually.
 SHORT_BYTES = 256
@@ -37,12 +37,12 @@ def size_of(value: Any) -> int:
         if isinstance(value, Mapping):
             return 32 + sum(size_of(key) + size_of(inner) for key, inner in value.items())
         return sum(map(size_of, value)) if isinstance(value, list | tuple) else 32
-    except RecursionError:  # The value contains itself: the column refuses it as invalid JSON.
+    except RecursionError:  # The value contains itself, so the column refuses it as invalid JSON.
         return 32
 
 
 def slices(columns: Iterable[Any], rows: int, least: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Cut rows into slices of bounded size. `least`: the minimum bytes per row of each column, whatever the values are.
+    """Cut rows into slices of bounded size. `least`: the minimum bytes per row of each column, regardless of the values.
 
     Cost: reads every value of a Python list and the offsets of Arrow text and lists, but no array values.
     """
@@ -58,7 +58,7 @@ def slices(columns: Iterable[Any], rows: int, least: Iterable[int]) -> Iterator[
         step = max(1, int(slice_bytes / even) if even else rows)
         yield from ((start, min(start + step, rows)) for start in range(0, max(rows, 1), step))
         return
-    ends = np.cumsum(np.sum(uneven, axis=0) + even)  # Bytes of all rows up to and including each one.
+    ends = np.cumsum(np.sum(uneven, axis=0) + even)  # Total bytes of all rows up to and including each row.
     start, before = 0, 0.0
     while start < rows:
         end = min(int(np.searchsorted(ends, before + slice_bytes)) + 1, rows)
@@ -68,7 +68,7 @@ def slices(columns: Iterable[Any], rows: int, least: Iterable[int]) -> Iterator[
         yield 0, 0
 
 
-# Estimated overhead in bytes of a small Python value, and of an array or other object, while it is appended.
+# Estimated overhead in bytes, during an append, of a small Python value and of an array or other object.
 _PLAIN_BYTES = 96.0
 _OBJECT_BYTES = 256.0
 # {"a": 1, "b": "2"} takes 20 bytes in Arrow and 370 in Python.
@@ -77,7 +77,7 @@ _PLAIN = {int, float, bool, complex, type(None)}
 
 
 def _sizes(values: Any) -> float | npt.NDArray[np.float64]:
-    """Estimate the bytes that each value takes while it is appended. Returns one number if all values are alike."""
+    """Estimate the bytes that each value takes while it is appended. Returns a single number if the estimate is the same for all values."""
     if isinstance(values, list):
         kinds = set(map(type, values))
         if kinds <= _PLAIN:

@@ -1,4 +1,4 @@
-"""Builds Arrow arrays from the flat values that the core returns. Imports pyarrow, so column types import this file only when they need it.
+"""Builds Arrow arrays from the flat values that the core returns. Imports pyarrow, so column types import this module only when needed.
 
 Source: Arrow columnar format 1.5.
 """
@@ -18,7 +18,7 @@ _FIXED: dict[str, Any] = {
 
 
 def element_type(dtype: str) -> pa.DataType:
-    """Return the Arrow type of an element. Arrow lacks bfloat16 and complex: they become float32 and a list of two floats."""
+    """Return the Arrow type of an element. Arrow lacks bfloat16 and complex, which become float32 and a list of two floats."""
     return _FIXED.get(dtype) or getattr(pa, dtype)()
 
 
@@ -55,7 +55,7 @@ def words(values: tuple[Any, ...], names: pa.Array) -> pa.Array:
 
 
 def fixed_type(dtype: str, shape: Sequence[int]) -> pa.DataType:
-    """Return the Arrow type of tensors of one shape."""
+    """Return the Arrow type of tensors of the same shape."""
     return pa.fixed_shape_tensor(element_type(dtype), list(shape))
 
 
@@ -73,7 +73,7 @@ def ragged_type(dtype: str, rank: int) -> pa.DataType:
 
 
 def ragged(values: tuple[Any, ...], dtype: str) -> pa.Array:
-    """Convert joined values, offsets and shapes to structs of data and shape."""
+    """Convert concatenated values, offsets and shapes to structs of data and shape."""
     data, offsets, shapes, nulls = values
     rank = shapes.shape[1]
     lists = pa.LargeListArray.from_arrays(pa.array(offsets), elements(data, dtype, None))

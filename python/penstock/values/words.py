@@ -1,4 +1,4 @@
-"""Converts text and words in bulk: to Arrow, or to indices into a list of words."""
+"""Converts text and words in bulk, to Arrow arrays or to indices into a list of words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.values.dtypes import cast
 from penstock.values.from_arrow import flat_from_arrow
 from penstock.values.scalars import plain_numbers, whole_number
 
-# For at least this many texts, an Arrow array is faster than checking texts one by one, and is worth importing pyarrow.
+# From this many texts on, an Arrow array is faster than checking texts one by one and justifies importing pyarrow.
 MANY = 1000
 # Lists with more bytes of text are converted in parts.
 WHOLE_BYTES = 256 << 20
@@ -73,7 +73,7 @@ def strings(values: Any) -> Any:
 
 
 def short_strings(values: Any) -> Any:
-    """Convert texts as `strings` does, if they are small enough to be held in memory twice. Cost: first measures about a thousand texts."""
+    """Convert texts as `strings` does, if two copies of them fit in memory. Cost: first measures about a thousand texts."""
     some = values[:: len(values) // 1000 + 1] if isinstance(values, list) else []
     lengths = [len(value) for value in some if isinstance(value, str)]
     most = min(WHOLE_BYTES, _core.configure()[0] // 4)
@@ -81,7 +81,7 @@ def short_strings(values: Any) -> Any:
 
 
 def coded_from_strings(values: Any) -> Coded | None:
-    """Convert a long list of words and None to indices into its distinct words. Returns None if that fails."""
+    """Convert a long list of words and None to indices into the distinct words. Returns None if that fails."""
     words = short_strings(values)
     return None if words is None else coded_from_arrow(words.dictionary_encode())
 

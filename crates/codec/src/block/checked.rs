@@ -1,4 +1,4 @@
-//! Validates the output of every block codec after decoding.
+//! Validates the output of every block decoder.
 
 use penstock_error::{Error, Result};
 

@@ -1,5 +1,5 @@
-//! Block codecs, one per file. Lengths come from the tail index, never from the data. CONTRIBUTING.md lists the places to change
-//! for a new codec.
+//! Block codecs, one per file. Lengths come from the tail index, never from the data. CONTRIBUTING.md lists the changes that a
+//! new codec needs.
 
 mod checked;
 pub mod lz4;

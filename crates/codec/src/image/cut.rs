@@ -125,7 +125,7 @@ pub fn cut(source: &[u8], dtype: Dtype, cut: &Cut, convert: Option<&Convert>, ou
         }
         return Ok(());
     }
-    // The box covers the dimensions after `inner` completely, so they form one cell. A row is a line of cells along `inner`.
+    // The box fully covers the dimensions after `inner`, so they form one cell. A row is a line of cells along `inner`.
     let cell = cut.shape[inner + 1..cut.rank].iter().product::<usize>() * dtype.size();
     let row_elements = cut.size[inner..cut.rank].iter().product::<usize>();
     let rows: usize = cut.size[..inner].iter().product();

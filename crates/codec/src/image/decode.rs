@@ -1,4 +1,4 @@
-//! Handles images as columns store them: probes headers, decodes to (H, W, C), and encodes arrays as PNG.
+//! Reads and writes stored images: probes headers, decodes to (H, W, C), and encodes arrays as PNG.
 //!
 //! Only the magic bytes determine the codec. File names have no effect.
 
@@ -85,7 +85,7 @@ fn no_mask(channels: usize) -> Error {
         .hint("a mask has one number per pixel, grey or indexed; map colours to class numbers first, or use ps.Image()")
 }
 
-/// Decode a mask with one channel. The palette of an indexed PNG is not applied, so the values are class numbers.
+/// Decode a single-channel mask. The palette of an indexed PNG is not applied, so the values are class numbers.
 pub fn decode_mask(bytes: &[u8], limits: Limits) -> Result<Picture> {
     let header = probe(bytes, limits)?;
     if header.format == Format::Png

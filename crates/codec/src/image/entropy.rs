@@ -1,13 +1,13 @@
 //! An entropy decoder for regions of baseline JPEGs. It skips blocks outside the region, decoding several Huffman codes at a
 //! time.
 //!
-//! In a large photograph, Huffman codes took three quarters of the decoding time. About 40 % of the codes are above or beside a
-//! random crop. For a skipped block, only its end and its DC difference matter, not its coefficients. One table is therefore
-//! indexed by the next [`SKIP_BITS`] bits. It returns the number of coefficients in those bits, and the total length of their
-//! codes and numbers. For blocks inside the region, another table returns the run and the value of the next coefficient.
-//! libjpeg-turbo handles everything else: restart intervals, several scans, invalid codes, and files that end early. If this
-//! decoder fails, `region` decodes the file with the library instead. `jpeg_region.c` calls this decoder MCU by MCU. No input
-//! makes it panic.
+//! For large photographs, Huffman codes took three quarters of the decoding time. About 40 % of the codes belong to blocks
+//! above or beside a random crop. For a skipped block, only its end and its DC difference matter, not its coefficients. One
+//! table is therefore indexed by the next [`SKIP_BITS`] bits. It returns the number of coefficients in those bits, and the
+//! total length of their codes and numbers. For blocks inside the region, another table returns the run and the value of the
+//! next coefficient. libjpeg-turbo handles everything else: restart intervals, multiple scans, invalid codes, and files that
+//! end early. If this decoder fails, `region` decodes the file with the library instead. `jpeg_region.c` calls this decoder MCU
+//! by MCU. No input makes the decoder panic.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
@@ -18,14 +18,14 @@ const VALUE_BITS: u32 = 10;
 const SKIP_BITS: u32 = 12;
 /// The run of an end-of-block code, which is longer than any real run.
 const END: u32 = 128;
-/// The coefficient count of a `skips` entry whose bits do not contain a complete code with its number.
+/// The coefficient count in a `skips` entry whose index bits do not contain a complete code and its number.
 const UNKNOWN: u32 = 512;
 /// Minimum file size, in bytes, for building tables. Tables that the previous image also used are always built. Building takes
 /// 0.1 ms.
 const LARGE: usize = 16 << 10;
 /// Number of tables to keep: enough for the standard tables and a few others.
 const KEPT: usize = 16;
-/// A distance in bytes that is longer than the library's read-ahead.
+/// A distance in bytes that exceeds the library's read-ahead.
 const FAR: usize = 64;
 const BLOCKS_IN_MCU: usize = 10;
 
@@ -88,7 +88,7 @@ struct Table {
     ac: bool,
     /// The last code of each length, or -1 if no code has that length.
     last: [i32; 17],
-    /// For each length, the difference between the index of a code's symbol and the code.
+    /// For each length, the index of a code's symbol minus the code.
     place: [i32; 17],
     /// Length in bits 0–7, symbol in bits 8–15. 0 if the code is longer than the index.
     short: Box<[u16; 1 << VALUE_BITS]>,
@@ -470,7 +470,7 @@ mod tests {
             loop {
                 let (one, other) = (decoded.coefficients(&bytes, &table, &mut [0; 64]), skipped.skip(&bytes, &table));
                 assert_eq!(one, other);
-                // Both must have consumed the same number of bits. Buffered bits do not count as consumed.
+                // Both readers must have consumed the same number of bits. Buffered bits do not count as consumed.
                 let used = |bits: &Bits| (bits.next as i64, bits.padding, bits.count);
                 let (mut a, mut b) = (decoded, skipped);
                 (a.refill(&bytes), b.refill(&bytes));

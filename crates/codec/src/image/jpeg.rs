@@ -1,9 +1,9 @@
 //! Decodes JPEG with libjpeg-turbo 3 through its TurboJPEG 3 API. The C library handles errors internally with setjmp, so nothing
 //! unwinds through Rust.
 //!
-//! Supports 8-bit baseline, progressive, arithmetic and lossless files. Colours may be grey, RGB/YCbCr or CMYK/YCCK. CMYK and
-//! YCCK are converted to RGB. Warnings are ignored, as in browsers and Pillow. A file without an end marker is truncated and
-//! therefore refused.
+//! Supports 8-bit baseline, progressive, arithmetic and lossless files. Colour spaces may be grey, RGB/YCbCr or CMYK/YCCK. CMYK
+//! and YCCK are converted to RGB. Warnings are ignored, as in browsers and Pillow. A file without an end marker is treated as
+//! truncated and refused.
 
 use std::ffi::CStr;
 
@@ -27,7 +27,7 @@ impl Drop for Decoder {
 
 impl Decoder {
     fn open(bytes: &[u8]) -> Result<(Decoder, Header)> {
-        // SAFETY: the function has no preconditions. Null is checked below.
+        // SAFETY: the function has no preconditions. A null result is handled below.
         let handle = unsafe { tj::tj3Init(tj::TJINIT_TJINIT_DECOMPRESS as i32) };
         if handle.is_null() {
             return Err(Error::new("internal", "cannot create a libjpeg-turbo decoder"));

@@ -135,8 +135,8 @@ int penstock_jpeg_header(void *memory, const unsigned char *bytes, size_t count,
 }
 
 /* Decode rows top..top + height and columns left..left + width of the picture at 1 / denominator as RGB rows of `pitch` bytes. Call
- * penstock_jpeg_header first. `left` must be on an iMCU boundary. Returns 0, -1 on error, -2 if the library chose other columns, or the
- * number of warnings. */
+ * penstock_jpeg_header first. `left` must be on an iMCU boundary. Returns the number of warnings, -1 on error,
+ * or -2 if the library chose other columns. */
 int penstock_jpeg_region(void *memory, entropy entropy, int denominator, int left, int top, int width, int height, unsigned char *out, size_t pitch) {
   session *s = memory;
   struct jpeg_decompress_struct *d = &s->decoder;
@@ -165,8 +165,8 @@ int penstock_jpeg_region(void *memory, entropy entropy, int denominator, int lef
 
 /* Replacements for libjpeg-turbo's memory functions (jmemsys.h). The library's own versions are linked only if the program defines none.
  * Those versions call malloc, and glibc keeps up to 64 MiB of freed memory per thread. The coefficients of a progressive 12 MP file occupy
- * 36 MB. The functions here return large memory to the kernel at once. They must stay in this file, because the linker reads it before
- * the library. */
+ * 36 MB. The functions here return large blocks to the kernel immediately. They must stay in this file, because the linker
+ * reads it before the library. */
 #define MAPPED_FROM_BYTES (1u << 20)
 
 typedef union {

@@ -1,6 +1,6 @@
 //! Converts pixels to the requested format: 8-bit colour or grey, 16-bit grey, or the stored format. Called by `region` and the loader.
 //!
-//! Neither bits nor alpha are lost silently. An image that does not fit the mode is refused, and alpha is composited or kept.
+//! Bits and alpha are never lost silently. An image that does not fit the mode is refused, and alpha is composited or kept.
 
 use penstock_error::{Error, Result};
 
@@ -55,13 +55,13 @@ impl Mode {
     }
 }
 
-/// Decode an image and convert it to a mode.
+/// Decode an image and convert it to the given mode.
 pub fn decode_in(bytes: &[u8], limits: Limits, orientation: Orientation, mode: Mode) -> Result<Picture> {
     in_mode(decode(bytes, limits, orientation)?, mode)
 }
 
-/// Convert a picture to a mode. Alpha is composited onto white. Colours are converted to grey with the ITU-R 601 luma formula, as
-/// in Pillow. 8-bit grey is multiplied by 257 to get 16-bit grey, so that white stays white.
+/// Convert a picture to the given mode. Alpha is composited onto white. Colours are converted to grey with the ITU-R 601 luma
+/// formula, as in Pillow. 8-bit grey is multiplied by 257 to get 16-bit grey, so that white stays white.
 pub fn in_mode(picture: Picture, mode: Mode) -> Result<Picture> {
     mode.check(picture.bits)?;
     let of = |channels: usize, bits: u8, data: Vec<u8>| Ok(Picture { channels, bits, data, ..picture });

@@ -1,9 +1,9 @@
-//! Decodes only the required part of an image, at a resolution as low as the caller permits.
+//! Decodes only the required part of an image, at the lowest resolution that the caller permits.
 //!
 //! In a JPEG, `entropy` skips the blocks above and beside a region, and blocks below it are not read. The result exactly equals a
-//! crop of the fully decoded image. The decoder therefore also reads a margin, because chroma is interpolated across the region's
-//! edge. At 1/2, 1/4 and 1/8, the result equals a crop of the image decoded fully at that scale. At these scales, libjpeg-turbo
-//! uses SIMD code or skips most of the work. Other images are decoded in full and cropped.
+//! crop of the fully decoded image. Chroma is interpolated across the region's edge, so the decoder also reads a margin. At 1/2,
+//! 1/4 and 1/8, the result equals a crop of the image decoded fully at that scale. At these scales, libjpeg-turbo uses SIMD code
+//! or skips most of the work. Other images are decoded in full and cropped.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -92,7 +92,8 @@ impl Session {
         session
     }
 
-    /// Read width, height, iMCU width, iMCU height, and whether regions can be decoded. Returns None if the header is invalid.
+    /// Read the width, height, iMCU width and iMCU height, and whether regions can be decoded. Returns None if the header is
+    /// invalid.
     fn header(&mut self, bytes: &[u8]) -> Option<[c_int; 5]> {
         let mut found = [0; 5];
         // SAFETY: the session is open, and `bytes` outlives all reads, which end when the region is decoded or the next header is read.
@@ -112,7 +113,7 @@ thread_local! {
     static SESSION: RefCell<Session> = RefCell::new(Session::open());
 }
 
-/// An image that is not decoded yet, with its header and orientation.
+/// An image that has not been decoded yet, with its header and orientation.
 #[derive(Debug, Clone, Copy)]
 pub struct Encoded<'a> {
     bytes: &'a [u8],
@@ -167,8 +168,8 @@ impl<'a> Encoded<'a> {
     fn jpeg_region(&self, region: Region, denominator: usize) -> Option<Decoded<'a>> {
         SESSION.with_borrow_mut(|session| {
             let decoded = self.jpeg_region_by(session, region, denominator, true);
-            // If our entropy decoder fails, the library's decoder decides. The result therefore never depends on whether our decoder was
-            // tried.
+            // If our entropy decoder fails, the library's decoder determines the result. Trying ours first therefore never changes the
+            // result.
             if session.entropy.end() && decoded.is_none() { self.jpeg_region_by(session, region, denominator, false) } else { decoded }
         })
     }

@@ -4,11 +4,11 @@ use penstock_format::Id;
 use penstock_format::ids::Run;
 use penstock_format::record::{Change, ChangeKind, Delta, RecordKind, Transaction};
 
-/// The samples and columns that a transaction read, if a change to them would be a conflict. At present, transactions only append and
-/// read nothing; updates and deletions will read rows.
+/// The samples and columns that a transaction read. A change to them by another commit is a conflict. At present, transactions
+/// only append and read nothing; updates and deletions will read rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reads {
-    /// No reads, as in a bare append. Snapshot isolation also ignores reads.
+    /// No reads, as for a transaction that only appends, or reads that snapshot isolation ignores.
     Nothing,
     /// Some rows of some columns. An empty list of columns means all columns.
     Rows { columns: Vec<u64>, rows: Vec<Run> },
@@ -34,7 +34,7 @@ impl ChangeSet {
         self.reads == Reads::Nothing && self.writes.iter().all(|change| change.kind == ChangeKind::Append)
     }
 
-    /// Return the writes. If one of them is an append, its rows are `appended`.
+    /// Return the writes, with `appended` as the rows of any append.
     pub fn with_rows(&self, appended: Option<Run>) -> Vec<Change> {
         let mut writes = self.writes.clone();
         for change in writes.iter_mut().filter(|change| change.kind == ChangeKind::Append) {

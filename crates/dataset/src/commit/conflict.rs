@@ -1,7 +1,8 @@
-//! Decide whether a transaction may follow commits that it has not seen. This is a pure function of two change sets (spec section 12).
+//! Decide whether a transaction may follow commits that it has not seen. The decision is a pure function of two change sets (spec
+//! section 12).
 //!
-//! Appends commute. Changes to disjoint rows or columns can be rebased, and so can two deletions of the same rows. Two schema changes
-//! always conflict. A conflict identifies the other commit's change.
+//! Appends commute. Changes to disjoint rows or columns can be rebased, and so can two deletions of the same rows. Two schema
+//! changes always conflict. A conflict identifies the change in the other commit.
 
 use penstock_error::Error;
 use penstock_format::ids::Run;
@@ -9,7 +10,7 @@ use penstock_format::record::{Change, ChangeKind, Record};
 
 use super::changes::{ChangeSet, Reads};
 
-/// The conflicting change of another commit.
+/// The conflicting change in another commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
     pub kind: ChangeKind,
@@ -19,7 +20,7 @@ pub struct Conflict {
     pub rows: Vec<Run>,
 }
 
-/// Return the first change of another commit that `ours` cannot be rebased over.
+/// Return the first change in another commit over which `ours` cannot be rebased.
 pub fn conflict(ours: &ChangeSet, theirs: &[Change]) -> Option<Conflict> {
     let collides = |change: &&Change| ours.writes.iter().any(|own| writes_collide(own, change)) || reads_collide(&ours.reads, change);
     theirs.iter().find(collides).map(|change| Conflict { kind: change.kind, columns: change.columns.clone(), rows: change.rows.clone() })
@@ -47,8 +48,8 @@ fn writes_collide(ours: &Change, theirs: &Change) -> bool {
         (Schema, Append | Value) | (Append | Value, Schema) => columns_meet(&ours.columns, &theirs.columns),
         (Value, Value) => columns_meet(&ours.columns, &theirs.columns) && rows_meet(&ours.rows, &theirs.rows),
         (Value, Delete) | (Delete, Value) | (Layout, Layout) => rows_meet(&ours.rows, &theirs.rows),
-        // New samples have new row ids. Deleting a sample that is already deleted has no effect. A layout change keeps all values, and
-        // names the overlays that it folds.
+        // New samples have new row ids. Deleting a sample that is already deleted has no effect. A layout change keeps all values
+        // and names the overlays that it folds.
         (Append, _) | (_, Append) | (Delete, Delete) | (Layout, _) | (_, Layout) | (Schema, Delete) | (Delete, Schema) => false,
     }
 }

@@ -61,7 +61,7 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
     let created = store.put(&root_name, &root_body).and_then(|()| store.sync(&["r"])).and_then(|()| create_first(store, &body, &record));
     if let Err(error) = created {
         if error.code() != "commit-state-unknown" {
-            let _ = store.delete(&root_name); // An orphan is harmless.
+            let _ = store.delete(&root_name); // An orphaned object is harmless.
         }
         return Err(error);
     }
@@ -77,7 +77,7 @@ fn create_first(store: &dyn Storage, body: &[u8], record: &Record) -> Result<()>
             Created::Exists => match records::read_record(store, 0, 0) {
                 Ok(entry) if entry.record.uuid() == record.uuid() => return Ok(()),
                 Ok(_) => return Err(exists(store)),
-                Err(_) => std::thread::sleep(Duration::from_millis(10)), // Wait for a brief fault to pass, then put the same body again.
+                Err(_) => std::thread::sleep(Duration::from_millis(10)), // Wait briefly, then put the same body again.
             },
             _ => return Ok(()),
         }

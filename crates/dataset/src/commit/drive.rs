@@ -25,7 +25,7 @@ pub struct Driver<'a> {
     base: Arc<Snapshot>,
     /// The newest snapshot, which the commit will follow.
     parent: Option<Snapshot>,
-    /// The root that was written for the parent's state.
+    /// The root that this driver wrote for the parent's state.
     root: Option<(ObjectRef, Arc<Root>)>,
     /// The snapshot of the proposed commit. It is complete before the put, so that nothing can fail afterwards.
     next: Option<Snapshot>,
@@ -35,8 +35,8 @@ pub struct Driver<'a> {
 }
 
 impl<'a> Driver<'a> {
-    /// Create a driver that commits a transaction of the handle `home` that began at `base`. The driver writes objects and adds their names
-    /// to `puts`.
+    /// Create a driver for a transaction of the handle `home`, which began at `base`. The driver adds the names of the objects it
+    /// writes to `puts`.
     pub fn new(home: Arc<Context>, base: Arc<Snapshot>, puts: &'a mut Vec<String>) -> Driver<'a> {
         Driver { home, base, parent: None, root: None, next: None, puts, uncertain: false }
     }
@@ -71,9 +71,9 @@ impl<'a> Driver<'a> {
                     if process::interrupted() {
                         return Err(Error::new("interrupted", "interrupted before the outcome was certain"));
                     }
-                    std::thread::sleep(Duration::from_millis(10)); // Wait out a brief fault.
+                    std::thread::sleep(Duration::from_millis(10)); // Wait for a transient fault to pass.
                 }
-                Event::Exists => {} // Uncertain until the record is read.
+                Event::Exists => {} // The outcome is uncertain until the record is read.
                 _ => lost = None,
             }
             let request = machine.step(event)?;
@@ -105,7 +105,7 @@ impl<'a> Driver<'a> {
                     Ok(entry) => {
                         base.context.hold_to(entry.record.dataset)?;
                         known = known.max(number);
-                        // If another record has this number, ours can no longer get it.
+                        // If another record has this number, our record can no longer use it.
                         self.uncertain &= entry.record.uuid() == machine.uuid();
                         Event::Found(Box::new(entry))
                     }
@@ -122,7 +122,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Make the newest snapshot the parent. Its number is at least `known`.
+    /// Make the newest snapshot the parent. The parent's number is at least `known`.
     fn read_newest(&mut self, known: u64) -> Result<Event> {
         let store = self.base.context.storage.as_ref();
         let entry = newest::newest(store, self.base.id().branch, Some(known))?
@@ -141,7 +141,7 @@ impl<'a> Driver<'a> {
         Ok(Event::Newest { parent, words, schema_changed, now_us: now_us() })
     }
 
-    /// Parse a record as readers will, before it is put.
+    /// Parse a record as readers will do, before it is put.
     fn snapshot_of(&self, branch: u64, number: u64, body: &[u8]) -> Result<Snapshot> {
         let entry = LogEntry::parse(&Bytes::copy_from_slice(body), branch, number)?;
         let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a record was proposed before any parent was read"))?;

@@ -10,16 +10,16 @@ use super::changes::Proposal;
 use super::conflict;
 use crate::log::records::LogEntry;
 
-/// Maximum number of uncertain responses for one record. After one more, the machine fails with `commit-state-unknown`.
+/// Maximum number of uncertain responses for one record. If there are more, the machine fails with `commit-state-unknown`.
 const UNCERTAIN_TRIES: u32 = 20;
 
-/// Maximum number of lost races. After one more, the machine fails with `conflict`.
+/// Maximum number of lost races. If there are more, the machine fails with `conflict`.
 const REBASES: u32 = 10_000;
 
-/// The next operation that the machine needs. Each variant lists the events that may answer it.
+/// The next operation that the machine requests. Each variant lists the events that may answer the request.
 #[derive(Debug)]
 pub enum Request {
-    /// Read the newest record, and the word counts of its snapshot. Answered by `Newest`.
+    /// Read the newest record and its snapshot's word counts. Answered by `Newest`.
     ReadNewest,
     /// Read the records from `first` up to the one before the parent. Answered by `Span`.
     ReadSpan { first: u64, end: u64 },
@@ -27,7 +27,7 @@ pub enum Request {
     WriteRoot,
     /// Put a record whose name must not exist yet. Answered by `Created`, `Exists` or `Unknown`.
     Create { number: u64, body: Vec<u8> },
-    /// Read the existing record with that number. Answered by `Found` or `Unreadable`.
+    /// Read the existing record with this number. Answered by `Found` or `Unreadable`.
     Read { number: u64 },
     /// The commit succeeded with this record.
     Done(Box<Record>),
@@ -106,7 +106,7 @@ impl Machine {
                 }
                 Ok(Request::ReadNewest)
             }
-            // Put the same body at the same number again, until the outcome is certain.
+            // Put the same body under the same number again, to learn the outcome.
             Event::Unknown | Event::Unreadable => {
                 self.uncertain += 1;
                 if self.uncertain > UNCERTAIN_TRIES {
@@ -136,7 +136,7 @@ impl Machine {
         self.parent.as_deref().ok_or_else(|| Error::new("internal", "an answer arrived before any parent"))
     }
 
-    /// Check the records that this transaction has not seen, then propose a record after them.
+    /// Check the records that this transaction has not seen, then propose the next record.
     fn rebase(&mut self, between: &[LogEntry]) -> Result<Request> {
         let parent = self.parent()?;
         let unseen = between.iter().chain((parent.record.number > self.checked).then_some(parent));
@@ -149,7 +149,8 @@ impl Machine {
         self.propose(None)
     }
 
-    /// Make the record that follows the parent, and request its put. If its deltas exceed the limits, request a root first.
+    /// Build the record that follows the parent, and request that it be put. If its deltas exceed the limits, request a root
+    /// first.
     fn propose(&mut self, root: Option<ObjectRef>) -> Result<Request> {
         let parent = self.parent()?;
         parent.record.check_writable()?;
@@ -210,7 +211,7 @@ impl Machine {
     }
 }
 
-/// Refuse texts that are too long for a record.
+/// Refuse strings that are too long for a record.
 pub fn check_texts(message: &str, author: &str, properties: &str) -> Result<()> {
     for (what, text, limit) in [("message", message, 1024), ("author", author, 256), ("properties", properties, 1024)] {
         if text.len() > limit {
@@ -223,7 +224,7 @@ pub fn check_texts(message: &str, author: &str, properties: &str) -> Result<()> 
     Ok(())
 }
 
-/// Make the transaction entry of a commit.
+/// Build the transaction entry for a commit.
 pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, samples_added: u64) -> Result<Transaction> {
     check_texts(message, author, properties)?;
     Ok(Transaction {

@@ -11,8 +11,8 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::live::Part;
 use crate::store::context::Context;
 
-/// If the encoded fragments exceed this size, they are written to manifest pages before the commit. Records then stay small, and
-/// can contain the deltas of many commits.
+/// If the encoded fragments exceed this size, they are written to manifest pages before the commit. This keeps records small, so
+/// that one record can contain the deltas of many commits.
 pub const INLINE_BYTES: usize = 1024;
 
 /// Write fragments to manifest pages. Cost: one put per page.
@@ -28,8 +28,8 @@ pub fn write_pages(context: &Context, fragments: &[Fragment], base: u64, puts: &
         .collect()
 }
 
-/// Write a root for a snapshot's state. Loose fragments are merged into the preceding page if it has room, so that the number of
-/// pages stays small.
+/// Write a root that describes a snapshot's state. Loose fragments are merged into the preceding page if it has room, which keeps
+/// the number of pages small.
 pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(ObjectRef, Arc<Root>)> {
     let context = &snapshot.context;
     let (mut pages, mut loose): (Vec<PageRef>, Vec<Fragment>) = (Vec::new(), Vec::new());

@@ -34,20 +34,20 @@ pub struct Receipt {
 
 /// Samples that will become one commit.
 pub struct Transaction {
-    /// The context of the handle. Its path may be redirected during the transaction.
+    /// The context of the handle. The handle's path may be redirected during the transaction.
     home: Arc<Context>,
-    /// The snapshot at which the transaction began. Its context keeps the root open.
+    /// The snapshot at which the transaction began. The snapshot's context keeps the root open.
     base: Arc<Snapshot>,
     uuid: Id,
     writer: Option<FragmentWriter>,
     fragments: Vec<Fragment>,
     samples: u64,
-    /// Words of category columns.
+    /// The words of category columns.
     words: Words,
     touched: HashSet<u64>,
-    /// Feature bits that readers of the written files need.
+    /// Feature bits required to read the written files.
     features: u64,
-    /// Names of the words objects, pages and roots that were written for this commit.
+    /// Names of the words objects, pages and roots written for this commit.
     puts: Vec<String>,
     /// Identifies the process that began the transaction. A forked child must not use it, and must not delete its files.
     generation: u64,
@@ -57,9 +57,9 @@ pub struct Transaction {
 #[derive(PartialEq)]
 enum State {
     Open,
-    /// A write failed: the transaction can no longer be committed.
+    /// A write failed, so the transaction can no longer be committed.
     Failed,
-    /// Committed, or possibly committed: the files must not be deleted.
+    /// The transaction was or may have been committed, so the files must not be deleted.
     Closed,
 }
 
@@ -96,7 +96,7 @@ impl Transaction {
         self.samples
     }
 
-    /// Add samples. All values are checked before any is stored; a failed check leaves the transaction unchanged.
+    /// Add samples. All values are checked before any are stored. If a check fails, the transaction is unchanged.
     pub fn append(&mut self, inputs: Vec<Input>, validate: Validate) -> Result<()> {
         self.check_open()?;
         let schema = self.base.schema.clone();
@@ -110,7 +110,7 @@ impl Transaction {
         self.write(columns, samples).inspect_err(|_| self.state = State::Failed)
     }
 
-    /// Check all inputs. Returns the stored form of each column of the schema, or None for a column that is left out.
+    /// Check all inputs. Returns the stored form of each column in the schema, or None if the input lacks the column.
     fn check(&mut self, schema: &Schema, inputs: Vec<Input>, validate: Validate) -> Result<Vec<Option<Stored>>> {
         let mut columns: Vec<Option<Stored>> = schema.columns.iter().map(|_| None).collect();
         for input in inputs {
@@ -128,7 +128,7 @@ impl Transaction {
                     .map_err(|error| error.column(&spec.name).context(format!("cannot append to column `{}`", spec.name)))?,
             );
         }
-        // All words are known now, so the lists are final.
+        // All words are now known, so the lists are final.
         for (spec, column) in schema.columns.iter().zip(&mut columns) {
             if let Some(stored) = column {
                 stored.words = self.words.of(spec.id);
@@ -222,7 +222,7 @@ impl Transaction {
             }
             other => other?,
         };
-        // From here on, nothing may fail: after an error, the caller would commit the same samples again.
+        // Nothing may fail after this point: after an error, the caller would commit the same samples again.
         self.state = State::Closed;
         let record = snapshot.record();
         let store = self.base.context.storage.as_ref();
@@ -232,7 +232,7 @@ impl Transaction {
         Ok((receipt, snapshot.within(self.home.clone())))
     }
 
-    /// Write words and pages, and make all names durable. Returns the record's deltas.
+    /// Write words and pages, and make the names of all written objects durable. Returns the record's deltas.
     fn write_metadata(&mut self) -> Result<Vec<Delta>> {
         let context = &self.base.context;
         let store = context.storage.as_ref();
@@ -263,13 +263,13 @@ impl Transaction {
 impl Drop for Transaction {
     fn drop(&mut self) {
         if self.generation != process::generation() {
-            std::mem::forget(self.writer.take()); // The files belong to the parent process, which may be writing them.
+            std::mem::forget(self.writer.take()); // The files belong to the parent process, which may still be writing them.
             return;
         }
         if self.state != State::Closed {
             let data = self.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id));
             for name in data.chain(self.puts.drain(..)) {
-                let _ = self.base.context.storage.delete(&name); // A file that remains is harmless: no snapshot refers to it.
+                let _ = self.base.context.storage.delete(&name); // A leftover file is harmless: no snapshot refers to it.
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The logs of a branch's commits (`records`, `newest`) and of snapshot names (`refs`).
+//! A branch's commit log (`records`, `newest`) and the names log (`refs`).
 
 pub mod newest;
 pub mod records;

@@ -1,4 +1,4 @@
-//! Find the newest record of a log with a listing, or with its hint and look-ups. Also find gaps in the record numbers.
+//! Find a log's newest record by listing the log, or by its hint and look-ups. Also find gaps in the record numbers.
 
 use penstock_error::{Error, Result};
 use penstock_format::SnapshotId;
@@ -13,7 +13,7 @@ pub struct Newest {
     pub number: u64,
     /// The folder in which the hint was written, if the hint was read.
     pub written_in: Option<u64>,
-    /// The number of a later record, if the record after `number` is missing.
+    /// The number of a later record, if one exists although record `number + 1` is missing.
     beyond: Option<u64>,
 }
 
@@ -24,14 +24,15 @@ impl Newest {
     }
 }
 
-/// Return the newest record, which is `known` or later. None if the log is empty. Cost: that of `newest_number`, and one read.
+/// Return the newest record, which is `known` or later. Returns None if the log is empty. Costs one read more than
+/// `newest_number`.
 pub fn newest(storage: &dyn Storage, branch: u64, known: Option<u64>) -> Result<Option<LogEntry>> {
     let folder = log_folder(branch);
     newest_number(storage, &folder, known)?.map(|newest| read_record(storage, branch, newest.whole(storage, &folder)?)).transpose()
 }
 
-/// Return the number of the newest record of a log. Record `known` was seen before. Cost: a listing of a few names if the store lists
-/// in order; otherwise a read of the hint and about three look-ups.
+/// Return the number of a log's newest record. If `known` is set, that record is known to exist. Cost: a listing of a few names
+/// if the store lists in order; otherwise a read of the hint and about three look-ups.
 pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) -> Result<Option<Newest>> {
     if let Some(number) = storage.newest(folder)?.and_then(|names| first_listed(&names)).filter(|number| Some(*number) >= known) {
         return Ok(Some(Newest { number, written_in: None, beyond: None }));
@@ -60,7 +61,7 @@ pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) ->
     }
 }
 
-/// Find the last number that exists. The search starts at `newest`, which must exist, in steps that double and then halve.
+/// Find the last record number. The search starts at `newest`, which must exist, with steps that first double and then halve.
 fn search(mut newest: u64, exists: impl Fn(u64) -> Result<bool>) -> Result<u64> {
     let mut step = 1u64;
     let mut absent = loop {
@@ -78,7 +79,7 @@ fn search(mut newest: u64, exists: impl Fn(u64) -> Result<bool>) -> Result<u64> 
     Ok(newest)
 }
 
-/// Read the hint: the newest number when it was written, and the folder in which it was written.
+/// Read the hint: the newest record number when the hint was written, and the folder in which it was written.
 pub fn hint(storage: &dyn Storage, folder: &str) -> Option<(u64, u64)> {
     storage.read(&hint_name(folder)).ok().and_then(|body| read_hint(&body))
 }
@@ -88,7 +89,8 @@ pub fn leave_hint(storage: &dyn Storage, folder: &str, number: u64) {
     let _ = storage.overwrite(&hint_name(folder), &write_hint(number, storage.place().unwrap_or(0)));
 }
 
-/// Return an error for each gap in the log's record numbers up to a snapshot. The result is empty if the store cannot list.
+/// Return an error for each gap in the log's record numbers up to a snapshot's number. The result is empty if the store cannot
+/// list.
 pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> {
     if !storage.lists() {
         return Ok(Vec::new());
@@ -100,7 +102,7 @@ pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> 
     let mut expected = 0;
     let mut gaps = Vec::new();
     for number in numbers {
-        // A listing may lack a record that was put during the listing.
+        // A listing may omit a record that was put while the store was listing.
         while expected < number && storage.exists(&numbered(&folder, expected))? {
             expected += 1;
         }
@@ -121,8 +123,8 @@ pub fn incomplete(storage: &dyn Storage, folder: &str, missing: u64, beyond: u64
     )
 }
 
-/// Return the newest number among the first listed names. None unless the numbers descend by one, because some stores list in another
-/// order.
+/// Return the newest number among the first listed names. Returns None unless the numbers descend by one, because some stores
+/// list in another order.
 fn first_listed(names: &[String]) -> Option<u64> {
     let numbers: Vec<u64> = names.iter().filter_map(|name| record_number(name)).collect();
     let dense = numbers.windows(2).all(|two| two[0].checked_sub(1) == Some(two[1]));

@@ -9,7 +9,7 @@ use penstock_format::ids::{record_name, sealed_crc};
 use penstock_format::record::Record;
 use penstock_storage::Storage;
 
-/// A record and the crc of its bytes. Each child record repeats that crc.
+/// A record and the CRC of its bytes. Each record also contains its parent's CRC.
 #[derive(Debug, Clone)]
 pub struct LogEntry {
     pub record: Record,
@@ -32,7 +32,7 @@ pub fn read_record(storage: &dyn Storage, branch: u64, number: u64) -> Result<Lo
     }
 }
 
-/// Return the record that a snapshot id identifies.
+/// Return the record identified by a snapshot id.
 pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
     let missing = || {
         Error::new("snapshot-not-found", format!("cannot open snapshot `{snapshot}` of `{}`: no such commit exists", storage.uri()))
@@ -46,7 +46,7 @@ pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
     }
 }
 
-/// Visit the ancestors of `from`, newest first. Each must match the crc and commit id that its child recorded.
+/// Visit the ancestors of `from`, newest first. Each must match the CRC and commit id recorded by its child.
 pub fn walk(storage: &dyn Storage, from: &Record, mut visit: impl FnMut(&LogEntry) -> Result<()>) -> Result<()> {
     let mut parent = from.parents.first().cloned();
     while let Some(link) = parent {

@@ -1,5 +1,5 @@
-//! Snapshot names, which are stored in the log of names (spec section 9). At present only pins exist; the format also defines branches
-//! and tags. Each handle folds the log once, and afterwards reads only later records.
+//! Snapshot names, which are stored in the names log (spec section 9). At present, only pins are implemented; the format also
+//! defines branches and tags. Each handle folds the log once and then reads only later records.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -17,7 +17,8 @@ use crate::store::context::Context;
 /// Number of lost races after which an append fails with `conflict`.
 const RACES: u32 = 10_000;
 
-/// Read the records since the last call, at least up to `known`. Cost: that of `newest_number`, and one request per record.
+/// Read the records written since the last call, at least up to `known`. Costs one request per record, in addition to
+/// `newest_number`.
 fn catch_up(folded: &mut Folded, storage: &dyn Storage, known: Option<u64>) -> Result<()> {
     let newest = newest_number(storage, NAMES_FOLDER, known.max(folded.next.checked_sub(1)))?;
     let end = newest.map_or(Ok(0), |newest| Ok(newest.whole(storage, NAMES_FOLDER)? + 1))?;
@@ -28,7 +29,8 @@ fn catch_up(folded: &mut Folded, storage: &dyn Storage, known: Option<u64>) -> R
     Ok(())
 }
 
-/// Return all pins by name. Cost: a read of commit 0, that of `newest_number`, and one request per record since this handle's last call.
+/// Return all pins by name. Cost: a read of commit 0, a call to `newest_number`, and one request per record added since this
+/// handle's last call.
 pub fn pins(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
     context.check_dataset()?;
     let mut folded = context.refs.get().lock().unwrap_or_else(PoisonError::into_inner);
@@ -36,7 +38,7 @@ pub fn pins(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
     Ok(folded.all(NameKind::Pin))
 }
 
-/// Pin a snapshot under this name until `unpin`. Cost: that of `pins`, and one put unless the pin already exists.
+/// Pin a snapshot under this name until `unpin` is called. Costs one put more than `pins`, unless the pin already exists.
 pub fn pin(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
     let set = |folded: &Folded| {
         let operation = Operation { removes: false, kind: NameKind::Pin, name: name.into(), target };
@@ -54,7 +56,7 @@ pub fn unpin(context: &Context, name: &str) -> Result<bool> {
     append(context, remove).context(|| format!("cannot remove pin `{name}` of `{}`", context.storage.uri()))
 }
 
-/// Append the operation that `missing` returns for the current names, and try again after each lost race. Returns false if `missing`
+/// Append the operation that `missing` returns for the current names, and retry after each lost race. Returns false if `missing`
 /// returns None before the first attempt.
 fn append(context: &Context, missing: impl Fn(&Folded) -> Option<Operation>) -> Result<bool> {
     let held = context.held()?;
@@ -76,7 +78,7 @@ fn append(context: &Context, missing: impl Fn(&Folded) -> Option<Operation>) -> 
             leave_hint(storage, NAMES_FOLDER, number);
             return Ok(true);
         }
-        // The record was created by another writer, or by an earlier attempt of this one. The next round reads it.
+        // The record was created by another writer, or by an earlier attempt of this one. The next iteration reads it.
         known = Some(number);
     }
     Err(Error::new("conflict", format!("lost {RACES} races in a row")))

@@ -1,4 +1,4 @@
-//! Blocks that a take needs but that are not in memory, and the blocks that were fetched for it.
+//! The blocks that a take must fetch, and those that were fetched for it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::store::blocks::{self, BlockKey};
 use crate::store::datafile::DataFile;
 
-/// Alignment of columns that share one allocation. It suffices for any element type.
+/// Alignment of columns that share one allocation, sufficient for any element type.
 const COLUMN_ALIGN: usize = 64;
 
 /// A block to be read, or a checksum unit of an uncompressed block.
@@ -29,7 +29,7 @@ pub struct Wanted {
     pub(super) bytes: u64,
     /// Whether only some of the block's rows are requested.
     pub(super) partial: bool,
-    /// Whether this call has the duty to read the block. Other threads may be waiting, and fulfilling the duty adds the block to the cache.
+    /// Whether this call must read the block for other threads that may be waiting. The block is then added to the cache.
     pub(super) awaited: bool,
     /// Whether the block is read only because it is a neighbour of a requested block.
     pub(super) beside: bool,
@@ -72,7 +72,7 @@ impl Wanted {
     }
 }
 
-/// The data files of a take, and their decoded blocks, with an error for each block that could not be read.
+/// The data files of a take, and their decoded blocks, or an error for each block that could not be read.
 #[derive(Default)]
 pub struct Fetched {
     /// Open files are kept here, so that each file is opened once even if the cache is small.
@@ -80,9 +80,9 @@ pub struct Fetched {
     pub(super) blocks: HashMap<BlockKey, Result<Bytes>>,
     /// Memory for samples that the cache does not keep: column by column, in the order requested.
     pub memory: Option<Arc<Recycled>>,
-    /// Places for blocks that have not arrived yet.
+    /// Memory reserved for blocks that have not arrived yet.
     pub(super) slots: HashMap<BlockKey, Slot>,
-    /// Blocks that have places in the allocation of their group; see `set_apart`.
+    /// Blocks that are stored in their group's allocation; see `set_apart`.
     pub(super) apart: HashSet<BlockKey>,
 }
 
@@ -110,7 +110,7 @@ impl Fetched {
         }
     }
 
-    /// Return whether a block was fetched or is in the cache. A cached block is added to the fetched ones.
+    /// Return whether a block was fetched or is in the cache. A cached block is added to the fetched blocks.
     pub(super) fn found(&mut self, key: BlockKey) -> bool {
         if self.blocks.contains_key(&key) {
             return true;
@@ -119,7 +119,7 @@ impl Fetched {
         cached.is_some_and(|block| self.blocks.insert(key, Ok(block)).is_none())
     }
 
-    /// Reserve places for plain blocks in one allocation, which is freed together with them.
+    /// Reserve memory for plain blocks in one allocation, which is freed together with the blocks.
     pub(super) fn set_apart<'a>(&mut self, blocks: impl Iterator<Item = &'a Wanted> + Clone) -> Result<()> {
         let mut rest = separate_memory(blocks.clone().map(|block| block.bytes as usize).sum())?;
         for block in blocks {
@@ -129,8 +129,9 @@ impl Fetched {
         Ok(())
     }
 
-    /// Reserve places in one allocation for samples, which are given in the order requested. Samples of one column are contiguous there,
-    /// as in an array. Blocks that were already found are copied immediately. No places are reserved if the allocation fails.
+    /// Reserve memory for samples, which are given in the order requested, in one allocation. Samples of the same column are
+    /// contiguous, as in an array. Blocks that were already found are copied immediately. Nothing is reserved if the allocation
+    /// fails.
     pub(super) fn place(&mut self, mut samples: Vec<&Wanted>) {
         let most = samples.iter().map(|sample| sample.bytes as usize + COLUMN_ALIGN).sum();
         let Some(mut rest) = Recycled::new(most, Config::memory_bytes()).ok().filter(|_| most > 0).map(Recycled::slot) else { return };
@@ -156,7 +157,7 @@ impl Fetched {
     }
 }
 
-/// The blocks of some samples, and their data files. `Reader::lend` reuses them in any number of takes.
+/// The blocks of some samples, and their data files. With `Reader::lend`, any number of takes can reuse them.
 pub struct Held {
     files: HashMap<Id, Arc<DataFile>>,
     blocks: Vec<(BlockKey, Bytes)>,
@@ -168,7 +169,8 @@ impl Held {
         // A block that could not be read is left out: the take that needs it reports the error.
         let mut blocks: Vec<(BlockKey, Bytes)> =
             wanted.iter().filter_map(|wanted| Some((wanted.key, fetched.get(wanted.key).ok()?))).collect();
-        // One allocation for all blocks: separate long-lived allocations among short-lived ones would fragment the heap.
+        // All blocks share one allocation, because separate long-lived allocations among short-lived ones would fragment the
+        // heap.
         let placed = |(key, _): &&mut (BlockKey, Bytes)| !fetched.apart.contains(key);
         let bytes = blocks.iter_mut().filter(placed).map(|(_, block)| block.len()).sum();
         let mut memory = separate_memory(bytes)?;
@@ -183,7 +185,7 @@ impl Held {
         self.blocks.iter().map(|(_, block)| block.len() as u64).sum()
     }
 
-    /// Return the id of each data file and the number of bytes that it uses. Several `Held` values may share a file.
+    /// Return each data file's id and how many bytes of memory the file uses. Several `Held` values may share a file.
     pub fn files(&self) -> impl Iterator<Item = (Id, u64)> {
         self.files.iter().map(|(id, file)| (*id, file.held_bytes()))
     }

@@ -35,7 +35,7 @@ impl Reader {
         let none = Strings::default();
         for group in &self.plan.groups {
             let source = match self.rows_of(group, column) {
-                // The rows of this group are already null.
+                // The rows in this group are already null.
                 Err(error) if self.passes(&error) => continue,
                 other => other?,
             };
@@ -59,7 +59,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Handle a code without a word or name: raise an error, or make the sample null and return 0, the code of a null.
+    /// Handle a code that has no word or name: return an error, or make the sample null and return 0, the code for nulls.
     fn null_instead(&self, why: String, column: &ColumnSpec, place: u32, nulls: &mut Nulls) -> Result<i64> {
         if self.on_corrupt == OnCorrupt::Raise {
             return Err(self.locate(malformed(why), column, place));

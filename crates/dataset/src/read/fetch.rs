@@ -23,21 +23,21 @@ use crate::snapshot::values::files_of;
 use crate::store::blocks::{self, budget_bytes, get_or_duty};
 use crate::store::context::file_cache_bytes;
 
-/// The purpose of a read, which decides how blocks are shared and cached. Groups of a scan may be read concurrently.
+/// The purpose of a read, which determines how blocks are shared and cached. Groups of a scan may be read concurrently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Take,
-    /// A batch of an epoch. Other batches need the neighbouring blocks, so these are read too if the cache can hold them all.
+    /// A batch of an epoch. Other batches need the neighbouring blocks, so they are also read if all of them fit into the cache.
     Epoch,
-    /// A pass over all samples, or over a run of a window order. `keep` is true if the cache may keep the blocks.
+    /// A pass over all samples, or over a run in a window order. `keep` says whether the cache may keep the blocks.
     Scan {
         keep: bool,
     },
 }
 
 impl Reader {
-    /// Fetch the blocks that a take of these columns needs. Cost: for mapped files, only reads of their tails. Otherwise, at most one
-    /// request per unopened tail, and one per run of uncached blocks.
+    /// Fetch the blocks that a take of these columns needs. For mapped files, this reads only their tails. Otherwise, it costs at
+    /// most one request per unopened tail and one per run of uncached blocks.
     pub fn fetch(&mut self, columns: &[&ColumnSpec], purpose: Purpose) -> Result<()> {
         if !self.any_ranged(columns) {
             return self.open_mapped(columns);
@@ -79,7 +79,7 @@ impl Reader {
         }
         let missing = others.into_iter().filter(|wanted| match get_or_duty(wanted.key, storage.deadline()) {
             Some(Ok(block)) => fetched.blocks.insert(wanted.key, Ok(block)).is_some(),
-            _ => true, // The thread that had the duty failed, or is too slow.
+            _ => true, // The thread that was reading the block failed or is too slow.
         });
         let missing = missing.collect();
         fetched.fill(&context, missing, Cache::Bypass)?;
@@ -87,7 +87,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Return the ranges that `fetch` would now request for a take, if no blocks were lent. Opens the tails first.
+    /// Return the ranges that `fetch` would now request for a take if no blocks were lent. The tails are opened first.
     pub fn ranges(&mut self, columns: &[&ColumnSpec]) -> Result<Vec<RangeRequest>> {
         self.open(columns)?;
         let mut wanted = self.blocks(columns);
@@ -144,7 +144,7 @@ impl Reader {
         let (context, columns) = (&self.snapshot.context, ids_of(columns));
         let closed: Vec<(&FileRef, u64)> = files_of_plan(&self.plan, &columns).filter(|(file, _)| !context.is_open(file.id)).collect();
         let tails = closed.iter().map(|(file, _)| file.tail_bytes).fold(0, u64::saturating_add);
-        // For a few bytes, one thread is as fast. Files that the cache cannot hold would be opened twice.
+        // For a few bytes, one thread is as fast. If the files did not fit into the cache, they would be opened twice.
         if closed.len() > 1 && (2 * parallel::WORTH_A_THREAD_BYTES as u64..file_cache_bytes() / 2).contains(&tails) {
             parallel::map(closed.len(), tails as usize, |index| drop(context.file(closed[index].0, closed[index].1)))?;
         }
@@ -178,13 +178,13 @@ fn ids_of(columns: &[&ColumnSpec]) -> Vec<u64> {
     columns.iter().map(|column| column.id).collect()
 }
 
-/// Return the data files that hold these columns of a plan's samples, each with its number of samples.
+/// Return the data files that store these columns of a plan's samples, each with its number of samples.
 fn files_of_plan<'a>(plan: &'a Plan, columns: &'a [u64]) -> impl Iterator<Item = (&'a FileRef, u64)> {
     let fragments = plan.groups.iter().map(|group| group.fragment());
     fragments.flat_map(move |fragment| files_of(fragment, columns).map(|file| (file, fragment.samples)))
 }
 
-/// Fetch the blocks of several groups of neighbours together, without caching them. Returns one `Held` per group.
+/// Fetch the blocks of several groups of neighbouring samples together, without caching the blocks. Returns one `Held` per group.
 pub fn hold(snapshot: &Arc<Snapshot>, groups: Vec<Vec<u64>>, columns: &[&ColumnSpec]) -> Result<Vec<Held>> {
     let mut all = Reader::new(snapshot.clone(), groups.concat(), OnCorrupt::Raise)?;
     all.open(columns)?;

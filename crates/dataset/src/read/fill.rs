@@ -35,13 +35,13 @@ impl Fetched {
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
         let wanted = Arc::new(wanted);
         let failed = self.fill_once(context, &wanted, cache)?;
-        // The network may have damaged a byte, so failed blocks are requested again, but only once.
+        // The network may have damaged some bytes, so blocks that fail verification are requested again, but only once.
         let again = wanted.iter().filter(|wanted| failed.contains(&wanted.key) && !wanted.beside).cloned().collect();
         self.fill_once(context, &Arc::new(again), cache)?;
         Ok(())
     }
 
-    /// Fetch, verify and decode the units or blocks of tiles that are not in the cache.
+    /// Fetch, verify and decode those units or blocks of tiles that are not in the cache.
     pub(super) fn of_tiles(context: &Context, wanted: impl Iterator<Item = Wanted>, cache: Cache) -> Result<Fetched> {
         let mut fetched = Fetched::default();
         let mut seen = HashSet::new();
@@ -50,14 +50,14 @@ impl Fetched {
         Ok(fetched)
     }
 
-    /// Fetch, verify and decode blocks. Returns the keys of those that fail to verify or decode.
+    /// Fetch, verify and decode blocks. Returns the keys of blocks that fail verification or decoding.
     fn fill_once(&mut self, context: &Context, wanted: &Arc<Vec<Wanted>>, cache: Cache) -> Result<HashSet<BlockKey>> {
         if wanted.is_empty() {
             return Ok(HashSet::new());
         }
         let (segments, mut ranges) = plan_ranges(wanted, context.storage.as_ref());
         if cache == Cache::Bypass {
-            // Blocks that are not cached may share a larger buffer, if gaps are at most a fifth of it.
+            // Blocks that are not cached may share a larger buffer, if gaps make up at most a fifth of it.
             for range in &mut ranges {
                 let gaps: u64 = range.pieces.iter().map(|piece| piece.skip).sum();
                 range.shared = 5 * gaps <= range.end() - range.begin;
@@ -68,7 +68,7 @@ impl Fetched {
             range.slots = range.pieces.iter().zip(segments).map(slot).collect();
         }
         self.slots.clear();
-        // The address of each verified buffer: a hedged request has two responses, and either may be returned.
+        // The address of each verified buffer: a hedged request may get two responses, and either buffer may be returned.
         let verified: Arc<Vec<AtomicUsize>> = Arc::new(wanted.iter().map(|_| AtomicUsize::new(0)).collect());
         let verify = {
             let (wanted, verified, segments) = (wanted.clone(), verified.clone(), segments.clone());

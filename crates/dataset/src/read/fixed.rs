@@ -42,7 +42,7 @@ impl Cells<'_> {
         set_null(&mut self.nulls, self.count, place, target);
     }
 
-    /// Copy a sample from one place to another.
+    /// Copy a sample from one index to another.
     fn repeat(&mut self, first: u32, place: u32) {
         self.out.copy_within(first as usize * self.bytes..(first as usize + 1) * self.bytes, place as usize * self.bytes);
         if self.nulls.as_ref().is_some_and(|nulls| nulls[first as usize]) {
@@ -51,7 +51,7 @@ impl Cells<'_> {
     }
 }
 
-/// A sample that is one plain block, and its place in the result.
+/// A sample stored as one plain block, and its index in the result.
 struct Straight {
     file: Arc<DataFile>,
     chunk: usize,
@@ -60,7 +60,8 @@ struct Straight {
 }
 
 impl Reader {
-    /// Return large samples of fixed shape in one contiguous buffer. None if any is null, or if the store did not write them in order.
+    /// Return large samples of fixed shape in one contiguous buffer. Returns None if any are null or if the store did not write
+    /// them in order.
     pub fn joined(&self, column: &ColumnSpec) -> Option<Frozen> {
         let memory = self.fetched.memory.as_ref()?;
         let mut samples: Vec<Bytes> = Vec::new();
@@ -140,7 +141,7 @@ impl Reader {
         Ok(nulls)
     }
 
-    /// Stream samples, each of which is one block, straight to their places.
+    /// Stream samples, each of which is one block, directly into the result.
     fn read_straight(&self, column: &ColumnSpec, samples: &[Straight], cells: &mut Cells<'_>) -> Result<()> {
         let storage = self.snapshot.context.storage.as_ref();
         let (mut sources, mut doubles): (Vec<Option<&Straight>>, Vec<(u32, u32)>) = (vec![None; self.plan.len()], Vec::new());
@@ -179,8 +180,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Copy rows directly from the map. Later rows are prefetched: their order looks random to the processor, so its own
-    /// prefetcher cannot predict them.
+    /// Copy rows directly from the map. Later rows are prefetched, because their order looks random to the hardware prefetcher.
     fn copy_mapped(&self, source: &ColumnRows<'_>, cells: &mut Cells<'_>) -> std::result::Result<(), (Error, u32)> {
         let (entry, file, cell) = (source.entry(), &source.file, cells.bytes);
         let map = &file.map[..];
@@ -242,7 +242,7 @@ pub fn check_bools(bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// Copy rows that are contiguous and verified. This is the inner loop of an epoch.
+/// Copy rows that are contiguous and verified. This is the innermost loop of an epoch.
 fn copy_plain(samples: &[u8], rows: &[(u64, u32)], cells: &mut Cells<'_>) {
     let cell = cells.bytes;
     for (index, (row, place)) in rows.iter().enumerate() {
@@ -253,7 +253,7 @@ fn copy_plain(samples: &[u8], rows: &[(u64, u32)], cells: &mut Cells<'_>) {
     }
 }
 
-/// Copy a slice. For values of 8 bytes, avoid the call to memmove in `copy_from_slice`.
+/// Copy a slice. For 8-byte values, this avoids the memmove call that `copy_from_slice` makes.
 #[inline]
 fn copy(target: &mut [u8], source: &[u8]) {
     match (target.as_chunks_mut::<8>(), source.as_chunks::<8>()) {

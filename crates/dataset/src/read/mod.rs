@@ -1,4 +1,4 @@
-//! Read samples with a plan, the blocks fetched for it, and one file per form of values. Start reading at `reader`.
+//! Read samples: a plan, the blocks fetched for it, and one file per form of values. Start with `reader`.
 
 pub mod blocks;
 pub mod codes;

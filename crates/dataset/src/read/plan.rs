@@ -1,5 +1,5 @@
-//! Map positions to rows of fragments. Each row keeps its place in the result. If there are several fragments, the rows are sorted, so
-//! that each block is visited once.
+//! Map positions to rows of fragments. Each row records its place in the result. If there are several fragments, the rows are
+//! sorted so that each block is visited once.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ pub struct Plan {
     pub groups: Vec<Group>,
 }
 
-/// Rows of one fragment, each with its place in the result. They ascend, unless the snapshot has only one fragment: sorting would then
-/// cost as much as it saves. Readers that need neighbours together use `ascending`.
+/// Rows of one fragment, each with its place in the result. The rows ascend, unless the snapshot has only one fragment: sorting
+/// would then cost as much as it saves. Readers that need neighbouring rows together use `ascending`.
 pub struct Group {
     fragments: Arc<PartFragments>,
     index: usize,
@@ -108,7 +108,7 @@ pub fn out_of_range(position: i64, len: u64) -> Error {
     )
 }
 
-/// Sort pairs (position or row, place). Pairs that are packed into one word each sort three times as fast.
+/// Sort pairs (position or row, place). Packing each pair into one machine word makes sorting three times as fast.
 fn sorted(pairs: &[(u64, u32)]) -> Vec<(u64, u32)> {
     let place_bits = u32::BITS - pairs.iter().fold(1, |all, (_, place)| all | place).leading_zeros();
     if pairs.iter().any(|(key, _)| *key >> (64 - place_bits) != 0) {
@@ -160,7 +160,7 @@ impl Builder<'_> {
             }
         };
         let (mut index, mut begin) = self.next;
-        // `Context::page` checks the counts of a page, so one of the fragments contains the position.
+        // `Context::page` has checked the page's counts, so one of its fragments contains the position.
         while position >= begin + live_samples(&fragments.as_slice()[index]) {
             begin += live_samples(&fragments.as_slice()[index]);
             index += 1;

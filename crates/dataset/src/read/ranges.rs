@@ -1,4 +1,4 @@
-//! Join blocks into ranges: nearby blocks share one request, and a long block takes several.
+//! Join blocks into ranges: nearby blocks share one request, and a long block is split among several.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ fn widest_gap(wanted: &[Wanted], cost: RequestCost) -> u64 {
         return cost.gap_bytes;
     }
     gaps.sort_unstable();
-    // The first gap that exceeds the allowance, and all gaps at least as wide, are not read.
+    // The first gap that would exceed the allowance is not read, nor is any gap at least as wide.
     let too_wide = gaps.into_iter().find(|gap| left.checked_sub(*gap).map(|rest| left = rest).is_none());
     too_wide.map_or(cost.gap_bytes, |gap| gap - 1)
 }

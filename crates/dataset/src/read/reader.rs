@@ -1,4 +1,5 @@
-//! A reader has the plan of a take, and the blocks fetched for it. Several files in this folder each add one form of values.
+//! A reader has the plan of a take, and the blocks fetched for it. Other files in this folder each add methods for one form of
+//! values.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::values::Values;
 use crate::store::datafile::{DataFile, Decoded};
 
-/// Whether each value is null, in the order requested. None if no value is null.
+/// Whether each value is null, in the order requested. None if no values are null.
 pub type Nulls = Option<Vec<bool>>;
 
 /// How to treat a corrupt row.
@@ -37,7 +38,7 @@ pub struct Reader {
 pub(super) struct ColumnRows<'a> {
     pub file: Arc<DataFile>,
     pub chunk: usize,
-    /// Ascending, except for uncompressed samples of fixed shape, which gain nothing from sorting.
+    /// The rows ascend, except for uncompressed samples of fixed shape, which gain nothing from sorting.
     pub rows: Cow<'a, [(u64, u32)]>,
 }
 
@@ -54,7 +55,7 @@ impl Reader {
         Ok(Reader { snapshot, plan, fetched: Fetched::default(), on_corrupt })
     }
 
-    /// Use blocks that the caller holds, so that they are not fetched. Call this before `fetch`.
+    /// Use blocks that the caller already has, so that they are not fetched. Call this before `fetch`.
     pub fn lend(&mut self, held: &Held) {
         self.fetched.lend(held);
     }
@@ -64,7 +65,7 @@ impl Reader {
         self.fetched = Fetched::default();
     }
 
-    /// Return whether fetched samples are in one allocation, in order, so that `joined` may succeed.
+    /// Return whether fetched samples are in one allocation in order, as `joined` requires.
     pub fn is_placed(&self) -> bool {
         self.fetched.memory.is_some()
     }
@@ -74,7 +75,7 @@ impl Reader {
         self.on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt
     }
 
-    /// Locate the rows of a group. None if its fragment leaves the column out.
+    /// Locate the rows of a group. Returns None if the group's fragment omits the column.
     pub(super) fn rows_of<'a>(&self, group: &'a Group, column: &ColumnSpec) -> Result<Option<ColumnRows<'a>>> {
         let open = |file: &penstock_format::manifest::FileRef| self.fetched.file(file.id).cloned();
         let Some(values) = self.snapshot.values(group.fragment(), column, open)? else { return Ok(None) };
@@ -87,8 +88,9 @@ impl Reader {
         Ok(Some(rows))
     }
 
-    /// Announce the rows to the store: a run of neighbours as sequential, other rows as random, and large random samples one by one.
-    /// A small random sample occupies a page or two. These may already be in memory, so they are not worth a system call.
+    /// Announce the rows to the store: a run of neighbours as sequential, other rows as random, and large random samples one by
+    /// one. A small random sample occupies a page or two. These pages may already be in memory, so announcing them is not worth a
+    /// system call.
     fn announce(&self, source: &ColumnRows<'_>) {
         if !source.file.access.is_mapped() {
             return;

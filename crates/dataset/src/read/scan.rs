@@ -1,5 +1,5 @@
-//! Divide a scan into batches that fit the memory budget. If files are not mapped, batches are joined into groups, which are read ahead.
-//! The caller reads each group, and reports its size.
+//! Divide a scan into batches that fit the memory budget. If files are not mapped, batches are joined into groups, which are read
+//! ahead. The caller reads each group and reports the group's size.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -12,8 +12,8 @@ use super::reader::{OnCorrupt, Reader};
 use crate::config::Config;
 use crate::snapshot::Snapshot;
 
-/// The first group has up to this many bytes, and each later group up to twice as many as the previous one. Groups grow up to this size
-/// or `1 / GROUP_PART` of the memory budget, whichever is larger.
+/// The first group has at most this many bytes, and each later group may be twice as large as the previous one. Groups grow up to
+/// this size or `1 / GROUP_PART` of the memory budget, whichever is larger.
 const GROUP_BYTES: u64 = 8 << 20;
 const GROUP_PART: u64 = 32;
 const GROUP_ROWS: u64 = 1 << 17;
@@ -33,7 +33,7 @@ pub struct Stretch {
     pub keep: bool,
 }
 
-/// The position of a scan, and its estimates of row sizes.
+/// A scan's current position and its estimates of row sizes.
 pub struct Scan {
     snapshot: Arc<Snapshot>,
     selection: Option<Arc<Vec<u64>>>,
@@ -54,8 +54,8 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Begin a scan of a snapshot, or of selected positions in it. Cost: that of `Snapshot::column_bytes`, and if files are
-    /// not mapped, the tails of the first batch.
+    /// Begin a scan of a snapshot, or of selected positions in it. Costs the same as `Snapshot::column_bytes`. If files are not
+    /// mapped, the tails for the first batch are also read.
     pub fn new(snapshot: Arc<Snapshot>, selection: Option<Arc<Vec<u64>>>, columns: &[&ColumnSpec], batch_rows: u64) -> Result<Scan> {
         let ids: HashSet<u64> = columns.iter().map(|column| column.id).collect();
         let known = snapshot.schema.columns.iter().enumerate();
@@ -96,7 +96,7 @@ impl Scan {
         self.selection.as_ref().map_or(self.snapshot.len(), |chosen| chosen.len() as u64)
     }
 
-    /// Return the rows to read next. None at the end, or if the caller already has enough groups.
+    /// Return the rows to read next. Returns None at the end, or if the caller already has enough groups.
     pub fn next(&mut self, held: usize) -> Result<Option<Stretch>> {
         if self.next >= self.len() {
             return Ok(None);
@@ -110,7 +110,7 @@ impl Scan {
         }
         let rows = if mapped { batch } else { self.rows_of_group(batch)? };
         let end = (self.next + rows).min(self.len());
-        // A scan that would fill half of the block cache keeps no blocks.
+        // A scan that would fill more than half of the block cache keeps no blocks there.
         let keep = mapped || self.row_bytes * self.len() as f64 <= (self.budget / 4) as f64;
         let stretch = Stretch { rows: self.next..end, keep };
         self.next = end;
@@ -124,7 +124,7 @@ impl Scan {
         self.rows_that_fit(self.row_bytes)
     }
 
-    /// Return how many bytes one batch may have.
+    /// Return how many bytes one batch may use.
     pub fn batch_bytes(&self) -> u64 {
         self.budget / BATCHES
     }
@@ -155,13 +155,13 @@ impl Scan {
         Ok(rows.max(batch))
     }
 
-    /// Return the decoded size of the next rows in the uneven columns, in bytes. Returns 0 without a look-up if those columns fit into
-    /// one batch in full.
+    /// Return the decoded size of the next rows in the uneven columns, in bytes. Returns 0 without a look-up if those columns fit
+    /// completely into one batch.
     fn decoded_bytes(&self, rows: u64) -> Result<u64> {
         if self.decoded <= self.batch_bytes() { Ok(0) } else { self.reader(rows)?.decoded_bytes(&self.specs(&self.uneven)) }
     }
 
-    /// Return how many bytes a read of the next rows would now request from storage. Cost: reads the tails of their files.
+    /// Return how many bytes a read of the next rows would now request from storage. Cost: reads of the tails of their files.
     fn requested_bytes(&self, rows: u64) -> Result<u64> {
         let ranges = self.reader(rows)?.ranges(&self.specs(&self.columns))?;
         Ok(ranges.iter().map(|range| range.end() - range.begin).sum())
@@ -181,7 +181,7 @@ impl Scan {
     }
 }
 
-/// Return the size in bytes of each value in a batch, including nulls. None if it depends on the value.
+/// Return the size in bytes of each value in a batch, including nulls. Returns None if the size depends on the value.
 fn bytes_of_each(kind: &ColumnKind) -> Result<Option<u64>> {
     if matches!(kind, ColumnKind::Label { .. } | ColumnKind::Category) {
         return Ok(Some(CODE_BYTES));

@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::blocks::{Fetched, Wanted};
 use crate::store::blocks::{Duty, get_or_duty};
 
-/// Divide blocks among concurrent groups of a scan, or batches of an epoch, so that each shared block is read once. If `all` is set, every
-/// block is shared; otherwise, only blocks that this group needs in part. Returns the blocks to read here, and those that other threads
-/// are reading.
+/// Divide blocks among concurrent groups of a scan, or batches of an epoch, so that each shared block is read once. If `all` is
+/// set, every block is shared. Otherwise, only partially needed blocks are shared. Returns the blocks to read here and those that
+/// other threads are reading.
 pub(super) fn share_out(
     wanted: Vec<Wanted>,
     all: bool,
@@ -35,7 +35,7 @@ pub(super) fn share_out(
     (ours, others)
 }
 
-/// Return these blocks and their neighbours in the same stretch of the file, which has `stretch` bytes. Reading a stretch takes about as
+/// Return these blocks and their neighbours in the same stretch of `stretch` bytes in the file. Reading a stretch takes about as
 /// long as a request.
 pub(super) fn with_neighbours(mut wanted: Vec<Wanted>, stretch: u64) -> Vec<Wanted> {
     wanted.sort_by_key(|wanted| (wanted.key.0, wanted.chunk, wanted.block));

@@ -1,4 +1,4 @@
-//! Read large plain values straight to their places, bypassing the cache.
+//! Read large plain values directly into the result, bypassing the cache.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use penstock_storage::{Access, RangeRequest, Storage};
 use super::blocks::Wanted;
 use crate::store::datafile::DataFile;
 
-/// Ranges streamed from a local device include gaps up to this length.
+/// Ranges streamed from a local device include gaps of up to this length.
 const STREAM_GAP_BYTES: u64 = 16 << 10;
 
 /// Checksum units of uncompressed blocks that are contiguous in their file.
@@ -45,7 +45,7 @@ pub(super) fn stream(storage: &dyn Storage, wanted: &[Wanted], mut copy: impl Fn
     let mut failed: Vec<Option<Error>> = wanted.iter().map(|_| None).collect();
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     for again in [true, false] {
-        order.sort_by_key(|index| (wanted[*index].key.0, wanted[*index].offset)); // Damaged units are in order of arrival.
+        order.sort_by_key(|index| (wanted[*index].key.0, wanted[*index].offset)); // Damaged units are listed in order of arrival.
         let (members, ranges) = stream_ranges(storage, wanted, &order);
         order.clear();
         let answers = storage.stream(&ranges, None, &mut |range, bytes| {
@@ -68,7 +68,7 @@ pub(super) fn stream(storage: &dyn Storage, wanted: &[Wanted], mut copy: impl Fn
     Ok(failed)
 }
 
-/// Read runs of uncompressed checksum units into their targets, and verify them there. Returns the error of each damaged run.
+/// Read runs of uncompressed checksum units into their targets and verify the units there. Returns the error of each damaged run.
 /// Requires a store that streams.
 pub(super) fn stream_runs(storage: &dyn Storage, runs: &[UnitRun], mut targets: Vec<&mut [u8]>) -> Result<Vec<Option<Error>>> {
     let range = |run: &UnitRun| {
@@ -115,8 +115,8 @@ fn stream_ranges(storage: &dyn Storage, wanted: &[Wanted], order: &[usize]) -> (
     (members, ranges)
 }
 
-/// Return whether every take streams the samples of this chunk to their places. They must be large and uncompressed, and the store must
-/// stream.
+/// Return whether every take streams this chunk's samples directly into the result. The samples must be large and uncompressed,
+/// and the store must stream.
 pub(super) fn streams(file: &DataFile, entry: &Chunk) -> bool {
     entry.layout == Layout::Fixed
         && entry.rows_per_block == 1

@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::parallel;
 use crate::store::datafile::{DataFile, Decoded};
 
-/// A slice of one sample, and its place in the result.
+/// A slice of one sample, and its index in the result.
 struct TiledSample {
     place: u32,
     file: Arc<DataFile>,
@@ -42,7 +42,7 @@ impl TiledSample {
 /// The part of a sample that one tile provides.
 struct TileRead {
     sample: usize,
-    /// The tile's number in its sample, and its block's number in the chunk.
+    /// The tile's index in its sample, and the block's index in the chunk.
     tile: u64,
     block: usize,
 }
@@ -63,7 +63,7 @@ impl Targets<'_> {
         }
     }
 
-    /// Return all buffers at once.
+    /// Return all buffers.
     fn all(&mut self) -> Vec<&mut [u8]> {
         match self {
             Targets::Even { out, bytes } => out.chunks_mut((*bytes).max(1)).collect(),
@@ -81,7 +81,7 @@ impl Tiles {
         self.0.is_empty()
     }
 
-    /// Return the places of the samples in the result.
+    /// Return the indices of the samples in the result.
     pub fn places(&self) -> Vec<u32> {
         self.0.iter().map(|sample| sample.place).collect()
     }
@@ -118,9 +118,9 @@ impl Reader {
         Ok(tiled.then_some(shapes))
     }
 
-    /// Read a slice of each of a plan's samples into a buffer of the same size. Call `shapes` first to confirm that all samples are tiled.
-    /// Buffers of nulls stay unchanged. Buffers of damaged samples are zeroed, or the call fails. A slice outside its sample is refused.
-    /// Cost: reads the checksum units that contain the slices, or whole compressed tiles, and makes one copy.
+    /// Read a slice of each sample in a plan into a buffer of the same size. Call `shapes` first to confirm that all samples are
+    /// tiled. Buffers of nulls stay unchanged. Buffers of damaged samples are zeroed, or the call fails. A slice outside its
+    /// sample is refused. Cost: reads the checksum units that contain the slices, or whole compressed tiles, and makes one copy.
     pub fn slices(&self, column: &ColumnSpec, slices: &[Slice], outs: Vec<&mut [u8]>) -> Result<Nulls> {
         let (mut tiles, mut nulls) = (Tiles::default(), None);
         let size = column.kind.stored()?.0.size();
@@ -196,7 +196,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Read whole samples whose bytes are the concatenated tiles. The device can write directly to their places.
+    /// Read whole samples whose bytes are the concatenated tiles. The device can write directly into the targets.
     fn stream_flat(
         &self,
         samples: &[TiledSample],
@@ -255,7 +255,7 @@ impl Reader {
             let Some((grid, _)) = entry.grid_of(sample.row) else { return };
             let (target, begin) = (targets.get(sample.place), unit * UNIT_BYTES as usize);
             runs(&grid.tile(read.tile), &sample.slice, entry.dtype.size(), |from, to, length| {
-                // The part of the run that is in this unit.
+                // The part of the run that this unit contains.
                 let (low, high) = (from.max(begin), (from + length).min(begin + bytes.len()));
                 if low < high {
                     target[to + low - from..to + high - from].copy_from_slice(&bytes[low - begin..high - begin]);

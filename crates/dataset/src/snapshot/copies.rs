@@ -1,4 +1,4 @@
-//! Find incomplete copies of local datasets. A copy made during a write may have records whose objects are missing.
+//! Find incomplete copies of local datasets. A copy made during a write may contain records whose objects are missing.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ const NAMED: usize = 3;
 
 /// Refuse a copy that lacks objects of this snapshot, with `log-incomplete` or `copy-incomplete`.
 ///
-/// Cost: none if the hint was written in this folder. A copy requires listings of `log`, `d` and `w`, and a read of the manifest. The
+/// Cost: none if the hint was written in this folder. For a copy, the check lists `log`, `d` and `w`, and reads the manifest. The
 /// first commit in the copy writes a new hint, after which the check costs nothing.
 pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     let store = snapshot.context.storage.as_ref();
@@ -58,7 +58,7 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     let lacking = |listed: &HashMap<String, u64>, id: Id, bytes: u64, name: String| {
         let whole = match listed.get(&id.to_string()) {
             Some(found) => *found == bytes,
-            None => store.exists(&name)?, // A link to a file is not listed.
+            None => store.exists(&name)?, // Listings omit links to files.
         };
         Ok((!whole).then_some(name))
     };

@@ -1,6 +1,6 @@
-//! Map a position to its part, fragment and physical row. Deletions will be supported here. A deleted sample will keep its physical
-//! row but lose its position, so deletions will change `physical_row`, `live_runs` and the counts below. Until then, parsers refuse a
-//! manifest that counts deleted samples.
+//! Map a position to its part, fragment and physical row. Deletions will be supported here. A deleted sample will keep its
+//! physical row but lose its position, so deletions will change `physical_row`, `live_runs` and the counts below. Until then,
+//! parsers refuse a manifest with deleted samples.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use penstock_format::manifest::{Fragment, PageRef};
 
 use crate::snapshot::Snapshot;
 
-/// A page or a fragment, which contains consecutive samples in manifest order.
+/// A page or a fragment: a group of consecutive samples in manifest order.
 #[derive(Debug, Clone)]
 pub enum Part {
     Page(PageRef),
@@ -28,10 +28,10 @@ impl Part {
     }
 }
 
-/// The parts of a snapshot in manifest order, with prefix sums of their samples.
+/// The parts of a snapshot in manifest order, with prefix sums of their sample counts.
 pub struct Live {
     pub parts: Vec<Part>,
-    /// Position of the first sample of each part, followed by the total number of samples.
+    /// The position of each part's first sample, followed by the total number of samples.
     starts: Vec<u64>,
 }
 
@@ -56,7 +56,7 @@ impl Live {
         self.starts.partition_point(|start| *start <= position) - 1
     }
 
-    /// Return the fragment of a snapshot if it is the only part, else None.
+    /// Return the fragment if it is the snapshot's only part, else None.
     pub fn only_fragment(&self) -> Option<PartFragments> {
         match &self.parts[..] {
             [Part::Fragment(fragment)] => Some(PartFragments::One(fragment.clone())),
@@ -65,7 +65,7 @@ impl Live {
     }
 }
 
-/// Return the number of samples of a fragment that have a position.
+/// Return the number of samples in a fragment that have a position.
 #[inline]
 pub fn live_samples(fragment: &Fragment) -> u64 {
     fragment.live
@@ -77,7 +77,7 @@ pub fn physical_row(_fragment: &Fragment, live: u64) -> u64 {
     live
 }
 
-/// Return a fragment's row id runs, each with the number of its first sample. Deleted samples are not counted.
+/// Return a fragment's row id runs, each with the index of its first sample, not counting deleted samples.
 pub fn live_runs(fragment: &Fragment) -> impl Iterator<Item = (Run, u64)> {
     fragment.runs.iter().scan(0, |next, run| {
         let first = *next;

@@ -36,14 +36,14 @@ pub struct Snapshot {
     /// Maps positions to parts.
     pub live: Arc<Live>,
     pub(super) words: HashMap<u64, Vec<WordsSegment>>,
-    /// Vocabularies of category columns, and tables that map each data file's local codes to codes in these vocabularies.
+    /// Vocabularies of category columns, and tables that map each data file's local codes to vocabulary codes.
     pub(super) codes: PerProcess<Mutex<CodeTables>>,
-    /// Sorted tuples (first row id, count, position), built by the first look-up by row id.
+    /// Sorted tuples (first row id, count, position), built when a row id is first looked up.
     pub(super) row_index: PerProcess<OnceLock<Vec<(u64, u64, u64)>>>,
 }
 
 impl Snapshot {
-    /// Make the snapshot of a record whose root is known. Reads nothing.
+    /// Build the snapshot of a record from its root, without any reads.
     pub fn with_root(context: Arc<Context>, entry: LogEntry, root: Arc<Root>) -> Result<Snapshot> {
         let record = &entry.record;
         if root.dataset != record.dataset || root.branch != record.branch || root.number > record.number {
@@ -86,7 +86,7 @@ impl Snapshot {
         })
     }
 
-    /// Return the same snapshot with another context of the same dataset. Reads nothing.
+    /// Return the same snapshot with another context of the same dataset, without any reads.
     pub fn within(&self, context: Arc<Context>) -> Snapshot {
         Snapshot {
             context,

@@ -1,5 +1,5 @@
-//! Open the newest snapshot, a given one, or another snapshot of an open dataset. Check that a log still contains a snapshot that was read
-//! from it.
+//! Open the newest snapshot, a given one, or another snapshot of an open dataset. Check that the log still contains an open
+//! snapshot's record.
 
 use std::sync::Arc;
 
@@ -15,7 +15,8 @@ use crate::log::{newest, records};
 use crate::store::context::{Context, Incomplete, replaced};
 
 impl Snapshot {
-    /// Open the newest snapshot of a branch. Cost on local disk: reads of the hint, the record and the root, and that of `copies::check`.
+    /// Open the newest snapshot of a branch. Cost on local disk: a call to `copies::check`, and reads of the hint, the record and
+    /// the root.
     pub fn open(context: Arc<Context>, branch: u64) -> Result<Snapshot> {
         let store = context.storage.as_ref();
         let newest = newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| not_found(store))?;
@@ -24,7 +25,7 @@ impl Snapshot {
         Snapshot::at_whole(context.clone(), entry, newest.written_in)
     }
 
-    /// Open the newest snapshot of this branch. Cost: that of `open`, except that an unchanged root is not read.
+    /// Open the newest snapshot of this branch. Costs the same as `open`, except that an unchanged root is not read.
     pub fn refreshed(&self) -> Result<Snapshot> {
         let SnapshotId { branch, number, .. } = self.id();
         let store = self.context.storage.as_ref();
@@ -72,8 +73,8 @@ impl Snapshot {
         }
     }
 
-    /// Refuse a log that differs from this snapshot's log, such as that of a copy with other commits. `found` is a record just read from
-    /// the log. Cost: a read, unless `found` has this snapshot's number.
+    /// Refuse a log that differs from this snapshot's log, for example in a copy with other commits. `found` is a record just
+    /// read from the log. Cost: one read, unless `found` has this snapshot's number.
     pub fn check_log(&self, found: Option<&LogEntry>) -> Result<()> {
         let SnapshotId { branch, number, .. } = self.id();
         let store = self.context.storage.as_ref();

@@ -1,4 +1,4 @@
-//! Map row ids to positions with an index of the whole snapshot, and physical rows to row ids with their fragment's runs.
+//! Map row ids to positions by an index of the whole snapshot, and map physical rows to row ids by their fragment's runs.
 
 use penstock_error::{Error, Result};
 use penstock_format::manifest::Fragment;
@@ -6,7 +6,7 @@ use penstock_format::manifest::Fragment;
 use super::Snapshot;
 use super::live::live_runs;
 
-/// Write the row ids of these physical rows of a fragment to their places in `ids`. The rows must be in ascending order.
+/// Write the row ids of a fragment's physical rows to their places in `ids`. The rows must be in ascending order.
 pub fn row_ids_of(fragment: &Fragment, rows: &[(u64, u32)], ids: &mut [i64]) {
     let (mut run, mut skipped) = (0, 0);
     for (row, place) in rows {

@@ -1,4 +1,4 @@
-//! Stored and decoded sizes of columns, which budgets, window orders and `info` depend on.
+//! Stored and decoded sizes of columns, as used by budgets, window orders and `info`.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use super::values::files_of;
 use crate::store::context::file_cache_bytes;
 use crate::store::files::whole_bytes;
 
-/// Sizes of a set of columns.
+/// Sizes of several columns.
 #[derive(Debug, Clone, Copy)]
 pub struct ColumnBytes {
     /// Size as stored in data files.
@@ -19,22 +19,22 @@ pub struct ColumnBytes {
     /// Size from the first to the last block of each column in each file, including blocks of other columns in between.
     pub spanned: u64,
     pub decoded: u64,
-    /// One decoded block of each column whose samples share blocks: the memory needed to read one sample.
+    /// The memory needed to read one sample: one decoded block of each column whose samples share blocks.
     pub blocks: u64,
-    /// The decoded values of one sample. Each column contributes its mean over the fragments that have it, because a read may need only
-    /// those.
+    /// The decoded values of one sample. Each column contributes its mean over the fragments that have the column, because a read
+    /// may need only those fragments.
     pub decoded_of_sample: f64,
 }
 
-/// Maximum number of tails that a size estimate reads.
+/// Maximum number of tails read for a size estimate.
 const TAILS_READ: usize = 16;
 
 /// Memory that an open data file uses per column, in addition to the tail.
 const COLUMN_BYTES: u64 = (size_of::<Chunk>() + 64) as u64;
 
 impl Snapshot {
-    /// Return the sizes of these columns over all samples, estimated if they are in more than `TAILS_READ` data files.
-    /// Cost: reads the manifest, and at most `TAILS_READ` tails. The result is deterministic, because window orders depend on it.
+    /// Return the sizes of these columns over all samples, or an estimate if more than `TAILS_READ` data files contain them.
+    /// Cost: reads the manifest and at most `TAILS_READ` tails. The result is deterministic, because window orders depend on it.
     pub fn column_bytes(&self, columns: &[u64]) -> Result<ColumnBytes> {
         let mut files: Vec<(FileRef, u64)> = Vec::new();
         self.each_fragment(|_, fragment| {
@@ -82,7 +82,7 @@ impl Snapshot {
             file.columns.iter().for_each(|column| *samples.entry(*column).or_default() += of_file);
         }
         let of_sample = |column: &u64, bytes: u128| of_all(bytes) as f64 / samples.get(column).map_or(1.0, |samples| *samples as f64);
-        // Sum in the order of the columns, because sums of floats depend on the order.
+        // Sum in column order, because floating-point sums depend on the order.
         let each = columns.iter().filter_map(|column| sizes.get(column).map(|(stored, decoded)| (column, *stored, *decoded)));
         Ok(ColumnBytes {
             stored: of_all(each.clone().map(|(_, stored, _)| stored).sum()),
@@ -93,8 +93,8 @@ impl Snapshot {
         })
     }
 
-    /// Return how many bytes of unmapped data files stay in memory when these columns are read, in total and for the largest file.
-    /// Cost: reads the manifest.
+    /// Return how many bytes unmapped data files keep in memory when these columns are read: the total, and the largest file's
+    /// share. Cost: reads the manifest.
     pub fn kept_bytes(&self, columns: &[u64]) -> Result<(u64, u64)> {
         let (mut all, mut largest, mut whole) = (0, 0, 0);
         self.each_fragment(|_, fragment| {
@@ -105,7 +105,7 @@ impl Snapshot {
             }
             Ok(())
         })?;
-        // Small files are kept whole if all of them fit in the cache.
+        // Small files are kept whole if they all fit into the cache.
         let fits = all + whole <= file_cache_bytes();
         Ok((all + if fits { whole } else { 0 }, largest))
     }

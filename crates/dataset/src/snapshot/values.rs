@@ -1,5 +1,5 @@
-//! Find the data file that stores a column's values for a fragment's rows. Value overlays will be supported here: a cell's later value
-//! will be stored in a file other than the fragment's own.
+//! Find the data file that stores a column's values for a fragment's rows. Value overlays will be implemented here: newer values
+//! of cells will be stored in separate files.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use penstock_format::schema::ColumnSpec;
 use super::Snapshot;
 use crate::store::datafile::DataFile;
 
-/// The values of a column for all rows of a fragment: a chunk of an open data file.
+/// A column's values for all rows of a fragment: a chunk of an open data file.
 #[derive(Clone)]
 pub struct Values {
     pub file: Arc<DataFile>,
@@ -26,7 +26,7 @@ impl Values {
     }
 }
 
-/// Return the data file that stores a fragment's column. None if all of the column's values are null.
+/// Return the data file that stores a fragment's column. Returns None if all of the column's values are null.
 pub fn file_of(fragment: &Fragment, column: u64) -> Option<&FileRef> {
     fragment.files.iter().find(|file| file.columns.contains(&column))
 }
@@ -37,7 +37,8 @@ pub fn files_of<'a>(fragment: &'a Fragment, columns: &'a [u64]) -> impl Iterator
 }
 
 impl Snapshot {
-    /// Find the values of a column in a fragment. `open` returns the data file if it is already open. None if all values are null.
+    /// Find the values of a column in a fragment. `open` returns the data file if it is already open. Returns None if all values
+    /// are null.
     pub fn values(
         &self,
         fragment: &Fragment,
@@ -57,7 +58,7 @@ impl Snapshot {
     }
 }
 
-/// Check that a chunk has the dtype and shape of the schema.
+/// Check that a chunk has the dtype and shape that the schema specifies.
 pub fn check_stored_as(file: &DataFile, chunk: &Chunk, column: &ColumnSpec) -> Result<()> {
     let (dtype, shape) = column.kind.stored()?;
     if chunk.dtype == dtype && chunk.shape == shape {

@@ -18,7 +18,7 @@ use crate::store::context::file_cache_bytes;
 #[derive(Default)]
 pub struct Vocabulary {
     segments: Vec<Arc<Strings>>,
-    /// Per code: the segment, and the word's place in that segment.
+    /// For each code, the segment and the word's index in that segment.
     places: Vec<(u32, u32)>,
     codes: HashTable<u32>,
     hasher: RandomState,
@@ -83,8 +83,8 @@ impl FileCodes {
         size_of_val(&self.0[..]) as u64
     }
 
-    /// Translate code `own`, which refers to the data file's dictionary, to the vocabulary's code. Returns None if the dictionary lacks the
-    /// code, or the vocabulary lacks its word.
+    /// Translate code `own` of the data file's dictionary to the vocabulary's code. Returns None if the dictionary lacks the code
+    /// or the vocabulary lacks its word.
     pub fn code(&self, own: i64, dictionary: &Strings, vocabulary: &Vocabulary) -> Option<u32> {
         let known = self.0.get(usize::try_from(own).ok()?)?;
         match known.load(Relaxed) {
@@ -103,14 +103,14 @@ impl FileCodes {
 #[derive(Default)]
 pub struct CodeTables {
     vocabularies: HashMap<u64, Arc<Vocabulary>>,
-    /// Per data file and column, a table that maps local codes to codes in this snapshot's vocabulary.
+    /// For each data file and column, a table that maps local codes to codes in this snapshot's vocabulary.
     files: HashMap<(Id, u64), Arc<FileCodes>>,
     files_bytes: u64,
 }
 
 impl Snapshot {
-    /// Return the words of a category column, by code. A word that two writers added concurrently keeps its first code. Cost: reads the
-    /// words once.
+    /// Return the words of a category column, by code. If two writers added a word concurrently, its first code is used. The
+    /// words are read only once.
     pub fn vocabulary(&self, column: u64) -> Result<Arc<Vocabulary>> {
         let lock = || self.codes.get().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().vocabularies.get(&column) {
@@ -141,7 +141,7 @@ impl Snapshot {
         let codes = Arc::new(FileCodes::new(words));
         tables.files_bytes += codes.bytes();
         if tables.files_bytes > file_cache_bytes() / 2 {
-            (tables.files, tables.files_bytes) = (HashMap::new(), codes.bytes()); // Dropped codes are looked up again when they are used.
+            (tables.files, tables.files_bytes) = (HashMap::new(), codes.bytes()); // Dropped codes are looked up again later.
         }
         tables.files.insert((file, column), codes.clone());
         Ok((vocabulary, codes))
@@ -151,7 +151,7 @@ impl Snapshot {
         self.words.values().flatten()
     }
 
-    /// Return the number of words listed for a category column, including duplicates.
+    /// Return the number of words that the manifest lists for a category column, including duplicates.
     pub fn word_count(&self, column: u64) -> u64 {
         self.words.get(&column).into_iter().flatten().map(|segment| segment.words).sum()
     }

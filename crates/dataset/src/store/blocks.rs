@@ -11,7 +11,7 @@ use quick_cache::{OptionsBuilder, Weighter};
 
 use crate::config::Config;
 
-/// Bytes per cache shard. The largest entries must fit: tails have about 1 MiB, and the largest blocks have a few MiB.
+/// Bytes per cache shard. The largest entries must fit: tails of about 1 MiB, and blocks of a few MiB.
 const SHARD_BYTES: u64 = 32 << 20;
 
 #[derive(Clone)]
@@ -23,7 +23,7 @@ impl<K> Weighter<K, Bytes> for ByLength {
     }
 }
 
-/// The key of a decoded block: data file id, checksum of its tail, chunk, block, and checksum unit (`u32::MAX` for the whole block).
+/// The key of a decoded block: data file id, tail checksum, chunk, block, and checksum unit (`u32::MAX` for the whole block).
 pub type BlockKey = (Id, u32, u32, u32, u32);
 
 /// The duty to read a block. Other threads may wait for the block until it is inserted or the duty is dropped.
@@ -43,8 +43,8 @@ static BLOCKS: PerProcess<Cache<BlockKey, Bytes, ByLength>> = PerProcess::new(||
     cache((block_bytes / (64 << 10)) as usize, block_bytes, ByLength)
 });
 
-/// Make a cache of `bytes` bytes. Each of its shards has its own lock and an equal part of the bytes. `SHARD_BYTES` limits the
-/// number of shards: even with many cores and a small budget, each shard must have room for the largest entries.
+/// Create a cache of `bytes` bytes. Each shard has its own lock and an equal part of the bytes. `SHARD_BYTES` limits the number
+/// of shards: even with many cores and a small budget, each shard must have room for the largest entries.
 pub fn cache<K: Eq + std::hash::Hash, V: Clone, W: Weighter<K, V> + Clone>(items: usize, bytes: u64, weighter: W) -> Cache<K, V, W> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let shards = (bytes / SHARD_BYTES).clamp(1, 4 * cores as u64) as usize;
@@ -60,7 +60,7 @@ pub fn budget_bytes() -> u64 {
     Config::memory_bytes() / 2
 }
 
-/// Apply a changed budget. The file cache of an open dataset keeps the budget it was opened with.
+/// Apply a changed budget. An open dataset's file cache keeps the budget that was set when the dataset was opened.
 pub fn fit_budget() {
     BLOCKS.get().set_capacity(budget_bytes());
 }
@@ -70,7 +70,7 @@ pub fn get_or_decode(key: BlockKey, decode: impl FnOnce() -> Result<Bytes>) -> R
     BLOCKS.get().get_or_insert_with(&key, decode)
 }
 
-/// Return a block, or the duty to read it. None if another thread had that duty for the whole of `patience`.
+/// Return a block, or the duty to read it. Returns None if another thread still has that duty after `patience`.
 pub fn get_or_duty(key: BlockKey, patience: Duration) -> Option<std::result::Result<Bytes, Duty>> {
     match BLOCKS.get().get_value_or_guard(&key, Some(patience)) {
         GuardResult::Value(block) => Some(Ok(block)),

@@ -1,4 +1,4 @@
-//! Encode and decode blocks with each codec that data files may use. A new codec needs an arm in both functions.
+//! Encode and decode blocks with each codec supported in data files. A new codec needs an arm in both functions.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use penstock_codec::block::{lz4, zstd};
 use penstock_error::Result;
 use penstock_format::datafile::Codec;
 
-/// Encode a block. An empty block is stored as no bytes, whatever its codec.
+/// Encode a block. An empty block is stored as zero bytes, regardless of the codec.
 pub fn encode(codec: Codec, raw: Cow<'_, [u8]>) -> Result<Cow<'_, [u8]>> {
     Ok(match codec {
         Codec::None => raw,

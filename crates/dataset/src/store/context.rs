@@ -21,7 +21,7 @@ use crate::config::Config;
 
 /// Maximum number of cached data files, each of which may be mapped. Linux allows 65,530 maps per process by default.
 const MAPPED_FILES: usize = 4096;
-/// Maximum number of cached manifest pages. An encoded page has at most 64 KiB, except if it holds one large fragment.
+/// Maximum number of cached manifest pages. An encoded page has at most 64 KiB, unless it consists of one large fragment.
 const PAGES: usize = 1024;
 const WORDS: usize = 4096;
 
@@ -60,7 +60,7 @@ fn caches() -> Caches {
     Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS) }
 }
 
-/// Return how many bytes the cached data files of each open dataset may hold: tails, and whole small files that are not mapped.
+/// Return how many bytes each open dataset's cached data files may use: tails, and whole small files that are not mapped.
 pub fn file_cache_bytes() -> u64 {
     Config::memory_bytes() / 4
 }
@@ -84,7 +84,7 @@ pub struct Context {
     pub incomplete: Incomplete,
     /// The first dataset found at this path. The handle never reads or writes another one.
     dataset: OnceLock<Id>,
-    /// How far `log::refs` has read the log of names.
+    /// How far `log::refs` has read the names log.
     pub refs: Arc<PerProcess<Mutex<Folded>>>,
     pub caches: Arc<PerProcess<Caches>>,
 }
@@ -105,7 +105,7 @@ impl Context {
     }
 
     /// Return this context with its root kept open. Changes made through it stay in one folder, even if the path is redirected
-    /// meanwhile. None if the root cannot move or cannot be kept open. Cost on local disk: one file descriptor.
+    /// meanwhile. Returns None if the root cannot move or cannot be kept open. Cost on local disk: one file descriptor.
     pub fn held(&self) -> Result<Option<Arc<Context>>> {
         let with = |storage| Context {
             storage,
@@ -117,7 +117,7 @@ impl Context {
         Ok(self.storage.held()?.map(with).map(Arc::new))
     }
 
-    /// Check, immediately before a change, that the path still leads to the open root. Cost: none if roots cannot move.
+    /// Check, immediately before a change, that the path still leads to the open root. Costs nothing if roots cannot move.
     pub fn check_place(&self, home: &Context) -> Result<()> {
         if self.storage.in_place() {
             return Ok(());
@@ -126,7 +126,7 @@ impl Context {
         Err(replaced(&format!("`{}`: the path now leads to another folder", self.storage.uri())))
     }
 
-    /// Check that a dataset found at this path is the first one that was found there.
+    /// Check that a dataset found at this path is the same as the first one found there.
     pub fn hold_to(&self, found: Id) -> Result<()> {
         let known = *self.dataset.get_or_init(|| found);
         if known == found {
@@ -136,7 +136,7 @@ impl Context {
     }
 
     /// Check that the path still leads to the opened dataset. Call this before changing objects that do not record their dataset.
-    /// Cost: a read.
+    /// Cost: one read.
     pub fn check_dataset(&self) -> Result<()> {
         let name = record_name(0, 0);
         let read = || Record::parse(&self.storage.read(&name)?, 0, 0).context(|| format!("cannot read `{name}`"));
@@ -154,7 +154,7 @@ impl Context {
         }
     }
 
-    /// Make a random id.
+    /// Generate a random id.
     pub fn new_id(&self) -> Result<Id> {
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(|error| penstock_error::Error::new("internal", format!("cannot make an id: {error}")))?;

@@ -1,4 +1,4 @@
-//! One open data file, mapped or read in ranges: its tail, its blocks, and the checksum units that this process has verified.
+//! An open data file, mapped or read in ranges: its tail, its blocks, and the checksum units that this process has verified.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -24,11 +24,11 @@ pub struct DataFile {
     pub access: Access,
     pub tail: Tail,
     pub data_end: u64,
-    /// Per chunk, one bit per checksum unit, which is set once the unit is verified. Setting a bit twice is harmless.
+    /// For each chunk, one bit per checksum unit, which is set once the unit is verified. Setting a bit twice is harmless.
     verified: Vec<Vec<AtomicU64>>,
     /// Whether the access pattern last announced to the store was sequential, which is the default for a new map.
     pub expected_in_order: AtomicBool,
-    /// Per chunk, the number of units that are not verified yet.
+    /// For each chunk, the number of units that are not verified yet.
     unverified: Vec<AtomicU64>,
 }
 
@@ -47,12 +47,12 @@ impl DataFile {
         if map[..8] != MAGIC[..] || map[8..24] != file.id.0[..] {
             return Err(malformed(format!("cannot read `{}`: it is not a data file, or not the expected one", data_name(file.id))));
         }
-        // The tail is copied, so that verified bytes cannot change afterwards, and reads touch few pages.
+        // The tail is copied, so that verified bytes cannot change afterwards and reads touch few pages.
         let tail = Bytes::copy_from_slice(&map[data_end as usize..(data_end + file.tail_bytes) as usize]);
         DataFile::assemble(map, access, tail, file, samples)
     }
 
-    /// Open a data file from its tail alone; blocks are fetched later.
+    /// Open a data file from its tail alone. Blocks are fetched later.
     pub fn ranged(tail: Bytes, access: Access, file: &FileRef, samples: u64) -> Result<DataFile> {
         DataFile::assemble(Bytes::new(), access, tail, file, samples)
     }
@@ -68,7 +68,7 @@ impl DataFile {
         if tail.samples != samples {
             return Err(malformed(format!("cannot read `{name}`: {} samples, expected {samples}", tail.samples)));
         }
-        // All column ids are checked, whichever column is read: a wrong id in the manifest would silently make a column null.
+        // All column ids are checked, not only those that are read: a wrong id in the manifest would silently make a column null.
         if !tail.chunks.iter().map(|chunk| chunk.column).eq(file.columns.iter().copied()) {
             let found: Vec<u64> = tail.chunks.iter().map(|chunk| chunk.column).collect();
             return Err(malformed(format!("cannot read `{name}`: it has the columns {found:?}, expected {:?}", file.columns)));
@@ -96,7 +96,7 @@ impl DataFile {
         of_tail + if self.access.is_mapped() { 0 } else { self.map.len() as u64 }
     }
 
-    /// Return whether `map` contains the whole file. Otherwise, blocks are fetched.
+    /// Return whether `map` contains the whole file. If it does not, blocks are fetched.
     pub fn in_memory(&self) -> bool {
         !self.map.is_empty()
     }
@@ -106,7 +106,7 @@ impl DataFile {
         self.tail.chunks.iter().position(|chunk| chunk.column == column)
     }
 
-    /// Return the range of a block's stored bytes in the map. The bytes are verified on first use.
+    /// Return the range of a block's stored bytes in the map, after verifying any that are not verified yet.
     #[inline]
     pub fn stored(&self, chunk: usize, block: usize) -> Result<std::ops::Range<usize>> {
         self.verify(chunk, block)?;
@@ -120,7 +120,7 @@ impl DataFile {
     pub fn verify(&self, chunk: usize, block: usize) -> Result<()> {
         let entry = &self.tail.chunks[chunk];
         if entry.first_unit.is_none() && self.is_verified(chunk, block) {
-            return Ok(()); // The common case: one unit per block, already verified.
+            return Ok(()); // This is the common case: one unit per block, already verified.
         }
         self.verify_units(chunk, block, 0..entry.units_of(block).1)
     }
@@ -158,7 +158,7 @@ impl DataFile {
         (offset + at, offset + (at + UNIT_BYTES).min(entry.stored_bytes.get(block)))
     }
 
-    /// Verify the bytes of a block's unit `unit` against checksum `index` of the chunk.
+    /// Verify the bytes of unit `unit` of a block against checksum `index` of the chunk.
     fn check_unit(&self, chunk: usize, block: usize, unit: usize, index: usize, bytes: &[u8]) -> Result<()> {
         let found = crc(bytes);
         let expected = self.tail.chunks[chunk].crcs.get(index) as u32;

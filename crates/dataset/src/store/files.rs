@@ -20,13 +20,13 @@ use super::datafile::DataFile;
 const WHOLE_FILE_BYTES: u64 = 256 << 10;
 
 impl Context {
-    /// Return a data file from the cache, or open it. Its tail is verified.
+    /// Return a data file from the cache, or open it and verify its tail.
     pub fn file(&self, file: &FileRef, samples: u64) -> Result<Arc<DataFile>> {
         let found = self.caches.get().files.get_or_insert_with(&file.id, || Ok(Arc::new(self.open_file(file, samples)?)))?;
         if found.is(file, samples) { Ok(found) } else { self.open_file(file, samples).map(Arc::new) }
     }
 
-    /// Open a data file without the cache.
+    /// Open a data file, bypassing the cache.
     pub fn open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {
         self.try_open_file(file, samples).map_err(|error| self.or_replaced(error.object(data_name(file.id))))
     }
@@ -46,7 +46,7 @@ impl Context {
         self.caches.get().files.peek(&file).is_some()
     }
 
-    /// Return a cached data file, or the duty to open it. None if another thread had that duty for the whole of `patience`.
+    /// Return a cached data file, or the duty to open it. Returns None if another thread still has that duty after `patience`.
     pub fn file_or_duty(&self, file: Id, patience: Duration) -> Option<std::result::Result<Arc<DataFile>, FileDuty<'_>>> {
         match self.caches.get().files.get_value_or_guard(&file, Some(patience)) {
             GuardResult::Value(file) => Some(Ok(file)),
@@ -63,8 +63,8 @@ impl Context {
         }
     }
 
-    /// Open data files, each given with its number of samples. Damaged files are left out. Cost: one request per file, all concurrent.
-    /// Files that are mapped, cached, or being read by another thread cost no request.
+    /// Open data files, each given with its number of samples. Damaged files are left out. Cost: one concurrent request per file,
+    /// except for files that are mapped, cached, or being read by another thread.
     pub fn open_tails<'a>(&self, files: impl Iterator<Item = (&'a FileRef, u64)>) -> Result<Vec<Arc<DataFile>>> {
         let (mut seen, mut opened) = (HashSet::new(), Vec::new());
         let (mut ours, mut others) = (Vec::new(), Vec::new());
@@ -80,7 +80,7 @@ impl Context {
         // Small files are read whole, unless their total exceeds the file cache.
         let (mapped, ours): (Vec<_>, Vec<_>) = ours.into_iter().partition(|(_, _, access, _)| access.is_mapped());
         others.extend(mapped.into_iter().map(|(file, samples, _, duty)| {
-            drop(duty); // The call to `file` below takes the duty again.
+            drop(duty); // The call to `file` below takes on the duty again.
             (file, samples)
         }));
         let whole = ours.iter().map(|(file, ..)| whole_bytes(file)).sum::<u64>() <= file_cache_bytes();

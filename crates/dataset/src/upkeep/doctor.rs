@@ -1,4 +1,5 @@
-//! Test a location before it is used for a dataset: which operations are allowed, how fast they are, and whether create-only puts work.
+//! Test a location before storing a dataset there: which operations are allowed, how fast they are, and whether create-only puts
+//! work.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,8 @@ const RANGE_BYTES: u64 = 128 << 10;
 
 const SMALL_READS: usize = 20;
 
-/// Largest accepted clock skew. Services refuse signed requests if the skew exceeds 15 minutes. Commit times from several machines require
-/// a smaller skew.
+/// Largest accepted clock skew. Services refuse signed requests if the skew exceeds 15 minutes. Comparing commit times from
+/// several machines requires a smaller skew.
 const SKEW: Duration = Duration::from_secs(60);
 
 /// The result of one check.
@@ -65,7 +66,7 @@ pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
     Ok(doctor.findings)
 }
 
-/// Return the largest data file of the dataset at this location. None if there is none.
+/// Return the largest data file of the dataset at this location, if any.
 fn largest_file(context: &std::sync::Arc<Context>) -> Option<(String, u64)> {
     let snapshot = Snapshot::open(context.clone(), 0).ok()?;
     let mut found: Option<(String, u64)> = None;
@@ -99,10 +100,10 @@ impl Doctor<'_> {
         self.findings.push(Finding { name, good: Some(false), measured: None, finding: error.message().to_owned(), advice });
     }
 
-    /// Return whether the store can be reached, and check whether it can list.
+    /// Return whether the store can be reached. Also check whether it can list.
     fn reach(&mut self) -> bool {
         let began = Instant::now();
-        // Read the object, because the error of a refused look-up does not include the reason.
+        // Read the object, because the error from a refused look-up does not include the reason.
         match self.store.read("log/0000000000000000/hint") {
             Err(error) if error.code() != "object-not-found" => {
                 self.failed("reach", &error);
@@ -121,7 +122,7 @@ impl Doctor<'_> {
     }
 
     fn write(&mut self, probe: &str) -> bool {
-        // Use random bytes, which the storage cannot compress.
+        // Use random bytes, because the storage cannot compress them.
         let mut word = 0x9e37_79b9_7f4a_7c15u64;
         let body: Vec<u8> = (0..PROBE_BYTES / 8)
             .flat_map(|_| {

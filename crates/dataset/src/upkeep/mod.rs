@@ -1,4 +1,4 @@
-//! Checks of a dataset, and of a location for a new one.
+//! Checks for a dataset, and for the location of a new one.
 
 pub mod doctor;
 pub mod verify;

@@ -35,7 +35,7 @@ pub struct Problem {
     pub error: Error,
 }
 
-/// Check a snapshot. Damage is added to the report; an unreachable store is an error.
+/// Check a snapshot. Damage is added to the report, whereas an unreachable store is an error.
 pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<Report> {
     let mut report = Report { commits: 1, ..Report::default() };
     let store = snapshot.context.storage.as_ref();
@@ -75,7 +75,7 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
     Ok(report)
 }
 
-/// Check that each row id was assigned by a commit, and belongs to one sample.
+/// Check that each row id was assigned by a commit and belongs to only one sample.
 fn check_runs(snapshot: &Snapshot, mut runs: Vec<Run>) -> Result<()> {
     let next = row_id(snapshot.record().lineage, snapshot.record().next_counter);
     runs.sort_unstable_by_key(|run| run.first);
@@ -190,7 +190,7 @@ fn stretches(file: &DataFile, specs: &[Option<&ColumnSpec>]) -> Vec<Stretch> {
         debug_assert!(entry.blocks() as u64 <= MAX_BLOCKS);
         for block in 0..entry.blocks() {
             let (begin, bytes, count) = (entry.offset.get(block), entry.stored_bytes.get(block), entry.units_of(block).1);
-            // A block that must be decoded is read whole. So is text, because a character may span two units.
+            // A block that must be decoded is read whole, as is text, because a character may span two units.
             let whole = entry.codec != Codec::None || entry.layout == Layout::Packed || specs[chunk].is_some_and(is_text);
             let step = if whole { count.max(1) } else { UNITS_A_STRETCH };
             for first in (0..count).step_by(step) {
@@ -207,7 +207,7 @@ fn stretches(file: &DataFile, specs: &[Option<&ColumnSpec>]) -> Vec<Stretch> {
 /// Blocks with more units than this are checked in parts.
 const UNITS_A_STRETCH: usize = 128;
 
-/// Check that the bytes from `begin` to `end`, which belong to no block, are zero. `bytes` begins at offset `from`.
+/// Check that the padding from `begin` to `end` consists of zeros. `bytes` begins at offset `from`.
 fn check_pad(begin: u64, end: u64, bytes: &[u8], from: u64) -> Result<()> {
     if begin < end && bytes[(begin - from) as usize..(end - from) as usize].iter().any(|byte| *byte != 0) {
         return Err(Error::new("block-checksum", format!("the padding at bytes {begin}..{end} is not zero")));
@@ -256,7 +256,7 @@ fn is_text(spec: &ColumnSpec) -> bool {
     matches!(spec.kind, ColumnKind::Text | ColumnKind::Json)
 }
 
-/// Check a value of a text or JSON column. Values of other columns are accepted.
+/// Check a value of a text or JSON column. Values of other columns are always accepted.
 pub fn check_text(spec: &ColumnSpec, bytes: &[u8]) -> Result<()> {
     if !is_text(spec) {
         return Ok(());
@@ -268,7 +268,8 @@ pub fn check_text(spec: &ColumnSpec, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Check that a value, or a run of values of fixed shape, has the column's type. Except for bools, values are skipped if `valid` is false.
+/// Check that a value, or a run of values of fixed shape, has the column's type. If `valid` is false, values other than bools are
+/// skipped.
 fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: impl Fn(u64) -> bool) -> Result<()> {
     let Some(spec) = spec else { return Ok(()) };
     match &spec.kind {

@@ -11,8 +11,8 @@ use penstock_tensor::{Column, Dtype, Pulled, Ragged, Shape};
 
 use super::media::{Media, Validate, check_media};
 
-/// Values of a named column. Labels and categories are int64 codes (`Fixed`) or words (`Ragged`). If `words` is set, they are int64
-/// indexes into that list.
+/// Values of a named column. Labels and categories are int64 codes (`Fixed`) or words (`Ragged`). If `words` is set, the values
+/// are int64 indexes into that list.
 pub struct Input {
     pub name: String,
     pub column: Column,
@@ -37,7 +37,7 @@ pub fn stored(kind: &ColumnKind, column: Column, words: Option<Arc<Ragged>>, val
     }
 }
 
-/// Check that all columns have the same number of samples. Returns that number.
+/// Check that all columns have the same number of samples, and return that number.
 pub fn check_lengths(inputs: &[Input]) -> Result<usize> {
     let Some(first) = inputs.first() else { return Ok(0) };
     match inputs.iter().find(|input| input.column.len() != first.column.len()) {
@@ -64,7 +64,7 @@ pub fn codes_of(data: &[u8], samples: usize) -> Result<impl Iterator<Item = i64>
     Ok(data.chunks_exact(8).map(|code| i64::from_le_bytes([code[0], code[1], code[2], code[3], code[4], code[5], code[6], code[7]])))
 }
 
-/// Convert labels to codes of the smallest width. The input contains codes, names, or indexes into `words`.
+/// Convert labels to codes of the smallest suitable width. The input contains codes, names, or indexes into `words`.
 pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>) -> Result<Column> {
     let (dtype, _) = ColumnKind::Label { names: names.to_vec() }.stored()?;
     let unknown = |what: String, row: usize| {
@@ -84,7 +84,7 @@ pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>)
                     _ if null => Ok(0),
                     Some((_, Some(code))) => Ok(code),
                     Some((word, None)) => Err(unknown(format!("`{}`", String::from_utf8_lossy(words.value(word))), row)),
-                    None => Err(unknown(format!("place {place} in {} words", known.len()), row)),
+                    None => Err(unknown(format!("index {place} into {} words", known.len()), row)),
                 }
             };
             (codes_of(&data, samples)?.enumerate().map(code_of).collect::<Result<_>>()?, validity)
@@ -114,7 +114,7 @@ pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>)
     Ok(Column::Fixed { data, validity, samples: codes.len() })
 }
 
-/// Check that each value is UTF-8.
+/// Check that each value is valid UTF-8.
 pub fn check_text(column: Column) -> Result<Column> {
     let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "found numbers, expected text")) };
     check_utf8(ragged).map(|_| ())?;
@@ -199,5 +199,5 @@ fn check_pulled(pulled: &Pulled, dtype: Dtype, shape: &Shape, tile: Option<&[u64
     Ok(())
 }
 
-/// Maximum number of tiles per sample. With more, reading the tail would take longer than reading a typical slice.
+/// Maximum number of tiles per sample. With more tiles, reading the tail would take longer than reading a typical slice.
 const TILES_A_SAMPLE: u64 = 1 << 20;

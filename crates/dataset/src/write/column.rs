@@ -1,4 +1,4 @@
-//! The samples of one column that are waiting to be written, and the chunk that they will belong to.
+//! One column's samples that are waiting to be written, and the chunk to which they will be added.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use penstock_tensor::{Column, Dtype, Ragged, Shape};
 
 use super::style::Style;
 
-/// A new fragment is not worthwhile for fewer small samples.
+/// A new fragment is not worthwhile for fewer small samples than this.
 const SAMPLES_WORTH_A_FRAGMENT: usize = 1000;
 
 /// Values of one column in their stored form and, for a category, the words of its codes.
 pub struct Stored {
     pub column: Column,
-    /// Category only: codes in `column` are places in this list, which only grows.
+    /// For categories only: codes in `column` are indexes into this list, which only grows.
     pub words: Option<Arc<Vec<Arc<str>>>>,
 }
 
@@ -37,7 +37,7 @@ pub struct ColumnWriter {
     pub leading_nulls: usize,
     pub waiting: Option<Column>,
     pub chunk: Option<(usize, Style, ChunkBuilder)>,
-    /// For each word of the transaction, its place in `words`, or `u32::MAX` if `words` lacks it.
+    /// For each word of the transaction, its index in `words`, or `u32::MAX` if `words` lacks it.
     local: Vec<u32>,
     words: Vec<Arc<str>>,
     words_bytes: usize,
@@ -69,7 +69,7 @@ impl ColumnWriter {
         })
     }
 
-    /// Return whether these samples should be packed although earlier ones have separate blocks.
+    /// Return whether these samples should be packed, although earlier samples have separate blocks.
     pub fn shrinks(&self, column: &Column) -> bool {
         let alone = matches!(&self.chunk, Some((_, style, _)) if matches!(style.layout, Layout::Single | Layout::Tiled));
         alone
@@ -79,7 +79,7 @@ impl ColumnWriter {
             && (column.value_bytes() as u64) < column.len() as u64 * SINGLE_BYTES / 2
     }
 
-    /// Return whether these samples are too large for the layout that was chosen for smaller ones.
+    /// Return whether these samples are too large for the layout chosen for earlier, smaller ones.
     pub fn outgrown(&self, column: &Column) -> bool {
         let Column::Pulled(pulled) = column else { return false };
         match &self.chunk {
@@ -98,7 +98,7 @@ impl ColumnWriter {
             || (self.shape.is_fixed() && Style::tiles(self.dtype, &self.shape, self.shape.fixed_bytes(self.dtype).unwrap_or(0)))
     }
 
-    /// Choose the tile for waiting samples.
+    /// Choose the tile size for waiting samples.
     pub fn tile_of_waiting(&self, column: &Column) -> Vec<u64> {
         let shapes: Vec<Vec<u64>> = match column {
             Column::Ragged(ragged) if self.dtype != Dtype::Bytes && !self.shape.is_fixed() => {
@@ -111,8 +111,8 @@ impl ColumnWriter {
         self.tile_for(&shapes.iter().map(Vec::as_slice).collect::<Vec<_>>(), &largest)
     }
 
-    /// Choose the tile for samples of these shapes: the schema's tile, else the default tile of the largest sample. If any sample
-    /// would have too many such tiles, the default tile for the longest sides is used.
+    /// Choose the tile size for samples of these shapes: the schema's tile, else the default tile for the largest sample. If any
+    /// sample would have too many such tiles, use the default tile for the longest sides.
     pub fn tile_for(&self, shapes: &[&[u64]], largest: &[u64]) -> Vec<u64> {
         if let Some(tile) = &self.tile {
             return tile.clone();
@@ -159,7 +159,7 @@ impl ColumnWriter {
         Ok(())
     }
 
-    /// Return how many of these samples fit before their new words fill a tail. At least one sample fits.
+    /// Return how many of these samples can be added before their new words would fill a tail. The result is at least one.
     pub fn fitting(&self, stored: &Stored) -> usize {
         let (Column::Fixed { data, .. }, Some(words)) = (&stored.column, &stored.words) else { return stored.column.len() };
         let mut counted = vec![false; words.len()];
@@ -289,7 +289,7 @@ impl ColumnWriter {
     }
 }
 
-/// Return how many tail bytes a word takes.
+/// Return how many bytes a word takes in the tail.
 fn dictionary_bytes(word: &str) -> usize {
     word.len() + 2
 }

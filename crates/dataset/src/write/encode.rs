@@ -44,7 +44,7 @@ fn cut(column: &Column, style: &Style, shape: &Shape, dtype: Dtype) -> Vec<usize
     }
 }
 
-/// Encode all samples of `column`. Uncompressed blocks borrow from `column`, unless they are packed.
+/// Encode all samples of `column`. Uncompressed blocks borrow their bytes from `column`, unless they are packed.
 pub fn encode<'a>(column: &'a Column, style: &Style, dtype: Dtype, shape: &Shape) -> Result<Vec<Encoded<'a>>> {
     if column.is_empty() {
         return Ok(Vec::new());
@@ -64,7 +64,7 @@ fn encode_block(raw: Cow<'_, [u8]>, codec: Codec, rows: u64) -> Result<Encoded<'
     Ok(Encoded { rows, stored, raw_bytes, crcs })
 }
 
-/// Encode the tiles of a slab, in order. An uncompressed tile that is contiguous in the slab borrows from `bytes`.
+/// Encode the tiles of a slab, in order. An uncompressed tile that is contiguous in the slab borrows its content from `bytes`.
 pub fn encode_tiles<'a>(grid: &Grid, slab: &[Range<u64>], bytes: &'a [u8], codec: Codec, size: usize) -> Result<Vec<Encoded<'a>>> {
     let tiles = grid.meeting(slab);
     let blocks = parallel::map(tiles.len(), bytes.len(), |index| {
@@ -93,7 +93,7 @@ fn raw_block<'a>(column: &'a Column, style: &Style, dtype: Dtype, shape: &Shape,
         }
         Column::Ragged(ragged) if style.layout == Layout::Packed => Cow::Owned(pack(ragged, dtype, shape, first, end)),
         Column::Ragged(ragged) => Cow::Borrowed(ragged.value(first)),
-        Column::Pulled(_) => Cow::Borrowed(&[]), // Always tiled.
+        Column::Pulled(_) => Cow::Borrowed(&[]), // Pulled samples are always tiled.
     }
 }
 

@@ -11,7 +11,8 @@ use penstock_storage::ObjectWriter;
 use super::encode::Encoded;
 use crate::store::context::Context;
 
-/// Files are written in multiples of this size, that of a huge page. If the page cache then uses large folios, maps can use huge pages.
+/// Files are written in multiples of this size, the size of a huge page. If the page cache then uses large folios, maps can use
+/// huge pages.
 const WRITE_BYTES: usize = 2 << 20;
 
 /// How far the last small block of a piece may extend beyond the piece.
@@ -64,10 +65,10 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Write the tail and the footer, and make the content durable.
+    /// Write the tail and the footer, and make the file's content durable.
     pub fn finish(mut self, samples: u64, chunks: &[ChunkBuilder]) -> Result<FileRef> {
         let (tail, tail_bytes, tail_crc) = write_tail(samples, chunks, self.offset);
-        // A tail that readers would refuse must not be committed, whatever the cause.
+        // A tail that readers would refuse must never be committed.
         Tail::parse(Bytes::copy_from_slice(&tail[..tail_bytes as usize]), self.offset)
             .map_err(|error| Error::new("internal", format!("a written data file cannot be read back: {}", error.message())))?;
         self.buffer.extend_from_slice(&tail);

@@ -1,4 +1,5 @@
-//! Write one fragment: collect samples by column, cut and encode them when enough are waiting, and close it at a byte target.
+//! Write one fragment: collect samples by column, cut and encode them when enough are waiting, and close the fragment at a byte
+//! target.
 
 use std::sync::Arc;
 
@@ -20,11 +21,11 @@ use crate::store::context::Context;
 /// Samples of one column are written when this many bytes are waiting.
 const FLUSH_BYTES: usize = 8 << 20;
 
-/// How to treat waiting samples that do not fill a block.
+/// What to do with waiting samples that do not fill a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rest {
     Keep,
-    /// Write them as a shorter block, because the fragment ends.
+    /// Write them as a shorter block, because the fragment is being closed.
     Write,
 }
 
@@ -66,9 +67,10 @@ impl FragmentWriter {
         Ok(())
     }
 
-    /// Return whether these samples should begin a new fragment. One reason is a change of size: small values after large ones would
-    /// use a block each, and large values do not fit the layout of small ones. The other reason is a column that earlier samples
-    /// had and these lack, or vice versa. Its nulls would need many zero bytes, whereas a new fragment can leave the column out.
+    /// Return whether these samples should begin a new fragment. One reason is a change of size: small values after large ones
+    /// would use a block each, and large values do not fit the layout of small ones. The other reason is a column that only the
+    /// earlier samples or only these samples have. Nulls in it would need many zero bytes, whereas a new fragment can omit the
+    /// column.
     pub fn wants_new_fragment(&self, columns: &[Option<Stored>], samples: usize) -> bool {
         let both = || self.columns.iter().zip(columns);
         if both()
@@ -141,7 +143,7 @@ impl FragmentWriter {
         Ok(())
     }
 
-    /// Begin the chunk of a column whose samples have about `mean_bytes` bytes. `tile` is empty unless they are tiled.
+    /// Begin the chunk of a column whose samples have about `mean_bytes` bytes each. `tile` is empty unless they are tiled.
     pub fn open_chunk(&mut self, index: usize, style: Style, tile: Vec<u64>, mean_bytes: u64) -> Result<()> {
         let file = self.file_for(mean_bytes)?;
         let column = &mut self.columns[index];
@@ -154,7 +156,7 @@ impl FragmentWriter {
         Ok(())
     }
 
-    /// Return the file for a column with this mean sample size. Creates the file if needed.
+    /// Return the file for a column with this mean sample size. The file is created if necessary.
     fn file_for(&mut self, mean_bytes: u64) -> Result<usize> {
         if mean_bytes >= OWN_FILE_BYTES {
             self.files.push(OpenFile::create(&self.context)?);
@@ -184,7 +186,7 @@ impl FragmentWriter {
                 Ok(done) => files.push(done),
                 Err(error) => {
                     for done in files {
-                        let _ = self.context.storage.delete(&data_name(done.id)); // An orphan is harmless.
+                        let _ = self.context.storage.delete(&data_name(done.id)); // An orphaned file is harmless.
                     }
                     return Err(error);
                 }

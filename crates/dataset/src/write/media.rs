@@ -10,9 +10,9 @@ use crate::parallel;
 /// How much of an image `append` checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Validate {
-    /// Check magic, size and channels. Finds values that are not images, and decompression bombs.
+    /// Check the magic bytes, size and channels. This detects decompression bombs and values that are not images.
     Header,
-    /// Check every pixel. Also finds truncated files.
+    /// Check every pixel. This also detects truncated files.
     Decode,
 }
 
@@ -24,7 +24,7 @@ pub enum Media {
     Mask,
 }
 
-/// Check media on all threads. Returns one entry per value: the error if the value is refused, else None.
+/// Check media on all threads. Returns one entry per value: an error if the value is refused, else None.
 pub fn check<'a>(
     count: usize,
     bytes: usize,

@@ -1,4 +1,4 @@
-//! Choose the layout of a column in a data file, when its first samples in a fragment are written.
+//! Choose a column's layout in a data file when the column's first samples in a fragment are written.
 
 use penstock_error::Result;
 use penstock_format::datafile::{
@@ -11,7 +11,7 @@ use penstock_tensor::{Dtype, Shape};
 pub struct Style {
     pub layout: Layout,
     pub codec: Codec,
-    /// 0 if the tail lists the first row of each block.
+    /// Zero if the tail lists the first row of each block instead.
     pub rows_per_block: u64,
     pub align: u64,
 }

@@ -13,9 +13,10 @@ use super::fragment::{FragmentWriter, Rest};
 use super::style::Style;
 use crate::config::Config;
 
-// This file and `fragment.rs` depend on each other: both implement `FragmentWriter`, and share its columns and files.
+// This file and `fragment.rs` depend on each other: both implement `FragmentWriter` and share its columns and files.
 impl FragmentWriter {
-    /// Add samples that are not in memory. They are written immediately, so that at most one slab of one sample is in memory.
+    /// Add samples that are not in memory. The samples are written immediately, so that at most one slab of one sample is in
+    /// memory.
     pub fn push_pulled(&mut self, index: usize, pulled: Pulled) -> Result<()> {
         self.flush_column(index, Rest::Keep)?;
         let column = &mut self.columns[index];

@@ -12,10 +12,10 @@ use super::check::{codes_of, texts_of};
 use crate::parallel;
 use crate::snapshot::Snapshot;
 
-/// Memory touched to look up a word: one cache line.
+/// Memory read to look up a word: one cache line.
 const LINE_BYTES: usize = 64;
 
-/// How many words a thread looks up at a time.
+/// The number of words that a thread looks up at a time.
 const LOOKED_UP: usize = 4096;
 
 /// The words of a category: those of the base snapshot, then new ones in order of first use. A word's index in the list is its code.
@@ -23,7 +23,8 @@ struct Known {
     words: Arc<Vec<Arc<str>>>,
     codes: HashMap<Arc<str>, u32>,
     base: usize,
-    /// The word list of the last append, and the code of each word used so far. Slices of one column share the list.
+    /// The word list of the last append, and the codes of its words that were used so far. Slices of the same column share the
+    /// list.
     given: Option<(Arc<Ragged>, Vec<Option<u32>>)>,
 }
 
@@ -53,7 +54,7 @@ pub struct Words {
     columns: HashMap<u64, Known>,
 }
 
-/// How many words each column had, so that a refused append can be undone.
+/// The number of words that each column had, so that a refused append can be undone.
 pub struct Mark(Vec<(u64, usize)>);
 
 impl Words {
@@ -68,12 +69,12 @@ impl Words {
         }
     }
 
-    /// Return the words of a column by code. None if no append has used the column.
+    /// Return the words of a column by code. Returns None if no append has used the column.
     pub fn of(&self, column: u64) -> Option<Arc<Vec<Arc<str>>>> {
         self.columns.get(&column).map(|known| known.words.clone())
     }
 
-    /// Return the new words of each column that has any.
+    /// Return the new words of each column that has new words.
     pub fn added(&self) -> impl Iterator<Item = (u64, &[Arc<str>])> {
         let with_new = self.columns.iter().filter(|(_, known)| known.words.len() > known.base);
         with_new.map(|(column, known)| (*column, &known.words[known.base..]))
@@ -88,7 +89,8 @@ impl Words {
             Column::Pulled(_) => return Err(Error::new("invalid-value", "found a tensor, expected words")),
             Column::Ragged(words) => {
                 let texts = texts_of(&words)?;
-                // Most words are known, and look-ups wait for memory, so all threads share the look-ups. New words get codes in order.
+                // Most words are known and look-ups wait for memory, so all threads share the look-ups. New words then get codes
+                // in order.
                 let parts: Vec<&[&str]> = texts.chunks(LOOKED_UP).collect();
                 let look = |part: usize| parts[part].iter().map(|text| known.codes.get(*text).copied()).collect::<Vec<_>>();
                 let found = parallel::map(parts.len(), texts.len() * LINE_BYTES, look)?.concat();

@@ -1,4 +1,4 @@
-//! The blocks of one column in one data file, which locate each row and checksum unit. `tail` parses and checks them.
+//! The blocks of one column in one data file, with methods that locate rows and checksum units. `tail` parses and checks chunks.
 
 use bytes::Bytes;
 use penstock_tensor::slice::Grid;
@@ -23,12 +23,12 @@ pub struct Chunk {
     pub stored_bytes: IntArray,
     pub raw_bytes: Option<IntArray>,
     pub crcs: IntArray,
-    /// First checksum unit of each block. None if every block has exactly one unit.
+    /// Index of the first checksum unit of each block. None if every block has exactly one unit.
     pub first_unit: Option<Vec<u32>>,
     pub free: Vec<IntArray>,
     /// Side lengths of a tile. Empty unless the chunk is tiled.
     pub tile: Vec<u64>,
-    /// Block of each sample's first tile, followed by the total number of tiles. None unless the chunk is tiled.
+    /// Index of the block of each sample's first tile, followed by the total number of tiles. None unless the chunk is tiled.
     pub first_tile: Option<IntArray>,
     pub validity: Option<Bytes>,
     pub dictionary: Option<Strings>,

@@ -23,7 +23,7 @@ pub const UNIT_BYTES: u64 = 64 << 10;
 pub const FIXED_BLOCK_BYTES: usize = 4 << 10;
 /// Target size of a block of ragged values. Each block adds sixteen bytes to the tail.
 pub const PACKED_BLOCK_BYTES: usize = 8 << 10;
-/// Target size of a block before compression. Smaller blocks compress worse, because they contain fewer repetitions.
+/// Target uncompressed size of a compressed block. Smaller blocks compress worse, because they contain fewer repetitions.
 pub const COMPRESSED_BLOCK_BYTES: usize = 16 << 10;
 /// A data file is closed when its blocks reach this size.
 pub const FILE_BYTES: u64 = 256 << 20;
@@ -49,7 +49,7 @@ pub enum Layout {
     Tiled = 3,
 }
 
-/// How a block is compressed. The schema stores the name, and a data file stores the number.
+/// How a block is compressed. The schema stores the codec's name, and a data file stores its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
@@ -65,8 +65,8 @@ impl Codec {
         [Codec::None, Codec::Lz4, Codec::Zstd].into_iter().find(|codec| *codec as u8 == code)
     }
 
-    /// Return whether a block of `stored` bytes can hold `raw` bytes. A forged length must not cause a large allocation. The spec limits
-    /// a block to 2^40 bytes.
+    /// Return whether `stored` bytes can decompress to `raw` bytes. A forged length must not cause a large allocation. The spec
+    /// limits a block to 2^40 bytes.
     pub fn can_hold(self, stored: u64, raw: u64) -> bool {
         let within_ratio = match self {
             Codec::Lz4 => raw / 256 <= stored + 16,

@@ -70,7 +70,7 @@ impl Chunk {
         let (first_unit, unit_count) = count_units(&stored_bytes)?;
         let crcs = IntArray::parse(cursor, unit_count)?;
         let free = match layout {
-            // For dtype bytes, the only free dimension is the length of the value.
+            // For dtype `bytes`, the only free dimension is the length of the value.
             Layout::Single | Layout::Tiled if dtype != Dtype::Bytes => {
                 (0..shape.free_count()).map(|_| IntArray::parse(cursor, samples as usize)).collect::<Result<_>>()?
             }

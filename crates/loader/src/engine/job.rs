@@ -158,7 +158,8 @@ impl Job {
     }
 }
 
-/// Stack images of the same size and dtype into one array. A list with different sizes or dtypes, or with a null, stays a list.
+/// Stack images of the same size and dtype into one array. A list that contains a null, or different sizes or dtypes, stays a
+/// list.
 fn stacked(mut list: Vec<Option<Loose>>) -> Result<Values> {
     let Some(Some((_, dtype, shape))) = list.first() else { return Ok(Values::List(list)) };
     let alike = |loose: &Option<Loose>| loose.as_ref().is_some_and(|(_, other, size)| (other, size) == (dtype, shape));

@@ -1,4 +1,5 @@
-//! Threads that make batches. A recipe defines their content, jobs are unfinished batches, and slots enforce the budget.
+//! Threads that make batches. A recipe defines the content of batches, jobs are unfinished batches, and slots enforce the
+//! budget.
 
 pub mod job;
 pub mod recipe;

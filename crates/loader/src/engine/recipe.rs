@@ -1,4 +1,4 @@
-//! A recipe: everything that determines the content of batches, and how a batch begins.
+//! A recipe contains everything that determines the content of batches, and begins each batch.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
@@ -25,7 +25,7 @@ pub enum OnCorrupt {
     Raise,
     /// Replace it with another sample, chosen by a fixed rule.
     Substitute,
-    /// Replace it as `Substitute` does, and mark its place as not valid.
+    /// Replace it as `Substitute` does, and mark its place as invalid.
     Mask,
 }
 
@@ -35,7 +35,7 @@ pub struct Recipe {
     /// The columns to read from each source.
     pub specs: Vec<Vec<ColumnSpec>>,
     pub program: Program,
-    /// The window of each source, or None if its order has no windows or its files are mapped.
+    /// The window of each source, or None if the source's order has no windows or its files are mapped.
     pub windows: Vec<Option<Window>>,
     pub cut: BatchCut,
     /// Epoch and draw at which step 0 begins.
@@ -169,7 +169,7 @@ impl Recipe {
             }),
         });
         match fetched {
-            // A damaged object, such as a data file, was not fetched. `begin` determines which samples need it.
+            // A damaged object, such as a data file, could not be fetched. `begin` determines which samples need it.
             Err(error) if error.kind() == Kind::Corrupt && self.on_corrupt != OnCorrupt::Raise => {}
             other => other?,
         }
@@ -317,7 +317,7 @@ impl Recipe {
     }
 }
 
-/// Return the distances, in draws, from a damaged draw to its stand-ins, in the order in which to try them. Distances grow, and
+/// Return the distances, in draws, from a damaged draw to its stand-ins, in the order in which to try them. Distances grow and
 /// wrap around at the end of the epoch. Each stand-in is a different draw.
 fn stand_ins(samples: u64) -> impl Iterator<Item = u64> {
     let mut seen = vec![0];

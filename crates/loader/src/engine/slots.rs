@@ -88,8 +88,8 @@ impl State {
         self.begin < self.end && self.entries.len() < AHEAD && (room || self.entries.is_empty())
     }
 
-    /// Run the parked batches that fit. If no batch is running, run the earliest one even if it does not fit. It fails if it and
-    /// the last delivered batch together exceed the budget.
+    /// Run the parked batches that fit. If no batch is running, run the earliest one even if it does not fit. That batch fails
+    /// if it and the last delivered batch together exceed the budget.
     pub fn unpark(&mut self, memory_bytes: u64, room_bytes: u64) {
         let parked = self.entries.iter().filter(|(_, entry)| matches!(entry.slot, Slot::Parked(_)));
         for step in parked.map(|(step, _)| *step).collect::<Vec<u64>>() {

@@ -1,7 +1,7 @@
 //! Runs a recipe. Threads begin, fetch and build batches in any order, and the consumer receives them in step order.
 //!
-//! One lock guards the list of work, and threads hold it only briefly. A worker picks the earliest available work: samples of a
-//! batch that has begun, otherwise the start of the next batch. If files are not mapped, separate threads fetch them.
+//! One lock guards the work list, and threads hold it only briefly. A worker picks the earliest available work: samples of a
+//! batch that has begun, otherwise the start of the next batch. If files are not mapped, separate threads fetch their data.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -113,7 +113,7 @@ impl Engine {
                 process::heed(inner.stop.clone());
                 if fetches { inner.fetch() } else { inner.work() }
             });
-            // Threads that have already started end when the engine is dropped.
+            // Dropping the engine stops the threads that have already started.
             let thread = thread.map_err(|error| Error::new("storage-failed", format!("cannot start a thread: {error}")))?;
             engine.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
@@ -225,7 +225,7 @@ impl Inner {
         }
     }
 
-    /// Run the loop of a fetching thread.
+    /// Run a fetching thread's loop.
     fn fetch(&self) {
         while let Some(step) = self.wait(|state| state.admits(self.room_bytes()).then(|| state.begin())) {
             let started = self.timed(&self.stats.fetch_ns, || caught(|| self.recipe.start(step, [])));
@@ -237,7 +237,7 @@ impl Inner {
         }
     }
 
-    /// Run the loop of a worker.
+    /// Run a worker's loop.
     fn work(&self) {
         let admitted = (!self.fetches).then_some(self.budget.memory_bytes);
         while let Some(task) = self.wait(|state| state.task(admitted, self.budget.memory_bytes, self.room_bytes())) {

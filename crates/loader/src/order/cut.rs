@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LastBatch {
-    /// The batch is short. Every rank gets the same number of samples. Surplus samples repeat others and are marked as not valid.
+    /// The batch is short. Every rank gets the same number of samples. Surplus samples repeat others and are marked as invalid.
     Short,
     /// The batch is dropped.
     Drop,
-    /// The batch is padded to full size with repeated samples, which are marked as not valid.
+    /// The batch is padded to full size with repeated samples, which are marked as invalid.
     Pad,
 }
 
@@ -32,7 +32,7 @@ pub struct BatchCut {
 pub struct Part {
     /// Draws that are not repeated, one per sample.
     pub draws: Range<u64>,
-    /// Samples that repeat draws of this step and are marked as not valid: (place, draw).
+    /// Samples that repeat draws of this step and are marked as invalid: (place, draw).
     pub surplus: Vec<(usize, u64)>,
 }
 

@@ -33,8 +33,8 @@ pub struct Mix {
     pub exhausted: Exhausted,
 }
 
-/// Return the seed of a source's order. Sources of one mixture are ordered independently. The first source uses the loader's own
-/// seed.
+/// Return the seed of a source's order. The sources of a mixture are ordered independently. The first source uses the loader's
+/// own seed.
 pub fn source_seed(seed: u64, source: usize) -> u64 {
     if source == 0 { seed } else { key(&[seed, source as u64]) }
 }
@@ -45,7 +45,7 @@ pub struct Program {
     mix: Option<(Mix, Quota)>,
     block: u64,
     len: u64,
-    /// The mixture's schedule after the most recent block. The next batch usually continues from it.
+    /// The mixture's schedule after the most recent block. The next batch usually continues from there.
     counted: Mutex<Option<Cursor>>,
 }
 
@@ -108,8 +108,8 @@ impl Program {
         self.len == 0
     }
 
-    /// Count the samples at `positions` whose draws `mine` accepts. For a mixture, this number is unknown, so return the maximum:
-    /// all of them.
+    /// Count the samples at `positions` whose draws `mine` accepts. For a mixture, this number is unknown, so return the number
+    /// of positions, which is the maximum.
     pub fn drawn(&self, epoch: u64, positions: std::ops::Range<u64>, mine: impl Fn(u64) -> bool) -> u64 {
         match &self.mix {
             Some(_) => positions.end - positions.start,
@@ -162,7 +162,7 @@ struct Mixing<'a> {
 struct Block {
     number: u64,
     permutation: Permutation,
-    /// For each source, the number of draws before this block. `ends` contains the end of its share of the block.
+    /// For each source, the number of draws before this block. `ends` contains the end of each source's share of the block.
     before: Vec<u64>,
     ends: Vec<u64>,
 }
@@ -195,8 +195,9 @@ impl Mixing<'_> {
         Place { source, position: self.passes[known].1.position(nth) }
     }
 
-    /// Build a block. The first block begins with the epoch and the last one may be short, so every epoch has its exact shares.
-    /// Repeating sources resume where the previous epoch ended. Otherwise, every epoch starts over.
+    /// Build a block. The first block starts when the epoch does and the last one may be short, so every epoch has exact
+    /// shares. With `Exhausted::Repeat`, each source resumes where the previous epoch ended. Otherwise, every epoch starts
+    /// over.
     fn block(&self, number: u64) -> Block {
         let len = self.program.len;
         let base = if self.mix.exhausted == Exhausted::Repeat { self.epoch * len } else { 0 };

@@ -1,9 +1,9 @@
-//! A permutation of 0..n determined by its seed. Small permutations use a shuffled table; large ones use a keyed xor-Feistel
+//! A permutation of 0..n determined by a seed. Small permutations use a shuffled table; large ones use a keyed xor-Feistel
 //! network with cycle walking, which needs no table.
 //!
 //! Every permutation is a bijection with an exact inverse. Each look-up takes O(1), except the inverse of a table, which is
 //! searched linearly. The output never changes, because loader states rely on it (as `permutation: 2`; `tests/golden` contains
-//! the expected values). A network with few bits cannot produce most orders, and produces some far more often than others. A
+//! the expected values). A network with few bits cannot produce most orders and produces some far more often than others. A
 //! table produces each order equally often. Sources: Fisher and Yates as in Durstenfeld 1964; Black and Rogaway, "Ciphers with
 //! arbitrary finite domains", 2002.
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::order::random::{Draws, key};
 
-/// Maximum number of elements to shuffle in a table. The largest table takes 4 KiB, and about 20 µs to build.
+/// Maximum number of elements to shuffle in a table. The largest table occupies 4 KiB and takes about 20 µs to build.
 const TABLE: u64 = 2048;
 /// Number of half-rounds. Each one changes half of the bits. With fewer half-rounds, differences between neighbours are visibly
 /// uneven.
@@ -204,7 +204,7 @@ mod tests {
     }
 
     /// Over many keys, every element occurs equally often at each place. The same applies to pairs at neighbouring places, and to
-    /// steps between neighbours. The sizes include the switch from tables to networks.
+    /// steps between neighbours. The sizes cover the switch from tables to networks.
     #[test]
     fn places_pairs_and_steps_are_even() {
         for n in [9u64, 16, 31, 64, 100, 255, 2047, 2048, 2049, 3000, 4096, 4097, 10_007, 65_536, 65_537, 1_000_003] {

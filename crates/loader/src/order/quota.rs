@@ -1,10 +1,10 @@
 //! Counts how many of the first draws of a mixture belong to each source. At any draw and for any number of sources, each count
 //! differs from the exact share by less than one draw. The cost of a seek does not depend on the number of draws before it.
 //!
-//! The j-th draw of a source is eligible once the source's exact share exceeds j - 1. It is due when the share reaches j. The
-//! eligible draw with the earliest deadline is next, which never misses a deadline. Sources: Tijdeman 1980, "The chairman
-//! assignment problem"; Baruah and others 1996, "Proportionate progress". A seek starts the schedule one `horizon` earlier, with
-//! the most urgent draws already done. Schedules with different starts agree after one `horizon`, as a test verifies.
+//! The j-th draw of a source is eligible once the source's exact share exceeds j - 1. It is due when the share reaches j. Always
+//! choosing the eligible draw with the earliest deadline meets every deadline. Sources: Tijdeman 1980, "The chairman assignment
+//! problem"; Baruah et al. 1996, "Proportionate progress". A seek starts the schedule one `horizon` earlier, with the most
+//! urgent draws already done. Schedules with different starts agree after one `horizon`, as a test verifies.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -51,7 +51,7 @@ impl Quota {
         Ok(Quota { shares: shares.to_vec(), total, horizon })
     }
 
-    /// Count the draws of each source before draw `at`. Cost: at most `horizon` draws.
+    /// Count the draws of each source before draw `at`. Simulates at most `horizon` draws.
     pub fn counts(&self, at: u64) -> Vec<u64> {
         self.cursor(at).counts
     }
@@ -85,14 +85,14 @@ impl Quota {
         cursor
     }
 
-    /// Advance to draw `to`, and call `each` with every draw and its source.
+    /// Advance to draw `to` and call `each` with every draw and its source.
     pub fn advance_with(&self, cursor: &mut Cursor, to: u64, mut each: impl FnMut(u64, usize)) {
         while cursor.at < to {
             while let Some(Reverse((_, source))) = cursor.waiting.peek().copied().filter(|Reverse((from, _))| *from <= cursor.at) {
                 cursor.waiting.pop();
                 cursor.ready.push(Reverse((self.end_of(source, cursor.counts[source] + 1), source)));
             }
-            // Exact shares sum to the number of draws, so one source is always eligible.
+            // Exact shares sum to the number of draws, so at least one source is always eligible.
             let Some(Reverse((_, source))) = cursor.ready.pop() else { return };
             each(cursor.at, source);
             cursor.counts[source] += 1;
@@ -116,7 +116,7 @@ impl Quota {
         }
     }
 
-    /// Return the deadline of draw number `number` (from 1) of a source.
+    /// Return the deadline of a source's draw `number`, counted from 1.
     fn end_of(&self, source: usize, number: u64) -> u64 {
         (u128::from(number) * u128::from(self.total)).div_ceil(u128::from(self.shares[source])) as u64
     }

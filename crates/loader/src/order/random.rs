@@ -1,5 +1,5 @@
-//! Random numbers that depend only on where they are used, never on threads or ranks. Keys are hashes, and numbers come from a
-//! counter.
+//! Random numbers that depend only on where they are used, never on threads or ranks. Keys are hashes, and numbers are
+//! generated from a counter.
 
 /// Hash words into a key. The length is hashed first, so that word lists of different lengths get unrelated keys.
 ///

@@ -17,7 +17,8 @@ pub enum Order {
     Sequential,
     /// All samples are permuted.
     Full,
-    /// Runs of `run_samples` neighbours are permuted. The result is cut into lanes, lanes into windows, and each window is permuted.
+    /// Runs of `run_samples` neighbours are permuted. The result is cut into lanes, each lane is cut into windows, and each window
+    /// is permuted.
     Window { run_samples: u64, window_samples: u64, lanes: u64 },
     /// Each epoch consists of `samples` independent draws. `weights` is the hash of the weights, or None for equal weights.
     Replacement { samples: u64, weights: Option<String> },
@@ -127,9 +128,9 @@ impl Epoch<'_> {
 /// The geometry of a window order in one epoch.
 ///
 /// The *line* is the sequence of samples after runs are permuted, including the last, shorter run. It is rotated by a random number of
-/// samples, so that each sample is equally likely at each place. Lane l is the stretch [l · lane_samples, (l + 1) · lane_samples) of the
-/// line. A block of `block` draws consists of `block / lanes` draws from each lane, one lane after another. The samples after the last
-/// lane are fewer than a block and are permuted as one window.
+/// samples, so that each sample is equally likely to be at each place. Lane l is the stretch [l · lane_samples, (l + 1) · lane_samples)
+/// of the line. A block of `block` draws consists of `block / lanes` draws from each lane, one lane after another. The samples after the
+/// last lane, fewer than a block, are permuted as one window.
 struct Lanes {
     count: u64,
     run: u64,

@@ -10,7 +10,7 @@ use penstock_storage::{Access, RangeRequest, Storage};
 /// The location of one value.
 pub struct Entry {
     pub name: String,
-    /// Size of the file at the time of listing.
+    /// Size of the file when it was listed.
     pub file_bytes: u64,
     /// Offset of the value in the file. The value extends to the end of the file.
     pub begin: u64,

@@ -1,4 +1,4 @@
-//! The sources of samples: views and files, the reads of a batch, and shuffle windows.
+//! Sample sources: views and files, the reads of a batch, and shuffle windows.
 
 pub mod files;
 pub mod reads;

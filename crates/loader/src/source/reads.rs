@@ -172,7 +172,7 @@ impl Reads {
     }
 }
 
-/// Concatenate values of one dtype and rank into a ragged array.
+/// Concatenate values of the same dtype and rank into a ragged array.
 pub fn ragged<'a>(values: impl Iterator<Item = Option<(&'a [u8], Vec<u64>)>> + Clone, dtype: Dtype, rank: usize) -> Result<Values> {
     let bytes = values.clone().flatten().map(|(value, _)| value.len()).sum();
     let mut memory = Memory::new(bytes)?;

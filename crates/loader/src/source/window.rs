@@ -51,7 +51,7 @@ struct State {
     runs: HashMap<(u64, u64), Run>,
     /// Bytes of all held blocks and data files.
     bytes: u64,
-    /// Number of runs that hold each data file.
+    /// For each data file, the number of runs that hold it.
     files: HashMap<Id, usize>,
     /// Number of runs being fetched.
     fetching: u64,
@@ -110,7 +110,7 @@ impl Window {
         Some(Window { run_samples: *run_samples, most, state: Mutex::default(), fetched: Condvar::new() })
     }
 
-    /// Release all runs, and start over with these steps.
+    /// Release all runs and start over with these steps.
     pub fn begin(&self, steps: Steps) {
         *self.lock() = State { steps, ..State::default() };
     }

@@ -19,7 +19,7 @@ pub enum Cell<'a> {
     Image(Image<'a>),
     Array(Array<'a>),
     Boxes(Vec<[f32; 4]>),
-    /// Points of objects, each beginning with x and y. The sizes are points per object and numbers per point.
+    /// The points of objects. Each point begins with x and y. The sizes are points per object and numbers per point.
     Points(Vec<f32>, [usize; 2]),
 }
 
@@ -27,7 +27,7 @@ pub enum Cell<'a> {
 pub struct Image<'a> {
     pub(super) pixels: Pixels<'a>,
     pub geometry: Geometry,
-    /// Whether the order of columns, and of rows, is reversed after the geometry is applied.
+    /// For pixel columns and rows, whether their order is reversed after the geometry is applied.
     pub mirrored: [bool; 2],
 }
 
@@ -50,7 +50,7 @@ impl<'a> Image<'a> {
         Ok(Image { pixels: Pixels::Encoded(encoded), geometry: Geometry::whole(width, height), mirrored: [false; 2] })
     }
 
-    /// Return width and height.
+    /// Return the width and height.
     pub fn size(&self) -> (usize, usize) {
         self.geometry.size()
     }
@@ -124,7 +124,7 @@ impl Cell<'_> {
         }
     }
 
-    /// Return bytes, dtype and shape, for results whose shape differs between samples. Returns None for a null.
+    /// Return the bytes, dtype and shape of a result whose shape differs between samples. Returns None for a null.
     pub fn loose(self, convert: Option<&Convert>, boxes: &str) -> Result<Option<Loose>> {
         let bytes = |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();
         Ok(Some(match self {

@@ -1,4 +1,4 @@
-//! The transforms of samples: cells and their motions, operations, and the pipeline that applies them.
+//! Sample transforms: cells and their motions, operations, and the pipeline that applies them.
 
 pub mod cell;
 pub mod motion;

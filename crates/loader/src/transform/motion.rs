@@ -9,7 +9,7 @@ use penstock_error::{Error, Result};
 
 use crate::transform::cell::{Array, Cell, Image, Pixels};
 
-/// A change of geometry, the same for all columns of a transform.
+/// A geometry change that is the same for all columns of a transform.
 pub enum Motion {
     /// For each leading dimension, the start and size of the box.
     Crop {

@@ -1,8 +1,8 @@
 //! Transforms as data, and their effect on one sample. Names, defaults and units follow torchvision v2.
 //!
-//! All geometry changes consist of four motions: crop, resize and two mirrors. A crop that extends beyond the image pads it. A
-//! transform draws its random numbers once and applies the same motions to all columns in its `on` list. `motion` implements
-//! them.
+//! All geometry changes are combinations of four motions: crop, resize and two mirrors. A crop that extends beyond the image
+//! pads it. A transform draws its random numbers once and applies the same motions to all columns in its `on` list. `motion`
+//! implements the motions.
 
 use penstock_codec::resize::{Filter, Resized};
 use penstock_error::{Error, Result};
@@ -231,7 +231,7 @@ pub fn size_after(operation: &Operation, (height, width): (usize, usize)) -> (us
     }
 }
 
-/// Return whether an operation interpolates pixels, which happens in two passes.
+/// Return whether an operation interpolates pixels. Interpolation takes two passes.
 pub fn resizes(operation: &Operation) -> bool {
     match operation {
         Operation::Resize { interpolation, .. } | Operation::RandomResizedCrop { interpolation, .. } => {
@@ -247,8 +247,8 @@ pub fn padded_size(size: usize, padding: &[i64], dimension: usize) -> usize {
     (size as i64 + before + after).max(0) as usize
 }
 
-/// Return the padding before and after a dimension. Four numbers are [left, top, right, bottom]. Otherwise, each dimension has
-/// [before, after].
+/// Return the padding before and after a dimension. If there are four numbers, they are [left, top, right, bottom]. Otherwise,
+/// each dimension has [before, after].
 pub fn padding_of(padding: &[i64], dimension: usize) -> (i64, i64) {
     match padding.len() {
         4 => (padding[1 - dimension.min(1)], padding[3 - dimension.min(1)]),

@@ -14,7 +14,7 @@ use crate::source::view::value_type;
 use crate::transform::cell::{self, Array, Cell, Image};
 use crate::transform::operation::{Operation, padded_size, padding_of};
 
-/// One result of a batch.
+/// One output column of a batch.
 #[derive(Debug, Clone)]
 pub struct Output {
     pub name: String,
@@ -93,7 +93,7 @@ impl Output {
         self.shape.iter().all(Option::is_some)
     }
 
-    /// Return whether the result is an image, which matters for layouts.
+    /// Return whether the result is an image. Layouts apply only to images.
     pub fn is_image(&self) -> bool {
         matches!(self.role, Role::Image { .. })
     }
@@ -161,7 +161,7 @@ impl Output {
                 if let Operation::RandomCrop { padding, pad_if_needed: false, .. } = operation
                     && let Some(dimension) = self.lacks(size, padding.as_deref())
                 {
-                    return misfit(&format!("it has fewer than {} elements in dimension {dimension}, see pad_if_needed", size[dimension]));
+                    return misfit(&format!("it has fewer than {} elements in dimension {dimension}; see pad_if_needed", size[dimension]));
                 }
                 size.iter().enumerate().for_each(|(dimension, size)| self.shape[dimension] = Some(*size));
             }

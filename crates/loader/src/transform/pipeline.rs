@@ -17,8 +17,8 @@ use crate::transform::output::{Input, MediaForm, Output, Role, check};
 pub struct Group {
     /// Indices of results.
     pub outputs: Vec<usize>,
-    /// For each transform: the key of its random numbers, the operation, and its results as places in `outputs`. The key depends
-    /// on the transform's index among all transforms of the pipeline.
+    /// For each transform: the key of its random numbers, the operation, and the positions of its results in `outputs`. The key
+    /// depends on the transform's index among all transforms of the pipeline.
     transforms: Vec<(u64, Operation, Vec<usize>)>,
 }
 
@@ -97,8 +97,8 @@ impl Pipeline {
         };
         let mine = group.transforms.iter().filter(|(_, _, on)| on.contains(&place)).map(|(_, operation, _)| operation);
         let pixels = |height: usize, width: usize| height as u64 * width as u64;
-        // Resizing makes an intermediate image in which one side already has its final size. This is the height for 8 bits, and
-        // the width for 16.
+        // Resizing makes an intermediate image in which one side already has its final size. This is the height for 8-bit
+        // pixels and the width for 16-bit pixels.
         let shallow = matches!(&output.role, Role::Image { mode, .. } if mode.form().is_some_and(|(_, bits)| bits == 8));
         let ((to_height, to_width), between) = mine.fold(((height, width), 0), |(from, between), operation| {
             let to = operation::size_after(operation, from);

@@ -41,7 +41,7 @@ impl FileSystem for Disk {
         check_length(file.metadata()?.len(), range)?;
         let mut at = range.begin;
         if range.shared && range.pieces.len() > 1 {
-            // Adjacent pieces share one read. Mapped memory is returned to the kernel on drop, but allocators keep it.
+            // Adjacent pieces share one read. Mapped memory is returned to the kernel on drop, whereas an allocator may keep it.
             let mut memory = MmapMut::map_anon(range.pieces.iter().map(|piece| piece.bytes).sum::<usize>().max(1))?;
             let mut rest = &mut memory[..];
             for run in range.pieces.chunk_by(|_, next| next.skip == 0) {
@@ -72,7 +72,7 @@ impl FileSystem for Disk {
         if bytes == 0 {
             return Ok(Bytes::new());
         }
-        // SAFETY: data files are immutable once named (spec section 2); their length was checked above.
+        // SAFETY: data files are immutable once named (spec section 2), and the length was checked above.
         let map = unsafe { memmap2::MmapOptions::new().len(bytes as usize).map(&file)? };
         Ok(Bytes::from_owner(map))
     }
@@ -92,7 +92,7 @@ impl FileSystem for Disk {
 
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
         match fs::hard_link(from, to) {
-            // File systems without hard links (FAT, some FUSE) may still rename without replacing.
+            // File systems without hard links (FAT, some FUSE) may still support renames that do not replace the target.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK)) => {
                 kernel::rename_new(from, to)
             }
@@ -165,7 +165,7 @@ pub fn check_length(found: u64, range: &RangeRequest) -> io::Result<()> {
     }
 }
 
-/// Advise the kernel how mapped bytes will be read. A refusal only costs speed.
+/// Advise the kernel how mapped bytes will be read. A refusal affects only speed.
 fn advise(part: &[u8], advice: libc::c_int) {
     let begin = part.as_ptr() as usize & !(PAGE_BYTES - 1);
     let end = part.as_ptr() as usize + part.len();

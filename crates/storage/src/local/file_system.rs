@@ -20,9 +20,9 @@ pub trait FileSystem: Send + Sync + Debug {
     fn is_real(&self) -> bool {
         false
     }
-    /// Read the pieces of a range. A file of unexpected length fails with `UnexpectedEof`.
+    /// Read the pieces of a range. Fails with `UnexpectedEof` if the file has an unexpected length.
     fn read_range(&self, path: &Path, range: &RangeRequest) -> io::Result<Vec<Bytes>>;
-    /// Map a file of exactly `bytes` bytes. Any other length fails with `UnexpectedEof`.
+    /// Map a file of exactly `bytes` bytes. Fails with `UnexpectedEof` if the file has another length.
     fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes>;
     /// Hint that part of a mapped file will be read soon.
     fn will_need(&self, _part: &[u8]) {}
@@ -41,7 +41,7 @@ pub trait FileSystem: Send + Sync + Debug {
     fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>>;
     /// Return the number of names (hard links) of a file.
     fn links(&self, path: &Path) -> io::Result<u64>;
-    /// Hold a folder open. The returned path leads to it even after a rename. None if the system does not support this.
+    /// Hold a folder open. The returned path leads to the folder even after a rename. None if the system does not support this.
     fn hold(&self, _folder: &Path) -> io::Result<Option<Held>> {
         Ok(None)
     }

@@ -75,7 +75,7 @@ impl Local {
         Ok(folder.join(format!("{TEMPORARY}{:016x}", u64::from_le_bytes(random))))
     }
 
-    /// Create a file, and its folder if the folder is missing. `sync_folder` makes the folder's name durable.
+    /// Create a file, and its folder if the folder is missing. `sync_folder` later makes the folder's name durable.
     pub(super) fn create_file(&self, path: &Path) -> Result<Box<dyn File>> {
         match self.files.create(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -114,7 +114,7 @@ impl Local {
         self.failure("write to", &self.root, &io::Error::from_raw_os_error(libc::ENOENT)).hint(hint)
     }
 
-    /// Make the names in a folder durable. The first call also syncs the names of the folder and its parents.
+    /// Make the names in a folder durable. The first call also makes the names of the folder and its parents durable.
     pub(super) fn sync_folder(&self, folder: &Path) -> io::Result<()> {
         let named = || self.kept.get().named.lock().unwrap_or_else(PoisonError::into_inner);
         add(&self.counters.syncs, 1);
@@ -130,7 +130,7 @@ impl Local {
             }
             add(&self.counters.syncs, 1);
             match self.files.sync_folder(above) {
-                // Folders above the dataset may be inaccessible. A process that was allowed to create them could also sync them.
+                // Folders above the dataset may be inaccessible. If this process had created them, it could also sync them.
                 Err(error) if !above.starts_with(&self.root) && refused(&error) && !is_full(&error) => {}
                 other => other?,
             }
@@ -181,7 +181,7 @@ pub(super) fn failure(verb: &str, path: &Path, error: &io::Error) -> Error {
     let text = format!("cannot {verb} `{}`: {error}", path.display());
     match error.kind() {
         K::NotFound | K::NotADirectory => Error::new("object-not-found", text),
-        K::PermissionDenied => Error::new("permission-denied", text).hint("check the owner and the mode of the folder"),
+        K::PermissionDenied => Error::new("permission-denied", text).hint("check the folder's owner and mode"),
         K::ReadOnlyFilesystem => Error::new("read-only", text).hint("the file system is mounted read-only; write to a copy elsewhere"),
         K::StorageFull | K::QuotaExceeded => Error::new("no-space", text).hint("free space and try again; nothing was committed"),
         K::FileTooLarge => Error::new("no-space", text).hint("raise the file size limit (ulimit -f); nothing was committed"),

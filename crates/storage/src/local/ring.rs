@@ -22,7 +22,7 @@ use crate::ranges::RangeRequest;
 /// Devices reach their full rate at this request size. Larger requests would only take longer to finish.
 const REQUEST_BYTES: u64 = 1 << 20;
 const DEPTH: u32 = 32;
-/// Memory for one stream request, including alignment. `DEPTH` slots take 8 MiB, which any user may lock.
+/// Memory for one stream request, including alignment. `DEPTH` slots take 8 MiB, which is the usual limit on locked memory.
 const SLOT_BYTES: u64 = 256 << 10;
 /// Maximum length of a streamed range.
 pub const STREAM_BYTES: u64 = SLOT_BYTES - 2 * ALIGN;
@@ -163,7 +163,7 @@ impl Pool {
             iov_len: SLOT_BYTES as usize,
         };
         let slots: Vec<libc::iovec> = (0..DEPTH as usize).map(slot).collect();
-        // SAFETY: pool and ring are dropped together. If a limit on locked memory prevents registration, reads still work.
+        // SAFETY: pool and ring are dropped together. If a limit on locked memory prevents registration, plain reads still work.
         let registered = unsafe { ring.submitter().register_buffers(&slots) }.is_ok();
         Ok(Pool { buffer, registered })
     }
@@ -183,7 +183,7 @@ fn aligned(range: &RangeRequest) -> (u64, u64, u64) {
     (begin, needed, needed.next_multiple_of(ALIGN))
 }
 
-/// Check that a range fits a slot and is as long as its target, so that the device does not write outside it.
+/// Check that a range fits a slot and is as long as its target, so that the device does not write outside either.
 fn fits(range: &RangeRequest, target: Option<u64>) -> io::Result<()> {
     let bytes = range.end() - range.begin;
     if aligned(range).2 <= SLOT_BYTES && target.is_none_or(|target| target == bytes) {
@@ -213,7 +213,7 @@ impl Drop for Flight<'_> {
     fn drop(&mut self) {
         while self.requests > 0 {
             if self.ring.submit_and_wait(1).is_err() {
-                std::thread::sleep(std::time::Duration::from_millis(1)); // Requests also complete if this wait fails.
+                std::thread::sleep(std::time::Duration::from_millis(1)); // Requests complete even if this wait fails.
             }
             while self.next().is_some() {}
         }
@@ -301,7 +301,7 @@ fn drive_stream(
     }
 }
 
-/// Open a file and get its length, once for all of its ranges. Check that the file contains this range.
+/// Open a file and get its length, but only once for all of its ranges. Check that the file contains this range.
 fn open<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<Arc<File>> {
     let (file, found) = match files.get(path) {
         Some(file) => file.clone(),
@@ -413,7 +413,7 @@ fn outcome(result: i32, at: u64, bytes: u64, needed: u64) -> Outcome {
         };
     }
     let got = result as u64;
-    // A read of the last page of a file is short, but complete.
+    // A read at the end of a file is short but complete.
     if got >= bytes || at + got >= needed {
         return Outcome::Whole;
     }
@@ -427,7 +427,7 @@ fn outcome(result: i32, at: u64, bytes: u64, needed: u64) -> Outcome {
 fn pieces(job: Job, range: &RangeRequest) -> Vec<Bytes> {
     let wanted: u64 = range.pieces.iter().map(|piece| piece.bytes as u64).sum();
     let begin = (range.begin - job.begin) as usize;
-    // A slice keeps the whole buffer alive, which is fine if the buffer is not much larger than the pieces.
+    // A slice keeps the whole buffer alive, which is acceptable if the buffer is not much larger than the pieces.
     let share = range.shared || (range.pieces.len() == 1 && wanted >= job.length / 2);
     let whole = Bytes::from_owner(Filled { bytes: job.needed as usize, buffer: job.buffer });
     let mut at = begin;

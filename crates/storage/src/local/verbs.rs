@@ -19,7 +19,7 @@ use crate::options::Io;
 use crate::ranges::{RangeRequest, Then};
 use crate::storage::{Created, ObjectWriter, Storage};
 
-/// The pieces of a range, or the reason they cannot be read.
+/// The pieces of a range, or the reason why they cannot be read.
 type Answer = io::Result<Vec<Bytes>>;
 
 impl Storage for Local {
@@ -175,7 +175,7 @@ impl Storage for Local {
             Err(_) => return Ok(Created::Unknown),
         };
         // Readers see an existing name, but a power loss may still remove it: its creator may not have synced the folder yet.
-        // A retry after `Unknown` syncs again, and may trust success: after losing a folder's write, Linux file systems refuse all writes.
+        // A retry after `Unknown` syncs again. Its success is reliable: Linux refuses all writes after losing a folder's write.
         match self.sync_folder(path.parent().unwrap_or(&self.root)) {
             Ok(()) => Ok(answer),
             Err(_) => Ok(Created::Unknown),

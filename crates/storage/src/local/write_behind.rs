@@ -1,4 +1,4 @@
-//! Writes a file sequentially. From the second piece on, a thread writes while the caller prepares the next piece.
+//! Writes a file sequentially. From the second piece on, a background thread writes while the caller prepares the next piece.
 //! Without this thread, a large append from Arrow spent half of its profile samples in write calls.
 
 use std::fs;
@@ -15,7 +15,7 @@ use crate::process;
 /// Write-back begins after this many bytes, so that the final fsync has little left to do.
 const WRITE_BACK_BYTES: u64 = 8 << 20;
 
-/// The caller itself writes pieces larger than this, because queued ones would take too much memory.
+/// The caller itself writes pieces larger than this, because queueing them would take too much memory.
 const BEHIND_BYTES: usize = 4 << 20;
 
 /// Number of pieces queued while another piece is being written.
@@ -51,7 +51,7 @@ type Behind = (SyncSender<Vec<u8>>, JoinHandle<io::Result<Pieces>>);
 pub struct DiskFile {
     pieces: Pieces,
     behind: Option<Behind>,
-    /// Set by a failed write: the file lacks a piece, so later writes are refused.
+    /// Set after a failed write: the file lacks a piece, so later writes are refused.
     failed: bool,
     generation: u64,
 }
@@ -80,10 +80,10 @@ impl DiskFile {
         self.behind.as_ref()
     }
 
-    /// Fail after a failed write, and in a forked child, which does not have the thread.
+    /// Fail if an earlier write failed, or in a forked child, which has no writer thread.
     fn check(&mut self) -> io::Result<()> {
         if self.generation != process::generation() {
-            std::mem::forget(self.behind.take()); // Leaked, because the parent's thread may have held its locks.
+            std::mem::forget(self.behind.take()); // Leaked, because the parent's thread may have held the channel's locks.
             return Err(io::Error::other("the file was created before a fork"));
         }
         if self.failed { Err(io::Error::other("an earlier write failed")) } else { Ok(()) }
@@ -146,7 +146,7 @@ mod tests {
         let sizes = [10, 1 << 20, BEHIND_BYTES + 1, 5, BEHIND_BYTES, 2 * BEHIND_BYTES, 1 << 20, 1 << 20, 3];
         let read = std::thread::spawn(move || {
             let mut found = Vec::new();
-            std::thread::sleep(std::time::Duration::from_millis(20)); // By then the thread is blocked in its first write.
+            std::thread::sleep(std::time::Duration::from_millis(20)); // Lets the writer thread block in its first write.
             reader.read_to_end(&mut found).map(|_| found)
         });
         let mut file = DiskFile::new(fs::File::from(std::os::fd::OwnedFd::from(writer)));

@@ -184,7 +184,7 @@ impl Place {
             true => Ok(value),
             false => Err(Error::new(
                 "invalid-argument",
-                format!("cannot open `{}`: {name} is empty or has spaces or control characters", self.uri),
+                format!("cannot open `{}`: {name} is empty or has spaces, control characters or non-ASCII characters", self.uri),
             )
             .hint("check storage_options, the AWS_… variables and the profile")),
         }
@@ -202,7 +202,7 @@ fn has_role() -> bool {
         .any(|variable| std::env::var_os(variable).is_some())
 }
 
-/// Disable retries in object_store, because `patience` repeats requests instead.
+/// Disable retries in object_store, because `patience` retries requests instead.
 fn no_retry() -> RetryConfig {
     RetryConfig { backoff: BackoffConfig::default(), max_retries: 0, retry_timeout: Duration::ZERO }
 }
@@ -211,7 +211,7 @@ fn client_options(options: &Options) -> Result<ClientOptions> {
     let timeout = options.timeout()?;
     let mut client = ClientOptions::new()
         .with_allow_http(true)
-        .with_connect_timeout((timeout / 2).min(Duration::from_secs(5))) // Shorter than the deadline: its error has no reason.
+        .with_connect_timeout((timeout / 2).min(Duration::from_secs(5))) // The error at the deadline would give no reason.
         .with_read_timeout(timeout.min(Duration::from_secs(15)))
         .with_timeout_disabled()
         .with_pool_idle_timeout(Duration::from_secs(30))

@@ -9,8 +9,8 @@ use crate::ranges::RequestCost;
 const FIRST_GAP_BYTES: f64 = (128 << 10) as f64;
 const LEAST_GAP_BYTES: f64 = (16 << 10) as f64;
 const MOST_GAP_BYTES: f64 = (512 << 10) as f64;
-/// Maximum ratio of gap bytes to wanted bytes. It is large, because reading a kilobyte can take as long as half a megabyte. It
-/// limits the cost of a wrong estimate.
+/// Maximum ratio of gap bytes to wanted bytes. It is large, because reading a kilobyte can take as long as
+/// reading half a megabyte. It limits the cost of a wrong estimate.
 const WASTE: u64 = 64;
 /// Minimum number of requests in a measured read. A read with fewer requests mostly waits for one response, whatever its size.
 const LEAST_REQUESTS: usize = 16;
@@ -18,7 +18,7 @@ const LEAST_REQUESTS: usize = 16;
 const FADING: f64 = 0.95;
 
 /// A least-squares fit of `seconds = requests · a + bytes · b` to the reads so far. The latest reads have the most weight. Only
-/// `a / b` is used. It does not change if several threads read concurrently and each takes longer.
+/// the ratio `a / b` is used. It does not change if concurrent reads slow each other down.
 #[derive(Debug, Default)]
 pub struct Cost(Mutex<Sums>);
 
@@ -32,12 +32,12 @@ struct Sums {
 }
 
 impl Cost {
-    /// Record the time of a read.
+    /// Record how long a read took.
     pub fn note(&self, requests: usize, bytes: u64, took: Duration) {
         if requests < LEAST_REQUESTS {
             return;
         }
-        // Dividing by the time gives all reads equal weight, whatever their size, because only the proportion matters.
+        // Dividing by the time gives all reads equal weight, whatever their size, because relative errors matter here.
         let seconds = took.as_secs_f64().max(1e-9);
         let (requests, bytes) = (requests as f64 / seconds, bytes as f64 / FIRST_GAP_BYTES / seconds);
         let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,7 +55,7 @@ impl Cost {
 
     pub fn of_request(&self) -> RequestCost {
         let sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Reads of one kind do not determine both coefficients, so a weak prior favours the first estimate.
+        // Reads that are all alike cannot determine both coefficients, so a weak prior favours the first estimate.
         let belief = 0.003 * (sums.requests_squared + sums.bytes_squared);
         let (requests, bytes) = (sums.requests_squared + belief, sums.bytes_squared + belief);
         let both = sums.both - belief;

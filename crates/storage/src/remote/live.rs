@@ -14,7 +14,7 @@ use crate::process::{self, PerProcess};
 
 /// The runtime for all requests in this process.
 static RUNTIME: PerProcess<std::result::Result<Runtime, String>> = PerProcess::new(|| {
-    // Use half of the processors. One network thread moves 1 GB per second, and other threads must process the bytes.
+    // Use half of the CPUs. One network thread moves 1 GB per second, and other threads must process the bytes.
     let threads = (std::thread::available_parallelism().map_or(2, usize::from) / 2).clamp(1, 8);
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(threads).thread_name("penstock-io").enable_all().build().map_err(|error| error.to_string())
@@ -27,7 +27,7 @@ pub fn runtime() -> Result<&'static Runtime> {
 /// How often a waiting thread checks whether it should stop.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Wait for network work. The work is dropped if the user wants to stop.
+/// Block until network work completes. The work is dropped if the user wants to stop.
 pub fn wait<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     runtime()?.block_on(async {
         tokio::pin!(work);

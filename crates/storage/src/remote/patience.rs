@@ -25,7 +25,7 @@ pub enum Verdict {
     },
 }
 
-/// The number of tries since a request last made progress, and the error of the previous try.
+/// The number of attempts since a request last made progress, and the error from the previous attempt.
 #[derive(Default)]
 pub struct Tries {
     pub count: u32,
@@ -58,9 +58,9 @@ pub fn ended_well() -> bool {
 }
 
 impl Patience {
-    /// Repeat `work` until it succeeds, fails for good, or reaches the deadline. `work` is called for each try, and
+    /// Repeat `work` until it succeeds, fails permanently, or reaches the deadline. `work` is called for each attempt, and
     /// repeating it must be harmless.
-    /// `what` appears in messages: "read `name`".
+    /// `what` appears in messages, for example "read `name`".
     pub async fn ask<T, W>(&self, counters: &Counters, what: &str, mut work: impl FnMut() -> W) -> Result<T>
     where
         W: Future<Output = object_store::Result<T>>,
@@ -78,7 +78,7 @@ impl Patience {
         }
     }
 
-    /// Handle a failed try. Returns the error if it is final, or else waits and returns a new permit.
+    /// Handle a failed attempt. Returns the error if it is final; otherwise waits and returns a new permit.
     pub async fn again<'a>(
         &'a self,
         counters: &Counters,
@@ -94,7 +94,7 @@ impl Patience {
         tries.count += 1;
         let wait = wait(tries.count, throttled);
         if Instant::now() + wait >= until {
-            // If the deadline cut the last try short, only the try before it can say why requests fail.
+            // If the deadline cut the last attempt short, only the attempt before it can explain why requests fail.
             let cut = Instant::now() >= until;
             let (reason, other, when) = match tries.before.take() {
                 Some(before) if cut => (before, Some(error), "last try"),
@@ -143,7 +143,7 @@ pub fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verd
             let dns = ["dns", "lookup", "resolve"].iter().any(|word| lower.contains(word));
             if tls {
                 return Verdict::Final(make("storage-unreachable", why.clone()).hint(
-                    "the server's certificate is not trusted: name its CA in storage_options={\"ca_bundle\": …} or AWS_CA_BUNDLE, and check whether the endpoint uses http:// or https://",
+                    "the server's certificate is not trusted: specify its CA in storage_options={\"ca_bundle\": …} or AWS_CA_BUNDLE, and check whether the endpoint uses http:// or https://",
                 ));
             }
             let hint = if dns { "no such host: check the endpoint" } else { "check that the endpoint is correct and responds" };
@@ -215,7 +215,7 @@ fn refused(what: &str, status: u16, code: &str) -> Verdict {
 mod tests {
     use super::*;
 
-    /// Return the error of a request whose first two tries end with `ending` and whose third gets no answer.
+    /// Return the error of a request whose first two attempts end with `ending` and whose third gets no reply.
     fn silent_after(ending: &Ending) -> Error {
         let patience = Patience { deadline: Duration::from_millis(800), level: Level::new() };
         let (counters, mut tried) = (Counters::default(), 0);

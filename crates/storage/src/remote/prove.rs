@@ -15,17 +15,17 @@ use super::store::Remote;
 use crate::process::PerProcess;
 use crate::storage::{Created, Storage as _};
 
-/// Number of concurrent creates of one name in each race.
+/// Number of concurrent creates of the same name in each race.
 const RACERS: usize = 8;
-/// Number of races that prove a store. The first race opens connections, so its creates arrive one by one. In later races they
-/// arrive together, and a server that checks and writes in separate steps accepts more than one.
+/// Number of races that a store must pass. The first one opens connections, so its creates arrive one by one. In later races
+/// they arrive together, so a server that checks and writes in separate steps accepts more than one of them.
 const RACES: usize = 3;
 
 /// Services whose create-only puts have passed the check in this process.
 static PROVEN: PerProcess<Mutex<HashSet<String>>> = PerProcess::new(Mutex::default);
 
 impl Remote {
-    /// Send one put that must not overwrite. It is not repeated once sent, because only the caller can interpret a second answer.
+    /// Send one put that must not overwrite. Once sent, it is not repeated, because only the caller can interpret a second reply.
     pub(super) async fn create_once(&self, live: &Live, name: &str, body: Bytes) -> Result<Created> {
         let (path, what) = (self.path(name), self.what("create", name));
         let until = Instant::now() + live.patience.deadline;
@@ -34,7 +34,7 @@ impl Remote {
         loop {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
             let payload = PutPayload::from_bytes(body.clone());
-            // Each try gets only part of the deadline, to leave time for a retry.
+            // Each attempt gets only part of the deadline, to leave time for a retry.
             let patience = (live.patience.deadline / 4).clamp(Duration::from_secs(3), Duration::from_secs(15));
             let within = until.min(Instant::now() + patience);
             let (result, ending) = attempt(within, live.client.store.put_opts(&path, payload, options)).await;
@@ -54,7 +54,7 @@ impl Remote {
         }
     }
 
-    /// Run concurrent creates of one name, each repeated until its answer is certain. Returns the reason if the store cannot be trusted.
+    /// Race creates of one name, each repeated until its outcome is certain. Returns the reason if the store cannot be trusted.
     fn race(&self, name: &str) -> Result<Option<&'static str>> {
         let live = self.live()?;
         let bodies: Vec<Bytes> = (0..RACERS).map(|racer| Bytes::from(format!("penstock {racer}"))).collect();
@@ -81,10 +81,10 @@ impl Remote {
         let winners: Vec<usize> = (0..RACERS).filter(|racer| answers[*racer] == Created::Created).collect();
         Ok(match winners[..] {
             _ if late == Created::Created => Some("a create-only put did not reject an existing name"),
-            [] if bodies.contains(&kept) => None, // The winner's answer was lost.
+            [] if bodies.contains(&kept) => None, // The winner's reply was lost.
             [winner] if bodies[winner] == kept => None,
             [_] | [] => Some("a create-only put was acknowledged, but another body is stored"),
-            _ => Some("more than one of several create-only puts of one name was acknowledged"),
+            _ => Some("more than one create-only put of the same name was acknowledged"),
         })
     }
 

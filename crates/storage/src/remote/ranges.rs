@@ -56,7 +56,7 @@ impl Growing {
 /// The progress of one range, kept across its requests, so that a retry requests only the missing bytes.
 struct Filling<'a> {
     pieces: Vec<Piece>,
-    /// Destinations of the pieces that have not started. A piece without a slot gets newly allocated memory.
+    /// Destinations for the pieces that have not begun to arrive. A piece without a slot gets newly allocated memory.
     slots: std::vec::IntoIter<Option<Slot>>,
     shared: bool,
     then: Seen<'a>,
@@ -65,7 +65,7 @@ struct Filling<'a> {
     piece: Option<Growing>,
     /// Bytes still to skip before the next piece.
     skip: u64,
-    /// Bytes received so far, gaps included.
+    /// Bytes received so far, including gaps.
     taken: u64,
 }
 
@@ -106,20 +106,20 @@ impl<'a> Filling<'a> {
     }
 }
 
-/// A callback that gets the index of a piece in its range, and the piece.
+/// A callback that receives the index of a piece in its range, and the piece.
 pub type Seen<'a> = &'a (dyn Fn(usize, &Bytes) + Send + Sync);
 
 /// State shared by all requests for one range.
 pub struct Asked<'a> {
     pub counters: &'a Counters,
     pub path: Path,
-    /// The operation, as shown in messages: "read `name`".
+    /// The operation as shown in messages, such as "read `name`".
     pub what: String,
     pub then: Seen<'a>,
 }
 
 impl Live {
-    /// Read one range, and retry until it is complete or fails for good.
+    /// Read one range, and retry until it is complete or fails permanently.
     pub async fn range(&self, asked: &Asked<'_>, plan: RangeRequest, mut permit: Permit<'_>) -> Result<Vec<Bytes>> {
         let (begin, end, object_bytes) = (plan.begin, plan.end(), plan.object_bytes);
         let mut filling = Filling::new(plan, asked.then);
@@ -141,7 +141,7 @@ impl Live {
                 Err(error) => error,
             };
             if filling.taken > before {
-                tries.count = 0; // The read makes progress, so wait only as long as after a first failure.
+                tries.count = 0; // The read is making progress, so wait only as long as after a first failure.
             }
             permit = self.patience.again(asked.counters, verdict(&asked.what, &error, &ending), &mut tries, until, permit).await?;
         }

@@ -32,7 +32,7 @@ impl Remote {
             let (path, what) = (self.path(&range.name), self.what("read", &range.name));
             let task = async move {
                 let permit = live.patience.level.permit().await;
-                // Once one range has failed for good, the others need not wait for their own deadlines.
+                // Once one range has failed permanently, the others need not wait for their own deadlines.
                 if let Some(error) = stop.lock().unwrap_or_else(PoisonError::into_inner).clone() {
                     return (index, Err(error));
                 }
@@ -49,7 +49,7 @@ impl Remote {
             };
             tasks.spawn_on(task, runtime.handle());
         }
-        // One task waits for all others, so that the caller's thread is woken once, rather than for each range. Dropping a task set
+        // One task waits for all others, so that the caller's thread is woken only once, not once per range. Dropping a task set
         // aborts its tasks.
         let broken = || Error::new("internal", "a network task failed");
         let mut all = JoinSet::new();

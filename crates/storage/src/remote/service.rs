@@ -27,7 +27,7 @@ pub enum Ending {
     Refused { status: u16, code: String },
     /// Nothing reached the server.
     Unsent(String),
-    /// The request may have reached the server, but no answer arrived.
+    /// The request may have reached the server, but no response arrived.
     Lost(String),
 }
 
@@ -62,7 +62,7 @@ const REFUSAL_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub struct Traffic {
     pub counters: Counters,
-    /// Milliseconds between the server's clock and ours, or `u64::MAX` if not known yet.
+    /// The difference between the server's clock and ours in milliseconds, or `u64::MAX` if it is not known yet.
     skew_ms: AtomicU64,
 }
 
@@ -107,7 +107,7 @@ impl HttpService for Service {
             return self.inner.execute(request).await; // The metadata host is not part of the store.
         }
         add(&self.traffic.counters.requests, 1);
-        note(Ending::Lost("the request was aborted".into())); // This remains if the future is dropped at a deadline.
+        note(Ending::Lost("the request was aborted".into())); // This ending remains if a deadline drops the future.
         let response = self.inner.execute(request).await.inspect_err(|error| {
             note(match error.kind() {
                 HttpErrorKind::Connect => Ending::Unsent(chain(error)),

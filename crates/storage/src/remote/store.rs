@@ -1,4 +1,4 @@
-//! A store below a bucket prefix. Its operations send requests.
+//! A store below a bucket prefix, and the requests that implement its operations.
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -59,7 +59,7 @@ pub struct Remote {
     live: PerProcess<Result<Arc<Live>>, Connect>,
     pub(super) hedge: bool,
     pub(super) deadline: Duration,
-    /// Number of consecutive creates whose answer was lost. After each one, the wait is longer.
+    /// Number of consecutive creates whose reply was lost. Each one makes the next wait longer.
     pub(super) lost: AtomicU32,
 }
 
@@ -122,7 +122,7 @@ impl Remote {
         wait(live.patience.ask(&self.traffic.counters, &what, || work(live.client.clone(), path.clone())))
     }
 
-    /// Return a page of a listing, and the token of the next one. Empty if the store cannot list.
+    /// Return a page of a listing, and the token of the next page. The page is empty if the store cannot list.
     fn page(&self, folder: &str, request: PageRequest<'_>) -> Result<(Vec<ObjectMeta>, Option<String>)> {
         let PageRequest { prefix, flat, most, after } = request;
         self.ask("list", folder, |client, _| {
@@ -230,7 +230,7 @@ impl Storage for Remote {
             folder,
             PageRequest { prefix: Some(format!("{}/", self.path(folder))), flat: false, most: Some(FIRST_NAMES), after: None },
         )?;
-        // A store that lists in another order, such as an S3 directory bucket, does not return the first names.
+        // A store that lists in another order, such as an S3 directory bucket, may not return the lowest names first.
         let in_order = objects.is_sorted_by(|one, next| one.location.as_ref() < next.location.as_ref());
         let names = objects.iter().filter_map(|object| object.location.filename().map(str::to_owned));
         Ok(in_order.then(|| names.collect()))
@@ -313,7 +313,7 @@ impl Storage for Remote {
             for object in objects {
                 let name = object.location.as_ref();
                 let name = name.strip_prefix(prefix.as_deref().unwrap_or("")).unwrap_or(name);
-                // Web consoles create an empty object to represent a folder. Skip it.
+                // Web consoles create an empty object to represent a folder. Skip such objects.
                 if object.size > 0 && see(name).is_break() {
                     return Ok(());
                 }

@@ -1,4 +1,4 @@
-//! Uploads an object: in one put if it is small, or else in parts that are sent while the caller prepares the next ones.
+//! Uploads an object in one put if it is small, and otherwise in parts that are sent while the caller prepares the next ones.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::storage::ObjectWriter;
 
 /// Bytes per part. S3 requires at least 5 MiB, and accepts at most 10,000 parts.
 const PART_BYTES: usize = 8 << 20;
-/// Maximum number of parts in flight. Together with the part being filled, they limit an upload's memory.
+/// Maximum number of parts in flight. Together with the part being filled, these bound an upload's memory use.
 const PARTS_AT_ONCE: usize = 4;
 
 pub struct Upload {
@@ -27,7 +27,7 @@ pub struct Upload {
     buffer: Vec<u8>,
     multipart: Option<Multipart>,
     bytes: u64,
-    /// Identifies the process that began the upload. In a forked child, the upload belongs to the parent.
+    /// Identifies the process that began the upload. In a forked child, the upload still belongs to the parent.
     generation: u64,
 }
 
@@ -92,7 +92,7 @@ impl Upload {
         let completed = wait(self.live.patience.ask(&self.traffic.counters, &self.what, ask));
         match completed {
             Ok(()) => Ok(()),
-            // If the answer to the first try was lost, the second try finds no such upload. The object then exists.
+            // If the reply to the first attempt was lost, a second attempt finds no such upload, but the object exists.
             Err(error) if error.code() == "object-not-found" => {
                 let client = self.live.client.clone();
                 let look = || {
@@ -151,7 +151,7 @@ impl ObjectWriter for Upload {
 }
 
 impl Drop for Upload {
-    /// Abort an unfinished upload, so that its parts incur no cost.
+    /// Abort an unfinished upload, so that its parts incur no storage cost.
     fn drop(&mut self) {
         let Some(multipart) = self.multipart.take() else { return };
         if self.generation != process::generation() {
@@ -160,7 +160,7 @@ impl Drop for Upload {
         multipart.travelling.iter().for_each(|(_, task)| task.abort());
         let (Ok(runtime), Ok(store)) = (runtime(), self.store()) else { return };
         let (path, id) = (self.path.clone(), multipart.id);
-        // One try is enough: stores have rules that expire abandoned uploads.
+        // One attempt is enough: a store's lifecycle rules can expire abandoned uploads.
         let give_up = async { tokio::time::timeout(std::time::Duration::from_secs(5), store.abort_multipart(&path, &id)).await };
         let _ = runtime.block_on(give_up);
     }

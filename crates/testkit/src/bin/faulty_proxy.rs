@@ -1,5 +1,5 @@
 //! `faulty-proxy LISTEN UPSTREAM [FAULTS]`: runs `penstock_testkit::proxy`. Prints the address it listens on, and exits when stdin closes.
-#![allow(unused_crate_dependencies)] // The library and the other binaries use the other dependencies.
+#![allow(unused_crate_dependencies)] // Only the library and the other binaries use the remaining dependencies.
 
 use std::io::Read as _;
 

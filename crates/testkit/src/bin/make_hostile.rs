@@ -1,5 +1,5 @@
 //! `make-hostile FOLDER`: writes the hostile images to FOLDER for the Python tests.
-#![allow(unused_crate_dependencies)] // The library and the other binaries use the other dependencies.
+#![allow(unused_crate_dependencies)] // Only the library and the other binaries use the remaining dependencies.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = std::path::PathBuf::from(std::env::args_os().nth(1).ok_or("usage: make-hostile FOLDER")?);

@@ -4,7 +4,7 @@
 //! `plain-gets BUCKET AT_ONCE` reads the standard AWS environment variables, and one batch per line of standard input. A batch
 //! is a list of ranges of the form `key begin end`, separated by `;`. Batches run one after another, each with at most AT_ONCE
 //! concurrent ranges. Prints the elapsed seconds and received bytes for all batches except the first, which is a warm-up.
-#![allow(unused_crate_dependencies)] // The library and the other binaries use the other dependencies.
+#![allow(unused_crate_dependencies)] // Only the library and the other binaries use the remaining dependencies.
 
 use std::io::BufRead as _;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Measures the maximum throughput of training on JPEGs by decoding random regions of the sizes that RandomResizedCrop draws.
 //!
 //! `region-decode FOLDER THREADS SECONDS` prints images per second.
-#![allow(unused_crate_dependencies)] // The library and the other binaries use the other dependencies.
+#![allow(unused_crate_dependencies)] // Only the library and the other binaries use the remaining dependencies.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
