@@ -187,7 +187,7 @@ def opening(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
 
 def memory(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Measure the peak memory of importing 2 GB at the default budget, beyond that of the interpreter and its libraries."""
+    """Measure the peak memory while importing 2 GB at the default budget, excluding the interpreter and its libraries."""
     source = folder / "files"
     source.mkdir()
     body = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8).tobytes()
@@ -209,13 +209,13 @@ print(report.samples, peak() - before, time.perf_counter() - begin, ps.configure
     ).stdout.split()
     return {
         "what": "2,048 files of 1 MiB imported as one commit", "peak_bytes": int(peak), "seconds": float(seconds), "budget_bytes": int(budget),
-        "lines": [f"{samples} files, peak {int(peak) >> 20} MiB on top of the interpreter, {float(seconds):.1f} s"],
+        "lines": [f"{samples} files, peak {int(peak) >> 20} MiB excluding the interpreter, {float(seconds):.1f} s"],
         "bars": [{"what": "peak memory / budget", "value": int(peak) / int(budget), "at_most": 1.0}],
     }  # fmt: skip
 
 
 def larger_than_memory(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Take CIFAR-shaped samples from data 4 times as large as memory: 1 GiB of samples in a cgroup of 256 MiB. Reported without a bar."""
+    """Take CIFAR-shaped samples from data 4 times as large as memory: 1 GiB of samples in a cgroup of 256 MiB. No ratio is required."""
     group = (
         next(
             (pathlib.Path(path) for path in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup") if pathlib.Path(path, "cgroup.procs").exists()),
@@ -250,7 +250,7 @@ print(len(order) / (time.perf_counter() - begin), io() - before)
         knob = next(name for name in ("memory.max", "memory.limit_in_bytes") if (group / name).exists())
         (group / knob).write_text(str(limit))
     except (OSError, StopIteration) as error:
-        return {"what": "data 4 x memory", "lines": [f"not measured: cannot make a cgroup on this machine ({error})"]}
+        return {"what": "data 4 x memory", "lines": [f"not measured: cannot create a cgroup on this machine ({error})"]}
     rates = {}
     try:
         for which, path in (("penstock", folder / "penstock"), ("numpy", folder / "flat")):

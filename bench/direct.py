@@ -1,4 +1,4 @@
-"""Benchmarks reads without the page cache, against fio with the same size, depth and files, and against a buffered NumPy reader."""
+"""Benchmarks reads without the page cache, against fio with the same request size, depth and files, and against a buffered NumPy reader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def device_bytes() -> int:
 
 
 def fio(folder: pathlib.Path, pattern: str, size: int, loops: int) -> float:
-    """Read a dataset's data files `loops` times with fio, io_uring, O_DIRECT and registered buffers. Return bytes per second.
+    """Read a dataset's data files `loops` times with fio, using io_uring, O_DIRECT and registered buffers. Return bytes per second.
 
     fio runs as many jobs as we have threads. Each job reads its own files one after another. Jobs that share files, or switch files
     at every request, are up to a third slower.
@@ -136,8 +136,8 @@ def direct(folder: pathlib.Path) -> dict[str, Any]:
         spent = {system: statistics.median(row[1] for row in rows) for system, rows in rates.items()}
         read = min(row[2] for system, rows in rates.items() if system.startswith("penstock") for row in rows)
         lines.append(f"{name}: fio {limit / 1e9:.2f} GB/s; ours read {read / 1e9:.2f} GB per round from the device")
-        lines += [f"{name}: {system} {rate[system] / 1e9:.2f} GB/s, {spent[system]:.3f} processor seconds per GB" for system in rates]
+        lines += [f"{name}: {system} {rate[system] / 1e9:.2f} GB/s, {spent[system]:.3f} CPU seconds per GB" for system in rates]
         ratio = spent["penstock, one_thread"] / spent["numpy, one_thread"]
         bars.append({"what": f"penstock / fio: {name}", "value": rate["penstock, readers"] / limit, "at_least": 0.95})
-        bars.append({"what": f"processor seconds per GB, penstock / NumPy, one thread: {name}", "value": ratio, "at_most": 0.5})
+        bars.append({"what": f"CPU seconds per GB, penstock / NumPy, one thread: {name}", "value": ratio, "at_most": 0.5})
     return {"what": "O_DIRECT and io_uring on local disk", "rates": results, "lines": lines, "bars": bars}

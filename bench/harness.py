@@ -54,7 +54,7 @@ def touch(array: Any) -> int:
 def interleaved(
     systems: dict[str, Callable[[], Any]], rounds: int = ROUNDS, settle: Callable[[], None] | None = None
 ) -> dict[str, dict[str, float]]:
-    """Time each system once per round, all in one process. Return the median, minimum and maximum seconds of each.
+    """Time each system once per round, all in one process. Return the median, minimum and maximum seconds for each.
 
     `settle` runs untimed before each turn.
     """

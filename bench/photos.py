@@ -94,7 +94,7 @@ def jpeg(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
 
 
 def ingest(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
-    """Compare durable ingest of 4,000 JPEGs, with validated headers and checksums, to syncing one file of the same bytes."""
+    """Compare durable ingest of 4,000 JPEGs, with validated headers and checksums, to writing the same bytes to one synced file."""
     files = photographs(folder, photos)
     total = sum(path.stat().st_size for path in files)
     number = iter(range(10**6))
@@ -131,5 +131,5 @@ def ingest(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
     return {
         "what": f"{len(files)} JPEGs, {total / 1e6:.0f} MB, from the page cache to a synced disk", "bytes": total, "times": times,
         "lines": [f"{name}: {spent['median_seconds']:.2f} s ({spent['min_seconds']:.2f} to {spent['max_seconds']:.2f})" for name, spent in times.items()],
-        "bars": [{"what": "penstock / one file of the same bytes + fsync, seconds", "value": ratio, "at_most": 1.5}],
+        "bars": [{"what": "penstock / one file with the same bytes + fsync, seconds", "value": ratio, "at_most": 1.5}],
     }  # fmt: skip

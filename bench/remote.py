@@ -29,7 +29,7 @@ Batches = list[list[tuple[str, int, int]]]
 
 
 def plain_gets(binary: pathlib.Path, batches: Batches, at_once: int) -> float:
-    """Return the seconds that plain GETs take. The first batch is sent twice, the first time as an untimed warm-up."""
+    """Return how long plain GETs take, in seconds. The first batch is sent twice, the first time as an untimed warm-up."""
     lines = [";".join(f"{key} {begin} {end}" for key, begin, end in batch) for batch in [batches[0], *batches]]
     done = subprocess.run([str(binary), BUCKET, str(at_once)], input="\n".join(lines), capture_output=True, text=True, check=True)
     seconds, received = done.stdout.split()
@@ -38,7 +38,7 @@ def plain_gets(binary: pathlib.Path, batches: Batches, at_once: int) -> float:
 
 
 def boto3_gets(endpoint: str, batches: Batches) -> float:
-    """Return the seconds that boto3 takes in 16 threads, which read and discard the bodies."""
+    """Return how long boto3 takes, in seconds, with 16 threads that read and discard the bodies."""
     import boto3
     from botocore.config import Config
 

@@ -17,9 +17,9 @@ from harness import save
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"any of {', '.join(cases.ALL)}")
-    parser.add_argument("--photos", type=pathlib.Path, help="a folder of JPEGs; by default JPEGs are made from scikit-learn's photographs")
+    parser.add_argument("--photos", type=pathlib.Path, help="a folder of JPEGs; by default, JPEGs are made from scikit-learn's photographs")
     parser.add_argument(
-        "--scratch", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()), help="folder in which datasets are made"
+        "--scratch", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()), help="the folder in which datasets are made"
     )
     arguments = parser.parse_args()
     missed = []

@@ -101,7 +101,7 @@ def write(folder: pathlib.Path) -> None:
 
 
 AS_ASKED: dict[str, Any] = {"default_cache_type": "none"}  # s3fs fetches only the ranges that h5py requests, without read-ahead.
-# Maps the name of each case to its workload and a function that opens the array.
+# For each case: the workload and a function that opens the array.
 CASES: dict[str, tuple[Any, Any]] = {
     "one sample, penstock": (one_sample, lambda: penstock_reads("samples")),
     "one sample, h5py": (one_sample, lambda: h5py_reads("samples", **AS_ASKED)),
@@ -120,7 +120,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 
 
 def slices(folder: pathlib.Path) -> dict[str, Any]:
-    """Run each case in a separate process, so that nothing is cached, through a proxy that counts requests and bytes."""
+    """Run each case in a separate process (so that nothing is cached) through a proxy that counts requests and bytes."""
     (folder / "minio").mkdir()
     server = servers.Minio(folder / "minio")
     proxy = servers.Proxy(server.port)
@@ -159,11 +159,11 @@ def slices(folder: pathlib.Path) -> dict[str, Any]:
         "lines": [line(name) for name in results],
         "bars": [
             {"what": "1,000 samples: bytes received / needed", "value": results[ours]["bytes"] / results[ours]["needed"], "at_most": 1.1},
-            {"what": "1,000 samples: requests / those of the best rival", "value": ratio(ours, "requests"), "at_most": 1.0},
-            {"what": "1,000 samples: bytes / those of the best rival", "value": ratio(ours, "bytes"), "at_most": 1.1},
+            {"what": "1,000 samples: requests / the best rival's", "value": ratio(ours, "requests"), "at_most": 1.0},
+            {"what": "1,000 samples: bytes / the best rival's", "value": ratio(ours, "bytes"), "at_most": 1.1},
             {"what": "one cold sample after open: requests", "value": results["one sample, penstock"]["requests"] - 3, "at_most": 2},
-            {"what": "100 slabs: requests / those of the best rival", "value": ratio(slab, "requests"), "at_most": 1.0},
-            {"what": "100 slabs: bytes / those of the best rival", "value": ratio(slab, "bytes"), "at_most": 1.0},
+            {"what": "100 slabs: requests / the best rival's", "value": ratio(slab, "requests"), "at_most": 1.0},
+            {"what": "100 slabs: bytes / the best rival's", "value": ratio(slab, "bytes"), "at_most": 1.0},
         ],
     }
 

@@ -24,7 +24,7 @@ import servers
 Result = dict[str, Any]
 ROOT = pathlib.Path(__file__).parent.parent
 RIVALS = ROOT / ".tools" / "rivals" / "bin" / "python"
-SET_BYTES = 120e6  # The maximum size of a set of photographs. It keeps the total run time to minutes.
+SET_BYTES = 120e6  # The maximum total size of a set of photographs. This limit keeps the run time to a few minutes.
 CORES = sorted(os.sched_getaffinity(0))[:2]
 
 
@@ -76,7 +76,7 @@ def best_of(python: pathlib.Path, task: str, system: str, folder: pathlib.Path, 
 
 
 def race(systems: list[System]) -> dict[str, dict[str, Any]]:
-    """Run epochs in turn. Return the median samples per second and CPU seconds per 1,000 samples of each system."""
+    """Run epochs in turn. Return the median samples per second and CPU seconds per 1,000 samples for each system."""
     rows: dict[str, list[tuple[float, float, int]]] = {system.name: [] for system in systems}
     for _ in range(ROUNDS):
         for system in systems:
@@ -95,13 +95,13 @@ def race(systems: list[System]) -> dict[str, dict[str, Any]]:
 
 def told(rows: dict[str, dict[str, Any]], what: str = "") -> list[str]:
     return [
-        f"{what}{name}: {row['per_second']:,.0f}/s ({row['min']:,.0f}–{row['max']:,.0f}), {row['cpu_seconds_per_1000']:.3g} processor seconds per 1,000, {row['workers']} workers"
+        f"{what}{name}: {row['per_second']:,.0f}/s ({row['min']:,.0f}–{row['max']:,.0f}), {row['cpu_seconds_per_1000']:.3g} CPU seconds per 1,000, {row['workers']} workers"
         for name, row in rows.items()
     ]
 
 
 def photos(folder: pathlib.Path, given: pathlib.Path | None) -> Result:
-    """JPEG → RandomResizedCrop(224) + flip → batches of 128 uint8, on two cores, for each subfolder of `--photos`, or `--photos` itself."""
+    """JPEG → RandomResizedCrop(224) + flip → batches of 128 uint8, on two cores, for each subfolder of `--photos` or the folder itself."""
     from photos import photographs
 
     given = given or photographs(folder, None)[0].parent
@@ -127,7 +127,7 @@ def photos(folder: pathlib.Path, given: pathlib.Path | None) -> Result:
             try:
                 systems.append(
                     best_of(RIVALS, "photos", name, place, (1, 2) if name == "ffcv" else (2, 3))
-                )  # FFCV allows no more threads than cores.
+                )  # FFCV allows at most one thread per core.
             except RuntimeError as error:
                 lines.append(f"{source.name}: cannot run {name}: {str(error)[-300:]}")
 
@@ -286,7 +286,7 @@ def functions(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     systems = {"penstock": lambda: run(ours), "dataloader": lambda: run(theirs)}
     for work in systems.values():
         work()  # The first run starts the processes.
-    # Our workers start the next epoch as soon as one ends. The pause lets them finish before the rival's turn.
+    # Our workers start the next epoch as soon as one ends. The pause lets our workers finish before the rival's turn.
     times = interleaved(systems, settle=lambda: time.sleep(0.5))
     ours.close()
     rates = {name: len(images) / row["median_seconds"] for name, row in times.items()}

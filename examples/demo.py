@@ -36,7 +36,7 @@ TILE = 64
 
 
 def digits() -> tuple[list[bytes], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return every digit as a PNG, its label, and a 16-dimensional embedding (PCA), in a fixed shuffled order."""
+    """Return each digit's PNG, label and 16-dimensional embedding (PCA), in a fixed shuffled order."""
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     pixels = (data.images[order] * 15).astype(np.uint8)  # 0…16 → 0…240
@@ -51,7 +51,7 @@ def encoded(pixels: np.ndarray[Any, Any], format: str) -> bytes:
 
 
 def tiles() -> tuple[list[bytes], list[np.ndarray[Any, Any]]]:
-    """Cut the photographs into JPEG tiles, each with a box around its pixels in the photograph's brightest fifth."""
+    """Cut the photographs into JPEG tiles. Draw a box around each tile's pixels from the photograph's brightest fifth, if any."""
     images, boxes = [], []
     for photo in load_sample_images().images:
         bright = np.quantile(photo.mean(2), 0.8)
@@ -85,7 +85,7 @@ def write(root: pathlib.Path) -> tuple[ps.Dataset, dict[str, list[bytes]]]:
         )
     ds.append(
         {"image": jpegs, "boxes": boxes, "source": ["photographs"] * len(jpegs)},
-        message=f"{len(jpegs)} tiles of two photographs, with boxes",
+        message=f"{len(jpegs)} tiles from two photographs, with boxes",
         validate="decode",
     )
     return ds, {"digits": pngs, "tiles": jpegs}
@@ -189,7 +189,7 @@ def go_on(root: str, state: str) -> None:
 
 
 def show_resume(ds: ps.Dataset) -> None:
-    """Kill a training process in the middle of an epoch, resume in a new one, and compare with an undisturbed epoch."""
+    """Kill a training process in the middle of an epoch, resume in a new one, and compare with an uninterrupted epoch."""
     loader = loader_of(ds, "train")
     loader.set_epoch(3)
     first = json.dumps(loader.state_dict())
@@ -208,12 +208,12 @@ def show_resume(ds: ps.Dataset) -> None:
     resumed = start(state)
     lines += [json.loads(line) for line in resumed.communicate()[0].splitlines()]
     if [ids for _, ids in lines] != whole:
-        sys.exit("FAILED: the resumed epoch differs from the undisturbed one")
+        sys.exit("FAILED: the resumed epoch differs from the uninterrupted one")
     console.print(
         f"[bold]resume[/]: killed with kill -9 after batch {stop} of {len(whole)}, resumed in a new process from a state of {len(state)} bytes: "
         f"the same {sum(map(len, whole))} samples in the same order"
     )
-    for name, batches in (("undisturbed", whole), ("killed and resumed", [ids for _, ids in lines])):
+    for name, batches in (("uninterrupted", whole), ("killed and resumed", [ids for _, ids in lines])):
         console.print(f"  {name:<20}… {batches[stop - 1][-3:]} │ {batches[stop][:4]} …", highlight=False)
 
 
@@ -253,8 +253,8 @@ def own_images(folder: str, root: pathlib.Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="a folder of your images; the class is the parent folder")
-    parser.add_argument("--keep", help="write the dataset here and keep it")
+    parser.add_argument("--data", help="a folder of your images; the parent folder of each image is its class")
+    parser.add_argument("--keep", help="write the dataset to this folder and keep it")
     parser.add_argument("--go-on", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.go_on:
@@ -278,7 +278,7 @@ def main() -> None:
             sys.exit("FAILED: the classifier is below the bar")
         measure(ds)
         verify(ds)
-        console.print("[bold]done[/]" + (f": look at it with  .venv/bin/penstock head {root}" if arguments.keep else ""))
+        console.print("[bold]done[/]" + (f": inspect the dataset with  .venv/bin/penstock head {root}" if arguments.keep else ""))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -66,7 +66,7 @@ def main(folder: pathlib.Path) -> None:
     timed("3. ds.loader", ((batch["image"], batch["label"]) for batch in loader.stream(1)))
     loader.load_state_dict(state)
     assert sum(len(batch["label"]) for batch in loader.stream(1)) == len(ds) - 5 * BATCH
-    print("done: the state of step 2 resumed in step 3")
+    print("done: the state from step 2 was resumed in step 3")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def main(folder: pathlib.Path) -> None:
         weights, loss = step(weights, batch["image"], batch["label"])
     checkpoint = json.dumps(batches.state_dict())
     batches = loader()
-    batches.load_state_dict(json.loads(checkpoint))  # A process that resumes after a crash does the same.
+    batches.load_state_dict(json.loads(checkpoint))  # A process that resumes after a crash would do the same.
     for batch in batches.stream(12):
         weights, loss = step(weights, batch["image"], batch["label"])
     plain = next(iter(ds.loader(batch_size=len(ds), transform=[T.CenterCrop(8), T.Normalize([0.5], [0.5])], output="jax")))

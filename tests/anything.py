@@ -20,7 +20,7 @@ SCHEMA = {
 
 
 def values(rng, name, kind, count):
-    """Return `count` random values for a column. Some are null. Sizes range from empty to several checksum units."""
+    """Return `count` random values for a column. Some values are null, and sizes range from zero to several checksum units."""
     size = lambda most: int(rng.choice([0, 1, 7, most]))  # noqa: E731
 
     def floats(*shape):

@@ -32,7 +32,7 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """If --store is not `local`, run only tests that use `root` and are not marked `local`: all tests in `every_store` and some others.
 
-    Each test outside that folder runs on a single non-local store, chosen by PENSTOCK_ROTATION (which tools/test.sh prints).
+    Each test outside `every_store` runs on a single non-local store, chosen by PENSTOCK_ROTATION (which tools/test.sh prints).
     """
     store = config.getoption("--store")
     if store == "local":
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def minio(tmp_path_factory):
-    """Yield a real MinIO server with a bucket. The standard environment variables point to it."""
+    """Yield a real MinIO server with a bucket. The standard environment variables point to this server."""
     yield from running(servers.Minio(tmp_path_factory.mktemp("minio")))
 
 
@@ -66,7 +66,7 @@ def running(server):
 
 @pytest.fixture(scope="session")
 def other_store(request, tmp_path_factory):
-    """Yield the server that --store names, if it is not MinIO."""
+    """Yield the server that --store names: Versity's gateway or Azurite."""
     kind = {"versity": servers.VersityGateway, "azure": servers.Azurite}[request.config.getoption("--store")]
     yield from running(kind(tmp_path_factory.mktemp("store")))
 
@@ -144,7 +144,7 @@ def empty_cache():
 
 @pytest.fixture(scope="session")
 def data():
-    """Return the folder of real test data. Tests that need it are marked `data` and deselected if PENSTOCK_TEST_DATA is unset."""
+    """Return the folder of real test data. Tests that need this data are marked `data` and deselected if PENSTOCK_TEST_DATA is unset."""
     return pathlib.Path(os.environ["PENSTOCK_TEST_DATA"])
 
 

@@ -1,4 +1,4 @@
-"""Set each integer in a small dataset's objects to other values, recompute all checksums, and check what a reader does.
+"""Set each integer in a small dataset's objects to other values, recompute all checksums, and check how a reader responds.
 
 test_crafted.py runs this file in a separate process. Each attempt runs in a forked child, so its caches start empty and a crash
 counts as an outcome. The second reader (spec_reader.py) finds the positions of the integers. The script prints one JSON object.
@@ -160,7 +160,7 @@ def flat(value: object) -> bytes:
 
 
 def attempt(place: pathlib.Path, bodies: dict[str, bytes], original: dict[str, bytes], expected: list[bytes]) -> str:
-    """Read the changed dataset in a child process and return the outcome. Its first word is the kind of outcome."""
+    """Read the changed dataset in a child process and return the outcome. The returned text starts with the kind of outcome."""
     changed = [name for name in bodies if bodies[name] != original[name]]
     for name in changed:
         (place / name).write_bytes(bodies[name])
@@ -176,7 +176,7 @@ def attempt(place: pathlib.Path, bodies: dict[str, bytes], original: dict[str, b
             if said.startswith("refused"):
                 try:
                     if not ps.open(place).verify()["problems"]:
-                        said = f"verify is clean, reading is {said}"
+                        said = f"verify found no problems, but reading was {said}"
                 except ps.Error as error:
                     said = "refused " + error.code
         except BaseException as error:
@@ -190,7 +190,7 @@ def attempt(place: pathlib.Path, bodies: dict[str, bytes], original: dict[str, b
     for name in changed:
         (place / name).write_bytes(original[name])
     if os.WIFSIGNALED(status):
-        return f"died of signal {os.WTERMSIG(status)}"
+        return f"died from signal {os.WTERMSIG(status)}"
     memory = usage.ru_maxrss >> 10
     return said if memory < attempt.most_mib else f"{memory} MiB of memory, {said}"
 

@@ -86,7 +86,7 @@ class Create(Job):
 
 
 class Import(Create):
-    """An import into a new dataset. After a kill, an empty dataset may remain. Another import then appends to it."""
+    """An import into a new dataset. After a kill, an empty dataset may remain, and another import then appends to it."""
 
     def run(self, place: pathlib.Path, ds) -> None:
         import_data([{"n": index, "text": "x"} for index in range(ROWS)], place / "deeper")

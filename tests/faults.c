@@ -1,4 +1,4 @@
-/* A preloaded shim that makes the k-th file call of a process fail, or kills the process there, so that tests can try every call.
+/* A preloaded shim that fails a process's k-th file call, or kills the process before that call, so that tests can try every call.
  *
  * Unarmed, it only forwards calls. `faults_arm(k, error, last)` starts counting: calls k to `last` fail with `error`. If `error` is 0,
  * SIGKILL ends the process before call k instead. `faults_disarm()` stops counting and returns the count. test_faults.py builds the shim,

@@ -1,4 +1,4 @@
-"""Measure memory as counted by the kernel. Programs run in fresh processes, so other tests do not affect the results."""
+"""Measure memory as reported by the kernel. Programs run in fresh processes, so other tests do not affect the results."""
 
 import os
 import pathlib
@@ -46,7 +46,7 @@ def run(program, *arguments, **variables):
 
 
 def peak_growth(program, *arguments):
-    """Run a program under a memory budget of 64 MiB, and return the number it prints. The first argument is a path for a new dataset."""
+    """Run a program under a memory budget of 64 MiB, and return the number printed. The first argument is a path for a new dataset."""
     head = """
 import sys, numpy as np, penstock as ps
 from measured import peak

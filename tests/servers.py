@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 def cargo_binary(name: str) -> pathlib.Path:
-    """Return the path of a testkit binary. Build it first, unless PENSTOCK_BUILT is set because tools/test.sh has built all of them."""
+    """Return the path of a testkit binary. Build it first, unless PENSTOCK_BUILT shows that tools/test.sh has built all binaries."""
     if "PENSTOCK_BUILT" not in os.environ:
         command = ["cargo", "build", "--release", "--quiet", "--locked", "-p", "penstock-testkit", "--bin", name]
         subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target")})
@@ -160,7 +160,7 @@ class VersityGateway(S3Server):
 
 
 class Azurite(Server):
-    """Microsoft's emulator of Azure Blob Storage. Tests access its objects with Microsoft's client."""
+    """Azurite, Microsoft's Azure Blob Storage emulator. Tests access its objects with Microsoft's client."""
 
     root = f"az://{BUCKET}"
     # Public credentials: https://learn.microsoft.com/azure/storage/common/storage-use-azurite
@@ -259,7 +259,7 @@ class BucketPath(str):
 
 
 def left_empty(place: pathlib.Path | BucketPath) -> bool:
-    """Return whether a failed import left nothing behind. In a bucket, where objects cannot be renamed, an empty dataset may remain."""
+    """Return whether a failed import left no samples. In a bucket, where objects cannot be renamed, an empty dataset may remain."""
     import penstock as ps
 
     return not place.exists() or (isinstance(place, BucketPath) and len(ps.open(place)) == 0)

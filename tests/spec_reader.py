@@ -51,7 +51,7 @@ class Cursor:
 
     def take(self, count):
         """Return the next `count` bytes."""
-        need(count <= len(self.data) - self.at, f"{self.name}: ends early")
+        need(count <= len(self.data) - self.at, f"{self.name}: truncated")
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -61,7 +61,7 @@ class Cursor:
             return int.from_bytes(self.take(int(form[1:]) // 8), "little", signed=form[0] == "i")
         if form in CHOICES:
             value = self.read("u8")
-            need(value < CHOICES[form], f"{self.name}: {form} {value} is not known here")
+            need(value < CHOICES[form], f"{self.name}: unknown {form} {value}")
             return value
         simple = {"varint": self.varint, "id": lambda: self.take(16).hex(), "string": lambda: self.take(self.varint()).decode("utf-8")}
         if form in simple:
@@ -72,7 +72,7 @@ class Cursor:
             return self.read(("fragment", "page", "segment")[self.read("delta_kind")])
         if form.endswith("*"):
             count = self.varint()
-            need(count <= len(self.data) - self.at, f"{self.name}: a list of {count} in {len(self.data) - self.at} bytes")
+            need(count <= len(self.data) - self.at, f"{self.name}: a list of {count} items in {len(self.data) - self.at} bytes")
             return [self.read(form[:-1]) for _ in range(count)]
         return SimpleNamespace(**{name: self.read(kind) for name, kind in (field.split(":") for field in FORMS[form].split())})
 
@@ -84,11 +84,11 @@ class Cursor:
             value |= (byte & 127) << shift
             if byte < 128 and value < 1 << 64:
                 return value
-        raise ValueError(f"{self.name}: a varint does not fit 64 bits")
+        raise ValueError(f"{self.name}: a varint does not fit in 64 bits")
 
     def integers(self, width, count):
         """Read integers of the same width and return them as uint64."""
-        need(width in (1, 2, 4, 8), f"{self.name}: integers of {width} bytes")
+        need(width in (1, 2, 4, 8), f"{self.name}: unsupported integer width of {width} bytes")
         return np.frombuffer(self.take(width * count), f"<u{width}").astype(np.uint64)
 
     def int_array(self, count):
@@ -99,12 +99,12 @@ class Cursor:
 
 
 def envelope(data, magic, form, name, word=None):
-    """Check the magic, version, zeros, crc and any reference from the parent. Parse the body as `form` and return it."""
+    """Check the magic, version, zeros, CRC and any parent reference. Then parse the body as `form` and return the result."""
     crc, cursor = int.from_bytes(data[-4:], "little"), Cursor(data[8:-4], name)
-    need(data[:8] == magic + b"\1\0\0\0" and crc == crc32c(data[:-4]), f"{name}: header or checksum")
-    need(word is None or (word.length, word.crc) == (len(data), crc), f"{name}: length or crc differs from what its parent says")
+    need(data[:8] == magic + b"\1\0\0\0" and crc == crc32c(data[:-4]), f"{name}: wrong header or checksum")
+    need(word is None or (word.length, word.crc) == (len(data), crc), f"{name}: length or CRC differs from the parent's reference")
     result = cursor.read(form)
-    need(cursor.at == len(cursor.data), f"{name}: {len(cursor.data) - cursor.at} bytes left over")
+    need(cursor.at == len(cursor.data), f"{name}: {len(cursor.data) - cursor.at} trailing bytes")
     return result
 
 
@@ -112,13 +112,13 @@ def record(data, branch, number):
     """Section 3: check a commit record."""
     name = f"record {number}"
     r = envelope(data, b"PNSL", "record", name)
-    need((r.branch, r.number) == (branch, number), f"{name}: says that it is {r.number} of branch {r.branch}")
-    need(not r.read & ~TILED_FEATURE, f"{name}: features {r.read:#x} are not all known here")
-    need([(parent.branch, parent.number) for parent in r.parents] == [(branch, number - 1)][: number > 0], f"{name}: parents")
+    need((r.branch, r.number) == (branch, number), f"{name}: claims to be record {r.number} of branch {r.branch}")
+    need(not r.read & ~TILED_FEATURE, f"{name}: unknown features among {r.read:#x}")
+    need([(parent.branch, parent.number) for parent in r.parents] == [(branch, number - 1)][: number > 0], f"{name}: wrong parents")
     good = r.transactions and len(r.deltas) <= 64 and len(data) <= 4096
     need(good, f"{name}: {len(r.transactions)} transactions, {len(r.deltas)} deltas, {len(data)} bytes")
     for transaction in r.transactions:
-        need(len(transaction.properties.encode()) <= 1024, f"{name}: properties of more than 1 KiB")
+        need(len(transaction.properties.encode()) <= 1024, f"{name}: properties exceed 1 KiB")
         transaction.properties = json.loads(transaction.properties)
     r.crc = int.from_bytes(data[-4:], "little")
     return r
@@ -127,7 +127,7 @@ def record(data, branch, number):
 def root(r, now):
     """Section 4: check the root of a record."""
     same = (r.dataset, r.branch) == (now.dataset, now.branch)
-    need(same and r.number <= now.number and not r.overlays, "the root is of another dataset or branch, or newer, or has overlays")
+    need(same and r.number <= now.number and not r.overlays, "the root belongs to another dataset or branch, is newer, or has overlays")
     r.schema = schema(json.loads(r.schema))
     return r
 
@@ -136,7 +136,7 @@ def page(fragments, word):
     """Section 4: check the fragments of a page, and replace provisional row ids with final ones."""
     counts = len(fragments), sum(f.samples for f in fragments), sum(f.live for f in fragments)
     good = counts == (word.fragments, word.samples, word.live) and len(fragments) <= 512 and word.object.length <= 65_536
-    need(good, f"p/{word.object.id}: {counts} is too much or differs from what its parent says")
+    need(good, f"p/{word.object.id}: {counts} exceeds a limit or differs from the parent's reference")
     for run in (run for f in fragments for run in f.runs):
         run.first = word.base + (run.first & ~PROVISIONAL) if run.first & PROVISIONAL else run.first
     return fragments
@@ -144,19 +144,19 @@ def page(fragments, word):
 
 def fragment(f):
     """Section 5: check a fragment."""
-    need(1 <= len(f.runs) <= 16, f"a fragment of {len(f.runs)} runs of row ids (id blocks are not known here)")
-    need(sum(run.count for run in f.runs) == f.samples == f.live, "a fragment whose runs, samples and live samples differ")
+    need(1 <= len(f.runs) <= 16, f"a fragment with {len(f.runs)} row id runs (id blocks are unsupported)")
+    need(sum(run.count for run in f.runs) == f.samples == f.live, "a fragment whose counts of row ids, samples and live samples differ")
     columns = {column for file in f.files for column in file.columns}
-    need(len(columns) == sum(len(file.columns) for file in f.files), "a fragment with a column twice")
+    need(len(columns) == sum(len(file.columns) for file in f.files), "a fragment that lists a column twice")
     return f
 
 
 def schema(value):
     """Section 8: check a schema, and set each column's `stored` to the dtype and shape of its chunks."""
     columns = value["columns"]
-    need(len({c["id"] for c in columns}) == len({c["name"] for c in columns}) == len(columns), "schema: a column twice")
-    need(all(1 <= column["id"] < value["next_column"] for column in columns), "schema: a column id out of range")
-    need(sum(column["type"] == "category" for column in columns) <= 32, "schema: more than 32 categories")
+    need(len({c["id"] for c in columns}) == len({c["name"] for c in columns}) == len(columns), "schema: duplicate column")
+    need(all(1 <= column["id"] < value["next_column"] for column in columns), "schema: column id out of range")
+    need(sum(column["type"] == "category" for column in columns) <= 32, "schema: more than 32 category columns")
     for column in columns:
         codes = next(dtype for dtype in ("uint8", "uint16", "uint32") if len(column.get("names", ())) <= np.iinfo(dtype).max + 1)
         forms = {
@@ -183,7 +183,7 @@ class Chunk:
         need(max(self.blocks, samples * (self.layout >= SINGLE)) <= 1 << 22, f"{self.name}: too many blocks or samples")
         starts = list(range(0, self.blocks * rows, rows)) if rows else c.int_array(self.blocks)
         ordinal, self.offset, self.stored = (c.int_array(self.blocks) for _ in range(3))
-        need(not any(ordinal), f"{self.name}: blocks in other files are not known here")
+        need(not any(ordinal), f"{self.name}: blocks in other files are unsupported")
         self.raw = c.int_array(self.blocks) if self.codec else self.stored
         self.first_unit = [0, *itertools.accumulate(-(-size // UNIT) for size in self.stored)]
         self.crc = c.int_array(self.first_unit[-1])
@@ -193,24 +193,24 @@ class Chunk:
             self.shapes = list(zip(*sizes, strict=True)) or [()] * samples
         if self.layout == TILED:
             self.tile, self.first_tile = c.read("varint*"), c.int_array(samples + 1)
-            need(rows == 1 and len(self.tile) == len(self.shape) and 0 not in self.tile, f"{self.name}: rows_per_block or tile")
+            need(rows == 1 and len(self.tile) == len(self.shape) and 0 not in self.tile, f"{self.name}: wrong rows_per_block or tile")
             ends = self.first_tile[0], self.first_tile[-1]
             need(self.first_tile == sorted(self.first_tile) and ends == (0, self.blocks), f"{self.name}: first_tile")
         else:
             self.rows = [range(*pair) for pair in itertools.pairwise([*starts, samples])]
-            need(starts[:1] == [0] * (samples > 0) and all(self.rows), f"{self.name}: the blocks do not hold the samples")
+            need(starts[:1] == [0] * (samples > 0) and all(self.rows), f"{self.name}: the blocks do not cover the samples")
             count = samples if self.layout == SINGLE else -(-samples // rows) if rows else self.blocks
             need(self.blocks == count, f"{self.name}: {self.blocks} blocks, not {count}")
         packed = np.frombuffer(c.take(-(-samples // 8)), "u1") if c.read("flag") else np.packbits(np.ones(samples, bool), bitorder="little")
         bits = np.unpackbits(packed, bitorder="little").astype(bool)
-        need(not bits[samples:].any(), f"{self.name}: validity bits past the last sample")
+        need(not bits[samples:].any(), f"{self.name}: validity bits set past the last sample")
         self.valid, self.dictionary = bits[:samples], c.read("string*") if c.read("flag") else []
 
     def block(self, data, index):
         """Verify a block's checksum units and return the decoded block."""
         stored = data[self.offset[index] : self.offset[index] + self.stored[index]]
         for unit, crc in enumerate(self.crc[self.first_unit[index] : self.first_unit[index + 1]]):
-            need(crc32c(stored[unit * UNIT :][:UNIT]) == crc, f"{self.name}, block {index}: checksum of unit {unit}")
+            need(crc32c(stored[unit * UNIT :][:UNIT]) == crc, f"{self.name}, block {index}: wrong checksum for unit {unit}")
         if self.codec is None or (not stored and not self.raw[index]):
             return stored
         try:
@@ -224,7 +224,7 @@ class Chunk:
         """Return the bytes unchanged if the dtype is `bytes`. Otherwise, return an array with the given shape."""
         if self.dtype == "bytes":
             return raw
-        need(len(raw) == math.prod(shape) * self.item.itemsize, f"{self.name}: {len(raw)} bytes for the shape {shape}")
+        need(len(raw) == math.prod(shape) * self.item.itemsize, f"{self.name}: {len(raw)} bytes for shape {shape}")
         need(self.dtype != "bool" or not raw.strip(b"\0\1"), f"{self.name}: a bool that is neither 0 nor 1")
         return np.frombuffer(raw, self.item).reshape(shape)
 
@@ -239,7 +239,7 @@ class Chunk:
     def fixed(self, raw, rows):
         """Decode a block of layout 0."""
         values, valid = self.value(raw, [len(rows), *self.shape]), self.valid[rows.start : rows.stop]
-        need(not values[~valid].tobytes().strip(b"\0"), f"{self.name}: a null that is not zero bytes")
+        need(not values[~valid].tobytes().strip(b"\0"), f"{self.name}: a null whose bytes are not zero")
         return [values[place, ...] if valid[place] else None for place in range(len(rows))]
 
     def packed(self, raw, rows):
@@ -249,13 +249,13 @@ class Chunk:
         sizes = [c.integers(c.read("u8"), len(rows)).tolist() for _ in range(self.shape.count(None) - 1 + all_sizes)]
         ends = [0, *c.integers(width, len(rows)).tolist()]
         good = not zero and not any(c.take(-c.at % self.item.itemsize)) and ends == sorted(ends) and ends[-1] == len(raw) - c.at
-        need(good, f"{c.name}: zeros or ends")
+        need(good, f"{c.name}: wrong padding or ends")
         for place, row in enumerate(rows):
             part, known = c.take(ends[place + 1] - ends[place]), iter([size[place] for size in sizes])
             shape = [next(known, None) if size is None else size for size in self.shape]
             if None in shape:
                 others = self.item.itemsize * math.prod(size for size in shape if size is not None)
-                need(self.dtype == "bytes" or not self.valid[row] or others, f"{c.name}: a zero among the sizes without flag 0")
+                need(self.dtype == "bytes" or not self.valid[row] or others, f"{c.name}: a zero size without flag 0")
                 shape[shape.index(None)] = len(part) // max(others, 1)
             need(self.valid[row] or not part, f"{c.name}: a null that is not empty")
             result.append(self.value(part, shape) if self.valid[row] else None)
@@ -281,10 +281,10 @@ class Chunk:
 
 def tail(c, samples):
     """Section 6: parse the tail of a data file, and return its chunks by column."""
-    need(c.varint() == samples and c.varint() == 0, f"{c.name}: not {samples} samples, or foreign objects, which are not known here")
+    need(c.varint() == samples and c.varint() == 0, f"{c.name}: not {samples} samples, or foreign objects, which are unsupported")
     count = c.varint()
     chunks = {chunk.column: chunk for chunk in (Chunk(c, samples) for _ in range(count))}
-    need(c.at == len(c.data) and len(chunks) == count, f"{c.name}: bytes left over in the tail, or two chunks of a column")
+    need(c.at == len(c.data) and len(chunks) == count, f"{c.name}: trailing bytes in the tail, or two chunks for one column")
     return chunks
 
 
@@ -293,21 +293,21 @@ def data_file(data, file, samples):
     name, end, at = f"data file {file.id}", len(data) - 32 - file.tail_length, 24
     need(len(data) == file.length and end >= at, f"{name}: {len(data)} bytes, not {file.length}")
     footer = struct.pack("<QIIQHH4s", end, file.tail_length, file.tail_crc, len(data), 1, 0, b"PNSD")
-    need(data[:at] == b"PNSTKD1\n" + bytes.fromhex(file.id) and data[-32:] == footer, f"{name}: header or footer")
-    need(crc32c(data[end:-32]) == file.tail_crc, f"{name}: checksum of the tail")
+    need(data[:at] == b"PNSTKD1\n" + bytes.fromhex(file.id) and data[-32:] == footer, f"{name}: wrong header or footer")
+    need(crc32c(data[end:-32]) == file.tail_crc, f"{name}: wrong tail checksum")
     chunks = tail(Cursor(data[end:-32], name), samples)
-    need(set(file.columns) <= set(chunks), f"{name}: lacks columns that its fragment lists")
+    need(set(file.columns) <= set(chunks), f"{name}: lacks columns that the fragment lists")
     spans = ((*span, chunk.layout) for chunk in chunks.values() for span in zip(chunk.offset, chunk.stored, strict=True))
     for offset, stored, layout in [*sorted(spans), (end, 0, None)]:
         good = at <= offset <= offset + stored <= end and offset % {TILED: 64, None: 1}.get(layout, 8) == 0
-        need(good, f"{name}: a block of {stored} bytes at {offset}")
-        need(not data[at:offset].strip(b"\0"), f"{name}: the pad before {offset} is not zero")
+        need(good, f"{name}: misplaced block of {stored} bytes at {offset}")
+        need(not data[at:offset].strip(b"\0"), f"{name}: the padding before {offset} is not zero")
         at = offset + stored
     return chunks
 
 
 class Dataset:
-    """A dataset in a local folder, at its newest snapshot or a given one. All data read is checked."""
+    """A dataset in a local folder, at the newest or a given snapshot. All data is checked when it is read."""
 
     def __init__(self, path, snapshot=None):
         self.path, (branch, number, _) = Path(path), (snapshot or "0--").split("-")
@@ -322,13 +322,13 @@ class Dataset:
                 self.fragments += map(fragment, page(self._object("p", part.object, b"PNSP", "fragment*"), part))
             elif hasattr(part, "first_code"):
                 words, known = self._object("w", part.object, b"PNSW", "words"), self.words.setdefault(part.column, [])
-                need((words.column, len(words.words)) == (part.column, part.count), f"w/{part.object.id}: not what its parent says")
-                need(part.first_code == len(known), f"words of column {part.column} from {part.first_code}, after {len(known)}")
+                need((words.column, len(words.words)) == (part.column, part.count), f"w/{part.object.id}: differs from the reference")
+                need(part.first_code == len(known), f"words of column {part.column} start at {part.first_code}, not {len(known)}")
                 known += words.words
             else:
                 self.fragments.append(fragment(part))
         ids = self.row_ids()
-        need(len(set(ids)) == len(ids) == now.physical == now.live, f"{len(ids)} samples, or fewer row ids, not {now.live}")
+        need(len(set(ids)) == len(ids) == now.physical == now.live, f"{len(ids)} row ids, expected {now.live} distinct ones")
         need(max(ids, default=0) < PROVISIONAL, "a provisional row id outside a page")
 
     def __len__(self):
@@ -339,18 +339,18 @@ class Dataset:
         return [id for part in self.fragments for run in part.runs for id in range(run.first, run.first + run.count)]
 
     def commits(self):
-        """Return the commits up to this snapshot, newest first. Each must match the reference in its child."""
+        """Return the commits up to this snapshot, newest first. Each commit must match the reference in its child."""
         records = [self.record]
         for child in records:
             for word in child.parents:
                 parent = self._record(word.number)
                 same = (parent.transactions[0].uuid, parent.crc, parent.dataset) == (word.uuid, word.crc, child.dataset)
-                need(same and parent.time < child.time, f"record {word.number}: differs from what its child says")
+                need(same and parent.time < child.time, f"record {word.number}: differs from the child's reference")
                 records.append(parent)
         return [{"number": r.number, "time": r.time} | vars(t) for r in records for t in reversed(r.transactions)]
 
     def column(self, name):
-        """Return all samples of a column. Each is None, bytes, a category's word, or an array with the sample's shape."""
+        """Return all samples of a column. Each sample is None, bytes, a category's word, or an array with the sample's shape."""
         column = {column["name"]: column for column in self.schema["columns"]}[name]
         result, known = [], set(self.words.get(column["id"], ()))
         for part in self.fragments:
@@ -360,7 +360,7 @@ class Dataset:
                 data = self._get(f"d/{file.id}")
                 chunk = data_file(data, file, part.samples)[column["id"]]
                 need([chunk.dtype, chunk.shape] == column["stored"], f"{chunk.name}: {chunk.dtype} {chunk.shape}, not {column['stored']}")
-                need(chunk.layout != TILED or self.record.read & TILED_FEATURE, f"{chunk.name}: tiled without feature 0")
+                need(chunk.layout != TILED or self.record.read & TILED_FEATURE, f"{chunk.name}: tiled although feature 0 is not set")
                 values = chunk.values(data)
                 words = chunk.dictionary if column["type"] == "category" else column.get("names")
                 if words is not None:
@@ -374,7 +374,7 @@ class Dataset:
         result = {}
         for number in range(self._newest("refs") + 1 if self._get(self._place("refs", 0), must=False) else 0):
             names = envelope(self._get(self._place("refs", number)), b"PNSN", "names", f"names {number}")
-            need(names.number == number, f"names {number}: says that it is {names.number}")
+            need(names.number == number, f"names {number}: claims to be names record {names.number}")
             result |= {(o.kind, o.name): None if o.remove else (o.branch, o.number, o.uuid) for o in names.operations}
         return {key: target for key, target in result.items() if target}
 

@@ -1,4 +1,4 @@
-"""Wait for other processes and threads. Tests sleep only here, or with a comment that gives the reason."""
+"""Wait for other processes and threads. Tests sleep only here, or with a comment that explains why."""
 
 import subprocess
 import time
@@ -10,7 +10,7 @@ def until(condition: Callable[[], object], what: str, seconds: float = 60) -> No
     last = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > last:
-            raise TimeoutError(f"{what}: not within {seconds} s")
+            raise TimeoutError(f"timed out after {seconds} s, waiting for: {what}")
         time.sleep(0.01)
 
 

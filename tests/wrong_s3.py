@@ -1,4 +1,4 @@
-"""A small S3 server that misbehaves on purpose, as each test chooses.
+"""A small S3 server that misbehaves on purpose, in ways that each test chooses.
 
 It can ignore `If-None-Match`, check and then write without a lock, list names out of order, return damaged or truncated bytes, or refuse
 requests. Objects are kept in memory. The server supports only the requests that Penstock makes: put, multipart put, get, ranged get,
@@ -19,8 +19,8 @@ from xml.sax.saxutils import escape
 # How the server handles create-only puts, and the order in which it lists names.
 SAFE, IGNORED, UNSAFE = "safe", "ignored", "unsafe"
 ORDERED, SHUFFLED, REVERSED = "ordered", "shuffled", "reversed"
-# How a ranged reply is wrong. HALF, BROKEN and CHUNKED return half of the range. HALF sends a matching header, BROKEN then breaks the
-# connection, and CHUNKED sends valid chunks. LONGER returns the whole range with a much larger Content-Length.
+# What is wrong with a ranged reply. HALF, BROKEN and CHUNKED return half of the range. HALF sends headers that match the half, BROKEN
+# then breaks the connection, and CHUNKED sends valid chunks. LONGER returns the whole range with a much larger Content-Length.
 HALF, BROKEN, CHUNKED, LONGER = "half", "broken", "chunked", "longer"
 
 
@@ -30,7 +30,7 @@ class State:
         self.objects: dict[str, bytes] = {}
         self.lock = threading.Lock()
         self.overwritten: list[str] = []
-        # The numbers of data-file ranges to return with a flipped bit, to shorten, and to return intact before the first flip.
+        # How many data-file ranges to return with a flipped bit, how many to shorten, and how many to return intact before the first flip.
         self.spoil = self.shorten = self.good_before_spoil = 0
         # The number of whole objects returned so far, and the 1-based index of the one to return with a flipped bit.
         self.whole, self.spoilt_whole = 0, 0
@@ -43,8 +43,10 @@ class State:
         # Multipart uploads that are neither completed nor aborted, and whether the server refuses to complete uploads.
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.refuse_complete = False
-        # Create-only puts and completions of names that contain this text succeed but get no reply.
+        # If a name contains this text, create-only puts and upload completions succeed but get no reply.
         self.unanswered: str | None = None
+        # Create-only puts of log records are stored, but the reply is this (status, code).
+        self.refused_but_stored: tuple[int, str] | None = None
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -96,6 +98,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             state.objects.setdefault(self.name, body)
             self.close_connection = True
             return None
+        if create and state.refused_but_stored and "/log/" in self.name:
+            state.objects.setdefault(self.name, body)
+            return self.refuse(*state.refused_but_stored)
         with state.lock:
             if create and state.creates == SAFE and self.name in state.objects:
                 return self.refuse(412, "PreconditionFailed")

@@ -1,7 +1,8 @@
-"""Check the dependencies between crates (against the layer table in ARCHITECTURE.md), and between files and folders (by imports).
+"""Check the dependencies between crates, and the imports between files and folders.
 
-A crate depends only on crates at lower levels. Folders in a crate or in `python/penstock` must not form a cycle, and neither must
-files in different folders. Files in the same folder may form a cycle if one of them explains it: `Cycle with <file>: <reason>`.
+A crate depends only on crates at lower levels of the layer table in ARCHITECTURE.md. Folders in a crate or in `python/penstock` must not
+form a cycle, and neither must files in different folders. Files in the same folder may form a cycle if one of them explains why:
+`Cycle with <file>: <reason>`.
 """
 
 import ast
@@ -150,10 +151,10 @@ def check_circles(what: pathlib.Path, edges: Edges) -> list[str]:
     for cycle in cycles(folders):
         named = [place.relative_to(ROOT).as_posix() for place in cycle]
         if not (all(place in top for place in cycle) and is_explained(cycle)):
-            problems.append(f"cycle of folders: {' <-> '.join(named)}")
+            problems.append(f"folder cycle: {' <-> '.join(named)}")
     for cycle in cycles(edges):
         if len({path.parent for path in cycle}) > 1 or not is_explained(cycle):
-            problems.append(f"cycle of files: {' <-> '.join(path.relative_to(ROOT).as_posix() for path in cycle)}")
+            problems.append(f"file cycle: {' <-> '.join(path.relative_to(ROOT).as_posix() for path in cycle)}")
     return problems
 
 

@@ -1,7 +1,7 @@
 """Check how much a reader must keep in mind at once: lines per file and function, parameters, and files per folder. Tests are exempt.
 
 Code that exceeds a limit must explain why in a line: `Over 450 lines: <reason>` anywhere in the file; `Over 80 lines: <reason>` or
-`Over 6 parameters: <reason>` directly above the function. `--table` prints the figures of each crate and of the package.
+`Over 6 parameters: <reason>` directly above the function. `--table` prints the figures for each crate and for the package.
 """
 
 import ast
@@ -86,7 +86,7 @@ def main() -> int:
         name, text = path.relative_to(ROOT).as_posix(), path.read_text()
         lines_of[path] = len(without_tests(text).splitlines())
         if lines_of[path] > FILE_LINES and f"Over {FILE_LINES} lines: " not in text:
-            problems.append(f"{name}: {lines_of[path]} lines, at most {FILE_LINES} without a line that says why")
+            problems.append(f"{name}: {lines_of[path]} lines, at most {FILE_LINES} unless a line explains why")
         functions = python_functions(text) if path.suffix == ".py" else rust_functions(text) if path.suffix == ".rs" else ()
         for function, line, length, count, comment in functions:
             longest[f"{name}:{line} {function}"] = length

@@ -1,6 +1,6 @@
 """Check that sentences in comments, docstrings and documents have at most 25 words and contain none of the phrases below.
 
-A sentence ends at a full stop, colon or semicolon. Text in code type counts as one word. Text in brackets does not count, and code
+A sentence ends at a full stop, colon or semicolon. Text in code font counts as one word. Text in brackets does not count, and code
 blocks are not checked.
 """
 
@@ -105,7 +105,7 @@ def texts() -> Iterator[Text]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Split a paragraph.
+    """Split a paragraph into sentences.
 
     >>> [len(sentence.split()) for sentence in sentences("One `a b` two (three four). Five; six")]
     [3, 1, 1]
@@ -127,8 +127,8 @@ def main() -> None:
             if path.name != "check_words.py" and (found := re.search(phrase, plain, re.IGNORECASE)):
                 problems.append(f"{where}: `{found.group()}`, write: {instead}")
     if problems:
-        sys.exit("\n".join([*problems, f"{len(problems)} places are not plain English"]))
-    print("comments and documents are plain English")
+        sys.exit("\n".join([*problems, f"{len(problems)} passages are not in plain English"]))
+    print("comments and documents are in plain English")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ LEAST = 0.85
 RUST = [f"crates/dataset/src/{name}/**/*.rs" for name in ("commit", "log", "read", "snapshot", "store", "write")]
 RUST += [f"crates/loader/src/{name}/**/*.rs" for name in ("order", "source", "engine")]
 PYTHON = "python/penstock/importers/*.py"
-# A quick build profile. It is passed as environment variables so that helpers built by the tests use it too.
+# A quick build profile, passed as environment variables so that helpers built by the tests use it too.
 QUICK = {"LTO": "false", "CODEGEN_UNITS": "16", "OPT_LEVEL": "1", "INCREMENTAL": "true", "DEBUG": "0"}
 CARGO = ["--release", "--locked", "-q"]
 STEP_SECONDS = 900
@@ -77,7 +77,7 @@ def tests_of(path: str) -> list[list[str]]:
 
 
 def of_rust() -> Iterator[tuple[str, str, str]]:
-    """Yield all mutants of cargo-mutants: (name, path, patch)."""
+    """Yield all mutants from cargo-mutants as (name, path, patch)."""
     chosen = [arg for path in RUST for arg in ("-f", path)]
     listed = subprocess.run(
         ["cargo", "mutants", "--list", "--json", "--diff", *chosen], cwd=TREE, check=True, capture_output=True, text=True
@@ -98,7 +98,7 @@ def means(code: str) -> str:
 
 
 def of_python() -> Iterator[tuple[str, str, str]]:
-    """Yield all mutants of cosmic-ray: (name, path, patch)."""
+    """Yield all mutants from cosmic-ray as (name, path, patch)."""
     from cosmic_ray import plugins
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.mutating import mutate_code
@@ -185,7 +185,7 @@ def main() -> int:
     parser.add_argument("--trust", action="store_true", help="skip the initial check that the tests pass with no error planted")
     parser.add_argument("--out", type=pathlib.Path, default=FOLDER / "report.json")
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Shells ignore SIGINT in background jobs, but tests need it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Shells make background jobs ignore SIGINT, but tests need this signal.
     prepare()
     mutants = list(of_patches(options.patches.resolve()) if options.patches else [*of_rust(), *of_python()])
     total = len(mutants)
@@ -219,7 +219,7 @@ def main() -> int:
     viable = [one for one in report if one["outcome"] != "does not build"]
     caught = sum(one["outcome"] == "caught" for one in viable)
     print(
-        f"{len(mutants)} of {total} mutants (seed {options.seed}): {caught} of {len(viable)} that build caught, {caught / max(1, len(viable)):.1%}"
+        f"{len(mutants)} of {total} mutants (seed {options.seed}): tests caught {caught} of {len(viable)} that build, {caught / max(1, len(viable)):.1%}"
     )
     return int(caught < LEAST * len(viable))
 

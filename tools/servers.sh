@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install the servers that tests and benchmarks start into .tools: MinIO, Versity's S3 gateway, Azurite. Quick if they are already installed.
+# Install the servers that tests and benchmarks start into .tools: MinIO, Versity's S3 gateway, Azurite. Quick if nothing is missing.
 # Usage: tools/servers.sh [minio]   minio installs only MinIO.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"

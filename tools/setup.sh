@@ -35,7 +35,7 @@ fi
 
 [ -x .venv/bin/python ] || { echo "making .venv"; "$python" -m venv .venv; }
 [ -x .venv/bin/uv ] || .venv/bin/python -m pip install -q --disable-pip-version-check uv
-# install [EXTRA…]: installs the packages of the extras; without extras or with dev, also the package's dependencies.
+# install [EXTRA…]: installs the extras' packages. Without extras, or with dev, also installs the package's dependencies.
 install() {
   .venv/bin/uv pip install -q --python .venv/bin/python -r <(.venv/bin/python - "$@" <<'PY'
 import sys, tomllib

@@ -33,7 +33,7 @@ count_of() { # count_of NAME: prints the output of a pytest run and adds its cou
   count() { grep -oE "[0-9]+ $1" <<< "$line" | grep -oE "[0-9]+" | head -n 1; }
   p=$(count passed); f=$(count failed); e=$(count "errors?"); s=$(count skipped)
   passed=$((passed + ${p:-0})); failed=$((failed + ${f:-0} + ${e:-0})); skipped=$((skipped + ${s:-0}))
-  [ "${p:-0}" -gt 0 ] || { failed=$((failed + 1)); echo "FAILED: no test of $name passed"; }
+  [ "${p:-0}" -gt 0 ] || { failed=$((failed + 1)); echo "FAILED: no tests passed in $name"; }
 }
 # Run the same suite on other stores: MinIO, the faulty proxy, two other servers, and local disk without maps or without the page cache.
 stores() { for store in "$@"; do start "$store" tests --store "$store" -m "not soak and not data and not local"; done; }
@@ -59,7 +59,7 @@ cargo test "${rust[@]}" 2>&1 | tee "$log/rust" | grep -E "^(test result: [^o]|er
 while read -r p f i; do passed=$((passed + p)); failed=$((failed + f)); skipped=$((skipped + i)); done \
   < <(sed -nE 's/^test result: .* ([0-9]+) passed; ([0-9]+) failed; ([0-9]+) ignored.*/\1 \2 \3/p' "$log/rust")
 grep -qE "^error|could not compile" "$log/rust" && { failed=$((failed + 1)); tail -n 40 "$log/rust"; }
-grep -q "^test result" "$log/rust" || { failed=$((failed + 1)); echo "FAILED: no Rust test ran"; }
+grep -q "^test result" "$log/rust" || { failed=$((failed + 1)); echo "FAILED: no Rust tests ran"; }
 
 stores s3 proxy versity azure buffered direct
 start dataset tests/dataset -m "$select"

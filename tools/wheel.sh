@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Build the wheel that users install: abi3, manylinux, link-time optimised. Its debug information is written to a separate file.
-# Usage: tools/wheel.sh [PROFILE [FOLDER]]   The defaults are `dist` and dist/. `release` builds quickly, for tests of the packaging.
+# Usage: tools/wheel.sh [PROFILE [FOLDER]]   The defaults are `dist` and dist/. `release` builds quickly, for packaging tests.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 profile=${1:-dist} folder=${2:-dist}

@@ -1,4 +1,4 @@
-//! Fuzzes the parser of packed blocks, which contain ragged samples.
+//! Fuzzes the parser for packed blocks, which contain ragged samples.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
 use penstock_format::datafile::Packed;

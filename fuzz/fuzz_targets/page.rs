@@ -1,4 +1,4 @@
-//! Fuzzes the parsers of manifest pages, roots and words objects, with the raw input and with the input resealed with a valid
+//! Fuzzes the parsers for manifest pages, roots and words objects, with the raw input and with the input resealed with a valid
 //! checksum.
 #![no_main]
 use bytes::Bytes;

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -146,17 +147,32 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_MODULES})
 
 
+# How long a fork waits for imports in other threads. The wait must end, because such an import may itself wait for the forking thread.
+_IMPORT_SECONDS = 5.0
+
+
 def _load() -> None:
-    """Import everything except leaf modules, and wait for leaf modules that another thread is importing. A child forked during such an
+    """Import everything except leaf modules, and wait for leaf modules that other threads are importing. A child forked during such an
     import would wait forever for it to finish.
     """
-    begun = [name for name, module in sys.modules.copy().items() if name.startswith("penstock.") and _is_being_imported(module)]
-    for module in ("numpy.ma", "numpy.random", *_NAMES, *begun):
+    for module in ("numpy.ma", "numpy.random", *_NAMES):
         importlib.import_module(module)
+    until, clear = time.monotonic() + _IMPORT_SECONDS, not _imports_elsewhere()
+    while not clear and time.monotonic() < until:
+        time.sleep(0.001)
+        # Check twice: the other thread may be between two imports.
+        clear = not _imports_elsewhere() and (time.sleep(0.001) or not _imports_elsewhere())
 
 
-def _is_being_imported(module: Any) -> bool:
-    return getattr(getattr(module, "__spec__", None), "_initializing", False)
+def _imports_elsewhere() -> bool:
+    """Return whether another thread is importing a module of this package."""
+    names = [name for name in sys.modules.copy() if name.startswith("penstock.")]
+    if not any(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False) for name in names):
+        return False
+    frame = sys._getframe()
+    while frame.f_back is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return "importlib._bootstrap" not in frame.f_code.co_filename  # If found, this thread is forking during its own import.
 
 
 os.register_at_fork(before=_load)

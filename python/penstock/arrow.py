@@ -109,7 +109,7 @@ def _batches_ahead(view: View, names: list[str], batch_size: int) -> Iterator[pa
 
 
 def _own_bytes(batch: pa.RecordBatch) -> int:
-    """Return the size of a batch in bytes, without the dictionaries that all batches share."""
+    """Return the size of a batch in bytes, not counting the dictionaries that all batches share."""
     return sum(column.indices.nbytes if isinstance(column, pa.DictionaryArray) else column.nbytes for column in batch.columns)
 
 

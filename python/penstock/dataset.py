@@ -19,9 +19,9 @@ from penstock.view import View
 
 
 def configure(*, memory_bytes: int | None = None, threads: int | None = None, image_pixels: int | None = None) -> dict[str, int]:
-    """Set the budgets of this process and return all current budgets.
+    """Set this process's budgets and return all current budgets.
 
-    `memory_bytes`: memory shared by caches and writers (default 512 MiB, or an eighth of the cgroup's limit if less; at least 16 MiB).
+    `memory_bytes`: memory shared by caches and writers (default 512 MiB, or an eighth of the cgroup limit if lower; at least 16 MiB).
     A dataset opened afterwards may use up to a quarter of this budget for data-file metadata. `threads`: the maximum number of threads
     per call (default: the number of available CPUs divided by LOCAL_WORLD_SIZE). `image_pixels`: the maximum number of pixels per image
     (default 2^28).
@@ -59,7 +59,7 @@ def create(
     message: str = "create",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Create a dataset with its commit 0, and any missing parent folders of a local path. See `open` for `storage_options`.
+    """Create a dataset with commit 0, and create any missing parent folders of a local path. See `open` for `storage_options`.
 
     Raises: AlreadyExistsError (dataset-exists), InvalidInputError (invalid-schema, folder-not-empty), UnsupportedError
     (unsupported-storage, if storage cannot create an object without overwriting), PermissionDeniedError (credentials-missing,
@@ -90,9 +90,9 @@ def open(
     the page cache.
 
     `storage_options` for S3: endpoint_url, region, profile, access_key_id, secret_access_key, session_token, anonymous (bool),
-    virtual_hosted (bool), ca_bundle (path of a PEM file). An omitted option is taken from its AWS_… variable or the profile.
+    virtual_hosted (bool), ca_bundle (path to a PEM file). An omitted option is taken from its AWS_… variable or the profile.
     For every object store: timeout_seconds (deadline for one operation, default 60), hedge (bool: send a second request for a
-    range that takes unusually long). A pickled handle contains these options except access_key_id,
+    range that takes unusually long). A pickled handle contains all of these options except access_key_id,
     secret_access_key and session_token.
 
     Cost: on local disk, three reads (of the hint, the record and the root) and three look-ups. On object storage, three requests: one
@@ -108,7 +108,7 @@ def open(
             hint="this release supports only `main`",
         )
     if snapshot is not None and not isinstance(snapshot, str):
-        raise InvalidInputError(f"cannot open snapshot {snapshot!r}: expected a str", hint="take the id from ds.snapshot or ds.log()")
+        raise InvalidInputError(f"cannot open snapshot {snapshot!r}: expected a str", hint="use an id from ds.snapshot or ds.log()")
     return Dataset(_core.open(_uri(uri), snapshot, _options(storage_options), _text(io, "io", "open a dataset")))
 
 
@@ -130,7 +130,7 @@ def _options(given: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 @dataclasses.dataclass(frozen=True)
 class Commit:
-    """One entry of `ds.log()`. `time` is in UTC; `samples` is the number of samples in the snapshot."""
+    """An entry in `ds.log()`. `time` is in UTC; `samples` is the number of samples in the snapshot."""
 
     snapshot: str
     message: str
@@ -147,7 +147,7 @@ class Commit:
 class Dataset(View):
     """A dataset at one snapshot: a `View` that can also write.
 
-    A handle sees its own commits immediately, and those of other writers after `refresh()`.
+    A handle sees its own commits immediately, and other writers' commits after `refresh()` is called.
     """
 
     def __init__(self, snapshot: _core.Snapshot) -> None:
@@ -173,7 +173,8 @@ class Dataset(View):
         Cost: encodes on all threads, writes the bytes to data files once, then syncs four times. `validate="decode"` checks every pixel
         of media; `"header"` checks only their headers. Memory: up to `ps.configure(memory_bytes=…)`, in addition to the caller's data.
         Raises: InvalidInputError (invalid-value, column-lengths-differ), CorruptError (media-undecodable, with `.rows`),
-        NotFoundError (column-not-found). On any error, nothing is committed.
+        NotFoundError (column-not-found), UnavailableError (commit-state-unknown). On any other error, nothing is committed.
+        After a KeyboardInterrupt, check `log()`: Ctrl-C may arrive just after the commit.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://append", {"year": "int32"})
@@ -185,7 +186,7 @@ class Dataset(View):
         return transaction.receipt
 
     def transaction(self, message: str = "", *, author: str | None = None, properties: Mapping[str, Any] | None = None) -> Transaction:
-        """Begin a transaction. As a context manager, it commits at the end of the block; on an exception, it aborts and leaves no data."""
+        """Begin a transaction. In a `with` block, it commits at the end or, on an exception, aborts and deletes its data."""
         if not isinstance(properties, Mapping | None):
             raise InvalidInputError(f"cannot begin a transaction: its properties are a {type(properties).__name__}, expected a dict")
         return Transaction(self, message, author if author is not None else _author(), dict(properties or {}))
@@ -221,18 +222,18 @@ class Dataset(View):
         return self._snapshot.pins()
 
     def unpin(self, name: str) -> None:
-        """Remove a pin. Raises: NotFoundError if no pin has that name. Costs one put more than `pins`."""
+        """Remove a pin. Raises: NotFoundError if no pin has that name. Costs one more put than `pins`."""
         if not isinstance(name, str) or not self._snapshot.unpin(name):
             raise NotFoundError(f"`{self.uri}` has no pin {name!r}", code="object-not-found", hint="see ds.pins()")
 
     def vocabulary(self, column: str) -> list[str]:
-        """List the words of a label or category column, in the order of their codes."""
+        """List the words of a label or category column in code order."""
         kind = self.schema.get(column)
         names = getattr(kind, "names", None)
         return list(names) if names is not None else self._snapshot.vocabulary(column)
 
     def layout(self) -> dict[str, dict[str, int]]:
-        """Return the storage that each column uses: stored_bytes, blocks, data_files. Cost: reads the tail of every data file."""
+        """Return each column's storage use as stored_bytes, blocks and data_files. Cost: reads the tail of every data file."""
         return {
             name: {"stored_bytes": stored, "blocks": blocks, "data_files": files} for name, stored, blocks, files in self._snapshot.layout()
         }

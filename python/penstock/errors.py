@@ -1,6 +1,6 @@
 """The error classes, one per kind. The kind indicates what the caller can do next. `code` is stable; `hint` suggests a remedy.
 
-Source: the table of codes in crates/error/src/lib.rs. Tests keep the two files in sync.
+Source: the error code table in crates/error/src/lib.rs. Tests keep the two files in sync.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Error(Exception):
-    """Base class of all Penstock errors. `code` is stable. `rows` lists the affected positions in the caller's request.
+    """Base class for all Penstock errors. `code` is stable. `rows` lists the affected positions in the caller's request.
 
     `row_ids` lists the samples that cannot be read. `column` and `object` name the affected column and stored object, if known.
     Callers never need to parse the message.

@@ -13,7 +13,7 @@ from penstock.view import Batch
 
 
 def arrays(batch: Batch) -> Batch:
-    """Put the arrays of a batch on JAX's default device. Lists, text and `Ragged` stay unchanged; timestamps become int64 microseconds.
+    """Put the arrays of a batch on JAX's default device. Lists, text and `Ragged` are left unchanged; timestamps become int64 microseconds.
 
     Cost: one copy. Unless `jax_enable_x64` is set, JAX narrows 64-bit numbers to 32 bits, and floats lose precision. Raises:
     InvalidInputError if narrowing would overflow a float or change a whole number, such as any recent timestamp.

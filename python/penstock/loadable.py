@@ -1,4 +1,4 @@
-"""The base class of everything that a loader can read. The signature of `loader(…)` is defined only here."""
+"""The base class for everything that a loader can read. The signature of `loader(…)` is defined only here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LastBatch = Literal["short", "drop", "pad"]
 
 
 class Loadable:
-    """Base class of views and mixtures."""
+    """Base class for views and mixtures."""
 
     # Over 6 parameters: each is a training option, passed by keyword and shown by help() and editors.
     def loader(
@@ -41,25 +41,25 @@ class Loadable:
         progress: bool = False,
         pin: bool = False,
     ) -> Loader:
-        """Make a loader: training batches in an order that does not depend on the number of ranks and threads, resumable at any step.
+        """Make a loader: training batches in an order that does not depend on the number of ranks or threads, resumable at any step.
 
         Pass `batch_size` per rank, or `global_batch_size`. `shuffle`: True (a full permutation), False, `ps.Window` or `ps.Replacement`.
         `seed`: for the order and for random transforms. `columns` may include `_row_id`, `_position`, `_step`, `_valid` and `_source`.
         `outputs`: {result: column}, for example to return one column twice. `transform`: a list of `penstock.transforms`, then
         functions `fn(sample, rng)`, then `T.PerBatch`. `decode=False` returns images as stored bytes. `output`: "numpy", "torch" or "jax".
-        `last_batch`: "short", "drop" or "pad". `rank` and `world_size`: by default from torch.distributed or torchrun.
+        `last_batch`: "short", "drop" or "pad". `rank` and `world_size`: by default, those of torch.distributed or torchrun.
         `on_corrupt`: "raise", "substitute" (use another sample) or "mask" (use another sample and set `_valid` to False). `nulls`:
-        {column: value or "mask"}.
-        `order_block_samples`: how many draws are divided at a time among lanes or a mixture's sources, by default a global batch.
-        `memory_bytes` and `threads`: budgets, by default those of `ps.configure`. `python_workers`: processes for your functions.
-        `progress`: show a live progress line. `pin=True` protects the snapshot, and that of a loaded state, from garbage collection until
-        `ds.unpin` is called. It writes a record, so the dataset must be writable.
+        {column: replacement value, or "mask" to add a column that marks the nulls}.
+        `order_block_samples`: number of draws that are divided together among lanes or a mixture's sources; by default, a global batch.
+        `memory_bytes` and `threads`: budgets, by default those of `ps.configure`. `python_workers`: number of processes that run your
+        functions. `progress`: show a live progress line. `pin=True` protects the snapshot, and that of a loaded state, from garbage
+        collection until `ds.unpin` is called. Pinning writes a record, so the dataset must be writable.
 
-        Shapes: images of the same size form one (B, H, W, C) uint8 array, and other images a list. C is 3 unless the column sets `mode`. In
-        torch, images are (B, C, H, W) in channels_last memory. Fixed columns are (B, …) arrays, ragged columns are `Ragged`, and text and
-        bytes are lists. You own the batches and may write to them.
-        Cost: prepares batches ahead, using up to `memory_bytes`. Resuming costs as much as one batch.
-        Raises: InvalidInputError for invalid options, before anything is read; CorruptError, which names the samples.
+        Shapes: if all images of a batch have the same size, they form one (B, H, W, C) uint8 array; otherwise, they form a list. C is 3
+        unless the column sets `mode`. In torch, images are (B, C, H, W) in channels_last memory. Fixed columns are (B, …) arrays, ragged
+        columns are `Ragged`, and text and bytes are lists. You own the batches and may write to them.
+        Cost: prepares batches in advance, using up to `memory_bytes`. Resuming costs as much as one batch.
+        Raises: InvalidInputError for invalid options, before anything is read; CorruptError, which names the damaged samples.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://loading", {"number": "int32"})

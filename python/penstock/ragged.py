@@ -14,7 +14,7 @@ from penstock.values.dtypes import filler
 
 
 class Padded(NamedTuple):
-    """Ragged values padded to the same shape, and a mask that marks the real values."""
+    """Ragged values padded to a common shape, and a mask that marks the real values."""
 
     values: Any
     mask: Any
@@ -24,8 +24,8 @@ class Ragged(Sequence[Any]):
     """N arrays of the same dtype and different shapes, stored back to back.
 
     Shapes: `shapes` is (N, ndim) int64, and array i has the shape `shapes[i]`. `offsets` is (N + 1,). If only the first dimension is
-    free, `values` is (M, …) and the offsets count along that dimension; otherwise, `values` is (M,) and they count elements. `nulls`
-    is (N,) bool, or None if all values are present.
+    free, `values` is (M, …) and the offsets count along that dimension; otherwise, `values` is (M,) and the offsets count elements.
+    `nulls` is (N,) bool, or None if all values are present.
 
     >>> import numpy as np, penstock as ps
     >>> boxes = ps.Ragged.from_arrays([np.zeros((2, 4), "float32"), np.ones((1, 4), "float32")])

@@ -37,7 +37,7 @@ class Schema(dict[str, ColumnType]):
 def to_json(schema: Mapping[str, Any]) -> str:
     """Convert a schema to JSON for the core. A plain dtype becomes a scalar."""
     if not isinstance(schema, Mapping):
-        raise InvalidInputError(f"the schema is a {type(schema).__name__}, expected a dict of column name to type", code="invalid-schema")
+        raise InvalidInputError(f"the schema is a {type(schema).__name__}, expected a dict of column names to types", code="invalid-schema")
     columns = []
     for name, kind in schema.items():
         if not isinstance(name, str):
@@ -51,7 +51,7 @@ def to_json(schema: Mapping[str, Any]) -> str:
         columns.append({"name": name, **kind.spec()})
     text = json.dumps(columns, ensure_ascii=False)
     if not is_utf8(text):
-        raise InvalidInputError("a name in the schema is not UTF-8 (a lone surrogate)", code="invalid-schema")
+        raise InvalidInputError("a name in the schema is not UTF-8: it contains a lone surrogate", code="invalid-schema")
     return text
 
 

@@ -69,7 +69,7 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
     Yields this rank's positions for one epoch, in the order of `view.loader(batch_size=B, shuffle=…, seed=…)`. Call `set_epoch` as with
     DistributedSampler. A DataLoader requests positions before it delivers their batches, so pass the number of this epoch's batches that
     you have trained on: `state_dict(batches=…)`. Every rank gets the same number of positions. If positions do not divide evenly, some
-    positions of the last batch repeat; with `last_batch="drop"` that batch is left out.
+    positions in the last batch are repeated; with `last_batch="drop"`, that batch is left out.
 
     >>> import penstock as ps, torch
     >>> ds = ps.create("memory://sampler", {"number": "int64"})
@@ -123,7 +123,7 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Return the state after `batches` batches of the latest iteration. A `Loader` can also load this state.
 
-        By default, counts all requested batches. That is correct after an epoch; within an epoch, it is ahead of training.
+        By default, all requested batches are counted. That number is correct after an epoch; during an epoch, it is ahead of training.
         """
         left = max(0, self._loader._step - self._began)
         number = self._asked if batches is None else batches
@@ -142,7 +142,7 @@ def collate(samples: Any) -> dict[str, Any]:
     """Convert a batch to tensors. Fixed shapes become (B, …), and images of equal size become (B, C, H, W) in channels_last memory.
 
     Images of different sizes become a list of (C, H, W) tensors, and ragged values become a list of tensors. Text, JSON and bytes
-    stay lists.
+    remain lists.
     Timestamps become int64 microseconds. Cost: no copy for fixed shapes. Raises: InvalidInputError for nulls in a fixed column.
     """
     if hasattr(samples, "batch") or isinstance(samples, Mapping):
@@ -183,7 +183,7 @@ def _transpose(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _joined(name: str, values: Any, form: str | None) -> Any:
-    """Collate a column of samples that were read one by one, to the form that it has in a batch."""
+    """Collate the values of a column, read sample by sample. The result has the form that the column has in a batch."""
     if form == "ragged":
         return [None if value is None else tensor_of(np.ascontiguousarray(value)) for value in values]
     if form == "fixed" and isinstance(values, list) and any(value is None for value in values):
@@ -216,7 +216,7 @@ def _tensor(name: str, values: Any, image: bool) -> Any:
 
 
 def tensor_of(array: Any) -> torch.Tensor:
-    """Return an array as a tensor, without a copy unless it has negative strides."""
+    """Return an array as a tensor, without a copy unless the array has negative strides."""
     array = np.ascontiguousarray(array) if any(stride < 0 for stride in array.strides) else array
     if array.dtype.kind == "M":
         return torch.from_numpy(array.view(np.int64))

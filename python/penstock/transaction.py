@@ -34,7 +34,7 @@ def _text(value: Any, what: str, doing: str = "begin a transaction") -> str:
     if not isinstance(value, str):
         raise InvalidInputError(f"cannot {doing}: the {what} is a {type(value).__name__}, expected str")
     if not is_utf8(value):
-        raise InvalidInputError(f"cannot {doing}: the {what} is not UTF-8 (a lone surrogate)")
+        raise InvalidInputError(f"cannot {doing}: the {what} is not UTF-8: it contains a lone surrogate")
     return value
 
 
@@ -65,15 +65,15 @@ class Transaction:
 
     @property
     def receipt(self) -> Receipt:
-        """The receipt of the commit. Raises: ClosedError before the commit."""
+        """The receipt for the commit. Raises: ClosedError before the commit."""
         if self._receipt is None:
-            raise ClosedError("cannot return a receipt: the transaction is not committed")
+            raise ClosedError("cannot return a receipt: the transaction has not been committed")
         return self._receipt
 
     def append(self, columns: Mapping[str, Any], *, validate: str = "header") -> None:
         """Add samples to the transaction. `columns` maps column names to one value per sample; see `Dataset.append`."""
         if not isinstance(columns, Mapping):
-            raise InvalidInputError(f"cannot append a {type(columns).__name__}: expected a dict of column name to values")
+            raise InvalidInputError(f"cannot append a {type(columns).__name__}: expected a dict of column names to values")
         ready = {name: self._ready(name, values) for name, values in columns.items()}
         lengths = {name: len(values) for name, values in ready.items()}
         if len(set(lengths.values())) > 1:
@@ -156,7 +156,7 @@ def _named(column: str, first_row: int, pull: Callable[..., Any]) -> Callable[..
 
 @contextlib.contextmanager
 def _naming(column: str, first_row: int) -> Iterator[None]:
-    """Add the column and row to errors raised while preparing values. Python exceptions for odd values become InvalidInputError."""
+    """Add the column and row to errors raised while preparing values. Python exceptions for invalid values become InvalidInputError."""
     what = f"cannot append to column `{column}`"
     try:
         yield

@@ -1,7 +1,7 @@
 """Transforms that the core applies, with the names, defaults and units of torchvision v2. Pass them to `loader(transform=[…])`.
 
-Each applies to one or more results, which `on` names (default: the only image). Its random numbers are drawn once per sample, so that
-boxes, masks and keypoints follow the image. Images have the mode of `ps.Image(mode=…)`, RGB uint8 by default, until ToDtype or
+Each transform applies to the results named in `on` (default: the only image). A transform's random numbers are drawn once per sample, so
+boxes, masks and keypoints follow the image. Images have the mode set by `ps.Image(mode=…)`, RGB uint8 by default, until ToDtype or
 Normalize is applied. Tensors keep their own dtype; crops, pads and flips apply to their first dimensions. Callables `fn(sample, rng)` come
 after these transforms, and `PerBatch(fn)` and `Tokenize` come last.
 
@@ -58,7 +58,7 @@ def _sizes(value: Any, what: str, square: bool) -> list[int]:
 
 def _padding(value: Any) -> list[int]:
     """Parse torchvision's padding: one number for all sides, (left and right, top and bottom), or (left, top, right, bottom). For tensors,
-    it may also contain two numbers per dimension, before and after.
+    the padding may also contain two numbers per dimension, before and after.
     """
     sides = _numbers(value, "padding")
     if not all(isinstance(side, int) and abs(side) <= MOST for side in sides) or len(sides) not in (1, 2, 4, 6, 8):
@@ -68,7 +68,7 @@ def _padding(value: Any) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Transform:
-    """Base class of the transforms that the core applies."""
+    """Base class for the transforms that the core applies."""
 
     op: ClassVar[str]
 
@@ -82,9 +82,9 @@ class Resize(Transform):
     """Resize to (height, width). One number sets the shorter side and keeps the aspect ratio. Masks use the nearest pixel.
 
     `interpolation`: nearest (the pixel at the corner), nearest-exact (at the centre) and bilinear match torchvision. Bicubic
-    (a = -0.5, as in Pillow) and lanczos run the vertical pass first. Where a pass overshoots white or black, results on
-    noise therefore differ from torchvision and Pillow by up to 20 levels. `decode`: "exact", or "fast", which decodes a JPEG much larger
-    than the result at half, a quarter or an eighth of its size.
+    (a = -0.5, as in Pillow) and lanczos run the vertical pass first. Their results on noise therefore differ from torchvision and
+    Pillow by up to 20 levels where a pass overshoots white or black. `decode`: "exact", or "fast". If a JPEG is much larger than the
+    result, "fast" decodes it at half, a quarter or an eighth of its size.
     """
 
     size: int | Sequence[int]
@@ -134,8 +134,8 @@ class RandomCrop(Transform):
 class RandomResizedCrop(Transform):
     """Crop a box of random area (`scale`, relative to the image) and aspect ratio (`ratio`), and resize it.
 
-    Cost: for a JPEG, decodes only the box. `decode="fast"` decodes it at half, a quarter or an eighth of its size if the result
-    does not exceed that. PSNR against an exact decode is 43 dB (median) and 29.6 dB (worst) on photographs.
+    Cost: for a JPEG, decodes only the box. `decode="fast"` decodes the box at half, a quarter or an eighth of its size if the result
+    is not larger than that. PSNR against an exact decode is 43 dB (median) and 29.6 dB (worst) on photographs.
     "exact" decodes the box at full size.
     """
 
@@ -151,7 +151,7 @@ class RandomResizedCrop(Transform):
     def declared(self) -> dict[str, Any]:
         scale, ratio = _numbers(self.scale, "scale"), _numbers(self.ratio, "ratio")
         if len(scale) != 2 or len(ratio) != 2:
-            raise InvalidInputError(f"scale={self.scale!r}, ratio={self.ratio!r}, expected (low, high) each", code="invalid-argument")
+            raise InvalidInputError(f"scale={self.scale!r}, ratio={self.ratio!r}, expected (low, high) for each", code="invalid-argument")
         return {
             "size": _sizes(self.size, "size", True)[:2], "scale": [float(s) for s in scale], "ratio": [float(r) for r in ratio],
             "interpolation": _interpolation(self.interpolation), "antialias": self.antialias, "fast": _fast(self.decode),
@@ -186,7 +186,7 @@ class RandomVerticalFlip(Transform):
 class Pad(Transform):
     """Add borders filled with `fill`. `padding` is one number, (left and right, top and bottom), or (left, top, right, bottom).
 
-    For tensors of more dimensions, it contains two numbers per dimension, before and after.
+    For tensors with more dimensions, `padding` contains two numbers per dimension, before and after.
     """
 
     padding: int | Sequence[int]
@@ -200,7 +200,7 @@ class Pad(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class Normalize(Transform):
-    """Compute (value - mean) / std per channel, after scaling whole numbers to 0–1. Returns float32, or the dtype of an earlier ToDtype."""
+    """Compute (value - mean) / std per channel, after scaling whole numbers to 0–1. Returns float32, or an earlier ToDtype's dtype."""
 
     mean: Sequence[float]
     std: Sequence[float]
@@ -280,8 +280,8 @@ class PerBatch:
 class Tokenize(PerBatch):
     """Tokenize a text column batch by batch with the `tokenizers` library. Adds `input_ids` and `attention_mask`, int64 (B, length).
 
-    `tokenizer`: a `tokenizers.Tokenizer`, or any object with a compatible `encode_batch`. `length`: truncate and pad to this length, at
-    least 1; None pads to the longest text in the batch. Cost: runs on the library's own threads, without the GIL. Raises:
+    `tokenizer`: a `tokenizers.Tokenizer`, or any object with a compatible `encode_batch`. `length`: truncate or pad to this length,
+    which must be at least 1; None pads to the longest text in the batch. Cost: runs on the library's own threads, without the GIL. Raises:
     InvalidInputError if the batch already has these columns.
     """
 
@@ -345,7 +345,7 @@ def _whole_numbers(values: Any, what: str, row: int) -> npt.NDArray[np.int64]:
 def _interpolation(name: Any) -> str:
     text = str(getattr(name, "value", name)).lower()
     if text not in INTERPOLATIONS:
-        raise InvalidInputError(f"interpolation={name!r}", code="invalid-argument", hint=f"one of {', '.join(INTERPOLATIONS)}")
+        raise InvalidInputError(f"interpolation={name!r}", code="invalid-argument", hint=f"valid values: {', '.join(INTERPOLATIONS)}")
     return text
 
 

@@ -29,11 +29,11 @@ def positions_of(key: Any, length: int) -> npt.NDArray[np.int64]:
     array = _whole_numbers(key, "position")
     if array.dtype == bool:
         if array.shape != (length,):
-            raise InvalidInputError(f"a mask of shape {array.shape}, expected ({length},)")
+            raise InvalidInputError(f"the mask has shape {array.shape}, expected ({length},)")
         return np.flatnonzero(array).astype(np.int64)
     if array.dtype == np.uint64 and len(beyond := np.flatnonzero(array > _MOST)):
         place = int(beyond[0])
-        raise OutOfRangeError(f"cannot take position {array[place]}: no dataset has so many samples", rows=[place])
+        raise OutOfRangeError(f"cannot take position {array[place]}: no dataset has that many samples", rows=[place])
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
@@ -71,12 +71,12 @@ def one_position(key: Any) -> int | None:
     except TypeError:
         return None
     if not -(2**63) <= position < 2**63:
-        raise OutOfRangeError(f"cannot take position {position}: no dataset has so many samples", rows=[0])
+        raise OutOfRangeError(f"cannot take position {position}: no dataset has that many samples", rows=[0])
     return position
 
 
 class Sample(dict[str, Any]):
-    """A dict of one sample. `forms` shows `ps.torch.collate` which columns are images, ragged, or of fixed shape ("fixed")."""
+    """One sample as a dict. `forms` shows `ps.torch.collate` which columns are images, ragged, or of fixed shape ("fixed")."""
 
     forms: Mapping[str, str] = types.MappingProxyType({})
 
@@ -134,8 +134,7 @@ class View(Loadable):
         return f"open the {what} that the state was taken with"
 
     def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int, int, float]:
-        """Return these sizes of the columns in bytes: stored, decoded, one block of each, from the first to the last block, and one
-        sample.
+        """Return sizes of these columns in bytes: stored, decoded, one block of each, the range from first to last block, and one sample.
 
         Block sizes count only columns whose samples share blocks. The size of one sample is its decoded size: the mean over the fragments
         that have the column.
@@ -147,7 +146,7 @@ class View(Loadable):
         return self._snapshot.handle()
 
     def _kept_bytes(self, columns: Sequence[str]) -> tuple[int, int, int]:
-        """Return how many bytes of unmapped data files stay in memory after these columns are read: the total, the maximum per file, and
+        """Return how many bytes of unmapped data files remain in memory after these columns are read: the total, the maximum per file, and
         the limit.
         """
         return self._snapshot.kept_bytes(list(columns))
@@ -174,7 +173,7 @@ class View(Loadable):
         Source: spec/format-v1.md section 11.
         """
         if (positions is None) == (row_ids is None):
-            raise InvalidInputError("cannot take: expected one of positions and row_ids")
+            raise InvalidInputError("cannot take: expected either positions or row_ids")
         form = "decoded" if decode else "stored"
         names = _names(columns)
         if row_ids is not None:
@@ -187,7 +186,7 @@ class View(Loadable):
                     raise NotFoundError(
                         f"cannot find row id {wrong}: its sample is not in this view",
                         code="row-id-not-found",
-                        hint="take it from the dataset",
+                        hint="take the sample from the dataset",
                     )
             return self._view.take(np.asarray(found, dtype=np.int64), names, form, on_corrupt, absolute=True)
         return self._view.take(positions_of(positions, len(self)), names, form, on_corrupt)
@@ -293,7 +292,7 @@ def unwrap(values: Any, index: int = 0) -> Any:
 
 
 def slice_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[int, int]], tuple[Any, ...]]:
-    """Find the smallest slice with the elements that NumPy would return for this key, and the key that picks them from that slice.
+    """Find the smallest slice containing the elements that NumPy would return for this key, and the key that picks them from that slice.
 
     >>> slice_of((3, slice(10, 2, -4)), (5, 20, 7))
     ([(3, 4), (6, 11), (0, 7)], (0, slice(4, None, -4)))
@@ -305,7 +304,7 @@ def slice_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[int
     for part in key:
         axes = len(shape) - named if part is Ellipsis else _axes_of(part)
         if len(box) + axes > len(shape):
-            raise OutOfRangeError(f"cannot read {key}: more indices than the {len(shape)} dimensions of the sample", rows=[])
+            raise OutOfRangeError(f"cannot read {key}: it has more indices than the {len(shape)} dimensions of the sample", rows=[])
         if axes != 1 or part is Ellipsis:  # Masks of several dimensions, and None, True and False, which consume no dimension.
             box += [(0, size) for size in shape[len(box) : len(box) + axes]]
             inner.append(part)
@@ -381,7 +380,7 @@ class Column:
             kind = self._view.schema[self.name].type
             if kind in ("text", "json", "bytes"):
                 raise InvalidInputError(
-                    f"cannot read a part of column `{self.name}`: {kind} values are read whole", code="invalid-argument"
+                    f"cannot read a part of column `{self.name}`: {kind} values can only be read whole", code="invalid-argument"
                 )
             return self._parts(key[0], key[1:])
         if isinstance(key, slice):

@@ -1,4 +1,4 @@
-"""Appends of values from many libraries, including nulls, containers, casts and dates. Also the cost of wide or uneven schemas."""
+"""Append values from many libraries, including nulls, containers and dates. Also check casts, and the cost of wide or uneven schemas."""
 
 import collections
 import datetime
@@ -92,7 +92,7 @@ def test_masks_are_nulls_as_a_whole_or_refused(root):
     ds.append({"r": whole, "v": whole})
     assert ds[1] == {"r": None, "v": None} and ds[0]["r"].tolist() == [1, 1]
     for column in ("r", "v"):
-        with pytest.raises(ps.InvalidInputError, match="row 0 is masked in part"):
+        with pytest.raises(ps.InvalidInputError, match="row 0 is partly masked"):
             ds.append({column: np.ma.masked_array(np.ones((2, 2)), [[0, 1], [0, 0]])})
 
 
@@ -270,6 +270,21 @@ def test_a_file_ends_when_its_words_fill_the_tail(root, form):
     assert found["k"].cast(pa.string()).combine_chunks().equals(given.cast(pa.string()))
     assert found["text"].to_pylist() == text and found["m"].to_pylist() == matrix.tolist()
     assert ds.verify()["problems"] == []
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("appends", [1, 10])
+def test_a_tail_holds_the_words_of_all_categories_together(root, appends):
+    names, rows = [f"c{number}" for number in range(20)], 30_000
+    ds = ps.create(root, {name: ps.Category() for name in names})
+    words = {name: [f"{name} {row:020}" for row in range(rows)] for name in names}  # 0.8 MB per column
+    with ds.transaction() as tx:
+        for part in np.array_split(np.arange(rows), appends):
+            tx.append({name: words[name][part[0] : part[-1] + 1] for name in names})
+    files = [path.read_bytes() for path in pathlib.Path(root, "d").iterdir()]
+    assert max(struct.unpack_from("<I", body, len(body) - 24)[0] for body in files) <= (1 << 20) + (64 << 10)
+    found = pa.Table.from_batches(ps.open(root).scan())
+    assert all(found[name].to_pylist() == words[name] for name in names)
 
 
 @pytest.mark.local

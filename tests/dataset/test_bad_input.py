@@ -1,4 +1,4 @@
-"""Bad input raises an error of the right class and code. The error names the cause and the place, and nothing is committed."""
+"""Bad input raises an error with the right class and code. The error names the cause and the location, and nothing is committed."""
 
 import io
 import subprocess
@@ -31,7 +31,7 @@ def test_codes_and_classes_are_in_step():
         ({"": "int32"}, "1 to 255 bytes"), ({"_row_id": "int32"}, "virtual columns"), ({"x": "int33"}, "unknown dtype"), ({"x": ps.Text}, "ps.Text()"),
         ({"x": ps.Label(["a", "a"])}, "given twice"), ({"x": ps.Boxes("abcd")}, "box format"), ({"x": ps.Boxes(of="y")}, "not an image column"),
         ({"x": ps.Tensor((1 << 40, 1 << 20), "int8")}, r"2\^48"), ({"x": ps.Text(codec="brotli")}, "unknown codec"), ({1: "int32"}, "expected a str as the name"),
-        ({"x": ps.Tensor((1,) * 33, "int8")}, "33 dimensions"), ({"x": ps.Keypoints(1, 9)}, "keypoints of 9"), ({"a\nb": "int32"}, "control"), ([], "expected a dict"),
+        ({"x": ps.Tensor((1,) * 33, "int8")}, "33 dimensions"), ({"x": ps.Keypoints(1, 9)}, "9 numbers each"), ({"a\nb": "int32"}, "control"), ([], "expected a dict"),
     ],
 )  # fmt: skip
 def test_schemas_that_cannot_be(root, schema, text):
@@ -179,7 +179,7 @@ def test_pixel_limit(root):
 
 @pytest.mark.local
 def test_damaged_datasets_in_fresh_processes(root, tmp_path):
-    """Flip a bit in one file at a time on disk, and read the dataset in a fresh process. The testkit flips far more bits in memory."""
+    """Flip one bit in each log or data file in turn, and read the dataset in a new process. The testkit flips far more bits in memory."""
     import shutil
     import sys
 
@@ -243,7 +243,7 @@ def test_unknown_features_are_refused(root):
 @pytest.mark.parametrize(
     "kind, value", [("bool", 2), ("int8", 300), ("float16", 1e9), ("float32", "x"), ("timestamp", "x"), ("complex64", "x")]
 )
-def test_a_value_that_does_not_fit_is_in_its_own_row_whatever_nulls_are_before(kind, value):
+def test_a_value_that_does_not_fit_is_reported_in_its_own_row_after_nulls(kind, value):
     ds = ps.create(f"memory://own-row-{kind}", {"v": kind, "n": "int8"})
     good = {"timestamp": "2026-01-01"}.get(kind, 1 if kind != "bool" else True)
     for values, row in (([None, None, value], 2), ([None, good, value], 2), ([None, value, None, value], 1), ([value, None], 0)):

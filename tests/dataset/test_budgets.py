@@ -21,22 +21,22 @@ def grown(program, root):
 
 
 APPENDED = {
-    "nulls of a tensor": ('ps.Tensor((1000,), "float32", codec="zstd")', "[None] * 100_000"),
-    "nulls behind a tensor": ('ps.Tensor((1000,), "float32", codec="zstd")', '[np.zeros(1000, "float32")] + [None] * 100_000'),
-    "nulls of Arrow": ('ps.Tensor((1000,), "float32", codec="zstd")', "pa.nulls(100_000)"),
-    "nulls of lists": ('ps.Tensor((1000,), "float32", codec="zstd")', "pa.nulls(100_000, pa.list_(pa.float32()))"),
+    "tensor nulls": ('ps.Tensor((1000,), "float32", codec="zstd")', "[None] * 100_000"),
+    "a tensor followed by nulls": ('ps.Tensor((1000,), "float32", codec="zstd")', '[np.zeros(1000, "float32")] + [None] * 100_000'),
+    "Arrow nulls": ('ps.Tensor((1000,), "float32", codec="zstd")', "pa.nulls(100_000)"),
+    "Arrow list nulls": ('ps.Tensor((1000,), "float32", codec="zstd")', "pa.nulls(100_000, pa.list_(pa.float32()))"),
     "a dictionary": (
         'ps.Text(codec="zstd")',
         'pa.DictionaryArray.from_arrays(pa.array(np.zeros(400, "int32")), pa.array(["x" * (1 << 20)]))',
     ),
     "runs": ('ps.Text(codec="zstd")', 'pa.RunEndEncodedArray.from_arrays(pa.array([400], pa.int32()), pa.array(["x" * (1 << 20)]))'),
     "views": ('ps.Text(codec="zstd")', 'pa.array(["x" * (1 << 20)] * 200 + ["a"] * 100_000, pa.string_view())'),
-    "views of a slice": ('ps.Text(codec="zstd")', 'pa.array(["a"] * 9 + ["x" * (1 << 20)] * 200 + ["a"] * 100_000, pa.string_view())[9:]'),
-    "lists that overlap": (
+    "sliced views": ('ps.Text(codec="zstd")', 'pa.array(["a"] * 9 + ["x" * (1 << 20)] * 200 + ["a"] * 100_000, pa.string_view())[9:]'),
+    "overlapping lists": (
         'ps.Tensor((None,), "float32", codec="zstd")',
         'pa.ListViewArray.from_arrays(pa.array([0] * 100, pa.int32()), pa.array([200_000] * 100, pa.int32()), pa.array(np.zeros(200_000, "float32")))',
     ),
-    "chunks of other sizes": ('ps.Text(codec="zstd")', 'pa.chunked_array([pa.array(["x" * (1 << 20)] * 200), pa.array(["a"] * 500_000)])'),
+    "chunks of unequal size": ('ps.Text(codec="zstd")', 'pa.chunked_array([pa.array(["x" * (1 << 20)] * 200), pa.array(["a"] * 500_000)])'),
     "many small arrays": ('ps.Tensor((None,), "float32")', '[np.zeros(1, "float32")] * 1_000_000'),
     "many numbers as JSON": ("ps.Json()", "list(range(1_000_000))"),
 }
@@ -94,7 +94,7 @@ assert rows == 300 and loader.stats()["peak_bytes"] <= 32 << 20
     "size, to", [((64, 4000), (4000, 64)), ((500, 2000), (4000, 300)), ((1000, 1000), (2000, 2000)), ((2000, 1500), (300, 4000))]
 )
 def test_what_resizing_takes_beside_the_pixels_is_counted(tmp_path, kind, size, to):
-    """The hint in the loader's error names a sufficient budget. With that budget, the loader must not exceed it."""
+    """The hint in the loader's error names a budget. With that budget, the loader must run without exceeding it."""
     program = f"""
 import io, re
 from PIL import Image
@@ -138,4 +138,4 @@ print(peak - before)
 
 @pytest.mark.local
 def test_samples_waiting_to_be_written_are_bounded_over_all_columns(tmp_path):
-    assert int(measured.run(WIDE, tmp_path / "set")) <= 48 << 20, "appending 600 MB under a budget of 64 MiB holds at most 48 MiB"
+    assert int(measured.run(WIDE, tmp_path / "set")) <= 48 << 20, "appending 600 MB under a 64 MiB budget must use at most 48 MiB"

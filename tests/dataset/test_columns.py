@@ -154,7 +154,7 @@ def test_a_tensor_of_any_empty_shape_keeps_it(free):
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_ragged_tensors_keep_each_size_however_many_are_none(data):
-    """A size of 0 makes a value empty, so the element count does not determine its other sizes."""
+    """A size of 0 makes a value empty, so the element count does not determine the value's other sizes."""
     free = data.draw(st.integers(1, 4))
     fixed = data.draw(st.lists(st.integers(1, 3), max_size=1))
     shapes = data.draw(st.lists(st.one_of(st.none(), st.lists(st.integers(0, 4), min_size=free, max_size=free)), min_size=1, max_size=20))
@@ -180,7 +180,7 @@ def test_nulls_everywhere(root):
         "boxes": ps.Boxes(of="image"), "mask": ps.Mask(of="image"), "points": ps.Keypoints(3, 2, of="image"),
     }  # fmt: skip
     ds = ps.create(root, schema)
-    for name, value in values.items():  # Append one column, and leave all others null.
+    for name, value in values.items():  # Append values to one column, and leave all others null.
         ds.append({name: [value, None, value]})
     assert len(ds) == 3 * len(values)
     for index, (name, value) in enumerate(values.items()):
@@ -193,7 +193,7 @@ def test_nulls_everywhere(root):
     column = ds["scalar"][:]
     assert isinstance(column, np.ma.MaskedArray) and column.mask.sum() == len(ds) - 2
     assert isinstance(ds["fixed"][:], np.ma.MaskedArray) and ds["fixed"][:].mask.shape == (len(ds), 2, 3)
-    assert not isinstance(ds["scalar"][0:1], np.ma.MaskedArray), "the array is masked only if it holds a null"
+    assert not isinstance(ds["scalar"][0:1], np.ma.MaskedArray), "the array is masked only if it contains a null"
     assert not ds.verify()["problems"]
 
 
@@ -278,7 +278,7 @@ def test_two_writers_add_the_same_word(root):
     one = ps.create(root, {"breed": ps.Category()})
     two = ps.open(root)
     one.append({"breed": ["tabby", "siamese"]})
-    two.append({"breed": ["persian", "tabby"]})  # The handle `two` does not know `tabby` yet.
+    two.append({"breed": ["persian", "tabby"]})  # The handle `two` has not seen the word `tabby` yet.
     codes = ps.open(root)["breed"][:]
     words = ps.open(root).vocabulary("breed")
     assert [words[code] for code in codes] == ["tabby", "siamese", "persian", "tabby"]
@@ -379,7 +379,7 @@ def test_a_long_list_takes_and_refuses_what_a_short_one_does(tmp_path, kind):
         assert outcomes[0] == outcomes[1], f"{value!r} of {type(value)}"
 
 
-def test_nulls_within_a_value_are_told_as_that(tmp_path):
+def test_nulls_within_a_value_are_reported_as_such(tmp_path):
     for kind in (ps.Tensor((None,), "float32"), ps.Tensor((2,), "float32")):
         ds = ps.create(tmp_path / str(kind.shape[0]), {"v": kind})
         with pytest.raises(ps.InvalidInputError, match=r"row 1 contains.*None") as caught:

@@ -1,4 +1,4 @@
-"""Copies of a local dataset. Whatever the copy order, opening a copy fails if it lacks an object that its snapshot needs."""
+"""Copies of a local dataset. Whatever the copy order, opening a copy fails if the copy lacks an object that its snapshot needs."""
 
 import json
 import multiprocessing
@@ -48,7 +48,7 @@ def test_a_copy_is_looked_through_until_it_is_written_to(source):
     for _ in range(2):
         copied = ps.open(place)
         assert listings(copied) > 0 and not copied.verify()["problems"]
-    assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before, "opening and reading a copy writes nothing"
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before, "opening and reading a copy must not write anything"
     copied.append(batch(100))
     assert listings(ps.open(place)) == 0
     place = place.rename(place.with_name("renamed"))
@@ -74,7 +74,7 @@ def test_the_newest_root_that_was_copied_in_part_stops_it(source, how):
 
 @pytest.mark.parametrize("folder", ["d", "p", "w", "log"])
 @pytest.mark.parametrize("how", ["missing", "cut short"])
-def test_whatever_a_copy_lacks_stops_it_and_is_named(source, folder, how):
+def test_any_object_missing_from_a_copy_is_named(source, folder, how):
     """Remove or truncate objects of each kind in turn. The newest snapshot opens even if only objects of older snapshots are affected."""
     names = [path for path in below(pathlib.Path(source.uri), folder) if path.is_file() and path.name != "hint"]
     assert names
@@ -93,7 +93,7 @@ def test_whatever_a_copy_lacks_stops_it_and_is_named(source, folder, how):
             assert victim.name in str(error) or folder == "log", error
         else:
             assert folder in ("p", "log"), "only an old page or a truncated older record may go unnoticed"
-            assert folder == "p" or how == "cut short" or index == 0, "without its newest record it is a copy of an earlier state"
+            assert folder == "p" or how == "cut short" or index == 0, "a copy without its newest record is a copy of an earlier state"
             opened.take(range(len(opened)))
         if folder in ("d", "w") and index == 0:
             report = subprocess.run([sys.executable, "-m", "penstock", "verify", "--json", place], capture_output=True, text=True)
@@ -148,7 +148,7 @@ def append_on(place, begun, over):
     while not over.is_set():
         ds.append(batch(0))
         begun.set()
-        over.wait(0.01)  # This limits the dataset's size.
+        over.wait(0.01)  # This pause limits the dataset's size.
 
 
 def test_cp_of_a_live_dataset_is_right_or_refused(tmp_path):

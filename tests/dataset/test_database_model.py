@@ -1,7 +1,7 @@
 """Random programs on several handles, compared with a model in plain Python. Other files test single calls; this file tests combinations.
 
-Handles of every access mode append in transactions, some of which contain refused appends or are aborted. The handles also read in every
-possible way, refresh, open old snapshots and are reopened. The model records all samples and how many are visible to each handle.
+Handles in every access mode append samples in transactions, some of which are aborted or contain refused appends. The handles also read
+in every possible way, refresh, open old snapshots and are reopened. The model records all samples and how many are visible to each handle.
 """
 
 import io
@@ -73,7 +73,7 @@ class Program:
         self.kept = [(ds.snapshot, 0)]
 
     def some(self, count):
-        """Make random values for some columns. Return them as an argument for `append` and as rows for the model."""
+        """Make random values for some columns. Return the values as an argument for `append` and as rows for the model."""
         names = [name for name in self.kinds if self.rng.random() < 0.85] or list(self.kinds)[:1]
         columns = {name: values(self.numbers, name, self.kinds[name], count) for name in names}
         rows = [{name: columns[name][row] if name in columns else None for name in self.kinds} for row in range(count)]

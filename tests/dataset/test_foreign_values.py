@@ -59,7 +59,7 @@ def tensors(shape, permutation=None, count=4, null=None):
 @pytest.mark.parametrize("permutation", [None, [2, 0, 1], [1, 0, 2]])
 def test_tensors_of_arrow_keep_their_shape_and_order_of_axes(given, tmp_path, permutation, free, chunked):
     array = tensors([2, 3, 4], permutation)
-    # This follows Arrow's specification. In pyarrow 26, `to_numpy_ndarray` is correct only for permutations that are their own inverses.
+    # Computed according to Arrow's specification. In pyarrow 26, `to_numpy_ndarray` is correct only for self-inverse permutations.
     expected = np.arange(96, dtype=np.float32).reshape(4, 2, 3, 4).transpose(0, *(axis + 1 for axis in permutation or range(3)))
     assert permutation == [2, 0, 1] or np.array_equal(expected, array.to_numpy_ndarray())
     shape = (None,) * 3 if free else expected.shape[1:]
@@ -534,7 +534,7 @@ def test_times_in_several_of_a_unit(given):
                 given("timestamp", values)
 
 
-def test_what_is_no_number_or_bytes_is_named(given):
+def test_values_that_are_not_numbers_or_bytes_are_named(given):
     with pytest.raises(ps.InvalidInputError, match=r"row 0 contains '1\.5', expected int64"):
         given(ps.Tensor((None,), "int64"), [[decimal.Decimal("1.5"), decimal.Decimal("1")]])
     with pytest.raises(ps.InvalidInputError, match="void"):

@@ -1,4 +1,4 @@
-"""The pixels that loaders return: modes, interpolation, exact decoding and stacking. Also the memory that large images need."""
+"""The pixels that loaders return (modes, interpolation, exact decoding and stacking), and the memory that large images need."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def photograph(height, width, seed=0):
 
 
 @pytest.mark.parametrize("transform", [T.Resize((100, 150)), T.Resize(100)])
-def test_a_resize_decodes_exactly_unless_it_is_told_otherwise(transform):
+def test_a_resize_decodes_exactly_unless_fast_is_set(transform):
     body = photograph(800, 1200)
     full = torch.from_numpy(np.array(Image.open(io.BytesIO(body)))).permute(2, 0, 1)
     expected = F.resize_image(full, [100, 150], antialias=True).permute(1, 2, 0).numpy().astype(int)
@@ -124,7 +124,7 @@ def test_a_resize_decodes_exactly_unless_it_is_told_otherwise(transform):
     assert (fast != exact).any()
 
 
-def test_a_random_crop_decodes_fast_unless_it_is_told_otherwise():
+def test_a_random_crop_decodes_fast_unless_fast_is_off():
     body, crop = photograph(800, 1200), {"size": 100, "scale": (0.9, 1.0), "ratio": (1.4, 1.6)}
     default, fast, exact = (
         loaded([body], "RGB", transform=[T.RandomResizedCrop(**crop, **told)])[0].astype(int)
@@ -226,7 +226,7 @@ def test_what_decoders_take_beside_the_pixels_is_counted(tmp_path, kind):
 @pytest.mark.local
 @pytest.mark.parametrize("kind", ["baseline", "progressive"])
 @pytest.mark.parametrize(("height", "width"), [(1224, 1632), (2448, 3264)])
-def test_memory_that_decoders_let_go_of_goes_back(tmp_path, kind, height, width):
+def test_memory_that_decoders_release_is_returned(tmp_path, kind, height, width):
     """The decoded images take 6 and 24 MB. If the allocator kept freed memory per thread, memory use could reach 1.5 times the budget."""
     ds = ps.create(tmp_path / "large", {"image": ps.Image()})
     ds.append({"image": [encoded(Image.open(io.BytesIO(photograph(height, width, 1))), kind)] * 12})

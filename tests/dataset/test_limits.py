@@ -45,7 +45,7 @@ def test_open_does_not_grow_with_commits(root):
     assert max(pages) <= 64 << 10
     (root / "log" / "0000000000000000" / "hint").unlink()
     lost = ps.open(root)
-    assert lost["n"][:].tolist() == list(range(300)) and lost.stats()["lookups"] <= 24, "without the hint, a galloping search"
+    assert lost["n"][:].tolist() == list(range(300)) and lost.stats()["lookups"] <= 24, "without the hint, open uses a galloping search"
 
 
 def test_a_small_commit_costs_so_many_syncs_and_puts(small):
@@ -61,8 +61,8 @@ def test_one_copy_and_no_descriptors(small, root):
     ds.take(np.arange(1000))  # The first take maps the data file.
     before, threads = process.num_fds(), process.num_threads()
     batch = ds.take(np.arange(1000))
-    assert process.num_fds() == before, "mapped files keep no descriptor open"
-    assert process.num_threads() == threads, "a take starts no thread of its own"
+    assert process.num_fds() == before, "mapped files keep no descriptors open"
+    assert process.num_threads() == threads, "a take starts no threads"
     assert type(innermost(batch["v"])).__name__ == "Memory" and batch["v"].flags.writeable, "the batch owns memory filled in place"
 
 
@@ -194,7 +194,7 @@ def wordy(tmp_path_factory):
 @pytest.mark.parametrize("io", ["mapped", "buffered"])
 @pytest.mark.parametrize("column", ["n", "c"])
 def test_what_is_known_of_data_files_keeps_to_the_budget(wordy, io, column):
-    """The cache may use a quarter of the budget for tails, and an eighth for the codes of their words.
+    """The cache may use a quarter of the budget for tails, and an eighth for the tails' word codes.
 
     The limit allows another 6 MiB: 2 MiB for words, and the rest for the tail being read. An earlier bug caused growth of at least 32 MiB.
     """

@@ -1,4 +1,4 @@
-"""The bytes and requests that reading small samples costs if files are not mapped, as counted by the store and the kernel."""
+"""How many bytes and requests it takes to read small samples from unmapped files, as counted by the store and the kernel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rows(tmp_path_factory):
 @pytest.mark.parametrize(("column", "most"), [("number", 4 << 10), ("vector", 4 << 10), ("text", 8 << 10), ("packed", 8 << 10)])
 @pytest.mark.parametrize("access", ["buffered", "direct"])
 def test_a_cold_row_costs_one_small_block(rows, access, column, most):
-    ds, cold = ps.open(rows.uri, io=access), ROWS // 2 if access == "direct" else ROWS // 3  # The cache is shared, so use different rows.
+    ds, cold = ps.open(rows.uri, io=access), ROWS // 2 if access == "direct" else ROWS // 3  # The modes share a cache, so the rows differ.
     ds.take([0], columns=[column])  # Load the tail.
     counts = spent(ds, lambda: ds.take([cold], columns=[column]))
     assert counts["ranges"] == 1
@@ -171,7 +171,7 @@ def test_a_window_is_sized_by_the_columns_that_are_read(rows):
 
 
 @pytest.mark.local
-def test_explain_tells_the_requests_of_a_column_among_others(tmp_path):
+def test_explain_reports_the_requests_of_a_column_among_others(tmp_path):
     """The request estimate depends on how far a column is spread across the file, not on the size of that column or of all columns."""
     ps.create(tmp_path / "ds", {"v": ps.Tensor((256,), "float32"), "s": ps.Tensor((16,), "float32"), "t": ps.Text()}).append(
         {"v": np.zeros((20_000, 256), np.float32), "s": np.zeros((20_000, 16), np.float32), "t": ["x" * 300] * 20_000}
@@ -221,11 +221,11 @@ for batch in ps.open(sys.argv[1], io=sys.argv[2]).scan(batch_size=1000):
 print(max(peaks[: len(peaks) // 3]), max(peaks))
 """
     early, late = map(int, measured.run(program, ds.uri, io).split())
-    assert late <= early + (16 << 20), f"{late - early >> 20} MiB more after 375 MiB than after 125"
+    assert late <= early + (16 << 20), f"{late - early >> 20} MiB more memory after reading 375 MiB than after 125 MiB"
 
 
 def test_small_files_that_are_held_whole_count_in_the_budget(tmp_path):
-    """If files are not mapped, small data files are read and cached whole. Here, hundreds of them exceed the budget."""
+    """If files are not mapped, small data files are read and cached whole. Here, hundreds of such files exceed the budget."""
     ds = ps.create(tmp_path / "ds", {"x": ps.Tensor((200, 1000), "uint8")})
     for number in range(600):
         ds.append({"x": np.full((1, 200, 1000), number % 256, np.uint8)})

@@ -1,4 +1,4 @@
-"""Tiled tensors: a window equals NumPy's slice and costs only the tiles that it overlaps. Samples may be larger than memory."""
+"""Tiled tensors: a window equals NumPy's slice and reads only the tiles that it overlaps. Samples may be larger than memory."""
 
 import itertools
 import multiprocessing
@@ -131,8 +131,8 @@ def volume(tmp_path_factory):
 
 
 def cost_of(place, key):
-    """Return the number of ranges and bytes that a read costs, and its values. Call this in a fresh process, so that no tiles are
-    cached. The tail is read before the measurement.
+    """Return how many ranges and bytes a read requests, and the values that it returns. Call this in a fresh process, so that
+    no tiles are cached. The tail is read before the measurement.
     """
     ds = ps.open(place, io="buffered")
     ds._view.shapes(np.array([0]), "volume")
@@ -289,7 +289,7 @@ def test_tiles_that_cannot_be(root):
         with pytest.raises(ps.InvalidInputError, match="expected a whole number above 0 for each of 2 dimensions"):
             ps.Tensor((8, 8), "int8", tile=tile)
     ds = ps.create(root, {"volume": ps.Tensor((None, 2048), "int8", tile=(1, 1))})
-    with pytest.raises(ps.InvalidInputError, match=r"has 2097152 tiles of \[1, 1\], at most 1048576 are supported"):
+    with pytest.raises(ps.InvalidInputError, match=r"has 2097152 tiles of \[1, 1\], but at most 1048576 are supported"):
         ds.append({"volume": [np.zeros((1024, 2048), np.int8)]})
 
 
@@ -316,7 +316,7 @@ print(grown.peak)
 
 
 def beyond_memory(tmp_path, place, gib):
-    """Append a `gib` GiB memmap as one sample, and read it back. Return the peak growth of anonymous memory in bytes."""
+    """Append a memmap of `gib` GiB as one sample, and read it back. Return the peak growth of anonymous memory in bytes."""
     rows = int(gib * 1024)
     with (tmp_path / "values.bin").open("wb") as file:
         for row in range(rows):
@@ -335,7 +335,7 @@ def test_six_gibibytes_as_one_sample(tmp_path, bucket):
         assert beyond_memory(tmp_path, place, 6) < 512 << 20
 
 
-# Regressions found in review
+# Regressions
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])
@@ -405,7 +405,7 @@ def test_masks_and_odd_indices_are_those_of_numpy(root):
     for name, value in (("t", "abc"), ("j", {"a": 1}), ("b", b"xyz"), ("n", 3)):
         assert words[name][0,] == words[name][0] == value and len(words[name][:,]) == len(words[name][[0],]) == 1
         if name != "n":
-            with pytest.raises(ps.InvalidInputError, match="are read whole"):
+            with pytest.raises(ps.InvalidInputError, match="can only be read whole"):
                 words[name][0, 0]
     with pytest.raises(ps.InvalidInputError, match="tile=5"):
         ps.Tensor((3, 3), "int8", tile=5)
@@ -430,9 +430,9 @@ class Masked:
 
 def test_masked_parts_of_a_source_are_refused(root):
     ds = ps.create(root, {"v": ps.Tensor((4, 64), "int16", tile=(2, 64)), "w": ps.Tensor((64,), "int16")})
-    with pytest.raises(ps.InvalidInputError, match="masked in part"):
+    with pytest.raises(ps.InvalidInputError, match="partly masked"):
         ds.append({"v": [Masked()], "w": np.zeros((1, 64), "int16")})
-    with pytest.raises(ps.InvalidInputError, match="masked in part"):
+    with pytest.raises(ps.InvalidInputError, match="partly masked"):
         ds.append({"v": [None] * 4, "w": Masked()})
     assert len(ds) == 0
 
@@ -491,7 +491,7 @@ def test_a_value_cannot_use_the_transaction_that_reads_it(root, how):
     other = ps.create(f"{root}-other", {"n": "int64"})
     transaction = ds.transaction()
     uses = {"append": lambda: transaction.append({}), "abort": transaction.abort, "commit": transaction.commit}
-    with pytest.raises(ps.ClosedError, match="from inside a value"):
+    with pytest.raises(ps.ClosedError, match="while it is reading a value"):
         transaction.append({"v": Using(uses[how])})
     transaction.abort()
     ds.append({"v": Using(lambda: other.append({"n": [1]}))})  # A value may use another dataset's transaction.

@@ -1,4 +1,4 @@
-"""The wheel installs into an empty environment without a compiler, and runs the README's tour. Imports and help load few modules."""
+"""The wheel installs into an empty environment without a compiler, and runs the README's tour. Importing penstock loads few modules."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ def test_a_wheel_installs_without_a_compiler_and_runs_the_tour(tmp_path):
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     assert re.fullmatch(r"penstock-[\w.]+-cp311-abi3-manylinux_2_\d+_x86_64\.whl", wheel.name) and wheel.stat().st_size <= 20_000_000
     (debug,) = (tmp_path / "dist").glob("*.debug")
-    assert debug.stat().st_size > 1_000_000, "debug information is kept apart"
+    assert debug.stat().st_size > 1_000_000, "debug information is stored in a separate file"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv/bin/python"
     uv = ROOT / ".venv/bin/uv"
@@ -31,7 +31,7 @@ def test_a_wheel_installs_without_a_compiler_and_runs_the_tour(tmp_path):
 
 
 def test_importing_and_helping_load_little():
-    """Count modules, not milliseconds. NumPy is loaded only when `create` or `open` is first used, and pyarrow with the first table."""
+    """Count modules, not milliseconds. The first `create` or `open` loads NumPy, and the first Arrow table loads pyarrow."""
     script = "import sys, penstock{}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHONPATH": str(ROOT / "python")}
 

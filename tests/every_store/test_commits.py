@@ -123,7 +123,7 @@ def test_many_writers_lose_nothing_and_double_nothing(root):
     pairs = list(zip(ds["worker"][:].tolist(), ds["number"][:].tolist(), strict=True))
     assert len(pairs) == 160 and len(set(pairs)) == 160
     for worker in range(4):
-        assert [number for who, number in pairs if who == worker] == list(range(40)), "the commits of each writer are in order"
+        assert [number for who, number in pairs if who == worker] == list(range(40)), "each writer's commits are in order"
     words = ds.vocabulary("word")
     assert [words[code] for code in ds["word"][:]] == [f"w{number % 7}" for _, number in pairs]
     assert len(set(ds.take(range(160), columns=["_row_id"])["_row_id"].tolist())) == 160 and not ds.verify()["problems"]
@@ -189,7 +189,7 @@ def test_read_only_folder_reads_and_refuses_to_write(root, tmp_path):
         bind = subprocess.run(["mount", "--bind", "-o", "ro", str(root), str(mounted)], capture_output=True)
         remount = subprocess.run(["mount", "-o", "remount,ro,bind", str(mounted)], capture_output=True)
         if bind.returncode or remount.returncode:
-            pytest.skip("root without the right to mount: nothing is read-only for it")
+            pytest.skip("root without the right to mount: cannot make a folder read-only")
         try:
             read_only(mounted)
         finally:
@@ -238,7 +238,7 @@ def test_a_disk_that_is_really_full(tmp_path):
     mounted = tmp_path / "small"
     mounted.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mounted)], capture_output=True).returncode:
-        pytest.skip("root without the right to mount: no small disk can be made")
+        pytest.skip("root without the right to mount: cannot make a small disk")
     try:
         ds = ps.create(mounted / "d", {"b": ps.Bytes()})
         ds.append({"b": [bytes(100_000)] * 10})
@@ -255,7 +255,7 @@ def test_a_disk_that_refuses_o_direct_is_read_through_the_page_cache(tmp_path):
     mounted = tmp_path / "memory"
     mounted.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "ramfs", "ramfs", str(mounted)], capture_output=True).returncode:
-        pytest.skip("root without the right to mount: no disk without O_DIRECT can be made")
+        pytest.skip("root without the right to mount: cannot make a disk without O_DIRECT")
     try:
         (mounted / "file").write_bytes(bytes(8192))
         with pytest.raises(OSError):
@@ -273,7 +273,7 @@ def test_a_disk_that_refuses_o_direct_is_read_through_the_page_cache(tmp_path):
         subprocess.run(["umount", "--lazy", str(mounted)], check=True)
 
 
-def test_what_is_no_dataset_is_told_apart(tmp_path):
+def test_places_that_are_not_datasets_get_distinct_errors(tmp_path):
     with pytest.raises(ps.NotFoundError) as caught:
         ps.open(tmp_path / "nowhere")
     assert caught.value.code == "dataset-not-found" and not (tmp_path / "nowhere").exists()
@@ -318,13 +318,13 @@ def test_an_abort_inside_a_transaction_is_its_end(root):
         ds.transaction(properties=[1])
 
 
-def test_what_a_commit_says_is_looked_at_before_there_is_work_to_lose(root):
+def test_message_and_properties_are_checked_before_any_work(root):
     ds = ps.create(root, {"n": "int64"})
     puts = ds.stats()["puts"]
     for texts, told in [
-        ({"message": "ü" * 513}, "message has 1026 bytes, at most 1024"),
-        ({"author": "a" * 257}, "author has 257 bytes, at most 256"),
-        ({"properties": {"x": "y" * 1024}}, "properties has 1033 bytes, at most 1024"),
+        ({"message": "ü" * 513}, "message has 1026 bytes, but at most 1024 are allowed"),
+        ({"author": "a" * 257}, "author has 257 bytes, but at most 256 are allowed"),
+        ({"properties": {"x": "y" * 1024}}, "properties has 1033 bytes, but at most 1024 are allowed"),
     ]:
         with pytest.raises(ps.InvalidInputError, match=told):
             ds.transaction(**texts)

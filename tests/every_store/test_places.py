@@ -1,11 +1,10 @@
-"""Places: a handle keeps its dataset, a race to create a dataset has one winner, leftovers are reused, and holes in logs are reported."""
+"""Places: a handle keeps its dataset, a race to create a dataset has one winner, leftovers are reused, and gaps in logs are reported."""
 
 import multiprocessing
 import os
 import pathlib
 import shutil
 import threading
-import time
 
 import numpy as np
 import penstock as ps
@@ -235,7 +234,7 @@ def can_open(place):
 
 
 def test_an_append_never_takes_the_number_of_a_record_that_exists(ten):
-    """The hint is older than the missing record, as in a copy that began with `hint`."""
+    """The hint is older than the missing record, as in a copy in which `hint` was copied first."""
     hint = ten / "log" / "0000000000000000" / "hint"
     early = pathlib.Path(str(ten) + "-early")
     ds = ps.create(early, {"n": "int32"})
@@ -253,7 +252,7 @@ def test_an_append_never_takes_the_number_of_a_record_that_exists(ten):
 
 
 @pytest.mark.parametrize("kind", ["folder", "secret", "garbage", "missing"])
-def test_a_hint_that_cannot_be_read_is_no_matter(ten, kind):
+def test_an_unreadable_hint_is_ignored(ten, kind):
     hint = ten / "log" / "0000000000000000" / "hint"
     hint.unlink()
     if kind == "folder":
@@ -328,16 +327,24 @@ def test_paths_that_turn_at_any_moment_lose_nothing(tmp_path, how):
             place.rename(latest)
 
     ids = {"one": ps.open(one)._snapshot.dataset_id, "other": ps.open(other)._snapshot.dataset_id}
-    told, elsewhere = [], ps.create(tmp_path / "elsewhere", {"n": "int64"})
+    told = []
+
+    def turn_path(go, spins):
+        """Switch the path to the other dataset shortly after `go` is set, during one of the commits below."""
+        go.wait()
+        for _ in range(spins):
+            pass
+        lead_to(other)
+
     for turn in range(40):
         lead_to(one)
         handle = ps.open(latest)
-        began = time.monotonic()
-        elsewhere.append({"n": [turn]})
-        # The timer fires during one of the commits below.
-        turning = threading.Timer((time.monotonic() - began) * (turn % 20) / 3, lead_to, [other])
+        go = threading.Event()
+        turning = threading.Thread(target=turn_path, args=(go, turn * 2000))
         turning.start()
         for part in range(20):
+            if part == turn % 10:
+                go.set()
             try:
                 handle.append({"n": [100 * turn + part]})
                 told.append(100 * turn + part)
@@ -347,11 +354,11 @@ def test_paths_that_turn_at_any_moment_lose_nothing(tmp_path, how):
         turning.join()
     if how == "rename":
         latest.rename(other)
-    assert ps.open(one)["n"][:].tolist() == told and len(ps.open(other)) == 0 and len(told) > 40
+    assert ps.open(one)["n"][:].tolist() == told and len(ps.open(other)) == 0 and len(told) >= sum(turn % 10 for turn in range(40))
     assert not ps.open(one).verify()["problems"] and not ps.open(other).verify()["problems"]
 
 
-def test_a_copy_that_went_another_way_is_no_place_to_go_on(tmp_path):
+def test_a_diverged_copy_refuses_further_commits(tmp_path):
     ds = ps.create(tmp_path / "set", {"c": ps.Category(), "x": "int64"})
     ds.append({"c": ["a"], "x": [0]})
     reader = ps.open(tmp_path / "set")
@@ -374,7 +381,7 @@ def test_a_copy_that_went_another_way_is_no_place_to_go_on(tmp_path):
 
 
 @pytest.mark.local
-def test_a_link_that_leads_nowhere_is_told(tmp_path):
+def test_a_broken_link_is_reported(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "nowhere")
     with pytest.raises(ps.NotFoundError) as caught:

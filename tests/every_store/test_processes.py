@@ -12,7 +12,7 @@ import numpy as np
 import penstock as ps
 import pytest
 import torch
-from numpy.random import default_rng  # Imported eagerly, so that no thread imports it lazily during a fork.
+from numpy.random import default_rng  # This import is eager, so that no thread imports the module during a fork.
 from torch.utils.data import DataLoader
 
 COUNT = 2000
@@ -129,27 +129,67 @@ entered, forking = threading.Event(), threading.Event()
 
 class Slow(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "penstock.importers.run":
+        if name == "penstock.arrow":
             entered.set()
             forking.wait(30)
 
 sys.meta_path.insert(0, Slow())
 os.register_at_fork(before=forking.set)  # Runs before the hook of penstock, which was registered earlier.
-thread = threading.Thread(target=lambda: ps.importers)
+
+def imports():
+    import penstock.arrow
+    ps.importers
+
+thread = threading.Thread(target=imports)
 thread.start()
 assert entered.wait(30)
 pid = os.fork()
 if pid == 0:
     signal.alarm(30)
+    import penstock.arrow
     os._exit(0 if ps.importers.import_data else 1)
 assert os.waitpid(pid, 0)[1] == 0
 thread.join()
+"""
+
+FORK_BY_IMPORTED = """
+import importlib.abc, os, sys, threading
+import penstock as ps
+
+class Forks(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "penstock.importers.run":
+            where()
+
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    forked.append(pid)
+
+def in_thread():
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+
+forked, where = [], {"here": fork, "thread": in_thread}[sys.argv[1]]
+ps._IMPORT_SECONDS = 0.1 if sys.argv[1] == "thread" else 1000
+sys.meta_path.insert(0, Forks())
+ps.importers
+assert len(forked) == 1
 """
 
 
 @pytest.mark.local
 def test_fork_while_another_thread_imports_a_leaf_module():
     subprocess.run([sys.executable, "-c", FORK_IN_IMPORT], check=True, timeout=60)
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("where", ["here", "thread"])
+def test_an_import_that_forks_does_not_wait_for_itself(where):
+    subprocess.run([sys.executable, "-c", FORK_BY_IMPORTED, where], check=True, timeout=60)
 
 
 def test_fork_before_and_after_the_first_read_and_write_in_the_child(ds, root):

@@ -1,7 +1,7 @@
 """Read datasets with one changed integer and valid checksums.
 
-Each integer is set to 0, 1, its largest value, nearby values and the values of neighbouring integers. With bounded memory, a read must
-either raise a Penstock error or return the values that were written. `verify` must report each dataset that a read refuses.
+Each integer is set in turn to 0, 1, its largest value, nearby values and the values of neighbouring integers. A read must use bounded
+memory, and either raise a Penstock error or return the values that were written. `verify` must report each dataset that a read refuses.
 """
 
 import json
@@ -43,7 +43,7 @@ def test_every_integer_of_every_object_changed(tmp_path):
 @pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
 @pytest.mark.parametrize("first", [[0], [10], [0, 10], [10, 0]])
 def test_two_fragments_that_name_one_data_file(tmp_path, io, first):
-    """File metadata that is cached for one fragment must not be used for the other, whichever fragment is read first."""
+    """File metadata that is cached for one fragment must not be used for the other fragment, whichever is read first."""
     varint = crafted_runner.varint
     ds = ps.create(tmp_path / "set", {"a": "int64", "b": "int64", "t": ps.Text()})
     ds.append({"a": range(10), "b": range(10), "t": ["x"] * 10})

@@ -39,7 +39,7 @@ def compare(place):
             missing = np.ma.getmaskarray(ours).reshape(len(ours), -1).any(axis=1)
             ours = [None if missing[row] else np.ma.getdata(ours)[row] for row in range(len(ours))]
         for row, (one, two) in enumerate(zip(ours, theirs, strict=True)):
-            assert same(one, two), f"`{name}`, sample {row}: {one!r}, the second reader has {two!r}"
+            assert same(one, two), f"`{name}`, sample {row}: {one!r}, but the second reader returns {two!r}"
     assert not ds.verify()["problems"]
 
 
@@ -81,7 +81,7 @@ EXTREMES = [
 @pytest.mark.local
 @pytest.mark.parametrize("seed", range(12))
 def test_what_an_append_takes_a_fresh_reader_reads(tmp_path, seed):
-    """Append random mixtures of extreme shapes. Each append either leaves nothing behind or can be read in full by a fresh reader."""
+    """Append random mixtures of extreme shapes. Each append either commits nothing or can be read in full by a fresh reader."""
     rng = np.random.default_rng(seed)
     kinds = {
         "v": ps.Tensor((None, None), "uint8"),

@@ -214,7 +214,7 @@ def test_a_pattern_of_places_leaves_other_kinds_of_files_out(folder, root, patte
 
 
 def test_a_value_that_stops_an_import_is_named_by_one_row(tmp_path):
-    """The message reports the row number in the input, not within an internal chunk."""
+    """The message reports the row's number in the input, not its number within an internal chunk."""
     with pytest.raises(ps.InvalidInputError) as caught:
         import_data([{"a": index} for index in range(3000)] + [{"a": "x"}], tmp_path / "rows")
     assert "`row 3000`" in caught.value.message and caught.value.message.count("row") == 1 and caught.value.column == "a"
@@ -254,7 +254,7 @@ def test_two_bad_values_of_a_row_are_two_refusals_with_null(root, tmp_path, kind
     assert ds["a"][:].tolist() == [0, 1, None, 3, 4, 5, 6, 7] and ds["b"][:].tolist() == [0, 1, None, 3, 4, None, 6, 7]
 
 
-def test_numbers_beyond_a_type_are_refused_whoever_parses_them(tmp_path):
+def test_numbers_beyond_a_type_are_refused_by_every_parser(tmp_path):
     """float32 cannot represent 1e39, and float64 cannot represent 1e400, even in text. An explicit `inf` is accepted."""
     (tmp_path / "a.csv").write_text("g,h\n1.5,1e400\n1e39,2\ninf,-inf\n,3\n")
     with pytest.raises(ps.InvalidInputError, match="1e400") as caught:
@@ -276,7 +276,7 @@ def test_numbers_beyond_a_type_are_refused_whoever_parses_them(tmp_path):
 
 
 @pytest.mark.parametrize("odd", ["null", '{"g":1} {"g":2}\n', '{"g":\n1}\n{"g":1} {"g":2}', "[1]", '"text"', '{"g":3}{"g":4}\n\n'])
-def test_a_line_that_is_no_object_is_refused_among_good_ones(tmp_path, odd):
+def test_a_line_that_is_not_an_object_is_refused_among_good_ones(tmp_path, odd):
     (tmp_path / "a.jsonl").write_text('{"g":5}\n' + odd + '\n{"g":6}\n')
     report = import_data(tmp_path / "a.jsonl", tmp_path / "out", on_error="skip", types={"g": "int32"})
     assert report.refused and {refusal.path.split("line ")[1] for refusal in report.refused} <= {"2", "3", "4"}
@@ -431,7 +431,7 @@ def test_media_that_are_only_a_path_are_refused_row_by_row(tmp_path, on_error):
     values = [{"bytes": encoded(), "path": "a"}, {"bytes": None, "path": "b.png"}, None, {"bytes": encoded(), "path": None}]
     pq.write_table(pa.table({"image": pa.array(values, kind), "n": [0, 1, 2, 3]}), tmp_path / "t.parquet")
     if on_error == "raise":
-        with pytest.raises(ps.InvalidInputError, match=r"row 1.*`image`.*'b.png' without bytes") as caught:
+        with pytest.raises(ps.InvalidInputError, match=r"row 1.*`image`.*'b.png', without bytes") as caught:
             import_data(tmp_path / "t.parquet", tmp_path / "ds")
         assert caught.value.column == "image"
         return
@@ -450,7 +450,7 @@ def test_bytes_that_are_no_image_are_bytes(tmp_path):
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_a_csv_that_ends_within_quotes_is_refused(tmp_path, on_error, encoding):
-    """Without this check, the rest of a file truncated after an opening quote would be read as one value."""
+    """Without this check, if a file is truncated within quotes, everything after the last opening quote would become one value."""
     path = tmp_path / "table.csv"
     whole = "id,text\n" + "".join(f'{row},"line {row}\nwith ""quotes"" and ü"\n' for row in range(50))
     path.write_text(whole, encoding)
@@ -475,7 +475,7 @@ def test_a_csv_whose_last_value_is_whole_is_read(tmp_path, last, end, packed):
     assert ps.open(tmp_path / "set")["text"][1] == list(csv.reader(io.StringIO(text, newline="")))[2][1]
 
 
-def test_a_quote_that_swallows_a_large_csv_is_told_with_its_place(tmp_path):
+def test_a_quote_that_swallows_a_large_csv_is_reported_with_its_place(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("id,text\n" + "".join(f"{row},t{row}\n" for row in range(1000)) + '1000,"open\n' + "1,t\n" * 3_000_000)
     with pytest.raises(ps.InvalidInputError, match="a row after row 1000 has more than 4 MiB, or a quote in it is never closed") as caught:
@@ -507,7 +507,7 @@ def test_parquet_is_read_in_few_pieces(tmp_path):
 
 
 def test_a_large_row_group_is_read_a_part_at_a_time(tmp_path):
-    """Memory contains at most three 16 MiB parts: one being read, one waiting, and one being stored."""
+    """At most three 16 MiB parts are in memory: one being read, one waiting, and one being stored."""
     values = pa.table({"b": pa.array([np.random.default_rng(row).bytes(1 << 18) for row in range(512)])})
     with pq.ParquetWriter(tmp_path / "t.parquet", values.schema, compression="none", use_dictionary=False, write_batch_size=4) as writer:
         writer.write_table(values, row_group_size=512)
@@ -531,7 +531,7 @@ def test_whole_numbers_of_rows_at_the_edges(root, number):
 
 
 def test_a_dataset_that_a_failed_import_leaves_is_named():
-    """In a bucket or in memory, a dataset cannot be removed atomically, so a failed import leaves it behind."""
+    """In a bucket or in memory, a dataset cannot be removed atomically, so an empty dataset remains after a failed import."""
     place, rows = "memory://failed-import", [{"n": 1}, {"n": "x"}]
     for attempt, left in ((1, True), (2, False)):
         with pytest.raises(ps.InvalidInputError) as caught:
@@ -562,7 +562,7 @@ def test_a_folder_of_tables_as_other_programs_leave_it(tmp_path):
         (folder / name).write_text("no table")
     report = import_data(folder, tmp_path / "all")
     assert report.samples == 4 and report.left_out == [".0.parquet.crc", "README.md", "_SUCCESS", "_metadata.parquet"]
-    assert ps.open(tmp_path / "all")["n"][:].tolist() == [None, None, 5, 5], "a null column takes the type that the other file has"
+    assert ps.open(tmp_path / "all")["n"][:].tolist() == [None, None, 5, 5], "a null column takes its type from the other file"
     assert import_data(folder, tmp_path / "some", format="parquet", exclude=["more/*"]).samples == 3
     assert import_data(folder, tmp_path / "one", include=["1.parquet"]).left_out[-1] == "_metadata.parquet"
     with pytest.raises(ps.CorruptError, match=r"README\.md"):
@@ -571,7 +571,7 @@ def test_a_folder_of_tables_as_other_programs_leave_it(tmp_path):
         import_data(folder, tmp_path / "none", format="parquet", exclude=["*"])
     (folder / "year=2020").mkdir()
     (folder / "2").rename(folder / "year=2020" / "2.parquet")
-    with pytest.raises(ps.InvalidInputError, match="its folder name `year=2020` contains a value"):
+    with pytest.raises(ps.InvalidInputError, match="the folder name `year=2020` contains a value"):
         import_data(folder, tmp_path / "parted")
 
 
@@ -605,7 +605,7 @@ import_data(sys.argv[1], sys.argv[2])
 def test_an_import_into_a_dataset_goes_by_the_types_that_are_there(tmp_path):
     """In existing text and category columns, a word that looks like a number stays a word.
 
-    If it were parsed as a number, it would be taken as the code of another word.
+    If it were parsed as a number, it would be mistaken for another word's code.
     """
     path = tmp_path / "a.csv"
     path.write_text("zip,label,text,bool\n20,7,007,1\n10,8,008,0\n2,0,1e3,1\n0,7,,0\n1,8,true,1\n")
@@ -624,7 +624,7 @@ def test_an_import_into_a_dataset_goes_by_the_types_that_are_there(tmp_path):
 @pytest.mark.parametrize("kind", ["rows", "jsonl", "parquet"])
 @pytest.mark.parametrize("on_error", ["raise", "skip", "null"])
 def test_numbers_are_no_words_of_a_category(tmp_path, kind, on_error):
-    """Numbers must be refused, because they would be taken as codes, which represent different words in other datasets."""
+    """Numbers must be refused, because they would be mistaken for codes, which represent different words in other datasets."""
     ds = ps.create(tmp_path / "ds", {"c": ps.Category()})
     ds.append({"c": ["one", "two"]})
     values, source = [1, None, 0], tmp_path / f"a.{kind}"
@@ -662,7 +662,7 @@ def test_an_open_quote_in_a_row_that_is_refused_does_not_swallow_the_rest(tmp_pa
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_line_ends_within_quotes_are_kept_wherever_a_piece_ends(tmp_path, encoding):
-    """Arrow drops the LF of a CR LF that is split between two pieces. This damaged one or two values in 44 MiB of addresses."""
+    """Arrow drops the LF of a CR LF that is split between two pieces. This bug damaged one or two values in 44 MiB of addresses."""
     rng = np.random.default_rng(5)
     addresses = ["\r\n".join("x" * length for length in lengths) for lengths in rng.integers(0, 30, (180_000, 4))]
     path = tmp_path / "a.csv"
@@ -673,7 +673,7 @@ def test_line_ends_within_quotes_are_kept_wherever_a_piece_ends(tmp_path, encodi
     import_data(path, tmp_path / "ds", encoding=encoding)
     assert ps.open(tmp_path / "ds")["address"][:] == addresses
     piece, row = 4 << 20, b"1," + b"x" * 996 + b"\r\n"
-    for size in (piece, piece - piece // 64):  # Also make a piece of 4 MiB, or slightly less, end near the CR LF.
+    for size in (piece, piece - piece // 64):  # Also test pieces of 4 MiB, and slightly smaller ones, that end near the CR LF.
         for at in range(-3, 4):
             rows, rest = divmod(size + at - 20, len(row))
             body = b"a,b\r\n" + row * (rows - 1) + b"1," + b"x" * (rest + len(row) - 4) + b"\r\n"
@@ -719,8 +719,8 @@ def test_a_row_of_a_csv_that_is_not_utf_8_is_refused_by_its_row(tmp_path, on_err
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_an_import_in_a_thread_goes_on_when_the_main_thread_is_done(tmp_path, kind):
-    """At exit, Python waits for the thread, but its thread pools no longer accept work."""
+def test_an_import_in_a_thread_continues_when_the_main_thread_ends(tmp_path, kind):
+    """At exit, Python waits for the thread, but Python's thread pools no longer accept work."""
     table, path = pa.table({"a": np.arange(300_000), "b": ["text"] * 300_000}), tmp_path / f"a.{kind}"
     if kind == "parquet":
         pq.write_table(table, path)
@@ -736,7 +736,7 @@ def test_an_import_in_a_thread_goes_on_when_the_main_thread_is_done(tmp_path, ki
     assert np.array_equal(ps.open(tmp_path / "ds")["a"][:], np.arange(300_000))
 
 
-def test_what_cannot_be_read_says_so(tmp_path):
+def test_unreadable_files_are_reported(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("a\n1\n")
     for encoding in ("hex", "base64", "rot13", "zlib", "a\0b", "no-such"):
@@ -810,7 +810,7 @@ def test_json_and_bytes_of_a_csv_do_not_depend_on_the_other_rows(tmp_path, rest)
 @pytest.mark.parametrize("on_error", ["raise", "skip", "null"])
 @pytest.mark.parametrize("end", ["", "\n", "\r\n", "\r"])
 def test_quotes_at_the_end_of_a_csv(tmp_path, on_error, end):
-    """A value is unclosed only if it has no closing quote. Odd numbers of quotes and line ends within quotes are valid."""
+    """An import fails only if a closing quote is missing. Odd numbers of quotes, and line ends within quotes, are valid."""
     closed = ['a,b\r\n1,"x"\r\n2,"\r\n"', 'a,b\n1,x\n2,19"', 'a\n1\n"2"', 'a\n"x\ny"', 'a,b\n1,"\n"']
     for number, text in enumerate(closed):
         _, ds = imported(tmp_path / f"closed{number}", text + end, on_error=on_error)
@@ -845,7 +845,7 @@ def test_times_before_1970_are_the_same_by_every_way(tmp_path):
 
 
 @pytest.mark.local
-def test_what_is_no_point_in_time_does_not_become_one(tmp_path):
+def test_values_that_are_not_times_do_not_become_times(tmp_path):
     ps.create(tmp_path / "set", {"t": "timestamp"})
     for kind in (pa.duration("s"), pa.time32("s"), pa.time64("us")):
         pq.write_table(pa.table({"t": pa.array([3], kind)}), tmp_path / "t.parquet")
@@ -892,7 +892,7 @@ def test_what_parquet_stores_once_counts_as_often_as_it_comes(tmp_path):
     words = [f"{number} " * 4000 for number in range(50)]
     rows = ["a"] * 5000 + [words[row % 50] for row in range(20_000)]
     pq.write_table(pa.table({"t": rows, "n": range(len(rows))}), tmp_path / "t.parquet", row_group_size=len(rows))
-    assert int(measured.run(PARQUET, tmp_path / "t.parquet", tmp_path / "set")) <= 200 << 20  # Before the fix, the growth was 735 MiB.
+    assert int(measured.run(PARQUET, tmp_path / "t.parquet", tmp_path / "set")) <= 200 << 20  # Before the fix, memory grew by 735 MiB.
     ds = ps.open(tmp_path / "set")
     assert len(ds) == 25_000 and ds[24_999]["t"] == words[49] and list(ds["n"][[0, 4999, 24_999]]) == [0, 4999, 24_999]
 
@@ -985,7 +985,7 @@ def test_units_within_dictionaries_are_looked_at(tmp_path, first, second):
         (["0", "0.5", "-0.25"], [0.0, 0.5, -0.25]),
     ],
 )
-def test_zeros_in_front_stay_whatever_else_a_column_holds(tmp_path, lines, expected):
+def test_leading_zeros_are_kept_in_every_column(tmp_path, lines, expected):
     (tmp_path / "a.csv").write_text("id,b\n" + "".join(f"{line},1\n" for line in lines))
     import_data(tmp_path / "a.csv", tmp_path / "set")
     assert list(ps.open(tmp_path / "set")["id"][:]) == expected
@@ -993,7 +993,7 @@ def test_zeros_in_front_stay_whatever_else_a_column_holds(tmp_path, lines, expec
 
 @pytest.mark.parametrize(("numbers", "late"), [("%d", "00501"), ("%d.5", "-007")])
 def test_zeros_in_front_behind_the_first_block_are_refused(tmp_path, numbers, late):
-    """If the type is inferred from the first 4 MiB, later leading zeros are refused. Given and existing types accept them."""
+    """If the type is inferred from the first 4 MiB, later numbers with leading zeros are refused. Given or existing types accept them."""
     rows = [f"{numbers % number},{'y' * 60}\n" for number in range(1, 80_000)]
     (tmp_path / "a.csv").write_text("id,x\n" + "".join(rows) + f"{late},z\n0,z\n")
     with pytest.raises(ps.InvalidInputError, match=rf"row 80000`: cannot append to column `id`: '{late}', expected"):
@@ -1044,7 +1044,7 @@ def test_a_line_without_an_end_is_a_line(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [ps.Label(["b"]), ps.Category(), ps.Text()])
-def test_a_word_that_is_no_text_is_refused_by_its_line(tmp_path, kind):
+def test_a_word_that_is_not_text_is_refused_with_its_line(tmp_path, kind):
     (tmp_path / "a.jsonl").write_bytes(b'{"a":"b"}\n{"a":"\xff"}\n{"a":"b"}\n')
     report = import_data(tmp_path / "a.jsonl", tmp_path / "set", types={"a": kind}, on_error="skip")
     assert report.samples == 2 and [refusal.path.rpartition(": ")[2] for refusal in report.refused] == ["line 2"]
@@ -1155,7 +1155,7 @@ def test_media_behind_a_null_are_what_they_are(tmp_path):
 @pytest.mark.parametrize("other", ["uint64", "float64"])
 def test_arrays_of_numbers_that_no_type_holds_are_refused(tmp_path, other):
     rows = [{"x": np.array([2**53 + 1])}, {"x": np.array([1], other)}]
-    with pytest.raises(ps.InvalidInputError, match="column `x`: its arrays are"):
+    with pytest.raises(ps.InvalidInputError, match="column `x`: its arrays have dtypes"):
         import_data(rows, tmp_path / "set")
 
 
@@ -1198,7 +1198,7 @@ def test_a_failed_import_removes_the_folders_it_made(tmp_path):
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
 def test_a_failed_import_leaves_nothing_to_the_collector_of_garbage(tmp_path, ending):
-    """Read-ahead stops when the import ends. If the garbage collector stopped it, a thread could end up waiting for itself."""
+    """Read-ahead stops when the import ends. If the garbage collector stopped read-ahead, a thread could end up waiting for itself."""
     path = tmp_path / f"x.{ending}"
     if ending == "parquet":
         pq.write_table(pa.table({"a": ["x", "y"]}), path)
@@ -1275,7 +1275,7 @@ def test_bytes_do_not_become_json_that_python_shows(tmp_path, kind):
     "values",
     [pa.array([1.5]), pa.array([True]), pa.array([1], pa.uint8()), pa.array([[1]]), pa.array([2**31 - 1], pa.int32()).cast(pa.date32())],
 )
-def test_what_is_no_point_in_time_is_refused_by_its_column(tmp_path, values):
+def test_values_that_are_not_times_are_refused_with_their_column(tmp_path, values):
     path = _arrow(tmp_path / "t.arrow", t=values)
     with pytest.raises(ps.InvalidInputError, match=r"column `t` of `.*t\.arrow`: values are .* (expected|outside the range of a) time"):
         import_data(path, tmp_path / "set", types={"t": "timestamp"})

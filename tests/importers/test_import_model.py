@@ -1,6 +1,6 @@
 """Import random tables with some invalid values from CSV, JSON Lines, Parquet, and dicts, in blocks of random sizes.
 
-The dataset must match the prediction of a plain Python model, and every refusal must report its row.
+The dataset must match the predictions from a plain Python model, and every refusal must report its row.
 """
 
 import csv
@@ -21,7 +21,7 @@ from penstock.importers import import_data, jsonl, parquet, rows
 TYPES = {"i": "int64", "small": "int8", "f": "float64", "half": "float16", "b": "bool", "t": ps.Text(), "c": ps.Category()}
 TYPES |= {"w": "timestamp", "j": ps.Json()}
 TEXTS = ["plain", 'quo"ted', "a,b", "two\nlines", "ü🙂", " spaces ", "NA of a text", "x" * 300, "\ttab", "back\\slash", "'"]
-LINE = "a line of more fields than columns"
+LINE = "a line with more fields than columns"
 pytestmark = pytest.mark.local
 
 
@@ -70,7 +70,7 @@ def bad(rng, name, kind):
 
 
 def table(rng, kind):
-    """Make a random table. Return its column names, its rows, and, for each row, the columns whose values do not fit."""
+    """Make a random table. Return the column names, the rows, and, for each row, the columns whose values do not fit."""
     names = rng.sample(list(TYPES), rng.randint(1, len(TYPES)))
     share, given, wrong = rng.choice([0, 0, 0.02, 0.3]), [], []
     for _ in range(rng.choice([1, 2, 17, 150])):
@@ -88,7 +88,7 @@ def table(rng, kind):
 
 
 def as_text(value):
-    if isinstance(value, datetime.datetime):  # Some times have nanoseconds, which are truncated.
+    if isinstance(value, datetime.datetime):  # Some timestamps have nanoseconds, which are truncated.
         return value.isoformat() + ("789" if value.microsecond % 2 else "")
     return json.dumps(value) if isinstance(value, list) else value
 

@@ -107,7 +107,7 @@ def test_csv_that_is_none(tmp_path, root):
             offer(body)
         assert text in str(caught.value) or text in str(caught.value.hint)
         assert left_empty(root)
-    with pytest.raises(ps.InvalidInputError, match="is not utf-16"):
+    with pytest.raises(ps.InvalidInputError, match="is not valid utf-16"):
         offer(b"a\nb", encoding="utf-16")
     with pytest.raises(ps.InvalidInputError, match="unknown encoding"):
         offer(b"a\n1\n", encoding="klingon")
@@ -227,7 +227,7 @@ def test_any_iterable(root, tmp_path):
             import_data(wrong, root.with_name("none"))
 
 
-def test_what_cannot_be_imported(tmp_path, root):
+def test_sources_that_cannot_be_imported_are_refused(tmp_path, root):
     with pytest.raises(ps.NotFoundError, match="no such file"):
         import_data(tmp_path / "gone.csv", root)
     (tmp_path / "a.xyz").write_text("x")

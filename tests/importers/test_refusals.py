@@ -1,4 +1,4 @@
-"""Imports of invalid values: each refusal reports its row and reason, and commits of other writers are kept."""
+"""Imports of invalid values: each refusal reports its row and reason, and other writers' commits are kept."""
 
 import json
 import os

@@ -43,7 +43,7 @@ def test_a_resume_with_another_batch_size_continues_at_the_same_draw(thousand, l
     else:
         assert rest[: 1000 - at] == sequence[at:1000]
     following = numbers(two)
-    assert following[:500] == sequence[1000 : 1000 + len(following[:500])], "the next epoch starts at its beginning"
+    assert following[:500] == sequence[1000 : 1000 + len(following[:500])], "the next epoch starts from the beginning"
 
 
 @pytest.mark.local
@@ -87,7 +87,7 @@ def test_the_block_of_a_state_decides_how_sources_mix(thousand):
     state = mixed.loader(batch_size=35, shuffle=True, seed=3, columns=["n"]).state_dict()
     for batch_size in (20, 70, 175):
         other = mixed.loader(batch_size=batch_size, shuffle=True, seed=3, columns=["n"])
-        assert numbers(other) != sequence, "without the state, its batch size sets the blocks"
+        assert numbers(other) != sequence, "without the state, the loader's own batch size determines the block size"
         other = mixed.loader(batch_size=batch_size, shuffle=True, seed=3, columns=["n"])
         other.load_state_dict(state)
         assert numbers(other) == sequence

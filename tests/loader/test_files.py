@@ -108,7 +108,7 @@ def test_states_of_files_go_with_names_and_sizes(tmp_path):
         next(batches)
     np.save(tmp_path / "second" / "10.npy", np.ones(3, int))
     grown = ps.files(tmp_path / "second" / "*.npy").loader(batch_size=2, shuffle=True)
-    with pytest.raises(ps.InvalidInputError, match=r"it has 10 files, .* has 11"):
+    with pytest.raises(ps.InvalidInputError, match=r"the state has 10 files, .* has 11"):
         grown.load_state_dict(state)
 
 

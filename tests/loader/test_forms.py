@@ -17,7 +17,7 @@ PLACES = itertools.count()
 
 
 def made(schema, **columns):
-    ds = ps.create(f"memory://loader-review-{next(PLACES)}", schema)
+    ds = ps.create(f"memory://loader-forms-{next(PLACES)}", schema)
     ds.append(columns)
     return ds
 
@@ -85,7 +85,7 @@ def test_masks_of_nulls_are_there_in_every_batch_and_lists_are_filled():
     assert [batch["t"] for batch in batches] == [["a"], [""], ["c"], ["d"]]
     assert [batch["r_valid"].tolist() for batch in batches] == [[True], [True], [False], [True]]
     for nulls, text in (
-        ({"r": 0}, "it is ragged"),
+        ({"r": 0}, "the column is ragged"),
         ({"f": "x"}, "cannot become"),
         ({"f": [1, 2]}, "cannot become"),
         ({"f": None}, "cannot become"),

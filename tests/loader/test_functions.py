@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 
 import numpy as np
@@ -28,7 +29,23 @@ def same(sample, rng):
 
 
 def slow(sample, rng):
-    time.sleep(0.002)  # The statistics report the time of this slow function.
+    time.sleep(0.002)  # The statistics report the time spent in this slow function.
+    return sample
+
+
+def forks_and_exits(sample, rng):
+    if os.fork() == 0:
+        sys.exit(0)
+    return sample
+
+
+def forks_and_returns(sample, rng):
+    os.fork()
+    return sample
+
+
+def iterates_with_workers(sample, rng):
+    list(ps.create("memory://nested", {"n": "int64"}).loader(batch_size=1, transform=[same], python_workers=1))
     return sample
 
 
@@ -44,11 +61,22 @@ def stops(sample, rng):
     raise StopIteration("of the user")
 
 
+@pytest.mark.parametrize("function", [forks_and_exits, forks_and_returns])
+def test_children_that_a_function_forks_do_not_disturb_its_worker(ds, function):
+    loader = ds.select(range(10)).loader(batch_size=5, shuffle=False, columns=["n"], transform=[function], python_workers=1)
+    assert [batch["n"].tolist() for batch in loader.stream(1)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+def test_workers_within_a_worker_are_refused(ds):
+    with pytest.raises(ps.InvalidInputError, match="daemonic worker"):
+        list(ds.loader(batch_size=5, transform=[iterates_with_workers], python_workers=1).stream(1))
+
+
 @pytest.mark.parametrize(
     ("function", "kind"), [(raises_end_of_file, EOFError), (raises_reset, ConnectionResetError), (stops, RuntimeError)]
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_exceptions_of_functions_come_through_whatever_they_are(ds, function, kind, workers):
+def test_all_exceptions_of_functions_come_through(ds, function, kind, workers):
     with pytest.raises(kind) as caught:
         list(ds.loader(batch_size=5, transform=[function], python_workers=workers).stream(1))
     assert "for sample 0 in step 0" in str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
@@ -83,17 +111,17 @@ def test_a_fork_does_not_take_its_parents_batches(ds, workers):
     loader.close()
 
 
-def test_stats_tell_of_workers_too(tmp_path, ds):
+def test_stats_include_workers(tmp_path, ds):
     there = ps.open(ds.uri, io="buffered")
     loader = there.loader(batch_size=5, python_workers=2, transform=[slow])
     list(loader.stream(1))
-    stats = loader.stats(step_seconds=0.001)
-    assert stats["function_seconds"] > 0.2 and stats["stages"]["gather"] > 0 and stats["peak_bytes"] > 0
+    stats = loader.stats(step_seconds=1e-9)
+    assert stats["function_seconds"] > 0 and stats["stages"]["gather"] > 0 and stats["peak_bytes"] > 0
     assert stats["read"]["range_bytes"] >= 100 * 40
-    assert stats["accelerator_utilisation"] < 0.5  # Two workers need at least 5 ms per batch.
+    assert stats["accelerator_utilisation"] < 1 == loader.stats(step_seconds=1e9)["accelerator_utilisation"]
     again = loader.stats()
     loader.set_epoch(0)
-    assert loader.stats()["stages"] == again["stages"], "counts of closed workers are kept"
+    assert loader.stats()["stages"] == again["stages"], "counts from closed workers are kept"
 
 
 def test_utilisation_counts_what_was_waited_for(proxy, bucket, monkeypatch):
@@ -105,7 +133,7 @@ def test_utilisation_counts_what_was_waited_for(proxy, bucket, monkeypatch):
         loader = ps.open(bucket).loader(batch_size=2, columns=["body"], memory_bytes=1 << 20)
         for _ in loader.stream(1):
             pass
-        stats = loader.stats(step_seconds=0.001)
+        stats = loader.stats(step_seconds=1e-9)
     finally:
         proxy.faults("")
     assert stats["stall"] > 0.5 and stats["accelerator_utilisation"] < 0.5
@@ -134,7 +162,7 @@ def test_the_bytes_of_a_mixture_are_those_of_its_draws(tmp_path):
 
 
 def test_a_crop_that_cannot_fit_is_refused_at_once():
-    made = ps.create(f"memory://review-2-{next(PLACES)}", {"x": ps.Tensor((4, 4, 3), "uint8")})
+    made = ps.create(f"memory://functions-{next(PLACES)}", {"x": ps.Tensor((4, 4, 3), "uint8")})
     made.append({"x": np.zeros((2, 4, 4, 3), np.uint8)})
     with pytest.raises(ps.InvalidInputError, match="fewer than 9 elements in dimension 0; see pad_if_needed"):
         made.loader(batch_size=2, transform=[T.RandomCrop((9, 9), on="x")])
@@ -151,7 +179,7 @@ def test_values_of_several_kinds_are_refused(ds):
 
 
 def test_ragged_values_refuse_what_they_cannot_hold():
-    with pytest.raises(ps.InvalidInputError, match="no arrays"):
+    with pytest.raises(ps.InvalidInputError, match="empty list"):
         ps.Ragged.from_arrays([])
     whole = ps.Ragged.from_arrays([np.array([1, 2], np.uint8), np.array([3], np.uint8)])
     for value in (float("nan"), -1.5, -1, 256, "x", None, float("inf")):
@@ -164,7 +192,7 @@ def test_ragged_values_refuse_what_they_cannot_hold():
             tensors.to_padded(value)
     floats = ps.Ragged.from_arrays([np.array([1.0]), np.array([])])
     assert np.isnan(floats.to_padded(float("nan")).values[1, 0])
-    made = ps.create(f"memory://review-2-{next(PLACES)}", {"x": ps.Tensor((None,), "int32")})
+    made = ps.create(f"memory://functions-{next(PLACES)}", {"x": ps.Tensor((None,), "int32")})
     made.append({"x": [[1, 2], None]})
     for output in ("numpy", "torch"):
         batch = next(iter(made.loader(batch_size=2, output=output, nulls={"x": "mask"})))

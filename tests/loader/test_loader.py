@@ -84,7 +84,7 @@ def test_epochs_differ_and_repeat_by_seed(ds):
     assert streamed == first + second
 
 
-def test_leaving_an_epoch_early_goes_on_with_the_next(ds):
+def test_leaving_an_epoch_early_continues_with_the_next(ds):
     loader = ds.loader(batch_size=100, shuffle=True, columns=["number"])
     whole = [flat(loader), flat(loader)]
     loader.set_epoch(0)
@@ -249,7 +249,7 @@ def test_a_mixture_has_exact_shares_and_resumes(ds):
     again = mixed.loader(batch_size=48, shuffle=True, columns=["number"])
     again.load_state_dict(loader.state_dict(step=23))
     assert numbers(again) == [batch["number"].tolist() for batch in batches[23:40]]
-    with pytest.raises(ps.InvalidInputError, match="which has 400"):
+    with pytest.raises(ps.InvalidInputError, match="which has only 400"):
         ps.mix({"low": (low, 1), "high": (high, 1)}, epoch_samples=900, exhausted="raise").loader(batch_size=10)
     stopped = ps.mix({"low": (low, 1), "high": (high, 1)}, epoch_samples=10_000, exhausted="stop").loader(batch_size=10, columns=["number"])
     assert 800 <= len(flat(stopped)) <= 801
@@ -310,7 +310,7 @@ def test_a_function_that_fails_names_its_sample(ds):
     ("options", "text"),
     [
         ({}, "batch_size"),
-        ({"batch_size": 3, "global_batch_size": 3}, "expected one of"),
+        ({"batch_size": 3, "global_batch_size": 3}, "expected either batch_size"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": True}, "batch_size=True"),
         ({"global_batch_size": 10, "rank": 0, "world_size": 3}, "nearest multiple is 9"),
@@ -344,7 +344,7 @@ def test_a_function_that_fails_names_its_sample(ds):
         ({"batch_size": 4, "shuffle": ps.Window(bytes=9999, lanes=3)}, "3 lanes do not divide"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_read(ds, options, text):
+def test_invalid_options_are_refused_before_anything_is_read(ds, options, text):
     with pytest.raises((ps.InvalidInputError, ps.NotFoundError), match=None) as caught:
         ds.loader(**options)
     assert text in str(caught.value)
@@ -381,7 +381,7 @@ def test_two_iterations_of_one_loader_do_not_mix(ds):
     assert len(list(second)) == 100
 
 
-def test_closing_is_prompt_idempotent_and_iterating_goes_on_after(ds):
+def test_closing_is_prompt_idempotent_and_iterating_continues_after(ds):
     loader = ds.loader(batch_size=10, shuffle=True, columns=["number"], threads=2)
     batches = iter(loader)
     next(batches)
@@ -417,7 +417,7 @@ def test_starting_and_stopping_leaks_nothing(ds):
 
 def test_closing_from_another_thread_ends_a_wait(ds):
     def slow(sample, rng):
-        time.sleep(0.01)  # This makes the epoch last until `close` is called.
+        time.sleep(0.01)  # This delay makes the epoch last until `close` is called.
         return sample
 
     loader = ds.loader(batch_size=10, columns=["number"], transform=[slow])
@@ -507,7 +507,7 @@ def test_ctrl_c_ends_an_iteration_and_the_process(ds):
     assert "KeyboardInterrupt" in error and process.returncode in (1, 130, -signal.SIGINT)
 
 
-def test_stats_and_explain_tell_what_happens(ds):
+def test_stats_and_explain_report_what_happens(ds):
     loader = ds.loader(batch_size=100, shuffle=True, columns=["number", "x"], transform=AUGMENT)
     list(loader)
     stats = loader.stats(step_seconds=0.1)
@@ -523,7 +523,7 @@ def test_stats_and_explain_tell_what_happens(ds):
 
 
 def _growth_of_a_long_order(kind):
-    """Return the memory growth, in bytes, when loaders of 10^9 draws follow loaders of 10^5. Run this in a fresh process."""
+    """Return the memory growth, in bytes, when loaders with 10^9 draws follow loaders with 10^5. Run this in a fresh process."""
     ds = ps.create(f"memory://huge-order-{kind}", {"number": "int8"})
     ds.append({"number": [1] * 1000})
 
@@ -579,9 +579,9 @@ print([int(position) for batch in loader.stream(1) for position in batch["_posit
 
 @pytest.mark.local
 def test_a_window_order_does_not_depend_on_what_was_read_before(root):
-    """To size windows, the loader samples a few files, and must always choose the same ones.
+    """To size windows, the loader samples a few files, and must always choose the same files.
 
-    The column's share of the bytes varies widely between files.
+    The column's share of a file's bytes varies widely from file to file.
     """
     ds = ps.create(root, {"text": ps.Text(), "other": ps.Bytes()})
     for commit in range(40):

@@ -47,7 +47,7 @@ def test_a_damaged_block_names_a_row_id(tmp_path):
     ds.append({"n": np.arange(6000, dtype=np.uint16).astype(np.uint8).reshape(10, 600)})
     (path,) = (tmp_path / "a" / "d").iterdir()
     body = bytearray(path.read_bytes())
-    body[24 + 6 * 600 + 100] ^= 1  # Blocks have six samples, and this byte is in the second block.
+    body[24 + 6 * 600 + 100] ^= 1  # Each block has six samples, and this byte is in the second block.
     path.write_bytes(body)
     with pytest.raises(ps.CorruptError) as caught:
         ps.open(tmp_path / "a").take([8])
@@ -61,7 +61,7 @@ class Local:
         return {"n": lambda: sample}
 
 
-def test_what_cannot_be_sent_from_a_worker_is_said_to_be_just_that(tmp_path):
+def test_a_result_that_cannot_be_sent_from_a_worker_is_reported(tmp_path):
     ds = ps.create(tmp_path / "ds", {"n": "int64"})
     ds.append({"n": range(8)})
     with pytest.raises(ps.InvalidInputError, match="cannot be sent from a python worker") as caught:
@@ -152,7 +152,7 @@ def test_absurd_npy_headers_are_refused_by_us(tmp_path, header):
 @pytest.mark.parametrize(
     "wrong", [{"length": -1}, {"length": 0}, {"length": 2.5}, {"length": "8"}, {"length": True}, {"pad": "x"}, {"pad": 2**63}]
 )
-def test_tokenize_refuses_what_cannot_be(wrong):
+def test_tokenize_refuses_invalid_options(wrong):
     with pytest.raises(ps.InvalidInputError, match=f"Tokenize: {next(iter(wrong))}="):
         T.Tokenize(None, on="text", **wrong)
 
@@ -187,7 +187,7 @@ def test_windows_of_a_file_that_is_cut_short_raise_and_end(tmp_path):
     assert done.stdout.split() == ["object-truncated", "ended"], done.stdout + done.stderr
 
 
-def test_a_jpeg_cut_short_is_refused_whatever_thumbnail_it_has():
+def test_a_truncated_jpeg_is_refused_whether_or_not_it_has_a_thumbnail():
     rng, out, small = np.random.default_rng(0), io.BytesIO(), io.BytesIO()
     picture = Image.fromarray(rng.integers(0, 256, (200, 300, 3), dtype=np.uint8))
     picture.resize((30, 20)).save(small, "JPEG")
@@ -200,7 +200,7 @@ def test_a_jpeg_cut_short_is_refused_whatever_thumbnail_it_has():
     with pytest.raises(ps.CorruptError) as caught:
         ds.take([1])
     assert caught.value.code == "media-undecodable"
-    for transform in ([], [T.Resize((50, 50))]):  # A crop might stop reading before the cut.
+    for transform in ([], [T.Resize((50, 50))]):  # A crop might stop reading before the truncated part.
         with pytest.raises(ps.CorruptError):
             list(ds.select([1]).loader(batch_size=1, transform=transform).stream(1))
 
@@ -245,12 +245,12 @@ def _tail(file):
 @pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
 @pytest.mark.parametrize("damage", [_cut, _emptied, _tail])
 def test_a_file_that_is_damaged_as_a_whole_ends_no_training(tmp_path, damage, io):
-    """Every loader masks or replaces all samples in the file. A plain take's error names the column, object, and sample."""
+    """Every loader either masks or replaces each sample in the damaged file. A plain take's error names the column, object, and sample."""
     ds = ps.create(tmp_path / "set", {"x": "int64", "v": ps.Tensor((20_000,), "float32"), "t": ps.Text()})
     for commit in range(3):
         rows = np.arange(40) + 40 * commit
         ds.append({"x": rows, "v": np.ones((40, 20_000), np.float32) * rows[:, None], "t": [f"text {row}" for row in rows]})
-    file = max((tmp_path / "set" / "d").iterdir(), key=os.path.getsize)  # This file contains column `v` of one commit.
+    file = max((tmp_path / "set" / "d").iterdir(), key=os.path.getsize)  # This file contains column `v` from one commit.
     damage(file)
     for shuffle in (True, ps.Window(bytes=1 << 20)):
         for on_corrupt in ("mask", "substitute"):
@@ -321,7 +321,7 @@ def _raises_what_cannot_be_pickled(sample, rng):
 
 
 @pytest.mark.local
-def test_an_exception_that_cannot_be_pickled_is_no_defect_of_ours(tmp_path):
+def test_an_exception_that_cannot_be_pickled_is_not_an_internal_error(tmp_path):
     ds = ps.create(tmp_path / "set", {"n": "int64"})
     ds.append({"n": range(4)})
     loader = ds.loader(batch_size=2, transform=[_raises_what_cannot_be_pickled], python_workers=1)
@@ -330,7 +330,7 @@ def test_an_exception_that_cannot_be_pickled_is_no_defect_of_ours(tmp_path):
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 7, 15])
-def test_one_good_sample_stands_in_for_all_others(tmp_path, count):
+def test_one_good_sample_replaces_all_others(tmp_path, count):
     """Each attempt uses a different stand-in, regardless of the number of samples."""
 
     def png(value):

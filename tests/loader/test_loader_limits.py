@@ -109,11 +109,11 @@ def test_a_window_beyond_the_budget_is_refused(large):
 
 
 @pytest.mark.parametrize("what", ["every second step", "a mixture", "a mixture's rank", "from the middle"])
-def test_windows_are_let_go_where_others_draw_the_rest(large, what):
+def test_windows_are_released_where_others_draw_the_rest(large, what):
     ds = ps.open(large.uri, io="buffered")
     source = ps.mix({"a": (ds, 1), "b": (ds.select(range(500)), 1)}, epoch_samples=SAMPLES) if "mixture" in what else ds
     world = 2 if "rank" in what else 1
-    budget = 100 << 20  # All runs of an epoch together take 140 MB.
+    budget = 100 << 20  # All runs in an epoch together take 140 MB.
     loader = source.loader(
         global_batch_size=16, shuffle=ps.Window(bytes=10 << 20), columns=["body"], memory_bytes=budget, rank=0, world_size=world
     )
@@ -286,7 +286,7 @@ def test_pixels_of_photographs_are_the_same_for_any_world_threads_and_budget(tmp
 
 
 @pytest.mark.parametrize("access", ["mapped", "buffered"])
-def test_a_tight_budget_is_enough_or_not_whatever_the_timing(tmp_path, access):
+def test_whether_a_tight_budget_is_enough_does_not_depend_on_timing(tmp_path, access):
     """The current and previous batches must both fit, regardless of which was ready first."""
     body = io_bytes(np.random.default_rng(0).integers(0, 256, (1500, 2000, 3), dtype=np.uint8))
     ds = ps.create(tmp_path / "set", {"image": ps.Image()})
@@ -364,7 +364,7 @@ def test_files_that_fit_the_budget_together_are_read_once(tmp_path, order):
 
 
 def test_a_window_holds_the_tails_that_it_draws_by(tmp_path):
-    """Each data file contains 0.9 MiB of words. If every batch read them all, an epoch would transfer gigabytes."""
+    """Each data file contains 0.9 MiB of words. If every batch read all these words, an epoch would transfer gigabytes."""
     ds = ps.create(tmp_path / "dataset", {"number": "int64", "word": ps.Category()})
     for part in range(8):
         ds.append({"number": np.arange(20_000), "word": [f"{part}-{word:040}" for word in range(20_000)]})
@@ -408,7 +408,7 @@ ds.loader(batch_size=64, shuffle=True, columns=["number"], memory_bytes=6 << 20)
 
 
 def test_a_stream_whose_batches_do_not_fit_together_is_refused_before_its_first(root):
-    """Each epoch has one batch, which fits alone. A stream prepares the next batch while the consumer holds the current one."""
+    """Each epoch has one batch, which fits the budget on its own. A stream prepares the next batch while the consumer holds this one."""
     ds = ps.create(root, {"x": ps.Tensor((1 << 20,), "float32")})
     ds.append({"x": np.zeros((4, 1 << 20), np.float32)})
     loader = ds.loader(batch_size=4, memory_bytes=24 << 20)

@@ -211,7 +211,7 @@ class Configuration:
         )  # fmt: skip
 
     def sequence(self):
-        """Return the ids of each epoch's draws, read by a loader with only the `id` column."""
+        """Return the ids of each epoch's draws, using a loader that reads only the `id` column."""
         loader = self.source.loader(batch_size=1, columns=["id"], memory_bytes=64 << 20, **self.ordered)
         loader.load_state_dict(self.loader(1, 0).state_dict())  # The window length depends on that loader's columns.
         return [[int(batch["id"][0]) for batch in loader] for _ in range(EPOCHS)]

@@ -1,4 +1,4 @@
-"""The loader in training: ragged inputs, DataLoader with our sampler, Python workers, files in place, PyTorch, and examples."""
+"""The loader in training: ragged inputs, DataLoader with our sampler, Python workers, files loaded in place, PyTorch, and examples."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_errors_of_processes_come_through(ds):
 
 
 def test_a_worker_killed_with_unread_messages_is_named(ds):
-    loader = ds.loader(batch_size=1, columns=["x", "number"], transform=[scaled], python_workers=1)  # Each batch is sent in one write.
+    loader = ds.loader(batch_size=1, columns=["x", "number"], transform=[scaled], python_workers=1)  # Each batch is sent in a single write.
     batches = iter(loader)
     next(batches)
     assert loader._pool.pipes[0].poll(60), "the second batch is in the pipe"
@@ -91,7 +91,7 @@ def test_a_worker_killed_with_unread_messages_is_named(ds):
     assert "out-of-memory" in str(caught.value)
 
 
-def test_a_script_without_a_guard_is_told_so(tmp_path):
+def test_a_script_without_a_main_guard_is_reported(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent("""

@@ -73,7 +73,7 @@ def test_resize_of_equal_pixels_is_torchvisions(size, interpolation):
     # Image columns store arrays as PNG, so differences between JPEG decoders do not matter.
     rng = np.random.default_rng(1)
     arrays = [np.array(Image.open(io.BytesIO(photograph(*shape, 3)))) for shape in ((375, 500), (200, 210))]
-    if interpolation == "bilinear":  # Bicubic resizing clips overshoots between its two passes, which we run in a different order.
+    if interpolation == "bilinear":  # Bicubic resizing clips overshoots between two passes, which torchvision runs in the opposite order.
         arrays.append(rng.integers(0, 256, (120, 90, 3), dtype=np.uint8))
     ds = ps.create(f"memory://resize-{size}-{interpolation}", {"image": ps.Image()})
     ds.append({"image": arrays})

@@ -1,4 +1,4 @@
-"""Kill create, append, import, and pin before each file call, or make the calls fail, using the preloaded shim faults.c."""
+"""Using the preloaded shim faults.c, kill create, append, import, and pin before each file call, or make the calls fail."""
 
 import json
 import os

@@ -21,7 +21,7 @@ def test_neighbouring_blocks_are_read_in_ranges_of_megabytes(tmp_path):
 @pytest.mark.local
 @pytest.mark.parametrize("apart_bytes,ranges", [(1_000, 1), (10_000, 1), (100_000, 1), (500_000, 2)])
 def test_blocks_near_each_other_are_one_range(bucket, apart_bytes, ranges):
-    """A range also covers the bytes between two values if reading them costs less than a second request."""
+    """A range also covers the bytes between two values if reading them costs less than sending a second request."""
     ds = ps.create(bucket, {"v": ps.Bytes()})
     ds.append({"v": [b"a" * 40_000, b"b" * apart_bytes, b"c" * 40_000, b"d" * 600_000]})
     fresh = ps.open(bucket)

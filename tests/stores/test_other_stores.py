@@ -97,7 +97,7 @@ def test_a_dataset_that_was_copied_to_a_store_without_safe_creates_is_only_read(
 @pytest.mark.parametrize("listing", [wrong_s3.SHUFFLED, wrong_s3.REVERSED])
 def test_a_store_that_lists_in_no_order_loses_nothing(listing):
     with wrong_s3.serving(listing=listing) as (state, options):
-        # Eight commits are enough, because finding the newest record takes many slow look-ups.
+        # Each process commits only eight times, because finding the newest record takes many slow look-ups.
         storm("s3://bucket/storm", options, commits=8)
         assert not state.overwritten
         ds = ps.open("s3://bucket/storm", storage_options=options)
@@ -147,7 +147,7 @@ def running(request, tmp_path_factory):
 
 @pytest.fixture
 def other(running):
-    """Point the environment at another server during the test."""
+    """Point the environment at Azurite or Versity's gateway during the test."""
     with environment(**running.environment):
         yield running
 
@@ -178,5 +178,5 @@ def test_a_lost_answer_to_a_create_on_other_servers(other):
     with pytest.raises(ps.AlreadyExistsError):
         ps.create(place, {"n": "int32"})
     stale = ps.open(place, snapshot=ds.log()[-1].snapshot)
-    assert stale.append({"n": [2]}).row_ids.tolist() == [1], "its create found another writer's record, so it used the next number"
+    assert stale.append({"n": [2]}).row_ids.tolist() == [1], "the create found another writer's record, so the append used the next number"
     assert ps.open(place)["n"][:].tolist() == [1, 2] and os.environ  # The fixture points the environment at this server.

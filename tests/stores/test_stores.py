@@ -25,11 +25,9 @@ from conftest import BUCKET, environment, spent
 from PIL import Image as Pillow
 from waiting import until
 
-pytestmark = pytest.mark.local  # These tests choose their own stores.
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("empty_cache")]  # These tests choose their own stores.
 
 SAMPLES = 4096
-
-pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 @pytest.fixture
@@ -50,7 +48,7 @@ def test_open_is_three_requests(cifar):
     ds = ps.open(uri)
     assert ds.stats()["requests"] == 3 and ds.stats()["lists"] == 1 and ds.stats()["reads"] == 2
     again = ps.open(uri, snapshot=ds.snapshot)
-    assert again.stats()["requests"] == 3, "check that the dataset exists; read record and root"
+    assert again.stats()["requests"] == 3, "check that the dataset exists, then read the record and the root"
 
 
 def test_a_cold_sample_is_a_tail_and_a_range_then_nothing(cifar):
@@ -101,7 +99,7 @@ def test_a_small_data_file_is_one_request(bucket):
     ds = ps.create(bucket, {"text": ps.Text()})
     ds.append({"text": ["a", "b", "c"]})
     fresh = ps.open(bucket)
-    assert spent(fresh, lambda: fresh.take([2]))["requests"] == 1, "one range covers tail and block"
+    assert spent(fresh, lambda: fresh.take([2]))["requests"] == 1, "one range covers the tail and the block"
     assert spent(fresh, lambda: fresh.take([0])) == {}
 
 
@@ -123,7 +121,7 @@ def test_commits_cost_so_many_requests(bucket):
     ds = ps.create(bucket, {"n": "int32"})
     ds.append({"n": [1]})
     cost = spent(ds, lambda: ds.append({"n": [2]}))
-    # One request each: the data file, a listing, the newest record (its root is cached), the commit record, and the hint.
+    # One request each for the data file, a listing, the newest record (its root is cached), the commit record, and the hint.
     assert cost["requests"] == 5, cost
 
 
@@ -165,7 +163,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
     grown = int(subprocess.run([sys.executable, "-c", code, bucket], check=True, capture_output=True, text=True).stdout)
     # Allow the 64 MiB budget, four 8 MiB parts being uploaded, an 8 MiB batch being returned, and 32 MiB more.
-    assert grown <= 64 + 40 + 32, f"{grown} MiB for 400 MiB of samples"
+    assert grown <= 64 + 40 + 32, f"memory grew by {grown} MiB for 400 MiB of samples"
 
 
 # Processes
@@ -240,7 +238,7 @@ def test_hedging_asks_again_for_a_slow_range(cifar, proxy):
         for position in range(0, 2000, 60):
             ds.take([position], columns=["image"])
             plain.take([position], columns=["image"])
-        # Each range has at most one hedge, and only with the `hedge` option, regardless of the machine's speed.
+        # Each range has at most one hedge, and none without the `hedge` option, regardless of the machine's speed.
         assert ds.stats()["hedges"] <= 34 and plain.stats()["hedges"] == 0
         proxy.faults("seed=5&late=150&late_ms=1000")
         try:
@@ -275,10 +273,10 @@ def test_a_dead_store_is_an_error_by_its_deadline(cifar, proxy):
             assert 2 <= proxy.counts()["requests"] <= 20, proxy.counts()
     finally:
         proxy.faults()
-    assert writer.append({"n": [2]}).row_ids.size == 1 and len(ps.open(place)) == 1, "nothing of the failed append is committed"
+    assert writer.append({"n": [2]}).row_ids.size == 1 and len(ps.open(place)) == 1, "no part of the failed append is committed"
 
 
-def test_a_lost_answer_to_a_commit_is_told(bucket, proxy):
+def test_a_lost_answer_to_a_commit_is_reported(bucket, proxy):
     options = {"endpoint_url": proxy.endpoint, "timeout_seconds": 1.5}
     ds = ps.create(bucket, {"n": "int32"}, storage_options=options)
     # The proxy will forward every request but return no replies.
@@ -334,7 +332,7 @@ def test_wrong_credentials(cifar, proxy, monkeypatch):
 
 
 def test_missing_rights(minio, bucket):
-    """Use temporary MinIO keys that may read but not write. The first pair of keys may not list either."""
+    """Use temporary MinIO keys that permit reads but not writes. The first key pair also lacks the permission to list objects."""
     ds = ps.create(bucket, {"n": "int32"})
     ds.append({"n": [1]})
     sts = _session(
@@ -506,7 +504,7 @@ def test_a_server_without_conditional_puts_is_refused(minio):
     with serving(S3Like) as port:
         options = {"endpoint_url": f"http://127.0.0.1:{port}"}
         work = lambda: ps.create("s3://any/x", {"n": "int32"}, storage_options=options)  # noqa: E731
-        _expect("unsupported-storage", ps.UnsupportedError, work, "did not reject an existing name")
+        _expect("unsupported-storage", ps.UnsupportedError, work, "an existing name was not rejected")
         assert S3Like.objects == {}, "the probe was deleted"
 
 
@@ -634,7 +632,7 @@ def test_every_verb_works_on_a_bucket(bucket, tmp_path):
     assert done.returncode == 1 and "it is not a dataset" in done.stderr
 
 
-# Local files without maps
+# Local files without memory maps
 
 
 @pytest.mark.parametrize("io_mode", ["direct", "buffered"])
@@ -669,7 +667,7 @@ def test_direct_reads_come_from_the_device(tmp_path):
     np.testing.assert_array_equal(ds.take([1])["x"][0], value)
     if ds.stats()["direct_bytes"] == 0:
         pytest.skip("O_DIRECT or io_uring is unavailable")
-    assert 30_000_000 <= device_bytes() - before <= 30_000_000 + 3 * 4096 + 200_000, "read despite the page cache"
+    assert 30_000_000 <= device_bytes() - before <= 30_000_000 + 3 * 4096 + 200_000, "read from the device despite the page cache"
 
 
 def test_direct_reads_survive_forks_and_threads(tmp_path):
@@ -722,7 +720,7 @@ def test_doctor(bucket, tmp_path, minio):
 # Found by adversarial testing
 
 
-def test_a_scan_goes_on_in_a_forked_child(cifar):
+def test_a_scan_continues_in_a_forked_child(cifar):
     uri, _ = cifar
     batches = ps.open(uri).scan(["label"], batch_size=500)
     next(batches)
@@ -745,7 +743,7 @@ def test_reading_ahead_is_bounded_where_samples_grow(tmp_path):
         after = ds.stats()["range_bytes"]
         largest, before = max(largest, after - before), after
         assert len(batch) == 8 or number == 2100 // 8
-    assert largest <= 1.25 * (32 << 20), f"{largest} bytes read ahead at once"
+    assert largest <= 1.25 * (32 << 20), f"{largest} bytes were read ahead at once"
 
 
 @pytest.fixture
@@ -883,7 +881,7 @@ for batch in ds.scan(batch_size=100): pass
         running.stdin.write("go\n")
         running.stdin.flush()
         until(lambda: proxy.counts()["requests"] > 0 or running.poll() is not None, "the first request")
-        assert running.poll() is None, "it ended before its first request"
+        assert running.poll() is None, "the process ended before its first request"
         running.send_signal(signal.SIGINT)
         try:
             _, told = running.communicate(timeout=30)
@@ -945,7 +943,7 @@ class Losing(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_ctrl_c_in_a_commit_tells_that_its_state_is_unknown(bucket):
+def test_ctrl_c_in_a_commit_reports_that_its_state_is_unknown(bucket):
     """Replies to creates are lost. Ctrl-C ends the retries, and the error reports that the outcome is unknown."""
     ps.create(bucket, {"n": "int32"})
     script = """
@@ -971,7 +969,7 @@ def test_http_is_read_only_before_anybody_is_asked(tmp_path):
     assert done.returncode == 1 and "read-only" in done.stderr
 
 
-def test_a_failed_import_tells_what_it_leaves(bucket, tmp_path):
+def test_a_failed_import_reports_what_it_leaves(bucket, tmp_path):
     (tmp_path / "bad.csv").write_text("n,m\n1,2\n3\n")
     done = _penstock("import", str(tmp_path / "bad.csv"), str(bucket))
     assert done.returncode == 1 and "the empty dataset `" in done.stderr, done.stderr
@@ -1003,7 +1001,7 @@ def test_names_of_prefixes_are_kept(minio, name):
 def test_foreign_names_in_the_log_are_passed_over(bucket):
     minio = bucket.server.client()
     key = str(bucket).removeprefix(f"s3://{BUCKET}/")
-    minio.put_object(Bucket=BUCKET, Key=f"{key}/", Body=b"")  # Consoles create folders this way.
+    minio.put_object(Bucket=BUCKET, Key=f"{key}/", Body=b"")  # Web consoles create folders this way.
     ds = ps.create(bucket, {"n": "int32"})
     ds.append({"n": [1]})
     for name in ("", ".DS_Store", "000"):
@@ -1034,7 +1032,7 @@ def test_options_that_cannot_be(minio, monkeypatch):
         with pytest.raises(ps.InvalidInputError) as caught:
             ps.open(f"s3://{BUCKET}/x", storage_options=options)
         assert caught.value.code == "invalid-argument"
-    # This bucket cannot be part of the host name, so the create must fail. Penstock must not write to another bucket.
+    # This bucket cannot be part of the host name, so the create must fail without writing any object.
     with pytest.raises(ps.Error):
         ps.create(f"s3://{BUCKET}/other/x", {"n": "int32"}, storage_options={"virtual_hosted": True, "timeout_seconds": 1})
     assert minio.client().list_objects_v2(Bucket=BUCKET, Prefix="other/")["KeyCount"] == 0
@@ -1063,7 +1061,7 @@ def test_doctor_is_not_misled_by_lost_replies(bucket, proxy):
 
 
 class Endless(S3Like):
-    """Claim that every object has 2^46 bytes."""
+    """Claim that every object is 2^46 bytes long."""
 
     def do_GET(self):
         if "list-type" in self.path:
@@ -1120,6 +1118,6 @@ def test_servers_that_do_not_keep_to_http(tmp_path, answer):
     with serving(Server) as port:
         ds = ps.open(f"http://127.0.0.1:{port}/dataset")
         ranges.clear()
-        with pytest.raises(ps.UnsupportedError, match="does not follow HTTP") as caught:
+        with pytest.raises(ps.UnsupportedError, match="violates HTTP") as caught:
             ds.take([5])
         assert caught.value.code == "unsupported-storage" and len(ranges) == 1

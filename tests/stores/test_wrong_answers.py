@@ -24,7 +24,7 @@ def test_a_corrupt_range_is_requested_again():
             fresh = ps.open("s3://bucket/set", storage_options=options)
             state.spoil, state.good_before_spoil = 1, place % 2
             batch = fresh.take([place, place + 10])
-            assert state.spoil == 0, "the fault struck"
+            assert state.spoil == 0, "the fault occurred"
             assert np.array_equal(batch["v"], values[[place, place + 10]]) and batch["t"] == [f"text {place}", f"text {place + 10}"]
         fresh = ps.open("s3://bucket/set", storage_options=options)
         state.spoil, state.good_before_spoil = 1_000, 0
@@ -51,16 +51,16 @@ def test_a_corrupt_small_object_is_requested_again():
         state.whole = 0
         work(0)
         asked = state.whole
-        assert asked > 70, "the log alone reads 71 records"
+        assert asked > 70, "reading the log alone requests 71 records"
         for place in (*range(1, 10), *range(10, asked, 17), asked):
             state.whole, state.spoilt_whole = 0, place
             work(len(ps.open("s3://bucket/set", storage_options=options)) - 210)
-            assert state.whole > place, "the fault struck"
+            assert state.whole > place, "the fault occurred"
 
 
 @pytest.mark.local
 def test_a_short_answer_is_completed_or_refused():
-    """After a broken connection, the client requests the rest. It refuses servers that send another range or a chunked body."""
+    """If a connection breaks, the client requests the rest of the range. It refuses chunked replies, and replies with the wrong range."""
     values = [bytes([i]) * 150_000 for i in range(5)]
     with wrong_s3.serving() as (state, options):
         ps.create("s3://bucket/set", {"v": ps.Bytes()}, storage_options=options).append({"v": values})
@@ -73,8 +73,42 @@ def test_a_short_answer_is_completed_or_refused():
         for how in (wrong_s3.HALF, wrong_s3.CHUNKED):
             state.shorten, state.how = 1, how
             fresh = ps.open("s3://bucket/set", storage_options={**options, "timeout_seconds": 5})
-            with pytest.raises(ps.UnsupportedError, match="does not follow HTTP"):
+            with pytest.raises(ps.UnsupportedError, match="violates HTTP"):
                 fresh.take([1])
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("count", range(1, 6))
+def test_a_tail_that_arrives_damaged_several_times_is_read_or_reported(count):
+    with wrong_s3.serving() as (state, options):
+        values = np.arange(64_000).reshape(1000, 64)
+        ps.create("s3://bucket/set", {"v": ps.Tensor((64,), "int64")}, storage_options=options).append({"v": values})
+        fresh = ps.open("s3://bucket/set", storage_options=options)
+        state.spoil = count
+        try:
+            assert np.array_equal(fresh.take([500])["v"], values[[500]])
+        except ps.CorruptError as error:
+            assert error.code == "object-checksum"
+        state.spoil = 0
+        assert np.array_equal(fresh.take([500])["v"], values[[500]])
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("reply", [(400, "BadRequest"), (400, "RequestTimeout"), (403, "AccessDenied"), (404, "NoSuchKey"), (507, "Full")])
+def test_a_commit_that_was_stored_but_refused_succeeds(reply):
+    with wrong_s3.serving() as (state, options):
+        ds = ps.create("s3://bucket/set", {"n": "int64"}, storage_options=options)
+        ds.append({"n": [1]})
+        state.refused_but_stored = reply
+        ds.append({"n": [2, 3]})
+        state.refused_but_stored = None
+        state.on_create = lambda name: (403, "AccessDenied") if "/log/" in name else None
+        with pytest.raises(ps.PermissionDeniedError):
+            ds.append({"n": [4]})
+        state.on_create = None
+        ds.append({"n": [5]})
+        assert ps.open("s3://bucket/set", storage_options=options)["n"][:].tolist() == [1, 2, 3, 5]
+        assert ds.verify()["problems"] == [] and len(ds.log()) == 4
 
 
 @pytest.mark.local
@@ -92,7 +126,7 @@ def test_an_upload_that_cannot_be_completed_leaves_no_parts():
 
 @pytest.mark.local
 def test_an_upload_succeeds_if_only_its_last_answer_is_lost():
-    """On the retry, the store reports no such upload. The client then checks that an object of the uploaded length exists."""
+    """On retry, the store reports that the upload does not exist. The client then checks that an object of the uploaded length exists."""
     with wrong_s3.serving() as (state, options):
         ds = ps.create("s3://bucket/set", {"v": ps.Bytes()}, storage_options=options)
         state.unanswered = "/d/"
@@ -117,7 +151,7 @@ def test_a_create_without_an_answer_deletes_nothing():
 
 @pytest.mark.local
 def test_a_409_of_a_create_only_put_is_retried():
-    """S3 may return 409 when two create-only puts of the same name collide. Neither has succeeded yet, so the client retries."""
+    """S3 may return 409 when two create-only puts of the same name collide. Neither put has succeeded yet, so the client retries."""
     with wrong_s3.serving() as (state, options):
         refused = []
 
@@ -225,5 +259,5 @@ def test_a_failure_after_a_lost_race_is_certain():
             ds.append({"n": [2]})
         state.on_create = None
         assert caught.value.code == "permission-denied" and not answers
-        assert len({name for name in state.objects if "/d/" in name} - before) == 1, "only the rival's data file stays"
+        assert len({name for name in state.objects if "/d/" in name} - before) == 1, "only the rival's data file remains"
         assert ps.open("s3://bucket/set", storage_options=options)["n"][:].tolist() == [1]

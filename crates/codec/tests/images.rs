@@ -65,7 +65,7 @@ fn orientations_move_the_first_pixel_where_exif_says() {
     }
 }
 
-/// Make a WebP with one chunk. If `canvas` is given, a VP8X chunk with that canvas precedes it.
+/// Make a WebP file with one chunk. If `canvas` is given, a VP8X chunk with that canvas size precedes it.
 fn webp(canvas: Option<(usize, usize)>, name: &[u8; 4], body: &[u8]) -> Vec<u8> {
     let chunk = |name: &[u8], body: &[u8]| [name, &(body.len() as u32).to_le_bytes(), body, &vec![0; body.len() % 2]].concat();
     let mut chunks = chunk(name, body);

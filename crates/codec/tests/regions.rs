@@ -147,7 +147,7 @@ fn scaled_regions_equal_parts_of_scaled_decodes() {
     }
 }
 
-/// A damaged file is either refused or decoded to the same pixels as in a full decode. The same decoder reads all files.
+/// A damaged file is either refused or decoded to the same pixels as in a full decode. A single decoder reads all the files.
 #[test]
 fn damaged_files_give_what_a_full_decode_gives_or_are_refused() {
     let (mut refused, mut equal) = (0, 0);

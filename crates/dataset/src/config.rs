@@ -1,4 +1,4 @@
-//! The limits on memory, threads and image pixels in this process. The defaults respect CPU affinity and the limits of cgroup v1
+//! This process's limits on memory, threads and image pixels. The defaults respect CPU affinity and the limits set by cgroup v1
 //! and v2.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,16 +12,16 @@ static IMAGE_PIXELS: AtomicU64 = AtomicU64::new(0);
 
 /// The default memory budget, unless a cgroup limit reduces it.
 const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
-/// The smallest memory budget. Lower values are raised to this one, so that writers can work.
+/// The smallest memory budget. Lower values are raised to this minimum, so that writers can work.
 const LEAST_BYTES: u64 = 16 << 20;
 
-/// Read and set the budgets.
+/// Reads and sets the limits.
 pub struct Config;
 
 impl Config {
-    /// Return how many bytes caches and writers may use. Decoded blocks may use half. Each of three other uses is limited to a
-    /// quarter: samples waiting to be written, idle memory for large arrays, and metadata of open files. Default: 512 MiB, or an
-    /// eighth of the cgroup's limit if that is less.
+    /// Return how many bytes caches and writers may use. Decoded blocks may use half of this budget. Each of three other
+    /// uses is limited to a quarter: samples waiting to be written, idle memory for large arrays, and metadata for open files.
+    /// Default: 512 MiB, or an eighth of the cgroup's limit if that is smaller.
     pub fn memory_bytes() -> u64 {
         match MEMORY_BYTES.load(Relaxed) {
             0 => {
@@ -33,7 +33,7 @@ impl Config {
         }
     }
 
-    /// Return how many threads one call may use. Default: the number of processors available to this process, divided by
+    /// Return how many threads a call may use. Default: the number of processors available to this process, divided by
     /// LOCAL_WORLD_SIZE.
     pub fn threads() -> usize {
         match THREADS.load(Relaxed) {
@@ -80,7 +80,7 @@ fn cgroup_limit() -> Option<u64> {
         .map(|(_, path)| format!("/sys/fs/cgroup/memory{}/memory.limit_in_bytes", path.trim_end_matches('/')));
     let fallbacks = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"].map(str::to_owned);
     let read = |path: String| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    // cgroup v1 writes "no limit" as a number near 2^63.
+    // cgroup v1 represents "no limit" as a number near 2^63.
     v2.into_iter().chain(v1).chain(fallbacks).find_map(read).filter(|limit| *limit < 1 << 60)
 }
 

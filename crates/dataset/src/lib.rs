@@ -2,8 +2,8 @@
 //! `verify`.
 //!
 //! The folders, from the bottom up, are `store` (open objects), `log` (commits and names), `snapshot` (sample locations), `read`,
-//! `write`, `commit` and `upkeep`. Each folder depends only on earlier ones. Nothing in this crate depends on torch, Python or
-//! loader threads.
+//! `write`, `commit` and `upkeep`. Each folder depends only on those listed before it. Nothing in this crate depends on torch,
+//! Python or loader threads.
 
 mod commit;
 mod config;

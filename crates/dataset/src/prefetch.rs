@@ -1,14 +1,14 @@
 //! Ask the processor to fetch rows before they are copied. The order of the rows is random, so the hardware prefetcher cannot
 //! predict it.
 
-/// How many rows ahead of the current row are prefetched.
+/// The number of rows to prefetch ahead of the current row.
 pub const ROWS_AHEAD: usize = 4;
 
-/// Smaller rows are not prefetched. Many such rows share a page, so locating each one would cost more than it saves.
+/// Smaller rows are not prefetched. Many small rows share a page, so locating each row would cost more than it saves.
 pub const PREFETCH_FROM_BYTES: usize = 256;
 
-/// Cache lines to prefetch per page, enough to start the hardware prefetcher. It can keep far more requests in flight than
-/// software can.
+/// Cache lines to prefetch per page, enough to start the hardware prefetcher. The hardware can keep far more requests in flight
+/// than software can.
 const LINES_A_PAGE: usize = 4;
 
 const LINE_BYTES: usize = 64;

@@ -1,11 +1,12 @@
-//! Penstock's single error type. An error has a `Kind` that determines the caller's next step, a stable `code`, a message,
-//! context and a hint.
+//! Penstock's single error type. An error has a stable `code`, a message, context, a hint, and a `Kind` that
+//! determines the caller's next step.
 //!
-//! This crate knows nothing about the operations that fail. Every crate builds these errors; the Python module maps `Kind` to a class.
+//! This crate knows nothing about the operations that fail. Other crates create the errors, and the Python module maps each
+//! `Kind` to a class.
 
 use std::fmt;
 
-/// The kind of an error, which determines what the caller should do next. Retries depend on the kind, never on the text.
+/// The kind of an error, which determines what the caller should do next. Retries depend only on the kind, never on the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     NotFound,
@@ -40,7 +41,7 @@ impl Kind {
     }
 }
 
-/// Every code and its kind, exported to Python as `_core.CODES`. A test checks that each kind has a Python class.
+/// All error codes with their kinds, exported to Python as `_core.CODES`. A test checks that each kind has a Python class.
 pub const CODES: &[(&str, Kind)] = &[
     ("dataset-not-found", Kind::NotFound),
     ("object-not-found", Kind::NotFound),
@@ -95,7 +96,7 @@ pub struct Error(Box<Inner>);
 struct Inner {
     kind: Kind,
     code: &'static str,
-    /// The full text: `prefix: row n reason`.
+    /// The full text, in the form `prefix: row n reason`.
     message: String,
     prefix: String,
     reason: String,
@@ -114,7 +115,7 @@ impl Error {
     /// Build an error from a code in [`CODES`], which also determines its kind.
     pub fn new(code: &'static str, message: impl Into<String>) -> Error {
         let known = CODES.iter().find(|(known, _)| *known == code);
-        debug_assert!(known.is_some(), "error code {code} is not in the table");
+        debug_assert!(known.is_some(), "error code {code} is not listed in `CODES`");
         let kind = known.map_or(Kind::Internal, |(_, kind)| *kind);
         let message = message.into();
         Error(Box::new(Inner {
@@ -149,14 +150,14 @@ impl Error {
         self
     }
 
-    /// Record the affected row of the caller's request. The row and the reason form a clause, such as `row 5 is not UTF-8`.
+    /// Record the affected row in the caller's request. The row and the reason form a clause, such as `row 5 is not UTF-8`.
     pub fn at_row(mut self, row: u64) -> Error {
         self.0.row = Some(row);
         self.0.rows = vec![row];
         self.compose()
     }
 
-    /// Add `first` to all row numbers, because the request was part of a larger one.
+    /// Add `first` to all row numbers, because the request was part of a larger request.
     pub fn shift_rows(mut self, first: u64) -> Error {
         self.0.row = self.0.row.map(|row| row + first);
         self.0.rows.iter_mut().for_each(|row| *row += first);
@@ -169,7 +170,7 @@ impl Error {
         self
     }
 
-    /// Record the affected rows of the caller's request, as positions in the batch.
+    /// Record the affected rows in the caller's request, as positions in the batch.
     pub fn rows(mut self, rows: Vec<u64>) -> Error {
         self.0.rows = rows;
         self
@@ -265,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_decides_the_kind_and_the_hint_stands_on_its_own_line() {
+    fn a_code_decides_the_kind_and_the_hint_is_on_its_own_line() {
         let error = Error::new("block-checksum", "crc32c 0x1, expected 0x2").context("cannot decode block 3").hint("run penstock verify");
         assert_eq!(error.kind(), Kind::Corrupt);
         assert_eq!(error.to_string(), "cannot decode block 3: crc32c 0x1, expected 0x2\nhint: run penstock verify");

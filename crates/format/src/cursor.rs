@@ -83,7 +83,7 @@ impl Cursor {
                 return Ok(value);
             }
         }
-        Err(malformed(format!("the varint before offset {} does not fit into 64 bits", self.at)))
+        Err(malformed(format!("the varint before offset {} does not fit in 64 bits", self.at)))
     }
 
     /// Read the count of a list whose entries take at least `each` bytes. Fails if the remaining bytes cannot hold that many entries.
@@ -150,7 +150,7 @@ impl Cursor {
     }
 }
 
-/// Number of strings per stored offset. A lookup starts at the last stored offset at or before the string.
+/// Number of strings per stored offset. A look-up starts at the last stored offset at or before the string.
 const EACH_MARK: usize = 16;
 
 /// Number of bytes that one ASCII check covers.

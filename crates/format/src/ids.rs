@@ -153,7 +153,8 @@ pub enum Place {
     Foreign,
 }
 
-/// Classify a name. Folder names end in `/`. Leftovers of an interrupted create are `Ours`. Files of other programs are `Foreign`.
+/// Classify a name. Folder names end in `/`. Leftovers from interrupted creates are `Ours`. Files from other programs
+/// are `Foreign`.
 pub fn place_of(name: &str) -> Place {
     let temporary = |last: &str| last.starts_with("tmp-") || last.starts_with("probe-");
     let in_log = |last: &str| record_number(last).is_some() || last == "hint" || temporary(last);

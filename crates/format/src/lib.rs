@@ -1,5 +1,5 @@
 //! Converts between bytes and the structs of `spec/format-v1.md`. This crate has no I/O, no async code, and no paths other than
-//! the object names of section 2.
+//! the object names in section 2 of that file.
 //!
 //! Each file implements one or two sections of the spec. Parsers check every count against the remaining bytes, so hostile input
 //! cannot exhaust memory or cause a panic. `fuzz/` tests most of the parsers. The `dataset` crate is the main caller.

@@ -44,7 +44,7 @@ impl Fragment {
         let row_ids = runs.iter().try_fold(0u64, |sum, run| sum.checked_add(run.count));
         if runs.len() > FRAGMENT_RUNS || runs.iter().any(|run| run.count == 0) || row_ids != Some(samples) || live != samples {
             return Err(malformed(format!(
-                "a fragment of {samples} samples ({live} live) has {} runs of {} row ids",
+                "a fragment has invalid counts: {samples} samples ({live} live), {} runs and {} row ids",
                 runs.len(),
                 counted(row_ids)
             )));
@@ -64,11 +64,11 @@ impl Fragment {
         })?;
         let mut named = HashSet::new();
         if !files.iter().all(|file: &FileRef| file.columns.iter().all(|column| named.insert(*column))) {
-            return Err(malformed("a fragment names a column twice"));
+            return Err(malformed("a fragment refers to a column twice"));
         }
         let mut ids = HashSet::new();
         if !files.iter().all(|file: &FileRef| ids.insert(file.id)) {
-            return Err(malformed("a fragment names a data file twice"));
+            return Err(malformed("a fragment refers to a data file twice"));
         }
         Ok(Fragment { samples, live, runs, files })
     }
@@ -138,7 +138,7 @@ impl PageRef {
     }
 }
 
-/// New words of a category column, and the code of the first word.
+/// New words for a category column, and the code of the first word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WordsSegment {
     pub column: u64,

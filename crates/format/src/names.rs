@@ -48,7 +48,7 @@ impl Names {
         let mut cursor = unseal(Magic::Names, body)?;
         let found = cursor.u64()?;
         if found != number {
-            return Err(malformed(format!("the names record at number {number} has number {found}")));
+            return Err(malformed(format!("the names record at number {number} identifies itself as number {found}")));
         }
         let time_us = cursor.u64()?.cast_signed();
         let operations = cursor.list(Operation::LEAST_BYTES, Operation::parse)?;

@@ -8,13 +8,13 @@ use crate::id::Id;
 use crate::ids::{COUNTERS, LINEAGES, ObjectRef, PROVISIONAL, Run, SnapshotId, row_id};
 use crate::manifest::{Fragment, PageRef, WordsSegment};
 
-/// Maximum number of bytes in a record, so that a commit is one small put.
+/// Maximum number of bytes in a record. Because of this limit, a commit needs only one small put.
 pub const RECORD_BYTES: usize = 4096;
 /// Maximum number of deltas in a record, in addition to its root.
 pub const RECORD_DELTAS: usize = 64;
 /// Valid commit times: from year 1 to year 9999, in microseconds since 1970 UTC.
 pub const TIMES_US: std::ops::Range<i64> = -62_135_596_800_000_000..253_402_300_800_000_000;
-/// Feature bit of datasets whose data files have tiled chunks.
+/// Feature bit for datasets whose data files have tiled chunks.
 pub const FEATURE_TILED: u64 = 1;
 /// Features that this release supports when reading.
 pub const KNOWN_READ: u64 = FEATURE_TILED;
@@ -208,7 +208,7 @@ impl Record {
                 writer.list(&change.columns, |writer, column| writer.varint(*column));
                 writer.list(&change.rows, |writer, run| run.write(writer));
             });
-            writer.u8(0); // The change set is complete, so it needs no further object.
+            writer.u8(0); // The change set is complete, so the record needs no further object.
             writer.list(&self.attachments, |writer, attachment| {
                 writer.string(&attachment.kind);
                 attachment.object.write(writer);
@@ -217,7 +217,7 @@ impl Record {
         })
     }
 
-    /// Parse the record found at `branch` and `number`. Fails on read features that this release does not support.
+    /// Parse the record found at `branch` and `number`. Fails if it needs read features that this release does not support.
     pub fn parse(bytes: &Bytes, branch: u64, number: u64) -> Result<Record> {
         if bytes.len() > RECORD_BYTES {
             return Err(malformed(format!("a commit record has {} bytes, expected at most {RECORD_BYTES}", bytes.len())));
@@ -269,7 +269,7 @@ impl Record {
             })?,
             attachments: {
                 if cursor.flag()? {
-                    ObjectRef::parse(&mut cursor)?; // The complete change set, if the record has only a summary. Unused.
+                    ObjectRef::parse(&mut cursor)?; // The complete change set, if the record has only a summary. It is not used.
                 }
                 cursor.list(23, |cursor| {
                     Ok(Attachment { kind: cursor.string()?, object: ObjectRef::parse(cursor)?, rows: cursor.list(9, Run::parse)? })
@@ -285,7 +285,7 @@ impl Record {
     fn check(&self) -> Result<()> {
         let bad = |what: String| Err(malformed(format!("the commit record at {:x}-{} {what}", self.branch, self.number)));
         if self.transactions.is_empty() || self.deltas.len() > RECORD_DELTAS || self.live != self.samples {
-            return bad("has no transaction or invalid counts".into());
+            return bad("has no transactions or has invalid counts".into());
         }
         let allocated = self.transactions.iter().map(|entry| entry.first_counter.checked_add(entry.samples_added));
         if self.lineage >= LINEAGES

@@ -197,7 +197,7 @@ impl Schema {
             if name.is_empty() || name.len() > 255 || name.starts_with('_') || name.chars().any(char::is_control) {
                 return Err(Error::new(
                     "invalid-schema",
-                    format!("cannot create column `{name}`: a name needs 1 to 255 bytes, no control characters and no leading `_`"),
+                    format!("cannot create column `{name}`: a name must have 1 to 255 bytes, no control characters and no leading `_`"),
                 )
                 .hint("names that begin with `_` are reserved for virtual columns such as _row_id"));
             }
@@ -211,7 +211,7 @@ impl Schema {
         let invalid = |text: String| Err(Error::new("invalid-schema", format!("cannot create column `{name}`: {text}")));
         let (dtype, shape) = column.kind.stored().map_err(|error| error.context(format!("cannot create column `{name}`")))?;
         if shape.0.len() > MAX_DIMENSIONS {
-            return invalid(format!("{} dimensions, at most {MAX_DIMENSIONS} are supported", shape.0.len()));
+            return invalid(format!("it has {} dimensions, but at most {MAX_DIMENSIONS} are supported", shape.0.len()));
         }
         if shape.0.contains(&Some(0)) {
             return invalid("it has a fixed dimension of 0, so its samples would be empty".into());
@@ -220,19 +220,19 @@ impl Schema {
         if let ColumnKind::Tensor { tile: Some(tile), .. } = &column.kind
             && (shape.0.is_empty() || tile.len() != shape.0.len() || tile.contains(&0))
         {
-            return invalid(format!("tiles of {tile:?} for the shape {shape}: expected one side of at least 1 for each dimension"));
+            return invalid(format!("tile {tile:?} does not fit shape {shape}: expected one side of at least 1 for each dimension"));
         }
         let of = match &column.kind {
             ColumnKind::Boxes { format, of } => {
                 if !["xyxy", "xywh", "cxcywh"].contains(&format.as_str()) {
-                    return invalid(format!("box format `{format}`, expected xyxy, xywh or cxcywh"));
+                    return invalid(format!("the box format is `{format}`, expected xyxy, xywh or cxcywh"));
                 }
                 of
             }
             ColumnKind::Mask { of } => of,
             ColumnKind::Keypoints { dimensions, of, .. } => {
                 if !(2..=4).contains(dimensions) {
-                    return invalid(format!("keypoints of {dimensions} numbers, expected 2, 3 or 4"));
+                    return invalid(format!("its keypoints have {dimensions} numbers each, expected 2, 3 or 4"));
                 }
                 of
             }

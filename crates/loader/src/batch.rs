@@ -43,7 +43,7 @@ pub struct Raw {
     pub parts: Vec<RaggedValues>,
     /// For each sample, the part that contains it and its place in that part.
     pub index: Vec<(u32, u32)>,
-    /// Bytes that the strings occupy in memory outside mapped files.
+    /// Bytes of memory that the strings occupy, excluding mapped files.
     pub own_bytes: u64,
 }
 

@@ -30,7 +30,7 @@ enum Place {
     Own(Own),
 }
 
-/// The bytes of a former `Vec`, as a raw pointer because consumers may write to them.
+/// The bytes of a former `Vec`. They are stored as a raw pointer, because consumers may write to them.
 #[derive(Debug)]
 struct Own(*mut [u8]);
 

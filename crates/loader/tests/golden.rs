@@ -1,5 +1,5 @@
-//! Orders never change, because loader states rely on them. `PENSTOCK_GOLDEN=write` rewrites the file, which is allowed only
-//! before a release.
+//! Orders never change, because loader states rely on them. `PENSTOCK_GOLDEN=write` rewrites the golden file, which is allowed
+//! only before a release.
 
 use penstock_loader::order::mixture::{Exhausted, Mix, Program, source_seed};
 use penstock_loader::order::permutation::Permutation;

@@ -26,7 +26,7 @@ impl Stop {
         Stop(Arc::default())
     }
 
-    /// End waits in the current thread when this flag is set.
+    /// Let this flag end waits in the current thread once it is set.
     fn heed(&self) {
         penstock_storage::process::heed(self.0.clone());
     }

@@ -20,7 +20,7 @@ use crate::errors::OrRaise;
 pub type Raised = Arc<Mutex<Option<PyErr>>>;
 
 /// Large values that Python provides in parts.
-struct Source {
+struct PythonParts {
     pull: Py<PyAny>,
     raised: Raised,
     /// The transaction that reads the values.
@@ -37,13 +37,13 @@ pub fn is_pulled_by(owner: usize) -> bool {
     PULLS.get() == owner
 }
 
-impl std::fmt::Debug for Source {
+impl std::fmt::Debug for PythonParts {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Source")
+        formatter.write_str("PythonParts")
     }
 }
 
-impl Pull for Source {
+impl Pull for PythonParts {
     fn pull(
         &self,
         row: usize,
@@ -106,7 +106,7 @@ pub fn input(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row:
             return Ok(Input { name: name.into(), column, words: Some(words.0.clone()) });
         }
         "pulled" => {
-            let source = Arc::new(Source { pull: parts.get_item(1)?.unbind(), raised: raised.clone(), owner });
+            let source = Arc::new(PythonParts { pull: parts.get_item(1)?.unbind(), raised: raised.clone(), owner });
             Column::Pulled(Pulled { shapes: parts.get_item(2)?.extract()?, validity: validity(&parts.get_item(3)?)?, source })
         }
         other => return Err(Error::new("internal", format!("unknown form `{other}`"))).or_raise(py),
@@ -170,7 +170,7 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str, first_row: u64) -
             ragged.push(Some(bytes.as_bytes()), &[]);
         } else if let Ok(text) = item.cast::<PyString>() {
             let text = text.to_cow().map_err(|_| {
-                let error = Error::new("invalid-value", "is not UTF-8 (a lone surrogate)").at_row(index as u64);
+                let error = Error::new("invalid-value", "is not UTF-8 (it contains a lone surrogate)").at_row(index as u64);
                 crate::errors::raise(py, refused(error, name, first_row))
             })?;
             ragged.push(Some(text.as_bytes()), &[]);
@@ -197,7 +197,7 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str, first_row: u64) -
     py.detach(|| fill(ragged, &later)).map_err(|error| refused(error, name, first_row)).or_raise(py)
 }
 
-/// Add the column to an error and shift its rows by `first_row` to match the user's input.
+/// Add the column to an error and shift its row numbers by `first_row` to match the user's input.
 fn refused(error: Error, name: &str, first_row: u64) -> Error {
     error.column(name).context(format!("cannot append to column `{name}`")).shift_rows(first_row)
 }

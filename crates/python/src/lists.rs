@@ -1,11 +1,11 @@
-//! Converts lists of plain Python numbers and strings to arrays in one pass. Called by `penstock/values/`, which searches mixed lists for
-//! the offending row.
+//! Converts lists of plain Python numbers and strings to arrays in one pass. `penstock/values/` calls these functions,
+//! and searches mixed lists for the offending row.
 
 use numpy::{Element, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyString};
 
-/// Values, and whether each one is valid, or None if all are valid.
+/// The values and their validity flags. The flags are None if all values are valid.
 type Values<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyArray1<bool>>>);
 
 /// Whether each row has a value. Nothing is allocated until the first null.
@@ -63,7 +63,7 @@ fn collect<'py, T: Element + Default>(
     Some((PyArray1::from_vec(py, values).into_any(), validity.array(py)))
 }
 
-/// The bytes of all texts, their offsets (rows + 1,), and whether each row is valid, or None if no row is null.
+/// The bytes of all texts, their offsets (rows + 1,), and a validity flag per row. The flags are None if no row is null.
 type Texts<'py> = (Bound<'py, PyArray1<u8>>, Bound<'py, PyArray1<i64>>, Option<Bound<'py, PyArray1<bool>>>);
 
 /// Join the UTF-8 bytes of a list of `str` and None. Returns None if the list contains anything else, including subclasses, or

@@ -98,7 +98,7 @@ impl Files {
         Ok(Files(Arc::new(penstock_loader::source::files::Files { spec: ColumnSpec { id: u64::MAX, ..spec }, storage, entries })))
     }
 
-    /// Return the number of requests and bytes so far.
+    /// Return the request and byte counters.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         self.0.storage.counters().counts().entries()
     }
@@ -127,7 +127,7 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
             if one.kind != other.kind || !same_words {
                 let text = format!("cannot mix `{}` and `{}`: column `{}` differs", declared.names[0], declared.names[index], one.name);
                 let hint = if same_words {
-                    "choose columns= that are the same in every dataset"
+                    "list in columns= only columns that are the same in every dataset"
                 } else {
                     "category codes differ between datasets: leave the column out of columns=, or use ps.Label"
                 };
@@ -195,13 +195,13 @@ impl Loader {
         Ok(Loader { recipe: Arc::new(recipe), budget, stats: Arc::default(), engine: Mutex::default() })
     }
 
-    /// Count the steps of an epoch.
+    /// Count the steps in an epoch.
     #[getter]
     fn steps(&self) -> u64 {
         self.recipe.cut.steps()
     }
 
-    /// Count the steps of the first epoch, starting at step 0.
+    /// Count the steps in the first epoch, starting at step 0.
     #[getter]
     fn first_steps(&self) -> u64 {
         self.recipe.cut.steps_from(self.recipe.base.1)
@@ -233,7 +233,7 @@ impl Loader {
         self.recipe.least_bytes()
     }
 
-    /// Count the draws of an epoch.
+    /// Count the draws in an epoch.
     #[getter]
     fn epoch_samples(&self) -> u64 {
         self.recipe.program.len()
@@ -245,12 +245,12 @@ impl Loader {
         outputs.map(|output| (output.name.clone(), output.dtype.name().to_owned(), output.shape.clone(), output.is_image())).collect()
     }
 
-    /// Start making every `stride`-th batch of the steps `begin..end`, counted from `base`. If the engine is already at `begin`,
+    /// Start making the batch of every `stride`-th step in `begin..end`, counted from `base`. If the engine is already at `begin`,
     /// only change its end.
     #[pyo3(signature = (begin, end, stride=1))]
     fn start(&self, py: Python<'_>, begin: u64, end: u64, stride: u64) -> PyResult<()> {
         if let Some(engine) = self.engine()
-            && py.detach(|| engine.goes_on(begin))
+            && py.detach(|| engine.continues_with(begin))
         {
             engine.set_end(end);
             return Ok(());
@@ -270,7 +270,7 @@ impl Loader {
         batch.map(|batch| self.give(py, batch)).transpose()
     }
 
-    /// Stop all threads and wait for them.
+    /// Stop all threads and wait for them to finish.
     fn close(&self, py: Python<'_>) {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(engine) = engine {
@@ -294,7 +294,7 @@ impl Loader {
         )
     }
 
-    /// Return the counters so far, in nanoseconds and bytes.
+    /// Return the current counters, in nanoseconds and bytes.
     fn stats(&self) -> BTreeMap<&'static str, u64> {
         let Stats { fetch_ns, gather_ns, transform_ns, kept_bytes, peak_bytes } = &*self.stats;
         [

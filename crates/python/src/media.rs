@@ -16,7 +16,7 @@ pub fn validate(py: Python<'_>, name: &str) -> PyResult<Validate> {
     }
 }
 
-/// Check values. Returns an exception for each invalid value and None for each other value. Parses all headers or decodes all
+/// Check values. Returns an exception for each invalid value and None for each valid one. Parses all headers or decodes all
 /// pixels, using all threads.
 #[pyfunction]
 pub fn check_media(py: Python<'_>, values: Vec<Option<Bound<'_, PyBytes>>>, mask: bool, mode: &str) -> PyResult<Vec<Option<Py<PyAny>>>> {

@@ -63,7 +63,7 @@ fn empty<'py>(py: Python<'py>, shape: &[u64], dtype: &Bound<'py, PyAny>, size: u
     {
         return Ok(array);
     }
-    // `zeros` instead of `empty`: a Rust slice over uninitialised bytes is undefined behaviour.
+    // `zeros` instead of `empty`: creating a Rust slice over uninitialised bytes is undefined behaviour.
     Ok(ZEROS.import(py, "numpy", "zeros")?.call1((shape, dtype))?.cast_into::<PyUntypedArray>()?)
 }
 
@@ -72,7 +72,7 @@ fn memory<'a>(array: &'a mut Bound<'_, PyUntypedArray>, bytes: usize) -> &'a mut
     if bytes == 0 {
         return &mut [];
     }
-    // SAFETY: the array is fresh from `empty`, contiguous, of `bytes` bytes, and not shared yet; u8 has no invalid values.
+    // SAFETY: `empty` made this contiguous array of `bytes` bytes, which is not shared yet; u8 has no invalid values.
     unsafe { std::slice::from_raw_parts_mut((*array.as_array_ptr()).fields.data.cast::<u8>(), bytes) }
 }
 
@@ -203,7 +203,7 @@ impl Request<'_> {
         }
     }
 
-    /// Do the same as `flat`, for ragged samples that are all tiled. Their sizes are known in advance, so they are read directly
+    /// Works like `flat`, for ragged samples that are all tiled. Their sizes are known in advance, so they are read directly
     /// into one array. Returns None if any sample is not tiled.
     fn tiled<'py>(&self, py: Python<'py>, spec: &ColumnSpec, dtype: Dtype) -> PyResult<Option<Bound<'py, PyAny>>> {
         if dtype == Dtype::Bytes || !self.reader.has_tiles() {
@@ -366,8 +366,8 @@ pub fn imported_ragged<'py>(py: Python<'py>, parts: Bound<'py, PyAny>, shape: &S
     RAGGED.import(py, "penstock.ragged", "from_core")?.call1((parts, PyTuple::new(py, &shape.0)?))
 }
 
-/// Handles text or JSON that was already invalid when written, since its checksum matches. Returns the exception, or None to
-/// return a null for the sample.
+/// Handles text or JSON that must have been invalid when it was written, since its checksum matches. Returns the exception, or
+/// None to return a null for the sample.
 pub type Refuse<'a> = &'a dyn Fn(usize, &str) -> Option<PyErr>;
 
 pub fn texts<'py, 'a>(

@@ -219,13 +219,13 @@ impl Snapshot {
         Arc::as_ptr(&self.inner.context) as usize
     }
 
-    /// Return the number of requests and bytes of this handle so far.
+    /// Return this handle's request and byte counters.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         self.inner.context.storage.counters().counts().entries()
     }
 
-    /// Estimate sizes of these columns in bytes: stored, decoded, one shared block per column, the span from first to last
-    /// block, and decoded per sample. Reads the manifest and a few tails.
+    /// Estimate sizes of these columns in bytes, as (stored, decoded, one decoded block for each column with shared blocks, span
+    /// from first to last block, one decoded sample). Reads the manifest and a few tails.
     fn column_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64, u64, f64)> {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
@@ -245,8 +245,8 @@ impl Snapshot {
         .or_raise(py)
     }
 
-    /// Return the cost of a request, in bytes, and a size limit. If the columns are within that limit, an epoch also reads neighbouring
-    /// blocks, so that it reads each block once.
+    /// Return two numbers of bytes: the cost of a request, and a size limit. If the columns fit within that limit, an
+    /// epoch also reads neighbouring blocks, so that it reads each block only once.
     fn request_cost(&self) -> (u64, u64) {
         (self.inner.context.storage.request_cost().gap_bytes, block_cache_bytes() / 2)
     }

@@ -21,7 +21,8 @@ pub struct Transaction {
     options: Options,
 }
 
-/// Begin a transaction on a snapshot. The commit's texts are checked now, before any data are appended.
+/// Begin a transaction on a snapshot. The commit's message, author and properties are checked now, before any data are
+/// appended.
 #[pyfunction]
 pub fn begin(py: Python<'_>, snapshot: &Snapshot, message: &str, author: &str, properties: &str) -> PyResult<Transaction> {
     let begun = check_texts(message, author, properties).and_then(|()| penstock_dataset::Transaction::begin(snapshot.inner.clone()));
@@ -29,27 +30,28 @@ pub fn begin(py: Python<'_>, snapshot: &Snapshot, message: &str, author: &str, p
 }
 
 impl Transaction {
-    /// Return a number that is unique among living transactions.
+    /// Return a number that is unique among live transactions.
     fn address(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Refuse calls from a forked child, and calls from a value that this transaction is pulling. Both could deadlock.
+    /// Refuse calls from a forked child, and calls made while this transaction is pulling a value in this thread. Both could
+    /// deadlock.
     fn check_caller(&self, py: Python<'_>) -> PyResult<()> {
         if input::is_pulled_by(self.address()) {
-            let text = "cannot use this transaction from inside a value that it is reading";
-            return Err(Error::new("transaction-closed", text).hint("raise an error there to abort the append")).or_raise(py);
+            let text = "cannot use this transaction while it is reading a value in this thread";
+            return Err(Error::new("transaction-closed", text).hint("raise an exception from the value to abort the append")).or_raise(py);
         }
         if self.generation == generation() {
             return Ok(());
         }
-        let text = "cannot use this transaction: it belongs to the process that began it, and this process is a fork of it";
+        let text = "cannot use this transaction: this process was forked after the transaction began";
         Err(Error::new("transaction-closed", text).hint("begin a new transaction in this process")).or_raise(py)
     }
 }
 
 fn closed() -> Error {
-    Error::new("transaction-closed", "cannot use this transaction: it is already committed or aborted")
+    Error::new("transaction-closed", "cannot use this transaction: it has already been committed or aborted")
 }
 
 #[pymethods]
@@ -92,7 +94,7 @@ impl Transaction {
         ))
     }
 
-    /// Abort and discard everything appended.
+    /// Abort and discard everything that was appended.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         if self.generation != generation() {
             return Ok(()); // Only the parent process may abort.

@@ -1,4 +1,4 @@
-//! A view: a whole snapshot or selected positions of it, and the reads of its samples.
+//! A view: a whole snapshot or selected positions of it, with functions that read its samples.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl View {
         Source { name: name.into(), snapshot: self.snapshot.clone(), selection: self.positions.clone(), files: None }
     }
 
-    /// Plan a read of samples of the snapshot.
+    /// Plan a read of samples in the snapshot.
     fn reader(&self, positions: Vec<u64>, on_corrupt: OnCorrupt) -> penstock_error::Result<Reader> {
         Reader::new(self.snapshot.clone(), positions, on_corrupt)
     }
@@ -44,7 +44,7 @@ impl View {
         self.positions.as_ref().map_or(self.snapshot.len(), |positions| positions.len() as u64)
     }
 
-    /// Map positions of the view to positions of the snapshot.
+    /// Map positions in the view to positions in the snapshot.
     fn resolve(&self, positions: &[i64]) -> penstock_error::Result<Vec<u64>> {
         match &self.positions {
             None => resolve(positions, self.len(), |position| position),
@@ -64,7 +64,7 @@ impl View {
         }
     }
 
-    /// Resolve `which`, as `take` accepts it, to positions of the snapshot.
+    /// Resolve `which`, as `take` accepts it, to positions in the snapshot.
     fn which(&self, py: Python<'_>, which: &Bound<'_, PyAny>, absolute: bool) -> PyResult<Vec<u64>> {
         if let Ok(range) = which.cast::<PyTuple>() {
             let (start, end): (u64, u64) = range.extract()?;
@@ -105,7 +105,7 @@ impl View {
         self.len() as usize
     }
 
-    /// Return the positions in the snapshot, or None for all.
+    /// Return the positions in the snapshot, or None for all of them.
     fn positions<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<i64>>> {
         self.positions.as_ref().map(|positions| PyArray1::from_iter(py, positions.iter().map(|position| *position as i64)))
     }
@@ -170,7 +170,7 @@ impl View {
         Ok(PyArray1::from_iter(py, found.into_iter().map(|position| position as i64)))
     }
 
-    /// Read samples. `which` is an int64 array of positions of this view, or a (start, end) pair. With `absolute`, positions
+    /// Read samples. `which` is an int64 array of positions in this view, or a (start, end) pair. With `absolute`, positions
     /// refer to the snapshot. `form` is "decoded", "stored" or "flat". Scans pass `scan`, which determines whether the block
     /// cache keeps the blocks that are read.
     // Over 6 parameters: Python passes each by name.

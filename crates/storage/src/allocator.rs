@@ -6,15 +6,15 @@ use std::ptr::null_mut;
 use crate::buffer::HUGE_PAGE_BYTES;
 use crate::kernel;
 
-/// Largest page size of the supported kernels. The length of every mapping is a multiple of it.
+/// Largest page size among the supported kernels. The length of every mapping is a multiple of this size.
 const PAGE_BYTES: usize = 64 << 10;
-/// Smallest page size of the supported kernels. It is the only alignment that `mremap` guarantees.
+/// Smallest page size among the supported kernels, and the only alignment that `mremap` guarantees.
 const SMALLEST_PAGE_BYTES: usize = 4096;
 
 /// An allocator that maps blocks of at least [`HUGE_PAGE_BYTES`] onto huge pages and uses the system allocator for the rest.
 ///
-/// Once a 32 MiB array has been freed, glibc keeps up to 64 MiB of freed memory per thread. Decoded images reach that size, so a
-/// loader with a few threads used 1.5 times its budget.
+/// Once a 32 MiB array has been freed, glibc keeps up to 64 MiB of freed memory per thread. Decoded images reach that size. With
+/// glibc alone, a loader with a few threads used 1.5 times its budget.
 pub struct Returning;
 
 const fn is_large(layout: &Layout) -> bool {
@@ -25,10 +25,10 @@ fn mapped_bytes(size: usize) -> usize {
     size.next_multiple_of(PAGE_BYTES)
 }
 
-/// Map `size` zeroed bytes at a multiple of the huge page size. Returns null if the kernel is out of memory.
+/// Map `size` zeroed bytes, aligned to the huge page size. Returns null if the kernel is out of memory.
 fn map(size: usize) -> *mut u8 {
     let (bytes, access) = (mapped_bytes(size), libc::PROT_READ | libc::PROT_WRITE);
-    let room = bytes + HUGE_PAGE_BYTES; // Cannot overflow: a layout is at most half the address space.
+    let room = bytes + HUGE_PAGE_BYTES; // This cannot overflow: a layout covers at most half the address space.
     // SAFETY: a new mapping at an address chosen by the kernel does not overlap existing memory.
     let start = unsafe { libc::mmap(null_mut(), room, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
     if start == libc::MAP_FAILED {
@@ -73,8 +73,8 @@ impl Returning {
     }
 }
 
-// SAFETY: `map` and `unmap` handle large layouts, and `System` handles all others. `realloc` copies the memory if its new size
-// needs the other allocator. Nothing here panics or uses the global allocator.
+// SAFETY: `map` and `unmap` handle large layouts, and `System` handles all others. `realloc` copies the memory if the new size
+// requires the other allocator. Nothing here panics or uses the global allocator.
 unsafe impl GlobalAlloc for Returning {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller upholds the contract of this method.
@@ -94,7 +94,8 @@ unsafe impl GlobalAlloc for Returning {
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller promises that `size`, rounded up to the alignment, does not overflow.
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        // SAFETY: the caller guarantees that `memory` has this layout. New memory has the size of `new` and is disjoint.
+        // SAFETY: the caller guarantees that `memory` has this layout. Any new memory has the layout `new` and does
+        // not overlap the old memory.
         unsafe {
             match (is_large(&layout), is_large(&new)) {
                 (false, false) => System.realloc(memory, layout, size),
@@ -126,7 +127,7 @@ mod tests {
         for align in [1, 64, 4096, HUGE_PAGE_BYTES, 2 * HUGE_PAGE_BYTES] {
             for (from, to) in sizes.iter().flat_map(|from| sizes.map(|to| (*from, to))) {
                 let layout = Layout::from_size_align(from, align).unwrap();
-                // SAFETY: each layout is the current one of the memory. Every byte that is read was written or zeroed before.
+                // SAFETY: each call passes the memory's current layout. Every byte is written or zeroed before it is read.
                 unsafe {
                     let memory = Returning.alloc_zeroed(layout);
                     assert!(memory.addr().is_multiple_of(align) && *memory == 0 && *memory.add(from - 1) == 0);
@@ -147,7 +148,7 @@ mod tests {
     #[test]
     fn large_memory_goes_back_to_the_kernel_at_once() {
         let layout = Layout::from_size_align(3 << 20, 8).unwrap();
-        // Another thread may map the same address right after it is freed, but not every time.
+        // Another thread may map the same address right after it is freed, but not in every attempt.
         // SAFETY: the memory is freed with its own layout and is not written after that.
         let returned = || unsafe {
             let memory = Returning.alloc(layout);

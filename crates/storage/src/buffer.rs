@@ -13,7 +13,7 @@ use crate::process::PerProcess;
 /// Alignment that devices and file systems require for offsets, lengths and addresses.
 pub const ALIGN: u64 = 4096;
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
-/// Smaller buffers are not worth a system call.
+/// Buffers below this size are not worth a system call.
 #[cfg(target_os = "linux")]
 const RETURNED_FROM_BYTES: usize = 128 << 10;
 
@@ -52,13 +52,13 @@ impl Buffer {
         Ok(Buffer { memory, bytes: layout.size(), owner: Owner::Allocator(layout) })
     }
 
-    /// Map zeroed memory that is returned to the kernel on drop. An allocator might keep the freed memory for its thread.
+    /// Map zeroed memory that is returned to the kernel on drop. An allocator might keep the freed memory for one thread.
     pub fn mapped(bytes: usize) -> io::Result<Buffer> {
         let mut map = MmapMut::map_anon(bytes.max(1))?;
         Ok(Buffer { memory: map.as_mut_ptr(), bytes, owner: Owner::Kernel { _map: map } })
     }
 
-    /// Like `new`, for short-lived buffers. Large ones are returned to the kernel on drop, because an allocator may keep them.
+    /// Works like `new`, for short-lived buffers. Large buffers are unmapped on drop, because an allocator may keep their memory.
     #[cfg(target_os = "linux")]
     pub fn returned(bytes: usize) -> io::Result<Buffer> {
         match bytes {
@@ -72,7 +72,7 @@ impl Buffer {
     pub fn zeroed(bytes: usize) -> io::Result<Buffer> {
         if bytes < HUGE_PAGE_BYTES {
             let buffer = Buffer::new(bytes)?;
-            // SAFETY: the memory has that many bytes, and is not shared yet.
+            // SAFETY: the memory has that many bytes and is not shared yet.
             unsafe { std::ptr::write_bytes(buffer.memory, 0, buffer.bytes) };
             return Ok(buffer);
         }
@@ -98,17 +98,17 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Owner::Allocator(layout) = self.owner {
-            // SAFETY: allocated in `new` with this layout, and nothing refers to it any more.
+            // SAFETY: `new` allocated the memory with this layout, and nothing refers to it any more.
             unsafe { dealloc(self.memory, layout) }
         }
     }
 }
 
-/// Idle buffers of this process, kept for reuse.
+/// This process's idle buffers, kept for reuse.
 static IDLE: PerProcess<Mutex<Vec<Buffer>>> = PerProcess::new(|| Mutex::new(Vec::new()));
 
-/// A large buffer that is reused after its last owner drops it. Fresh pages would have to be zeroed by the kernel, which costs as
-/// much as copying into them. The content is left over from earlier use: initialised, but meaningless.
+/// A large buffer that is reused after its last owner drops it. The kernel would have to zero fresh pages, which costs as
+/// much as copying data into them. The buffer's content is left over from earlier use: initialised, but meaningless.
 #[derive(Debug)]
 pub struct Recycled {
     buffer: Option<Buffer>,
@@ -116,10 +116,10 @@ pub struct Recycled {
 }
 
 impl Recycled {
-    /// Buffer sizes are multiples of this, so that an idle buffer fits the next array of similar size.
+    /// Buffer sizes are multiples of this constant, so that an idle buffer fits the next array of similar size.
     pub const STEP_BYTES: usize = HUGE_PAGE_BYTES;
 
-    /// Get at least `bytes` bytes. Idle memory is limited to a quarter of the budget, or to one buffer if that is larger.
+    /// Get a buffer of at least `bytes` bytes. Idle memory is limited to a quarter of the budget, or to one buffer if that is larger.
     pub fn new(bytes: usize, budget_bytes: u64) -> io::Result<Recycled> {
         let least = bytes.checked_next_multiple_of(Self::STEP_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
         let idle = {
@@ -170,7 +170,7 @@ impl Drop for Recycled {
     }
 }
 
-/// Part of a recycled buffer. Its only owner fills it from the start.
+/// Part of a recycled buffer, which a single owner fills from the start.
 #[derive(Debug)]
 pub struct Slot {
     memory: Arc<Recycled>,
@@ -182,7 +182,7 @@ pub struct Slot {
 impl Slot {
     /// Split off the first `bytes` bytes of a slot that is still empty.
     pub fn split_to(&mut self, bytes: usize) -> Slot {
-        assert!(self.filled == 0 && bytes <= self.room, "a slot is split before it is filled");
+        assert!(self.filled == 0 && bytes <= self.room, "a slot must be split before it is filled");
         let first = Slot { memory: self.memory.clone(), begin: self.begin, filled: 0, room: bytes };
         self.begin += bytes;
         self.room -= bytes;
@@ -190,8 +190,8 @@ impl Slot {
     }
 
     pub fn push(&mut self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.room - self.filled, "a slot has room for the bytes");
-        // SAFETY: the destination is inside the memory, has enough room as asserted, and belongs to this slot alone.
+        assert!(bytes.len() <= self.room - self.filled, "a slot must have room for the bytes");
+        // SAFETY: the destination is inside the memory, has enough room as asserted, and belongs only to this slot.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory.memory().add(self.begin + self.filled), bytes.len()) }
         self.filled += bytes.len();
     }
@@ -220,7 +220,7 @@ pub struct Frozen {
 }
 
 impl Frozen {
-    /// Join parts that are adjacent in the same memory. None if they are not adjacent.
+    /// Join parts that are adjacent in this memory. Returns None if the parts are not adjacent.
     pub fn joined<'a>(memory: &Arc<Recycled>, parts: impl IntoIterator<Item = &'a [u8]>) -> Option<Frozen> {
         let base = memory.memory() as usize;
         let mut whole: Option<(usize, usize)> = None;

@@ -32,6 +32,6 @@ pub fn create_certainly(store: &dyn Storage, name: &str, body: &[u8]) -> Result<
         }
         std::thread::sleep(Duration::from_millis(10)); // Give a transient fault time to clear.
     }
-    let text = format!("cannot determine whether `{}/{name}` was created: no certain answer in {:.1?}{why}", store.uri(), began.elapsed());
+    let text = format!("cannot determine whether `{}/{name}` was created: no definite reply in {:.1?}{why}", store.uri(), began.elapsed());
     Err(Error::new("commit-state-unknown", text).hint("check whether the object exists when the storage responds again"))
 }

@@ -50,9 +50,9 @@ fn reads_what_was_put(store: &dyn Storage) -> Result<()> {
     store.sync(&["d"])?;
     ensure(store.read("d/one")?[..] == body[..], "read returns the body that was put")?;
     ensure(store.map("d/one", body.len() as u64)?[..] == body[..], "map returns the body that was put")?;
-    fails_with(store.map("d/one", body.len() as u64 + 1), "object-truncated", "map refuses a wrong length")?;
+    fails_with(store.map("d/one", body.len() as u64 + 1), "object-truncated", "map rejects a wrong length")?;
     store.put("d/empty", b"")?;
-    ensure(store.read("d/empty")?.is_empty() && store.map("d/empty", 0)?.is_empty(), "an empty object exists")?;
+    ensure(store.read("d/empty")?.is_empty() && store.map("d/empty", 0)?.is_empty(), "an empty object can be read and mapped")?;
     fails_with(store.read("d/none"), "object-not-found", "read reports a missing object")?;
     fails_with(store.map("d/none", 1), "object-not-found", "map reports a missing object")?;
     ensure(store.exists("d/one")? && !store.exists("d/none")?, "exists finds only existing objects")?;
@@ -61,7 +61,7 @@ fn reads_what_was_put(store: &dyn Storage) -> Result<()> {
     ensure(store.read("log/hint")?[..] == b"two"[..], "overwrite replaces the body")?;
     store.delete("d/empty")?;
     store.delete("d/empty")?;
-    ensure(!store.exists("d/empty")?, "delete removes an object, and may be repeated")
+    ensure(!store.exists("d/empty")?, "delete removes an object and may be repeated")
 }
 
 fn creates_once(store: &dyn Storage) -> Result<()> {
@@ -72,13 +72,13 @@ fn creates_once(store: &dyn Storage) -> Result<()> {
         let racers: Vec<_> = (0..8u8).map(|racer| scope.spawn(move || store.create("log/0/2", &[racer; 100]))).collect();
         racers.into_iter().map(|racer| racer.join().unwrap_or_else(|_| Err(Error::new("internal", "a racer panicked")))).collect()
     });
-    ensure(wins?.iter().filter(|answer| **answer == Created::Created).count() == 1, "exactly one of eight racers wins")
+    ensure(wins?.iter().filter(|answer| **answer == Created::Created).count() == 1, "exactly one of eight concurrent creates succeeds")
 }
 
 fn lists_one_folder(store: &dyn Storage) -> Result<()> {
     let listed = store.list("log/0")?;
     let known = listed.iter().filter_map(|entry| entry.modified?.elapsed().ok());
-    ensure(known.clone().all(|age| age.as_secs() < 3600), "listed times match the times of the writes")?;
+    ensure(known.clone().all(|age| age.as_secs() < 3600), "listed times match the write times")?;
     let mut names: Vec<_> = listed.iter().map(|entry| (entry.name.clone(), entry.bytes)).collect();
     names.sort();
     ensure(names == [("1".to_owned(), 4), ("2".to_owned(), 100)], "list returns names and sizes, but no temporary files")?;

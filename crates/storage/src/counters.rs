@@ -1,4 +1,4 @@
-//! Counters of store operations, read by tests and `ds.stats()`.
+//! Counters for store operations, read by tests and `ds.stats()`.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,7 +8,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct Counters { $(pub $name: AtomicU64),* }
 
-        /// The values of [`Counters`] at one moment.
+        /// The values of [`Counters`] at one point in time.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         pub struct Counts { $(pub $name: u64),* }
 

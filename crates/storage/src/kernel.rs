@@ -1,5 +1,5 @@
-//! System calls that only some kernels support. On other kernels, each function does nothing, or reports the missing call so that
-//! its caller can use a fallback.
+//! System calls that only some kernels support. On other kernels, each function does nothing or reports that the call is
+//! missing, so that its caller can use a fallback.
 
 use std::fs;
 use std::io;
@@ -54,10 +54,10 @@ pub fn start_write_back(file: &fs::File, begin: u64, bytes: u64) {
 pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     let text = |path: &Path| std::ffi::CString::new(path.as_os_str().as_bytes());
     let (from, to) = (text(from)?, text(to)?);
-    // SAFETY: both are C strings that outlive the call.
+    // SAFETY: both paths are C strings that outlive the call.
     #[cfg(target_os = "linux")]
     let code = unsafe { libc::renameat2(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::RENAME_NOREPLACE) };
-    // SAFETY: both are C strings that outlive the call.
+    // SAFETY: both paths are C strings that outlive the call.
     #[cfg(target_vendor = "apple")]
     let code = unsafe { libc::renamex_np(from.as_ptr(), to.as_ptr(), libc::RENAME_EXCL) };
     #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
@@ -69,7 +69,7 @@ pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Open a folder, and return it with a path that survives renames of the folder. None if the kernel does not support such paths.
+/// Open a folder, and return it with a path that survives renames. Returns None if the kernel does not support such paths.
 pub fn hold_folder(folder: &Path) -> io::Result<Option<(fs::File, PathBuf)>> {
     #[cfg(target_os = "linux")]
     {

@@ -49,7 +49,7 @@ pub fn open(uri: &str, options: &Options) -> Result<Box<dyn Storage>> {
         }
     };
     if path.is_empty() || path.contains('\0') {
-        return Err(Error::new("invalid-uri", format!("cannot open `{uri}`: not a path")));
+        return Err(Error::new("invalid-uri", format!("cannot open `{uri}`: the path is empty or contains a null character")));
     }
     Ok(Box::new(Local::open(std::path::Path::new(&path), Arc::new(Disk), options.io)?))
 }

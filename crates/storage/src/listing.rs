@@ -5,10 +5,10 @@ use std::time::SystemTime;
 /// One object directly below a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// The name below the folder.
+    /// The name relative to the folder.
     pub name: String,
     pub bytes: u64,
-    /// The time of the last write, according to the store's clock. None if the store does not record it.
+    /// The time of the last write, according to the store's clock, or None if the store does not record it.
     pub modified: Option<SystemTime>,
 }
 
@@ -17,6 +17,6 @@ pub struct Entry {
 pub struct Page {
     /// The entries, in no particular order.
     pub entries: Vec<Entry>,
-    /// The `after` argument for the next page. None on the last page.
+    /// The `after` argument for the next page, or None on the last page.
     pub next: Option<String>,
 }

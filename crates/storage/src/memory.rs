@@ -60,7 +60,7 @@ impl Memory {
         Memory { uri: "memory://".into(), objects: Arc::new(Mutex::new(objects)), counters: Counters::default() }
     }
 
-    /// Return all objects. Their bodies are shared, not copied.
+    /// Return all objects. The bodies are shared, not copied.
     pub fn objects(&self) -> BTreeMap<String, Bytes> {
         lock(&self.objects).clone()
     }
@@ -105,7 +105,7 @@ impl Storage for Memory {
         if body.len() as u64 != bytes {
             return Err(Error::new(
                 "object-truncated",
-                format!("cannot read `{}/{name}`: {} bytes, expected {bytes}", self.uri, body.len()),
+                format!("cannot read `{}/{name}`: the object has {} bytes, expected {bytes}", self.uri, body.len()),
             ));
         }
         Ok(body)
@@ -179,7 +179,7 @@ impl Storage for Memory {
     }
 
     fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
-        let _ = self.objects().keys().try_for_each(|name| see(name)); // A break is not a failure.
+        let _ = self.objects().keys().try_for_each(|name| see(name)); // A break from `see` is not a failure.
         Ok(())
     }
 
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fork_waits_for_whoever_is_inside() -> Result<()> {
+    fn a_fork_waits_for_the_thread_inside() -> Result<()> {
         let store = Memory::named("forked");
         store.put("one", b"1")?;
         let (inside, entered) = channel();
@@ -212,11 +212,11 @@ mod tests {
         let holder = std::thread::spawn(move || {
             let _held = lock(&objects);
             let _ = inside.send(());
-            // Sleep while the fork below begins. It then waits for this thread's lock, so no later code could wake this thread.
-            std::thread::sleep(Duration::from_millis(300));
+            // The fork below waits for this thread's lock, so no later code could wake this thread.
+            std::thread::sleep(Duration::from_millis(300)); // Sleep while the fork begins.
         });
         assert!(entered.recv().is_ok());
-        // SAFETY: the child reads the store, which is what the test checks, and exits. It depends on no other thread.
+        // SAFETY: the child reads the store, which is what the test checks, and exits. The child needs no other thread.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: the alarm kills a child that hangs, and the parent detects this. `_exit` runs no handlers.

@@ -49,7 +49,7 @@ impl Io {
             "mapped" => Ok(Io::Mapped),
             "buffered" => Ok(Io::Buffered),
             "direct" => Ok(Io::Direct),
-            other => Err(Error::new("invalid-argument", format!("io=`{other}`, expected `auto`, `mapped`, `buffered` or `direct`"))),
+            other => Err(Error::new("invalid-argument", format!("`io` is `{other}`, expected `auto`, `mapped`, `buffered` or `direct`"))),
         }
     }
 }
@@ -104,7 +104,10 @@ impl Options {
         let Some(value) = self.given.get("timeout_seconds") else { return Ok(Duration::from_secs(60)) };
         let seconds = value.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 86_400.0);
         seconds.map(Duration::from_secs_f64).ok_or_else(|| {
-            Error::new("invalid-argument", format!("storage option `timeout_seconds` is `{value}`, expected a value above 0, up to 86400"))
+            Error::new(
+                "invalid-argument",
+                format!("storage option `timeout_seconds` is `{value}`, expected a number above 0 and at most 86400"),
+            )
         })
     }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLoc
 /// Number of forks between the first process and this one.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// A thread read-locks this while it holds a lock that a child will use. A fork write-locks it, so it waits for those threads.
+/// A thread read-locks this while it holds a lock that a child will use. A fork write-locks it and so waits for those threads.
 static GATE: RwLock<()> = RwLock::new(());
 
 thread_local! {
@@ -32,7 +32,7 @@ extern "C" fn child_after_fork() {
 /// Register the fork handlers. Call this when the library is loaded, because a child forked during the call would wait forever.
 pub fn watch_forks() {
     static WATCH: Once = Once::new();
-    // SAFETY: the handlers only take and release a lock that is held briefly, and add to an atomic.
+    // SAFETY: the handlers only take and release a lock that is held briefly, and increment an atomic counter.
     WATCH.call_once(|| unsafe {
         libc::pthread_atfork(Some(before_fork), Some(parent_after_fork), Some(child_after_fork));
     });
@@ -95,7 +95,7 @@ impl<T, F> std::fmt::Debug for PerProcess<T, F> {
     }
 }
 
-/// Any thread may create the value, use it or drop it, so it must be both `Send` and `Sync`.
+/// Any thread may create the value, use it or drop it, so the value must be both `Send` and `Sync`.
 impl<T: Send + Sync, F: Fn() -> T> PerProcess<T, F> {
     pub const fn new(make: F) -> PerProcess<T, F> {
         PerProcess { current: AtomicPtr::new(std::ptr::null_mut()), make, value: PhantomData }
@@ -129,7 +129,7 @@ impl<T: Send + Sync, F: Fn() -> T> PerProcess<T, F> {
 impl<T, F> Drop for PerProcess<T, F> {
     fn drop(&mut self) {
         let found = *self.current.get_mut();
-        // SAFETY: `&mut self` excludes borrows of the entry. An entry from another generation is leaked, as described above.
+        // SAFETY: `&mut self` rules out other borrows of the entry. An entry from another generation is leaked, as described above.
         unsafe {
             if found.as_ref().is_some_and(|entry| entry.generation == GENERATION.load(Ordering::Relaxed)) {
                 drop(Box::from_raw(found));

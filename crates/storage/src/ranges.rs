@@ -12,7 +12,7 @@ pub struct RangeRequest {
     pub name: String,
     pub begin: u64,
     pub pieces: Vec<Piece>,
-    /// The expected length of the whole object, if known. An object of any other length fails with `object-truncated`.
+    /// The expected length of the whole object, if known. Reading an object of any other length fails with `object-truncated`.
     pub object_bytes: Option<u64>,
     /// Whether pieces may be slices of larger buffers. This is cheaper, but each piece keeps its whole buffer alive.
     pub shared: bool,
@@ -54,5 +54,5 @@ pub struct RequestCost {
     pub waste: u64,
 }
 
-/// A callback that receives the index of a range, the index of a piece in it, and the piece. It runs on the receiving thread.
+/// A callback that receives the index of a range, the index of a piece in it, and the piece. The callback runs on the receiving thread.
 pub type Then = Arc<dyn Fn(usize, usize, &Bytes) + Send + Sync>;

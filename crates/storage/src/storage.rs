@@ -37,7 +37,7 @@ pub trait Storage: Send + Sync + Debug {
         self.access_of_all().unwrap_or(Access::Ranged)
     }
 
-    /// Return the access of all objects if they share the same one, so that callers need not check each object. Cost: no request.
+    /// Return the access mode if all objects have the same one, so that callers need not check each object. Cost: no requests.
     fn access_of_all(&self) -> Option<Access> {
         Some(Access::Mapped)
     }
@@ -62,8 +62,8 @@ pub trait Storage: Send + Sync + Debug {
         false
     }
 
-    /// Return the same store with its root folder held open. Names resolve below it, even if its path later leads elsewhere.
-    /// None if the root cannot move or cannot be held open.
+    /// Return the same store with its root folder held open. Names resolve below that folder, even if its path later leads elsewhere.
+    /// Returns None if the root cannot move or cannot be held open.
     fn held(&self) -> Result<Option<Box<dyn Storage>>> {
         Ok(None)
     }
@@ -78,7 +78,7 @@ pub trait Storage: Send + Sync + Debug {
         Duration::from_secs(60)
     }
 
-    /// Return the difference between this machine's clock and the store's. None if the store has not reported its time.
+    /// Return the difference between this machine's clock and the store's, or None if the store has not reported its time.
     fn clock_skew(&self) -> Option<Duration> {
         None
     }
@@ -103,7 +103,7 @@ pub trait Storage: Send + Sync + Debug {
         ranges.iter().map(|_| Err(Error::new("internal", format!("`{}` does not support streams", self.uri())))).collect()
     }
 
-    /// Return the first few names below a folder in ascending order. None if the store does not list in order.
+    /// Return the first few names below a folder in ascending order, or None if the store does not list in order.
     fn newest(&self, _folder: &str) -> Result<Option<Vec<String>>> {
         Ok(None)
     }
@@ -111,17 +111,17 @@ pub trait Storage: Send + Sync + Debug {
     /// Make an immutable object of known length readable at memory speed, without a copy if possible.
     fn map(&self, name: &str, bytes: u64) -> Result<Bytes>;
 
-    /// Hint that part of a mapped object will be read soon. Does nothing in stores that do not map.
+    /// Hint that part of a mapped object will be read soon. Does nothing in stores that do not map objects.
     fn will_need(&self, _part: &[u8]) {}
 
-    /// Hint how a whole mapped object will be read. Does nothing in stores that do not map.
+    /// Hint how a whole mapped object will be read. Does nothing in stores that do not map objects.
     fn will_read(&self, _whole: &[u8], _pattern: Pattern) {}
 
     /// Return whether the object exists.
     fn exists(&self, name: &str) -> Result<bool>;
 
     /// Return a page of the objects directly below a folder. `after` is `next` from the previous page, or None for the first page.
-    /// A missing folder is empty. Cost: one request.
+    /// A missing folder is treated as empty. Cost: one request.
     fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Page>;
 
     /// Return all objects directly below a folder. Cost: one request per page, and memory for all entries.
@@ -146,7 +146,7 @@ pub trait Storage: Send + Sync + Debug {
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>>;
 
     /// Return a nonzero number that differs between this root and any copy of it. Renames and writes do not change it.
-    /// None if the store has no such number.
+    /// Returns None if the store has no such number.
     fn place(&self) -> Option<u64> {
         None
     }
@@ -178,7 +178,7 @@ pub trait Storage: Send + Sync + Debug {
     /// creates of a name succeeds. Writers also check existing datasets, which may have been copied to an unsupported store.
     fn prove(&self) -> Result<()>;
 
-    /// Fail with `read-only` if the store never accepts writes. Cost: no request.
+    /// Fail with `read-only` if the store never accepts writes. Cost: no requests.
     fn writable(&self) -> Result<()> {
         Ok(())
     }

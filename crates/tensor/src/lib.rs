@@ -1,4 +1,4 @@
-//! Element types, shapes and columns of values in memory. This crate knows nothing about files.
+//! Element types, shapes and in-memory columns of values. This crate knows nothing about files.
 //!
 //! The `format` crate stores a [`Dtype`], `dataset` fills [`Ragged`] values, and `python` converts both for NumPy.
 
@@ -84,12 +84,12 @@ impl fmt::Display for Shape {
     }
 }
 
-/// Format a count for messages. None means that computing the count overflowed.
+/// Format a count for messages. None means that the count overflowed.
 pub fn counted(count: Option<u64>) -> String {
     count.map_or("more than 2^64".to_owned(), |count| count.to_string())
 }
 
-/// Maximum number of dimensions of a tensor, as in NumPy 1.
+/// Maximum number of tensor dimensions, as in NumPy 1.
 pub const MAX_DIMENSIONS: usize = 32;
 
 impl Shape {
@@ -97,7 +97,7 @@ impl Shape {
         Shape(Vec::new())
     }
 
-    /// Return the shape of text, bytes and media: one free dimension.
+    /// Return the shape for text, bytes and media, which has one free dimension.
     pub fn free() -> Shape {
         Shape(vec![None])
     }
@@ -110,8 +110,8 @@ impl Shape {
         self.free_count() == 0
     }
 
-    /// Return the product of the fixed dimensions and the element size. If no dimension is free, this is the size of a sample in bytes;
-    /// otherwise, it is the size of one "cell" of the free dimensions.
+    /// Return the product of the fixed dimensions and the element size. If no dimension is free, this is the sample size in bytes.
+    /// Otherwise, it is the size of one "cell" of the free dimensions.
     pub fn fixed_bytes(&self, dtype: Dtype) -> Result<u64> {
         self.0
             .iter()
@@ -131,7 +131,7 @@ impl Shape {
 /// The values of n samples in one column, to be written to a dataset.
 #[derive(Debug, Clone)]
 pub enum Column {
-    /// n samples of equal size, back to back.
+    /// n samples of equal size, stored back to back.
     Fixed { data: Vec<u8>, validity: Option<Vec<bool>>, samples: usize },
     /// n samples of different sizes.
     Ragged(Ragged),
@@ -142,7 +142,7 @@ pub enum Column {
 /// n large samples that are fetched part by part from a source while they are written.
 #[derive(Debug, Clone)]
 pub struct Pulled {
-    /// Shape of each sample; the shape of a null is ignored.
+    /// Shape of each sample. A null's shape is ignored.
     pub shapes: Vec<Vec<u64>>,
     pub validity: Option<Vec<bool>>,
     pub source: Arc<dyn Pull>,
@@ -154,7 +154,7 @@ pub trait Pull: Debug + Send + Sync {
     fn pull(&self, row: usize, slice: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 }
 
-/// The samples in a source, starting at row `first`.
+/// The samples of a source, starting at row `first`.
 #[derive(Debug)]
 struct Following {
     source: Arc<dyn Pull>,
@@ -173,7 +173,7 @@ pub struct Ragged {
     pub data: Vec<u8>,
     /// `ends[i]` is the offset in `data` at which value i ends.
     pub ends: Vec<u64>,
-    /// Sizes of the free dimensions, with the same number of sizes for each value.
+    /// Sizes of the free dimensions. All values have the same number of sizes.
     pub free: Vec<u64>,
     pub validity: Option<Vec<bool>>,
 }
@@ -187,7 +187,7 @@ impl Ragged {
         self.ends.is_empty()
     }
 
-    /// Append one value; `None` is null.
+    /// Append one value. `None` appends a null.
     pub fn push(&mut self, value: Option<&[u8]>, free: &[u64]) {
         if let Some(value) = value {
             self.data.extend_from_slice(value);
@@ -256,7 +256,7 @@ impl Column {
         }
     }
 
-    /// Return how many bytes the values of this column occupy in memory.
+    /// Return how many bytes this column's values occupy in memory.
     pub fn value_bytes(&self) -> usize {
         match self {
             Column::Fixed { data, .. } => data.len(),

@@ -5,11 +5,11 @@ use std::ops::Range;
 /// A part of an array: one range per dimension.
 pub type Slice = Vec<Range<u64>>;
 
-/// Default target size of a tile: one of the format's checksum units.
+/// Default target size of a tile, equal to the size of a checksum unit in the format.
 pub const TILE_BYTES: u64 = 64 << 10;
-/// Samples that would need more tiles than this use larger tiles, which keeps their indexes small.
+/// Samples that would need more tiles than this use larger tiles, which keeps the tile indexes small.
 pub const SAMPLE_TILES: u64 = 1 << 17;
-/// A last dimension of at most this length is not cut, because most reads need it whole.
+/// If the last dimension has at most this length, it is not cut, because most reads need all of it.
 const WHOLE_LAST: u64 = 64;
 
 /// Return the slice that covers a whole array.
@@ -53,7 +53,7 @@ impl Grid {
         slice
     }
 
-    /// Return the tiles that overlap a slice, in ascending order. The slice must not be empty.
+    /// Return the tiles that overlap a non-empty slice, in ascending order.
     pub fn meeting(&self, slice: &[Range<u64>]) -> Vec<u64> {
         let mut found = vec![0];
         for ((range, side), count) in slice.iter().zip(&self.tile).zip(&self.counts) {
@@ -123,7 +123,7 @@ pub fn runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mut ea
         return;
     }
     let length = |range: &Range<u64>| (range.end - range.start) as usize;
-    // Byte offsets in both slices at which the overlap begins, and byte steps along the current axis.
+    // The byte offset in each slice at which the overlap begins, and the byte steps along the current axis.
     let (mut from_at, mut to_at, mut from_step, mut to_step) = (0, 0, element_bytes, element_bytes);
     let mut axes = Vec::with_capacity(shared.len());
     let (mut run, mut together) = (element_bytes, true);

@@ -2,7 +2,7 @@
 //!
 //! An fsync of a file makes its content durable; an fsync of a folder makes its names durable. Unsynced content may survive
 //! completely, partly (with zeros or old bytes in the gaps), or not at all. An unsynced name may point to the old file, the new
-//! file, or nothing. `Local` runs on this disk unchanged.
+//! file, or nothing. `Local` runs unchanged on this disk.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -36,7 +36,7 @@ struct State {
     durable_names: BTreeMap<PathBuf, Entry>,
     /// The number of operations left until the power fails; `None` if it never fails.
     left: Option<u64>,
-    /// The first and last operations that fail; later ones succeed. If `true`, the first takes effect but still returns an error.
+    /// The first and last operations that fail, and whether the first one takes effect although it returns an error.
     fault: Option<(u64, u64, bool)>,
     /// A folder whose syncs fail with this error number.
     unsynced: Option<(PathBuf, i32)>,
@@ -62,7 +62,7 @@ impl CrashDisk {
         self.lock().left = Some(operations);
     }
 
-    /// Make the operations from `first` to `last` fail. With `done`, the first still takes effect, as if only its reply were lost.
+    /// Make the operations from `first` to `last` fail. If `done`, the first of them still takes effect, as if only its reply were lost.
     pub fn fail_for_a_while(&self, first: u64, last: u64, done: bool) {
         self.lock().fault = Some((first, last, done));
     }

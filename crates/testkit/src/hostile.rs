@@ -37,7 +37,7 @@ fn jpeg_claiming(width: u16, height: u16, components: u8, precision: u8) -> Vec<
     bytes
 }
 
-/// Make a WebP with one chunk, whose frame header claims a size and is followed by `body`.
+/// Make a one-chunk WebP whose frame header claims a size and is followed by `body`.
 fn webp_claiming(lossless: bool, width: u32, height: u32, body: &[u8]) -> Vec<u8> {
     let (name, head) = if lossless {
         (b"VP8L", [&[0x2f][..], &(width.wrapping_sub(1) & 0x3fff | (height.wrapping_sub(1) & 0x3fff) << 14).to_le_bytes()].concat())

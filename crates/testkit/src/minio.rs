@@ -1,4 +1,4 @@
-//! A real MinIO server for tests, with its own temporary folder and port. Dropping the value stops it.
+//! A real MinIO server for tests, with its own temporary folder and port. Dropping the value stops the server.
 //! `tools/servers.sh` installs MinIO.
 
 use std::io;
@@ -67,7 +67,7 @@ impl Minio {
         ask().is_ok_and(|answer| answer.contains("200 OK"))
     }
 
-    /// Return options for a store at `address`, the address of either the server or a proxy in front of it.
+    /// Return options for a store at `address`, which is the server or a proxy in front of it.
     pub fn options(address: SocketAddr, more: &[(&str, &str)]) -> Result<Options> {
         let endpoint = format!("http://{address}");
         let own = [("endpoint_url", endpoint.as_str()), ("region", "us-east-1"), ("access_key_id", KEY), ("secret_access_key", SECRET)];

@@ -1,4 +1,4 @@
-//! Seeded random numbers: splitmix64. Source: Steele, Lea, Flood, OOPSLA 2014.
+//! Seeded random numbers from splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The commit state machine with replies in random order, lost replies, unreadable records, and races. Each acknowledged
+//! Tests the commit state machine with replies in random order, lost replies, unreadable records, and races. Each acknowledged
 //! transaction is in the log exactly once, record numbers have no gaps, and each record refers to its predecessor.
 
 use std::collections::{BTreeMap, HashSet};
@@ -69,7 +69,7 @@ fn answer(log: &mut Log, request: Request, random: &mut Random, faults: u64) -> 
             Event::Unreadable
         }
         Request::Read { number } => Event::Found(Box::new(entry(log, number)?)),
-        Request::Done(_) => return Err(Error::new("internal", "nothing to answer")),
+        Request::Done(_) => return Err(Error::new("internal", "no request to answer")),
     })
 }
 
@@ -104,19 +104,19 @@ fn run(seed: u64) -> Result<()> {
     let mut seen = HashSet::new();
     let mut before: Option<LogEntry> = None;
     for (index, number) in log.keys().enumerate() {
-        assert_eq!(index as u64, *number, "seed {seed}: record numbers must be dense");
+        assert_eq!(index as u64, *number, "seed {seed}: record numbers must have no gaps");
         let now = entry(&log, *number)?;
         if let Some(before) = &before {
             assert_eq!(now.record.parents[0].crc, before.crc, "seed {seed}: each record must name its predecessor");
             assert_eq!(now.record.samples, before.record.samples + 2);
             assert_eq!(now.record.transactions[0].first_counter, before.record.next_counter, "seed {seed}: row ids must not overlap");
             assert!(now.record.time_us > before.record.time_us);
-            assert!(seen.insert(now.record.uuid()), "seed {seed}: a transaction is committed twice");
+            assert!(seen.insert(now.record.uuid()), "seed {seed}: no transaction may be committed twice");
         }
         before = Some(now);
     }
     for uuid in &done {
-        assert!(seen.contains(&Id([*uuid; 16])), "seed {seed}: an acknowledged commit is lost");
+        assert!(seen.contains(&Id([*uuid; 16])), "seed {seed}: no acknowledged commit may be lost");
     }
     assert!(seen.len() <= done.len() + unknown.len(), "seed {seed}");
     Ok(())
@@ -180,7 +180,7 @@ fn a_rebase_of_values_reads_each_record_in_between_once() -> Result<()> {
         }
         event = answer(&mut log, request, &mut Random(0), u64::MAX)?;
     }
-    assert_eq!(seen, [(1, 2)], "the newest record is known already");
+    assert_eq!(seen, [(1, 2)], "the newest record is already known");
     Ok(())
 }
 
@@ -198,6 +198,6 @@ fn a_transaction_that_read_all_rows_conflicts_with_any_append_in_between() -> Re
     };
     let first = entry(&log, 1)?.record.snapshot();
     assert_eq!(error.code(), "conflict");
-    assert!(error.message().contains(&format!("commit {first} was made meanwhile: it appended 2 samples")), "{error:?}");
+    assert!(error.message().contains(&format!("commit {first} was made in the meantime: it appended 2 samples")), "{error:?}");
     Ok(())
 }

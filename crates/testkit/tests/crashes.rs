@@ -1,5 +1,5 @@
 //! Crash tests on the simulated disk: whenever the power fails, the dataset passes verification. It contains exactly the
-//! acknowledged commits, and possibly the one that was in flight.
+//! acknowledged commits, and possibly a commit that was in flight.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ fn check(seed: u64) -> Result<u64> {
         let expected = &told.contents[record.number as usize];
         let then = Snapshot::open_at(snapshot.context.clone(), &record.snapshot())?;
         if !expected.is_empty() && samples::contents(&then)? != *expected {
-            return Err(fail(format!("commit {} no longer reads the same", record.number)));
+            return Err(fail(format!("commit {} has changed since it was acknowledged", record.number)));
         }
     }
     // The recovered dataset must accept another commit.
@@ -95,13 +95,13 @@ fn every_crash_leaves_exactly_the_acknowledged_commits() -> Result<()> {
     for seed in seeds(count) {
         commits += check(seed)?;
     }
-    println!("{count} crashes, {commits} commits held");
+    println!("{count} crashes, {commits} commits found");
     assert!(commits > count, "the seeds must get past the first commit");
     Ok(())
 }
 
-/// One operation fails, or its reply is lost and a few more operations fail; then the disk works again. Acknowledged commits exist, refused
-/// ones do not, and no object that a commit needs is deleted.
+/// One operation fails, or its reply is lost and a few more operations fail; then the disk works again. Acknowledged commits exist,
+/// rejected ones do not, and no object that a commit needs is deleted.
 #[test]
 fn every_single_fault_keeps_the_acknowledged_commits() -> Result<()> {
     let calm = CrashDisk::new();
@@ -115,7 +115,7 @@ fn every_single_fault_keeps_the_acknowledged_commits() -> Result<()> {
             refused += u64::from(faulty(&disk)?);
         }
     }
-    println!("{operations} operations, each failed and each lost; {refused} runs saw an error");
+    println!("{operations} operations, each tested with a failure and with a lost reply; {refused} runs saw an error");
     assert!(refused > operations / 2);
     Ok(())
 }

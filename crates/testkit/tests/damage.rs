@@ -44,7 +44,7 @@ fn reachable(objects: &Objects) -> Vec<String> {
 fn judge(what: String, outcome: Result<Vec<String>>, expected: &[String], refused: &mut u64) -> Result<()> {
     match outcome {
         Ok(seen) if seen == expected => Ok(()),
-        Ok(_) => Err(Error::new("internal", format!("{what}: reads other values"))),
+        Ok(_) => Err(Error::new("internal", format!("{what}: the read returned different values"))),
         Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound | Kind::Unsupported) => {
             *refused += 1;
             Ok(())
@@ -69,7 +69,7 @@ fn every_flipped_bit_is_an_error_or_harmless() -> Result<()> {
             flips += 1;
         }
     }
-    println!("{flips} bits flipped, {refused} refused, the rest read the same");
+    println!("{flips} bits flipped; {refused} were refused, and the rest did not change the values");
     // A reader may miss flipped bits only in padding, footers, hints, and a root that was replaced by a later root.
     assert!(refused * 10 > flips * 8, "most flips must be refused: {refused} of {flips} were");
     Ok(())

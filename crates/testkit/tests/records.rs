@@ -21,7 +21,7 @@ fn two_commits(name: &str) -> Result<(Memory, Record)> {
 
 fn runs(record: &mut Record) -> &mut penstock_format::ids::Run {
     let fragments = record.deltas.iter_mut().filter_map(|delta| if let Delta::Fragment(fragment) = delta { Some(fragment) } else { None });
-    &mut fragments.last().expect("an append of few samples is stored in its record").runs[0]
+    &mut fragments.last().expect("a small append is stored in its record").runs[0]
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn row_ids_that_nobody_gave_out_are_refused() -> Result<()> {
         ("a counter below the number of samples", |record| record.next_counter = 11),
         ("a counter of zero", |record| record.next_counter = 0),
         ("a transaction beyond the end", |record| record.transactions[0].first_counter = 7),
-        ("a transaction at the largest number", |record| record.transactions[0].first_counter = u64::MAX),
+        ("a transaction at the largest counter", |record| record.transactions[0].first_counter = u64::MAX),
         ("a run beyond the end", |record| runs(record).first = 7),
         ("a provisional run", |record| runs(record).first |= 1 << 63),
     ];
@@ -53,7 +53,7 @@ fn verify_finds_row_ids_that_were_given_out_twice() -> Result<()> {
     type Change = fn(&mut Record);
     let changes: [(&str, Change); 2] = [
         ("row ids assigned twice", |record| record.transactions[0].first_counter = 0),
-        ("two samples with one row id", |record| runs(record).first = 5),
+        ("two samples with the same row id", |record| runs(record).first = 5),
     ];
     let (memory, record) = two_commits("twice")?;
     for (what, change) in [("nothing", (|_| ()) as Change)].into_iter().chain(changes) {

@@ -1,4 +1,4 @@
-//! Object storage on a real MinIO: the conformance suite, then commits and reads through a proxy that injects network faults.
+//! Object storage on a real MinIO server: the conformance suite, then commits and reads through a proxy that injects network faults.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,7 +30,7 @@ fn a_long_folder_is_listed_page_by_page() -> Result<()> {
     assert!(first.entries.len() == 1000 && first.next.is_some(), "{} entries", first.entries.len());
     let mut listed: Vec<String> = store.list("d")?.into_iter().map(|entry| entry.name).collect();
     listed.sort();
-    assert_eq!(listed, names, "objects of deeper folders are left out");
+    assert_eq!(listed, names, "objects in deeper folders must be left out");
     Ok(())
 }
 
@@ -111,7 +111,7 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
     let note = |error: &Error| {
         told.lock().unwrap_or_else(PoisonError::into_inner).codes.push(error.code());
         match error.kind() {
-            // The user can act on these: retry, or check whether the commit exists.
+            // The user can act on these errors: retry, or check whether the commit exists.
             Kind::Unavailable | Kind::Conflict if hard => Ok(()),
             _ => Err(fail(format!("unexpected error: {} ({})", error, error.code()))),
         }
@@ -233,7 +233,7 @@ fn every_schedule_of_faults_keeps_every_promise() -> Result<()> {
         "{schedules} schedules: {commits} commits acknowledged, {unknown} unknown, {errors} errors with a code; requests and faults {struck:?}; peak {} MiB",
         peak_bytes >> 20
     );
-    assert!(struck.iter().all(|count| *count > 0), "every kind of fault must have struck");
+    assert!(struck.iter().all(|count| *count > 0), "every kind of fault must have occurred");
     assert!(commits > schedules && peak_bytes <= MEMORY_BYTES);
     Ok(())
 }

@@ -19,7 +19,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
-    help="Multimodal datasets as a versioned, transactional store.",
+    help="A versioned, transactional store for multimodal datasets.",
 )
 
 

@@ -11,7 +11,7 @@ def doctor(
     uri: str = typer.Argument(help="A location for datasets: s3://bucket/prefix, a folder, …"),
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
 ) -> None:
-    """Test and measure a location for datasets: permissions, create-only puts, latency, rates, clock.
+    """Test and measure a location for datasets: permissions, create-only puts, latency, rates and clock.
 
     Writes test objects (one of 32 MiB) and removes them. Exits with 1 if a feature that datasets need does not work.
     """

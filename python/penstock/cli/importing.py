@@ -16,11 +16,11 @@ def import_(
     destination: Annotated[str, typer.Argument(help="A new dataset, or an existing one with these columns, to append to.")],
     format: Annotated[str, typer.Option(help="auto, images, csv, tsv, jsonl, parquet, arrow.")] = "auto",
     types: Annotated[list[str], typer.Option("--type", "-t", help=TYPES_HELP)] = [],  # noqa: B006
-    validate: Annotated[str, typer.Option(help="header: check the headers of images; decode: check every pixel.")] = "header",
+    validate: Annotated[str, typer.Option(help="header: check image headers; decode: check every pixel.")] = "header",
     on_error: Annotated[str, typer.Option(help="raise: commit nothing; skip: leave out the item; null: store a null.")] = "raise",
-    encoding: Annotated[str, typer.Option(help="Encoding of CSV and JSONL files.")] = "utf-8",
-    delimiter: Annotated[str, typer.Option(help="Delimiter of CSV files.")] = "",
-    quote: Annotated[str, typer.Option(help="Quote character of CSV files; empty for none.")] = '"',
+    encoding: Annotated[str, typer.Option(help="The encoding of a CSV or JSONL file.")] = "utf-8",
+    delimiter: Annotated[str, typer.Option(help="The delimiter in a CSV file.")] = "",
+    quote: Annotated[str, typer.Option(help="The quote character in a CSV file; empty for none.")] = '"',
     header: Annotated[bool, typer.Option(help="Whether the first line of a CSV file names the columns.")] = True,
     include: Annotated[list[str], typer.Option(help="Import only files that match: --include '*.jpg'.")] = [],  # noqa: B006
     exclude: Annotated[list[str], typer.Option(help="Leave out files that match: --exclude 'thumbnails/*'.")] = [],  # noqa: B006

@@ -1,4 +1,4 @@
-"""The base class of columns whose values are codes for words."""
+"""The base class for columns whose values are codes for words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coded(ColumnType):
-    """Base class of label and category columns. Subclasses define `words`."""
+    """Base class for label and category columns. Subclasses define `words`."""
 
     def rows(self, values: Any) -> Any:
         values = rows_of(text_from_pandas(values))

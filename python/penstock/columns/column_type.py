@@ -1,4 +1,4 @@
-"""The base class of all column types."""
+"""The base class for all column types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CODECS = ("none", "lz4", "zstd")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ColumnType:
-    """Base class of the column types. `codec`, one of `CODECS`, sets how blocks are compressed. Media are already compressed."""
+    """Base class for all column types. `codec`, one of `CODECS`, sets how blocks are compressed. Media are already compressed."""
 
     codec: str = "none"
     type: ClassVar[str]
@@ -29,7 +29,7 @@ class ColumnType:
     def spec(self) -> dict[str, Any]:
         """Return the column's entry in the schema, without its name."""
         if self.codec not in CODECS:
-            raise InvalidInputError(f"unknown codec {self.codec!r}", code="invalid-schema", hint=f"one of {', '.join(CODECS)}")
+            raise InvalidInputError(f"unknown codec {self.codec!r}", code="invalid-schema", hint=f"use one of {', '.join(CODECS)}")
         return {"type": self.type, "codec": self.codec}
 
     def check_whole(self, values: Any) -> None:

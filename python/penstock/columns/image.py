@@ -21,8 +21,8 @@ class Image(ColumnType):
     Shapes: reads as (H, W, C) uint8 or uint16, where C is the stored number of channels: 1, 3 or 4. With `exif_orientation=False`,
     the EXIF orientation is ignored.
     `mode` is the mode that loaders return: "RGB" (alpha composited onto white), "L" (grey, by ITU-R 601), "RGBA", "I;16" (16-bit grey;
-    8-bit values are multiplied by 257) or "stored". Loaders refuse images with 16 bits per channel in an 8-bit mode, and colour images
-    in "I;16".
+    8-bit values are multiplied by 257) or "stored". Loaders refuse to convert images with 16 bits per channel to an 8-bit mode, or
+    colour images to "I;16".
     """
 
     mode: str = "RGB"
@@ -31,7 +31,7 @@ class Image(ColumnType):
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise InvalidInputError(f"mode={self.mode!r}", code="invalid-schema", hint=f"one of {', '.join(MODES)}")
+            raise InvalidInputError(f"mode={self.mode!r}", code="invalid-schema", hint=f"use one of {', '.join(MODES)}")
 
     def spec(self) -> dict[str, Any]:
         return {**super().spec(), "exif_orientation": self.exif_orientation, "mode": self.mode}

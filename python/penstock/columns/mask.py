@@ -15,7 +15,7 @@ class Mask(ColumnType):
     """One class number per pixel, stored as PNG. Shapes: reads as (H, W) uint8 or uint16; palettes are not applied.
     `of` names the image column that the mask belongs to.
 
-    Files are stored unchanged. JPEG compression may already have changed class numbers.
+    Files are stored unchanged. In a JPEG file, compression may already have changed class numbers.
     """
 
     of: str | None = None

@@ -1,8 +1,8 @@
 """Reads CSV and TSV with pyarrow's streaming reader. Supports quotes and every encoding that Python supports. Types are given by
 the caller or inferred from the first block.
 
-pyarrow reads all columns as bytes, and this file converts them. A bad value is refused with its row number. `on_error` decides whether
-the import continues.
+pyarrow reads all columns as bytes, and this file converts them. A bad value is refused and reported with its row number.
+`on_error` decides whether the import continues.
 """
 
 from __future__ import annotations
@@ -218,8 +218,8 @@ class _Reading:
         return self._stream.schema
 
     def next(self, first: int = 0) -> pa.RecordBatch | None:
-        """Return the rows of the next block, or None at the end of the file. `first` is the number of the block's first row in the
-        file.
+        """Return the rows of the next block, or None at the end of the file. `first` is the row number, in the
+        file, of the block's first row.
         """
         stream = self._stream  # Read this before the check, because `_release` sets `ending` and then removes the stream.
         self._check_ending()
@@ -293,7 +293,7 @@ _HEXADECIMAL = "^[+-]?0[xX]"
 
 
 def _begins_with_zero(texts: pa.Array) -> pa.Array:
-    """Return a mask of texts with several characters that begin with a zero, signed or not. Eight times faster than a regex."""
+    """Return a mask of the texts longer than one character that begin with a zero, signed or not. Eight times faster than a regex."""
     zero = reduce(compute.or_, (compute.starts_with(texts, start) for start in ("0", "+0", "-0")))
     return compute.and_(zero, compute.greater(compute.binary_length(texts), 1))
 
@@ -306,7 +306,7 @@ def _numbers(first: int, gone: Sequence[int]) -> Callable[[int], int]:
     >>> [number(row) for row in range(3)]
     [3, 6, 7]
     """
-    before = [row - place for place, row in enumerate(gone)]  # Each row number, less the number of refused rows before it.
+    before = [row - place for place, row in enumerate(gone)]  # Each row number minus the number of refused rows before it.
     return lambda row: first + row + bisect.bisect_right(before, first + row)
 
 
@@ -327,7 +327,7 @@ def _chunk(
     problems: list[tuple[int, str, Refusal]] = []
     for column, kind in kinds.items():
         texts, broken = _texts(batch.column(column))
-        why = "it is not UTF-8; if the whole file has another encoding, pass --encoding, for example latin-1"
+        why = "it is not UTF-8; if the whole file uses a different encoding, pass --encoding, for example latin-1"
         problems += [(row, column, Refusal.of_value(name(row), column, why)) for row in broken]
         if isinstance(kind, Scalar):
             converted, bad = _converted(texts, kind, column in given)

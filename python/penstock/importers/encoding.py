@@ -21,7 +21,7 @@ def recoded(raw: Any, encoding: str, path: pathlib.Path) -> Any:
 
 
 class Recoded:
-    """A file in another encoding, read as UTF-8. A byte that is invalid in that encoding raises an error with its offset."""
+    """A file in an encoding other than UTF-8, read as UTF-8. A byte that is invalid in that encoding raises an error with its offset."""
 
     def __init__(self, raw: Any, encoding: str, path: pathlib.Path) -> None:
         self.raw, self.path, self.encoding, self.at = raw, path, encoding, 0
@@ -38,7 +38,7 @@ class Recoded:
             except UnicodeError as error:
                 place = self.at + getattr(error, "start", 0)
                 raise InvalidInputError(
-                    f"cannot import `{self.path}`: byte {place} is not {self.encoding}",
+                    f"cannot import `{self.path}`: byte {place} is not valid {self.encoding}",
                     code="invalid-value",
                     hint="pass --encoding, for example latin-1 or utf-16",
                 ) from error

@@ -1,6 +1,6 @@
 """A folder of images: every image is a sample, and its parent folder is its class.
 
-A file counts as an image if its first bytes or its suffix say so. Files of other kinds (README.md, a manifest) are left out and
+A file counts as an image if its first bytes or its suffix indicate one. Files of other kinds (README.md, a manifest) are left out and
 counted. An image that is damaged, or in an unsupported format, is refused and reported, because the user may expect it in the dataset.
 """
 
@@ -23,7 +23,7 @@ from penstock.errors import InvalidInputError
 from penstock.importers.source import Chunk, FolderOptions, Refusal, Source
 from penstock.values.checks import is_utf8
 
-# Limits for a chunk of files, which is held in memory. The last file of a chunk may take it over the byte limit.
+# Limits for a chunk of files, which is held in memory. The last file in a chunk may push the chunk over the byte limit.
 FILES_AT_ONCE = 256
 CHUNK_BYTES = 16 << 20
 # Photographs are smaller than this, and each file must fit in memory.
@@ -36,7 +36,7 @@ def open_source(folder: pathlib.Path, options: FolderOptions) -> Source:
         raise InvalidInputError(f"cannot import `{folder}` as images: it is not a folder")
     files: list[pathlib.Path] = []
     left_out: list[pathlib.Path] = []
-    # An `include` such as "*.dat" declares such files to be images, regardless of their first bytes. "train/*" only says where images are.
+    # An `include` such as "*.dat" declares matching files to be images, regardless of their first bytes. "train/*" only selects a folder.
     endings = [pattern for pattern in options.include if (ending := pathlib.PurePosixPath(pattern).suffix) and not set(ending) & set("*?[")]
     said = dataclasses.replace(options, include=endings)
     for file in sorted(_walk(folder)):

@@ -153,4 +153,4 @@ def _object(line: bytes) -> Mapping[str, Any] | rows.BadRow:
         value = parse_json(line)
     except (ValueError, RecursionError) as error:
         return rows.BadRow(f"not JSON: {error}")
-    return value if isinstance(value, dict) else rows.BadRow(f"a {type(value).__name__}, expected an object")
+    return value if isinstance(value, dict) else rows.BadRow(f"it is a {type(value).__name__}, expected an object")

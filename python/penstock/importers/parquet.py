@@ -77,7 +77,7 @@ def _type(kinds: list[pa.DataType]) -> pa.DataType:
 def _check_columns(
     file: pathlib.Path, schema: pa.Schema, first: pathlib.Path, typed: dict[str, pa.DataType], options: FolderOptions
 ) -> None:
-    """Refuse a file if its columns differ from the first file's, count time in another unit, or would lose data in the inferred type."""
+    """Refuse a file if its columns differ from the first file's, use a different time unit, or would lose data in the inferred type."""
     if schema.names != list(typed):
         raise InvalidInputError(
             f"cannot import `{file}`: its columns are {schema.names}, expected {list(typed)} as in `{first}`", code="invalid-schema"
@@ -92,7 +92,7 @@ def _check_columns(
             raise InvalidInputError(
                 f"cannot import `{file}`: its column `{name}` is {mine}, expected {theirs} as in files such as `{first}`",
                 code="invalid-schema",
-                hint=f"cast one to the other's type first{', or specify the type of the column' if loses and not counts else ''}",
+                hint=f"cast one to the other's type first{', or specify the column type' if loses and not counts else ''}",
             )
 
 
@@ -121,7 +121,7 @@ def _files(folder: pathlib.Path, options: FolderOptions) -> tuple[list[pathlib.P
     parted = next((part for file in files for part in file.relative_to(folder).parts[:-1] if "=" in part), None)
     if parted is not None:
         raise InvalidInputError(
-            f"cannot import `{folder}`: its folder name `{parted}` contains a value that its files do not have",
+            f"cannot import `{folder}`: the folder name `{parted}` contains a value that is missing from the files",
             code="unsupported-format",
             hint="read it with pyarrow.dataset and import the rows, or import the folders one by one",
         )
@@ -190,7 +190,7 @@ def _batches(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
 
 
 def _parquet(file: pathlib.Path) -> pq.ParquetFile:
-    # Spark and Hive write 96-bit times. In nanoseconds, times outside the years 1677 to 2262 would wrap around.
+    # Spark and Hive write 96-bit timestamps. In nanoseconds, times outside the years 1677 to 2262 would wrap around.
     return pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
 
 

@@ -97,13 +97,11 @@ def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: 
             if getattr(row, "message", None) == "":
                 continue
             refused.append(
-                Refusal(name(first + place), "invalid-value", getattr(row, "message", f"a {type(row).__name__}, expected a dict"))
+                Refusal(name(first + place), "invalid-value", getattr(row, "message", f"it is a {type(row).__name__}, expected a dict"))
             )
         elif unknown:
             refused.append(
-                Refusal(
-                    name(first + place), "invalid-value", f"column `{unknown[0]}` is missing from the first rows (up to {ROWS_TO_INFER})"
-                )
+                Refusal(name(first + place), "invalid-value", f"column `{unknown[0]}` does not occur in the rows used to infer columns")
             )
         else:
             places.append(place)
@@ -161,7 +159,7 @@ def infer(values: list[Any], name: str) -> ColumnType:
 def _tensor(arrays: list[Any], name: str) -> ColumnType:
     ranks = {array.ndim for array in arrays}
     if len(ranks) != 1:
-        raise InvalidInputError(f"cannot import column `{name}`: its arrays have {sorted(ranks)} dimensions, expected one rank")
+        raise InvalidInputError(f"cannot import column `{name}`: its arrays have {sorted(ranks)} dimensions, expected equal numbers")
     shapes = np.array([array.shape for array in arrays])
     shape = tuple(int(sizes[0]) if (sizes == sizes[0]).all() else None for sizes in shapes.T)
     try:
@@ -173,7 +171,8 @@ def _tensor(arrays: list[Any], name: str) -> ColumnType:
     whole_bits = np.finfo(common).nmant + 1 if common.kind in "fc" else 64
     if any(dtype.kind in "iu" and 8 * dtype.itemsize - (dtype.kind == "i") > whole_bits for dtype in dtypes):
         raise InvalidInputError(
-            f"cannot import column `{name}`: its arrays are {', '.join(sorted(map(str, dtypes)))}, and {common} cannot represent all of them",
+            f"cannot import column `{name}`: its arrays have dtypes {', '.join(sorted(map(str, dtypes)))}, "
+            f"but {common} cannot represent all of their values",
             hint="specify the column's type",
         )
     return kind

@@ -100,7 +100,7 @@ def import_data(
 ) -> Report:
     """Import a folder of images, CSV/TSV, JSON lines, Parquet/Arrow, or any iterable of dicts, as one commit.
 
-    Appends if the destination is a dataset with these columns, and otherwise creates it. `types` maps column names to types; other types
+    Appends if the destination is a dataset with these columns, and otherwise creates it. `types` maps column names to types; missing types
     are inferred. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
     `progress(done, total, unit)` is called after each chunk. `options`: encoding (CSV and JSON lines); delimiter, quote and header (CSV);
     include and exclude, lists of patterns such as "*.jpg" or "train/*" that select files in a folder.
@@ -121,7 +121,7 @@ def import_data(
     given = {name: _type(name, kind) for name, kind in (types or {}).items()}
     opened, name = _open_source(source, format, Options(given, on_error, {} if there is None else there.schema), options)
     missing = _missing(destination)
-    dataset, created = _destination(there, destination, opened.schema, f"create for import of {name}")
+    dataset, created = _destination(there, destination, opened.schema, f"create dataset to import {name}")
     report = Report(0, [], None, opened.left_out)
     with (
         _undo(dataset, created, missing),
@@ -164,10 +164,10 @@ def _open_source(source: Any, format: str, common: Options, options: Mapping[str
         raise InvalidInputError(f"cannot import `{path}`: xz is not supported", hint="decompress it, or compress it as .gz, .bz2 or .zst")
     chosen = detect(path) if format == "auto" else format
     if chosen not in FORMATS:
-        raise InvalidInputError(f"cannot import `{path}`: unknown format {chosen!r}", hint=f"one of auto, {', '.join(FORMATS)}")
+        raise InvalidInputError(f"cannot import `{path}`: unknown format {chosen!r}", hint=f"use one of auto, {', '.join(FORMATS)}")
     importer = FORMATS[chosen]
     own = _own_options(importer.options)
-    # Options of other formats have no effect. None selects the format's own value, if it has one.
+    # Options for other formats have no effect. None selects the format's own default, if it has one.
     given = {name: value for name, value in options.items() if name in own and not (value is None and name in importer.values)}
     settings = importer.options(common.types, common.on_error, common.defaults, **{**importer.values, **given})
     try:
@@ -278,8 +278,8 @@ class _Appender:
     def _problems(self, columns: dict[str, Any], chunk: Chunk) -> list[tuple[int, str, Refusal]]:
         """Collect the values that the source refused, numbers in category columns, and media that cannot be decoded.
 
-        Returns one reason per row, or one per value with `on_error="null"`. Reads each media file once. Afterwards, `columns` contains
-        its bytes.
+        Returns one reason per row, or one per value with `on_error="null"`. Reads each media file once and stores
+        its bytes in `columns`.
         """
         each = self.on_error == "null"  # If true, every bad value is reported; otherwise, one reason per row is enough.
         found = {(row, column if each else ""): (row, column, refusal) for row, column, refusal in reversed(chunk.problems)}
@@ -348,7 +348,7 @@ _NO_FAULT_OF_A_ROW = ("no-space", "storage-failed", "read-only", "permission-den
 
 
 def _body(value: Any) -> bytes | None:
-    """Return encoded media that can be checked before appending, or None. Also returns None for an unreadable file, refused later."""
+    """Return encoded media to check before appending, or None. Also returns None for an unreadable file, which is refused later."""
     if isinstance(value, os.PathLike):
         with contextlib.suppress(OSError):
             return pathlib.Path(value).read_bytes()

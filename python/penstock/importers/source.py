@@ -144,7 +144,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class Chunk:
     """Some rows. `columns` maps names to values; `name(i)` returns where row i came from; `refused` lists input that did not become rows.
 
-    `problems` lists (row, column, refusal) for each value that the source could not read, which is None in `columns`.
+    `problems` lists (row, column, refusal) for each value that the source could not read. In `columns`, these values are None.
     """
 
     columns: dict[str, Any]

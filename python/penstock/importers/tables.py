@@ -188,7 +188,7 @@ def unlike(path: str, column: str, text: pa.StringScalar, kind: Scalar) -> Refus
 
 
 def storage(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values behind a dictionary, run-end or extension type."""
+    """Return the type of the values in a dictionary, run-end or extension type."""
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return storage(kind.value_type)
     return storage(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else kind
@@ -206,12 +206,12 @@ def decoded(array: pa.Array) -> pa.Array:
     return array.cast(wanted[array.type]) if array.type in wanted else array
 
 
-# The number of bits of the whole numbers that a float of each width can represent exactly.
+# For each float width, how many bits a whole number may have and still be represented exactly.
 _WHOLE_BITS = {16: 11, 32: 24, 64: 53}
 
 
 def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Choose a type of numbers, or of lists of numbers, that can represent the values of both types. Returns None if none exists.
+    """Choose a number type, or a type for lists of numbers, that can represent the values of both types. Returns None if none exists.
 
     >>> wider(pa.float32(), pa.float64()), wider(pa.int32(), pa.uint16()), wider(pa.int64(), pa.float64())
     (DataType(double), DataType(int32), None)
@@ -252,7 +252,7 @@ def media(array: pa.StructArray) -> tuple[pa.Array, list[tuple[int, str]]]:
     """
     bodies, paths = decoded(compute.struct_field(array, "bytes")), compute.struct_field(array, "path")
     only_path = np.flatnonzero(compute.and_(compute.is_null(bodies), compute.is_valid(paths)))
-    return bodies, [(int(row), f"it is the path {str(paths[row])[:80]!r} without bytes") for row in only_path]
+    return bodies, [(int(row), f"it contains only the path {str(paths[row])[:80]!r}, without bytes") for row in only_path]
 
 
 def _plain(value: Any) -> Any:

@@ -74,10 +74,10 @@ class Files(View):
         return self._hash
 
     def _pin(self, name: str) -> None:
-        raise UnsupportedError("files in place have no snapshots to pin", code="unsupported-format", hint="omit pin=")
+        raise UnsupportedError("cannot pin files in place, which have no snapshots to pin", code="unsupported-format", hint="omit pin=")
 
     def _other(self, what: str, samples: int) -> str:
-        return f"a state depends on the names and sizes of its files: it has {samples} files, but {self.root} has {len(self)}"
+        return f"a state depends on the names and sizes of its files: the state has {samples} files, but {self.root} has {len(self)}"
 
     @property
     def schema(self) -> Schema:
@@ -100,9 +100,11 @@ class Files(View):
         return dict(self._files.counters()) if self._files else {}
 
     def _unsupported(self, *_: Any, **__: Any) -> Any:
-        """Refuse all reads other than through a loader."""
+        """Refuse all reads except those through a loader."""
         raise UnsupportedError(
-            "files in place can be read only by loaders", code="unsupported-format", hint="`penstock import` makes a dataset from them"
+            "files in place can be read only through a loader",
+            code="unsupported-format",
+            hint="`penstock import` makes a dataset from them",
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -115,7 +117,7 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
     """Find files to load in place: `.npy` files of the same dtype and rank, or JPEG, PNG and WebP images. `**` matches nested folders.
 
     `io`: "direct" bypasses the page cache (io_uring, O_DIRECT) and "buffered" uses plain reads; by default, large files are mapped.
-    A loader state depends on the file sizes and the names relative to the common folder, so it also works for a copy elsewhere.
+    A loader state depends on the file sizes and the names relative to the common folder, so the state also works for a copy elsewhere.
     Cost: one stat per file and, for NPY files, one read of the header.
 
     >>> import numpy as np, pathlib, tempfile, penstock as ps
@@ -185,7 +187,8 @@ def _arrays(root: pathlib.Path, paths: Sequence[str]) -> tuple[Tensor, list[tupl
             raise UnsupportedError(f"cannot load `{root / path}`: {text}", code="unsupported-format", hint=hint)
         if any(side < 0 for side in shape) or size - begin != dtype.itemsize * math.prod(shape):
             raise InvalidInputError(
-                f"cannot load `{root / path}`: {dtype} of shape {shape} does not match {size} bytes", code="invalid-argument"
+                f"cannot load `{root / path}`: its header declares {dtype} of shape {shape}, which does not fit its {size} bytes",
+                code="invalid-argument",
             )
         found.append((begin, shape, dtype))
     _, first, dtype = found[0]

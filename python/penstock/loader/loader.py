@@ -1,5 +1,5 @@
-"""`Loader`: batches of a view, in an order that does not depend on the number of ranks and threads, resumable at any step. The method
-`loader` of views and mixtures creates it.
+"""`Loader`: batches of a view, in an order that does not depend on the number of ranks or threads, resumable at any step. It is created
+by the `loader` method of views and mixtures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.loader.workers import Pool
 
 STATE_FORMAT = 1
-# Version of the permutations, window orders and mixtures. Their results are frozen in crates/loader/tests/golden.
+# Version of the permutations, window orders and mixtures, whose results are frozen in crates/loader/tests/golden.
 PERMUTATION = 2
 
 
@@ -72,7 +72,7 @@ class Loader:
         self._read_before = self.recipe.counted()
         self._core = self.recipe.open((0, 0))
         # The epoch and draw at which step 0 begins; the next step to deliver, counted from step 0; and whether the next iteration resumes
-        # at that step. If not, it begins the next epoch.
+        # at that step. An iteration that does not resume begins the next epoch.
         self._base, self._step, self._resumes = (0, 0), 0, True
         schema, results = first.schema, self._core.results()
         self._images = frozenset(name for name, _, _, image in results if image)
@@ -103,19 +103,23 @@ class Loader:
     # Iteration
 
     def __len__(self) -> int:
-        """Number of batches in a full epoch. After loading a state from mid-epoch, fewer batches remain."""
+        """Number of batches in a full epoch. After loading a state from the middle of an epoch, fewer batches remain."""
         return self._core.steps
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of one epoch: the rest of the epoch in which the loaded state was taken, or else the next epoch.
 
-        With a shuffle, the loader prepares the first batches of the following epoch while this one is ending; `stream(1)` does not.
-        After an early break, the next iteration begins the next epoch. Batches made ahead are kept until then, or until `close()`.
+        When shuffling, the loader prepares the first batches of the following epoch while this one is ending; `stream(1)` does not.
+        After an early break, the next iteration begins the next epoch. Batches prepared in advance are kept until then or until `close()`
+        is called.
         """
         return self._iterate(1, beyond=self.options.shuffle is not False)
 
     def stream(self, epochs: int | None = None) -> Iterator[Batch]:
-        """Yield the batches of `epochs` epochs, or endlessly if `epochs` is None. Each epoch begins while the previous one is ending."""
+        """Yield the batches of `epochs` epochs, or endlessly if `epochs` is None.
+
+        The loader prepares the first batches of each epoch while the previous epoch is ending.
+        """
         return self._iterate(None if epochs is None else whole(epochs, "epochs", 0), beyond=False)
 
     def set_epoch(self, epoch: int) -> None:
@@ -170,7 +174,7 @@ class Loader:
                 self._end()
 
     def _passes_what_is_left(self) -> bool:
-        """Skip the rest of the epoch if the loaded state leaves no batch in it, and return whether it was skipped.
+        """Skip the rest of the epoch if it has no batch left after the loaded state, and return whether it was skipped.
 
         The skipped part counts as an epoch without batches.
         """
@@ -189,7 +193,7 @@ class Loader:
     def _start(self, end: int) -> None:
         if not self.recipe.processes:
             self._core.start(self._step, end)
-        elif self._pool is None or not self._pool.goes_on(self._step):
+        elif self._pool is None or not self._pool.continues_with(self._step):
             from penstock.loader.workers import Pool
 
             self._end()
@@ -230,9 +234,9 @@ class Loader:
     # State
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        """Return the loader state, now or at `step` (counted from the start of epoch 0): a few hundred bytes as JSON.
+        """Return the loader state, now or at `step` (counted from the start of epoch 0). It takes a few hundred bytes as JSON.
 
-        The state is the same on all ranks and does not depend on batches made ahead. Cost: no reads.
+        The state is the same on all ranks and does not depend on batches prepared in advance. Cost: no reads.
         """
         if step is None:
             epoch, draw = self._core.begin_of(self._step)
@@ -248,10 +252,10 @@ class Loader:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state: the same samples in the same order, regardless of the ranks, threads and budgets.
+        """Resume from a state. The samples that follow, and their order, do not depend on ranks, threads or budgets.
 
-        The state's snapshot, seed and order replace those of this loader. This loader's options determine how batches are cut.
-        Cost: opens the state's snapshot if it differs. Raises: InvalidInputError for a different dataset or selection,
+        The state's snapshot, seed and order replace those of this loader. This loader's options determine how samples form batches.
+        Cost: opens the state's snapshot if it differs from this loader's. Raises: InvalidInputError for a different dataset or selection,
         NotFoundError if the snapshot no longer exists.
         """
         try:
@@ -259,7 +263,7 @@ class Loader:
                 theirs, ours = f"{state['format']}.{state['permutation']}", f"{STATE_FORMAT}.{PERMUTATION}"
                 raise InvalidInputError(
                     f"cannot load a state of format {theirs}: this release reads {ours}", code="invalid-argument",
-                    hint="its order would differ here; continue with the release that saved the state",
+                    hint="the order would differ in this release; continue with the release that saved the state",
                 )  # fmt: skip
             sources = list(state["sources"])
             mix = checked_mix(state["mix"], len(sources))
@@ -267,7 +271,7 @@ class Loader:
             block = whole(state["order_block_samples"], "order_block_samples", 1)
             if len(sources) != len(self.recipe.sources):
                 raise InvalidInputError(
-                    f"cannot load the state: it has {len(sources)} sources, this loader has {len(self.recipe.sources)}",
+                    f"cannot load the state: it has {len(sources)} sources, but this loader has {len(self.recipe.sources)}",
                     code="invalid-argument",
                 )
             found = [own.loaded(state_of) for own, state_of in zip(self.recipe.sources, sources, strict=True)]
@@ -275,14 +279,17 @@ class Loader:
             if isinstance(error, InvalidInputError | NotFoundError):
                 raise
             raise InvalidInputError(
-                f"this is not a loader state: {error!r}", code="invalid-argument", hint="pass a result of state_dict()"
+                f"this is not a loader state: {error!r}", code="invalid-argument", hint="pass the result of state_dict()"
             ) from error
         before, was = self.recipe, self._core.begin_of(self._step)
         self.recipe = dataclasses.replace(before, sources=found, mix=mix, seed=seed, order_block_samples=block)
         try:
             self._rebase((epoch, draw))
             if draw > self._core.epoch_samples:
-                raise InvalidInputError(f"this is not a loader state: draw {draw} of {self._core.epoch_samples}", code="invalid-argument")
+                raise InvalidInputError(
+                    f"this is not a loader state: draw {draw} is beyond the {self._core.epoch_samples} samples of an epoch",
+                    code="invalid-argument",
+                )
             self._keep()
         except Exception:
             self.recipe = before
@@ -290,7 +297,7 @@ class Loader:
             raise
 
     def batch_at(self, step: int) -> Batch:
-        """Make the batch for one step, counted from the start of epoch 0, without moving the loader. Useful for inspecting a loss spike."""
+        """Make the batch of a step, counted from the start of epoch 0, without advancing the loader. Useful for inspecting a loss spike."""
         base = self._core.begin_of_number(whole(step, "step", 0))
         if not len(self):
             raise InvalidInputError("the loader has no batches", code="invalid-argument")
@@ -324,14 +331,14 @@ class Loader:
         return {name: value for name, value in sums(here, self._totals.read, *pools).items() if value}
 
     def stats(self, step_seconds: float | None = None) -> dict[str, Any]:
-        """Return statistics since this loader was made. Python workers report theirs with each batch.
+        """Return statistics since this loader was made. Python workers report their statistics with each batch.
 
-        `seconds`: time from batch to batch. It includes your own work between batches, but not the time to start threads and workers.
-        `samples_per_second`, `bytes_per_second`: rates over `seconds`. `waiting_seconds`: time spent waiting for batches; `stall`: its
-        share of `seconds`. `stages`: thread seconds by stage; `occupancy`: their share of the threads' total time. `function_seconds`:
-        time in your callables, in all processes. `kept_bytes`: size of batches that you still hold. `peak_bytes`: the most memory used and
-        reserved for batches made ahead and for windows. `read`: storage operations. `refused`: damaged samples. `accelerator_utilisation`,
-        given `step_seconds`: the utilisation of an accelerator with that step time.
+        `seconds`: total time spent iterating. It includes your own work between batches, but not the time to start threads and workers.
+        `samples_per_second`, `bytes_per_second`: rates over `seconds`. `waiting_seconds`: time spent waiting for batches; `stall`: that
+        time as a share of `seconds`. `stages`: thread seconds by stage; `occupancy`: their share of the threads' total time.
+        `function_seconds`: time spent in your functions, summed over all processes. `kept_bytes`: size of batches that you still hold.
+        `peak_bytes`: the peak memory used and reserved for batches prepared in advance and for windows. `read`: storage operations.
+        `refused`: damaged samples. `accelerator_utilisation`, given `step_seconds`: the utilisation of an accelerator with that step time.
         """
         pools = self._pool.spent.values() if self._pool else ()
         counts = sums(self._totals.spent, self._core.stats(), *pools)

@@ -27,7 +27,7 @@ def shares_of(weights: Mapping[str, float]) -> list[int]:
     except OverflowError:
         total = math.inf
     if not total < math.inf:
-        raise InvalidInputError(f"cannot mix: the weights sum to {total}", code="invalid-argument")
+        raise InvalidInputError(f"cannot mix: the weights sum to {total}, expected a finite sum", code="invalid-argument")
     if total < 2**53 and all(weight.is_integer() for weight in weights.values()):
         return [int(weight) for weight in weights.values()]
     shares = {name: round(weight / total * 2**52) for name, weight in weights.items()}
@@ -53,9 +53,9 @@ def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhaust
     """Mix views in exact proportions. `sources` maps names to views or (view, weight) pairs. The default weight of a view is its size.
 
     Every block of `order_block_samples` draws (by default a global batch) contains each source's share, at shuffled positions. At the
-    start of any block, the number of draws from each source is within one of its exact share. `epoch_samples`: by default, the total
-    number of samples of all sources. `exhausted`: "repeat" starts a source over and continues it in the next epoch; "stop" ends the epoch
-    before a source would repeat; "raise" refuses an epoch that needs more samples than a source has.
+    start of any block, the number of draws from each source differs from its exact share by at most one. `epoch_samples`: by default,
+    the total number of samples of all sources. `exhausted`: "repeat" starts a source over and continues it in the next epoch; "stop" ends
+    the epoch before a source would repeat; "raise" refuses an epoch that needs more samples than a source has.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://mix", {"number": "int32"})
@@ -66,7 +66,9 @@ def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhaust
     [0, 0, 0, 0, 0, 0, 1, 1]
     """
     if not isinstance(sources, Mapping) or not sources:
-        raise InvalidInputError(f"cannot mix {sources!r}: expected a dict of name to view, or to (view, weight)", code="invalid-argument")
+        raise InvalidInputError(
+            f"cannot mix {sources!r}: expected a dict of names to views or to (view, weight) pairs", code="invalid-argument"
+        )
     pairs: dict[str, tuple[View, float]] = {}
     for name, given in sources.items():
         view, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
@@ -81,6 +83,6 @@ def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhaust
     if not sum(weight for _, weight in pairs.values()):
         raise InvalidInputError("cannot mix: all weights are 0", code="invalid-argument")
     if exhausted not in EXHAUSTED:
-        raise InvalidInputError(f"exhausted={exhausted!r}", code="invalid-argument", hint=f"one of {', '.join(EXHAUSTED)}")
+        raise InvalidInputError(f"exhausted={exhausted!r}", code="invalid-argument", hint=f"valid values: {', '.join(EXHAUSTED)}")
     samples = sum(len(view) for view, _ in pairs.values()) if epoch_samples is None else epoch_samples
     return Mix(pairs, whole(samples, "epoch_samples", 1), exhausted)

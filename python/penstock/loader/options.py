@@ -47,7 +47,7 @@ class Options:
         rank, world_size = ranks(self.rank, self.world_size)
         if (self.batch_size is None) == (self.global_batch_size is None):
             raise InvalidInputError(
-                "cannot make a loader: expected one of batch_size (per rank) and global_batch_size", code="invalid-argument"
+                "cannot make a loader: expected either batch_size (per rank) or global_batch_size", code="invalid-argument"
             )
         if self.batch_size is not None:
             self.global_batch_size = whole(self.batch_size, "batch_size", 1) * world_size

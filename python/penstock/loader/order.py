@@ -13,14 +13,14 @@ from penstock.values.checks import whole
 
 # What a mixture can do once it has drawn all samples from a source.
 EXHAUSTED = ("repeat", "stop", "raise")
-# The default number of lanes divides this number, so that many world sizes share the lanes evenly.
+# The default number of lanes divides this number, so that the lanes can be divided evenly among ranks at many world sizes.
 LANES = 48
 # The kinds of orders and the numeric fields of each.
 _ORDERS = {"sequential": (), "full": (), "window": ("run_samples", "window_samples", "lanes"), "replacement": ("samples",)}
 
 
 def checked_order(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the order in a state after checking that all its numbers are in range."""
+    """Check that all numbers of the order in a state are in range, and return the order."""
     kind = state["kind"]
     if kind not in _ORDERS or set(state) - {"kind", "weights", *_ORDERS[kind]}:
         raise InvalidInputError(f"this is not a loader state: its order is {dict(state)!r}", code="invalid-argument")
@@ -30,7 +30,7 @@ def checked_order(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_mix(state: Any, sources: int) -> dict[str, Any] | None:
-    """Return the mixture in a state after checking that all its numbers are in range."""
+    """Check that all numbers of the mixture in a state are in range, and return the mixture."""
     if state is None:
         return None
     if set(state) != {"shares", "epoch_samples", "exhausted"} or state["exhausted"] not in EXHAUSTED or len(state["shares"]) != sources:

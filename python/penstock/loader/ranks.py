@@ -12,8 +12,8 @@ from penstock.values.checks import whole
 
 
 def ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return the given rank and world size. Otherwise, take them from torch.distributed or torchrun's environment, or assume a single
-    process.
+    """Return the given rank and world size. If they are omitted, use those of torch.distributed or torchrun's environment, or assume a
+    single process.
     """
     if (rank is None) != (world_size is None):
         raise InvalidInputError("expected both rank and world_size, or neither", code="invalid-argument")

@@ -29,7 +29,7 @@ class Recipe:
     mix: dict[str, Any] | None
     seed: int
     order_block_samples: int
-    # Result → column.
+    # Maps each result to its column.
     outputs: dict[str, str]
     stages: Stages
     numbers: Ints
@@ -80,7 +80,7 @@ class Recipe:
                 f"take {size_text(batches)} and fetching takes {size_text(beside)}: {size_text(need)} in total, but memory_bytes is "
                 f"{size_text(numbers.memory_bytes)}",
                 code="invalid-argument",
-                hint=f"memory_bytes={int(1.5 * need)}, or a smaller window",
+                hint=f"pass memory_bytes={int(1.5 * need)}, or use a smaller window",
             )  # fmt: skip
         return core
 
@@ -95,7 +95,7 @@ class Recipe:
                 f"a batch of {draws} samples comes from data files whose tails take {size_text(need)}, but memory_bytes is "
                 f"{size_text(self.numbers.memory_bytes)}",
                 code="invalid-argument",
-                hint=f"memory_bytes={2 * need}, a smaller batch, ps.Window, or ps.configure(memory_bytes={4 * need}) to keep the tails",
+                hint=f"use memory_bytes={2 * need}, a smaller batch or ps.Window, or keep the tails: ps.configure(memory_bytes={4 * need})",
             )
         return need / max(1, draws)
 
@@ -109,7 +109,7 @@ class Recipe:
         return int(sum(source.held_bytes for source in self.sources) / parts) + tails
 
     def counted(self) -> dict[str, int]:
-        """Return the storage operations of all sources' handles, counting each handle once."""
+        """Return counts of the storage operations of all sources, counting each handle once."""
         return sums(*(source.view.stats() for source in {source.view._counts(): source for source in self.sources}.values()))
 
     def for_worker(self, workers: int) -> Recipe:

@@ -23,7 +23,7 @@ def explained(loader: Loader) -> dict[str, str]:
     looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []
     asked_of, quality = _sampled(loader, looked)
     windowed = next((source for source in loader.recipe.sources if source.order["kind"] == "window"), None)
-    # A run in a window is read as a whole and only once: by one rank or, in a mixture, by each rank that draws from it.
+    # A run in a window is read whole: once by one rank or, in a mixture, once by each rank that draws from it.
     parts = 1 if windowed and loader.recipe.mix else loader.world_size
     requests, asked_bytes = (sum(counts) for counts in zip(*asked_of, strict=True))
     asked, moved = requests / max(1, len(looked)) * steps, asked_bytes / max(1, len(looked)) * steps
@@ -38,10 +38,10 @@ def explained(loader: Loader) -> dict[str, str]:
             stored, decoded, block, spanned, _ = source.view._column_bytes(source.columns)
             if spanned <= kept:
                 # The cache can hold everything from the source's first block to its last. Each block is read once, in ranges that join
-                # neighbouring blocks, or in ranges as long as those of a batch if longer.
+                # neighbouring blocks or, if the ranges of a batch are longer, in ranges of that length.
                 some, some_bytes = min(some, stored / max(gap, some_bytes / max(1.0, some)) + 1), min(some_bytes, stored)
             elif block:
-                # The cache holds some of the blocks. The hit rate is proportional to their share, but each block is read at least once.
+                # The cache holds some blocks. The hit rate is proportional to the cached share, but each block is read at least once.
                 missed = max(0.0, 1 - 2 * kept / max(1, decoded))
                 blocks = len(source.columns) * decoded / block
                 some, some_bytes = max(some * missed, min(some, blocks)), max(some_bytes * missed, min(some_bytes, stored))
@@ -52,16 +52,16 @@ def explained(loader: Loader) -> dict[str, str]:
         f"({loader.global_batch_size // loader.world_size} per rank)",
         "order": ", ".join(json.dumps(source.order) for source in loader.recipe.sources),
         "bytes": f"about {size_text(total)} per epoch, up to {size_text(total / parts)} per rank",
-        "requests": f"about {asked:,.0f} per epoch and rank, which transfer {size_text(moved)} starting from an empty cache"
+        "requests": f"about {asked:,.0f} per rank and epoch, which transfer {size_text(moved)} if the cache is empty at first"
         if requests
         else "none: files are mapped"
         if mapped
         else "one per file"
         if any(source.view._files is not None for source in loader.recipe.sources)
         else "none: all data is cached",
-        "memory": f"up to {size_text(loader.options.ints.memory_bytes)} for batches made ahead and windows; "
+        "memory": f"up to {size_text(loader.options.ints.memory_bytes)} for batches prepared in advance and for windows; "
         f"the fixed-shape columns of a batch take {size_text(loader._core.least_bytes)}",
-        "shuffle": f"a batch draws from {min(1.0, quality):.0%} as many places as a full permutation would",
+        "shuffle": f"a batch draws from {min(1.0, quality):.0%} as many regions of the data as a full permutation would",
     }
     loose = [name for name, _, shape, image in loader._core.results() if image and None in shape]
     if loose:

@@ -58,7 +58,7 @@ class Source:
             except (TypeError, ValueError) as error:
                 raise InvalidInputError(f"weights do not form an array of numbers: {error}", code="invalid-argument") from error
             if weights.ndim != 1:
-                raise InvalidInputError(f"weights of shape {weights.shape}, expected ({len(view)},)", code="invalid-argument")
+                raise InvalidInputError(f"the weights have shape {weights.shape}, expected ({len(view)},)", code="invalid-argument")
             digest = hashlib.sha256(weights.tobytes()).hexdigest()[:32]
             return Source(
                 name, view, columns, {"kind": "replacement", "samples": samples, "weights": digest}, _core.Weights(weights), weights
@@ -84,8 +84,9 @@ class Source:
 
     @property
     def sizes(self) -> tuple[float, float, float]:
-        """Bytes per sample in these columns: stored (snapshot mean), decoded (mean over fragments with the columns), and one block of each.
+        """Sizes in these columns, in bytes: one stored sample, one decoded sample, and one block of each column.
 
+        Stored sizes are means over the snapshot; decoded sizes are means over the fragments that have the columns.
         Cost: reads the whole manifest and a few tails, once.
         """
         if self.measured is None:
@@ -108,13 +109,13 @@ class Source:
 
     @property
     def window_bytes(self) -> float:
-        """Decoded bytes of a window; 0 without windows."""
+        """Decoded bytes of a window; 0 if the order does not use windows."""
         return self.sizes[1] * min(int(self.order["window_samples"]), len(self.view)) if self.order["kind"] == "window" else 0.0
 
     def tail_bytes(self, draws: int) -> tuple[int, int]:
-        """Return the bytes of data-file tails needed for `draws` draws, and the bytes of tails that stay in memory.
+        """Return the bytes of data-file tails needed for `draws` draws, and the bytes of tails that remain in memory.
 
-        The first number is 0 if all tails stay in memory or files are mapped. Cost: reads the whole manifest, once.
+        The first number is 0 if all tails remain in memory or files are mapped. Cost: reads the whole manifest, once.
         """
         if self.view._snapshot.mapped or not draws:
             return 0, 0
@@ -126,7 +127,7 @@ class Source:
 
     @property
     def window_runs(self) -> int:
-        """Number of runs that a window draws from; 0 without windows."""
+        """Number of runs that a window draws from; 0 if the order does not use windows."""
         if self.order["kind"] != "window":
             return 0
         return math.ceil(min(int(self.order["window_samples"]), len(self.view)) / int(self.order["run_samples"]))
@@ -153,12 +154,14 @@ class Source:
         for what in ("name", "dataset", "selection"):
             if state[what] != own[what]:
                 raise InvalidInputError(
-                    f"cannot load the state: its {what} is {state[what]}, this loader reads {own[what]}", code="invalid-argument",
+                    f"cannot load the state: its {what} is {state[what]}, but this loader reads {own[what]}", code="invalid-argument",
                     hint=self.view._other(what, int(state["samples"])),
                 )  # fmt: skip
         if state["order"].get("weights") != self.order.get("weights"):
             raise InvalidInputError(
-                "cannot load the state: its weights differ", code="invalid-argument", hint="pass the weights that the state was taken with"
+                "cannot load the state: its weights differ from this loader's",
+                code="invalid-argument",
+                hint="pass the weights that the state was taken with",
             )
         if state["snapshot"] == own["snapshot"] and state["order"] == self.order:
             return self

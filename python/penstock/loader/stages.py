@@ -44,7 +44,7 @@ class Stages:
         return [function_name(fn) for fn in (*self.per_sample, *self.per_batch)]
 
     def apply(self, batch: Batch, about: dict[str, Any], number: int, seed: int) -> Batch:
-        """Apply all Python stages except the output conversion to batch `number`, counted from the start of epoch 0."""
+        """Apply all Python stages except the output conversion. `number` is the step of this batch, counted from the start of epoch 0."""
         for name, nulls in about["nulls"].items():
             if name not in self.nulls:
                 raise has_nulls(name, int(nulls.sum()))
@@ -144,7 +144,7 @@ def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
     if on is not None:
         names = [on] if isinstance(on, str) else list(on)
         if not all(isinstance(name, str) for name in names):
-            raise InvalidInputError(f"on={on!r}, expected names", code="invalid-argument")
+            raise InvalidInputError(f"on={on!r}, expected a name or a list of names", code="invalid-argument")
         return names
     images = [name for name, column in outputs.items() if column in view.schema and view.schema[column].type == "image"]
     if len(images) != 1:
@@ -190,7 +190,7 @@ def _numbers(name: str, values: list[Any], positions: npt.NDArray[np.int64]) -> 
         if not isinstance(value, np.generic | int | float | bool) or isinstance(value, str) != isinstance(values[0], str):
             raise InvalidInputError(
                 f"`{name}` of sample {position} is {type(value).__name__} after your functions, but that of sample {positions[0]} is "
-                f"{type(values[0]).__name__}", code="invalid-value", hint="return one kind of value for all samples",
+                f"{type(values[0]).__name__}", code="invalid-value", hint="return values of the same type for all samples",
             )  # fmt: skip
     return values
 
@@ -204,7 +204,7 @@ def _alike(name: str, values: list[Any], positions: npt.NDArray[np.int64], kind:
             wanted = f"{tuple(first.shape)} {first.dtype}"
             raise InvalidInputError(
                 f"`{name}` of sample {position} is {found} after your functions, but that of sample {positions[0]} is {wanted}",
-                code="invalid-value", hint="return equal shapes, or lists",
+                code="invalid-value", hint="return arrays of equal shape, or lists",
             )  # fmt: skip
     return values
 
@@ -236,8 +236,8 @@ def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, lis
     """Refuse invalid replacements for nulls before anything is read. `kinds`: the column type of each result."""
     for name in wanted:
         if name not in kinds:
-            hint = f"its columns: {', '.join(kinds)}"
-            raise InvalidInputError(f"nulls= names `{name}`, which the loader does not return", code="invalid-argument", hint=hint)
+            hint = f"the loader's columns: {', '.join(kinds)}"
+            raise InvalidInputError(f"nulls= refers to `{name}`, which the loader does not return", code="invalid-argument", hint=hint)
     for name, value in wanted.items():
         if isinstance(value, str) and value == "mask" and f"{name}_valid" in kinds:
             raise InvalidInputError(
@@ -251,7 +251,7 @@ def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, lis
         kind, value = kinds[name], wanted[name]
         if kind in ("tensor", "boxes", "keypoints") and None in shape:
             raise InvalidInputError(
-                f"nulls of `{name}` cannot be filled: it is ragged", code="invalid-argument", hint='use "mask"; the nulls stay None'
+                f"nulls of `{name}` cannot be filled: the column is ragged", code="invalid-argument", hint='use "mask"; the nulls stay None'
             )
         if None in shape or dtype == "bytes":
             if dtype == "bytes":

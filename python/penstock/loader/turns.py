@@ -30,10 +30,10 @@ class Turns:
         return self._turn == turn
 
     def check_alone(self) -> None:
-        """Raise ClosedError if another thread of this process is waiting for a batch."""
+        """Raise ClosedError if another thread in this process is waiting for a batch."""
         me = (os.getpid(), threading.get_ident())
         if any(pid == me[0] and thread != me[1] for pid, thread in self._inside):
-            self._turn += 1  # Stop the other thread too, because its progress would change the batches of this one.
+            self._turn += 1  # Stop the other thread too, because each batch would reach only one of the two.
             raise _two_threads()
 
     @contextlib.contextmanager
@@ -53,5 +53,5 @@ class Turns:
 
 
 def _two_threads() -> ClosedError:
-    text = "two threads iterate over this loader at once: each batch would reach only one of them"
+    text = "two threads are iterating over this loader at once: each batch would reach only one of them"
     return ClosedError(text, code="loader-closed", hint="give each thread its own loader, or pass batches through a queue")

@@ -1,7 +1,8 @@
-"""Worker processes for the user's Python stages: `loader(python_workers=N)`. Each runs the core for every N-th step and sends batches back.
+"""Worker processes for the user's Python stages: `loader(python_workers=N)`.
 
-Workers are spawned, never forked. A batch arrives as a pickle whose arrays are in an unnamed file (memfd). The consumer maps this file, so
-nothing is copied, and no file remains if a process dies. The samples of a step and their random numbers do not depend on the worker.
+Each worker runs the core for every N-th step and sends its batches back. Workers are spawned, never forked. A batch arrives as a pickle
+whose arrays are in an unnamed file (memfd). The consumer maps this file, so nothing is copied, and no file remains if a process dies. The
+samples of a step and their random numbers do not depend on the worker.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import multiprocessing.connection
 import os
 import pickle
 import signal
+import sys
 import traceback
 from collections.abc import Iterator
 from multiprocessing import reduction
@@ -30,12 +32,12 @@ MAPPED_FROM_BYTES = 256 << 10
 PAGE_BYTES = mmap.PAGESIZE
 WHY_IT_DIED = {
     -signal.SIGKILL: "SIGKILL usually comes from the kernel's out-of-memory killer: reduce memory_bytes or python_workers",
-    1: 'see its traceback above; a script that starts workers needs `if __name__ == "__main__":`, because they import it',
+    1: 'see its traceback above; a script that starts workers needs `if __name__ == "__main__":`, because workers import it',
 }
 
 
 class Pool:
-    """Workers that take turns making the batches of the steps begin, begin + 1, …"""
+    """Workers that take turns making batches, one step each, starting from step `begin`."""
 
     def __init__(self, recipe: Recipe, base: tuple[int, int], begin: int, end: int) -> None:
         """Start workers. Step 0 begins at `base`, an epoch and a draw."""
@@ -44,10 +46,15 @@ class Pool:
         self.processes: list[Any] = []
         self.pipes: list[Any] = []
         self.begin = self.step = begin
-        # Times and storage operations of each worker so far.
+        # Times and storage operations per worker so far.
         self.spent: dict[int, dict[str, int]] = {}
         self.read: dict[int, dict[str, int]] = {}
         self.owner = os.getpid()
+        if multiprocessing.current_process().daemon:
+            raise InvalidInputError(
+                "cannot start python_workers in this process: it is itself a daemonic worker, which may not have children",
+                code="invalid-argument", hint="use python_workers=0 here",
+            )  # fmt: skip
         try:
             packed = pickle.dumps((recipe.for_worker(workers), base))
         except Exception as error:
@@ -68,8 +75,8 @@ class Pool:
             self.processes.append(process)
             self.pipes.append(ours)
 
-    def goes_on(self, step: int) -> bool:
-        """Return whether `step` is the next step that the pool will return."""
+    def continues_with(self, step: int) -> bool:
+        """Return whether the next batch from the pool is that of `step`."""
         return bool(self.processes) and self.step == step and os.getpid() == self.owner
 
     def next(self) -> tuple[Batch, dict[str, Any]] | None:
@@ -94,7 +101,7 @@ class Pool:
             raise InternalError(f"a python worker died with exit code {code}", hint=WHY_IT_DIED.get(code)) from None
         self.step += 1
         with contextlib.suppress(OSError):
-            pipe.send(None)  # Signals room for another batch.
+            pipe.send(None)  # Signals that the worker may send another batch.
         if kind == "error":
             self.close()
             raise _raised(body, places)
@@ -130,7 +137,7 @@ def _raised(body: bytes, text: str) -> BaseException:
         return InvalidInputError(
             f"a python worker failed with an exception that cannot be pickled:\n{text}",
             code="invalid-value",
-            hint="raise an exception that pickle can copy",
+            hint="raise an exception that can be pickled",
         )
     error.add_note(f"in a python worker:\n{text}")
     return error
@@ -142,7 +149,7 @@ def work(
     """Run a worker with the budgets of the consumer process, until the consumer closes the pipe."""
     _core.configure(*budgets)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The consumer handles Ctrl-C and stops its workers.
-    steps = range(begin, end, stride)
+    owner, steps = os.getpid(), range(begin, end, stride)
     made = _made(packed, begin, end, stride)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         credits = WAITING
@@ -150,8 +157,12 @@ def work(
             try:
                 finished = next(made)
             except BaseException as error:
+                if os.getpid() != owner:
+                    raise  # A user's function forked this process. The child must not use the pipe.
                 pipe.send(("error", *_packed(error)))
                 break
+            if os.getpid() != owner:
+                os._exit(1)
             try:
                 sendable = pickled(finished)
             except Exception as error:
@@ -200,8 +211,8 @@ def pickled(value: Any) -> tuple[bytes, list[memoryview]]:
 
 
 def send(pipe: Any, body: bytes, raw: list[memoryview]) -> None:
-    """Send a result of `pickled`. Large arrays are sent in an unnamed file."""
-    if sum(part.nbytes for part in raw) < MAPPED_FROM_BYTES:
+    """Send the result of `pickled`. On Linux, large arrays are sent in an unnamed file."""
+    if sys.platform != "linux" or sum(part.nbytes for part in raw) < MAPPED_FROM_BYTES:
         pipe.send(("plain", body, [bytearray(part) for part in raw]))
         return
     handle, places, at = os.memfd_create("penstock-batch", os.MFD_CLOEXEC), [], 0

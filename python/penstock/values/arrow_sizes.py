@@ -61,7 +61,7 @@ def _picked(sizes: npt.NDArray[np.float64] | float, places: npt.NDArray[np.int64
 
 
 def _sums(sizes: npt.NDArray[np.float64] | float, count: int, begins: Array, ends: Array) -> npt.NDArray[np.float64]:
-    """Return the size of each list: the sum of the sizes of its values. `count`: the total number of values."""
+    """Return the size of each list: 8 bytes plus the sizes of its values. `count`: the total number of values."""
     if isinstance(sizes, float):
         summed: npt.NDArray[np.float64] = np.multiply(ends - begins, sizes, dtype=np.float64)
         summed += 8.0

@@ -48,7 +48,7 @@ def is_null(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Return whether a value is a whole number. Bools and durations are not, although NumPy treats a duration as an integer.
+    """Return whether a value is a whole number. Bools and durations do not count, although NumPy treats a duration as an integer.
 
     >>> is_whole(np.int8(1)), is_whole(True), is_whole(np.timedelta64(1, "s"))
     (True, False, False)
@@ -57,7 +57,7 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 
 def is_null_word(value: Any) -> bool:
-    """Return whether a value in a list of words is null. There, a float NaN is also null, as in pandas."""
+    """Return whether a value in a list of words is null. In such a list, a float NaN is also null, as in pandas."""
     return is_null(value) or (isinstance(value, float) and value != value)
 
 

@@ -39,7 +39,7 @@ class Rows:
 
 
 def reads_its_parts(value: Any) -> bool:
-    """Return whether a value is a lazy array: not a NumPy array, but its parts can be read as NumPy arrays."""
+    """Return whether a value is a lazy array, that is, not a NumPy array, but readable in parts as NumPy arrays."""
     if (
         isinstance(value, np.ndarray | np.generic)
         or is_arrow(value)
@@ -76,7 +76,7 @@ def rows_of(values: Any) -> Any:
         and hasattr(getattr(values, "dtype", None), "numpy_dtype")
         and hasattr(array := getattr(values, "array", values), "__arrow_array__")
     ):
-        return array.__arrow_array__()  # In pandas, ArrowDtype and numeric types with NA, such as Int64.
+        return array.__arrow_array__()  # For pandas' ArrowDtype and its numeric types with NA, such as Int64.
     elif hasattr(values, "isna") and hasattr(values, "dtype"):
         values = from_pandas(values)
     if isinstance(values, np.ndarray):
@@ -97,12 +97,12 @@ def from_torch(tensor: Any) -> Array:
 
             return np.asarray(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
         return np.asarray(tensor.numpy())
-    except (RuntimeError, TypeError) as error:  # Tensors on the device "meta", and sparse or quantised tensors.
+    except (RuntimeError, TypeError) as error:  # Tensors on the "meta" device, and sparse or quantised tensors.
         raise fail(f"a torch tensor that cannot become an array: {error}", hint="pass a dense tensor of a plain dtype") from error
 
 
 def without_torch(values: Any) -> Any:
-    """Convert the torch tensors in a list to arrays. Other values stay unchanged."""
+    """Convert the torch tensors in a list to arrays. Other values are left unchanged."""
     if not isinstance(values, list) or not any(hasattr(kind, "detach") for kind in set(map(type, values))):
         return values
     made = list(values)
@@ -115,7 +115,7 @@ def without_torch(values: Any) -> Any:
 
 
 def from_pandas(values: Any) -> Any:
-    """Convert a pandas Series, Index or array: plain dtypes to an array, zoned times to UTC, and the rest to a list with None."""
+    """Convert a pandas Series, Index or array: plain dtypes to an array, zoned times to UTC, and the rest to a list with None for nulls."""
     if getattr(values.dtype, "tz", None) is not None:
         return (values.dt if hasattr(values, "dt") else values).tz_convert(None).to_numpy()  # Keeps the unit, so years beyond 2262 fit.
     if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":

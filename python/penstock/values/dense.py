@@ -32,7 +32,7 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
         mask: Array = np.ma.getmaskarray(values).reshape(len(values), -1) if len(values) else np.zeros((0, 1), bool)
         partly = np.asarray(mask.any(axis=1) & ~mask.all(axis=1))
         if partly.any():
-            raise fail("is masked in part", first_row(partly), hint="make the whole sample null, or none of it")
+            raise fail("is partly masked", first_row(partly), hint="make the whole sample null, or none of it")
         validity = np.asarray(~mask.any(axis=1))
         values = np.asarray(values.data)
         if not validity.all():  # The data under a null is meaningless.

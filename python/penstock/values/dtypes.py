@@ -1,4 +1,4 @@
-"""Dtypes by their stored names, and casts that may round values but not change them otherwise."""
+"""Dtypes by their stored names, and casts that may round values but never change them in any other way."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def numpy_dtype_of(source: Any) -> np.dtype[Any]:
 
 
 def cast(array: Array, dtype: str, row: int | None = None) -> Array:
-    """Cast values, rounding only floats, and times to microseconds. Refuses floats for integer dtypes, and values out of range. `row`: the
+    """Cast values. Rounds only floats, and times (to microseconds). Refuses floats for integer dtypes, and out-of-range values. `row`: the
     row of a single sample.
     """
     wanted = numpy_dtype(dtype)
@@ -58,7 +58,7 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
             out = array.astype(wanted)
             bad = (out.astype(array.dtype) != array) & ~np.isnat(array) if coarser else np.zeros(array.shape, bool)
             if bad.any():
-                raise refuse(bad, "is out of the range of microseconds")
+                raise refuse(bad, "is out of the range of microseconds since 1970 in 64 bits")
             return out
     elif wanted.kind in "iu" and kind in "iu":
         low, high = int(np.iinfo(wanted).min), int(np.iinfo(wanted).max)
@@ -113,4 +113,4 @@ def dtype_name(dtype: Any) -> str:
             return "timestamp"
         if found.name in DTYPES:
             return str(found.name)
-    raise InvalidInputError(f"unknown dtype {dtype!r}", code="invalid-schema", hint=f"one of {', '.join(DTYPES)}")
+    raise InvalidInputError(f"unknown dtype {dtype!r}", code="invalid-schema", hint=f"valid dtypes: {', '.join(DTYPES)}")

@@ -50,7 +50,7 @@ def tensors_of_lists(values: Any, shape: tuple[int, ...]) -> Any:
 
 
 def numbers_within(lists: Any, shape: tuple[int, ...]) -> Array | None:
-    """Return the numbers in nested Arrow lists of these lengths, or None if there are other lengths or nulls."""
+    """Return the numbers in nested Arrow lists of these lengths, or None if any length differs or any value is null."""
     import pyarrow as pa
     import pyarrow.compute as compute
 

@@ -1,4 +1,4 @@
-"""Prepares samples that are too large for memory. The core pulls each slice as it writes it."""
+"""Prepares samples that are too large for memory. The core pulls one slice at a time while writing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.values.containers import Rows, from_torch
 from penstock.values.dtypes import cast, numpy_dtype, numpy_dtype_of
 from penstock.values.ragged import one_array
 
-# Tensors of this size or more are tiled and never fully loaded into memory.
+# Tensors of this size or larger are tiled and never fully loaded into memory.
 TILED_BYTES = 8 << 20
 
 
 def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[int, ...] | None) -> Prepared | None:
-    """Prepare samples that are too large for memory. The core pulls each slice as it writes it. Returns None for small samples."""
+    """Prepare samples that are too large for memory. The core pulls one slice at a time while writing. Returns None for small samples."""
     values = from_torch(values) if hasattr(values, "detach") else values
     wanted = numpy_dtype(dtype)
 
@@ -52,7 +52,7 @@ def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[i
         item, part = items[row], tuple(slice(low, high) for low, high in box)
         found = item.part(row, part) if isinstance(item, Rows) else item[(row, *part)] if item is values else item[part]
         if isinstance(found, np.ma.MaskedArray) and np.ma.is_masked(found):
-            raise fail("is masked in part", row, hint="make the whole sample null, or none of it")
+            raise fail("is partly masked", row, hint="make the whole sample null, or none of it")
         array = cast(np.asarray(found), dtype, row)
         if array.shape != tuple(high - low for low, high in box):
             raise fail(f"returned an array of the shape {array.shape} for {box}", row)

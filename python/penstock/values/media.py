@@ -38,7 +38,7 @@ def from_pillow(image: Any, row: int, mask: bool) -> Array:
     elif mode in _CONVERTED and not mask:
         image = image.convert(_CONVERTED[mode])
     elif mode not in _AS_THEY_ARE and not (mask and mode == "P"):
-        raise fail(f"is a Pillow image of mode {mode}", row, hint="convert it to L, RGB, RGBA or I;16 first")
+        raise fail(f"is a Pillow image of unsupported mode {mode}", row, hint="convert it to L, RGB, RGBA or I;16 first")
     return np.asarray(image)
 
 
@@ -68,7 +68,7 @@ def refuse_one_image(values: Any) -> None:
     shape = tuple(getattr(values, "shape", ()))
     if len(shape) == 3 and shape[2] in (1, 3, 4):
         raise fail(
-            f"an array of the shape {shape}, which is either one image or {shape[0]} grey images",
+            f"an array of the shape {shape}, which could be either one image or {shape[0]} grey images",
             hint="write [array] for one image; pass grey images as (N, H, W, 1), or as a list",
         )
 

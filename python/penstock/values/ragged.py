@@ -36,7 +36,7 @@ def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
 def ragged_from_arrow(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared | None:
     """Convert Arrow lists whose only free dimension is the first, without creating Python objects.
 
-    Returns None if that fails, so that the caller can find the bad row.
+    Returns None if the conversion fails, so that the caller can find the bad row.
     """
     import pyarrow as pa
     import pyarrow.compute as compute
@@ -95,7 +95,7 @@ def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -
         if mask.any():
             if mask.all():
                 return None
-            raise fail("is masked in part", row, hint="make the whole sample null, or none of it")
+            raise fail("is partly masked", row, hint="make the whole sample null, or none of it")
         value = value.data
     try:
         array = from_torch(value) if hasattr(value, "detach") else np.asarray(value)

@@ -44,7 +44,7 @@ def size_of(value: Any) -> int:
 def slices(columns: Iterable[Any], rows: int, least: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Cut rows into slices of bounded size. `least`: the minimum bytes per row of each column, regardless of the values.
 
-    Cost: reads every value of a Python list and the offsets of Arrow text and lists, but no array values.
+    Cost: reads every value in a Python list and the offsets of Arrow text and lists, but does not read array values.
     """
     slice_bytes = min(SLICE_BYTES, _core.configure()[0] // 8)
     even, uneven = 0.0, []
@@ -68,7 +68,7 @@ def slices(columns: Iterable[Any], rows: int, least: Iterable[int]) -> Iterator[
         yield 0, 0
 
 
-# Estimated overhead in bytes, during an append, of a small Python value and of an array or other object.
+# Estimated memory overhead, in bytes, of appending a small Python value, and of appending an array or other object.
 _PLAIN_BYTES = 96.0
 _OBJECT_BYTES = 256.0
 # {"a": 1, "b": "2"} takes 20 bytes in Arrow and 370 in Python.
@@ -84,7 +84,7 @@ def _sizes(values: Any) -> float | npt.NDArray[np.float64]:
             return _PLAIN_BYTES
         if kinds <= {str, bytes, type(None)}:
             longest = max(map(len, filter(None, values) if type(None) in kinds else values), default=0)
-            if longest <= SHORT_BYTES:  # An upper bound is close enough to size slices.
+            if longest <= SHORT_BYTES:  # An upper bound is accurate enough for choosing slice sizes.
                 return float(longest) + _PLAIN_BYTES
             return np.fromiter((len(value or "") for value in values), np.float64, len(values)) + _PLAIN_BYTES
         return np.fromiter(map(size_of, values), np.float64, len(values)) + _OBJECT_BYTES

@@ -18,7 +18,7 @@ _FIXED: dict[str, Any] = {
 
 
 def element_type(dtype: str) -> pa.DataType:
-    """Return the Arrow type of an element. Arrow lacks bfloat16 and complex, which become float32 and a list of two floats."""
+    """Return the Arrow type for an element. Arrow lacks bfloat16 and complex, which become float32 and a list of two floats."""
     return _FIXED.get(dtype) or getattr(pa, dtype)()
 
 
@@ -44,7 +44,7 @@ def flat(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
 
 
 def words_type() -> pa.DataType:
-    """Return the Arrow type of labels and categories."""
+    """Return the Arrow type for labels and categories."""
     return pa.dictionary(pa.int32(), pa.string())
 
 
@@ -55,12 +55,12 @@ def words(values: tuple[Any, ...], names: pa.Array) -> pa.Array:
 
 
 def fixed_type(dtype: str, shape: Sequence[int]) -> pa.DataType:
-    """Return the Arrow type of tensors of the same shape."""
+    """Return the Arrow type for tensors of the same shape."""
     return pa.fixed_shape_tensor(element_type(dtype), list(shape))
 
 
 def fixed(values: tuple[Any, ...], dtype: str, shape: Sequence[int]) -> pa.Array:
-    """Convert an (N, *shape) array to an extension array of tensors."""
+    """Convert an (N, *shape) array to a tensor extension array."""
     array, nulls = values
     mask = None if nulls is None else pa.array(nulls)
     storage = pa.FixedSizeListArray.from_arrays(elements(array.reshape(-1), dtype, None), int(np.prod(shape)), mask=mask)
@@ -68,7 +68,7 @@ def fixed(values: tuple[Any, ...], dtype: str, shape: Sequence[int]) -> pa.Array
 
 
 def ragged_type(dtype: str, rank: int) -> pa.DataType:
-    """Return the Arrow type of ragged tensors."""
+    """Return the Arrow type for ragged tensors."""
     return pa.struct([("data", pa.large_list(element_type(dtype))), ("shape", pa.list_(pa.int64(), rank))])
 
 

@@ -15,14 +15,14 @@ from penstock.values.dtypes import cast
 from penstock.values.from_arrow import flat_from_arrow
 from penstock.values.scalars import plain_numbers, whole_number
 
-# From this many texts on, an Arrow array is faster than checking texts one by one and justifies importing pyarrow.
+# With this many texts or more, an Arrow array is faster than checking texts one by one, and importing pyarrow is worthwhile.
 MANY = 1000
 # Lists with more bytes of text are converted in parts.
 WHOLE_BYTES = 256 << 20
 
 
 class Coded:
-    """Samples that are indices into one list of words. The core reads the list once for any number of slices."""
+    """Samples that are indices into one list of words. The core reads the list only once, no matter how many slices there are."""
 
     def __init__(self, words: _core.Words, places: npt.NDArray[np.int64], validity: npt.NDArray[np.bool_] | None) -> None:
         self.words, self.places, self.validity = words, places, validity
@@ -73,7 +73,7 @@ def strings(values: Any) -> Any:
 
 
 def short_strings(values: Any) -> Any:
-    """Convert texts as `strings` does, if two copies of them fit in memory. Cost: first measures about a thousand texts."""
+    """Convert texts as `strings` does, if two copies of the texts fit in memory. Cost: first measures about a thousand texts."""
     some = values[:: len(values) // 1000 + 1] if isinstance(values, list) else []
     lengths = [len(value) for value in some if isinstance(value, str)]
     most = min(WHOLE_BYTES, _core.configure()[0] // 4)

@@ -16,7 +16,10 @@ pub fn encode(raw: &[u8]) -> Result<Vec<u8>> {
 pub fn decode(stored: &[u8], raw_bytes: usize) -> Result<Vec<u8>> {
     match ::zstd::zstd_safe::get_frame_content_size(stored) {
         Ok(Some(size)) if size == raw_bytes as u64 => {}
-        other => return Err(undecodable("zstd", format!("the frame header declares {other:?} bytes, expected {raw_bytes}"))),
+        declared => {
+            let declared = declared.ok().flatten().map_or("no size".to_owned(), |size| format!("{size} bytes"));
+            return Err(undecodable("zstd", format!("the frame header declares {declared}, expected {raw_bytes} bytes")));
+        }
     }
     let out = ::zstd::bulk::decompress(stored, raw_bytes).map_err(|error| undecodable("zstd", error))?;
     exact(out.len(), out, "zstd")

@@ -138,7 +138,7 @@ pub fn cut(source: &[u8], dtype: Dtype, cut: &Cut, convert: Option<&Convert>, ou
             let channels = convert.scale.len();
             let last = cut.size[cut.rank - 1];
             if channels > 1 && channels != last {
-                return Err(Error::new("invalid-argument", format!("cannot normalise {channels} channels: the values have {last}")));
+                return Err(Error::new("invalid-argument", format!("cannot normalise: values have {last} channels, expected {channels}")));
             }
             scratch.factors(convert, row_elements);
         }

@@ -1,13 +1,13 @@
 //! An entropy decoder for regions of baseline JPEGs. It skips blocks outside the region, decoding several Huffman codes at a
 //! time.
 //!
-//! For large photographs, Huffman codes took three quarters of the decoding time. About 40 % of the codes belong to blocks
-//! above or beside a random crop. For a skipped block, only its end and its DC difference matter, not its coefficients. One
-//! table is therefore indexed by the next [`SKIP_BITS`] bits. It returns the number of coefficients in those bits, and the
-//! total length of their codes and numbers. For blocks inside the region, another table returns the run and the value of the
-//! next coefficient. libjpeg-turbo handles everything else: restart intervals, multiple scans, invalid codes, and files that
-//! end early. If this decoder fails, `region` decodes the file with the library instead. `jpeg_region.c` calls this decoder MCU
-//! by MCU. No input makes the decoder panic.
+//! For large photographs, Huffman decoding took three quarters of the decoding time. About 40 % of the codes belong to blocks
+//! above or beside a random crop. For a skipped block, only the end position and the DC difference matter, not the
+//! coefficients. One table is therefore indexed by the next [`SKIP_BITS`] bits. It returns the number of coefficients in those
+//! bits, and the total length of their codes and numbers. For blocks inside the region, another table returns the run and the
+//! value of the next coefficient. libjpeg-turbo handles everything else: restart intervals, multiple scans, invalid codes, and
+//! files that end early. If this decoder fails, `region` decodes the file with the library instead. `jpeg_region.c` calls this
+//! decoder MCU by MCU. No input makes the decoder panic.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
@@ -16,7 +16,7 @@ use std::slice;
 const VALUE_BITS: u32 = 10;
 /// Number of index bits in the table that counts all coefficients in those bits.
 const SKIP_BITS: u32 = 12;
-/// The run of an end-of-block code, which is longer than any real run.
+/// The run length assigned to an end-of-block code, longer than any real run.
 const END: u32 = 128;
 /// The coefficient count in a `skips` entry whose index bits do not contain a complete code and its number.
 const UNKNOWN: u32 = 512;
@@ -90,10 +90,10 @@ struct Table {
     last: [i32; 17],
     /// For each length, the index of a code's symbol minus the code.
     place: [i32; 17],
-    /// Length in bits 0–7, symbol in bits 8–15. 0 if the code is longer than the index.
+    /// Bits 0–7 are the length, and bits 8–15 are the symbol. The entry is 0 if the code is longer than the index.
     short: Box<[u16; 1 << VALUE_BITS]>,
-    /// For AC: bits 0–7 are the length of code and number, bits 8–15 are the run, and bits 16–31 are the number. 0 if their total
-    /// length exceeds the index.
+    /// For AC: bits 0–7 are the length of the code and its number, bits 8–15 are the run, and bits 16–31 are the number. The
+    /// entry is 0 if the code and its number together are longer than the index.
     values: Box<[u32; 1 << VALUE_BITS]>,
     /// For AC: bits 0–3 are the length, and bits 4–15 are the number of coefficients.
     skips: Box<[u16; 1 << SKIP_BITS]>,
@@ -235,7 +235,7 @@ impl Bits {
     }
 
     /// Return whether the library would accept the bits read so far. No bit beyond the data may have been consumed, and the
-    /// remaining data must be long or contain a marker. Otherwise, the library may refuse the bytes that it reads ahead.
+    /// remaining data must have at least `FAR` bytes or contain a marker. Otherwise, the library may refuse the bytes that it reads ahead.
     #[inline(always)]
     fn is_sound(&self, bytes: &[u8]) -> bool {
         let rest = bytes.get(self.next..).unwrap_or_default();
@@ -351,7 +351,7 @@ impl Entropy {
         self.place.take().is_some()
     }
 
-    /// Begin a scan. Returns None if the library should decode it.
+    /// Begin a scan. Returns None if the library should decode the scan.
     fn begin(&mut self, scan: &Scan) -> Option<()> {
         self.place = None;
         if self.tables.len() > KEPT {
@@ -365,7 +365,7 @@ impl Entropy {
             place.component[number] = usize::try_from(member.component).ok().filter(|component| *component < 4)?;
             place.flat[number] = member.flat != 0;
             for (ac, codes) in [(false, member.dc), (true, member.ac)] {
-                // SAFETY: the pointer is null or points to a table of the library.
+                // SAFETY: the pointer is null or points to one of the library's tables.
                 let codes = unsafe { codes.as_ref() }?;
                 let known = self.tables.iter().position(|table| table.ac == ac && table.codes == *codes);
                 if known.is_none() {
@@ -403,7 +403,7 @@ impl Entropy {
     }
 }
 
-/// Begin a scan. Returns 0, or -1 if the library must decode it.
+/// Begin a scan. Returns 0, or -1 if the library must decode the scan.
 ///
 /// # Safety
 /// `entropy` points to an [`Entropy`] that no other code accesses. The pointers in `scan` are null or valid.
@@ -413,7 +413,7 @@ pub unsafe extern "C" fn begin(entropy: *mut c_void, scan: *const Scan) -> c_int
     if entropy.begin(scan).is_some() { 0 } else { -1 }
 }
 
-/// Decode the next MCU into its zeroed blocks, or skip it if `blocks` is null. Returns 0, or -1 if the data are invalid.
+/// Decode the next MCU into its zeroed blocks, or skip it if `blocks` is null. Returns 0, or -1 if the data is invalid.
 ///
 /// # Safety
 /// `entropy` points to an [`Entropy`] that has begun a scan of these bytes, and that no other code accesses. `blocks` is null or points to
@@ -442,7 +442,7 @@ mod tests {
         codes
     }
 
-    /// For any bits, skipping a block ends where decoding it ends, or both refuse the block.
+    /// For any input, skipping a block and decoding it consume the same number of bits, or both refuse the block.
     #[test]
     fn skipping_ends_where_decoding_ends() {
         check(&codes(), 1_000);
@@ -493,13 +493,13 @@ mod tests {
     fn codes_that_cannot_be_are_refused() {
         let good = codes();
         assert!(Table::new(&good, true).is_some());
-        assert!(Table::new(&good, false).is_none(), "symbols of DC end at 11");
+        assert!(Table::new(&good, false).is_none(), "DC symbols must not exceed 11");
         let mut many = good;
         many.lengths[2] = 5;
-        assert!(Table::new(&many, true).is_none(), "five codes of two bits");
+        assert!(Table::new(&many, true).is_none(), "five two-bit codes");
         let mut long = good;
         long.lengths[1..].fill(255);
-        assert!(Table::new(&long, true).is_none(), "more symbols than a table holds");
+        assert!(Table::new(&long, true).is_none(), "more symbols than a table can hold");
     }
 
     #[test]

@@ -68,7 +68,7 @@ impl Decoder {
     }
 }
 
-/// Read the outline of a JPEG. Returns None if it has no frame.
+/// Read the outline of a JPEG. Returns None if the file has no frame.
 pub fn outline(bytes: &[u8]) -> Option<Outline> {
     let mut segments = segments(bytes);
     let is_frame = |marker: u8| matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc);
@@ -93,7 +93,7 @@ pub fn segments(bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let mut rest = bytes.strip_prefix(&[0xff, 0xd8]).unwrap_or_default();
     std::iter::from_fn(move || {
         while let [0xff, 0xff, ..] = rest {
-            rest = &rest[1..]; // Padding before a marker.
+            rest = &rest[1..]; // This is padding before a marker.
         }
         let [0xff, marker @ 0xc0..=0xfe, high, low, ..] = rest else { return None };
         let segment = rest[2..].split_at_checked(usize::from(u16::from_be_bytes([*high, *low])))?;
@@ -106,7 +106,7 @@ pub fn probe(bytes: &[u8]) -> Result<Header> {
     Ok(Decoder::open(bytes)?.1)
 }
 
-/// Decode all pixels. The caller has checked the size in the header against its limits.
+/// Decode all pixels. The caller has checked the size in the header against the limits.
 pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
     let (decoder, again) = Decoder::open(bytes)?;
     debug_assert_eq!(&again, header);
@@ -131,8 +131,8 @@ pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
     Ok(Picture { height, width, channels: header.channels, bits: 8, data })
 }
 
-/// Return whether an end-of-image marker follows the last scan header. Scan data contains neither marker, because a zero is
-/// stuffed after each 0xff. A thumbnail in an EXIF segment has its own markers, but they precede the scans.
+/// Return whether an end-of-image marker follows the last scan header. Scan data can contain neither of these markers,
+/// because a zero is stuffed after each 0xff. A thumbnail in an EXIF segment has its own markers, but they precede the scans.
 fn has_end_marker(bytes: &[u8]) -> bool {
     bytes.windows(2).rev().find(|pair| matches!(pair, [0xff, 0xd9 | 0xda])).is_some_and(|pair| pair[1] == 0xd9)
 }

@@ -1,4 +1,4 @@
-/* Decodes a region of a JPEG at 1/1, 1/2, 1/4 or 1/8 with libjpeg-turbo's own API, because its TurboJPEG API also entropy-decodes
+/* Decodes a region of a JPEG at 1/1, 1/2, 1/4 or 1/8 with libjpeg-turbo's own API, because the TurboJPEG API also entropy-decodes
  * everything below the region. Errors return by longjmp within this file, never through Rust. Only region.rs calls these functions. */
 #include <setjmp.h>
 #include <stddef.h>
@@ -76,7 +76,7 @@ static boolean decode_mcu(j_decompress_ptr d, JBLOCKROW *blocks) {
 static void take_over(session *s, int denominator, int left, int width) {
   struct jpeg_decompress_struct *d = &s->decoder;
   if (d->restart_interval) return;
-  int column = (d->num_components == 1 ? 1 : d->max_h_samp_factor) * DCTSIZE / denominator; /* An MCU of one component is one block. */
+  int column = (d->num_components == 1 ? 1 : d->max_h_samp_factor) * DCTSIZE / denominator; /* A one-component MCU is one block. */
   s->first = (JDIMENSION)(left / column);
   s->last = (JDIMENSION)((left + width - 1) / column);
   s->bytes = d->src->next_input_byte;
@@ -96,7 +96,7 @@ static void take_over(session *s, int denominator, int left, int width) {
 size_t penstock_jpeg_session_bytes(void) { return sizeof(session); }
 size_t penstock_jpeg_message_bytes(void) { return JMSG_LENGTH_MAX; }
 
-/* Create a session in zeroed memory of penstock_jpeg_session_bytes(). `message` receives error texts. */
+/* Create a session in penstock_jpeg_session_bytes() bytes of zeroed memory. `message` receives error texts. */
 void penstock_jpeg_open(void *memory, char *message) {
   session *s = memory;
   s->decoder.err = jpeg_std_error(&s->failure.base);

@@ -30,7 +30,7 @@ impl Mode {
         }
     }
 
-    /// Return the number of channels and the bits per channel, or None if they differ from image to image.
+    /// Return the number of channels and the bits per channel, or None if they vary between images.
     pub fn form(self) -> Option<(usize, u8)> {
         match self {
             Mode::Rgb => Some((3, 8)),

@@ -17,7 +17,7 @@ struct Idle {
     spare_bytes: usize,
 }
 
-/// Decoded pixels. Dropping them returns their memory to the pool.
+/// Decoded pixels. Dropping a `Pixels` returns its memory to the pool.
 #[derive(Debug)]
 pub struct Pixels<'a> {
     memory: Vec<u8>,

@@ -12,7 +12,7 @@ fn failed(error: png::DecodingError) -> Error {
     undecodable(format!("cannot decode PNG: {error}"))
 }
 
-/// Limit on the memory that a decoder uses besides pixels, such as for its palette and tables.
+/// Limit on the memory that a decoder uses for anything besides pixels, such as its palette and tables.
 const SIDE_BYTES: usize = 16 << 20;
 
 fn decoder<'a>(bytes: &'a [u8], header: Option<&Header>) -> Decoder<Cursor<&'a [u8]>> {

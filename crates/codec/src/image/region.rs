@@ -2,7 +2,7 @@
 //!
 //! In a JPEG, `entropy` skips the blocks above and beside a region, and blocks below it are not read. The result exactly equals a
 //! crop of the fully decoded image. Chroma is interpolated across the region's edge, so the decoder also reads a margin. At 1/2,
-//! 1/4 and 1/8, the result equals a crop of the image decoded fully at that scale. At these scales, libjpeg-turbo uses SIMD code
+//! 1/4 and 1/8, the result equals a crop of the whole image decoded at that scale. At these scales, libjpeg-turbo uses SIMD code
 //! or skips most of the work. Other images are decoded in full and cropped.
 
 use std::cell::RefCell;
@@ -39,7 +39,7 @@ pub struct Decoded<'a> {
     pub height: usize,
     /// RGB pixels, row after row without gaps.
     pub data: Pixels<'a>,
-    /// Left edge of the region in pixels of `data`. This and the next three fields are whole numbers unless the image was scaled down.
+    /// Left edge of the region within `data`, in pixels. This and the next three fields are whole numbers unless the image was scaled down.
     pub left: f64,
     pub top: f64,
     pub region_width: f64,
@@ -75,7 +75,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// The memory of one libjpeg-turbo decoder, reused for all images that a thread decodes.
+/// Memory for one libjpeg-turbo decoder, which a thread reuses for every image that it decodes.
 struct Session {
     memory: Vec<u64>,
     message: Vec<u8>,
@@ -137,7 +137,7 @@ impl<'a> Encoded<'a> {
         if self.orientation >= 5 { (height, width) } else { (width, height) }
     }
 
-    /// Decode a region as RGB, at the scale 1/`denominator` if the image supports it, otherwise at full size.
+    /// Decode a region as RGB, scaled by 1/`denominator` if the image supports that, otherwise at full size.
     pub fn region(&self, region: Region, denominator: usize) -> Result<Decoded<'a>> {
         let (width, height) = self.size();
         assert!(
@@ -168,8 +168,8 @@ impl<'a> Encoded<'a> {
     fn jpeg_region(&self, region: Region, denominator: usize) -> Option<Decoded<'a>> {
         SESSION.with_borrow_mut(|session| {
             let decoded = self.jpeg_region_by(session, region, denominator, true);
-            // If our entropy decoder fails, the library's decoder determines the result. Trying ours first therefore never changes the
-            // result.
+            // If our entropy decoder fails, the library's decoder determines the result. Trying our decoder first therefore never
+            // changes the result.
             if session.entropy.end() && decoded.is_none() { self.jpeg_region_by(session, region, denominator, false) } else { decoded }
         })
     }
@@ -180,7 +180,7 @@ impl<'a> Encoded<'a> {
             return None;
         }
         // The range to decode, in pixels of the scaled image. It covers the iMCUs that the region touches, plus one iMCU to the left,
-        // right and top.
+        // one to the right and one above.
         let (width, height) = ((width as usize).div_ceil(denominator), (height as usize).div_ceil(denominator));
         let (mcu_width, mcu_height) = (mcu_width as usize / denominator, mcu_height as usize / denominator);
         let along = |begin: usize, length: usize, mcu: usize, size: usize| {

@@ -11,9 +11,9 @@ use super::region::{Encoded, Region};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filter {
-    /// The pixel at the corner, as in torchvision's `nearest`.
+    /// The source pixel at the corner, as in torchvision's `nearest`.
     Nearest,
-    /// The pixel at the centre.
+    /// The source pixel at the centre.
     NearestExact,
     Bilinear,
     Bicubic,
@@ -83,8 +83,8 @@ impl Geometry {
 /// against a full decode is 43 dB, and the worst is 29.6 dB. These results come from photographs that were not used to choose the value.
 const PIXELS_LEFT: f64 = 1.0;
 
-/// Maximum buffer memory that a thread keeps for its next image. Loaders charge resize buffers to the budget only while a thread
-/// resizes.
+/// Maximum buffer memory that a thread keeps for its next image. Loaders count resize buffers against the budget only while
+/// a thread is resizing.
 const KEPT_BYTES: usize = 4 << 20;
 
 thread_local! {
@@ -131,7 +131,7 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Resul
     let (left, from_width) = inside(left, window.width as f64 * across * scale.0, view.width);
     let (top, from_height) = inside(top, window.height as f64 * down * scale.1, view.height);
     let size = (decoded.width, decoded.height);
-    let source = Source { data: &decoded.data, kind: PixelType::U8x3, size, view, part: [left, top, from_width, from_height] };
+    let source = Pixels { data: &decoded.data, kind: PixelType::U8x3, size, view, part: [left, top, from_width, from_height] };
     resize(&source, geometry.size(), filter.algorithm(antialias), out)
 }
 
@@ -143,8 +143,8 @@ fn needed(begin: usize, length: usize, scale: f64, filter: Filter, size: usize) 
     (low.min(size - 1), high.min(size))
 }
 
-/// Source pixels, and the part to resize.
-struct Source<'a> {
+/// Source pixels, and the part of them to resize.
+struct Pixels<'a> {
     data: &'a [u8],
     kind: PixelType,
     size: (usize, usize),
@@ -155,8 +155,8 @@ struct Source<'a> {
 }
 
 /// Resize the part of the source into `out`, which has `out_width` x `out_height` pixels of the same kind.
-fn resize(source: &Source<'_>, (out_width, out_height): (usize, usize), algorithm: ResizeAlg, out: &mut [u8]) -> Result<()> {
-    let Source { data, kind, size: (width, height), view, part: [left, top, from_width, from_height] } = *source;
+fn resize(source: &Pixels<'_>, (out_width, out_height): (usize, usize), algorithm: ResizeAlg, out: &mut [u8]) -> Result<()> {
+    let Pixels { data, kind, size: (width, height), view, part: [left, top, from_width, from_height] } = *source;
     let failed = |error: &dyn std::fmt::Display| Error::new("internal", format!("cannot resize {width} x {height} pixels: {error}"));
     let bytes = width * height * kind.size();
     let source = ImageRef::new(width as u32, height as u32, &data[..bytes], kind).map_err(|error| failed(&error))?;
@@ -178,8 +178,8 @@ fn inside(begin: f64, length: f64, size: usize) -> (f64, f64) {
     (begin.max(0.0), length.min(size as f64 - begin.max(0.0)))
 }
 
-/// Apply a geometry to decoded pixels of 8 or 16 bits per channel, and write the result to `out`. All channels, including alpha, are
-/// resized in the same way.
+/// Apply a geometry to decoded pixels with 8 or 16 bits per channel, and write the result to `out`. All channels, including alpha,
+/// are resized in the same way.
 pub fn resize_pixels(
     data: &[u8],
     (width, height): (usize, usize),
@@ -205,7 +205,7 @@ pub fn resize_pixels(
         (2, 16) => PixelType::U16x2,
         (3, 16) => PixelType::U16x3,
         (4, 16) => PixelType::U16x4,
-        _ => return Err(Error::new("unsupported-format", format!("cannot resize {channels} channels of {bits} bits"))),
+        _ => return Err(Error::new("unsupported-format", format!("cannot resize an image with {channels} channels of {bits} bits each"))),
     };
     let (across, down) = (crop.width as f64 / to_width as f64, crop.height as f64 / to_height as f64);
     let (left, from_width) = inside(window.left as f64 * across, window.width as f64 * across, crop.width);
@@ -214,7 +214,7 @@ pub fn resize_pixels(
     // The library requires 16-bit pixels to be aligned like `u16`.
     let aligned = bits == 8 || data.as_ptr().cast::<u16>().is_aligned();
     let data = if aligned { Cow::Borrowed(data) } else { Cow::Owned(data.to_vec()) };
-    let source = Source { data: &data, kind, size: (width, height), view: crop, part: from };
+    let source = Pixels { data: &data, kind, size: (width, height), view: crop, part: from };
     resize(&source, geometry.size(), filter.algorithm(antialias), out)
 }
 
@@ -234,8 +234,8 @@ fn pick_nearest(data: &[u8], (width, pixel_bytes): (usize, usize), corner: (i64,
     }
 }
 
-/// Return the nearest source index for each of `count` result indexes, starting at `begin`. `size` pixels are resized to
-/// `to_size`. Source: torch's `nearest` and `nearest-exact`, with their 32-bit arithmetic.
+/// Return the nearest source index for each of `count` result indexes, starting at `begin`. The axis is resized from
+/// `size` to `to_size` pixels. Source: torch's `nearest` and `nearest-exact`, with their 32-bit arithmetic.
 fn nearest((size, to_size): (usize, usize), begin: usize, count: usize, filter: Filter) -> impl Iterator<Item = usize> {
     let (scale, offset) = (size as f32 / to_size as f32, if filter == Filter::NearestExact { 0.5 } else { 0.0 });
     (begin..begin + count).map(move |at| (((at as f32 + offset) * scale) as usize).min(size - 1))

@@ -9,7 +9,7 @@ use penstock_error::{Error, Result};
 
 use super::picture::{Format, Header, Outline, Picture, undecodable};
 
-/// Return whether these bytes begin a WebP image.
+/// Return whether these bytes are the start of a WebP image.
 pub fn begins(bytes: &[u8]) -> bool {
     bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP")
 }
@@ -27,8 +27,8 @@ fn chunks(bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     })
 }
 
-/// Return the EXIF data of a WebP, in TIFF format, without the JPEG prefix that some writers add. Returns None for other formats,
-/// and for images without EXIF.
+/// Return the EXIF data of a WebP image in TIFF format, without the JPEG prefix that some writers add. Returns None for other
+/// formats, and for images without EXIF data.
 pub fn exif(bytes: &[u8]) -> Option<&[u8]> {
     let (_, body) = chunks(bytes).filter(|_| begins(bytes)).find(|(name, _)| *name == b"EXIF")?;
     Some(body.strip_prefix(b"Exif\0\0").unwrap_or(body))
@@ -61,13 +61,13 @@ pub fn probe(bytes: &[u8]) -> Result<Header> {
     let canvas = (width as usize, height as usize);
     if let Some(frame) = chunks(bytes).filter(|(name, _)| *name != b"VP8X").find_map(size_of).filter(|frame| *frame != canvas) {
         let (wide, high) = frame;
-        return Err(undecodable(format!("cannot decode WebP: a frame of {wide} x {high} pixels on a canvas of {width} x {height}")));
+        return Err(undecodable(format!("cannot decode WebP: it has a frame of {wide} x {high} pixels on a canvas of {width} x {height}")));
     }
     let channels = if decoder.has_alpha() { 4 } else { 3 };
     Ok(Header { format: Format::Webp, width: width.into(), height: height.into(), channels, bits: 8 })
 }
 
-/// Read the outline of a WebP. Returns None if its header is cut off.
+/// Read a WebP image's size and how much extra memory its decoder needs. Returns None if the header is cut off.
 pub fn outline(bytes: &[u8]) -> Option<Outline> {
     let (width, height) = chunks(bytes).find_map(size_of)?;
     // A lossless image is decoded to RGBA before its alpha is dropped. A lossy one needs luma, chroma and alpha planes.
@@ -85,8 +85,8 @@ fn decoder(bytes: &[u8]) -> Result<WebPDecoder<Cursor<Cow<'_, [u8]>>>> {
     WebPDecoder::new(Cursor::new(with_true_flags(bytes))).map_err(failed)
 }
 
-/// Make the flags in the header agree with the chunks, as Google's decoder does. Tools that strip metadata leave its flags behind, and
-/// `image-webp` would refuse the image or drop its alpha. Source: RFC 9649 section 2.7.1.
+/// Make the flags in the header agree with the chunks, as Google's decoder does. Tools that strip metadata may leave its flags set.
+/// With wrong flags, `image-webp` would refuse the image or drop its alpha. Source: RFC 9649 section 2.7.1.
 fn with_true_flags(bytes: &[u8]) -> Cow<'_, [u8]> {
     const FLAGS_AT: usize = 20;
     const ANIMATION: u8 = 0x02;

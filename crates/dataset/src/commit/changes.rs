@@ -1,22 +1,22 @@
-//! The change set of a transaction: what it wrote, and what it read and therefore depends on.
+//! The change set of a transaction: its writes, and the reads on which it depends.
 
 use penstock_format::Id;
 use penstock_format::ids::Run;
 use penstock_format::record::{Change, ChangeKind, Delta, RecordKind, Transaction};
 
-/// The samples and columns that a transaction read. A change to them by another commit is a conflict. At present, transactions
+/// The samples and columns that a transaction read. If another commit changes them, there is a conflict. At present, transactions
 /// only append and read nothing; updates and deletions will read rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reads {
-    /// No reads, as for a transaction that only appends, or reads that snapshot isolation ignores.
+    /// The transaction read nothing (for example, because it only appends), or snapshot isolation ignores its reads.
     Nothing,
-    /// Some rows of some columns. An empty list of columns means all columns.
+    /// Some rows of some columns. An empty `columns` list means all columns.
     Rows { columns: Vec<u64>, rows: Vec<Run> },
-    /// All rows of some columns, as read by a scan or a predicate. Appends also conflict with this.
+    /// All rows of some columns, as read by a scan or a predicate. These reads also conflict with appends.
     AllRows { columns: Vec<u64> },
 }
 
-/// What a transaction wrote and read. An empty list of columns in a `Change` means all columns.
+/// The writes and reads of a transaction. An empty column list in a `Change` means all columns.
 #[derive(Debug, Clone)]
 pub struct ChangeSet {
     pub writes: Vec<Change>,
@@ -24,7 +24,7 @@ pub struct ChangeSet {
 }
 
 impl ChangeSet {
-    /// Make the change set of an append. Its row ids are unknown until the commit has a number.
+    /// Make the change set of an append. The new row ids are unknown until the commit has a number.
     pub fn append(columns: Vec<u64>) -> ChangeSet {
         ChangeSet { writes: vec![Change { kind: ChangeKind::Append, columns, rows: Vec::new() }], reads: Reads::Nothing }
     }
@@ -44,7 +44,7 @@ impl ChangeSet {
     }
 }
 
-/// A commit that is ready to be proposed at any number.
+/// A commit that is ready to be proposed under any number.
 #[derive(Debug, Clone)]
 pub struct Proposal {
     pub kind: RecordKind,
@@ -54,7 +54,7 @@ pub struct Proposal {
     pub changes: ChangeSet,
     /// Feature bits that readers of the deltas need.
     pub features: u64,
-    /// The snapshot at which the transaction began: its number and its GC epoch.
+    /// The number and the GC epoch of the snapshot at which the transaction began.
     pub base: u64,
     pub gc_epoch: u64,
 }

@@ -1,8 +1,8 @@
-//! Decide whether a transaction may follow commits that it has not seen. The decision is a pure function of two change sets (spec
+//! Decide whether a transaction may follow commits that it has not seen. The decision depends only on the two change sets (spec
 //! section 12).
 //!
 //! Appends commute. Changes to disjoint rows or columns can be rebased, and so can two deletions of the same rows. Two schema
-//! changes always conflict. A conflict identifies the change in the other commit.
+//! changes always conflict. A `Conflict` describes the change in the other commit.
 
 use penstock_error::Error;
 use penstock_format::ids::Run;
@@ -14,9 +14,9 @@ use super::changes::{ChangeSet, Reads};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
     pub kind: ChangeKind,
-    /// Its columns. An empty list means all columns.
+    /// The columns that it changed. An empty list means all columns.
     pub columns: Vec<u64>,
-    /// Its rows.
+    /// The rows that it changed.
     pub rows: Vec<Run>,
 }
 
@@ -30,14 +30,14 @@ pub fn conflict(ours: &ChangeSet, theirs: &[Change]) -> Option<Conflict> {
 pub fn error(conflict: &Conflict, other: &Record) -> Error {
     let samples: u64 = conflict.rows.iter().map(|run| run.count).sum();
     let what = match conflict.kind {
-        ChangeKind::Append => format!("it appended {samples} samples to the columns that this transaction read"),
+        ChangeKind::Append => format!("it appended {samples} samples to columns that this transaction read"),
         ChangeKind::Value => format!("it changed values of {samples} samples"),
         ChangeKind::Delete => format!("it deleted {samples} samples"),
         ChangeKind::Schema => "it changed the schema".to_owned(),
-        ChangeKind::Layout => "it moved the same samples".to_owned(),
+        ChangeKind::Layout => "it moved samples that this transaction also moved".to_owned(),
     };
     let columns = if conflict.columns.is_empty() { String::new() } else { format!(", columns with the ids {:?}", conflict.columns) };
-    let text = format!("cannot commit: commit {} was made meanwhile: {what}{columns}", other.snapshot());
+    let text = format!("cannot commit: commit {} was made in the meantime: {what}{columns}", other.snapshot());
     Error::new("conflict", text).hint("run the transaction again on the newest snapshot")
 }
 
@@ -49,7 +49,7 @@ fn writes_collide(ours: &Change, theirs: &Change) -> bool {
         (Value, Value) => columns_meet(&ours.columns, &theirs.columns) && rows_meet(&ours.rows, &theirs.rows),
         (Value, Delete) | (Delete, Value) | (Layout, Layout) => rows_meet(&ours.rows, &theirs.rows),
         // New samples have new row ids. Deleting a sample that is already deleted has no effect. A layout change keeps all values
-        // and names the overlays that it folds.
+        // and lists the overlays that it folds.
         (Append, _) | (_, Append) | (Delete, Delete) | (Layout, _) | (_, Layout) | (Schema, Delete) | (Delete, Schema) => false,
     }
 }
@@ -107,8 +107,8 @@ mod tests {
         use ChangeKind::*;
         assert!(KINDS.iter().all(|kind| *kind == Schema || !meets(change(Append, &[], 0), change(*kind, &[], 0))));
         assert!(meets(change(Value, &[1], 0), change(Value, &[1], 9)));
-        assert!(!meets(change(Value, &[1], 0), change(Value, &[1], 10)), "disjoint rows");
-        assert!(!meets(change(Value, &[1], 0), change(Value, &[2], 0)), "disjoint columns");
+        assert!(!meets(change(Value, &[1], 0), change(Value, &[1], 10)), "changes to disjoint rows do not conflict");
+        assert!(!meets(change(Value, &[1], 0), change(Value, &[2], 0)), "changes to disjoint columns do not conflict");
         assert!(meets(change(Value, &[1], 0), change(Delete, &[], 5)) && !meets(change(Delete, &[], 0), change(Delete, &[], 0)));
         assert!(meets(change(Append, &[1, 2], 0), change(Schema, &[2], 0)) && !meets(change(Append, &[1], 0), change(Schema, &[2], 0)));
     }
@@ -120,7 +120,7 @@ mod tests {
         let rows = || Reads::Rows { columns: vec![1], rows: vec![Run { first: 0, count: 10 }] };
         let all = || Reads::AllRows { columns: vec![1] };
         assert_eq!(reads(rows(), change(Append, &[], 100)), None, "new samples do not change rows that were read");
-        assert_eq!(reads(all(), change(Append, &[], 100)), Some(Append), "a predicate may hold for new samples");
+        assert_eq!(reads(all(), change(Append, &[], 100)), Some(Append), "a predicate may be true for new samples");
         assert_eq!(reads(rows(), change(Value, &[1], 9)), Some(Value));
         assert_eq!((reads(rows(), change(Value, &[2], 9)), reads(all(), change(Value, &[2], 9))), (None, None));
         assert_eq!((reads(rows(), change(Delete, &[], 10)), reads(all(), change(Delete, &[], 10))), (None, Some(Delete)));

@@ -18,7 +18,7 @@ use crate::log::{newest, records};
 use crate::snapshot::Snapshot;
 use crate::store::context::Context;
 
-/// Create a dataset by writing its root and commit 0. Objects left by an unfinished `create` do not prevent a new one.
+/// Create a dataset by writing its root and commit 0. Objects left by an unfinished `create` do not prevent a new attempt.
 pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str, author: &str) -> Result<Snapshot> {
     let schema = Schema::create(columns)?;
     let context = Context::new(storage);
@@ -61,7 +61,7 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
     let created = store.put(&root_name, &root_body).and_then(|()| store.sync(&["r"])).and_then(|()| create_first(store, &body, &record));
     if let Err(error) = created {
         if error.code() != "commit-state-unknown" {
-            let _ = store.delete(&root_name); // An orphaned object is harmless.
+            let _ = store.delete(&root_name); // An orphaned root is harmless.
         }
         return Err(error);
     }
@@ -83,10 +83,10 @@ fn create_first(store: &dyn Storage, body: &[u8], record: &Record) -> Result<()>
         }
     }
     let text = format!("cannot determine whether dataset `{}` was created: `{name}` exists but cannot be read", store.uri());
-    Err(Error::new("commit-state-unknown", text).hint("open it, or create it again elsewhere"))
+    Err(Error::new("commit-state-unknown", text).hint("try to open the dataset, or create it elsewhere"))
 }
 
-/// Refuse a location that contains a dataset, or an object that does not belong to one.
+/// Refuse a location that already contains a dataset or foreign objects.
 fn check_free(store: &dyn Storage) -> Result<()> {
     if store.exists(&record_name(0, 0))? {
         return Err(exists(store));

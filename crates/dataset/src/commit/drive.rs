@@ -27,16 +27,16 @@ pub struct Driver<'a> {
     parent: Option<Snapshot>,
     /// The root that this driver wrote for the parent's state.
     root: Option<(ObjectRef, Arc<Root>)>,
-    /// The snapshot of the proposed commit. It is complete before the put, so that nothing can fail afterwards.
+    /// The snapshot of the proposed commit, completed before the put so that nothing can fail afterwards.
     next: Option<Snapshot>,
     puts: &'a mut Vec<String>,
-    /// Whether the record may exist although no response confirmed it. A failure then leaves the commit's state unknown.
+    /// Whether the record may exist although no response has confirmed this. A failure then leaves the commit's state unknown.
     uncertain: bool,
 }
 
 impl<'a> Driver<'a> {
-    /// Create a driver for a transaction of the handle `home`, which began at `base`. The driver adds the names of the objects it
-    /// writes to `puts`.
+    /// Create a driver for a transaction that began at `base` on the handle `home`. The driver adds to `puts` the names of the
+    /// objects that it writes.
     pub fn new(home: Arc<Context>, base: Arc<Snapshot>, puts: &'a mut Vec<String>) -> Driver<'a> {
         Driver { home, base, parent: None, root: None, next: None, puts, uncertain: false }
     }
@@ -85,7 +85,7 @@ impl<'a> Driver<'a> {
                     Event::Span(between)
                 }
                 Request::WriteRoot => {
-                    let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root was requested before any parent"))?;
+                    let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root was requested without a parent"))?;
                     let (object, root) = write_root(parent, self.puts)?;
                     self.root = Some((object, root));
                     Event::RootWritten(object)
@@ -105,7 +105,7 @@ impl<'a> Driver<'a> {
                     Ok(entry) => {
                         base.context.hold_to(entry.record.dataset)?;
                         known = known.max(number);
-                        // If another record has this number, our record can no longer use it.
+                        // If another record has this number, our record can no longer be stored under it.
                         self.uncertain &= entry.record.uuid() == machine.uuid();
                         Event::Found(Box::new(entry))
                     }
@@ -116,13 +116,13 @@ impl<'a> Driver<'a> {
                 },
                 Request::Done(record) => {
                     let next = self.next.take().filter(|next| next.id() == record.snapshot());
-                    return next.ok_or_else(|| Error::new("internal", "a commit that was never put is reported as done"));
+                    return next.ok_or_else(|| Error::new("internal", "the machine reported a commit that was never put"));
                 }
             };
         }
     }
 
-    /// Make the newest snapshot the parent. The parent's number is at least `known`.
+    /// Use the newest snapshot as the parent. Its number is at least `known`.
     fn read_newest(&mut self, known: u64) -> Result<Event> {
         let store = self.base.context.storage.as_ref();
         let entry = newest::newest(store, self.base.id().branch, Some(known))?
@@ -141,7 +141,7 @@ impl<'a> Driver<'a> {
         Ok(Event::Newest { parent, words, schema_changed, now_us: now_us() })
     }
 
-    /// Parse a record as readers will do, before it is put.
+    /// Parse a record as a reader would, before it is put.
     fn snapshot_of(&self, branch: u64, number: u64, body: &[u8]) -> Result<Snapshot> {
         let entry = LogEntry::parse(&Bytes::copy_from_slice(body), branch, number)?;
         let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a record was proposed before any parent was read"))?;

@@ -1,5 +1,5 @@
-//! The commit protocol as a state machine without I/O, which takes events and returns requests (spec section 12). `drive` runs it
-//! against a store; tests run it with responses in random order.
+//! The commit protocol as a state machine without I/O, which takes events and returns requests (spec section 12). `drive` runs
+//! the machine against a store, and tests run it with responses in random order.
 
 use penstock_error::{Error, Result};
 use penstock_format::Id;
@@ -10,10 +10,10 @@ use super::changes::Proposal;
 use super::conflict;
 use crate::log::records::LogEntry;
 
-/// Maximum number of uncertain responses for one record. If there are more, the machine fails with `commit-state-unknown`.
+/// Maximum number of uncertain responses for one record; one more fails with `commit-state-unknown`.
 const UNCERTAIN_TRIES: u32 = 20;
 
-/// Maximum number of lost races. If there are more, the machine fails with `conflict`.
+/// Maximum number of lost races; one more fails with `conflict`.
 const REBASES: u32 = 10_000;
 
 /// The next operation that the machine requests. Each variant lists the events that may answer the request.
@@ -21,7 +21,7 @@ const REBASES: u32 = 10_000;
 pub enum Request {
     /// Read the newest record and its snapshot's word counts. Answered by `Newest`.
     ReadNewest,
-    /// Read the records from `first` up to the one before the parent. Answered by `Span`.
+    /// Read the records from `first` up to the parent's predecessor. Answered by `Span`.
     ReadSpan { first: u64, end: u64 },
     /// Write a root for the parent's state. Answered by `RootWritten`.
     WriteRoot,
@@ -101,7 +101,7 @@ impl Machine {
                 self.uncertain = 0;
                 self.rebases += 1;
                 if self.rebases > REBASES {
-                    return Err(Error::new("conflict", format!("cannot commit: lost {REBASES} races in a row"))
+                    return Err(Error::new("conflict", format!("cannot commit: lost more than {REBASES} races in a row"))
                         .hint("commit less often, with more samples per commit"));
                 }
                 Ok(Request::ReadNewest)
@@ -111,7 +111,7 @@ impl Machine {
                 self.uncertain += 1;
                 if self.uncertain > UNCERTAIN_TRIES {
                     let text = format!(
-                        "cannot determine whether the commit succeeded: transaction {}, number {}",
+                        "cannot determine whether the commit succeeded: transaction {}, commit number {}",
                         self.uuid(),
                         self.sent()?.number
                     );
@@ -125,15 +125,15 @@ impl Machine {
     }
 
     fn sent(&self) -> Result<&Record> {
-        self.sent.as_deref().ok_or_else(|| Error::new("internal", "an answer arrived before any put"))
+        self.sent.as_deref().ok_or_else(|| Error::new("internal", "a response arrived before anything was put"))
     }
 
     fn done(&mut self) -> Result<Request> {
-        self.sent.take().map(Request::Done).ok_or_else(|| Error::new("internal", "an answer arrived before any put"))
+        self.sent.take().map(Request::Done).ok_or_else(|| Error::new("internal", "a response arrived before anything was put"))
     }
 
     fn parent(&self) -> Result<&LogEntry> {
-        self.parent.as_deref().ok_or_else(|| Error::new("internal", "an answer arrived before any parent"))
+        self.parent.as_deref().ok_or_else(|| Error::new("internal", "a response arrived before any parent was read"))
     }
 
     /// Check the records that this transaction has not seen, then propose the next record.
@@ -157,7 +157,7 @@ impl Machine {
         if parent.record.gc_epoch > self.proposal.gc_epoch {
             return Err(Error::new(
                 "transaction-expired",
-                "cannot commit: a collection began after this transaction, and may have removed its files",
+                "cannot commit: a garbage collection began after this transaction and may have removed its files",
             )
             .hint("run the transaction again"));
         }
@@ -166,11 +166,11 @@ impl Machine {
         if record.deltas.len() > RECORD_DELTAS || body.len() > RECORD_BYTES {
             if root.is_some() {
                 let text = format!(
-                    "cannot commit: the record has {} bytes and {} deltas, at most {RECORD_BYTES} and {RECORD_DELTAS} are allowed",
+                    "cannot commit: the record has {} bytes and {} deltas, but the limits are {RECORD_BYTES} and {RECORD_DELTAS}",
                     body.len(),
                     record.deltas.len()
                 );
-                return Err(Error::new("invalid-argument", text).hint("shorten message, author and properties, or commit in parts"));
+                return Err(Error::new("invalid-argument", text).hint("shorten the message, author or properties, or commit in parts"));
             }
             return Ok(Request::WriteRoot);
         }
@@ -217,7 +217,7 @@ pub fn check_texts(message: &str, author: &str, properties: &str) -> Result<()> 
         if text.len() > limit {
             return Err(Error::new(
                 "invalid-argument",
-                format!("cannot commit: {what} has {} bytes, at most {limit} are allowed", text.len()),
+                format!("cannot commit: {what} has {} bytes, but at most {limit} are allowed", text.len()),
             ));
         }
     }

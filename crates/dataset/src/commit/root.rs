@@ -28,8 +28,8 @@ pub fn write_pages(context: &Context, fragments: &[Fragment], base: u64, puts: &
         .collect()
 }
 
-/// Write a root that describes a snapshot's state. Loose fragments are merged into the preceding page if it has room, which keeps
-/// the number of pages small.
+/// Write a root that describes a snapshot's state. Loose fragments are merged into the preceding page if it has room, to keep the
+/// number of pages small.
 pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(ObjectRef, Arc<Root>)> {
     let context = &snapshot.context;
     let (mut pages, mut loose): (Vec<PageRef>, Vec<Fragment>) = (Vec::new(), Vec::new());

@@ -32,9 +32,9 @@ pub struct Receipt {
     pub samples: u64,
 }
 
-/// Samples that will become one commit.
+/// Collects samples that will become one commit.
 pub struct Transaction {
-    /// The context of the handle. The handle's path may be redirected during the transaction.
+    /// The handle's context. The handle's path may be redirected during the transaction.
     home: Arc<Context>,
     /// The snapshot at which the transaction began. The snapshot's context keeps the root open.
     base: Arc<Snapshot>,
@@ -49,7 +49,7 @@ pub struct Transaction {
     features: u64,
     /// Names of the words objects, pages and roots written for this commit.
     puts: Vec<String>,
-    /// Identifies the process that began the transaction. A forked child must not use it, and must not delete its files.
+    /// Identifies the process that began the transaction. A forked child must not use the transaction or delete its files.
     generation: u64,
     state: State,
 }
@@ -59,7 +59,7 @@ enum State {
     Open,
     /// A write failed, so the transaction can no longer be committed.
     Failed,
-    /// The transaction was or may have been committed, so the files must not be deleted.
+    /// The commit succeeded or may have succeeded, so the files must not be deleted.
     Closed,
 }
 
@@ -128,7 +128,7 @@ impl Transaction {
                     .map_err(|error| error.column(&spec.name).context(format!("cannot append to column `{}`", spec.name)))?,
             );
         }
-        // All words are now known, so the lists are final.
+        // All words are known now, so the word lists are final.
         for (spec, column) in schema.columns.iter().zip(&mut columns) {
             if let Some(stored) = column {
                 stored.words = self.words.of(spec.id);
@@ -147,14 +147,14 @@ impl Transaction {
 
     fn check_open(&self) -> Result<()> {
         if self.generation != process::generation() {
-            let text = "cannot use this transaction: it belongs to the process that began it, and this process is a fork of it";
+            let text = "cannot use this transaction: this process was forked after the transaction began";
             return Err(Error::new("transaction-closed", text).hint("begin a new transaction in this process"));
         }
         match self.state {
             State::Open => Ok(()),
             State::Failed => Err(Error::new("transaction-closed", "cannot use this transaction: an earlier write failed")
                 .hint("begin another transaction; nothing was committed")),
-            State::Closed => Err(Error::new("transaction-closed", "cannot use this transaction: it is already committed or aborted")),
+            State::Closed => Err(Error::new("transaction-closed", "cannot use this transaction: it has already been committed or aborted")),
         }
     }
 
@@ -217,7 +217,7 @@ impl Transaction {
         self.base.context.storage.prove()?;
         let snapshot = match Driver::new(self.home.clone(), self.base.clone(), &mut self.puts).drive(machine) {
             Err(error) if error.code() == "commit-state-unknown" => {
-                self.state = State::Closed; // The transaction may be committed, so nothing may be deleted.
+                self.state = State::Closed; // The transaction may have been committed, so nothing may be deleted.
                 return Err(error);
             }
             other => other?,
@@ -269,7 +269,7 @@ impl Drop for Transaction {
         if self.state != State::Closed {
             let data = self.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id));
             for name in data.chain(self.puts.drain(..)) {
-                let _ = self.base.context.storage.delete(&name); // A leftover file is harmless: no snapshot refers to it.
+                let _ = self.base.context.storage.delete(&name); // A leftover file is harmless, because no snapshot refers to it.
             }
         }
     }

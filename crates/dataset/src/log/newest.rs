@@ -1,4 +1,4 @@
-//! Find a log's newest record by listing the log, or by its hint and look-ups. Also find gaps in the record numbers.
+//! Find a log's newest record, either by listing the log or with a hint and look-ups. Also find gaps in the record numbers.
 
 use penstock_error::{Error, Result};
 use penstock_format::SnapshotId;
@@ -13,7 +13,7 @@ pub struct Newest {
     pub number: u64,
     /// The folder in which the hint was written, if the hint was read.
     pub written_in: Option<u64>,
-    /// The number of a later record, if one exists although record `number + 1` is missing.
+    /// The number of a later record, if such a record exists although record `number + 1` is missing.
     beyond: Option<u64>,
 }
 
@@ -24,7 +24,7 @@ impl Newest {
     }
 }
 
-/// Return the newest record, which is `known` or later. Returns None if the log is empty. Costs one read more than
+/// Return the newest record, which is `known` or later. Returns None if the log is empty. Costs one more read than
 /// `newest_number`.
 pub fn newest(storage: &dyn Storage, branch: u64, known: Option<u64>) -> Result<Option<LogEntry>> {
     let folder = log_folder(branch);
@@ -49,7 +49,7 @@ pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) ->
     loop {
         number = search(number, exists)?;
         let next = number.checked_add(2).map(|next| Ok(exists(next)?.then_some(next))).transpose()?.flatten();
-        // In a copy, the hint may be newer than the copied records.
+        // In a copied dataset, the hint may be newer than the records.
         let here = || storage.place().is_none_or(|here| written_in == Some(here));
         let beyond = next.or_else(|| hinted.filter(|hinted| *hinted > number && here()));
         // Two commits made since the search look like a gap, so check again.
@@ -123,8 +123,8 @@ pub fn incomplete(storage: &dyn Storage, folder: &str, missing: u64, beyond: u64
     )
 }
 
-/// Return the newest number among the first listed names. Returns None unless the numbers descend by one, because some stores
-/// list in another order.
+/// Return the newest number among the first listed names. Returns None unless the numbers descend in steps of one, because some
+/// stores list names in a different order.
 fn first_listed(names: &[String]) -> Option<u64> {
     let numbers: Vec<u64> = names.iter().filter_map(|name| record_number(name)).collect();
     let dense = numbers.windows(2).all(|two| two[0].checked_sub(1) == Some(two[1]));

@@ -1,4 +1,4 @@
-//! The records of a branch's commit log: read one record or a span, or walk back through the ancestors.
+//! Read the records of a branch's commit log: one record, a span, or all ancestors of a record.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use penstock_format::ids::{record_name, sealed_crc};
 use penstock_format::record::Record;
 use penstock_storage::Storage;
 
-/// A record and the CRC of its bytes. Each record also contains its parent's CRC.
+/// A record and its CRC. Each record also contains its parent's CRC.
 #[derive(Debug, Clone)]
 pub struct LogEntry {
     pub record: Record,
@@ -55,7 +55,7 @@ pub fn walk(storage: &dyn Storage, from: &Record, mut visit: impl FnMut(&LogEntr
             let name = record_name(link.branch, link.number);
             return Err(Error::new(
                 "object-checksum",
-                format!("cannot read `{name}`: crc32c {:#010x}, expected {:#010x} (from its child)", entry.crc, link.crc),
+                format!("cannot read `{name}`: crc32c {:#010x}, expected {:#010x} (recorded by its child)", entry.crc, link.crc),
             ));
         }
         visit(&entry)?;
@@ -64,7 +64,7 @@ pub fn walk(storage: &dyn Storage, from: &Record, mut visit: impl FnMut(&LogEntr
     Ok(())
 }
 
-/// Read the records with these numbers, in order. Cost: one request each.
+/// Read the records with these numbers, in order. Cost: one request per record.
 pub fn span(storage: &dyn Storage, branch: u64, numbers: Range<u64>) -> Result<Vec<LogEntry>> {
     numbers.map(|number| read_record(storage, branch, number)).collect()
 }

@@ -14,7 +14,7 @@ use super::newest::{leave_hint, newest_number};
 use crate::config::now_us;
 use crate::store::context::Context;
 
-/// Number of lost races after which an append fails with `conflict`.
+/// The number of lost races after which an append fails with `conflict`.
 const RACES: u32 = 10_000;
 
 /// Read the records written since the last call, at least up to `known`. Costs one request per record, in addition to
@@ -38,7 +38,7 @@ pub fn pins(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
     Ok(folded.all(NameKind::Pin))
 }
 
-/// Pin a snapshot under this name until `unpin` is called. Costs one put more than `pins`, unless the pin already exists.
+/// Pin a snapshot under this name until `unpin` is called. Costs one more put than `pins`, unless the pin already exists.
 pub fn pin(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
     let set = |folded: &Folded| {
         let operation = Operation { removes: false, kind: NameKind::Pin, name: name.into(), target };
@@ -47,13 +47,13 @@ pub fn pin(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
     append(context, set).context(|| format!("cannot pin snapshot `{target}` of `{}`", context.storage.uri())).map(drop)
 }
 
-/// Remove a pin. Returns whether it existed.
+/// Remove a pin. Returns whether the pin existed.
 pub fn unpin(context: &Context, name: &str) -> Result<bool> {
     let remove = |folded: &Folded| {
         let target = folded.get(NameKind::Pin, name)?;
         Some(Operation { removes: true, kind: NameKind::Pin, name: name.into(), target })
     };
-    append(context, remove).context(|| format!("cannot remove pin `{name}` of `{}`", context.storage.uri()))
+    append(context, remove).context(|| format!("cannot remove pin `{name}` from `{}`", context.storage.uri()))
 }
 
 /// Append the operation that `missing` returns for the current names, and retry after each lost race. Returns false if `missing`
@@ -78,7 +78,7 @@ fn append(context: &Context, missing: impl Fn(&Folded) -> Option<Operation>) -> 
             leave_hint(storage, NAMES_FOLDER, number);
             return Ok(true);
         }
-        // The record was created by another writer, or by an earlier attempt of this one. The next iteration reads it.
+        // Another writer, or an earlier attempt by this one, created the record. The next iteration reads it.
         known = Some(number);
     }
     Err(Error::new("conflict", format!("lost {RACES} races in a row")))

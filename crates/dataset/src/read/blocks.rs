@@ -1,4 +1,4 @@
-//! The blocks that a take must fetch, and those that were fetched for it.
+//! The blocks that a take must fetch, and the blocks that were fetched for it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::store::datafile::DataFile;
 /// Alignment of columns that share one allocation, sufficient for any element type.
 const COLUMN_ALIGN: usize = 64;
 
-/// A block to be read, or a checksum unit of an uncompressed block.
+/// A block to read, or a checksum unit of an uncompressed block.
 #[derive(Clone)]
 pub struct Wanted {
     pub key: BlockKey,
@@ -29,7 +29,7 @@ pub struct Wanted {
     pub(super) bytes: u64,
     /// Whether only some of the block's rows are requested.
     pub(super) partial: bool,
-    /// Whether this call must read the block for other threads that may be waiting. The block is then added to the cache.
+    /// Whether this call must read the block because other threads may be waiting for it. The block is then added to the cache.
     pub(super) awaited: bool,
     /// Whether the block is read only because it is a neighbour of a requested block.
     pub(super) beside: bool,
@@ -72,17 +72,17 @@ impl Wanted {
     }
 }
 
-/// The data files of a take, and their decoded blocks, or an error for each block that could not be read.
+/// A take's data files and their decoded blocks, with an error for each block that could not be read.
 #[derive(Default)]
 pub struct Fetched {
     /// Open files are kept here, so that each file is opened once even if the cache is small.
-    pub(super) files: HashMap<Id, Arc<DataFile>>,
+    pub(super) files: Files,
     pub(super) blocks: HashMap<BlockKey, Result<Bytes>>,
-    /// Memory for samples that the cache does not keep: column by column, in the order requested.
+    /// Memory for samples that the cache does not keep, stored column by column in the order requested.
     pub memory: Option<Arc<Recycled>>,
     /// Memory reserved for blocks that have not arrived yet.
     pub(super) slots: HashMap<BlockKey, Slot>,
-    /// Blocks that are stored in their group's allocation; see `set_apart`.
+    /// Blocks that are stored in their group's allocation. See `set_apart`.
     pub(super) apart: HashSet<BlockKey>,
 }
 
@@ -100,7 +100,7 @@ impl Fetched {
     }
 
     pub fn file(&self, id: Id) -> Option<&Arc<DataFile>> {
-        self.files.get(&id)
+        self.files.get(&id)?.as_ref().ok()
     }
 
     pub fn get(&self, key: BlockKey) -> Result<Bytes> {
@@ -129,7 +129,7 @@ impl Fetched {
         Ok(())
     }
 
-    /// Reserve memory for samples, which are given in the order requested, in one allocation. Samples of the same column are
+    /// Reserve one allocation for these samples, which are given in the order requested. Samples of the same column are
     /// contiguous, as in an array. Blocks that were already found are copied immediately. Nothing is reserved if the allocation
     /// fails.
     pub(super) fn place(&mut self, mut samples: Vec<&Wanted>) {
@@ -157,16 +157,19 @@ impl Fetched {
     }
 }
 
-/// The blocks of some samples, and their data files. With `Reader::lend`, any number of takes can reuse them.
+/// The data files of a take, by id. For a file that could not be opened, the error is kept instead.
+pub(super) type Files = HashMap<Id, Result<Arc<DataFile>>>;
+
+/// The blocks of some samples, and the data files of those blocks. Any number of takes can reuse them through `Reader::lend`.
 pub struct Held {
-    files: HashMap<Id, Arc<DataFile>>,
+    files: Files,
     blocks: Vec<(BlockKey, Bytes)>,
 }
 
 impl Held {
-    /// Hold the fetched blocks of one group. Blocks that are not set apart are copied into one allocation.
-    pub(super) fn new(fetched: &Fetched, files: HashMap<Id, Arc<DataFile>>, wanted: &[Wanted]) -> Result<Held> {
-        // A block that could not be read is left out: the take that needs it reports the error.
+    /// Hold the fetched blocks of one group. Blocks not placed by `set_apart` are copied into one allocation.
+    pub(super) fn new(fetched: &Fetched, files: Files, wanted: &[Wanted]) -> Result<Held> {
+        // A block that could not be read is left out, and the take that needs the block reports the error.
         let mut blocks: Vec<(BlockKey, Bytes)> =
             wanted.iter().filter_map(|wanted| Some((wanted.key, fetched.get(wanted.key).ok()?))).collect();
         // All blocks share one allocation, because separate long-lived allocations among short-lived ones would fragment the
@@ -187,6 +190,6 @@ impl Held {
 
     /// Return each data file's id and how many bytes of memory the file uses. Several `Held` values may share a file.
     pub fn files(&self) -> impl Iterator<Item = (Id, u64)> {
-        self.files.iter().map(|(id, file)| (*id, file.held_bytes()))
+        self.files.iter().filter_map(|(id, file)| Some((*id, file.as_ref().ok()?.held_bytes())))
     }
 }

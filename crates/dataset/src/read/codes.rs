@@ -18,10 +18,10 @@ impl Reader {
         }
         match &column.kind {
             ColumnKind::Label { names } => {
-                // A null has code 0, even if the list of names is empty.
+                // A null has code 0, even if `names` is empty.
                 let limit = names.len().max(1) as i64;
                 for (place, code) in out.iter_mut().enumerate().filter(|(_, code)| **code >= limit) {
-                    let why = format!("it has code {code}, but there are {} names", names.len());
+                    let why = format!("it has code {code}, but the column has only {} names", names.len());
                     *code = self.null_instead(why, column, place as u32, &mut nulls)?;
                 }
             }
@@ -30,7 +30,7 @@ impl Reader {
         Ok(nulls)
     }
 
-    /// Map a category's file-local codes to codes in the vocabulary.
+    /// Map a category column's file-local codes to codes in the vocabulary.
     fn globalise(&self, column: &ColumnSpec, codes: &mut [i64], nulls: &mut Nulls) -> Result<()> {
         let none = Strings::default();
         for group in &self.plan.groups {
@@ -59,7 +59,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Handle a code that has no word or name: return an error, or make the sample null and return 0, the code for nulls.
+    /// Handle a code that has no word or name. Either return an error, or make the sample null and return 0, the code for nulls.
     fn null_instead(&self, why: String, column: &ColumnSpec, place: u32, nulls: &mut Nulls) -> Result<i64> {
         if self.on_corrupt == OnCorrupt::Raise {
             return Err(self.locate(malformed(why), column, place));

@@ -27,16 +27,16 @@ use crate::store::context::file_cache_bytes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Take,
-    /// A batch of an epoch. Other batches need the neighbouring blocks, so they are also read if all of them fit into the cache.
+    /// A batch of an epoch. Other batches need the neighbouring blocks, so those are also read if they all fit into the cache.
     Epoch,
-    /// A pass over all samples, or over a run in a window order. `keep` says whether the cache may keep the blocks.
+    /// A pass over all samples, or over a run in a window order. `keep` determines whether the cache may keep the blocks.
     Scan {
         keep: bool,
     },
 }
 
 impl Reader {
-    /// Fetch the blocks that a take of these columns needs. For mapped files, this reads only their tails. Otherwise, it costs at
+    /// Fetch the blocks that a take of these columns needs. For mapped files, only the tails are read. Otherwise, the cost is at
     /// most one request per unopened tail and one per run of uncached blocks.
     pub fn fetch(&mut self, columns: &[&ColumnSpec], purpose: Purpose) -> Result<()> {
         if !self.any_ranged(columns) {
@@ -70,7 +70,7 @@ impl Reader {
         fetched.fill(&context, wanted, cache)?;
         for (wanted, duty) in duties {
             if let Some(Ok(block)) = fetched.blocks.get(&wanted.key) {
-                // A block that the cache does not keep may share its memory with others, so waiting callers get a copy.
+                // A block that the cache does not keep may share its memory with other blocks, so waiting callers get a copy.
                 let _ = duty.insert(if cache == Cache::Keep { block.clone() } else { Bytes::copy_from_slice(block) });
             }
             if wanted.beside {
@@ -87,7 +87,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Return the ranges that `fetch` would now request for a take if no blocks were lent. The tails are opened first.
+    /// Return the ranges that `fetch` would now request for a take if no blocks were lent. This opens the tails first.
     pub fn ranges(&mut self, columns: &[&ColumnSpec]) -> Result<Vec<RangeRequest>> {
         self.open(columns)?;
         let mut wanted = self.blocks(columns);
@@ -96,7 +96,7 @@ impl Reader {
         Ok(plan_ranges(&wanted, self.snapshot.context.storage.as_ref()).1)
     }
 
-    /// Return the decoded size in bytes of the blocks that a plan reads, except tiles. Cost: reads unopened tails.
+    /// Return the decoded size in bytes of the blocks that a plan reads, not counting tiles. Cost: reads unopened tails.
     pub fn decoded_bytes(&mut self, columns: &[&ColumnSpec]) -> Result<u64> {
         self.open(columns)?;
         let mut bytes = 0;
@@ -122,21 +122,28 @@ impl Reader {
         !self.snapshot.is_mapped() && self.snapshot.context.any_ranged(files_of_plan(&self.plan, &ids_of(columns)).map(|(file, _)| file))
     }
 
-    /// Open the data files of a plan concurrently and keep them in the reader, unless all of them are mapped. A damaged file is skipped:
-    /// reading its columns reports the error.
+    /// Open the data files of a plan concurrently and keep them in the reader, unless all of them are mapped. A damaged file is skipped,
+    /// because reading its columns reports the error.
     pub fn open(&mut self, columns: &[&ColumnSpec]) -> Result<()> {
         if !self.any_ranged(columns) {
             return Ok(());
         }
         let columns = ids_of(columns);
-        let closed = files_of_plan(&self.plan, &columns).filter(|(file, _)| self.fetched.file(file.id).is_none());
-        let opened = self.snapshot.context.open_tails(closed)?;
-        self.fetched.files.extend(opened.into_iter().map(|file| (file.id, file)));
+        let closed: Vec<_> = files_of_plan(&self.plan, &columns).filter(|(file, _)| self.fetched.file(file.id).is_none()).collect();
+        let opened = self.snapshot.context.open_tails(closed.iter().copied())?;
+        self.fetched.files.extend(opened.into_iter().map(|file| (file.id, Ok(file))));
+        for (file, samples) in closed {
+            // The network may have damaged the tail, so try again. Keep any error: if the file were opened later, its blocks would
+            // not have been fetched.
+            if !self.fetched.files.contains_key(&file.id) {
+                self.fetched.files.insert(file.id, self.snapshot.context.file(file, samples));
+            }
+        }
         Ok(())
     }
 
-    /// Open mapped data files on all threads if there are several with large tails. A file that cannot be opened is skipped:
-    /// reading its columns reports the error.
+    /// Open mapped data files on all threads if there are several with large tails. A file that cannot be opened is skipped,
+    /// because reading its columns reports the error.
     fn open_mapped(&self, columns: &[&ColumnSpec]) -> Result<()> {
         if self.plan.groups.len() < 2 {
             return Ok(());
@@ -144,14 +151,15 @@ impl Reader {
         let (context, columns) = (&self.snapshot.context, ids_of(columns));
         let closed: Vec<(&FileRef, u64)> = files_of_plan(&self.plan, &columns).filter(|(file, _)| !context.is_open(file.id)).collect();
         let tails = closed.iter().map(|(file, _)| file.tail_bytes).fold(0, u64::saturating_add);
-        // For a few bytes, one thread is as fast. If the files did not fit into the cache, they would be opened twice.
+        // For a few bytes, one thread is just as fast. If the files did not fit into the cache, they would be opened twice.
         if closed.len() > 1 && (2 * parallel::WORTH_A_THREAD_BYTES as u64..file_cache_bytes() / 2).contains(&tails) {
             parallel::map(closed.len(), tails as usize, |index| drop(context.file(closed[index].0, closed[index].1)))?;
         }
         Ok(())
     }
 
-    /// Return the blocks that a plan reads, by fragment and column. Tiles and streamed samples are left out: other functions read them.
+    /// Return the blocks that a plan reads, by fragment and column. Tiles and streamed samples are left out,
+    /// because other functions read them.
     pub(super) fn blocks(&self, columns: &[&ColumnSpec]) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         for group in &self.plan.groups {
@@ -193,7 +201,7 @@ pub fn hold(snapshot: &Arc<Snapshot>, groups: Vec<Vec<u64>>, columns: &[&ColumnS
     for positions in groups {
         let mut part = Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?;
         let files = files_of_plan(&part.plan, &ids);
-        part.fetched.files = files.filter_map(|(file, _)| Some((file.id, all.fetched.file(file.id)?.clone()))).collect();
+        part.fetched.files = files.filter_map(|(file, _)| Some((file.id, all.fetched.files.get(&file.id)?.clone()))).collect();
         let own = part.blocks(columns);
         if snapshot.context.storage.fills_slots() {
             all.fetched.set_apart(own.iter().filter(|block| block.is_plain()))?;

@@ -1,4 +1,4 @@
-//! Fetch blocks, verify each as it arrives, and decode them.
+//! Fetch blocks, verify each block as it arrives, and decode it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Cache {
 }
 
 impl Fetched {
-    /// Fetch, verify and decode blocks. For a damaged block, the error is stored in its place, and the reader reports it.
+    /// Fetch, verify and decode blocks. An error takes the place of each damaged block, and the reader reports the error.
     pub(super) fn fill(&mut self, context: &Context, mut wanted: Vec<Wanted>, cache: Cache) -> Result<()> {
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
         let wanted = Arc::new(wanted);
@@ -41,7 +41,7 @@ impl Fetched {
         Ok(())
     }
 
-    /// Fetch, verify and decode those units or blocks of tiles that are not in the cache.
+    /// Fetch, verify and decode the tiles' units or blocks that are not in the cache.
     pub(super) fn of_tiles(context: &Context, wanted: impl Iterator<Item = Wanted>, cache: Cache) -> Result<Fetched> {
         let mut fetched = Fetched::default();
         let mut seen = HashSet::new();
@@ -57,7 +57,7 @@ impl Fetched {
         }
         let (segments, mut ranges) = plan_ranges(wanted, context.storage.as_ref());
         if cache == Cache::Bypass {
-            // Blocks that are not cached may share a larger buffer, if gaps make up at most a fifth of it.
+            // Blocks that are not cached may share a larger buffer, if gaps make up at most a fifth of the buffer.
             for range in &mut ranges {
                 let gaps: u64 = range.pieces.iter().map(|piece| piece.skip).sum();
                 range.shared = 5 * gaps <= range.end() - range.begin;
@@ -68,7 +68,7 @@ impl Fetched {
             range.slots = range.pieces.iter().zip(segments).map(slot).collect();
         }
         self.slots.clear();
-        // The address of each verified buffer: a hedged request may get two responses, and either buffer may be returned.
+        // The address of each verified buffer. A hedged request may get two responses, and either buffer may be returned.
         let verified: Arc<Vec<AtomicUsize>> = Arc::new(wanted.iter().map(|_| AtomicUsize::new(0)).collect());
         let verify = {
             let (wanted, verified, segments) = (wanted.clone(), verified.clone(), segments.clone());

@@ -18,7 +18,7 @@ use crate::prefetch::{PREFETCH_FROM_BYTES, ROWS_AHEAD, prefetch};
 use crate::store::blocks::BlockKey;
 use crate::store::datafile::{DataFile, Decoded};
 
-/// The result: samples of equal size in the order requested, and whether each is null.
+/// The result: samples of equal size in the order requested, and a null flag for each.
 struct Cells<'a> {
     out: &'a mut [u8],
     /// Size of a sample in bytes.
@@ -60,8 +60,8 @@ struct Straight {
 }
 
 impl Reader {
-    /// Return large samples of fixed shape in one contiguous buffer. Returns None if any are null or if the store did not write
-    /// them in order.
+    /// Return large samples of fixed shape in one contiguous buffer. Returns None if any sample is null or if the store did not
+    /// write the samples in order.
     pub fn joined(&self, column: &ColumnSpec) -> Option<Frozen> {
         let memory = self.fetched.memory.as_ref()?;
         let mut samples: Vec<Bytes> = Vec::new();
@@ -141,7 +141,7 @@ impl Reader {
         Ok(nulls)
     }
 
-    /// Stream samples, each of which is one block, directly into the result.
+    /// Stream samples directly into the result. Each sample is one block.
     fn read_straight(&self, column: &ColumnSpec, samples: &[Straight], cells: &mut Cells<'_>) -> Result<()> {
         let storage = self.snapshot.context.storage.as_ref();
         let (mut sources, mut doubles): (Vec<Option<&Straight>>, Vec<(u32, u32)>) = (vec![None; self.plan.len()], Vec::new());
@@ -156,7 +156,7 @@ impl Reader {
                 }
             }
         }
-        // The largest number of whole units in one streamed range.
+        // The largest number of whole units in a streamed range.
         let step = (storage.stream_bytes() / UNIT_BYTES) as usize;
         let (mut runs, mut places, mut targets) = (Vec::new(), Vec::new(), Vec::new());
         for (place, target) in cells.out.chunks_mut(cells.bytes.max(1)).enumerate() {
@@ -238,7 +238,7 @@ impl Reader {
 pub fn check_bools(bytes: &[u8]) -> Result<()> {
     match bytes.iter().find(|byte| **byte > 1) {
         None => Ok(()),
-        Some(byte) => Err(malformed(format!("a bool is {byte}, expected 0 or 1"))),
+        Some(byte) => Err(malformed(format!("a bool has the value {byte}, expected 0 or 1"))),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Read samples: a plan, the blocks fetched for it, and one file per form of values. Start with `reader`.
+//! Read samples: make a plan, fetch its blocks, and read each kind of value (one file per kind). Start with `reader`.
 
 pub mod blocks;
 pub mod codes;

@@ -11,15 +11,15 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::live::{PartFragments, live_samples, physical_row};
 use crate::snapshot::row_ids::row_ids_of;
 
-/// The samples that a take reads. They are the same for all of its columns.
+/// The samples that a take reads. All columns of the take share this plan.
 pub struct Plan {
     /// Positions in the order requested.
     pub positions: Vec<u64>,
     pub groups: Vec<Group>,
 }
 
-/// Rows of one fragment, each with its place in the result. The rows ascend, unless the snapshot has only one fragment: sorting
-/// would then cost as much as it saves. Readers that need neighbouring rows together use `ascending`.
+/// Rows of one fragment, each with its place in the result. The rows ascend. In a snapshot with only one fragment, they keep the
+/// requested order, because sorting would cost as much as it saves. Readers that need neighbouring rows together use `ascending`.
 pub struct Group {
     fragments: Arc<PartFragments>,
     index: usize,
@@ -108,7 +108,7 @@ pub fn out_of_range(position: i64, len: u64) -> Error {
     )
 }
 
-/// Sort pairs (position or row, place). Packing each pair into one machine word makes sorting three times as fast.
+/// Sort pairs of (position or row, place). Packing each pair into one machine word makes sorting three times as fast.
 fn sorted(pairs: &[(u64, u32)]) -> Vec<(u64, u32)> {
     let place_bits = u32::BITS - pairs.iter().fold(1, |all, (_, place)| all | place).leading_zeros();
     if pairs.iter().any(|(key, _)| *key >> (64 - place_bits) != 0) {
@@ -124,7 +124,7 @@ fn sorted(pairs: &[(u64, u32)]) -> Vec<(u64, u32)> {
 struct Builder<'a> {
     snapshot: &'a Snapshot,
     groups: Vec<Group>,
-    /// The current part: its number and fragments.
+    /// The number and the fragments of the current part.
     part: Option<(usize, Arc<PartFragments>)>,
     /// The next fragment of that part, and the position at which the fragment begins.
     next: (usize, u64),
@@ -160,7 +160,7 @@ impl Builder<'_> {
             }
         };
         let (mut index, mut begin) = self.next;
-        // `Context::page` has checked the page's counts, so one of its fragments contains the position.
+        // `Context::page` has checked the page's counts, so one of the fragments contains the position.
         while position >= begin + live_samples(&fragments.as_slice()[index]) {
             begin += live_samples(&fragments.as_slice()[index]);
             index += 1;

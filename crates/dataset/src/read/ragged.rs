@@ -28,11 +28,11 @@ struct Extent {
     bytes: usize,
 }
 
-/// Number of rows whose blocks are prefetched before the first of these blocks is looked up. Random rows are rarely in the
+/// Number of rows whose blocks are prefetched together, before any of those blocks is looked up. Random rows are rarely in the
 /// processor's caches.
 const ROWS_AT_ONCE: usize = 64;
 
-/// Approximate size of the end offsets in a packed block of small values.
+/// Approximate size of the end offsets in a packed block that contains small values.
 const HEAD_BYTES: usize = 256;
 
 /// The value of `Extent::keep` for a null.
@@ -45,7 +45,7 @@ impl RaggedValues {
         RaggedValues { keep: values, extents, free, free_count }
     }
 
-    /// Copy the values to `slot`, which has room for exactly these bytes. The current buffers may contain many other bytes.
+    /// Copy the values to `slot`, which has room for exactly these values. The current buffers may also contain many other bytes.
     pub fn move_to(&mut self, mut slot: Slot) {
         for extent in self.extents.iter_mut().filter(|extent| extent.keep != NULL) {
             let begin = slot.filled();
@@ -88,7 +88,7 @@ impl RaggedValues {
         self.extents.iter().any(|extent| extent.keep == NULL)
     }
 
-    /// Return all values in one contiguous buffer. Returns None if the store did not write them in order.
+    /// Return all values in one contiguous buffer. Returns None if the store did not write the values in order.
     pub fn joined(&self, reader: &Reader) -> Option<Frozen> {
         Frozen::joined(reader.fetched.memory.as_ref()?, (0..self.len()).filter_map(|index| self.get(index)))
     }

@@ -1,4 +1,4 @@
-//! Join blocks into ranges: nearby blocks share one request, and a long block is split among several.
+//! Join blocks into ranges: nearby blocks share one request, and a long block is split across several requests.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use super::blocks::Wanted;
 /// Blocks are joined into ranges of at most this length.
 const JOINED_BYTES: u64 = 8 << 20;
 
-/// Join nearby blocks into ranges, and cut blocks longer than a request into pieces. Returns the block index of each
-/// range's pieces, and the ranges.
+/// Join nearby blocks into ranges, and cut blocks longer than a request into pieces. Returns the block indices of
+/// each range's pieces, and the ranges.
 pub(super) fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
     let (gap_bytes, range_bytes) = (widest_gap(wanted, storage.request_cost()), storage.range_bytes());
     let mut segments: Vec<Vec<usize>> = Vec::new();
@@ -45,8 +45,8 @@ pub(super) fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage) -> (Arc<Vec<
     (Arc::new(segments), ranges)
 }
 
-/// Return the widest gap between neighbouring blocks that is cheaper to read than to skip with another request. If all such gaps
-/// together exceed the allowed waste, only the narrowest ones are read.
+/// Return the widest gap between neighbouring blocks that is cheaper to read than to skip with another request. If these gaps
+/// together exceed the allowed waste, only the narrowest gaps are read.
 fn widest_gap(wanted: &[Wanted], cost: RequestCost) -> u64 {
     let gap = |pair: &[Wanted]| {
         let gap = pair[1].offset.saturating_sub(pair[0].offset + pair[0].bytes);

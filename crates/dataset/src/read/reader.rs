@@ -1,5 +1,5 @@
-//! A reader has the plan of a take, and the blocks fetched for it. Other files in this folder each add methods for one form of
-//! values.
+//! A reader contains a take's plan and the blocks fetched for that plan. Other files in this folder each add methods for one kind
+//! of value.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::values::Values;
 use crate::store::datafile::{DataFile, Decoded};
 
-/// Whether each value is null, in the order requested. None if no values are null.
+/// For each value, in the order requested, whether it is null. None if no values are null.
 pub type Nulls = Option<Vec<bool>>;
 
 /// How to treat a corrupt row.
@@ -55,7 +55,7 @@ impl Reader {
         Ok(Reader { snapshot, plan, fetched: Fetched::default(), on_corrupt })
     }
 
-    /// Use blocks that the caller already has, so that they are not fetched. Call this before `fetch`.
+    /// Use blocks that the caller already has instead of fetching them. Call this before `fetch`.
     pub fn lend(&mut self, held: &Held) {
         self.fetched.lend(held);
     }
@@ -65,19 +65,19 @@ impl Reader {
         self.fetched = Fetched::default();
     }
 
-    /// Return whether fetched samples are in one allocation in order, as `joined` requires.
+    /// Return whether fetched samples are in one allocation and in order, as `joined` requires.
     pub fn is_placed(&self) -> bool {
         self.fetched.memory.is_some()
     }
 
-    /// Return whether an error only makes the affected rows null.
+    /// Return whether to make the affected rows null instead of reporting an error.
     pub(super) fn passes(&self, error: &Error) -> bool {
         self.on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt
     }
 
     /// Locate the rows of a group. Returns None if the group's fragment omits the column.
     pub(super) fn rows_of<'a>(&self, group: &'a Group, column: &ColumnSpec) -> Result<Option<ColumnRows<'a>>> {
-        let open = |file: &penstock_format::manifest::FileRef| self.fetched.file(file.id).cloned();
+        let open = |file: &penstock_format::manifest::FileRef| self.fetched.files.get(&file.id).cloned();
         let Some(values) = self.snapshot.values(group.fragment(), column, open)? else { return Ok(None) };
         let Values { file, chunk } = values;
         let entry = &file.tail.chunks[chunk];
@@ -89,7 +89,7 @@ impl Reader {
     }
 
     /// Announce the rows to the store: a run of neighbours as sequential, other rows as random, and large random samples one by
-    /// one. A small random sample occupies a page or two. These pages may already be in memory, so announcing them is not worth a
+    /// one. A small random sample occupies only a page or two, which may already be in memory. Announcing it is not worth a
     /// system call.
     fn announce(&self, source: &ColumnRows<'_>) {
         if !source.file.access.is_mapped() {
@@ -129,7 +129,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Return a decoded block, from a file in memory or from the fetched blocks.
+    /// Return a decoded block, either from an in-memory file or from the fetched blocks.
     #[inline]
     pub(super) fn block(&self, file: &DataFile, chunk: usize, block: usize) -> Result<Decoded> {
         if file.in_memory() {
@@ -147,7 +147,7 @@ impl Reader {
     }
 }
 
-/// Smaller samples are not announced: page faults load them.
+/// Smaller samples are not announced, because page faults load them.
 const ANNOUNCE_BYTES: usize = 16 << 10;
 
 /// Mark the value at a place as null, and zero its bytes.

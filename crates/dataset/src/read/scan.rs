@@ -1,5 +1,5 @@
-//! Divide a scan into batches that fit the memory budget. If files are not mapped, batches are joined into groups, which are read
-//! ahead. The caller reads each group and reports the group's size.
+//! Divide a scan into batches that fit into the memory budget. If files are not mapped, batches are joined into groups, which are
+//! read ahead. The caller reads each group and reports the group's size.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -12,14 +12,14 @@ use super::reader::{OnCorrupt, Reader};
 use crate::config::Config;
 use crate::snapshot::Snapshot;
 
-/// The first group has at most this many bytes, and each later group may be twice as large as the previous one. Groups grow up to
+/// The first group has at most this many bytes, and each later group may be twice as large as its predecessor. Groups grow up to
 /// this size or `1 / GROUP_PART` of the memory budget, whichever is larger.
 const GROUP_BYTES: u64 = 8 << 20;
 const GROUP_PART: u64 = 32;
 const GROUP_ROWS: u64 = 1 << 17;
 /// At most this many groups are read ahead.
 const GROUPS: usize = 2;
-/// A batch uses at most `1 / BATCHES` of the budget: the consumer holds one batch, one is being built, and more are being read.
+/// A batch uses at most `1 / BATCHES` of the budget, because the consumer holds one batch while others are being built and read.
 const BATCHES: u64 = 8;
 /// Size of a label or category value, which is an int64 code while a batch is built.
 const CODE_BYTES: u64 = 8;
@@ -45,9 +45,9 @@ pub struct Scan {
     budget: u64,
     /// Total decoded size of the uneven columns, in bytes.
     decoded: u64,
-    /// Mean size of a row in bytes, computed from the totals of the columns.
+    /// Mean size of a row in bytes, computed from the columns' total sizes.
     mean_bytes: f64,
-    /// Mean size of a row in bytes, in the group that was read last.
+    /// Mean size of a row in the group that was read last, in bytes.
     row_bytes: f64,
     group_bytes: u64,
     next: u64,
@@ -103,14 +103,14 @@ impl Scan {
         }
         let mapped = self.snapshot.is_mapped();
         let batch = self.rows_of_batch()?;
-        // If batches are larger than a group, only one is read ahead.
+        // If batches are larger than a group, only one batch is read ahead.
         let most = if self.row_bytes * batch as f64 <= self.group_bytes as f64 { GROUPS } else { 1 };
         if !mapped && held >= most {
             return Ok(None);
         }
         let rows = if mapped { batch } else { self.rows_of_group(batch)? };
         let end = (self.next + rows).min(self.len());
-        // A scan that would fill more than half of the block cache keeps no blocks there.
+        // If a scan would fill more than half of the block cache, its blocks are not cached.
         let keep = mapped || self.row_bytes * self.len() as f64 <= (self.budget / 4) as f64;
         let stretch = Stretch { rows: self.next..end, keep };
         self.next = end;
@@ -124,7 +124,7 @@ impl Scan {
         self.rows_that_fit(self.row_bytes)
     }
 
-    /// Return how many bytes one batch may use.
+    /// Return how many bytes a batch may use.
     pub fn batch_bytes(&self) -> u64 {
         self.budget / BATCHES
     }
@@ -161,7 +161,7 @@ impl Scan {
         if self.decoded <= self.batch_bytes() { Ok(0) } else { self.reader(rows)?.decoded_bytes(&self.specs(&self.uneven)) }
     }
 
-    /// Return how many bytes a read of the next rows would now request from storage. Cost: reads of the tails of their files.
+    /// Return how many bytes a read of the next rows would now request from storage. Cost: reads the tails of the rows' files.
     fn requested_bytes(&self, rows: u64) -> Result<u64> {
         let ranges = self.reader(rows)?.ranges(&self.specs(&self.columns))?;
         Ok(ranges.iter().map(|range| range.end() - range.begin).sum())

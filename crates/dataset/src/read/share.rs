@@ -1,4 +1,4 @@
-//! Let concurrent reads of a scan or an epoch share blocks, so that each block is read only once.
+//! Let the concurrent reads of a scan or an epoch share blocks, so that each block is read only once.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use super::blocks::{Fetched, Wanted};
 use crate::store::blocks::{Duty, get_or_duty};
 
 /// Divide blocks among concurrent groups of a scan, or batches of an epoch, so that each shared block is read once. If `all` is
-/// set, every block is shared. Otherwise, only partially needed blocks are shared. Returns the blocks to read here and those that
-/// other threads are reading.
+/// set, every block is shared. Otherwise, only partially needed blocks are shared. Returns the blocks to read here and the blocks
+/// that other threads are reading.
 pub(super) fn share_out(
     wanted: Vec<Wanted>,
     all: bool,
@@ -35,8 +35,8 @@ pub(super) fn share_out(
     (ours, others)
 }
 
-/// Return these blocks and their neighbours in the same stretch of `stretch` bytes in the file. Reading a stretch takes about as
-/// long as a request.
+/// Return these blocks and their neighbours in the same stretch of the file. A stretch has `stretch` bytes, which take about as
+/// long to read as a request.
 pub(super) fn with_neighbours(mut wanted: Vec<Wanted>, stretch: u64) -> Vec<Wanted> {
     wanted.sort_by_key(|wanted| (wanted.key.0, wanted.chunk, wanted.block));
     let mut all: Vec<Wanted> = Vec::with_capacity(wanted.len());

@@ -22,7 +22,7 @@ pub(super) struct UnitRun {
 }
 
 impl UnitRun {
-    /// Return where the run begins and ends in the file.
+    /// Return the offsets at which the run begins and ends in the file.
     pub fn bounds(&self) -> (u64, u64) {
         let bound = |at: Option<&(usize, usize)>| at.map_or((0, 0), |(block, unit)| self.file.unit(self.chunk, *block, *unit));
         (bound(self.units.first()).0, bound(self.units.last()).1)
@@ -40,7 +40,7 @@ impl UnitRun {
 }
 
 /// Read uncompressed checksum units, and pass each to `copy` once it is verified, in any order. Nothing is cached.
-/// Returns the error of each damaged unit. Requires a store that streams.
+/// Returns an error for each damaged unit. Requires a store that streams.
 pub(super) fn stream(storage: &dyn Storage, wanted: &[Wanted], mut copy: impl FnMut(usize, &[u8])) -> Result<Vec<Option<Error>>> {
     let mut failed: Vec<Option<Error>> = wanted.iter().map(|_| None).collect();
     let mut order: Vec<usize> = (0..wanted.len()).collect();
@@ -55,7 +55,7 @@ pub(super) fn stream(storage: &dyn Storage, wanted: &[Wanted], mut copy: impl Fn
                 let stored = &bytes[begin..begin + *length as usize];
                 match file.verify_stored(*chunk, *block, *unit, stored) {
                     Ok(()) => copy(*index, stored),
-                    Err(_) if again => order.push(*index), // The transfer may have damaged it.
+                    Err(_) if again => order.push(*index), // The transfer may have damaged the unit.
                     Err(error) => failed[*index] = Some(error),
                 }
             }
@@ -68,7 +68,7 @@ pub(super) fn stream(storage: &dyn Storage, wanted: &[Wanted], mut copy: impl Fn
     Ok(failed)
 }
 
-/// Read runs of uncompressed checksum units into their targets and verify the units there. Returns the error of each damaged run.
+/// Read runs of uncompressed checksum units into their targets and verify the units there. Returns an error for each damaged run.
 /// Requires a store that streams.
 pub(super) fn stream_runs(storage: &dyn Storage, runs: &[UnitRun], mut targets: Vec<&mut [u8]>) -> Result<Vec<Option<Error>>> {
     let range = |run: &UnitRun| {
@@ -81,7 +81,7 @@ pub(super) fn stream_runs(storage: &dyn Storage, runs: &[UnitRun], mut targets: 
     storage.stream(&ranges, Some(&mut targets), see).into_iter().collect::<Result<()>>()?;
     for index in 0..runs.len() {
         if failed[index].is_some() {
-            // The transfer may have damaged it, so read it again, but only once.
+            // The transfer may have damaged the run, so read it again, but only once.
             let see = &mut |_: usize, bytes: &[u8]| failed[index] = runs[index].verify(bytes).err();
             let answers = storage.stream(&ranges[index..index + 1], Some(&mut targets[index..index + 1]), see);
             answers.into_iter().collect::<Result<()>>()?;

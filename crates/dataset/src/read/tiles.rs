@@ -1,6 +1,6 @@
 //! Read slices of tiled samples. A slice is assembled from the tiles that it overlaps. For plain tiles, only the checksum units that
 //! contain parts of the slice are read. All slices of a call are planned together and read in groups, so that only one group is in memory
-//! besides the result (docs/design/0005-tiles.md).
+//! in addition to the result (docs/design/0005-tiles.md).
 
 use std::sync::Arc;
 
@@ -42,14 +42,14 @@ impl TiledSample {
 /// The part of a sample that one tile provides.
 struct TileRead {
     sample: usize,
-    /// The tile's index in its sample, and the block's index in the chunk.
+    /// The tile's index in the sample, and the block's index in the chunk.
     tile: u64,
     block: usize,
 }
 
 /// The buffers that slices are copied to.
 pub(super) enum Targets<'a> {
-    /// Slices of equal size, one after the other.
+    /// One buffer that contains slices of equal size, one after the other.
     Even { out: &'a mut [u8], bytes: usize },
     /// One buffer per slice.
     Each(Vec<&'a mut [u8]>),
@@ -72,7 +72,7 @@ impl Targets<'_> {
     }
 }
 
-/// The tiled samples to read from one column.
+/// The tiled samples to be read from one column.
 #[derive(Default)]
 pub(super) struct Tiles(Vec<TiledSample>);
 
@@ -119,7 +119,7 @@ impl Reader {
     }
 
     /// Read a slice of each sample in a plan into a buffer of the same size. Call `shapes` first to confirm that all samples are
-    /// tiled. Buffers of nulls stay unchanged. Buffers of damaged samples are zeroed, or the call fails. A slice outside its
+    /// tiled. Buffers for nulls stay unchanged. Buffers for damaged samples are zeroed, or the call fails. A slice outside its
     /// sample is refused. Cost: reads the checksum units that contain the slices, or whole compressed tiles, and makes one copy.
     pub fn slices(&self, column: &ColumnSpec, slices: &[Slice], outs: Vec<&mut [u8]>) -> Result<Nulls> {
         let (mut tiles, mut nulls) = (Tiles::default(), None);
@@ -306,7 +306,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Announce to the store which parts of its maps will be read. Neighbours are announced together.
+    /// Announce to the store which parts of its maps will be read. Neighbouring parts are announced together.
     fn announce_tiles(&self, samples: &[TiledSample], group: &[TileRead]) {
         let mut open: Option<(&TiledSample, usize, usize)> = None;
         let told =
@@ -331,7 +331,7 @@ impl Reader {
         open.into_iter().for_each(told);
     }
 
-    /// Return the verified and decoded bytes of a read's tile.
+    /// Return the verified and decoded bytes of the tile for this read.
     fn tile<'a>(&self, samples: &'a [TiledSample], read: &TileRead, fetched: &Fetched) -> Result<Tile<'a>> {
         let TiledSample { file, chunk, .. } = &samples[read.sample];
         let entry = &file.tail.chunks[*chunk];
@@ -355,7 +355,7 @@ impl Reader {
         let first = units.first().copied().unwrap_or(0);
         let mut held = Vec::with_capacity(units.len());
         for unit in units {
-            held.resize(unit - first, Bytes::new()); // Units between needed units are never read.
+            held.resize(unit - first, Bytes::new()); // The units between the needed units are never read.
             held.push(fetched.get(file.key(*chunk, read.block, Some(unit)))?);
         }
         Ok(Tile::Units { first, held })
@@ -381,7 +381,7 @@ impl TileRead {
     }
 }
 
-/// The needed bytes of a tile.
+/// The bytes that are needed from a tile.
 enum Tile<'a> {
     Mapped(&'a [u8]),
     Decoded(Bytes),

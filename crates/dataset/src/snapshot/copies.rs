@@ -12,13 +12,13 @@ use super::live::Part;
 use crate::log::newest;
 use crate::store::context::Incomplete;
 
-/// An error names at most this many objects.
+/// The maximum number of objects named in an error.
 const NAMED: usize = 3;
 
 /// Refuse a copy that lacks objects of this snapshot, with `log-incomplete` or `copy-incomplete`.
 ///
 /// Cost: none if the hint was written in this folder. For a copy, the check lists `log`, `d` and `w`, and reads the manifest. The
-/// first commit in the copy writes a new hint, after which the check costs nothing.
+/// first commit in the copy writes a new hint, and later checks cost nothing.
 pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     let store = snapshot.context.storage.as_ref();
     if snapshot.context.incomplete == Incomplete::Permit || !is_copy(store, written_in) {

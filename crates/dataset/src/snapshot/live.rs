@@ -40,7 +40,7 @@ impl Live {
         let mut starts = vec![0u64];
         for part in &parts {
             let next = starts[starts.len() - 1].checked_add(part.live());
-            starts.push(next.ok_or_else(|| malformed("more samples than 2^64"))?);
+            starts.push(next.ok_or_else(|| malformed("more than 2^64 samples"))?);
         }
         Ok(Live { parts, starts })
     }
@@ -50,13 +50,13 @@ impl Live {
         self.starts[self.starts.len() - 1]
     }
 
-    /// Return the part that contains a position. The position must be in range.
+    /// Return the part that contains a position, which must be in range.
     #[inline]
     pub fn part_of(&self, position: u64) -> usize {
         self.starts.partition_point(|start| *start <= position) - 1
     }
 
-    /// Return the fragment if it is the snapshot's only part, else None.
+    /// Return the snapshot's only part if it is a fragment, otherwise None.
     pub fn only_fragment(&self) -> Option<PartFragments> {
         match &self.parts[..] {
             [Part::Fragment(fragment)] => Some(PartFragments::One(fragment.clone())),
@@ -71,13 +71,13 @@ pub fn live_samples(fragment: &Fragment) -> u64 {
     fragment.live
 }
 
-/// Return the physical row of a fragment's sample number `live`, not counting deleted samples.
+/// Return the physical row of sample number `live` of a fragment. Deleted samples are not counted.
 #[inline]
 pub fn physical_row(_fragment: &Fragment, live: u64) -> u64 {
     live
 }
 
-/// Return a fragment's row id runs, each with the index of its first sample, not counting deleted samples.
+/// Return a fragment's row id runs, each with the index of its first sample. Deleted samples are not counted.
 pub fn live_runs(fragment: &Fragment) -> impl Iterator<Item = (Run, u64)> {
     fragment.runs.iter().scan(0, |next, run| {
         let first = *next;
@@ -102,7 +102,7 @@ impl PartFragments {
 }
 
 impl Snapshot {
-    /// Return all fragments of a part, and the position of its first sample. Cost: reads a page, unless it is cached.
+    /// Return all fragments of a part, and the position of the part's first sample. Cost: reads a page, unless it is cached.
     pub fn fragments(&self, part: usize) -> Result<(u64, PartFragments)> {
         let fragments = match &self.live.parts[part] {
             Part::Page(page) => PartFragments::Page(self.context.page(page)?),
@@ -111,7 +111,7 @@ impl Snapshot {
         Ok((self.live.starts[part], fragments))
     }
 
-    /// Visit every fragment with the position of its first sample.
+    /// Visit every fragment, together with the position of its first sample.
     pub fn each_fragment(&self, mut visit: impl FnMut(u64, &Fragment) -> Result<()>) -> Result<()> {
         for part in 0..self.live.parts.len() {
             let (mut start, fragments) = self.fragments(part)?;

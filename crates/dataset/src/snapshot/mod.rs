@@ -43,12 +43,12 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Build the snapshot of a record from its root, without any reads.
+    /// Build the snapshot of a record from the record's root, without reading any object.
     pub fn with_root(context: Arc<Context>, entry: LogEntry, root: Arc<Root>) -> Result<Snapshot> {
         let record = &entry.record;
         if root.dataset != record.dataset || root.branch != record.branch || root.number > record.number {
             let name = root_name(record.root.id);
-            return Err(malformed(format!("cannot read `{name}`: it is the root of another commit")));
+            return Err(malformed(format!("cannot read `{name}`: it is the root of a different commit")));
         }
         let schema = Arc::new(Schema::parse(&root.schema)?);
         let mut parts: Vec<Part> = root.pages.iter().map(|page| Part::Page(*page)).collect();
@@ -86,7 +86,7 @@ impl Snapshot {
         })
     }
 
-    /// Return the same snapshot with another context of the same dataset, without any reads.
+    /// Return this snapshot with a different context of the same dataset, without reading any object.
     pub fn within(&self, context: Arc<Context>) -> Snapshot {
         Snapshot {
             context,

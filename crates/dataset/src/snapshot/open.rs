@@ -1,4 +1,4 @@
-//! Open the newest snapshot, a given one, or another snapshot of an open dataset. Check that the log still contains an open
+//! Open the newest snapshot, a given snapshot, or another snapshot of an open dataset. Check that the log still contains an open
 //! snapshot's record.
 
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// Open the snapshot of a record. Cost: reads its root.
+    /// Open the snapshot of a record. Cost: reads the record's root.
     pub fn at(context: Arc<Context>, entry: LogEntry) -> Result<Snapshot> {
         context.hold_to(entry.record.dataset)?;
         let name = root_name(entry.record.root.id);
@@ -64,7 +64,7 @@ impl Snapshot {
         Snapshot::with_root(context, entry, Arc::new(root))
     }
 
-    /// Open the snapshot of another record of this dataset. Cost: reads its root, unless both snapshots have the same root.
+    /// Open the snapshot of another record of this dataset. Cost: reads the root, unless both snapshots share it.
     pub fn near(&self, entry: LogEntry) -> Result<Snapshot> {
         self.context.hold_to(entry.record.dataset)?;
         match entry.record.root == self.record().root {
@@ -73,7 +73,7 @@ impl Snapshot {
         }
     }
 
-    /// Refuse a log that differs from this snapshot's log, for example in a copy with other commits. `found` is a record just
+    /// Refuse a log that differs from this snapshot's log, for example in a copy that has different commits. `found` is a record just
     /// read from the log. Cost: one read, unless `found` has this snapshot's number.
     pub fn check_log(&self, found: Option<&LogEntry>) -> Result<()> {
         let SnapshotId { branch, number, .. } = self.id();
@@ -95,7 +95,7 @@ impl Snapshot {
         if read == Some(self.entry.crc) {
             return Ok(());
         }
-        Err(replaced(&format!("snapshot {} of `{}`: record {number} of its log is different or missing", self.id(), store.uri())))
+        Err(replaced(&format!("snapshot {} of `{}`: record {number} of its log has changed or is missing", self.id(), store.uri())))
     }
 }
 

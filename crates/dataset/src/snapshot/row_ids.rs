@@ -1,4 +1,4 @@
-//! Map row ids to positions by an index of the whole snapshot, and map physical rows to row ids by their fragment's runs.
+//! Map row ids to positions using an index of the whole snapshot, and map physical rows to row ids using their fragment's runs.
 
 use penstock_error::{Error, Result};
 use penstock_format::manifest::Fragment;
@@ -19,7 +19,7 @@ pub fn row_ids_of(fragment: &Fragment, rows: &[(u64, u32)], ids: &mut [i64]) {
 }
 
 impl Snapshot {
-    /// Return the positions of row ids. Cost: a binary search per row id. The first call also reads all manifest pages.
+    /// Return the positions of the given row ids. Cost: a binary search per row id. The first call also reads all manifest pages.
     pub fn positions_of(&self, row_ids: &[i64]) -> Result<Vec<u64>> {
         let index = match self.row_index.get().get() {
             Some(index) => index,

@@ -1,4 +1,4 @@
-//! Stored and decoded sizes of columns, as used by budgets, window orders and `info`.
+//! Stored and decoded sizes of columns, used for budgets, window orders and `info`.
 
 use std::collections::HashMap;
 
@@ -11,17 +11,17 @@ use super::values::files_of;
 use crate::store::context::file_cache_bytes;
 use crate::store::files::whole_bytes;
 
-/// Sizes of several columns.
+/// Sizes of several columns, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct ColumnBytes {
-    /// Size as stored in data files.
+    /// Stored size in data files.
     pub stored: u64,
     /// Size from the first to the last block of each column in each file, including blocks of other columns in between.
     pub spanned: u64,
     pub decoded: u64,
-    /// The memory needed to read one sample: one decoded block of each column whose samples share blocks.
+    /// The memory needed to read one sample: one decoded block for each column whose samples share blocks.
     pub blocks: u64,
-    /// The decoded values of one sample. Each column contributes its mean over the fragments that have the column, because a read
+    /// Decoded size of one sample. Each column contributes its mean over the fragments that have the column, because a read
     /// may need only those fragments.
     pub decoded_of_sample: f64,
 }
@@ -34,7 +34,7 @@ const COLUMN_BYTES: u64 = (size_of::<Chunk>() + 64) as u64;
 
 impl Snapshot {
     /// Return the sizes of these columns over all samples, or an estimate if more than `TAILS_READ` data files contain them.
-    /// Cost: reads the manifest and at most `TAILS_READ` tails. The result is deterministic, because window orders depend on it.
+    /// Cost: reads the manifest and at most `TAILS_READ` tails. The result is deterministic, as window orders require.
     pub fn column_bytes(&self, columns: &[u64]) -> Result<ColumnBytes> {
         let mut files: Vec<(FileRef, u64)> = Vec::new();
         self.each_fragment(|_, fragment| {
@@ -43,8 +43,8 @@ impl Snapshot {
         })?;
         let count = files.len().min(TAILS_READ);
         let looked: Vec<&(FileRef, u64)> = (0..count).map(|index| &files[index * files.len() / count]).collect();
-        // A damaged file is left out of the estimate. Reading one of its samples reports the damage, and the caller decides how to handle
-        // it.
+        // A damaged file is left out of the estimate. Reading a sample from that file reports the damage, and the caller decides how to
+        // handle it.
         let passable = |error: &Error| error.kind() == Kind::Corrupt && looked.len() > 1;
         self.context.open_tails(looked.iter().map(|(file, samples)| (file, *samples)))?;
         let (mut spanned, mut of_those) = (0u128, 0u128);

@@ -1,5 +1,5 @@
-//! Find the data file that stores a column's values for a fragment's rows. Value overlays will be implemented here: newer values
-//! of cells will be stored in separate files.
+//! Find the data file that stores a column's values for a fragment's rows. Value overlays will be implemented here: newer cell
+//! values will be stored in separate files.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use penstock_format::schema::ColumnSpec;
 use super::Snapshot;
 use crate::store::datafile::DataFile;
 
-/// A column's values for all rows of a fragment: a chunk of an open data file.
+/// A column's values for all rows of a fragment, stored as a chunk of an open data file.
 #[derive(Clone)]
 pub struct Values {
     pub file: Arc<DataFile>,
@@ -31,27 +31,27 @@ pub fn file_of(fragment: &Fragment, column: u64) -> Option<&FileRef> {
     fragment.files.iter().find(|file| file.columns.contains(&column))
 }
 
-/// Return the data files that store any of these columns of a fragment.
+/// Return the data files that store any of these columns for a fragment.
 pub fn files_of<'a>(fragment: &'a Fragment, columns: &'a [u64]) -> impl Iterator<Item = &'a FileRef> {
     fragment.files.iter().filter(|file| file.columns.iter().any(|column| columns.contains(column)))
 }
 
 impl Snapshot {
-    /// Find the values of a column in a fragment. `open` returns the data file if it is already open. Returns None if all values
-    /// are null.
+    /// Find a column's values in a fragment. `open` returns the data file if it is already open. Returns None if all values are
+    /// null.
     pub fn values(
         &self,
         fragment: &Fragment,
         column: &ColumnSpec,
-        open: impl Fn(&FileRef) -> Option<Arc<DataFile>>,
+        open: impl Fn(&FileRef) -> Option<Result<Arc<DataFile>>>,
     ) -> Result<Option<Values>> {
         let Some(reference) = file_of(fragment, column.id) else { return Ok(None) };
-        let file = match open(reference) {
+        let file = match open(reference).transpose()? {
             Some(known) if known.is(reference, fragment.samples) => known,
             _ => self.context.file(reference, fragment.samples)?,
         };
         let chunk = file.chunk_of(column.id).ok_or_else(|| {
-            malformed(format!("data file `{}` has no column {}, but its manifest lists it", data_name(file.id), column.id))
+            malformed(format!("data file `{}` has no column {}, but the manifest lists that column", data_name(file.id), column.id))
         })?;
         check_stored_as(&file, &file.tail.chunks[chunk], column)?;
         Ok(Some(Values { file, chunk }))

@@ -27,7 +27,7 @@ pub struct Vocabulary {
 impl Vocabulary {
     /// Add the words of a segment. A word that is already in the vocabulary is skipped.
     pub fn push(&mut self, words: Arc<Strings>) -> Result<()> {
-        let many = |_| malformed("a vocabulary of more than 2^32 words");
+        let many = |_| malformed("a vocabulary has more than 2^32 words");
         let segment = u32::try_from(self.segments.len()).map_err(many)?;
         u32::try_from(self.places.len() + words.len()).map_err(many)?;
         self.segments.push(words.clone());
@@ -109,8 +109,8 @@ pub struct CodeTables {
 }
 
 impl Snapshot {
-    /// Return the words of a category column, by code. If two writers added a word concurrently, its first code is used. The
-    /// words are read only once.
+    /// Return the words of a category column, by code. If two writers added a word concurrently, the word's first code is used.
+    /// The words are read only once.
     pub fn vocabulary(&self, column: u64) -> Result<Arc<Vocabulary>> {
         let lock = || self.codes.get().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().vocabularies.get(&column) {
@@ -119,7 +119,7 @@ impl Snapshot {
         let (mut vocabulary, mut listed) = (Vocabulary::default(), 0);
         for segment in self.words.get(&column).into_iter().flatten() {
             if segment.first_code != listed {
-                return Err(malformed(format!("the words of column {column} continue at {}, expected {listed}", segment.first_code,)));
+                return Err(malformed(format!("the words of column {column} continue at code {}, expected {listed}", segment.first_code,)));
             }
             let words = self.context.words(segment)?;
             listed += words.len() as u64;

@@ -1,4 +1,4 @@
-//! The cache of decoded blocks in this process. All open datasets share one byte budget.
+//! This process's cache of decoded blocks. All open datasets share one byte budget.
 
 use std::time::Duration;
 
@@ -43,8 +43,8 @@ static BLOCKS: PerProcess<Cache<BlockKey, Bytes, ByLength>> = PerProcess::new(||
     cache((block_bytes / (64 << 10)) as usize, block_bytes, ByLength)
 });
 
-/// Create a cache of `bytes` bytes. Each shard has its own lock and an equal part of the bytes. `SHARD_BYTES` limits the number
-/// of shards: even with many cores and a small budget, each shard must have room for the largest entries.
+/// Create a cache of `bytes` bytes. Each shard has its own lock and an equal share of the bytes. `SHARD_BYTES` limits the number
+/// of shards, because each shard must have room for the largest entries even with many cores and a small budget.
 pub fn cache<K: Eq + std::hash::Hash, V: Clone, W: Weighter<K, V> + Clone>(items: usize, bytes: u64, weighter: W) -> Cache<K, V, W> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let shards = (bytes / SHARD_BYTES).clamp(1, 4 * cores as u64) as usize;
@@ -65,12 +65,12 @@ pub fn fit_budget() {
     BLOCKS.get().set_capacity(budget_bytes());
 }
 
-/// Return a decoded block from the cache, or make it with `decode`.
+/// Return a decoded block from the cache, or create the block with `decode`.
 pub fn get_or_decode(key: BlockKey, decode: impl FnOnce() -> Result<Bytes>) -> Result<Bytes> {
     BLOCKS.get().get_or_insert_with(&key, decode)
 }
 
-/// Return a block, or the duty to read it. Returns None if another thread still has that duty after `patience`.
+/// Return a block, or the duty to read the block. Returns None if another thread still has that duty after `patience`.
 pub fn get_or_duty(key: BlockKey, patience: Duration) -> Option<std::result::Result<Bytes, Duty>> {
     match BLOCKS.get().get_value_or_guard(&key, Some(patience)) {
         GuardResult::Value(block) => Some(Ok(block)),

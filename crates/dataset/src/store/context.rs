@@ -1,4 +1,4 @@
-//! An open store, the identity of its dataset, and this process's caches of verified objects. All snapshots of a handle share one
+//! An open store, its dataset's identity, and this process's caches of verified objects. All snapshots of a handle share one
 //! context.
 
 use std::sync::{Arc, Mutex, OnceLock};
@@ -21,7 +21,7 @@ use crate::config::Config;
 
 /// Maximum number of cached data files, each of which may be mapped. Linux allows 65,530 maps per process by default.
 const MAPPED_FILES: usize = 4096;
-/// Maximum number of cached manifest pages. An encoded page has at most 64 KiB, unless it consists of one large fragment.
+/// Maximum number of cached manifest pages. An encoded page is at most 64 KiB long, unless it consists of one large fragment.
 const PAGES: usize = 1024;
 const WORDS: usize = 4096;
 
@@ -71,7 +71,7 @@ pub fn replaced(what: &str) -> Error {
         .hint("reopen the path, or open this dataset at its new location; nothing was committed")
 }
 
-/// Whether a copy that lacks objects may be opened. `verify` permits it, so that it can list the missing objects.
+/// Whether a copy that lacks objects may be opened. `verify` permits this in order to list the missing objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Incomplete {
     Refuse,
@@ -82,9 +82,9 @@ pub enum Incomplete {
 pub struct Context {
     pub storage: Box<dyn Storage>,
     pub incomplete: Incomplete,
-    /// The first dataset found at this path. The handle never reads or writes another one.
+    /// The first dataset found at this path. The handle never reads or writes any other dataset.
     dataset: OnceLock<Id>,
-    /// How far `log::refs` has read the names log.
+    /// The names that `log::refs` has read from the names log so far.
     pub refs: Arc<PerProcess<Mutex<Folded>>>,
     pub caches: Arc<PerProcess<Caches>>,
 }
@@ -104,8 +104,9 @@ impl Context {
         })
     }
 
-    /// Return this context with its root kept open. Changes made through it stay in one folder, even if the path is redirected
-    /// meanwhile. Returns None if the root cannot move or cannot be kept open. Cost on local disk: one file descriptor.
+    /// Return a copy of this context that keeps its root open. All changes made through the copy go to one folder, even if the
+    /// path is redirected in the meantime. Returns None if the root cannot move or cannot be kept open. Cost on local disk: one
+    /// file descriptor.
     pub fn held(&self) -> Result<Option<Arc<Context>>> {
         let with = |storage| Context {
             storage,
@@ -126,13 +127,13 @@ impl Context {
         Err(replaced(&format!("`{}`: the path now leads to another folder", self.storage.uri())))
     }
 
-    /// Check that a dataset found at this path is the same as the first one found there.
+    /// Check that a dataset found at this path is the first dataset that was found there.
     pub fn hold_to(&self, found: Id) -> Result<()> {
         let known = *self.dataset.get_or_init(|| found);
         if known == found {
             return Ok(());
         }
-        Err(replaced(&format!("dataset {known}: `{}` now holds dataset {found}", self.storage.uri())))
+        Err(replaced(&format!("dataset {known}: `{}` now contains dataset {found}", self.storage.uri())))
     }
 
     /// Check that the path still leads to the opened dataset. Call this before changing objects that do not record their dataset.

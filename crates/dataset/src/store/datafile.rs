@@ -19,14 +19,14 @@ pub struct DataFile {
     pub id: Id,
     pub file_bytes: u64,
     tail_crc: u32,
-    /// The whole file, mapped or read. Empty if blocks are fetched in ranges and verified as they arrive.
+    /// The whole file, either mapped or read. Empty if blocks are fetched in ranges and verified as they arrive.
     pub map: Bytes,
     pub access: Access,
     pub tail: Tail,
     pub data_end: u64,
-    /// For each chunk, one bit per checksum unit, which is set once the unit is verified. Setting a bit twice is harmless.
+    /// For each chunk, one bit per checksum unit. A bit is set once its unit is verified, and setting it twice is harmless.
     verified: Vec<Vec<AtomicU64>>,
-    /// Whether the access pattern last announced to the store was sequential, which is the default for a new map.
+    /// Whether the access pattern last announced to the store was sequential. A new map is sequential by default.
     pub expected_in_order: AtomicBool,
     /// For each chunk, the number of units that are not verified yet.
     unverified: Vec<AtomicU64>,
@@ -41,7 +41,7 @@ impl DataFile {
         DataFile::whole(map, Access::Mapped, file, samples)
     }
 
-    /// Open a data file from all of its bytes.
+    /// Open a data file whose bytes are all available.
     pub fn whole(map: Bytes, access: Access, file: &FileRef, samples: u64) -> Result<DataFile> {
         let data_end = data_end(file)?;
         if map[..8] != MAGIC[..] || map[8..24] != file.id.0[..] {
@@ -61,14 +61,14 @@ impl DataFile {
         let (name, data_end) = (data_name(file.id), data_end(file)?);
         let found = crc(&tail);
         if found != file.tail_crc {
-            let text = format!("cannot read tail of `{name}`: crc32c {found:#010x}, expected {:#010x}", file.tail_crc);
+            let text = format!("cannot read the tail of `{name}`: crc32c {found:#010x}, expected {:#010x}", file.tail_crc);
             return Err(Error::new("object-checksum", text).hint("run `penstock verify`; restore the file from a copy"));
         }
-        let tail = Tail::parse(tail, data_end).context(|| format!("cannot read tail of `{name}`"))?;
+        let tail = Tail::parse(tail, data_end).context(|| format!("cannot read the tail of `{name}`"))?;
         if tail.samples != samples {
-            return Err(malformed(format!("cannot read `{name}`: {} samples, expected {samples}", tail.samples)));
+            return Err(malformed(format!("cannot read `{name}`: it has {} samples, expected {samples}", tail.samples)));
         }
-        // All column ids are checked, not only those that are read: a wrong id in the manifest would silently make a column null.
+        // Check all column ids, not only those that are read: a wrong id in the manifest would silently make a column null.
         if !tail.chunks.iter().map(|chunk| chunk.column).eq(file.columns.iter().copied()) {
             let found: Vec<u64> = tail.chunks.iter().map(|chunk| chunk.column).collect();
             return Err(malformed(format!("cannot read `{name}`: it has the columns {found:?}, expected {:?}", file.columns)));
@@ -96,7 +96,7 @@ impl DataFile {
         of_tail + if self.access.is_mapped() { 0 } else { self.map.len() as u64 }
     }
 
-    /// Return whether `map` contains the whole file. If it does not, blocks are fetched.
+    /// Return whether `map` contains the whole file. Otherwise, blocks are fetched.
     pub fn in_memory(&self) -> bool {
         !self.map.is_empty()
     }
@@ -106,7 +106,7 @@ impl DataFile {
         self.tail.chunks.iter().position(|chunk| chunk.column == column)
     }
 
-    /// Return the range of a block's stored bytes in the map, after verifying any that are not verified yet.
+    /// Return the range of a block's stored bytes in the map, after verifying any units that are not verified yet.
     #[inline]
     pub fn stored(&self, chunk: usize, block: usize) -> Result<std::ops::Range<usize>> {
         self.verify(chunk, block)?;
@@ -125,7 +125,7 @@ impl DataFile {
         self.verify_units(chunk, block, 0..entry.units_of(block).1)
     }
 
-    /// Verify those of the given checksum units of a block that this process has not verified yet.
+    /// Verify the given checksum units of a block, except for units that this process has already verified.
     pub fn verify_units(&self, chunk: usize, block: usize, mut units: std::ops::Range<usize>) -> Result<()> {
         let first = self.tail.chunks[chunk].units_of(block).0;
         units.try_for_each(|unit| match self.is_verified(chunk, first + unit) {
@@ -151,14 +151,14 @@ impl DataFile {
         Ok(())
     }
 
-    /// Return where a block's checksum unit begins and ends in the file.
+    /// Return the offsets at which a block's checksum unit begins and ends in the file.
     pub fn unit(&self, chunk: usize, block: usize, unit: usize) -> (u64, u64) {
         let entry = &self.tail.chunks[chunk];
         let (offset, at) = (entry.offset.get(block), unit as u64 * UNIT_BYTES);
         (offset + at, offset + (at + UNIT_BYTES).min(entry.stored_bytes.get(block)))
     }
 
-    /// Verify the bytes of unit `unit` of a block against checksum `index` of the chunk.
+    /// Verify unit `unit` of a block against the chunk's checksum `index`.
     fn check_unit(&self, chunk: usize, block: usize, unit: usize, index: usize, bytes: &[u8]) -> Result<()> {
         let found = crc(bytes);
         let expected = self.tail.chunks[chunk].crcs.get(index) as u32;
@@ -187,7 +187,7 @@ impl DataFile {
     }
 
     /// Return the offset of a chunk's sample 0, if the chunk's samples of `cell` bytes are contiguous and all verified.
-    /// Sample i then begins `i · cell` bytes later, and needs no further checks.
+    /// Sample i then begins `i · cell` bytes later and needs no further checks.
     pub fn plain(&self, chunk: usize, cell: usize) -> Option<usize> {
         let entry = &self.tail.chunks[chunk];
         let back_to_back = entry.layout == Layout::Fixed
@@ -203,7 +203,7 @@ impl DataFile {
         (self.id, self.tail_crc, chunk as u32, block as u32, unit.map_or(u32::MAX, |unit| unit as u32))
     }
 
-    /// Return a decoded block of a file in memory. An uncompressed block is a range of the map.
+    /// Return a decoded block of an in-memory file. An uncompressed block is returned as a range of the map.
     #[inline]
     pub fn block(&self, chunk: usize, block: usize) -> Result<Decoded> {
         let stored = self.stored(chunk, block)?;
@@ -242,11 +242,16 @@ impl DataFile {
 fn data_end(file: &FileRef) -> Result<u64> {
     let end = file.file_bytes.checked_sub(FOOTER_BYTES).and_then(|end| end.checked_sub(file.tail_bytes)).filter(|end| *end >= HEADER_BYTES);
     end.ok_or_else(|| {
-        malformed(format!("cannot read `{}`: a tail of {} bytes in a file of {}", data_name(file.id), file.tail_bytes, file.file_bytes))
+        malformed(format!(
+            "cannot read `{}`: a tail of {} bytes does not fit in a file of {} bytes",
+            data_name(file.id),
+            file.tail_bytes,
+            file.file_bytes
+        ))
     })
 }
 
-/// The bytes of a decoded block.
+/// The content of a decoded block.
 pub enum Decoded {
     /// A range of the file's map.
     Mapped(std::ops::Range<usize>),

@@ -1,4 +1,4 @@
-//! Open many data files at once: read small files whole, and only the tails of larger ones.
+//! Open many data files at once: read small files whole, and only the tails of larger files.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use quick_cache::sync::GuardResult;
 use super::context::{Context, FileDuty, file_cache_bytes};
 use super::datafile::DataFile;
 
-/// Data files up to this size are read whole, together with their tail.
+/// Data files up to this size are read whole, in the same request as their tail.
 const WHOLE_FILE_BYTES: u64 = 256 << 10;
 
 impl Context {
-    /// Return a data file from the cache, or open it and verify its tail.
+    /// Return a data file from the cache, or open the file and verify its tail.
     pub fn file(&self, file: &FileRef, samples: u64) -> Result<Arc<DataFile>> {
         let found = self.caches.get().files.get_or_insert_with(&file.id, || Ok(Arc::new(self.open_file(file, samples)?)))?;
         if found.is(file, samples) { Ok(found) } else { self.open_file(file, samples).map(Arc::new) }
@@ -55,7 +55,7 @@ impl Context {
         }
     }
 
-    /// Return whether any of these data files is not mapped, so that its content must be fetched.
+    /// Return whether any of these data files is unmapped, in which case its content must be fetched.
     pub fn any_ranged<'a>(&self, mut files: impl Iterator<Item = &'a FileRef>) -> bool {
         match self.storage.access_of_all() {
             Some(access) => !access.is_mapped(),
@@ -64,7 +64,7 @@ impl Context {
     }
 
     /// Open data files, each given with its number of samples. Damaged files are left out. Cost: one concurrent request per file,
-    /// except for files that are mapped, cached, or being read by another thread.
+    /// except for files that are mapped or cached, or that another thread is reading.
     pub fn open_tails<'a>(&self, files: impl Iterator<Item = (&'a FileRef, u64)>) -> Result<Vec<Arc<DataFile>>> {
         let (mut seen, mut opened) = (HashSet::new(), Vec::new());
         let (mut ours, mut others) = (Vec::new(), Vec::new());
@@ -77,10 +77,10 @@ impl Context {
             }
         }
         let passable = |error: Error| if error.kind() == Kind::Corrupt { Ok(()) } else { Err(error) };
-        // Small files are read whole, unless their total exceeds the file cache.
+        // Read small files whole, unless their total size exceeds that of the file cache.
         let (mapped, ours): (Vec<_>, Vec<_>) = ours.into_iter().partition(|(_, _, access, _)| access.is_mapped());
         others.extend(mapped.into_iter().map(|(file, samples, _, duty)| {
-            drop(duty); // The call to `file` below takes on the duty again.
+            drop(duty); // The call to `file` below takes on this duty again.
             (file, samples)
         }));
         let whole = ours.iter().map(|(file, ..)| whole_bytes(file)).sum::<u64>() <= file_cache_bytes();
@@ -117,7 +117,7 @@ fn bare_tail(file: &FileRef) -> RangeRequest {
     RangeRequest::plain(&data_name(file.id), begin, file.tail_bytes.min(file.file_bytes), Some(file.file_bytes))
 }
 
-/// Return the size in bytes of a data file if it is small enough to be read whole, else 0.
+/// Return a data file's size in bytes if the file is small enough to be read whole, otherwise 0.
 pub fn whole_bytes(file: &FileRef) -> u64 {
     if file.file_bytes <= WHOLE_FILE_BYTES { file.file_bytes } else { 0 }
 }

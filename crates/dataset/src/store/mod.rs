@@ -1,4 +1,4 @@
-//! The open store of a dataset, and the objects, data files and decoded blocks that were read from it.
+//! A dataset's open store, and the objects, data files and decoded blocks that were read from the store.
 
 pub mod blocks;
 pub mod codecs;

@@ -1,4 +1,4 @@
-//! Read one object, such as a manifest page or a word list, and check it against its parent's reference.
+//! Read an object, such as a manifest page or a word list, and check it against the parent's reference.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use penstock_format::manifest::{Fragment, PageRef, WordsSegment, parse_page, par
 use super::context::Context;
 
 impl Context {
-    /// Read an object and verify it against the length and checksum that its parent recorded.
+    /// Read an object and verify the length and checksum that its parent recorded.
     pub fn object(&self, name: &str, object: &ObjectRef) -> Result<Bytes> {
         let read = || self.storage.read(name).map_err(|error| self.or_replaced(error.object(name)));
         let body = read()?;
@@ -42,7 +42,10 @@ impl Context {
             let name = words_name(segment.object.id);
             let (column, words) = parse_words(&self.object(&name, &segment.object)?).context(|| format!("cannot read `{name}`"))?;
             if (column, words.len() as u64) != (segment.column, segment.words) {
-                return Err(penstock_format::cursor::malformed(format!("cannot read `{name}`: {} words of column {column}", words.len())));
+                return Err(penstock_format::cursor::malformed(format!(
+                    "cannot read `{name}`: its {} words of column {column} do not match the manifest",
+                    words.len()
+                )));
             }
             Ok(Arc::new(words))
         })

@@ -1,5 +1,5 @@
-//! Test a location before storing a dataset there: which operations are allowed, how fast they are, and whether create-only puts
-//! work.
+//! Test a location before storing a dataset there: which operations are allowed, how fast the operations are, and whether
+//! create-only puts work.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use penstock_storage::{RangeRequest, Storage};
 use crate::snapshot::Snapshot;
 use crate::store::context::Context;
 
-/// Size of the object that is used to measure rates.
+/// Size of the object used to measure rates.
 const PROBE_BYTES: usize = 32 << 20;
 
 const RANGE_BYTES: u64 = 128 << 10;
@@ -25,7 +25,7 @@ const SKEW: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 pub struct Finding {
     pub name: &'static str,
-    /// Whether the check passed; None if it was skipped.
+    /// Whether the check passed. None if the check was skipped.
     pub good: Option<bool>,
     /// The measured value with its unit.
     pub measured: Option<(f64, &'static str)>,
@@ -34,7 +34,7 @@ pub struct Finding {
     pub advice: String,
 }
 
-/// A store under test and its findings so far, in order.
+/// A store under test and the findings so far, in order.
 struct Doctor<'a> {
     store: &'a dyn Storage,
     findings: Vec<Finding>,
@@ -93,17 +93,17 @@ impl Doctor<'_> {
 
     fn failed(&mut self, name: &'static str, error: &Error) {
         let advice = match error.hint_text() {
-            _ if error.code() == "permission-denied" => "grant these credentials the permission",
+            _ if error.code() == "permission-denied" => "grant these credentials permission for this operation",
             hint => hint.unwrap_or("see the message"),
         };
         let advice = advice.to_owned();
         self.findings.push(Finding { name, good: Some(false), measured: None, finding: error.message().to_owned(), advice });
     }
 
-    /// Return whether the store can be reached. Also check whether it can list.
+    /// Return whether the store can be reached. Also check whether the store can list objects.
     fn reach(&mut self) -> bool {
         let began = Instant::now();
-        // Read the object, because the error from a refused look-up does not include the reason.
+        // Read the object instead of looking it up, because the error from a refused look-up does not include the reason.
         match self.store.read("log/0000000000000000/hint") {
             Err(error) if error.code() != "object-not-found" => {
                 self.failed("reach", &error);
@@ -112,7 +112,7 @@ impl Doctor<'_> {
             _ => self.note("reach", true, None, format!("responds after {:.0} ms, including the connection time", millis(began)), ""),
         }
         match self.store.lists() {
-            false => self.skip("list", "this store cannot list; readers find the newest commit by its hint"),
+            false => self.skip("list", "this store cannot list objects; readers find the newest commit with the help of the hint"),
             true => match self.store.list_page("log/0000000000000000", None) {
                 Ok(_) => self.note("list", true, None, "allowed", ""),
                 Err(error) => self.failed("list", &error),
@@ -122,7 +122,7 @@ impl Doctor<'_> {
     }
 
     fn write(&mut self, probe: &str) -> bool {
-        // Use random bytes, because the storage cannot compress them.
+        // Use random bytes, which the storage cannot compress.
         let mut word = 0x9e37_79b9_7f4a_7c15u64;
         let body: Vec<u8> = (0..PROBE_BYTES / 8)
             .flat_map(|_| {
@@ -140,7 +140,7 @@ impl Doctor<'_> {
                     "write",
                     true,
                     Some((rate, "MB/s")),
-                    "one object of 32 MiB, durable",
+                    "one 32 MiB object, made durable",
                     slow(rate, 50.0, "writing is slow: import from a machine closer to the store"),
                 );
                 true
@@ -172,21 +172,21 @@ impl Doctor<'_> {
         }
         times.sort_by(f64::total_cmp);
         let (median, slowest) = (times[SMALL_READS / 2], times[SMALL_READS - 1]);
-        let advice = if median > 50.0 { "far away: take many samples at once; import and train in the store's region" } else { "" };
+        let advice = if median > 50.0 { "the store is far away: read many samples at once; import and train in its region" } else { "" };
         self.note(
             "latency",
             true,
             Some((median, "ms")),
-            format!("median of {SMALL_READS} reads of 64 bytes; slowest {slowest:.1} ms"),
+            format!("median of {SMALL_READS} reads of 64 bytes; the slowest took {slowest:.1} ms"),
             advice,
         );
         let count = (PROBE_BYTES as u64).min(bytes) / RANGE_BYTES;
         let spread = bytes.saturating_sub(RANGE_BYTES).max(1);
         let ranges = (0..count.max(1)).map(|index| one((index * 0x9e37_79b9 * 4096) % spread, RANGE_BYTES)).collect();
-        self.rate("ranged reads", "at random, 128 KiB each, many concurrently", ranges);
+        self.rate("ranged reads", "concurrent random reads of 128 KiB each", ranges);
         let most = bytes.min(4 * PROBE_BYTES as u64);
         let ranges = (0..most).step_by(8 << 20).map(|begin| one(begin, (8 << 20).min(most - begin))).collect();
-        self.rate("sequential reads", "8 MiB each, many concurrently", ranges);
+        self.rate("sequential reads", "concurrent reads of 8 MiB each", ranges);
     }
 
     fn rate(&mut self, name: &'static str, what: &str, ranges: Vec<RangeRequest>) {
@@ -201,7 +201,7 @@ impl Doctor<'_> {
                     true,
                     Some((rate, "MB/s")),
                     what,
-                    slow(rate, 100.0, "slow for training: a cache on a local disk would help"),
+                    slow(rate, 100.0, "this is slow for training: a cache on a local disk would help"),
                 );
             }
         }
@@ -225,7 +225,7 @@ impl Doctor<'_> {
                     good,
                     Some((seconds, "s")),
                     "difference from the store's clock",
-                    if good { "" } else { "set this machine's clock (NTP)" },
+                    if good { "" } else { "set this machine's clock with NTP" },
                 );
             }
         }

@@ -1,4 +1,4 @@
-//! Checks for a dataset, and for the location of a new one.
+//! Checks for a dataset, and for the location of a new dataset.
 
 pub mod doctor;
 pub mod verify;

@@ -35,7 +35,7 @@ pub struct Problem {
     pub error: Error,
 }
 
-/// Check a snapshot. Damage is added to the report, whereas an unreachable store is an error.
+/// Check a snapshot. Damage is added to the report, but an unreachable store is an error.
 pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<Report> {
     let mut report = Report { commits: 1, ..Report::default() };
     let store = snapshot.context.storage.as_ref();
@@ -44,7 +44,7 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
         report.commits += 1;
         let (record, before) = (&entry.record, entry.record.transactions.first().map(|first| first.first_counter));
         match given_out.replace(before.unwrap_or_default()).is_some_and(|first| first < record.next_counter) {
-            true => Err(malformed(format!("the commit after {} assigns row ids that an earlier commit assigned", record.snapshot()))),
+            true => Err(malformed(format!("the commit after {} assigns row ids already assigned by an earlier commit", record.snapshot()))),
             false => Ok(()),
         }
     });
@@ -92,7 +92,7 @@ fn check_runs(snapshot: &Snapshot, mut runs: Vec<Run>) -> Result<()> {
     }
 }
 
-/// Add damage to the report. Returns any other error.
+/// Add an error to the report if it describes damage. Returns any other error.
 fn note(report: &mut Report, object: String, result: Result<()>) -> Result<()> {
     match result {
         Ok(()) => Ok(()),
@@ -116,7 +116,7 @@ fn check_fragment(snapshot: &Snapshot, fragment: &Fragment, report: &mut Report)
     Ok(())
 }
 
-/// A byte range that is checked in one step: a block, or a run of checksum units in a long block.
+/// A byte range that is checked in one step. It is a block, or a run of checksum units in a long block.
 struct Stretch {
     begin: u64,
     end: u64,
@@ -137,7 +137,7 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
         columns.iter().map(|column| snapshot.schema.columns.iter().find(|spec| spec.id == *column)).collect();
     for (chunk, spec) in file.tail.chunks.iter().zip(&specs) {
         if let Some(row) = (0..samples).find(|row| !chunk.is_valid(*row) && chunk.free.iter().any(|sizes| sizes.get(*row as usize) != 0)) {
-            return Err(malformed(format!("sample {row} of column {} is null, but has sizes", chunk.column)));
+            return Err(malformed(format!("sample {row} of column {} is null but has sizes", chunk.column)));
         }
         let Some(spec) = spec else { continue };
         check_stored_as(&file, chunk, spec)?;
@@ -167,7 +167,7 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
     check_pad(at, file.data_end, &read(at.min(file.data_end), file.data_end)?, at)
 }
 
-/// Read bytes of a data file. If it is not mapped, its ranges are requested concurrently.
+/// Read bytes from a data file. If the file is not mapped, the ranges are requested concurrently.
 fn read_range(snapshot: &Snapshot, file: &DataFile, begin: u64, end: u64) -> Result<Bytes> {
     if file.in_memory() {
         return Ok(file.map.slice(begin as usize..end as usize));
@@ -183,14 +183,14 @@ fn read_range(snapshot: &Snapshot, file: &DataFile, begin: u64, end: u64) -> Res
     Ok(if pieces.len() == 1 { pieces.remove(0) } else { pieces.concat().into() })
 }
 
-/// Return the stretches of all blocks of a file, in file order.
+/// Return the stretches of all blocks in a file, in file order.
 fn stretches(file: &DataFile, specs: &[Option<&ColumnSpec>]) -> Vec<Stretch> {
     let mut found = Vec::new();
     for (chunk, entry) in file.tail.chunks.iter().enumerate() {
         debug_assert!(entry.blocks() as u64 <= MAX_BLOCKS);
         for block in 0..entry.blocks() {
             let (begin, bytes, count) = (entry.offset.get(block), entry.stored_bytes.get(block), entry.units_of(block).1);
-            // A block that must be decoded is read whole, as is text, because a character may span two units.
+            // A block that must be decoded is read whole. So is text, because a character may span two units.
             let whole = entry.codec != Codec::None || entry.layout == Layout::Packed || specs[chunk].is_some_and(is_text);
             let step = if whole { count.max(1) } else { UNITS_A_STRETCH };
             for first in (0..count).step_by(step) {
@@ -268,8 +268,8 @@ pub fn check_text(spec: &ColumnSpec, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Check that a value, or a run of values of fixed shape, has the column's type. If `valid` is false, values other than bools are
-/// skipped.
+/// Check that a value, or a run of values of fixed shape, has the column's type. Codes for which `valid` returns
+/// false are not checked.
 fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: impl Fn(u64) -> bool) -> Result<()> {
     let Some(spec) = spec else { return Ok(()) };
     match &spec.kind {
@@ -285,7 +285,7 @@ fn check_codes(chunk: &Chunk, bytes: &[u8], words: usize, valid: impl Fn(u64) ->
     for (place, code) in bytes.chunks_exact(chunk.dtype.size()).enumerate() {
         let code = code.iter().rev().fold(0u64, |code, byte| code << 8 | u64::from(*byte));
         if code >= words as u64 && valid(place as u64) {
-            return Err(malformed(format!("a value has code {code}, but there are {words} names")));
+            return Err(malformed(format!("a value has code {code}, but only {words} codes are defined")));
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
 //! Check values against the type of their column. Each check returns the values in their stored form, or an error that names
-//! the rows. `transaction` calls the checks before it stores anything.
+//! the rows. `transaction` calls these checks before it stores any values.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -45,21 +45,21 @@ pub fn check_lengths(inputs: &[Input]) -> Result<usize> {
         Some(other) => Err(Error::new(
             "column-lengths-differ",
             format!(
-                "cannot append: column `{}` has {} samples, column `{}` has {}",
+                "cannot append: column `{}` has {} samples, but column `{}` has {}",
                 first.name,
                 first.column.len(),
                 other.name,
                 other.column.len()
             ),
         )
-        .hint("give every column the same number of samples; None means a null")),
+        .hint("give every column the same number of samples; use None for nulls")),
     }
 }
 
 /// Read codes as int64.
 pub fn codes_of(data: &[u8], samples: usize) -> Result<impl Iterator<Item = i64> + '_> {
     if data.len() != samples * 8 {
-        return Err(Error::new("invalid-value", format!("{} bytes of codes for {samples} samples, expected int64", data.len())));
+        return Err(Error::new("invalid-value", format!("codes have {} bytes for {samples} samples, expected int64", data.len())));
     }
     Ok(data.chunks_exact(8).map(|code| i64::from_le_bytes([code[0], code[1], code[2], code[3], code[4], code[5], code[6], code[7]])))
 }
@@ -69,8 +69,8 @@ pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>)
     let (dtype, _) = ColumnKind::Label { names: names.to_vec() }.stored()?;
     let unknown = |what: String, row: usize| {
         let known: Vec<&str> = names.iter().take(20).map(String::as_str).collect();
-        Error::new("invalid-value", format!("holds {what}, which is not a label"))
-            .hint(format!("labels: {}; for an open vocabulary use ps.Category()", known.join(", ")))
+        Error::new("invalid-value", format!("contains {what}, which is not a label"))
+            .hint(format!("labels: {}; for an open vocabulary, use ps.Category()", known.join(", ")))
             .at_row(row as u64)
     };
     let (codes, validity): (Vec<i64>, _) = match column {
@@ -84,7 +84,7 @@ pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>)
                     _ if null => Ok(0),
                     Some((_, Some(code))) => Ok(code),
                     Some((word, None)) => Err(unknown(format!("`{}`", String::from_utf8_lossy(words.value(word))), row)),
-                    None => Err(unknown(format!("index {place} into {} words", known.len()), row)),
+                    None => Err(unknown(format!("index {place} (there are {} words)", known.len()), row)),
                 }
             };
             (codes_of(&data, samples)?.enumerate().map(code_of).collect::<Result<_>>()?, validity)
@@ -128,7 +128,7 @@ pub fn texts_of(ragged: &Ragged) -> Result<Vec<&str>> {
     Ok(ragged.ends.iter().map(text).collect())
 }
 
-/// Return all values as one text, after checking that each value is UTF-8.
+/// Return all values as a single text, after checking that each value is UTF-8.
 fn check_utf8(ragged: &Ragged) -> Result<&str> {
     if let Ok(text) = std::str::from_utf8(&ragged.data)
         && ragged.ends.iter().all(|end| text.is_char_boundary(*end as usize))
@@ -140,7 +140,7 @@ fn check_utf8(ragged: &Ragged) -> Result<&str> {
     Err(Error::new("invalid-value", format!("is not UTF-8{error}")).hint("decode it first, or use ps.Bytes()").at_row(row as u64))
 }
 
-/// Check that lengths match the shape. Nulls of fixed shape become zeros.
+/// Check that the values' lengths match the shape. Nulls of fixed shape become zeros.
 pub fn check_values(column: Column, dtype: Dtype, shape: &Shape, tile: Option<&[u64]>) -> Result<Column> {
     let cell = shape.fixed_bytes(dtype)?;
     match column {
@@ -152,7 +152,7 @@ pub fn check_values(column: Column, dtype: Dtype, shape: &Shape, tile: Option<&[
             if !shape.is_fixed() || data.len() as u64 != samples as u64 * cell {
                 return Err(Error::new(
                     "invalid-value",
-                    format!("{} bytes for {samples} samples of shape {shape} {}", data.len(), dtype.name()),
+                    format!("found {} bytes for {samples} samples of shape {shape} and dtype {}", data.len(), dtype.name()),
                 ));
             }
             for row in validity.iter().flatten().enumerate().filter(|(_, valid)| !**valid).map(|(row, _)| row) {
@@ -172,7 +172,7 @@ pub fn check_values(column: Column, dtype: Dtype, shape: &Shape, tile: Option<&[
             };
             let wanted = if dtype == Dtype::Bytes { 0 } else { ragged.len() * free_count };
             if ragged.free.len() != wanted || (wanted > 0 && !(0..ragged.len()).all(fits)) {
-                return Err(Error::new("invalid-value", format!("values do not fit the shape {shape} of {}", dtype.name())));
+                return Err(Error::new("invalid-value", format!("values do not fit shape {shape} and dtype {}", dtype.name())));
             }
             Ok(Column::Ragged(ragged))
         }
@@ -191,13 +191,15 @@ fn check_pulled(pulled: &Pulled, dtype: Dtype, shape: &Shape, tile: Option<&[u64
             return Err(Error::new("invalid-value", text).at_row(row as u64));
         }
         if let Some(tiles) = tile.and_then(|tile| Grid::new(found, tile).tiles()).filter(|tiles| *tiles > TILES_A_SAMPLE) {
-            let text =
-                format!("of shape {found:?} has {tiles} tiles of {:?}, at most {TILES_A_SAMPLE} are supported", tile.unwrap_or_default());
+            let text = format!(
+                "of shape {found:?} has {tiles} tiles of {:?}, but at most {TILES_A_SAMPLE} are supported",
+                tile.unwrap_or_default()
+            );
             return Err(Error::new("invalid-value", text).hint("create the dataset with larger tiles").at_row(row as u64));
         }
     }
     Ok(())
 }
 
-/// Maximum number of tiles per sample. With more tiles, reading the tail would take longer than reading a typical slice.
+/// Maximum number of tiles in a sample. With more tiles, reading the tail would take longer than reading a typical slice.
 const TILES_A_SAMPLE: u64 = 1 << 20;

@@ -1,19 +1,19 @@
-//! One column's samples that are waiting to be written, and the chunk to which they will be added.
+//! A column's samples that are waiting to be written, and the chunk to which these samples will be added.
 
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::datafile::{ChunkBuilder, Codec, Layout, SINGLE_BYTES, TAIL_BYTES};
+use penstock_format::datafile::{ChunkBuilder, Codec, Layout, SINGLE_BYTES};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::slice::{Grid, SAMPLE_TILES, default_tile, elements, whole};
 use penstock_tensor::{Column, Dtype, Ragged, Shape};
 
 use super::style::Style;
 
-/// A new fragment is not worthwhile for fewer small samples than this.
+/// Minimum number of small samples for which a new fragment is worthwhile.
 const SAMPLES_WORTH_A_FRAGMENT: usize = 1000;
 
-/// Values of one column in their stored form and, for a category, the words of its codes.
+/// Values of one column in their stored form and, for a category column, the words that the codes refer to.
 pub struct Stored {
     pub column: Column,
     /// For categories only: codes in `column` are indexes into this list, which only grows.
@@ -30,14 +30,14 @@ pub struct ColumnWriter {
     pub spec: ColumnSpec,
     pub dtype: Dtype,
     pub shape: Shape,
-    /// Sides of the tiles, if the schema sets them.
+    /// The sides of each tile, if the schema sets them.
     tile: Option<Vec<u64>>,
     pub codec: Codec,
-    /// Null samples before the first value. They are written only if a value follows.
+    /// Number of nulls before the first value. These nulls are written only if a value follows.
     pub leading_nulls: usize,
     pub waiting: Option<Column>,
     pub chunk: Option<(usize, Style, ChunkBuilder)>,
-    /// For each word of the transaction, its index in `words`, or `u32::MAX` if `words` lacks it.
+    /// For each word in the transaction, the index in `words`, or `u32::MAX` if `words` lacks the word.
     local: Vec<u32>,
     words: Vec<Arc<str>>,
     words_bytes: usize,
@@ -79,7 +79,7 @@ impl ColumnWriter {
             && (column.value_bytes() as u64) < column.len() as u64 * SINGLE_BYTES / 2
     }
 
-    /// Return whether these samples are too large for the layout chosen for earlier, smaller ones.
+    /// Return whether these samples are too large for the layout chosen for earlier, smaller samples.
     pub fn outgrown(&self, column: &Column) -> bool {
         let Column::Pulled(pulled) = column else { return false };
         match &self.chunk {
@@ -92,13 +92,13 @@ impl ColumnWriter {
         }
     }
 
-    /// Return whether the schema requires that all samples are tiled, regardless of their sizes.
+    /// Return whether the schema requires all samples to be tiled, regardless of their sizes.
     pub fn tiled_by_shape(&self) -> bool {
         self.tile.is_some()
             || (self.shape.is_fixed() && Style::tiles(self.dtype, &self.shape, self.shape.fixed_bytes(self.dtype).unwrap_or(0)))
     }
 
-    /// Choose the tile size for waiting samples.
+    /// Choose the tile size for the waiting samples.
     pub fn tile_of_waiting(&self, column: &Column) -> Vec<u64> {
         let shapes: Vec<Vec<u64>> = match column {
             Column::Ragged(ragged) if self.dtype != Dtype::Bytes && !self.shape.is_fixed() => {
@@ -131,7 +131,7 @@ impl ColumnWriter {
         self.waiting.is_some() || self.chunk.is_some()
     }
 
-    /// Return the stored size of a null in bytes: the size of a sample if the shape is fixed, or 0 if nulls are empty.
+    /// Return the stored size of a null in bytes: the sample size if the shape is fixed, or 0 if nulls are empty.
     pub fn fixed_bytes(&self) -> u64 {
         if self.shape.is_fixed() && !self.tiled_by_shape() { self.shape.fixed_bytes(self.dtype).unwrap_or(0) } else { 0 }
     }
@@ -159,27 +159,19 @@ impl ColumnWriter {
         Ok(())
     }
 
-    /// Return how many of these samples can be added before their new words would fill a tail. The result is at least one.
-    pub fn fitting(&self, stored: &Stored) -> usize {
-        let (Column::Fixed { data, .. }, Some(words)) = (&stored.column, &stored.words) else { return stored.column.len() };
+    /// Return, for each sample, how many bytes its word adds to the dictionary. None if the samples have no words.
+    pub fn new_word_bytes<'a>(&'a self, stored: &'a Stored) -> Option<impl Iterator<Item = usize> + 'a> {
+        let (Column::Fixed { data, .. }, Some(words)) = (&stored.column, &stored.words) else { return None };
         let mut counted = vec![false; words.len()];
-        let mut bytes = self.words_bytes;
-        for (index, code) in data.as_chunks::<4>().0.iter().enumerate() {
+        Some(data.as_chunks::<4>().0.iter().map(move |code| {
             let given = u32::from_le_bytes(*code) as usize;
             let known = self.local.get(given).is_some_and(|place| *place != u32::MAX);
             // A null has code 0, even if the word list is empty.
-            if !known && counted.get(given) == Some(&false) {
-                counted[given] = true;
-                bytes += dictionary_bytes(&words[given]);
-                if bytes >= TAIL_BYTES {
-                    return index + 1;
-                }
-            }
-        }
-        stored.column.len()
+            let first = counted.get_mut(given).is_some_and(|counted| !std::mem::replace(counted, true));
+            if first && !known { dictionary_bytes(&words[given]) } else { 0 }
+        }))
     }
 
-    /// Map the transaction's word codes to codes in this fragment's dictionary.
     fn localise(&mut self, column: &mut Column, words: &[Arc<str>]) {
         let Column::Fixed { data, validity, .. } = column else { return };
         self.local.resize(words.len(), u32::MAX);
@@ -289,12 +281,12 @@ impl ColumnWriter {
     }
 }
 
-/// Return how many bytes a word takes in the tail.
+/// Return how many bytes a word occupies in the tail.
 fn dictionary_bytes(word: &str) -> usize {
     word.len() + 2
 }
 
-/// Return the sizes of the free dimensions of one value.
+/// Return the sizes of one value's free dimensions.
 pub fn free_of<'a>(ragged: &'a Ragged, shape: &Shape, row: usize) -> &'a [u64] {
     let count = shape.free_count();
     &ragged.free[row * count..(row + 1) * count]

@@ -1,4 +1,4 @@
-//! Cut the waiting samples of a column into blocks, and encode the blocks on all threads.
+//! Cut a column's waiting samples into blocks, and encode the blocks on all threads.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -11,11 +11,11 @@ use penstock_storage::ObjectWriter;
 use super::encode::Encoded;
 use crate::store::context::Context;
 
-/// Files are written in multiples of this size, the size of a huge page. If the page cache then uses large folios, maps can use
-/// huge pages.
+/// Files are written in multiples of this size, which is the size of a huge page. If the page cache then uses large folios, maps
+/// can use huge pages.
 const WRITE_BYTES: usize = 2 << 20;
 
-/// How far the last small block of a piece may extend beyond the piece.
+/// How far a piece's last small block may extend beyond the end of the piece.
 const BLOCK_SLACK_BYTES: usize = 64 << 10;
 
 pub struct OpenFile {
@@ -46,7 +46,7 @@ impl OpenFile {
         self.buffer.extend_from_slice(bytes);
         self.offset = offset + bytes.len() as u64;
         if self.buffer.len() >= WRITE_BYTES {
-            // Write whole pieces only, so that each write begins where the page cache can use one large folio.
+            // Write only whole pieces, so that each write begins where the page cache can use one large folio.
             let whole = self.buffer.len() / WRITE_BYTES * WRITE_BYTES;
             let mut rest = Vec::with_capacity(WRITE_BYTES + BLOCK_SLACK_BYTES);
             rest.extend_from_slice(&self.buffer[whole..]);

@@ -1,5 +1,5 @@
-//! Write one fragment: collect samples by column, cut and encode them when enough are waiting, and close the fragment at a byte
-//! target.
+//! Write one fragment: collect samples by column, cut and encode them when enough are waiting, and close the fragment when it
+//! reaches a byte target.
 
 use std::sync::Arc;
 
@@ -18,14 +18,14 @@ use super::style::Style;
 use crate::config::Config;
 use crate::store::context::Context;
 
-/// Samples of one column are written when this many bytes are waiting.
+/// A column's samples are written when this many bytes are waiting.
 const FLUSH_BYTES: usize = 8 << 20;
 
 /// What to do with waiting samples that do not fill a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rest {
     Keep,
-    /// Write them as a shorter block, because the fragment is being closed.
+    /// Write these samples as a shorter block, because the fragment is being closed.
     Write,
 }
 
@@ -48,7 +48,7 @@ impl FragmentWriter {
         self.samples == 0
     }
 
-    /// Add `samples` samples. `columns` has one entry per column in schema order, with None for a column of nulls.
+    /// Add `samples` samples. `columns` has one entry per column in schema order, or None for a column that is entirely null.
     pub fn push(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
         for (index, column) in columns.into_iter().enumerate() {
             match column {
@@ -68,9 +68,9 @@ impl FragmentWriter {
     }
 
     /// Return whether these samples should begin a new fragment. One reason is a change of size: small values after large ones
-    /// would use a block each, and large values do not fit the layout of small ones. The other reason is a column that only the
-    /// earlier samples or only these samples have. Nulls in it would need many zero bytes, whereas a new fragment can omit the
-    /// column.
+    /// would use a block each, and large values do not fit the layout of small ones. The other reason is a column with values only
+    /// in the earlier samples or only in these. Nulls in that column would need many zero bytes, whereas a new fragment can omit
+    /// the column.
     pub fn wants_new_fragment(&self, columns: &[Option<Stored>], samples: usize) -> bool {
         let both = || self.columns.iter().zip(columns);
         if both()
@@ -85,18 +85,33 @@ impl FragmentWriter {
         after.max(before) > FLUSH_BYTES as u64
     }
 
-    /// Return how many of these samples to push before checking whether the fragment is full.
+    /// Return how many of these samples can be pushed before their new words fill the tail. Returns at least one.
     pub fn fitting(&self, columns: &[Option<Stored>], samples: usize) -> usize {
         let pairs = self.columns.iter().zip(columns);
-        pairs.filter_map(|(writer, column)| column.as_ref().map(|stored| writer.fitting(stored))).min().unwrap_or(samples)
+        let mut added: Vec<_> = pairs.filter_map(|(writer, column)| writer.new_word_bytes(column.as_ref()?)).collect();
+        if added.is_empty() {
+            return samples;
+        }
+        let mut bytes = self.tail_bytes(self.main);
+        for row in 1..samples {
+            bytes += added.iter_mut().filter_map(Iterator::next).sum::<usize>();
+            if bytes >= TAIL_BYTES {
+                return row;
+            }
+        }
+        samples
+    }
+
+    /// Return the size of a file's tail. Columns that have no file yet belong to the main file.
+    fn tail_bytes(&self, file: Option<usize>) -> usize {
+        let inside = |column: &&ColumnWriter| column.file() == file || (file == self.main && column.file().is_none());
+        self.columns.iter().filter(inside).map(ColumnWriter::tail_bytes).sum()
     }
 
     /// Return whether a byte target has been reached.
     pub fn is_full(&self) -> bool {
-        let tail_of =
-            |file: usize| self.columns.iter().filter(|column| column.file() == Some(file)).map(ColumnWriter::tail_bytes).sum::<usize>();
-        (0..self.files.len()).any(|file| self.files[file].offset >= FILE_BYTES || tail_of(file) >= TAIL_BYTES)
-            || self.columns.iter().any(|column| column.tail_bytes() >= TAIL_BYTES)
+        self.files.iter().any(|file| file.offset >= FILE_BYTES)
+            || (0..self.files.len()).map(Some).chain([self.main]).any(|file| self.tail_bytes(file) >= TAIL_BYTES)
     }
 
     pub fn flush_column(&mut self, index: usize, rest: Rest) -> Result<()> {
@@ -172,7 +187,7 @@ impl FragmentWriter {
         }
     }
 
-    /// Write waiting samples, tails and footers, and make the files durable. `first` is the provisional counter of the first sample.
+    /// Write waiting samples, tails and footers, and make the files durable. `first` is the first sample's provisional counter.
     /// Returns the fragment, and the feature bits that its readers need.
     pub fn close(mut self, first: u64) -> Result<(Fragment, u64)> {
         for index in 0..self.columns.len() {

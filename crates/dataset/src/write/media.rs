@@ -1,4 +1,4 @@
-//! Check the headers or all pixels of encoded images before they are stored.
+//! Check the headers or all pixels of encoded images before the images are stored.
 
 use penstock_codec::{Orientation, decode, decode_mask, probe, probe_mask};
 use penstock_error::{Error, Result};
@@ -16,7 +16,7 @@ pub enum Validate {
     Decode,
 }
 
-/// The kind of images in a column.
+/// The kind of image that a column stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Media {
     Image,
@@ -24,7 +24,7 @@ pub enum Media {
     Mask,
 }
 
-/// Check media on all threads. Returns one entry per value: an error if the value is refused, else None.
+/// Check media on all threads. Returns one entry per value: an error if the value is refused, otherwise None.
 pub fn check<'a>(
     count: usize,
     bytes: usize,
@@ -45,7 +45,7 @@ pub fn check<'a>(
     })
 }
 
-/// Check the headers or all pixels of a column of encoded images.
+/// Check the headers or all pixels of the encoded images in a column.
 pub fn check_media(column: Column, kind: Media, validate: Validate) -> Result<Column> {
     let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "found numbers, expected encoded images")) };
     let value = |row: usize| (!ragged.is_null(row)).then(|| ragged.value(row));

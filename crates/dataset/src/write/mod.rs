@@ -1,4 +1,4 @@
-//! Write samples: check them, collect them by column, cut and encode blocks, and fill data files. Start with `fragment`.
+//! Write samples: check them, collect them by column, cut and encode blocks, and write data files. Start with `fragment`.
 
 pub mod check;
 pub mod column;

@@ -11,7 +11,7 @@ use penstock_tensor::{Dtype, Shape};
 pub struct Style {
     pub layout: Layout,
     pub codec: Codec,
-    /// Zero if the tail lists the first row of each block instead.
+    /// Rows per block, or zero if the tail lists each block's first row instead.
     pub rows_per_block: u64,
     pub align: u64,
 }
@@ -22,7 +22,7 @@ impl Style {
         Style { layout: Layout::Tiled, codec, rows_per_block: 1, align: 64 }
     }
 
-    /// Return whether samples of this mean size are tiled, even if the schema sets no tile.
+    /// Return whether samples of this mean size are tiled even if the schema sets no tile.
     pub fn tiles(dtype: Dtype, shape: &Shape, mean_bytes: u64) -> bool {
         dtype != Dtype::Bytes && !shape.0.is_empty() && mean_bytes >= TILED_BYTES
     }

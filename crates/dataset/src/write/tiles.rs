@@ -1,4 +1,4 @@
-//! Write samples tile by tile. Samples that are not in memory are pulled from their source in slabs.
+//! Write samples as tiles. Samples that are not in memory are pulled from their source in slabs.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::config::Config;
 // This file and `fragment.rs` depend on each other: both implement `FragmentWriter` and share its columns and files.
 impl FragmentWriter {
     /// Add samples that are not in memory. The samples are written immediately, so that at most one slab of one sample is in
-    /// memory.
+    /// memory at a time.
     pub fn push_pulled(&mut self, index: usize, pulled: Pulled) -> Result<()> {
         self.flush_column(index, Rest::Keep)?;
         let column = &mut self.columns[index];
@@ -45,7 +45,7 @@ impl FragmentWriter {
         self.write_tiled(index, &Column::Pulled(pulled))
     }
 
-    /// Write samples tile by tile. Samples that are not in memory are pulled in slabs of whole tiles. A slab has at most an eighth of the
+    /// Write samples tile by tile. Samples that are not in memory are pulled in slabs of whole tiles. A slab uses at most an eighth of the
     /// budget, unless a single tile is larger.
     pub fn write_tiled(&mut self, index: usize, samples: &Column) -> Result<()> {
         let column = &mut self.columns[index];
@@ -56,15 +56,18 @@ impl FragmentWriter {
             let shape = match samples {
                 Column::Pulled(pulled) => pulled.shapes[row].clone(),
                 Column::Ragged(ragged) => column.shape.fill(free_of(ragged, &column.shape, row)),
-                Column::Fixed { .. } => return Err(Error::new("internal", "fixed samples in a tiled chunk")),
+                Column::Fixed { .. } => return Err(Error::new("internal", "a tiled chunk cannot hold samples in fixed form")),
             };
             let sample_bytes = elements(&whole(&shape)).and_then(|elements| elements.checked_mul(size as u64)).unwrap_or(u64::MAX);
-            let grid = Grid::new(&shape, &chunk.tile); // For a null without a shape, the grid has no axes and is not used.
+            let grid = Grid::new(&shape, &chunk.tile); // If a null has no shape, the grid has no axes and is not used.
             let before = chunk.offset.len();
             let tiles = if valid { grid.tiles() } else { Some(0) };
             if tiles.is_none_or(|tiles| before as u64 + tiles > MAX_BLOCKS) {
-                let text =
-                    format!("of shape {shape:?} has {} tiles of {:?}, at most {MAX_BLOCKS} fit in a data file", counted(tiles), chunk.tile);
+                let text = format!(
+                    "of shape {shape:?} has {} tiles of {:?}, but a data file holds at most {MAX_BLOCKS}",
+                    counted(tiles),
+                    chunk.tile
+                );
                 let hint = "append fewer samples at once, or create the dataset with larger tiles";
                 return Err(Error::new("invalid-value", text).hint(hint).at_row(row as u64).column(&column.spec.name));
             }

@@ -12,7 +12,7 @@ use super::check::{codes_of, texts_of};
 use crate::parallel;
 use crate::snapshot::Snapshot;
 
-/// Memory read to look up a word: one cache line.
+/// Number of bytes read to look up a word: one cache line.
 const LINE_BYTES: usize = 64;
 
 /// The number of words that a thread looks up at a time.
@@ -23,8 +23,7 @@ struct Known {
     words: Arc<Vec<Arc<str>>>,
     codes: HashMap<Arc<str>, u32>,
     base: usize,
-    /// The word list of the last append, and the codes of its words that were used so far. Slices of the same column share the
-    /// list.
+    /// The word list from the last append, and the codes of the words used so far. Slices of the same column share the list.
     given: Option<(Arc<Ragged>, Vec<Option<u32>>)>,
 }
 
@@ -34,7 +33,7 @@ impl Known {
             return *code;
         }
         let (word, code): (Arc<str>, u32) = (word.into(), self.words.len() as u32);
-        Arc::make_mut(&mut self.words).push(word.clone()); // This copies nothing, because the list is shared only during a call.
+        Arc::make_mut(&mut self.words).push(word.clone()); // The list is shared only during a call, so this copies nothing.
         self.codes.insert(word, code);
         code
     }
@@ -54,7 +53,7 @@ pub struct Words {
     columns: HashMap<u64, Known>,
 }
 
-/// The number of words that each column had, so that a refused append can be undone.
+/// The number of words in each column, saved so that a refused append can be undone.
 pub struct Mark(Vec<(u64, usize)>);
 
 impl Words {
@@ -89,7 +88,7 @@ impl Words {
             Column::Pulled(_) => return Err(Error::new("invalid-value", "found a tensor, expected words")),
             Column::Ragged(words) => {
                 let texts = texts_of(&words)?;
-                // Most words are known and look-ups wait for memory, so all threads share the look-ups. New words then get codes
+                // Most words are known, and look-ups wait for memory, so all threads share the look-ups. New words then get codes
                 // in order.
                 let parts: Vec<&[&str]> = texts.chunks(LOOKED_UP).collect();
                 let look = |part: usize| parts[part].iter().map(|text| known.codes.get(*text).copied()).collect::<Vec<_>>();
@@ -104,7 +103,7 @@ impl Words {
             Column::Fixed { data, validity, samples } => {
                 let (places, valid) = (codes_of(&data, samples)?, |row: usize| validity.as_ref().is_none_or(|validity| validity[row]));
                 let out_of_range = |row: usize, place: i64, count: usize| {
-                    let text = format!("holds code {place}, but the vocabulary has {count} words");
+                    let text = format!("contains code {place}, but the vocabulary has {count} words");
                     Error::new("invalid-value", text).hint("append the words themselves").at_row(row as u64)
                 };
                 let place_of = |place: i64, count: usize| usize::try_from(place).ok().filter(|place| *place < count);
@@ -119,7 +118,7 @@ impl Words {
                     }
                     Some(words) => {
                         let texts = texts_of(&words)?;
-                        // Each word of the list is looked up at most once, however often it occurs.
+                        // Each word in the list is looked up at most once, however often the word occurs.
                         let seen = known.given.take().filter(|(given, _)| Arc::ptr_eq(given, &words)).map(|(_, seen)| seen);
                         let mut seen = seen.unwrap_or_else(|| vec![None; texts.len()]);
                         let code = |(row, place): (usize, i64)| match place_of(place, texts.len()) {

@@ -23,12 +23,12 @@ pub struct Chunk {
     pub stored_bytes: IntArray,
     pub raw_bytes: Option<IntArray>,
     pub crcs: IntArray,
-    /// Index of the first checksum unit of each block. None if every block has exactly one unit.
+    /// Index of each block's first checksum unit, or None if every block has exactly one unit.
     pub first_unit: Option<Vec<u32>>,
     pub free: Vec<IntArray>,
     /// Side lengths of a tile. Empty unless the chunk is tiled.
     pub tile: Vec<u64>,
-    /// Index of the block of each sample's first tile, followed by the total number of tiles. None unless the chunk is tiled.
+    /// Block index of each sample's first tile, followed by the total number of tiles. None unless the chunk is tiled.
     pub first_tile: Option<IntArray>,
     pub validity: Option<Bytes>,
     pub dictionary: Option<Strings>,
@@ -58,12 +58,12 @@ impl Chunk {
         self.shape.fill(&free)
     }
 
-    /// Return the tile grid of a sample and the block of its first tile. None if the chunk is not tiled.
+    /// Return a sample's tile grid and the index of its first tile's block. Returns None if the chunk is not tiled.
     pub fn grid_of(&self, row: u64) -> Option<(Grid, u64)> {
         self.first_tile.as_ref().map(|first| (Grid::new(&self.shape_of(row), &self.tile), first.get(row as usize)))
     }
 
-    /// Return the block of a row and the row's index within the block. For tiled samples, call `grid_of` instead.
+    /// Return the block that contains a row, and the row's index in it. For tiled samples, call `grid_of` instead.
     #[inline]
     pub fn locate(&self, row: u64) -> (usize, u64) {
         match &self.first_row {
@@ -98,7 +98,7 @@ impl Chunk {
         }
     }
 
-    /// Return the index of a block's first checksum unit and the number of its units.
+    /// Return the index of a block's first checksum unit, and how many units the block has.
     #[inline]
     pub fn units_of(&self, block: usize) -> (usize, usize) {
         match &self.first_unit {

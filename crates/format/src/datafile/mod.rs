@@ -33,7 +33,7 @@ pub const TAIL_BYTES: usize = 1 << 20;
 pub const OWN_FILE_BYTES: u64 = 64 << 10;
 /// Samples whose mean size is at least this get one block each, except compressed fixed-shape samples smaller than a block.
 pub const SINGLE_BYTES: u64 = 1 << 10;
-/// Maximum number of blocks in a chunk. A tail that claims more is forged, because so many entries would not fit into a tail.
+/// Maximum number of blocks in a chunk. A tail that claims more is forged, because so many entries would not fit in a tail.
 pub const MAX_BLOCKS: u64 = 1 << 22;
 /// Tensors whose mean size is at least this are tiled.
 pub const TILED_BYTES: u64 = 8 << 20;

@@ -51,7 +51,7 @@ impl Packed {
     pub fn parse(block: &[u8], rows: usize, dtype: Dtype, shape: &Shape) -> Result<Packed> {
         let [width, flags, 0, 0, ..] = *block else { return Err(malformed("a packed block has no valid head")) };
         if !matches!(width, 1 | 2 | 4 | 8) || flags > 1 {
-            return Err(malformed(format!("a packed block has invalid ends of {width} bytes or invalid flags {flags:#x}")));
+            return Err(malformed(format!("a packed block has an invalid end width of {width} bytes or invalid flags {flags:#x}")));
         }
         let free_count = shape.free_count();
         let stored = if flags & 1 == 1 { free_count } else { free_count - 1 };
@@ -67,26 +67,26 @@ impl Packed {
                 .checked_mul(width as usize)
                 .and_then(|bytes| bytes.checked_add(at + 1))
                 .filter(|at| *at <= block.len())
-                .ok_or_else(|| malformed("a packed block is shorter than its dimensions"))?;
+                .ok_or_else(|| malformed("a packed block is too short for its dimensions"))?;
         }
         let ends = at;
         let values = rows
             .checked_mul(width as usize)
             .and_then(|bytes| bytes.checked_add(at))
-            .ok_or_else(|| malformed("a packed block is shorter than its ends"))?;
+            .ok_or_else(|| malformed("a packed block is too short for the ends of its rows"))?;
         let values = values.next_multiple_of(dtype.size());
         if values > block.len() {
-            return Err(malformed("a packed block is shorter than its ends"));
+            return Err(malformed("a packed block is too short for the ends of its rows"));
         }
         let packed = Packed { width, ends, values, free };
         let last = if rows == 0 { 0 } else { unpack(&block[ends..], width, rows - 1) };
         if last != (block.len() - values) as u64 {
-            return Err(malformed(format!("a packed block ends at {last}, but has {} bytes of values", block.len() - values)));
+            return Err(malformed(format!("the values in a packed block end at {last}, expected {}", block.len() - values)));
         }
         Ok(packed)
     }
 
-    /// Return the byte range of a row. Fails if the ends descend or exceed the block.
+    /// Return the byte range of a row. Fails if the ends decrease or exceed the block.
     #[inline]
     pub fn range(&self, block: &[u8], row: usize) -> Result<std::ops::Range<usize>> {
         let ends = &block[self.ends..self.values];
@@ -98,7 +98,7 @@ impl Packed {
         Ok(self.values + begin as usize..self.values + end as usize)
     }
 
-    /// Append the free dimensions of a row to `out`. The row's value has `bytes` bytes.
+    /// Append a row's free dimensions to `out`. The row's value has `bytes` bytes.
     pub fn free(&self, block: &[u8], row: usize, bytes: usize, cell: u64, out: &mut Vec<u64>, free_count: usize) -> Result<()> {
         let mut product = cell;
         for (width, offset) in &self.free {

@@ -114,14 +114,14 @@ impl Chunk {
         match &self.first_row {
             None => {
                 if self.layout != Layout::Tiled && self.rows_per_block != 0 && blocks != self.samples.div_ceil(self.rows_per_block) {
-                    return bad(format!("{blocks} blocks of {} rows for {} samples", self.rows_per_block, self.samples));
+                    return bad(format!("it has {blocks} blocks of {} rows, but {} samples", self.rows_per_block, self.samples));
                 }
             }
             Some(first) => {
                 let mut last = None;
                 for (index, row) in first.iter().enumerate() {
                     if (index == 0 && row != 0) || last.is_some_and(|last| row <= last) || row >= self.samples {
-                        return bad(format!("block {index} begins at row {row}"));
+                        return bad(format!("block {index} begins at the invalid row {row}"));
                     }
                     last = Some(row);
                 }
@@ -165,10 +165,10 @@ impl Chunk {
         let Some(first) = &self.first_tile else { return Ok(()) };
         let bad = |text: String| Err(malformed(format!("column {}: {text}", self.column)));
         if self.tile.len() != self.shape.0.len() || self.tile.contains(&0) {
-            return bad(format!("tiles of {:?} for the shape {}", self.tile, self.shape));
+            return bad(format!("tiles of {:?} do not fit the shape {}", self.tile, self.shape));
         }
         if first.get(0) != 0 || first.get(self.samples as usize) != self.blocks() as u64 {
-            return bad(format!("{} blocks, but its samples have {} tiles", self.blocks(), first.get(self.samples as usize)));
+            return bad(format!("it has {} blocks, but its samples have {} tiles", self.blocks(), first.get(self.samples as usize)));
         }
         for row in 0..self.samples {
             let (begin, end) = (first.get(row as usize), first.get(row as usize + 1));
@@ -227,10 +227,10 @@ fn count_units(stored_bytes: &IntArray) -> Result<(Option<Vec<u32>>, usize)> {
     let mut first = Vec::with_capacity(stored_bytes.len());
     let mut total = 0u64;
     for bytes in stored_bytes.iter() {
-        first.push(u32::try_from(total).map_err(|_| malformed("more checksum units than a data file can have"))?);
+        first.push(u32::try_from(total).map_err(|_| malformed("a column has more checksum units than a data file can hold"))?);
         total = total.saturating_add(units(bytes));
     }
     // Reading the crc array checks this count against the remaining bytes.
     let total = usize::try_from(total).ok().filter(|total| *total <= u32::MAX as usize);
-    Ok((Some(first), total.ok_or_else(|| malformed("more checksum units than a data file can have"))?))
+    Ok((Some(first), total.ok_or_else(|| malformed("a column has more checksum units than a data file can hold"))?))
 }

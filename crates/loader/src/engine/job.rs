@@ -34,7 +34,7 @@ pub struct Needs {
     pub bytes: u64,
     /// The part of `bytes` that is allocated before the first sample is made.
     pub held_bytes: u64,
-    /// The most temporary memory needed to make one sample.
+    /// Maximum temporary memory needed to make one sample.
     pub scratch_bytes: u64,
 }
 
@@ -158,8 +158,8 @@ impl Job {
     }
 }
 
-/// Stack images of the same size and dtype into one array. A list that contains a null, or different sizes or dtypes, stays a
-/// list.
+/// Stack images of the same size and dtype into one array. A list that contains a null, or images of different sizes or dtypes,
+/// remains a list.
 fn stacked(mut list: Vec<Option<Loose>>) -> Result<Values> {
     let Some(Some((_, dtype, shape))) = list.first() else { return Ok(Values::List(list)) };
     let alike = |loose: &Option<Loose>| loose.as_ref().is_some_and(|(_, other, size)| (other, size) == (dtype, shape));

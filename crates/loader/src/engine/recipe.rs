@@ -1,4 +1,4 @@
-//! A recipe contains everything that determines the content of batches, and begins each batch.
+//! A recipe contains everything that determines the content of batches. It also begins each batch.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
@@ -23,9 +23,9 @@ use crate::transform::pipeline::Pipeline;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnCorrupt {
     Raise,
-    /// Replace it with another sample, chosen by a fixed rule.
+    /// Replace the sample with another one, chosen by a fixed rule.
     Substitute,
-    /// Replace it as `Substitute` does, and mark its place as invalid.
+    /// Replace the sample as `Substitute` does, and mark its place as invalid.
     Mask,
 }
 
@@ -87,7 +87,7 @@ impl Started {
 type Read = (Vec<(usize, Values)>, Vec<Work>, Needs);
 
 impl Recipe {
-    /// Return the epoch of a step and its first draw.
+    /// Return the epoch and the first draw of a step.
     pub fn begin_of(&self, step: u64) -> (u64, u64) {
         let ((epoch, draw), whole) = (self.base, self.cut.steps());
         if whole == 0 {
@@ -120,7 +120,7 @@ impl Recipe {
         (number / whole, number % whole * self.cut.global_batch)
     }
 
-    /// Return the step that contains a draw of an epoch.
+    /// Return the step that contains the given draw of an epoch.
     fn step_of(&self, epoch: u64, draw: u64) -> u64 {
         match epoch - self.base.0 {
             0 => (draw - self.base.1) / self.cut.global_batch,
@@ -128,7 +128,7 @@ impl Recipe {
         }
     }
 
-    /// Return the bytes of a full batch, counting only results of fixed shape.
+    /// Return the size of a full batch in bytes, counting only results of fixed shape.
     pub fn least_bytes(&self) -> u64 {
         let outputs = self.pipeline.outputs.iter().filter(|output| output.is_fixed());
         outputs.map(|output| output.sample_bytes() as u64).sum::<u64>() * self.cut.batch()

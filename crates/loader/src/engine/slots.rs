@@ -24,14 +24,14 @@ pub struct State {
     pub estimate_bytes: u64,
     /// The most scratch memory that any batch has needed so far.
     pub scratch_bytes: u64,
-    /// Whether `estimate_bytes` is based on any data. Until then, only one batch is in progress.
+    /// Whether `estimate_bytes` is based on any data. Until it is, only one batch may be in progress.
     pub estimated: bool,
     /// Bytes of the last delivered batch, which the consumer holds until it receives the next one.
     pub given_bytes: u64,
     pub threads: usize,
 }
 
-/// A batch in progress, with its known or estimated memory.
+/// A batch in progress, with its known or estimated memory use.
 pub struct Entry {
     pub slot: Slot,
     pub bytes: u64,
@@ -59,7 +59,7 @@ pub enum Task {
 }
 
 impl State {
-    /// Return the bytes of all batches in progress or waiting, plus the scratch memory of the threads that make their samples.
+    /// Return the size of all batches in progress or waiting, plus the scratch memory for the threads that make samples, in bytes.
     pub fn in_flight_bytes(&self) -> u64 {
         self.batches_bytes() + self.busy_scratch_bytes()
     }
@@ -125,8 +125,8 @@ impl State {
         step
     }
 
-    /// Claim the earliest work for a worker. The worker may begin a new batch if it fits in `admitted_bytes`, but not if
-    /// `admitted_bytes` is None.
+    /// Claim the earliest available work for a worker. The worker may begin a new batch if it fits in `admitted_bytes`, but not
+    /// if `admitted_bytes` is None.
     pub fn task(&mut self, admitted_bytes: Option<u64>, memory_bytes: u64, room_bytes: u64) -> Option<Task> {
         self.unpark(memory_bytes, room_bytes);
         for (step, Entry { slot, .. }) in &mut self.entries {

@@ -24,7 +24,7 @@ use crate::source::window::{Steps, Window};
 
 const FETCHERS: usize = 8;
 
-/// Memory budgeted per fetching thread, because an allocator retains about this much of the memory that each thread frees.
+/// Memory budgeted per fetching thread. An allocator retains about this much of the memory that each thread frees.
 const FETCHER_BYTES: u64 = 32 << 20;
 
 /// Up to 1/`SPARE_PART` of the budget may be idle memory in the pool, kept for the pixels of later images.
@@ -41,7 +41,7 @@ pub struct Budget {
     pub memory_bytes: u64,
 }
 
-/// Counters for the time that threads have spent, and for memory in bytes.
+/// Counters for the time that threads spend on each kind of work, and for memory use in bytes.
 #[derive(Debug, Default)]
 pub struct Stats {
     pub fetch_ns: AtomicU64,
@@ -158,7 +158,7 @@ impl Engine {
     }
 
     /// Return whether the engine is running and `step` is the next one to deliver.
-    pub fn goes_on(&self, step: u64) -> bool {
+    pub fn continues_with(&self, step: u64) -> bool {
         self.generation == generation() && !self.inner.stop.load(Relaxed) && self.inner.lock().give == step
     }
 
@@ -168,10 +168,10 @@ impl Engine {
         self.inner.work.notify_all();
     }
 
-    /// Stop all threads and wait for them. Later calls do nothing.
+    /// Stop all threads and wait for them to finish. Later calls do nothing.
     pub fn close(&self) {
         if self.generation != generation() {
-            return; // A fork lacks its parent's threads, one of which may have held a lock.
+            return; // A forked process lacks its parent's threads, one of which may have held a lock.
         }
         self.inner.stop.store(true, Relaxed);
         drop(self.inner.lock()); // A thread that is about to wait sees the flag or is woken by the notification.

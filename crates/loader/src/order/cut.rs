@@ -72,12 +72,12 @@ impl BatchCut {
         self.global_batch / self.world_size
     }
 
-    /// Count the steps of an epoch.
+    /// Count the steps in an epoch.
     pub fn steps(&self) -> u64 {
         self.steps_from(0)
     }
 
-    /// Count the remaining steps of an epoch whose next draw is `draw`.
+    /// Count the remaining steps in an epoch whose next draw is `draw`.
     pub fn steps_from(&self, draw: u64) -> u64 {
         let left = self.draws.saturating_sub(draw);
         match self.last {

@@ -15,11 +15,11 @@ use crate::order::sequence::{Epoch, Sequence};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Exhausted {
-    /// The source starts its next pass, in a new order. The next epoch resumes each source where this one ends.
+    /// The source starts its next pass, in a new order. The next epoch resumes each source where this epoch ends.
     Repeat,
     /// The epoch ends before any source would repeat.
     Stop,
-    /// An epoch that needs more samples than a source has is refused.
+    /// An epoch is refused if it needs more samples from a source than the source has.
     Raise,
 }
 
@@ -27,13 +27,13 @@ pub enum Exhausted {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mix {
-    /// The share of each source, as integers with an arbitrary sum.
+    /// The share of each source, as an integer. The shares may have any sum.
     pub shares: Vec<u64>,
     pub epoch_samples: u64,
     pub exhausted: Exhausted,
 }
 
-/// Return the seed of a source's order. The sources of a mixture are ordered independently. The first source uses the loader's
+/// Return the seed for a source's order. The sources of a mixture are ordered independently. The first source uses the loader's
 /// own seed.
 pub fn source_seed(seed: u64, source: usize) -> u64 {
     if source == 0 { seed } else { key(&[seed, source as u64]) }
@@ -57,7 +57,8 @@ pub struct Place {
 }
 
 impl Program {
-    /// Combine sources. `block` is the number of draws within which the sources are shuffled. `names` appear in errors.
+    /// Combine sources. `block` is the number of draws within which the sources are shuffled. `names` are used in error
+    /// messages.
     pub fn new(seed: u64, sources: Vec<Sequence>, names: &[String], mix: Option<Mix>, block: u64) -> Result<Program> {
         let wrong = |text: String| Err(Error::new("invalid-argument", text));
         let counted = Mutex::new(None);
@@ -71,12 +72,12 @@ impl Program {
             return wrong(format!("{} shares for {} sources", mix.shares.len(), sources.len()));
         }
         if let Some(empty) = sources.iter().zip(&mix.shares).position(|(source, share)| source.is_empty() && *share > 0) {
-            return wrong(format!("cannot mix: {} has no samples", name(empty)));
+            return wrong(format!("cannot mix the sources: {} has no samples", name(empty)));
         }
         let quota = Quota::new(&mix.shares).map_err(|error| {
             match mix.shares.iter().enumerate().filter(|(_, share)| **share > 0).min_by_key(|(_, share)| **share) {
-                Some((rarest, _)) => error.context(format!("cannot mix (check the weight of {})", name(rarest))),
-                None => error.context("cannot mix"),
+                Some((rarest, _)) => error.context(format!("cannot mix the sources (check the weight of {})", name(rarest))),
+                None => error.context("cannot mix the sources"),
             }
         })?;
         let mut len = mix.epoch_samples;
@@ -89,7 +90,7 @@ impl Program {
                 let (count, has) = (quota.counts(len)[source], sources[source].len());
                 return Err(Error::new(
                     "invalid-argument",
-                    format!("cannot mix: an epoch of {len} samples needs {count} from {}, which has {has}", name(source)),
+                    format!("cannot mix the sources: an epoch of {len} samples needs {count} from {}, which has only {has}", name(source)),
                 )
                 .hint("use a smaller epoch_samples, or exhausted=\"repeat\""));
             }
@@ -99,7 +100,7 @@ impl Program {
         Ok(Program { seed, sources, mix: Some((mix, quota)), block, len, counted })
     }
 
-    /// Count the draws of an epoch.
+    /// Count the draws in an epoch.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -120,7 +121,7 @@ impl Program {
         }
     }
 
-    /// Return the places that the draws of an epoch map to.
+    /// Return the places that the given draws of an epoch map to.
     pub fn places(&self, epoch: u64, draws: impl IntoIterator<Item = u64>) -> Vec<Place> {
         let Some((mix, quota)) = &self.mix else {
             let epoch = self.sources[0].epoch(epoch);
@@ -131,7 +132,8 @@ impl Program {
     }
 }
 
-/// Find the first draw before `len` that needs more samples than its source has. Returns the draw and the source, or None.
+/// Find the first draw before `len` that needs more samples than its source has. Returns the draw and the source, or None if
+/// no draw does.
 fn first_short(quota: &Quota, shares: &[u64], sources: &[Sequence], len: u64) -> Option<(u64, usize)> {
     let total: u128 = shares.iter().map(|share| u128::from(*share)).sum();
     // Up to this draw, no exact share exceeds the size of its source, so no count does either.
@@ -195,7 +197,7 @@ impl Mixing<'_> {
         Place { source, position: self.passes[known].1.position(nth) }
     }
 
-    /// Build a block. The first block starts when the epoch does and the last one may be short, so every epoch has exact
+    /// Build a block. The first block starts with the epoch, and the last block may be short, so every epoch has exact
     /// shares. With `Exhausted::Repeat`, each source resumes where the previous epoch ended. Otherwise, every epoch starts
     /// over.
     fn block(&self, number: u64) -> Block {

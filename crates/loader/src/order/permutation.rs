@@ -1,20 +1,20 @@
 //! A permutation of 0..n determined by a seed. Small permutations use a shuffled table; large ones use a keyed xor-Feistel
 //! network with cycle walking, which needs no table.
 //!
-//! Every permutation is a bijection with an exact inverse. Each look-up takes O(1), except the inverse of a table, which is
-//! searched linearly. The output never changes, because loader states rely on it (as `permutation: 2`; `tests/golden` contains
-//! the expected values). A network with few bits cannot produce most orders and produces some far more often than others. A
-//! table produces each order equally often. Sources: Fisher and Yates as in Durstenfeld 1964; Black and Rogaway, "Ciphers with
-//! arbitrary finite domains", 2002.
+//! Every permutation is a bijection with an exact inverse. Each look-up takes O(1) time, except an inverse look-up in a table,
+//! which is a linear search. The output never changes, because loader states rely on it (they record it as `permutation: 2`).
+//! `tests/golden` contains the expected values. A network with few bits cannot produce most orders and produces some far more
+//! often than others. A table produces each order equally often. Sources: the Fisher-Yates shuffle, Durstenfeld 1964; Black and
+//! Rogaway, "Ciphers with arbitrary finite domains", 2002.
 
 use std::sync::Arc;
 
 use crate::order::random::{Draws, key};
 
-/// Maximum number of elements to shuffle in a table. The largest table occupies 4 KiB and takes about 20 µs to build.
+/// Maximum number of elements in a shuffled table. The largest table occupies 4 KiB and takes about 20 µs to build.
 const TABLE: u64 = 2048;
-/// Number of half-rounds. Each one changes half of the bits. With fewer half-rounds, differences between neighbours are visibly
-/// uneven.
+/// Number of half-rounds. Each half-round changes half of the bits. With fewer half-rounds, differences between neighbours are
+/// visibly uneven.
 const ROUNDS: usize = 8;
 /// Number of half-rounds for values of at most `SMALL_BITS` bits, which mix more slowly.
 const ROUNDS_SMALL: usize = 12;
@@ -34,7 +34,7 @@ impl Permutation {
         Permutation(if n <= TABLE { Kind::Table(table(n, seed)) } else { Kind::Network(Network::new(n, seed)) })
     }
 
-    /// Return the value at `place` < n.
+    /// Return the value at `place`, which must be less than n.
     #[inline]
     pub fn at(&self, place: u64) -> u64 {
         match &self.0 {
@@ -43,7 +43,7 @@ impl Permutation {
         }
     }
 
-    /// Return the place of `value` < n. A table is searched linearly.
+    /// Return the place of `value`, which must be less than n. A table is searched linearly.
     #[inline]
     pub fn place_of(&self, value: u64) -> u64 {
         match &self.0 {
@@ -66,7 +66,7 @@ fn table(n: u64, seed: u64) -> Arc<[u16]> {
 #[derive(Debug, Clone)]
 struct Network {
     n: u64,
-    /// Number of bits in the low half. The high half has the same number or one fewer.
+    /// Number of bits in the low half. The high half has the same number of bits or one bit fewer.
     low_bits: u32,
     high_bits: u32,
     rounds: usize,
@@ -81,7 +81,7 @@ impl Network {
         Network { n, low_bits: bits - bits / 2, high_bits: bits / 2, rounds, keys }
     }
 
-    /// Return the value at `place` < n.
+    /// Return the value at `place`, which must be less than n.
     #[inline]
     fn at(&self, place: u64) -> u64 {
         debug_assert!(place < self.n);
@@ -94,7 +94,7 @@ impl Network {
         }
     }
 
-    /// Return the place of `value` < n.
+    /// Return the place of `value`, which must be less than n.
     #[inline]
     fn place_of(&self, value: u64) -> u64 {
         debug_assert!(value < self.n);
@@ -107,7 +107,7 @@ impl Network {
         }
     }
 
-    /// Xor one half with a function of the other half. This is its own inverse.
+    /// Xor one half with a function of the other half. The operation is its own inverse.
     #[inline]
     fn half_round(&self, value: u64, round: usize) -> u64 {
         let (low, high) = (value & ((1 << self.low_bits) - 1), value >> self.low_bits);
@@ -139,7 +139,7 @@ mod tests {
             let mut seen = vec![false; n as usize];
             for place in 0..n {
                 let value = permutation.at(place);
-                assert!(value < n && !std::mem::replace(&mut seen[value as usize], true), "{value} twice for n = {n}");
+                assert!(value < n && !std::mem::replace(&mut seen[value as usize], true), "{value} occurs twice for n = {n}");
                 assert_eq!(permutation.place_of(value), place);
             }
         }
@@ -157,7 +157,8 @@ mod tests {
         }
     }
 
-    /// Chi squared of the differences between neighbours, in 64 bins: 63 degrees of freedom, 103.4 at p = 0.001.
+    /// Check chi squared for the differences between neighbours, in 64 bins. With 63 degrees of freedom, p = 0.001 corresponds
+    /// to 103.4.
     #[test]
     fn differences_of_neighbours_are_even() {
         for n in [1 << 17, (1 << 20) + 1, 1_281_167, 400_000_000_000u64] {
@@ -170,12 +171,12 @@ mod tests {
                 }
                 let expected = count as f64 / 64.0;
                 let surprise: f64 = bins.iter().map(|bin| (bin - expected).powi(2) / expected).sum();
-                assert!(surprise < 120.0, "{surprise} for n = {n}, seed {seed}");
+                assert!(surprise < 120.0, "chi squared is {surprise} for n = {n}, seed {seed}");
             }
         }
     }
 
-    /// Chi squared, in standard deviations from its expected value.
+    /// Return how many standard deviations chi squared is above its expected value.
     fn surprise(counts: impl IntoIterator<Item = f64>, expected: f64, freedom: f64) -> f64 {
         let sum: f64 = counts.into_iter().map(|count| (count - expected).powi(2) / expected).sum();
         (sum - freedom) / (2.0 * freedom).sqrt()
@@ -199,7 +200,7 @@ mod tests {
                 counts[number as usize] += 1.0;
             }
             let found = surprise(counts, seeds as f64 / orders as f64, orders as f64 - 1.0);
-            assert!(found < 4.5, "{found} deviations for n = {n}");
+            assert!(found < 4.5, "{found} standard deviations for n = {n}");
         }
     }
 
@@ -242,15 +243,15 @@ mod tests {
                     (sum - freedom) / (2.0 * freedom).sqrt()
                 };
                 let total = n as f64;
-                assert!(even(&places, &|at| count * sizes[at] / total) < 5.0, "places of n = {n} at {place}");
+                assert!(even(&places, &|at| count * sizes[at] / total) < 5.0, "values at place {place} are uneven for n = {n}");
                 // A step is never 0.
                 let step = |at: usize| count * (sizes[at] - f64::from(u8::from(at == 0))) / (total - 1.0);
-                assert!(even(&steps, &step) < 5.0, "steps of n = {n} at {place}");
+                assert!(even(&steps, &step) < 5.0, "steps at place {place} are uneven for n = {n}");
                 let pair = |at: usize| {
                     let (one, next) = (at / bins as usize, at % bins as usize);
                     count * sizes[one] * (sizes[next] - f64::from(u8::from(one == next))) / (total * (total - 1.0))
                 };
-                assert!(even(&pairs, &pair) < 5.0, "pairs of n = {n} at {place}");
+                assert!(even(&pairs, &pair) < 5.0, "pairs at place {place} are uneven for n = {n}");
             }
         }
     }

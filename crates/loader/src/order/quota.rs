@@ -27,7 +27,7 @@ pub struct Quota {
 #[derive(Debug, Clone)]
 pub struct Cursor {
     pub at: u64,
-    /// Draws of each source before `at`.
+    /// Draws from each source before `at`.
     pub counts: Vec<u64>,
     /// Sources whose next draw is eligible: (deadline, source).
     ready: BinaryHeap<Reverse<(u64, usize)>>,
@@ -40,7 +40,7 @@ impl Quota {
         let wrong = |text: String| Err(Error::new("invalid-argument", text));
         let total = shares.iter().try_fold(0u64, |sum, share| sum.checked_add(*share)).filter(|total| *total < 1 << 62);
         let Some(total) = total.filter(|total| *total > 0) else {
-            return wrong(format!("the shares of {} sources sum to 0, or to at least 2^62", shares.len()));
+            return wrong(format!("the shares of {} sources sum to 0 or to at least 2^62, expected a sum in between", shares.len()));
         };
         let least = shares.iter().copied().filter(|share| *share > 0).min().unwrap_or(total);
         let horizon = total.div_ceil(least);
@@ -51,7 +51,7 @@ impl Quota {
         Ok(Quota { shares: shares.to_vec(), total, horizon })
     }
 
-    /// Count the draws of each source before draw `at`. Simulates at most `horizon` draws.
+    /// Count the draws from each source before draw `at`. Simulates at most `horizon` draws.
     pub fn counts(&self, at: u64) -> Vec<u64> {
         self.cursor(at).counts
     }
@@ -105,7 +105,7 @@ impl Quota {
         self.advance_with(cursor, to, |_, _| {});
     }
 
-    /// Queue the next draw of a source, either as eligible now or as eligible later.
+    /// Add the next draw from a source to `ready` if it is already eligible, or to `waiting` if not.
     fn offer(&self, cursor: &mut Cursor, source: usize) {
         let done = cursor.counts[source];
         // The first draw after which the exact share exceeds `done`.
@@ -153,7 +153,7 @@ mod tests {
             for at in begin..begin + (3 * quota.horizon).min(5_000) {
                 for (count, share) in cursor.counts.iter().zip(&shares) {
                     let error = (u128::from(*count) * u128::from(total)).abs_diff(u128::from(at) * u128::from(*share));
-                    prop_assert!(error < u128::from(total), "{} of share {} of {} at {}", count, share, total, at);
+                    prop_assert!(error < u128::from(total), "count {} for share {} of {} at draw {}", count, share, total, at);
                 }
                 quota.advance(&mut cursor, at + 1);
                 prop_assert_eq!(cursor.at, at + 1, "no draw is eligible");

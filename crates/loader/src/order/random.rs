@@ -3,7 +3,7 @@
 
 /// Hash words into a key. The length is hashed first, so that word lists of different lengths get unrelated keys.
 ///
-/// Source: the finaliser of SplitMix64 (Steele, Lea, Flood 2014), chained.
+/// Source: the SplitMix64 finaliser (Steele, Lea, Flood 2014), chained.
 pub fn key(words: &[u64]) -> u64 {
     words
         .iter()
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn philox_gives_the_known_answers() {
-        // From the kat_vectors of Random123.
+        // These values come from Random123's `kat_vectors`.
         assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
         let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
@@ -119,6 +119,6 @@ mod tests {
             counts[Draws::new(5, 0, draw).below(7) as usize] += 1;
         }
         let surprise: f64 = counts.iter().map(|count| (f64::from(*count) - 10_000.0).powi(2) / 10_000.0).sum();
-        assert!(surprise < 22.5, "chi squared of 6 degrees of freedom is {surprise}"); // p = 0.001
+        assert!(surprise < 22.5, "chi squared with 6 degrees of freedom is {surprise}"); // p = 0.001
     }
 }

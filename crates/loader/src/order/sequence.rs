@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::order::permutation::Permutation;
 use crate::order::random::{Draws, Purpose, key};
 
-/// The order of samples, as stored in loader states. Sizes are in samples. Callers convert sizes in bytes beforehand.
+/// The order of samples, as stored in loader states. Sizes are in samples. Callers convert sizes in bytes to numbers of
+/// samples.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Order {
@@ -48,7 +49,7 @@ impl Sequence {
         let wrong = |text: String| Err(Error::new("invalid-argument", text));
         match &order {
             Order::Window { run_samples, window_samples, lanes } if *run_samples == 0 || *window_samples == 0 || *lanes == 0 => {
-                return wrong("a window order needs runs, windows and lanes of at least one".into());
+                return wrong("run_samples, window_samples and lanes of a window order must be at least 1".into());
             }
             Order::Window { lanes, .. } if !block.is_multiple_of(*lanes) => {
                 return wrong(format!("{lanes} lanes do not divide order_block_samples={block}"));
@@ -64,7 +65,7 @@ impl Sequence {
         Ok(Sequence { order, seed, count, block, weights })
     }
 
-    /// Count the draws of an epoch.
+    /// Count the draws in an epoch.
     pub fn len(&self) -> u64 {
         match self.order {
             Order::Replacement { samples, .. } => samples,
@@ -129,8 +130,8 @@ impl Epoch<'_> {
 ///
 /// The *line* is the sequence of samples after runs are permuted, including the last, shorter run. It is rotated by a random number of
 /// samples, so that each sample is equally likely to be at each place. Lane l is the stretch [l · lane_samples, (l + 1) · lane_samples)
-/// of the line. A block of `block` draws consists of `block / lanes` draws from each lane, one lane after another. The samples after the
-/// last lane, fewer than a block, are permuted as one window.
+/// of the line. A block of `block` draws consists of `block / lanes` draws from each lane, one lane after another. Fewer than
+/// `block` samples follow the last lane, and they are permuted as one window.
 struct Lanes {
     count: u64,
     run: u64,
@@ -245,10 +246,10 @@ impl Lanes {
     }
 }
 
-/// An alias table: weights prepared for draws in O(1). Source: Walker 1977, built as in Vose 1991.
+/// An alias table, which prepares weights for weighted draws in O(1) time. Sources: Walker 1977; Vose 1991 for the construction.
 #[derive(Debug)]
 pub struct Alias {
-    /// For each place, the probability that it keeps its draw, and the place that otherwise gets the draw.
+    /// For each place, the probability that a draw of this place stays there, and the place to which it otherwise moves.
     table: Vec<(f32, u32)>,
 }
 
@@ -258,7 +259,7 @@ impl Alias {
         if let Some(at) = weights.iter().position(|weight| !weight.is_finite() || *weight < 0.0) {
             return wrong(format!("weight {at} is {}, expected a finite number of at least 0", weights[at]));
         }
-        let sum = weights.iter().sum::<f64>() + 0.0; // An empty sum is -0.
+        let sum = weights.iter().sum::<f64>() + 0.0; // The sum of an empty slice is -0.
         if weights.len() > u32::MAX as usize {
             return wrong(format!("{} weights, expected fewer than 2^32", weights.len()));
         }
@@ -340,11 +341,11 @@ mod tests {
             }
             let (expected, freedom) = (seeds as f64 / count as f64, ((count - 1) * (count - 1)) as f64);
             let sum: f64 = counts.iter().map(|found| (found - expected).powi(2) / expected).sum();
-            // Draws of one epoch are not independent: neighbours stay together, which increases the variance of the sum.
+            // Draws within one epoch are not independent: neighbours stay together, which increases the variance of the sum.
             let wide = (2.0 * freedom).sqrt() * run as f64;
             assert!(
                 (sum - freedom) / wide < 5.0,
-                "{sum} of {freedom} for {count} samples, runs of {run}, windows of {size}, {lanes} lanes"
+                "chi squared {sum} with {freedom} degrees of freedom for {count} samples, runs of {run}, windows of {size}, {lanes} lanes"
             );
             let sequence = Sequence::new(window(run, size, lanes), 1, count, block, None).unwrap();
             let tails: std::collections::HashSet<Vec<u64>> = (0..20)
@@ -366,7 +367,7 @@ mod tests {
             runs[(draw % 80 / 20) as usize].insert(epoch.position(draw) / 64);
         }
         let read: usize = runs.iter().map(|runs| runs.len()).sum();
-        assert!(read <= 1004, "{read} runs read by 4 ranks, of 1000");
+        assert!(read <= 1004, "4 ranks read {read} runs in total, but only 1000 exist");
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl Files {
             false => self.storage.map(&entry.name, entry.file_bytes)?,
         };
         if body.len() as u64 != entry.file_bytes {
-            let text = format!("it has {} bytes, expected {} as listed", body.len(), entry.file_bytes);
+            let text = format!("it has {} bytes, but had {} when it was listed", body.len(), entry.file_bytes);
             return Err(Error::new("object-truncated", text));
         }
         Ok(body)

@@ -1,4 +1,4 @@
-//! Sample sources: views and files, the reads of a batch, and shuffle windows.
+//! Sample sources: views and files, the reads for a batch, and shuffle windows.
 
 pub mod files;
 pub mod reads;

@@ -1,4 +1,4 @@
-//! The reads of a batch from its sources, and the resulting column values.
+//! The reads that a batch needs from its sources, and the resulting column values.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ pub struct Share {
     /// Positions in the view.
     positions: Vec<u64>,
     reader: Reader,
-    /// The place of each position in the batch.
+    /// For each position, its place in the batch.
     places: Vec<u32>,
     /// Whether the reader uses blocks lent by a window.
     lent: bool,
 }
 
-/// The reads of a batch, grouped by source.
+/// The reads for a batch, grouped by source.
 pub struct Reads {
     pub shares: Vec<Share>,
     count: usize,
@@ -75,7 +75,7 @@ impl Reads {
         ids
     }
 
-    /// Copy samples of fixed shape, `cell` bytes each, into `out`. Codes of labels and categories become int64.
+    /// Copy samples of fixed shape, `cell` bytes each, into `out`. Label and category codes become int64.
     pub fn fixed(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize, cell: usize, out: &mut [u8]) -> Result<Nulls> {
         let read = |share: &Share, out: &mut [u8]| -> Result<Nulls> {
             let spec = &specs[share.source][column];
@@ -114,8 +114,8 @@ impl Reads {
         self.shares.iter_mut().for_each(|share| share.reader.release());
     }
 
-    /// Return values of different lengths for a batch to keep. Values that would keep much other memory alive are copied, such as
-    /// values in a run or in a block with many others.
+    /// Return values of different lengths, which the batch may keep. Values in a run, or in a block with many other values, are
+    /// copied, because they would keep a lot of other memory alive.
     pub fn kept(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Raw> {
         let mut raw = self.raw(sources, specs, column)?;
         for (share, part) in self.shares.iter().zip(&mut raw.parts) {

@@ -1,5 +1,5 @@
-//! The runs of a window order, held while their samples are being drawn. Each run is fetched as a whole and released after its
-//! last draw.
+//! Keeps the runs of a window order in memory while their samples are being drawn. Each run is fetched as a whole and released
+//! after its last draw.
 //!
 //! Windows are used only if files are not mapped. Each rank holds its share of the window, which counts towards the budget.
 
@@ -25,7 +25,7 @@ pub struct Window {
     fetched: Condvar,
 }
 
-/// The steps that this engine makes: every `stride`-th step, starting at `begin`.
+/// The steps whose batches this engine makes: every `stride`-th step, starting at `begin`.
 #[derive(Debug, Clone, Copy)]
 pub struct Steps {
     pub begin: u64,
@@ -125,8 +125,9 @@ impl Window {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Return the runs that contain these positions of the view, and fetch those that are not held. Each position counts as one
-    /// draw of `epoch`. `drawn` returns an upper limit on the samples of a run that this engine draws in the epoch.
+    /// Return the runs that contain these positions in the view, and fetch those that are not in memory. Each position counts
+    /// as one draw of `epoch`. `drawn` returns an upper limit on the number of samples that this engine draws from a run in the
+    /// epoch.
     pub fn runs(
         &self,
         source: &Source,

@@ -19,15 +19,16 @@ pub enum Cell<'a> {
     Image(Image<'a>),
     Array(Array<'a>),
     Boxes(Vec<[f32; 4]>),
-    /// The points of objects. Each point begins with x and y. The sizes are points per object and numbers per point.
+    /// The points of objects. Each point begins with x and y. The two sizes are the number of points per object and the
+    /// number of values per point.
     Points(Vec<f32>, [usize; 2]),
 }
 
-/// An RGB image with pending geometry.
+/// An RGB image with pending geometry changes.
 pub struct Image<'a> {
     pub(super) pixels: Pixels<'a>,
     pub geometry: Geometry,
-    /// For pixel columns and rows, whether their order is reversed after the geometry is applied.
+    /// Whether to reverse the order of pixel columns, and that of pixel rows, after the geometry is applied.
     pub mirrored: [bool; 2],
 }
 
@@ -120,7 +121,7 @@ impl Cell<'_> {
                 Err(Error::new("invalid-value", text).hint("add ToDtype"))
             }
             Cell::Array(array) => cut::cut(&array.data, array.dtype, &array.cut, convert, out),
-            _ => Err(Error::new("internal", "there is no array to write")),
+            _ => Err(Error::new("internal", "only images and arrays can be written to a batch array")),
         }
     }
 

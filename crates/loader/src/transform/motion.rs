@@ -81,7 +81,7 @@ fn resize_image(image: &mut Image<'_>, resized: &Resized) -> Result<()> {
 fn crop_array(array: &mut Array<'_>, boxes: &[(i64, usize)], fill: f64) -> Result<()> {
     let beyond = boxes.iter().zip(array.cut.size()).any(|((begin, wanted), size)| *begin < 0 || *begin as usize + wanted > *size);
     if beyond && (array.cut.fill != fill || array.cut.is_narrowed()) {
-        // Earlier padding keeps its fill, and the new box must not bring back pixels that were cut away.
+        // Earlier padding keeps its fill value, and the new box must not bring back pixels that were cut away.
         let (size, data) = (array.cut.size().to_vec(), array.materialised()?);
         *array = Array::new(Cow::Owned(data), array.dtype, &size);
         array.cut.fill = fill;
@@ -96,7 +96,7 @@ fn resize_array(array: &mut Array<'_>, resized: &Resized) -> Result<()> {
     if (from_height, from_width) == (height, width) {
         return Ok(());
     }
-    // Class numbers of a mask must not be interpolated.
+    // Class numbers in a mask must not be interpolated.
     let resized = if array.cut.rank == 3 { *resized } else { Resized { filter: Filter::Nearest, ..*resized } };
     let geometry = Geometry { crop: Region::whole(from_width, from_height), resized: Some(resized), window: Region::whole(width, height) };
     let (channels, size) = (array.cut.size[2], array.dtype.size()); // A mask's third size is 1.
@@ -154,7 +154,7 @@ pub fn sanitise(cells: &mut [Cell<'_>], on: &[usize], min_size: f32, min_area: f
             _ => keep.len(),
         };
         if rows != keep.len() {
-            return Err(Error::new("invalid-value", format!("{} boxes, but {rows} rows in a column that follows them", keep.len())));
+            return Err(Error::new("invalid-value", format!("found {} boxes, but {rows} rows in a column that follows them", keep.len())));
         }
         match &mut cells[*at] {
             Cell::Boxes(rows) => *rows = (0..rows.len()).filter(kept).map(|index| rows[index]).collect(),

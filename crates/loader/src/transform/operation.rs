@@ -23,7 +23,7 @@ pub struct Transform {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case")]
 pub enum Operation {
-    /// `size` is one number for the shorter side, or height and width.
+    /// `size` is either one number, for the shorter side, or height and width.
     Resize {
         size: Vec<usize>,
         max_size: Option<usize>,
@@ -34,7 +34,8 @@ pub enum Operation {
     CenterCrop {
         size: Vec<usize>,
     },
-    /// `padding` is left, top, right and bottom. For tensors, it contains the padding before and after each dimension of `size`.
+    /// `padding` contains the left, top, right and bottom padding. For tensors, it contains the padding before and after each
+    /// dimension of `size`.
     RandomCrop {
         size: Vec<usize>,
         padding: Option<Vec<i64>>,
@@ -176,7 +177,7 @@ fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Result<V
                 let (mut low, mut high) = (-before, size[dimension] as i64 + after);
                 if high - low < *wanted as i64 {
                     if !pad_if_needed {
-                        let text = format!("RandomCrop of {wanted} does not fit dimension {dimension}, which has {}", high - low);
+                        let text = format!("RandomCrop of {wanted} does not fit dimension {dimension}, whose size is {}", high - low);
                         return Err(Error::new("invalid-value", text).hint("use pad_if_needed=True, or put a Resize before it"));
                     }
                     // Like torchvision, pad each side by the whole difference.
@@ -256,8 +257,8 @@ pub fn padding_of(padding: &[i64], dimension: usize) -> (i64, i64) {
     }
 }
 
-/// Return the start of a centred crop, rounded half to even as in torchvision. An image smaller than the crop is padded, with
-/// less padding on the left and top.
+/// Return the start of a centred crop, rounded half to even as in torchvision. An image smaller than the crop is padded. If the
+/// padding is odd, the left or top side gets one pixel less than the opposite side.
 fn centre(size: usize, wanted: usize) -> i64 {
     if wanted > size {
         return -(((wanted - size) / 2) as i64);
@@ -281,7 +282,7 @@ fn resized(height: usize, width: usize, size: &[usize], max_size: Option<usize>)
     if height <= width { (new_short, new_long) } else { (new_long, new_short) }
 }
 
-/// Choose the box of a RandomResizedCrop as torchvision does.
+/// Choose the box for a RandomResizedCrop as torchvision does.
 fn resized_crop(height: usize, width: usize, scale: &[f64; 2], ratio: &[f64; 2], draws: &mut Draws) -> Vec<(i64, usize)> {
     let area = (height * width) as f64;
     for _ in 0..10 {

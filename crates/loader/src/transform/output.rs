@@ -135,7 +135,7 @@ impl Output {
                 let convert =
                     self.convert.get_or_insert_with(|| Convert { to: Dtype::Float32, scale: vec![unit_scale(source)], bias: vec![0.0] });
                 if !is_float(convert.to) {
-                    return misfit(&format!("its values are already {}, expected floating point", convert.to.name()));
+                    return misfit(&format!("ToDtype already made its dtype {}, expected floating point", convert.to.name()));
                 }
                 convert.normalise(mean, std);
                 self.dtype = convert.to;
@@ -152,7 +152,7 @@ impl Output {
                 }
                 self.dtype = to;
             }
-            _ if self.convert.is_some() && spatial => return misfit("put it before ToDtype and Normalize"),
+            _ if self.convert.is_some() && spatial => return misfit("it must come before ToDtype and Normalize"),
             Operation::Resize { size, .. } if spatial => {
                 let known = if let [height, width] = size[..] { [Some(height), Some(width)] } else { [None, None] };
                 self.shape[..2].copy_from_slice(&known);
@@ -232,13 +232,13 @@ fn unit_scale(dtype: Dtype) -> f32 {
     }
 }
 
-/// Check the parameters of a transform, and whether it fits every result in `on`.
+/// Check a transform's parameters, and that the transform fits every result in `on`.
 pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<()> {
     let name = operation.name();
     let wrong = |text: String| Err(Error::new("invalid-argument", format!("{name}: {text}")));
     let sizes = |size: &[usize], counts: &[usize]| {
         if size.contains(&0) || !counts.contains(&size.len()) {
-            wrong(format!("size={size:?}, expected numbers above 0, with a count in {counts:?}"))
+            wrong(format!("size={size:?}, expected numbers above 0 in a list whose length is one of {counts:?}"))
         } else {
             Ok(())
         }
@@ -258,7 +258,7 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
         Operation::Normalize { mean, std }
             if mean.is_empty() || std.is_empty() || std.iter().any(|std| *std == 0.0 || !std.is_finite()) =>
         {
-            return wrong(format!("std={std:?}, expected numbers other than 0"));
+            return wrong(format!("mean={mean:?}, std={std:?}, expected at least one number each, and finite std other than 0"));
         }
         Operation::TokenChunks { length: 0, .. } => return wrong("length=0, expected a number above 0".into()),
         _ => {}
@@ -268,7 +268,7 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
             (_, Role::Other) => false,
             (Operation::Normalize { .. } | Operation::ToDtype { .. }, Role::Image { mode: Mode::Stored, .. }) => {
                 let text = format!("{name} does not fit `{}`: images of mode \"stored\" differ in channels and bits", output.name);
-                return Err(Error::new("invalid-argument", text).hint("declare the column as ps.Image(mode=\"RGB\"), or another mode"));
+                return Err(Error::new("invalid-argument", text).hint("declare the column as ps.Image(mode=\"RGB\"), or with another mode"));
             }
             (Operation::Normalize { .. } | Operation::ToDtype { .. }, role) => {
                 matches!(role, Role::Image { .. } | Role::Mask | Role::Tensor)
@@ -285,7 +285,7 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
         };
         if !fits {
             let what = match &output.role {
-                Role::Tensor => format!("a tensor of {} dimensions", output.shape.len()),
+                Role::Tensor => format!("a tensor with {} dimensions", output.shape.len()),
                 Role::Image { .. } => "an image".into(),
                 Role::Mask => "a mask".into(),
                 Role::Boxes(_) => "boxes".into(),
@@ -298,7 +298,7 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
     let follows = |role: &Role| matches!(role, Role::Boxes(_) | Role::Keypoints(_));
     let led = on.iter().any(|at| !follows(&outputs[*at].role));
     if !led && !matches!(operation, Operation::SanitizeBoundingBoxes { .. }) {
-        return wrong(format!("`{}` follows an image, mask or tensor, but on= has none", outputs[on[0]].name));
+        return wrong(format!("`{}` follows an image, mask or tensor, but on= contains none", outputs[on[0]].name));
     }
     if matches!(operation, Operation::SanitizeBoundingBoxes { .. }) && !on.iter().any(|at| matches!(outputs[*at].role, Role::Boxes(_))) {
         return wrong("on= contains no boxes".into());

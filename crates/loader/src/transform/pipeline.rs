@@ -51,7 +51,7 @@ impl Pipeline {
                 places.get(name).copied().ok_or_else(|| {
                     let names: Vec<&str> = pipeline.outputs.iter().map(|output| output.name.as_str()).collect();
                     let text = format!("{} applies to `{name}`, which the loader does not return", transform.operation.name());
-                    Error::new("invalid-argument", text).hint(format!("it returns {}", names.join(", ")))
+                    Error::new("invalid-argument", text).hint(format!("the loader returns {}", names.join(", ")))
                 })
             });
             let on = on.collect::<Result<Vec<usize>>>()?;

@@ -82,7 +82,7 @@ impl FileSystem for Disk {
     }
 
     fn will_read(&self, whole: &[u8], pattern: Pattern) {
-        // Without MADV_RANDOM the kernel would read megabytes around each missing page.
+        // Without MADV_RANDOM, the kernel would read megabytes around each missing page.
         advise(whole, if pattern == Pattern::InOrder { libc::MADV_NORMAL } else { libc::MADV_RANDOM });
     }
 
@@ -120,7 +120,7 @@ impl FileSystem for Disk {
         let mut found = Vec::new();
         for entry in fs::read_dir(path)? {
             let entry = entry?;
-            // A file that vanishes between the two calls was a temporary file of another writer.
+            // A file that vanishes between the two calls was another writer's temporary file.
             let Ok(metadata) = entry.metadata() else { continue };
             if let (true, Ok(name)) = (metadata.is_file(), entry.file_name().into_string()) {
                 found.push(Entry { name, bytes: metadata.len(), modified: metadata.modified().ok() });
@@ -132,7 +132,7 @@ impl FileSystem for Disk {
     fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>> {
         let entry = |entry: io::Result<fs::DirEntry>| {
             let entry = entry?;
-            // A name that is not UTF-8 is not ours. Its lossy form contains U+FFFD, so it differs from all of our names.
+            // A name that is not UTF-8 is not ours. The lossy form contains U+FFFD, so it differs from all of our names.
             Ok((entry.file_name().to_string_lossy().into_owned(), entry.file_type()?.is_dir()))
         };
         fs::read_dir(path)?.map(entry).collect()
@@ -144,7 +144,7 @@ impl FileSystem for Disk {
 
     fn hold(&self, folder: &Path) -> io::Result<Option<Held>> {
         let Some((folder, path)) = kernel::hold_folder(folder)? else { return Ok(None) };
-        Ok(self.place(&path).map(|place| Held { path, place, _folder: folder })) // Without /proc, this is None.
+        Ok(self.place(&path).map(|place| Held { path, place, _folder: folder })) // Returns None if /proc is not mounted.
     }
 
     /// Combine the inode with the creation time, because inodes are reused.

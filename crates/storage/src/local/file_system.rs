@@ -16,13 +16,13 @@ pub trait FileSystem: Send + Sync + Debug {
     /// Create a file. Fails if the path exists.
     fn create(&self, path: &Path) -> io::Result<Box<dyn File>>;
     fn read(&self, path: &Path) -> io::Result<Bytes>;
-    /// Return whether these are real files of the operating system, which `ring` can read.
+    /// Return whether the files are real operating-system files, which `ring` can read.
     fn is_real(&self) -> bool {
         false
     }
     /// Read the pieces of a range. Fails with `UnexpectedEof` if the file has an unexpected length.
     fn read_range(&self, path: &Path, range: &RangeRequest) -> io::Result<Vec<Bytes>>;
-    /// Map a file of exactly `bytes` bytes. Fails with `UnexpectedEof` if the file has another length.
+    /// Map a file of exactly `bytes` bytes. Fails with `UnexpectedEof` if the file has a different length.
     fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes>;
     /// Hint that part of a mapped file will be read soon.
     fn will_need(&self, _part: &[u8]) {}
@@ -39,13 +39,13 @@ pub trait FileSystem: Send + Sync + Debug {
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>>;
     /// Return the names of all entries in a folder, and whether each entry is a folder.
     fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>>;
-    /// Return the number of names (hard links) of a file.
+    /// Return how many names (hard links) a file has.
     fn links(&self, path: &Path) -> io::Result<u64>;
-    /// Hold a folder open. The returned path leads to the folder even after a rename. None if the system does not support this.
+    /// Hold a folder open. The returned path leads to the folder even after a rename. Returns None if unsupported.
     fn hold(&self, _folder: &Path) -> io::Result<Option<Held>> {
         Ok(None)
     }
-    /// Return a nonzero number that identifies a folder. None if it is unknown.
+    /// Return a nonzero number that identifies a folder, or None if the number is unknown.
     fn place(&self, _folder: &Path) -> Option<u64> {
         None
     }

@@ -75,7 +75,7 @@ impl Local {
         Ok(folder.join(format!("{TEMPORARY}{:016x}", u64::from_le_bytes(random))))
     }
 
-    /// Create a file, and its folder if the folder is missing. `sync_folder` later makes the folder's name durable.
+    /// Create a file, and also its folder if the folder is missing. `sync_folder` later makes the folder's name durable.
     pub(super) fn create_file(&self, path: &Path) -> Result<Box<dyn File>> {
         match self.files.create(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -105,7 +105,7 @@ impl Local {
         }
     }
 
-    /// Build the error for a root that does not exist, or no longer exists.
+    /// Build the error for a root that does not exist or no longer exists.
     pub(super) fn gone(&self) -> Error {
         let hint = match self.path.is_symlink() {
             true => "it is a broken symbolic link: create its target folder, or remove the link",
@@ -171,7 +171,7 @@ impl Local {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Durability {
     Synced,
-    /// Only written to the page cache, as for hints and probes.
+    /// The file is only written to the page cache. Hints and probes use this.
     Cached,
 }
 
@@ -214,12 +214,12 @@ pub(super) struct LocalWriter {
 
 impl ObjectWriter for LocalWriter {
     fn write(&mut self, bytes: Vec<u8>) -> Result<()> {
-        let file = self.file.as_mut().ok_or_else(|| Error::new("internal", "write after finish"))?;
+        let file = self.file.as_mut().ok_or_else(|| Error::new("internal", "a file was written to after `finish`"))?;
         file.write(bytes).map_err(|error| failure("write", &self.shown, &error))
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
-        let file = self.file.as_mut().ok_or_else(|| Error::new("internal", "finish twice"))?;
+        let file = self.file.as_mut().ok_or_else(|| Error::new("internal", "`finish` was called twice"))?;
         file.sync().map_err(|error| failure("write", &self.shown, &error))?;
         self.file = None;
         Ok(())

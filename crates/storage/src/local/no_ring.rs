@@ -1,4 +1,4 @@
-//! Replaces `ring` on systems other than Linux. `io="direct"` then reads through the page cache.
+//! Replaces `ring` on systems other than Linux. There, `io="direct"` reads through the page cache.
 
 use std::io;
 use std::path::PathBuf;

@@ -68,10 +68,10 @@ struct Ring {
     pool: Option<Pool>,
 }
 
-/// One slot of memory for each request of a ring. Slots are reused, so that their pages are already mapped.
+/// Memory with one slot for each of a ring's requests. Slots are reused, so their pages are already mapped.
 struct Pool {
     buffer: Buffer,
-    /// Whether the buffer is registered with the kernel, which then need not look up its pages for each request.
+    /// Whether the buffer is registered with the kernel. The kernel does not look up a registered buffer's pages for each request.
     registered: bool,
 }
 
@@ -80,11 +80,11 @@ thread_local! {
     static RING: RefCell<Option<Ring>> = const { RefCell::new(None) };
 }
 
-/// Run `work` with this thread's ring. After a failure or a panic the ring is leaked: the kernel may still be writing
+/// Run `work` with this thread's ring. After a failure or a panic, the ring is leaked, because the kernel may still be writing
 /// into its buffers.
 fn with_ring<T>(work: impl FnOnce(&mut Ring) -> io::Result<T>) -> io::Result<T> {
     let generation = process::generation();
-    let held = RING.take().map(ManuallyDrop::new).filter(|ring| ring.generation == generation); // Otherwise it belongs to the parent.
+    let held = RING.take().map(ManuallyDrop::new).filter(|ring| ring.generation == generation); // Any other ring is the parent's.
     let mut ring = match held {
         Some(ring) => ring,
         None => ManuallyDrop::new(Ring { generation, ring: IoUring::new(DEPTH)?, pool: None }),
@@ -125,7 +125,7 @@ pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>>
 }
 
 /// Read ranges of at most `STREAM_BYTES` into this thread's pool, or into `targets` if given. Each range is passed to `see`
-/// as soon as it arrives, while others are in flight. `Unsupported` means the same as for `fetch`.
+/// as soon as it arrives, while other ranges are in flight. `Unsupported` means the same as for `fetch`.
 pub fn stream(
     ranges: &[(PathBuf, &RangeRequest)],
     targets: Option<&mut [&mut [u8]]>,
@@ -137,7 +137,7 @@ pub fn stream(
     for (index, (path, range)) in ranges.iter().enumerate() {
         let target = targets.as_ref().map(|targets| targets.get(index).map_or(0, |target| target.len()) as u64);
         match fits(range, target).and_then(|()| open(&mut files, path, range)) {
-            Ok(file) => waiting.push(Part { range: index, file, at: 0 }),
+            Ok(file) => waiting.push(Stream { range: index, file, at: 0 }),
             Err(error) => answers[index] = Err(error),
         }
     }
@@ -163,14 +163,14 @@ impl Pool {
             iov_len: SLOT_BYTES as usize,
         };
         let slots: Vec<libc::iovec> = (0..DEPTH as usize).map(slot).collect();
-        // SAFETY: pool and ring are dropped together. If a limit on locked memory prevents registration, plain reads still work.
+        // SAFETY: the pool and ring are dropped together. If a limit on locked memory prevents registration, plain reads still work.
         let registered = unsafe { ring.submitter().register_buffers(&slots) }.is_ok();
         Ok(Pool { buffer, registered })
     }
 }
 
 /// A range that is being read, and how much of it has arrived.
-struct Part {
+struct Stream {
     range: usize,
     file: Arc<File>,
     at: u64,
@@ -183,13 +183,14 @@ fn aligned(range: &RangeRequest) -> (u64, u64, u64) {
     (begin, needed, needed.next_multiple_of(ALIGN))
 }
 
-/// Check that a range fits a slot and is as long as its target, so that the device does not write outside either.
+/// Check that a range fits a slot and is as long as its target, so that the device does not write outside either one.
 fn fits(range: &RangeRequest, target: Option<u64>) -> io::Result<()> {
     let bytes = range.end() - range.begin;
     if aligned(range).2 <= SLOT_BYTES && target.is_none_or(|target| target == bytes) {
         return Ok(());
     }
-    let text = format!("a range of {bytes} bytes does not fit a slot of {SLOT_BYTES} bytes or a target of {target:?} bytes");
+    let target = target.map_or(String::new(), |target| format!(" or differs from its target of {target} bytes"));
+    let text = format!("a range of {bytes} bytes exceeds a slot of {SLOT_BYTES} bytes{target}");
     Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
@@ -232,13 +233,13 @@ fn drive_stream(
     ring: &mut Ring,
     ranges: &[(PathBuf, &RangeRequest)],
     mut targets: Option<&mut [&mut [u8]]>,
-    mut waiting: Vec<Part>,
+    mut waiting: Vec<Stream>,
     answers: &mut [io::Result<()>],
     see: &mut dyn FnMut(usize, &[u8]),
 ) -> io::Result<()> {
     let Ring { ring, pool: Some(pool), .. } = ring else { return Err(io::Error::other("the ring has no pool")) };
     let mut flight = Flight { ring, requests: 0 };
-    let mut slots: Vec<Option<Part>> = (0..DEPTH).map(|_| None).collect();
+    let mut slots: Vec<Option<Stream>> = (0..DEPTH).map(|_| None).collect();
     let mut idle: Vec<usize> = (0..DEPTH as usize).collect();
     loop {
         while let Some(slot) = idle.last().copied() {
@@ -264,7 +265,7 @@ fn drive_stream(
             slots[slot] = Some(part);
         }
         if flight.requests == 0 {
-            return if waiting.is_empty() { Ok(()) } else { Err(io::Error::other("the ring accepts no request")) };
+            return if waiting.is_empty() { Ok(()) } else { Err(io::Error::other("the ring does not accept requests")) };
         }
         match flight.ring.submit_and_wait(1) {
             Ok(_) => {}
@@ -279,7 +280,7 @@ fn drive_stream(
         match outcome(result, part.at, length - part.at, needed) {
             Outcome::Whole => {
                 let from = slot * SLOT_BYTES as usize + (range.begin - begin) as usize;
-                // SAFETY: called only if the range was read into the slot. Completed reads wrote `needed` bytes there.
+                // SAFETY: called only if the range was read into the slot. Completed reads have written `needed` bytes there.
                 let read = || unsafe { std::slice::from_raw_parts(pool.buffer.memory().add(from), (range.end() - range.begin) as usize) };
                 match &mut targets {
                     None => see(part.range, read()),
@@ -301,7 +302,7 @@ fn drive_stream(
     }
 }
 
-/// Open a file and get its length, but only once for all of its ranges. Check that the file contains this range.
+/// Open a file and get its length, unless an earlier range has done so. Check that the file contains this range.
 fn open<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<Arc<File>> {
     let (file, found) = match files.get(path) {
         Some(file) => file.clone(),
@@ -329,7 +330,7 @@ fn begin<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, ra
     Ok(Job { file, buffer: Buffer::returned(length as usize)?, begin, needed, length, failed: None })
 }
 
-/// Keep up to `DEPTH` requests in flight until all have completed or failed. Buffers must not be freed before that.
+/// Keep up to `DEPTH` requests in flight until all have completed or failed. Buffers must not be freed before then.
 fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Request>) -> io::Result<()> {
     let mut slots: Vec<Option<Request>> = vec![None; DEPTH as usize];
     let mut idle: Vec<usize> = (0..DEPTH as usize).collect();
@@ -338,7 +339,7 @@ fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Requ
         while let Some(slot) = idle.last().copied() {
             let Some(request) = waiting.pop() else { break };
             let Ok(job) = &jobs[request.job] else { continue };
-            assert!(request.at + request.bytes <= job.length, "a request stays inside its buffer");
+            assert!(request.at + request.bytes <= job.length, "a request must stay inside its buffer");
             // SAFETY: the assertion above keeps the address inside the buffer.
             let target = unsafe { job.buffer.memory().add(request.at as usize) };
             let entry = opcode::Read::new(types::Fd(job.file.as_raw_fd()), target, request.bytes as u32)
@@ -348,7 +349,7 @@ fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Requ
             // SAFETY: `jobs` keeps the file and buffer alive until the request completes, and no two requests share bytes.
             let pushed = unsafe { ring.submission().push(&entry) };
             if pushed.is_err() {
-                waiting.push(request); // The queue has an entry per slot. A full queue is submitted below.
+                waiting.push(request); // The queue has one entry per slot. A full queue is submitted below.
                 break;
             }
             idle.pop();
@@ -356,7 +357,7 @@ fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Requ
             in_flight += 1;
         }
         if in_flight == 0 {
-            return if waiting.is_empty() { Ok(()) } else { Err(io::Error::other("the ring accepts no request")) };
+            return if waiting.is_empty() { Ok(()) } else { Err(io::Error::other("the ring does not accept requests")) };
         }
         match ring.submit_and_wait(1) {
             Ok(_) => {}
@@ -407,7 +408,7 @@ fn outcome(result: i32, at: u64, bytes: u64, needed: u64) -> Outcome {
         return match -result {
             libc::EINTR | libc::EAGAIN => Outcome::Short(0),
             libc::EINVAL | libc::EOPNOTSUPP => {
-                Outcome::Failed(io::Error::new(io::ErrorKind::Unsupported, "the file system refuses O_DIRECT"))
+                Outcome::Failed(io::Error::new(io::ErrorKind::Unsupported, "the file system does not support O_DIRECT"))
             }
             code => Outcome::Failed(io::Error::from_raw_os_error(code)),
         };
@@ -418,7 +419,7 @@ fn outcome(result: i32, at: u64, bytes: u64, needed: u64) -> Outcome {
         return Outcome::Whole;
     }
     match got == 0 || !got.is_multiple_of(ALIGN) {
-        true => Outcome::Failed(io::Error::new(io::ErrorKind::UnexpectedEof, "the file shrank while it was read")),
+        true => Outcome::Failed(io::Error::new(io::ErrorKind::UnexpectedEof, "the file shrank while it was being read")),
         false => Outcome::Short(got),
     }
 }
@@ -451,7 +452,7 @@ mod tests {
 
     #[test]
     fn unaligned_pieces_are_what_the_file_holds() -> io::Result<()> {
-        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR"))?; // A temporary folder in memory may not support O_DIRECT.
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR"))?; // A temporary folder on tmpfs may not support O_DIRECT.
         let path = folder.path().join("file");
         let body: Vec<u8> = (0..6_000_001u32).map(|value| (value * 7 / 3) as u8).collect();
         std::fs::write(&path, &body)?;
@@ -503,9 +504,9 @@ mod tests {
         let beyond = RangeRequest::plain("x", 9_000_000, 2, None);
         let answers = stream(&[(path.clone(), &beyond), (path.clone(), &ranges[5])], None, &mut |index, _| assert_eq!(index, 1));
         assert!(answers[0].as_ref().is_err_and(|error| error.kind() == io::ErrorKind::UnexpectedEof) && answers[1].is_ok());
-        // Aligned ranges are read in place, and the others through the pool.
+        // Aligned ranges are read in place; all others go through the pool.
         let memory = Buffer::new(1 << 20)?;
-        // SAFETY: the buffer has that length, and is written before it is read.
+        // SAFETY: the buffer holds 1 MiB, and all of it is written before it is read.
         let memory = unsafe { std::slice::from_raw_parts_mut(memory.memory(), 1 << 20) };
         memory.fill(0);
         let places = [(0u64, 65_536usize), (65_536, 196_608), (262_145, 4096), (1 << 20, 131_072), (2_000_000, 131_072)];
@@ -520,7 +521,7 @@ mod tests {
         let whole = |range: usize| &body[ranges[range].begin as usize..ranges[range].end() as usize];
         let answers = stream(&jobs, Some(&mut targets), &mut |index, bytes| assert_eq!(bytes, whole(index)));
         assert!(answers.iter().all(Result::is_ok) && (0..5).all(|index| *targets[index] == *whole(index)));
-        // A stream that panics waits for its requests in flight, and the next stream still works.
+        // A panicking stream waits for its in-flight requests, and the next stream still works.
         let broken = std::panic::AssertUnwindSafe(|| stream(&jobs, None, &mut |_, _| std::panic::resume_unwind(Box::new(()))));
         assert!(std::panic::catch_unwind(broken).is_err());
         assert!(stream(&jobs, None, &mut |index, bytes| assert_eq!(bytes, whole(index))).iter().all(Result::is_ok));
@@ -528,7 +529,7 @@ mod tests {
     }
 
     /// A device may return fewer bytes than requested, in multiples of its block size. Only a read at the end of a file may return any
-    /// other number.
+    /// other number of bytes.
     #[test]
     fn a_short_read_is_not_taken_for_all() {
         let described = |result: i32, at: u64, bytes: u64, needed: u64| match outcome(result, at, bytes, needed) {

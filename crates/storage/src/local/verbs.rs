@@ -57,7 +57,7 @@ impl Storage for Local {
         if self.io == Io::Direct && self.files.is_real() && ring::is_there() {
             let jobs: Vec<_> = ranges.iter().map(|range| (self.path(&range.name), range)).collect();
             for (place, answer) in answers.iter_mut().zip(ring::fetch(&jobs)) {
-                // If the file system refuses O_DIRECT, read through the page cache.
+                // If the file system does not support O_DIRECT, read through the page cache.
                 *place = Some(answer).filter(|answer| !answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Unsupported));
             }
             let direct = ranges.iter().zip(&answers).filter(|(_, answer)| matches!(answer, Some(Ok(_))));
@@ -89,7 +89,7 @@ impl Storage for Local {
         );
         let finish = |(index, ((path, range), answer)): (usize, (&(PathBuf, &RangeRequest), io::Result<()>))| match answer {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                // If the file system refuses O_DIRECT, read through the page cache.
+                // If the file system does not support O_DIRECT, read through the page cache.
                 let whole = RangeRequest::plain(&range.name, range.begin, bytes(range), range.object_bytes);
                 let pieces = self.files.read_range(path, &whole).map_err(|error| self.failure("read", path, &error))?;
                 for piece in pieces {
@@ -166,7 +166,7 @@ impl Storage for Local {
             Some(false) => Err(Some(error)),
             None => Err(None),
         });
-        let _ = self.files.remove(&temporary); // After a rename the file is gone; after a link this name is redundant.
+        let _ = self.files.remove(&temporary); // After a rename, the temporary file is gone; after a link, its name is redundant.
         let answer = match linked {
             Ok(()) => Created::Created,
             Err(Some(error)) if error.kind() == io::ErrorKind::AlreadyExists => Created::Exists,
@@ -174,8 +174,8 @@ impl Storage for Local {
             // After any other error, the name may or may not exist.
             Err(_) => return Ok(Created::Unknown),
         };
-        // Readers see an existing name, but a power loss may still remove it: its creator may not have synced the folder yet.
-        // A retry after `Unknown` syncs again. Its success is reliable: Linux refuses all writes after losing a folder's write.
+        // A power loss may still remove an existing name that readers see: its creator may not have synced the folder yet.
+        // A retry after `Unknown` syncs again. If it succeeds, the name is durable: Linux rejects all writes after losing a folder's write.
         match self.sync_folder(path.parent().unwrap_or(&self.root)) {
             Ok(()) => Ok(answer),
             Err(_) => Ok(Created::Unknown),
@@ -266,7 +266,7 @@ impl Storage for Local {
         self.held.as_ref().is_none_or(|held| self.files.place(&self.path) == Some(held.place))
     }
 
-    /// Try two links in sequence. The kernel locks the folder for each link, so racing threads would prove nothing more.
+    /// Try two links in sequence. The kernel locks the folder for each link, so racing threads would not prove more.
     fn prove(&self) -> Result<()> {
         let mut proven = self.kept.get().proven.lock().unwrap_or_else(PoisonError::into_inner);
         if *proven {
@@ -288,9 +288,9 @@ impl Storage for Local {
                 *proven = true;
                 Ok(())
             }
-            Ok((Ok(()), _)) => Err(refused("a create-only put did not reject an existing name".into())),
+            Ok((Ok(()), _)) => Err(refused("a create-only put of an existing name was not rejected".into())),
             Ok((Err(error), kept)) if error.kind() == io::ErrorKind::AlreadyExists => {
-                Err(refused(format!("a rejected put left {} bytes that differ from the first put's", kept.len())))
+                Err(refused(format!("after a rejected put, the object has {} bytes that differ from those of the first put", kept.len())))
             }
             Ok((Err(error), _)) | Err(error) => {
                 let failure = self.failure("create", &probe, &error);

@@ -1,5 +1,5 @@
 //! Writes a file sequentially. From the second piece on, a background thread writes while the caller prepares the next piece.
-//! Without this thread, a large append from Arrow spent half of its profile samples in write calls.
+//! Without this thread, a large append from Arrow spent half of its time in write calls, according to a profile.
 
 use std::fs;
 use std::io::{self, Write};
@@ -71,7 +71,7 @@ impl DiskFile {
             let (sender, receiver) = sync_channel::<Vec<u8>>(PIECES);
             let mut pieces = self.pieces.clone();
             let work = move || receiver.into_iter().try_for_each(|piece| pieces.write(&piece)).map(|()| pieces);
-            // If the thread cannot be started, the caller writes.
+            // If the thread cannot be started, the caller writes the piece.
             match std::thread::Builder::new().name("penstock-write".into()).spawn(work) {
                 Ok(thread) => self.behind = Some((sender, thread)),
                 Err(_) => drop(WITH_THREAD.fetch_sub(1, Relaxed)),
@@ -80,7 +80,7 @@ impl DiskFile {
         self.behind.as_ref()
     }
 
-    /// Fail if an earlier write failed, or in a forked child, which has no writer thread.
+    /// Fail if an earlier write failed or if this process is a forked child, which has no writer thread.
     fn check(&mut self) -> io::Result<()> {
         if self.generation != process::generation() {
             std::mem::forget(self.behind.take()); // Leaked, because the parent's thread may have held the channel's locks.
@@ -94,7 +94,7 @@ impl DiskFile {
         let Some((sender, thread)) = self.behind.take() else { return Ok(()) };
         drop(sender);
         WITH_THREAD.fetch_sub(1, Relaxed);
-        self.pieces = thread.join().map_err(|_| io::Error::other("the writer thread ended"))??;
+        self.pieces = thread.join().map_err(|_| io::Error::other("the writer thread has stopped"))??;
         Ok(())
     }
 
@@ -105,7 +105,7 @@ impl DiskFile {
         {
             return match sender.send(bytes) {
                 Ok(()) => Ok(()),
-                Err(_) => self.join().and(Err(io::Error::other("the writer thread ended"))),
+                Err(_) => self.join().and(Err(io::Error::other("the writer thread has stopped"))),
             };
         }
         self.join()?;
@@ -129,7 +129,7 @@ impl File for DiskFile {
 impl Drop for DiskFile {
     fn drop(&mut self) {
         let _ = self.check();
-        let _ = self.join(); // Unsynced bytes may be lost, so an error is ignored.
+        let _ = self.join(); // Unsynced bytes may be lost, so errors are ignored.
     }
 }
 

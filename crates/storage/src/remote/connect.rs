@@ -21,9 +21,9 @@ use crate::options::Options;
 #[derive(Clone)]
 pub struct Client {
     pub store: Arc<dyn ObjectStore>,
-    /// Paginated listings. None if the store cannot list.
+    /// Paginated listings, or None if the store cannot list.
     pub pages: Option<Arc<dyn PaginatedListStore>>,
-    /// Uploads in parts. None if the store is read-only.
+    /// Multipart uploads, or None if the store is read-only.
     pub parts: Option<Arc<dyn MultipartStore>>,
 }
 
@@ -54,7 +54,7 @@ impl Place {
             return Err(bad("no bucket or host").hint("write it as s3://bucket/path"));
         }
         if path.split('/').any(|part| matches!(part, "." | "..")) || path.contains("//") {
-            return Err(bad("the path has `.`, `..` or empty parts"));
+            return Err(bad("the path contains `.`, `..` or empty parts"));
         }
         let http = matches!(scheme, "http" | "https");
         Ok(Place {
@@ -107,8 +107,8 @@ impl Place {
 
     fn s3(&self, options: &Options, client: ClientOptions, connector: Connector) -> Result<AmazonS3Builder> {
         let missing = |why: &str, hint: &str| Error::new("credentials-missing", format!("cannot open `{}`: {why}", self.uri)).hint(hint);
-        // Both keys and the token come from a single source. The order is: the options, a profile named in the options, the
-        // environment, and the profile named in the environment (or `default`).
+        // Both keys and the token come from a single source. Sources are tried in this order: the options, a profile named in the
+        // options, the environment, and the profile named in the environment (or `default`).
         let from_options = options.given("access_key_id").is_some() || options.given("secret_access_key").is_some();
         let from_profile = !from_options && options.given("profile").is_some();
         let from_environment = !from_options && !from_profile && options.get("access_key_id").is_some();
@@ -141,7 +141,7 @@ impl Place {
                     return Err(missing("no credentials were found", super::patience::CREDENTIALS_HINT));
                 }
                 [None, None, _] => AmazonS3Builder::from_env(), // object_store handles machine, container and web identity roles.
-                _ => return Err(missing("only one of access key and secret is set", super::patience::CREDENTIALS_HINT)),
+                _ => return Err(missing("only one of the access key and the secret is set", super::patience::CREDENTIALS_HINT)),
             }
         };
         let or_profile = |name: &str| options.get(name).or_else(|| profile.get(name));
@@ -184,7 +184,7 @@ impl Place {
             true => Ok(value),
             false => Err(Error::new(
                 "invalid-argument",
-                format!("cannot open `{}`: {name} is empty or has spaces, control characters or non-ASCII characters", self.uri),
+                format!("cannot open `{}`: {name} is empty or contains spaces, control characters or non-ASCII characters", self.uri),
             )
             .hint("check storage_options, the AWS_… variables and the profile")),
         }
@@ -211,7 +211,7 @@ fn client_options(options: &Options) -> Result<ClientOptions> {
     let timeout = options.timeout()?;
     let mut client = ClientOptions::new()
         .with_allow_http(true)
-        .with_connect_timeout((timeout / 2).min(Duration::from_secs(5))) // The error at the deadline would give no reason.
+        .with_connect_timeout((timeout / 2).min(Duration::from_secs(5))) // A deadline error would not name the cause.
         .with_read_timeout(timeout.min(Duration::from_secs(15)))
         .with_timeout_disabled()
         .with_pool_idle_timeout(Duration::from_secs(30))

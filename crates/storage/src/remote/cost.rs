@@ -9,16 +9,16 @@ use crate::ranges::RequestCost;
 const FIRST_GAP_BYTES: f64 = (128 << 10) as f64;
 const LEAST_GAP_BYTES: f64 = (16 << 10) as f64;
 const MOST_GAP_BYTES: f64 = (512 << 10) as f64;
-/// Maximum ratio of gap bytes to wanted bytes. It is large, because reading a kilobyte can take as long as
-/// reading half a megabyte. It limits the cost of a wrong estimate.
+/// Maximum ratio of gap bytes to wanted bytes. The ratio is large, because reading a kilobyte can take as long as
+/// reading half a megabyte. This maximum limits the cost of a wrong estimate.
 const WASTE: u64 = 64;
 /// Minimum number of requests in a measured read. A read with fewer requests mostly waits for one response, whatever its size.
 const LEAST_REQUESTS: usize = 16;
-/// The factor by which each new observation reduces the weight of older ones.
+/// Each new observation multiplies the weight of all older ones by this factor.
 const FADING: f64 = 0.95;
 
 /// A least-squares fit of `seconds = requests · a + bytes · b` to the reads so far. The latest reads have the most weight. Only
-/// the ratio `a / b` is used. It does not change if concurrent reads slow each other down.
+/// the ratio `a / b` is used, which does not change if concurrent reads slow each other down.
 #[derive(Debug, Default)]
 pub struct Cost(Mutex<Sums>);
 

@@ -1,4 +1,4 @@
-//! The limit on concurrent requests. It rises while throughput rises with it, and halves when the server throttles.
+//! The limit on concurrent requests. The limit rises while throughput rises with it, and halves when the server throttles.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;

@@ -14,7 +14,7 @@ use crate::process::{self, PerProcess};
 
 /// The runtime for all requests in this process.
 static RUNTIME: PerProcess<std::result::Result<Runtime, String>> = PerProcess::new(|| {
-    // Use half of the CPUs. One network thread moves 1 GB per second, and other threads must process the bytes.
+    // Use half of the CPUs. One network thread can move 1 GB per second, and other threads must process the bytes.
     let threads = (std::thread::available_parallelism().map_or(2, usize::from) / 2).clamp(1, 8);
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(threads).thread_name("penstock-io").enable_all().build().map_err(|error| error.to_string())

@@ -1,5 +1,5 @@
 //! Decides which failures are final, how long to wait before a retry, and when to stop. `ask` retries idempotent requests. Ranges
-//! and creates have their own retry loops, which also call `again`.
+//! and creates have their own retry loops, which also call `again`. A create is retried here only if it was not sent.
 
 use std::future::Future;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub struct Patience {
     pub level: Level,
 }
 
-/// Run one attempt. Returns its result and how its last request ended.
+/// Run one attempt. Returns the result and how the attempt's last request ended.
 pub async fn attempt<T>(until: Instant, work: impl Future<Output = object_store::Result<T>>) -> (object_store::Result<T>, Ending) {
     ENDING
         .scope(Default::default(), async {
@@ -97,13 +97,13 @@ impl Patience {
             // If the deadline cut the last attempt short, only the attempt before it can explain why requests fail.
             let cut = Instant::now() >= until;
             let (reason, other, when) = match tries.before.take() {
-                Some(before) if cut => (before, Some(error), "last try"),
-                before => (error, before, "previous try"),
+                Some(before) if cut => (before, Some(error), "last attempt"),
+                before => (error, before, "previous attempt"),
             };
             let other = other.filter(|other| other.message() != reason.message());
             let other = other.map(|other| format!("; {when}: {}", other.message())).unwrap_or_default();
             let spent = self.deadline.saturating_sub(until.saturating_duration_since(Instant::now()));
-            let text = format!("{} ({} tries in {:.1} s{other})", reason.message(), tries.count, spent.as_secs_f64());
+            let text = format!("{} ({} attempts in {:.1} s{other})", reason.message(), tries.count, spent.as_secs_f64());
             let hint = reason.hint_text().unwrap_or("run `penstock doctor` to check whether the store responds").to_owned();
             return Err(Error::new(reason.code(), text).hint(hint));
         }
@@ -117,8 +117,8 @@ impl Patience {
     }
 }
 
-/// Return the wait before a retry: exponential back-off, of which at most half is jitter. Unless throttled, the first retry is
-/// almost immediate, because the server may have closed a pooled connection.
+/// Return the wait before a retry: exponential back-off, of which at most half is jitter. Unless the server throttles, the first
+/// retry is almost immediate, because the server may have closed a pooled connection.
 pub fn wait(tries: u32, throttled: bool) -> Duration {
     let base = match (tries, throttled) {
         (1, false) => return Duration::from_millis(1),
@@ -131,10 +131,11 @@ pub fn wait(tries: u32, throttled: bool) -> Duration {
     longest.mul_f64(0.5 + f64::from(u16::from_le_bytes(random)) / f64::from(u16::MAX) / 2.0)
 }
 
-/// Convert an error and its request's recorded ending into a verdict.
+/// Derive a verdict from an error and from how its request ended.
 pub fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verdict {
     let make = |code: &'static str, why: String| Error::new(code, format!("cannot {what}: {why}"));
-    let again = |error: Error, throttled: bool, sent: bool| Verdict::Again { error, throttled, sent };
+    let unsent = |error: Error| Verdict::Again { error, throttled: false, sent: false };
+    let sent = |error: Error| Verdict::Again { error, throttled: false, sent: true };
     match ending {
         Ending::Refused { status, code } => refused(what, *status, code),
         Ending::Unsent(why) => {
@@ -147,22 +148,22 @@ pub fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verd
                 ));
             }
             let hint = if dns { "no such host: check the endpoint" } else { "check that the endpoint is correct and responds" };
-            again(make("storage-unreachable", why.clone()).hint(hint), false, false)
+            unsent(make("storage-unreachable", why.clone()).hint(hint))
         }
-        Ending::Lost(why) => again(make("storage-failed", why.clone()), false, true),
+        Ending::Lost(why) => sent(make("storage-failed", why.clone())),
         Ending::Success => match error {
             // The server answered with success, so the failure is in the body.
             object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => Verdict::Final(
                 make("unsupported-storage", chain(error))
-                    .hint("the server does not support ranged requests; choose another server, or copy the dataset"),
+                    .hint("the server does not support range requests; choose another server, or copy the dataset"),
             ),
-            _ => again(make("storage-failed", format!("the response broke off: {}", chain(error))), false, true),
+            _ => sent(make("storage-failed", format!("the response was cut short: {}", chain(error)))),
         },
         Ending::None => match error {
             object_store::Error::NotFound { .. } => Verdict::Final(make("object-not-found", "no such object".into())),
             object_store::Error::InvalidPath { .. } => Verdict::Final(make("invalid-uri", chain(error))),
             object_store::Error::Generic { source, .. } if source.is::<tokio::time::error::Elapsed>() => {
-                again(make("storage-failed", "no answer before the deadline".into()), false, true)
+                sent(make("storage-failed", "no response before the deadline".into()))
             }
             // No request was sent: object_store could not get credentials.
             _ => {
@@ -172,7 +173,7 @@ pub fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verd
     }
 }
 
-pub const CREDENTIALS_HINT: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass storage_options; for public data storage_options={\"anonymous\": True}";
+pub const CREDENTIALS_HINT: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass storage_options; for public data, pass storage_options={\"anonymous\": True}";
 
 /// Convert an error response from S3 or a similar service into a verdict.
 fn refused(what: &str, status: u16, code: &str) -> Verdict {
@@ -190,7 +191,9 @@ fn refused(what: &str, status: u16, code: &str) -> Verdict {
         (_, "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired") => {
             Verdict::Final(make("credentials-refused").hint("the session token has expired: log in again"))
         }
-        (_, "RequestTimeTooSkewed") => Verdict::Final(make("credentials-refused").hint("this machine's clock is wrong: set it (NTP)")),
+        (_, "RequestTimeTooSkewed") => {
+            Verdict::Final(make("credentials-refused").hint("this machine's clock is wrong: synchronise it with NTP"))
+        }
         (_, "AuthorizationHeaderMalformed" | "PermanentRedirect") | (301 | 307, _) => Verdict::Final(
             make("storage-failed").hint("the bucket is in another region: set AWS_REGION or storage_options={\"region\": …}"),
         ),
@@ -215,7 +218,7 @@ fn refused(what: &str, status: u16, code: &str) -> Verdict {
 mod tests {
     use super::*;
 
-    /// Return the error of a request whose first two attempts end with `ending` and whose third gets no reply.
+    /// Return the error from a request whose first two attempts end with `ending` and whose third gets no reply.
     fn silent_after(ending: &Ending) -> Error {
         let patience = Patience { deadline: Duration::from_millis(800), level: Level::new() };
         let (counters, mut tried) = (Counters::default(), 0);
@@ -238,8 +241,11 @@ mod tests {
     fn what_the_deadline_cuts_short_hides_no_reason() {
         let error = silent_after(&Ending::Unsent("dns error".into()));
         assert_eq!(error.code(), "storage-unreachable", "{error}");
-        assert!(error.message().contains("dns error (3 tries in 0.8 s; last try: cannot read `x`: the request was aborted)"), "{error}");
+        assert!(
+            error.message().contains("dns error (3 attempts in 0.8 s; last attempt: cannot read `x`: the request was aborted)"),
+            "{error}"
+        );
         let error = silent_after(&Ending::Refused { status: 503, code: "SlowDown".into() });
-        assert!(error.message().contains("503 SlowDown (3 tries"), "{error}");
+        assert!(error.message().contains("503 SlowDown (3 attempts"), "{error}");
     }
 }

@@ -25,7 +25,7 @@ const RACES: usize = 3;
 static PROVEN: PerProcess<Mutex<HashSet<String>>> = PerProcess::new(Mutex::default);
 
 impl Remote {
-    /// Send one put that must not overwrite. Once sent, it is not repeated, because only the caller can interpret a second reply.
+    /// Send one put that must not overwrite an object. Once sent, it is not repeated, because only the caller can interpret a second reply.
     pub(super) async fn create_once(&self, live: &Live, name: &str, body: Bytes) -> Result<Created> {
         let (path, what) = (self.path(name), self.what("create", name));
         let until = Instant::now() + live.patience.deadline;
@@ -54,7 +54,7 @@ impl Remote {
         }
     }
 
-    /// Race creates of one name, each repeated until its outcome is certain. Returns the reason if the store cannot be trusted.
+    /// Run concurrent creates of one name, and repeat each until its outcome is certain. Returns a reason if the store cannot be trusted.
     fn race(&self, name: &str) -> Result<Option<&'static str>> {
         let live = self.live()?;
         let bodies: Vec<Bytes> = (0..RACERS).map(|racer| Bytes::from(format!("penstock {racer}"))).collect();
@@ -68,7 +68,7 @@ impl Remote {
                         tokio::time::sleep(patience::wait(lost.min(8), false)).await;
                     }
                     Created::Unknown => {
-                        let text = format!("cannot {}: no certain answer", self.what("create", name));
+                        let text = format!("cannot {}: no definite reply", self.what("create", name));
                         return Err(Error::new("storage-failed", text));
                     }
                     certain => return Ok(certain),
@@ -80,10 +80,10 @@ impl Remote {
         let kept = self.read(name)?;
         let winners: Vec<usize> = (0..RACERS).filter(|racer| answers[*racer] == Created::Created).collect();
         Ok(match winners[..] {
-            _ if late == Created::Created => Some("a create-only put did not reject an existing name"),
+            _ if late == Created::Created => Some("a create-only put of an existing name was not rejected"),
             [] if bodies.contains(&kept) => None, // The winner's reply was lost.
             [winner] if bodies[winner] == kept => None,
-            [_] | [] => Some("a create-only put was acknowledged, but another body is stored"),
+            [_] | [] => Some("a create-only put was acknowledged, but a different body is stored"),
             _ => Some("more than one create-only put of the same name was acknowledged"),
         })
     }

@@ -1,4 +1,4 @@
-//! Reads one range. Its pieces are filled as bytes arrive. After a broken response, only the missing bytes are requested. A
+//! Reads one range. Its pieces are filled as bytes arrive. After an interrupted response, only the missing bytes are requested. A
 //! request that takes unusually long may be sent twice.
 
 use std::sync::PoisonError;
@@ -136,7 +136,7 @@ impl Live {
             let error = match result {
                 Ok(None) => return Ok(filling.done),
                 Ok(Some(error)) => return Err(error.context(format!("cannot {}", asked.what))),
-                // The response broke off after the last piece.
+                // The response was cut short, but only after the last piece.
                 Err(_) if filling.done.len() == filling.pieces.len() => return Ok(filling.done),
                 Err(error) => error,
             };
@@ -159,9 +159,9 @@ impl Live {
         let options = GetOptions { range: Some(GetRange::Bounded(begin + filling.taken..end)), ..GetOptions::default() };
         let answer = match self.client.store.get_opts(path, options).await {
             Err(error) if ended_well() => {
-                let text = format!("the server does not follow HTTP: {}", chain(&error));
+                let text = format!("the server violates HTTP: {}", chain(&error));
                 return Ok(Some(Error::new("unsupported-storage", text).hint(
-                    "it must answer ranged requests with 206 and the requested range; choose another server, or check for proxies",
+                    "it must answer range requests with status 206 and the requested range; choose another server, or check for proxies",
                 )));
             }
             other => other?,

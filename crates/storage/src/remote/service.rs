@@ -21,7 +21,7 @@ pub enum Ending {
     /// No request was sent: credentials were unavailable, or a name was rejected.
     #[default]
     None,
-    /// The server answered with a success status. The body may still break off.
+    /// The server answered with a success status. The body may still be cut short.
     Success,
     /// The server answered with another status. `code` is the server's own error code, or empty.
     Refused { status: u16, code: String },
@@ -49,7 +49,7 @@ tokio::task_local! {
 }
 
 fn note(ending: Ending) {
-    let _ = ENDING.try_with(|cell| cell.replace(ending)); // Outside an attempt, the ending is not needed.
+    let _ = ENDING.try_with(|cell| cell.replace(ending)); // Outside an attempt, nothing reads the ending.
 }
 
 /// The host from which cloud machines get their credentials.
@@ -58,7 +58,7 @@ const METADATA_HOST: &str = "169.254.169.254";
 /// Maximum number of bytes read from an error response. Error bodies are short.
 const REFUSAL_BYTES: usize = 16 << 10;
 
-/// Data that a service reports: its counters, and the clock skew at the server's last response.
+/// Data that a service reports: its counters and the clock skew at the server's last response.
 #[derive(Debug)]
 pub struct Traffic {
     pub counters: Counters,
@@ -107,7 +107,7 @@ impl HttpService for Service {
             return self.inner.execute(request).await; // The metadata host is not part of the store.
         }
         add(&self.traffic.counters.requests, 1);
-        note(Ending::Lost("the request was aborted".into())); // This ending remains if a deadline drops the future.
+        note(Ending::Lost("the request was aborted".into())); // This ending is kept if the deadline drops the future.
         let response = self.inner.execute(request).await.inspect_err(|error| {
             note(match error.kind() {
                 HttpErrorKind::Connect => Ending::Unsent(chain(error)),

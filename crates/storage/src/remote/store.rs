@@ -11,7 +11,7 @@ use futures::StreamExt as _;
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStoreExt as _, PutPayload};
-use penstock_error::{Error, Result};
+use penstock_error::{Error, Kind, Result};
 
 use super::connect::{Client, Place};
 use super::cost::Cost;
@@ -59,7 +59,7 @@ pub struct Remote {
     live: PerProcess<Result<Arc<Live>>, Connect>,
     pub(super) hedge: bool,
     pub(super) deadline: Duration,
-    /// Number of consecutive creates whose reply was lost. Each one makes the next wait longer.
+    /// Number of consecutive creates whose replies were lost. Each lost reply makes the next wait longer.
     pub(super) lost: AtomicU32,
 }
 
@@ -70,7 +70,7 @@ impl std::fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// Open a store. Cost: no request.
+    /// Open a store. Cost: no requests.
     pub fn open(uri: &str, options: &Options) -> Result<Remote> {
         let place = Place::parse(uri)?;
         let traffic = Arc::new(Traffic::new());
@@ -122,7 +122,7 @@ impl Remote {
         wait(live.patience.ask(&self.traffic.counters, &what, || work(live.client.clone(), path.clone())))
     }
 
-    /// Return a page of a listing, and the token of the next page. The page is empty if the store cannot list.
+    /// Return a page of a listing, and the token for the next page. The page is empty if the store cannot list.
     fn page(&self, folder: &str, request: PageRequest<'_>) -> Result<(Vec<ObjectMeta>, Option<String>)> {
         let PageRequest { prefix, flat, most, after } = request;
         self.ask("list", folder, |client, _| {
@@ -136,6 +136,16 @@ impl Remote {
                 Ok((page.result.objects, page.page_token))
             }
         })
+    }
+
+    /// Check whether a refused create was stored nevertheless: some servers store a body and then report a failure.
+    fn after_refusal(&self, name: &str, body: &[u8], refusal: Error) -> Result<Created> {
+        match self.read(name) {
+            Ok(stored) if stored == body => Ok(Created::Created),
+            Ok(_) => Err(refusal),
+            Err(error) if matches!(error.kind(), Kind::NotFound | Kind::PermissionDenied) => Err(refusal),
+            Err(_) => Ok(Created::Unknown),
+        }
     }
 }
 
@@ -184,7 +194,7 @@ impl Storage for Remote {
         let body = body.ok_or_else(|| {
             Error::new(
                 "object-malformed",
-                format!("cannot {}: more than {READ_BYTES} bytes, the limit for objects that are read whole", self.what("read", name)),
+                format!("cannot {}: the object exceeds {READ_BYTES} bytes, the limit for whole-object reads", self.what("read", name)),
             )
         })?;
         add(&self.traffic.counters.reads, 1);
@@ -203,9 +213,10 @@ impl Storage for Remote {
             // An empty range cannot be requested.
             return match self.read(name)? {
                 body if body.is_empty() => Ok(body),
-                body => {
-                    Err(Error::new("object-truncated", format!("cannot {}: {} bytes, expected 0", self.what("read", name), body.len())))
-                }
+                body => Err(Error::new(
+                    "object-truncated",
+                    format!("cannot {}: the object has {} bytes, expected 0", self.what("read", name), body.len()),
+                )),
             };
         }
         let starts = (0..bytes).step_by(RANGE_BYTES as usize);
@@ -276,7 +287,10 @@ impl Storage for Remote {
         add(&self.traffic.counters.creates, 1);
         let live = self.live()?;
         // Not interruptible: after an interrupt, it would be unknown whether the name exists.
-        let answer = runtime()?.block_on(self.create_once(live, name, Bytes::copy_from_slice(body)))?;
+        let answer = match runtime()?.block_on(self.create_once(live, name, Bytes::copy_from_slice(body))) {
+            Err(refusal) if refusal.code() != "storage-unreachable" => self.after_refusal(name, body, refusal)?,
+            answer => answer?,
+        };
         if answer == Created::Unknown {
             let lost = self.lost.fetch_add(1, Relaxed) + 1;
             std::thread::sleep(patience::wait(lost.min(8), false));
@@ -338,7 +352,7 @@ impl Storage for Remote {
         match self.live()?.client.parts {
             Some(_) => Ok(()),
             None => Err(Error::new("read-only", format!("cannot write to `{}`: datasets over HTTP are read-only", self.place.uri))
-                .hint("write through s3://, gs://, az:// or a local path")),
+                .hint("write to an s3://, gs:// or az:// URI, or to a local path")),
         }
     }
 

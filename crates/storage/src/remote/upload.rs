@@ -14,7 +14,7 @@ use super::service::Traffic;
 use crate::process;
 use crate::storage::ObjectWriter;
 
-/// Bytes per part. S3 requires at least 5 MiB, and accepts at most 10,000 parts.
+/// Bytes per part. S3 requires parts of at least 5 MiB and accepts at most 10,000 of them.
 const PART_BYTES: usize = 8 << 20;
 /// Maximum number of parts in flight. Together with the part being filled, these bound an upload's memory use.
 const PARTS_AT_ONCE: usize = 4;

@@ -38,7 +38,7 @@ pub(super) fn read_head(stream: &mut TcpStream, mut begun: Vec<u8>) -> io::Resul
         }
         let count = stream.read(&mut buffer)?;
         if count == 0 {
-            return if begun.is_empty() { Ok(None) } else { Err(bad("the connection closed inside a head")) };
+            return if begun.is_empty() { Ok(None) } else { Err(bad("the connection closed in the middle of a message head")) };
         }
         begun.extend_from_slice(&buffer[..count]);
     }

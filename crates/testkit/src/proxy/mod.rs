@@ -40,7 +40,7 @@ struct Shared {
     body_bytes: AtomicU64,
 }
 
-/// A running proxy. It accepts connections until the process exits; each connection's thread ends when the connection closes.
+/// A running proxy. The proxy accepts connections until the process exits; each connection's thread ends when the connection closes.
 pub struct Proxy {
     pub address: SocketAddr,
     shared: Arc<Shared>,
@@ -266,7 +266,7 @@ impl Connection {
                 let counts: Vec<String> = self.shared.counts().iter().map(|(name, count)| format!("\"{name}\": {count}")).collect();
                 self.reply("200 OK", &format!("{{{}}}", counts.join(", ")))
             }
-            _ => self.reply("404 Not Found", "expected faults or counts"),
+            _ => self.reply("404 Not Found", "unknown path, expected /-/faults or /-/counts"),
         }
     }
 
@@ -308,7 +308,7 @@ impl Connection {
             let wanted = buffer.len().min(left as usize);
             let count = upstream.read(&mut buffer[..wanted])?;
             if count == 0 {
-                return Err(bad("the server closed the connection inside a body"));
+                return Err(bad("the server closed the connection in the middle of a body"));
             }
             self.client.write_all(&buffer[..count])?;
             left -= count as u64;
@@ -362,7 +362,7 @@ impl Connection {
             }
             let count = upstream.read(&mut buffer)?;
             if count == 0 {
-                return Err(bad("the server closed the connection inside a body"));
+                return Err(bad("the server closed the connection in the middle of a body"));
             }
             bytes.extend_from_slice(&buffer[..count]);
         }
