@@ -157,11 +157,11 @@ def _load() -> None:
     """
     for module in ("numpy.ma", "numpy.random", *_NAMES):
         importlib.import_module(module)
-    until, clear = time.monotonic() + _IMPORT_SECONDS, not _imports_elsewhere()
-    while not clear and time.monotonic() < until:
-        time.sleep(0.001)
-        # Check twice: the other thread may be between two imports.
-        clear = not _imports_elsewhere() and (time.sleep(0.001) or not _imports_elsewhere())
+    until, checks = time.monotonic() + _IMPORT_SECONDS, 2  # Check twice after a wait: the other thread may be between two imports.
+    if _imports_elsewhere():
+        while checks > 0 and time.monotonic() < until:
+            time.sleep(0.001)
+            checks = 2 if _imports_elsewhere() else checks - 1
 
 
 def _imports_elsewhere() -> bool:
