@@ -355,7 +355,7 @@ def test_keys_that_json_would_make_one_are_refused(given, tmp_path):
         assert caught.value.rows == [1]
     rows = [{"1": 5}, {1: 6}, {1: 7, "1": 8}]
     report = ps.importers.import_data(rows, tmp_path / "set", on_error="skip")
-    assert [refusal.path for refusal in report.refused] == ["row 2"] and "the same text" in report.refused[0].message
+    assert [refusal.path for refusal in report.refused] == ["row 2"] and "the same string" in report.refused[0].message
     assert ps.open(tmp_path / "set")["1"][:].tolist() == [5, 6]
 
 

@@ -121,19 +121,32 @@ def test_fork_while_the_first_take_of_the_process_is_under_way(ds, root):
     subprocess.run([sys.executable, "-c", FORK_IN_FIRST_TAKE, str(root)], check=True, timeout=60)
 
 
+WHEN_IMPORTED = """
+import importlib.machinery, sys
+
+def when_imported(wanted, act):
+    class Finder:
+        @staticmethod
+        def find_spec(name, path, target=None):
+            if name == wanted:
+                spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+                run = spec.loader.exec_module
+                spec.loader.exec_module = lambda module: (act(), run(module))
+                return spec
+    sys.meta_path.insert(0, Finder)
+"""
+
 FORK_IN_IMPORT = """
-import importlib.abc, os, signal, sys, threading
+import importlib, os, signal, threading
 import penstock as ps
 
 entered, forking = threading.Event(), threading.Event()
 
-class Slow(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == "penstock.arrow":
-            entered.set()
-            forking.wait(30)
+def slowly():
+    entered.set()
+    forking.wait(30)
 
-sys.meta_path.insert(0, Slow())
+when_imported("penstock.arrow", slowly)
 os.register_at_fork(before=forking.set)  # Runs before the hook of penstock, which was registered earlier.
 
 def imports():
@@ -153,13 +166,8 @@ thread.join()
 """
 
 FORK_BY_IMPORTED = """
-import importlib.abc, os, sys, threading
+import os, sys, threading
 import penstock as ps
-
-class Forks(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == "penstock.importers.run":
-            where()
 
 def fork():
     pid = os.fork()
@@ -175,7 +183,7 @@ def in_thread():
 
 forked, where = [], {"here": fork, "thread": in_thread}[sys.argv[1]]
 ps._IMPORT_SECONDS = 0.1 if sys.argv[1] == "thread" else 1000
-sys.meta_path.insert(0, Forks())
+when_imported("penstock.importers.run", where)
 ps.importers
 assert len(forked) == 1
 """
@@ -183,13 +191,13 @@ assert len(forked) == 1
 
 @pytest.mark.local
 def test_fork_while_another_thread_imports_a_leaf_module():
-    subprocess.run([sys.executable, "-c", FORK_IN_IMPORT], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", WHEN_IMPORTED + FORK_IN_IMPORT], check=True, timeout=60)
 
 
 @pytest.mark.local
 @pytest.mark.parametrize("where", ["here", "thread"])
 def test_an_import_that_forks_does_not_wait_for_itself(where):
-    subprocess.run([sys.executable, "-c", FORK_BY_IMPORTED, where], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", WHEN_IMPORTED + FORK_BY_IMPORTED, where], check=True, timeout=60)
 
 
 def test_fork_before_and_after_the_first_read_and_write_in_the_child(ds, root):

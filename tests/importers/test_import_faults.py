@@ -59,7 +59,7 @@ def test_rows_in_values_are_never_renumbered(tmp_path):
     ds = ps.create(tmp_path / "words", {"label": ps.Label(["row 1", "row 2"])})
     with pytest.raises(ps.InvalidInputError) as caught:
         ds.append({"label": ["row 1"] * 2_200_000 + ["row 9"]})
-    assert caught.value.rows == [2_200_000] and caught.value.column == "label" and "row 2200000 holds `row 9`" in str(caught.value)
+    assert caught.value.rows == [2_200_000] and caught.value.column == "label" and "row 2200000 contains `row 9`" in str(caught.value)
     assert "labels: row 1, row 2" in str(caught.value)
 
 

@@ -45,7 +45,9 @@ def forks_and_returns(sample, rng):
 
 
 def iterates_with_workers(sample, rng):
-    list(ps.create("memory://nested", {"n": "int64"}).loader(batch_size=1, transform=[same], python_workers=1))
+    inner = ps.create(f"memory://nested-{next(PLACES)}", {"n": "int64"})
+    inner.append({"n": [1]})
+    next(iter(inner.loader(batch_size=1, transform=[same], python_workers=1)))
     return sample
 
 

@@ -328,7 +328,7 @@ def test_a_function_that_fails_names_its_sample(ds):
             "needs 45000 bytes and the previous batch holds the same amount, but memory_bytes is 1000",
         ),
         ({"batch_size": 2, "transform": [T.Resize(3, on="number")]}, "does not fit `number`"),
-        ({"batch_size": 2, "transform": [T.RandomCrop(3, on="y")]}, "on `y`"),
+        ({"batch_size": 2, "transform": [T.RandomCrop(3, on="y")]}, "applies to `y`, which"),
         ({"batch_size": 2, "transform": [T.RandomCrop(3)]}, "needs on="),
         ({"batch_size": 2, "transform": [T.Normalize([1, 2], [1, 1], on="x")]}, "2 means"),
         ({"batch_size": 2, "transform": [T.Normalize([0.5], [0], on="x")]}, "std"),

@@ -1,4 +1,4 @@
-//! Damage tests: flip every third bit of a small dataset (every bit in `make soak`), truncate every object, and swap any two
+//! Damage tests: flip every third bit of a small dataset (every bit in `make soak`), truncate every object, and swap every pair of
 //! objects. Each damaged dataset is opened with empty caches and read completely. The read returns a clear error or the same
 //! values, never different values.
 

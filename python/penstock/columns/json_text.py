@@ -48,7 +48,7 @@ class Json(ColumnType):
             try:
                 text = None if is_null(value) else json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
                 if text and _has_keys_of_one_name(value):
-                    raise ValueError("two of its keys become the same text")
+                    raise ValueError("two of its keys convert to the same string")
             except (TypeError, ValueError, RecursionError) as error:
                 raise fail(f"is not JSON: {error}", row) from error
             items.append(text)

@@ -114,7 +114,7 @@ def _named(row: Any) -> Any:
     if not isinstance(row, Mapping) or all(type(key) is str for key in row):
         return row
     named = {str(key): row[key] for key in row}
-    return named if len(named) == len(row) else BadRow("two of its keys become the same text")
+    return named if len(named) == len(row) else BadRow("two of its keys convert to the same string")
 
 
 def _fitted(value: Any, kind: ColumnType) -> Any:

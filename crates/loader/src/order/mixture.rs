@@ -283,6 +283,6 @@ mod tests {
         of_first.sort();
         assert_eq!(of_first, (0..10).collect::<Vec<_>>());
         let error = mixed(&[10, 100], &[1, 1], 100, Exhausted::Raise).err().unwrap();
-        assert!(error.message().contains("50 from source `one`, which has 10"), "{error}");
+        assert!(error.message().contains("50 from source `one`, which has only 10"), "{error}");
     }
 }
