@@ -198,7 +198,7 @@ def test_ragged_values_refuse_what_they_cannot_hold():
     made.append({"x": [[1, 2], None]})
     for output in ("numpy", "torch"):
         batch = next(iter(made.loader(batch_size=2, output=output, nulls={"x": "mask"})))
-        with pytest.raises(ps.InvalidInputError, match="no nulls"):
+        with pytest.raises(ps.InvalidInputError, match="cannot contain nulls"):
             batch["x"].to_nested()
         with pytest.raises(ps.InvalidInputError, match="cannot be"):
             batch["x"].to_padded(0.5)
