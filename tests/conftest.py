@@ -3,12 +3,16 @@
 import contextlib
 import os
 import pathlib
+import signal
 import subprocess
 import uuid
 import zlib
 
 import pytest
 import servers
+
+# A shell without job control starts background jobs with SIGINT ignored, but tests send this signal to themselves and to children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = pathlib.Path(__file__).parent.parent
 BUCKET = servers.BUCKET

@@ -53,8 +53,8 @@ cargo build --release -p penstock-testkit --bins --locked -q || { failed=$((fail
 export PENSTOCK_BUILT=1
 wait "$installing" || { failed=$((failed + 1)); tail -n 40 "$log/servers"; echo "FAILED: cannot install the test servers"; }
 
-# Three parts run concurrently, because most tests wait for servers and disks; the longest parts start first. Job control is on because
-# tests send Ctrl-C, which background jobs would otherwise ignore.
+# Three parts run concurrently, because most tests wait for servers and disks; the longest parts start first. Job control gives each part
+# its own process group, which the trap above ends.
 set -m
 for part in loader importers dataset rust rest stores proxy azure versity s3 buffered direct; do
   while [ "$(jobs -pr | wc -l)" -ge 3 ]; do wait -n; done
