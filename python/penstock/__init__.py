@@ -160,7 +160,7 @@ def _load() -> None:
     until, checks = time.monotonic() + _IMPORT_SECONDS, 2  # Check twice after a wait: the other thread may be between two imports.
     if _imports_elsewhere():
         while checks > 0 and time.monotonic() < until:
-            time.sleep(0.001)
+            time.sleep(0.001)  # Python does not signal when an import ends.
             checks = 2 if _imports_elsewhere() else checks - 1
 
 

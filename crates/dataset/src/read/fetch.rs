@@ -135,9 +135,7 @@ impl Reader {
         for (file, samples) in closed {
             // The network may have damaged the tail, so try again. Keep any error: if the file were opened later, its blocks would
             // not have been fetched.
-            if !self.fetched.files.contains_key(&file.id) {
-                self.fetched.files.insert(file.id, self.snapshot.context.file(file, samples));
-            }
+            self.fetched.files.entry(file.id).or_insert_with(|| self.snapshot.context.file(file, samples));
         }
         Ok(())
     }

@@ -65,7 +65,7 @@ pub fn file_cache_bytes() -> u64 {
     Config::memory_bytes() / 4
 }
 
-/// Make the error for a handle whose dataset is no longer at its path.
+/// Build the error for a handle whose path now leads elsewhere, or nowhere.
 pub fn replaced(what: &str) -> Error {
     Error::new("dataset-replaced", format!("cannot continue with {what}"))
         .hint("reopen the path, or open this dataset at its new location; nothing was committed")
