@@ -4,7 +4,7 @@
 set -uo pipefail
 source "$(dirname "$0")/env.sh"
 log=$(mktemp -d)
-trap 'rm -rf "$log"; [ -z "${beside:-}" ] || kill -- "-$beside" 2>/dev/null' EXIT
+trap 'rm -rf "$log"; for lane in "${lanes[@]:-}"; do [ -z "$lane" ] || kill -- "-$lane" 2>/dev/null; done' EXIT
 
 passed=0 failed=0 skipped=0
 step() { # step NAME COMMAND…: runs a command, which counts as one test
@@ -42,18 +42,22 @@ stores() { for store in "$@"; do start "$store" tests --store "$store" -m "not s
 tools/servers.sh > "$log/servers" 2>&1 &
 installing=$!
 rust=(--release --workspace --exclude penstock-python --locked)
-cargo build --release -p penstock-testkit --bins --locked -q && cargo test "${rust[@]}" --no-run -q \
-  || { failed=$((failed + 1)); echo "FAILED: cannot build the Rust tests"; }
-export PENSTOCK_BUILT=1
+cargo build --release -p penstock-testkit --bins --locked -q || { failed=$((failed + 1)); echo "FAILED: cannot build the test servers"; }
+cargo test "${rust[@]}" --no-run -q > "$log/compile" 2>&1 &
+compiling=$!
 wait "$installing" || { failed=$((failed + 1)); tail -n 40 "$log/servers"; echo "FAILED: cannot install the test servers"; }
+export PENSTOCK_BUILT=1
 
-# Tests run in two lanes of about equal length, because most of them wait for servers and disks. Job control is on because tests send
-# Ctrl-C, which background jobs would otherwise ignore.
+# Tests run in three lanes, because most of them wait for servers and disks. Job control is on because tests send Ctrl-C, which
+# background jobs would otherwise ignore.
 set -m
 { start local tests python/penstock --ignore tests/dataset --doctest-modules -m "$select" --durations=5; } &
-beside=$!
+lanes=($!)
+{ start dataset tests/dataset -m "$select"; stores buffered direct; } &
+lanes+=($!)
 set +m
 
+wait "$compiling" || { failed=$((failed + 1)); tail -n 40 "$log/compile"; echo "FAILED: cannot build the Rust tests"; }
 echo "== rust"
 cargo test "${rust[@]}" 2>&1 | tee "$log/rust" | grep -E "^(test result: [^o]|error|failures|---- )|FAILED|panicked" || true
 while read -r p f i; do passed=$((passed + p)); failed=$((failed + f)); skipped=$((skipped + i)); done \
@@ -61,10 +65,9 @@ while read -r p f i; do passed=$((passed + p)); failed=$((failed + f)); skipped=
 grep -qE "^error|could not compile" "$log/rust" && { failed=$((failed + 1)); tail -n 40 "$log/rust"; }
 grep -q "^test result" "$log/rust" || { failed=$((failed + 1)); echo "FAILED: no Rust tests ran"; }
 
-stores s3 proxy versity azure buffered direct
-start dataset tests/dataset -m "$select"
-wait "$beside"
-beside=
+stores s3 proxy versity azure
+wait "${lanes[@]}"
+lanes=()
 for name in local dataset s3 proxy versity azure buffered direct; do count_of "$name"; done
 
 SHOW=40 step "demo" .venv/bin/python examples/demo.py
