@@ -30,6 +30,9 @@ class State:
         self.objects: dict[str, bytes] = {}
         self.lock = threading.Lock()
         self.overwritten: list[str] = []
+        # Names of deleted objects, and the names among them whose removal left the dataset's folder empty.
+        self.deleted: list[str] = []
+        self.last_of_folder: list[str] = []
         # How many data-file ranges to return with a flipped bit, how many to shorten, and how many to return intact before the first flip.
         self.spoil = self.shorten = self.good_before_spoil = 0
         # The number of whole objects returned so far, and the 1-based index of the one to return with a flipped bit.
@@ -183,7 +186,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if "uploadId" in self.query:
             self.state.uploads.pop(self.query["uploadId"], None)
             return self.reply(204)
-        self.state.objects.pop(self.name, None)
+        with self.state.lock:
+            self.state.objects.pop(self.name, None)
+            self.state.deleted.append(self.name)
+            folder = "/".join(self.name.split("/")[:2]) + "/"
+            if not any(name.startswith(folder) for name in self.state.objects):
+                self.state.last_of_folder.append(self.name)
         return self.reply(204)
 
     def list(self, query: dict[str, str]) -> None:

@@ -3,8 +3,11 @@
 Every acknowledged commit must be readable, unless Penstock refuses the store.
 """
 
+import json
 import multiprocessing
 import os
+import subprocess
+import sys
 import uuid
 
 import penstock as ps
@@ -76,10 +79,6 @@ print("refused")
 @pytest.mark.local
 @pytest.mark.parametrize("creates", [wrong_s3.IGNORED, wrong_s3.UNSAFE])
 def test_a_dataset_that_was_copied_to_a_store_without_safe_creates_is_only_read(creates, tmp_path):
-    import json
-    import subprocess
-    import sys
-
     ds = ps.create(tmp_path / "good", {"n": "int32"})
     ds.append({"n": [1, 2, 3]})
     with wrong_s3.serving(creates=creates) as (state, options):
@@ -91,6 +90,21 @@ def test_a_dataset_that_was_copied_to_a_store_without_safe_creates_is_only_read(
         assert done.stdout.strip() == "refused", done.stderr
         assert {name for name in state.objects if "/log/" in name or "/refs/" in name} == before
         assert not [name for name in state.objects if "probe-" in name], "every probe was deleted"
+
+
+CREATED = """
+import sys, json, penstock as ps
+ps.create("s3://bucket/made", {"n": "int32"}, storage_options=json.loads(sys.argv[1]))
+"""
+
+
+@pytest.mark.local
+def test_creating_never_removes_the_last_object_of_a_folder():
+    """MinIO then removes the folder too, and answers 403 to another process that puts its first object there at that moment."""
+    with wrong_s3.serving() as (state, options):
+        subprocess.run([sys.executable, "-c", CREATED, json.dumps(options)], check=True)
+    assert [name for name in state.deleted if "probe-" in name], "the new process checked the store"
+    assert not state.last_of_folder
 
 
 @pytest.mark.local

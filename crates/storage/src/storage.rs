@@ -171,7 +171,7 @@ pub trait Storage: Send + Sync + Debug {
     /// Pass the names of all objects to `see`, in no particular order, until `see` breaks. Folder names, if any, end with `/`.
     fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()>;
 
-    /// Create the root and check the store with `prove`. Existing objects are kept.
+    /// Create the root, and on a local disk check it with `prove`. Existing objects are kept.
     fn initialise(&self) -> Result<()>;
 
     /// Check create-only puts, once per opened store or process. Fails with `unsupported-storage` unless exactly one of several

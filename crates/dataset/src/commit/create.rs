@@ -58,7 +58,10 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
     let snapshot = Snapshot::with_root(context.clone(), entry, Arc::new(root))?;
     context.hold_to(dataset)?;
     let root_name = root_name(root_id);
-    let created = store.put(&root_name, &root_body).and_then(|()| store.sync(&["r"])).and_then(|()| create_first(store, &body, &record));
+    let stored = store.put(&root_name, &root_body).and_then(|()| store.sync(&["r"]));
+    // A remote store is checked only now: MinIO removes the folder of the last object deleted, here a probe, and refuses a put by
+    // another process at that moment.
+    let created = stored.and_then(|()| store.prove()).and_then(|()| create_first(store, &body, &record));
     if let Err(error) = created {
         if error.code() != "commit-state-unknown" {
             let _ = store.delete(&root_name); // An orphaned root is harmless.

@@ -340,8 +340,7 @@ impl Storage for Remote {
     }
 
     fn initialise(&self) -> Result<()> {
-        self.writable()?;
-        self.prove()
+        self.writable()
     }
 
     fn prove(&self) -> Result<()> {
