@@ -1,8 +1,11 @@
 """Shared fixtures: a place for each test's dataset, servers, the faulty proxy, hostile images, and real test data if available."""
 
+import argparse
 import contextlib
+import gc
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import uuid
@@ -21,16 +24,25 @@ BUCKET = servers.BUCKET
 FAULTS = "seed=1&lose=20&reset=20&throttle=20&toomany=10&fail=20&truncate=20&late=20&late_ms=30&stale=20"
 
 
-STORES = {"local", "buffered", "direct", "s3", "proxy", "versity", "azure"}
+STORES = ["azure", "buffered", "direct", "proxy", "s3", "versity"]
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--store",
-        choices=sorted(STORES),
-        default="local",
-        help="where datasets are stored",
-    )
+    help = f"where datasets are stored: `local`, or one or more of {', '.join(STORES)}, separated by commas"
+    parser.addoption("--store", type=_stores, default="local", help=help)
+
+
+def _stores(names):
+    chosen = [] if names == "local" else names.split(",")
+    if set(chosen) - set(STORES):
+        raise argparse.ArgumentTypeError(f"{names} is neither `local` nor one or more of {', '.join(STORES)}")
+    return chosen
+
+
+def pytest_generate_tests(metafunc):
+    stores = metafunc.config.getoption("--store")
+    if stores and "root" in metafunc.fixturenames:
+        metafunc.parametrize("store", stores, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -38,21 +50,39 @@ def pytest_collection_modifyitems(config, items):
 
     Each test outside `every_store` runs on a single non-local store, chosen by PENSTOCK_ROTATION (which tools/test.sh prints).
     """
-    store = config.getoption("--store")
-    if store == "local":
+    if not config.getoption("--store"):
         return
     rotation = os.environ.get("PENSTOCK_ROTATION", "0")
-    others = sorted(STORES - {"local"})
 
     def runs_here(item):
         if "root" not in getattr(item, "fixturenames", ()) or item.get_closest_marker("local"):
             return False
+        store = item.callspec.params["store"]
+        name = "-".join(part for part in re.split(r"[\[\]-]", item.name) if part != store)
         everywhere = rotation == "all" or "every_store" in item.path.parts
-        return everywhere or others[(zlib.crc32(item.name.encode()) + int(rotation)) % len(others)] == store
+        return everywhere or STORES[(zlib.crc32(name.encode()) + int(rotation)) % len(STORES)] == store
 
-    chosen = [item for item in items if runs_here(item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    chosen, others = [], []
+    for item in items:
+        (chosen if runs_here(item) else others).append(item)
+    config.hook.pytest_deselected(items=others)
     items[:] = chosen
+
+
+def pytest_collection_finish():
+    """Hide all that the imports made from the garbage collector, because tests collect garbage often and each pass would go through it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def store(request):
+    """Return the kind of store that datasets lie on: `local` or one of STORES."""
+    return getattr(request, "param", "local")
 
 
 @pytest.fixture(scope="session")
@@ -69,9 +99,9 @@ def running(server):
 
 
 @pytest.fixture(scope="session")
-def other_store(request, tmp_path_factory):
-    """Yield the server that --store names: Versity's gateway or Azurite."""
-    kind = {"versity": servers.VersityGateway, "azure": servers.Azurite}[request.config.getoption("--store")]
+def other_store(store, tmp_path_factory):
+    """Yield the server of the current store: Versity's gateway or Azurite."""
+    kind = {"versity": servers.VersityGateway, "azure": servers.Azurite}[store]
     yield from running(kind(tmp_path_factory.mktemp("store")))
 
 
@@ -116,9 +146,8 @@ def bucket(minio):
 
 
 @pytest.fixture
-def root(tmp_path, request, monkeypatch):
-    """Return an unused place for a new dataset: a local path, or a place on the store named by --store."""
-    store = request.config.getoption("--store")
+def root(tmp_path, request, store, monkeypatch):
+    """Return an unused place for a new dataset: a local path, or a place on one of the stores named by --store."""
     if store in ("versity", "azure"):
         return request.getfixturevalue("other_store").place(f"{uuid.uuid4().hex}/dataset")
     if store in ("s3", "proxy"):

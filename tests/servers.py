@@ -32,7 +32,7 @@ def free_port() -> int:
 def cargo_binary(name: str) -> pathlib.Path:
     """Return the path of a testkit binary. Build it first, unless PENSTOCK_BUILT shows that tools/test.sh has built all binaries."""
     if "PENSTOCK_BUILT" not in os.environ:
-        command = ["cargo", "build", "--release", "--quiet", "--locked", "-p", "penstock-testkit", "--bin", name]
+        command = ["cargo", "build", "--release", "--quiet", "--locked", "--workspace", "--bin", name]
         subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target")})
     return ROOT / "target" / "release" / name
 

@@ -17,6 +17,7 @@ import textwrap
 import threading
 import time
 
+import measured
 import numpy as np
 import penstock as ps
 import psutil
@@ -396,23 +397,28 @@ def test_closing_is_prompt_idempotent_and_iterating_continues_after(ds):
         next(iter(other))
 
 
+STARTS = """
+import gc, json, sys
+import psutil
+import penstock as ps
+
+ds = ps.open(sys.argv[1])
+process = psutil.Process()
+
+def cycles(count):
+    for _ in range(count):
+        next(iter(ds.loader(batch_size=10, shuffle=True, columns=["number", "x"], threads=2)))
+    gc.collect()
+    return process.num_threads(), process.num_fds(), process.memory_full_info().uss
+
+print(json.dumps([cycles(20), cycles(300)]))
+"""
+
+
 def test_starting_and_stopping_leaks_nothing(ds):
-    process = psutil.Process()
-
-    def cycle():
-        loader = ds.loader(batch_size=10, shuffle=True, columns=["number", "x"], threads=2)
-        next(iter(loader))
-
-    for _ in range(20):
-        cycle()
-    gc.collect()
-    before = process.num_threads(), process.num_fds()
-    memory = process.memory_full_info().uss
-    for _ in range(300):
-        cycle()
-    gc.collect()
-    assert process.num_threads() <= before[0] and process.num_fds() <= before[1]
-    assert process.memory_full_info().uss - memory < 8 << 20
+    (threads, files, memory), (threads_after, files_after, memory_after) = json.loads(measured.run(STARTS, ds.uri))
+    assert threads_after <= threads and files_after <= files
+    assert memory_after - memory < 8 << 20
 
 
 def test_closing_from_another_thread_ends_a_wait(ds):

@@ -14,6 +14,7 @@ mod snapshot;
 mod transaction;
 mod view;
 
+use bitflags as _; // See Cargo.toml.
 use numpy::{PyArray1, PyArrayMethods as _};
 use pyo3::prelude::*;
 
