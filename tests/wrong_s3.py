@@ -48,8 +48,9 @@ class State:
         self.refuse_complete = False
         # If a name contains this text, create-only puts and upload completions succeed but get no reply.
         self.unanswered: str | None = None
-        # Create-only puts of log records are stored, but the reply is this (status, code).
+        # Create-only puts of new log records are stored, but the reply is this (status, code). Then so many reads of records are refused.
         self.refused_but_stored: tuple[int, str] | None = None
+        self.refused_reads = self.reads_to_refuse = 0
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -101,8 +102,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             state.objects.setdefault(self.name, body)
             self.close_connection = True
             return None
-        if create and state.refused_but_stored and "/log/" in self.name:
-            state.objects.setdefault(self.name, body)
+        if create and state.refused_but_stored and "/log/" in self.name and self.name not in state.objects:
+            state.objects[self.name] = body
+            state.reads_to_refuse = state.refused_reads
             return self.refuse(*state.refused_but_stored)
         with state.lock:
             if create and state.creates == SAFE and self.name in state.objects:
@@ -120,6 +122,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.reply(404, head=True) if head else self.refuse(404, "NoSuchKey")
         common = {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "ETag": f'"{hash(body):x}"'}
         wanted = self.headers.get("Range")
+        if wanted is None and not head and "/log/" in self.name and self.state.reads_to_refuse > 0:
+            self.state.reads_to_refuse -= 1
+            return self.refuse(403, "AccessDenied")
         if wanted is None:
             self.state.whole += not head
             spoilt = not head and self.state.whole == self.state.spoilt_whole

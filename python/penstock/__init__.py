@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import importlib
+import logging as _logging  # noqa: F401 - its fork hook must run after `_load`, which waits for imports that need logging's lock.
 import os
 import sys
 import time
@@ -147,13 +148,15 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_MODULES})
 
 
+# Packages that this one imports on first use.
+_LAZY = ("penstock", "pandas", "pyarrow", "torch", "jax", "numpy", "ml_dtypes", "PIL")
 # How long a fork waits for imports in other threads. The wait must end, because such an import may itself wait for the forking thread.
 _IMPORT_SECONDS = 5.0
 
 
 def _load() -> None:
-    """Import everything except leaf modules, and wait for leaf modules that other threads are importing. A child forked during such an
-    import would wait forever for it to finish.
+    """Import everything except leaf modules, and wait for leaf modules and libraries that other threads are importing. A child forked
+    during such an import would wait forever for it to finish.
     """
     for module in ("numpy.ma", "numpy.random", *_NAMES):
         importlib.import_module(module)
@@ -165,8 +168,8 @@ def _load() -> None:
 
 
 def _imports_elsewhere() -> bool:
-    """Return whether another thread is importing a module of this package."""
-    names = [name for name in sys.modules.copy() if name.startswith("penstock.")]
+    """Return whether another thread is importing a module of this package, or of a library that it imports on first use."""
+    names = [name for name in sys.modules.copy() if name.partition(".")[0] in _LAZY]
     if not any(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False) for name in names):
         return False
     frame = sys._getframe()

@@ -17,13 +17,18 @@ _live: weakref.WeakSet[Ahead[Any]] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    """Stop the threads while Python still runs them. During shutdown, threads cannot take the GIL, so waiting for one would hang."""
+    """Stop the threads while Python still runs them. During shutdown, threads cannot take the GIL, so waiting for one would hang.
+    Scans in later exit handlers start no threads.
+    """
+    Ahead.exiting = True
     for ahead in list(_live):
         ahead.stop()
 
 
 class Ahead(Generic[Result]):
     """Runs `read` in a separate thread and holds its result. If that thread does not exist, as in a forked child, `result` calls `read`."""
+
+    exiting = False
 
     def __init__(self, read: Callable[[], Result]) -> None:
         self._read, self._process = read, os.getpid()
@@ -35,6 +40,8 @@ class Ahead(Generic[Result]):
         self._at_work.acquire()
         _live.add(self)
         try:
+            if Ahead.exiting:
+                raise RuntimeError("the interpreter is exiting")
             threading.Thread(target=self._run, name="penstock-scan", daemon=True).start()
         except RuntimeError:  # The thread could not be started, so `result` calls `read`.
             self._at_work.release()

@@ -273,6 +273,20 @@ def test_a_file_ends_when_its_words_fill_the_tail(root, form):
 
 
 @pytest.mark.local
+def test_samples_that_repeat_the_words_of_a_full_tail_need_no_new_file(root):
+    ds = ps.create(root, {"k": ps.Category()})
+    long, files = "x" * 1_100_000, pathlib.Path(root, "d")
+    with ds.transaction() as tx:
+        for count in (1, 200, 200):
+            tx.append({"k": [long] * count})
+    assert len(list(files.iterdir())) == 1
+    ds.append({"k": [long] * 100 + ["new"] + [long] * 100})
+    assert len(list(files.iterdir())) == 3, "the new word begins a file, which then needs the long word too"
+    assert [len(word) for word in ps.open(root).vocabulary("k")] == [1_100_000, 3]
+    assert pa.Table.from_batches(ps.open(root).scan())["k"].to_pylist() == [long] * 501 + ["new"] + [long] * 100
+
+
+@pytest.mark.local
 @pytest.mark.parametrize("appends", [1, 10])
 def test_a_tail_holds_the_words_of_all_categories_together(root, appends):
     names, rows = [f"c{number}" for number in range(20)], 30_000

@@ -71,6 +71,24 @@ def test_verify_reads_files_again(tmp_path, io, what, size):
     assert ds.verify()["problems"], what
 
 
+@pytest.mark.local
+def test_verify_names_all_damage_at_once(tmp_path):
+    """Damaged words hide neither other damaged words nor a damaged block of a file that uses them. Intact files are not named."""
+    root = tmp_path / "set"
+    ds = ps.create(root, {"k": ps.Category(), "x": ps.Bytes()})
+    bodies = [np.random.default_rng(number).bytes(5000) for number in range(4)]
+    for number, body in enumerate(bodies):
+        ds.append({"k": [f"word {number}"], "x": [body]})
+    words = {path.name for path in (root / "w").iterdir() if b"word 1" in path.read_bytes() or b"word 3" in path.read_bytes()}
+    for name in words:
+        (root / "w" / name).unlink()
+    [block] = [path.name for path in (root / "d").iterdir() if bodies[2][:100] in path.read_bytes()]
+    damage(root, bodies[2], 2000)
+    problems = ps.open(root).verify()["problems"]
+    assert len(words) == 2 and len(problems) == 3
+    assert all(any(name in str(problem) for problem in problems) for name in (*words, block))
+
+
 def _resealed(root, change):
     """Change the only block of the only data file, and recompute all checksums."""
     objects = crafted_runner.Objects(root)

@@ -70,9 +70,10 @@ def test_every_orientation_is_applied_with_and_without_a_prefix(root, orientatio
     exif[0x0112] = orientation
     body = encoded(photograph(), lossless=True, exif=exif)
     ds = ps.create(root, {"image": ps.Image(), "stored": ps.Image(exif_orientation=False)})
-    ds.append({"image": [body, with_exif_prefix(body)], "stored": [body, with_exif_prefix(body)]})
+    bodies = [body, with_exif_prefix(body), with_exif_prefix(with_exif_prefix(body))]
+    ds.append({"image": bodies, "stored": bodies})
     expected = np.asarray(ImageOps.exif_transpose(Pillow.open(io.BytesIO(body))))
-    for position in (0, 1):
+    for position in range(3):
         assert np.array_equal(ds[position]["image"], expected)
         assert np.array_equal(ds[position]["stored"], np.asarray(photograph()))
 
@@ -86,14 +87,33 @@ def with_flags(body, flags):
 @pytest.mark.parametrize("flags", [0x00, 0x04, 0x08, 0x0C, 0x10, 0x20, 0x3C])
 @pytest.mark.parametrize("lossless", [True, False])
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
-def test_flags_that_disagree_with_the_chunks_change_nothing(root, mode, lossless, flags):
+def test_flags_that_disagree_with_the_chunks_change_no_pixels(root, mode, lossless, flags):
+    """As in Google's decoder, the orientation is applied only if the flag announces it."""
     exif = Pillow.Exif()
     exif[0x0112] = 6
     body = encoded(photograph(mode), lossless=lossless, exact=True, exif=exif)
     ds = ps.create(root, {"image": ps.Image(mode="stored")})
     ds.append({"image": [body, with_flags(body, flags)]})
-    expected, found = ds[0]["image"], ds[1]["image"]
-    assert expected.shape == (121, 90, len(mode)) and np.array_equal(expected, found)
+    upright, found = ds[0]["image"], ds[1]["image"]
+    assert upright.shape == (121, 90, len(mode))
+    assert np.array_equal(found, upright if flags & 0x08 else np.rot90(upright))
+    assert found.shape[:2] == np.asarray(ImageOps.exif_transpose(Pillow.open(io.BytesIO(with_flags(body, flags))))).shape[:2]
+
+
+def test_exif_that_no_flag_announces_or_that_follows_the_container_is_ignored(root):
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    plain, turned = encoded(photograph(), lossless=True), encoded(photograph(), lossless=True, exif=exif)
+    chunk = turned[turned.index(b"EXIF") :]
+    inside = b"RIFF" + (len(plain) - 8 + len(chunk)).to_bytes(4, "little") + plain[8:] + chunk
+    outside = plain + chunk
+    announced = with_flags(turned[: -len(chunk)], 0x08) + chunk
+    announced = b"RIFF" + (len(announced) - 8 - len(chunk)).to_bytes(4, "little") + announced[8:]
+    ds = ps.create(root, {"image": ps.Image()})
+    ds.append({"image": [inside, outside, announced]})
+    for position, body in enumerate([inside, outside, announced]):
+        expected = np.asarray(ImageOps.exif_transpose(Pillow.open(io.BytesIO(body))))
+        assert expected.shape == (90, 121, 3) and np.array_equal(ds[position]["image"], expected)
 
 
 def test_flags_of_stripped_metadata_are_ignored(root):

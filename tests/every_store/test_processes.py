@@ -165,6 +165,32 @@ assert os.waitpid(pid, 0)[1] == 0
 thread.join()
 """
 
+FORK_WHEN_LOGGING_CAME_LATER = """
+import os, signal, sys, threading
+import penstock as ps
+import logging
+
+entered, forking = threading.Event(), threading.Event()
+
+def slowly():
+    entered.set()
+    forking.wait(30)
+    logging.getLogger("imported").setLevel(logging.INFO)  # Takes the lock that logging's own fork hook takes.
+
+when_imported(sys.argv[1], slowly)
+os.register_at_fork(before=forking.set)
+thread = threading.Thread(target=lambda: __import__(sys.argv[1]))
+thread.start()
+assert entered.wait(30)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(30)
+    __import__(sys.argv[1])
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+thread.join()
+"""
+
 FORK_BY_IMPORTED = """
 import os, sys, threading
 import penstock as ps
@@ -192,6 +218,78 @@ assert len(forked) == 1
 @pytest.mark.local
 def test_fork_while_another_thread_imports_a_leaf_module():
     subprocess.run([sys.executable, "-c", WHEN_IMPORTED + FORK_IN_IMPORT], check=True, timeout=60)
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("module", ["penstock.arrow", "pandas"])
+def test_fork_while_another_thread_imports_what_needs_the_lock_of_logging(module):
+    subprocess.run([sys.executable, "-c", WHEN_IMPORTED + FORK_WHEN_LOGGING_CAME_LATER, module], check=True, timeout=60)
+
+
+DAEMONS = """
+import sys, threading, time
+import penstock as ps
+
+ds = ps.open(sys.argv[1], io=sys.argv[2])
+
+def read():
+    while True:
+        ds.take(range(0, len(ds), 3))
+        next(ds.scan(batch_size=50))
+
+for _ in range(4):
+    threading.Thread(target=read, daemon=True).start()
+time.sleep(0.2)  # The threads are somewhere in their loops when the interpreter ends.
+"""
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
+def test_daemon_threads_do_not_disturb_the_end_of_the_interpreter(ds, root, io):
+    for _ in range(6):
+        subprocess.run([sys.executable, "-c", DAEMONS, str(root), io], check=True, timeout=60)
+
+
+THREADS_AT_EXIT = """
+import atexit, sys, threading
+
+@atexit.register  # Runs after the exit handlers of penstock, which is imported later.
+def last():
+    thread = threading.Thread(target=lambda: print(ds.take([1])["n"].tolist()))
+    thread.start()
+    thread.join()
+
+import penstock as ps
+ds = ps.open(sys.argv[1])
+"""
+
+
+@pytest.mark.local
+def test_a_thread_that_an_exit_handler_starts_can_read(ds, root):
+    run = subprocess.run([sys.executable, "-c", THREADS_AT_EXIT, str(root)], check=True, timeout=60, capture_output=True, text=True)
+    assert run.stdout == "[1]\n"
+
+
+SCAN_AT_EXIT = """
+import atexit, sys
+import penstock as ps
+
+ds = ps.open(sys.argv[1], io="buffered")
+
+@atexit.register  # Runs after the exit handler that the first scan registers.
+def last():
+    global scan
+    scan = ds.scan(batch_size=10)
+    print(next(scan).num_rows)
+
+next(ds.scan(batch_size=10))
+"""
+
+
+@pytest.mark.local
+def test_a_scan_that_begins_in_an_exit_handler_ends(ds, root):
+    run = subprocess.run([sys.executable, "-c", SCAN_AT_EXIT, str(root)], check=True, timeout=60, capture_output=True, text=True)
+    assert run.stdout == "10\n"
 
 
 @pytest.mark.local

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import time
 
@@ -111,6 +112,72 @@ def test_a_fork_does_not_take_its_parents_batches(ds, workers):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert [int(next(batches)["_step"][0]) for _ in range(3)] == [1, 2, 3]
     loader.close()
+
+
+class Interrupting:
+    """A pipe whose next `recv` is interrupted, before or after the message was taken."""
+
+    def __init__(self, pipe, taken):
+        self.pipe, self.taken = pipe, taken
+
+    def recv(self):
+        if self.taken:
+            self.pipe.recv()
+        raise KeyboardInterrupt
+
+    def __getattr__(self, name):
+        return getattr(self.pipe, name)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_an_interrupt_while_a_batch_arrives_loses_no_batch(ds, taken):
+    options = {"batch_size": 25, "shuffle": True, "columns": ["n", "_step"]}
+    expected = [batch["n"].tolist() for batch in ds.loader(**options).stream(2)]
+    with ds.loader(**options, transform=[T.PerBatch(dict)], python_workers=1) as loader:
+        assert [batch["n"].tolist() for batch in loader] == expected[:4]
+        loader._pool.pipes[0] = Interrupting(loader._pool.pipes[0], taken)
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+        assert [batch["n"].tolist() for batch in loader] == expected[4:]
+
+
+def with_an_empty_array(batch):
+    return {"filled": np.zeros(100_000), "empty": np.zeros(0)}
+
+
+def test_a_mapped_batch_may_end_with_an_empty_array(ds):
+    loader = ds.loader(batch_size=50, columns=["n"], transform=[T.PerBatch(with_an_empty_array)], python_workers=1)
+    assert [(batch["filled"].shape, batch["empty"].shape) for batch in loader.stream(1)] == [((100_000,), (0,))] * 2
+
+
+def test_masks_of_a_functions_arrays_are_kept(ds):
+    def masked(sample, rng):
+        return {"v": np.ma.MaskedArray([1, -999], [False, sample["n"] % 2 == 1])}
+
+    batch = ds.loader(batch_size=4, shuffle=False, transform=[masked]).batch_at(0)
+    assert batch["v"].mask.tolist() == [[False, False], [False, True]] * 2
+
+
+def unpickles_as_text(sample, rng):
+    class Odd(Exception):
+        def __reduce__(self):
+            return str, ("only text",)
+
+    raise Odd("odd")
+
+
+def test_an_exception_that_unpickles_as_something_else_is_reported(ds):
+    with pytest.raises(ps.InvalidInputError, match=r"(?s)cannot be pickled.*Odd: odd"):
+        list(ds.loader(batch_size=50, transform=[unpickles_as_text], python_workers=1).stream(1))
+
+
+def test_ctrl_c_while_workers_start_does_not_end_them(ds):
+    """A terminal sends SIGINT to the workers too. Here only they get it, as early as possible."""
+    with ds.loader(batch_size=50, columns=["n"], transform=[T.PerBatch(dict)], python_workers=2) as loader:
+        loader._start(2)
+        for process in loader._pool.processes:
+            os.kill(process.pid, signal.SIGINT)
+        assert len(list(loader.stream(1))) == 2
 
 
 def test_stats_include_workers(tmp_path, ds):

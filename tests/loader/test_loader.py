@@ -421,12 +421,14 @@ def test_starting_and_stopping_leaks_nothing(ds):
     assert memory_after - memory < 8 << 20
 
 
-def test_closing_from_another_thread_ends_a_wait(ds):
-    def slow(sample, rng):
-        time.sleep(0.01)  # This delay makes the epoch last until `close` is called.
-        return sample
+def slow(sample, rng):
+    time.sleep(0.01)  # This delay makes the epoch last until `close` is called.
+    return sample
 
-    loader = ds.loader(batch_size=10, columns=["number"], transform=[slow])
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_closing_from_another_thread_ends_a_wait(ds, workers):
+    loader = ds.loader(batch_size=10, columns=["number"], transform=[slow], python_workers=workers)
     ended = []
 
     def consume():

@@ -94,12 +94,23 @@ def test_a_tail_that_arrives_damaged_several_times_is_read_or_reported(count):
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("reply", [(400, "BadRequest"), (400, "RequestTimeout"), (403, "AccessDenied"), (404, "NoSuchKey"), (507, "Full")])
-def test_a_commit_that_was_stored_but_refused_succeeds(reply):
+@pytest.mark.parametrize(
+    ("reply", "refused_reads"),
+    [
+        ((400, "BadRequest"), 0),
+        ((400, "BadRequest"), 1),
+        ((400, "RequestTimeout"), 1),
+        ((403, "AccessDenied"), 0),
+        ((404, "NoSuchKey"), 1),
+        ((507, "Full"), 1),
+    ],
+)
+def test_a_commit_that_was_stored_but_refused_succeeds(reply, refused_reads):
+    """A refused read does not prove that the record does not exist, except for credentials that may neither read nor write."""
     with wrong_s3.serving() as (state, options):
         ds = ps.create("s3://bucket/set", {"n": "int64"}, storage_options=options)
         ds.append({"n": [1]})
-        state.refused_but_stored = reply
+        state.refused_but_stored, state.refused_reads = reply, refused_reads
         ds.append({"n": [2, 3]})
         state.refused_but_stored = None
         state.on_create = lambda name: (403, "AccessDenied") if "/log/" in name else None
@@ -150,7 +161,25 @@ def test_a_create_without_an_answer_deletes_nothing():
 
 
 @pytest.mark.local
-def test_a_409_of_a_create_only_put_is_retried():
+def test_a_commit_that_was_refused_under_a_taken_number_gets_the_next_one():
+    with wrong_s3.serving() as (state, options):
+        ds = ps.create("s3://bucket/set", {"n": "int64"}, storage_options=options)
+        other = ps.open("s3://bucket/set", storage_options=options)
+
+        def overtaken(name):
+            if "/log/" not in name or len(other.refresh()):
+                return None
+            other.append({"n": [1]})
+            return 501, "NotImplemented"
+
+        state.on_create = overtaken
+        ds.append({"n": [2]})
+        assert ps.open("s3://bucket/set", storage_options=options)["n"][:].tolist() == [1, 2]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("reply", [(409, "ConditionalRequestConflict"), (400, "RequestTimeout")])
+def test_a_transient_refusal_of_a_create_only_put_is_retried(reply):
     """S3 may return 409 when two create-only puts of the same name collide. Neither put has succeeded yet, so the client retries."""
     with wrong_s3.serving() as (state, options):
         refused = []
@@ -159,7 +188,7 @@ def test_a_409_of_a_create_only_put_is_retried():
             if name in refused:
                 return None
             refused.append(name)
-            return 409, "ConditionalRequestConflict"
+            return reply
 
         state.on_create = conflict
         ds = ps.create("s3://bucket/set", {"v": "int64"}, storage_options=options)

@@ -99,11 +99,10 @@ class Tensor(ColumnType):
         dtype, _, shape = text.partition(":")
         if not dtype:
             raise ValueError("a tensor needs a dtype and a shape, as in tensor:float32:3x?")
-        try:
-            sizes = tuple(None if size == "?" else int(size) for size in shape.split("x")) if shape else ()
-        except ValueError:
-            raise ValueError(f"the shape is `{shape}`, expected sizes or ?, separated by x") from None
-        return cls(sizes, dtype)
+        sizes = shape.split("x") if shape else []
+        if not all(size == "?" or (size.isascii() and size.isdecimal()) for size in sizes):
+            raise ValueError(f"the shape is `{shape}`, expected sizes or ?, separated by x")
+        return cls(tuple(None if size == "?" else int(size) for size in sizes), dtype)
 
     def describe(self) -> str:
         return f"tensor {self.dtype} ({', '.join('?' if size is None else str(size) for size in self.shape)})"

@@ -173,7 +173,8 @@ def collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64]
         elif isinstance(before.get(name), list | Ragged):
             batch[name] = values
         elif isinstance(first, np.ndarray):
-            batch[name] = np.stack(_alike(name, values, positions, np.ndarray))
+            stack = np.ma.stack if any(isinstance(value, np.ma.MaskedArray) for value in values) else np.stack
+            batch[name] = stack(_alike(name, values, positions, np.ndarray))
         elif type(first).__module__ == "torch":
             import torch
 

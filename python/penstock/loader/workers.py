@@ -11,6 +11,7 @@ import contextlib
 import mmap
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.resource_tracker
 import os
 import pickle
 import signal
@@ -30,6 +31,8 @@ WAITING = 2
 # Smaller batches are sent through the pipe.
 MAPPED_FROM_BYTES = 256 << 10
 PAGE_BYTES = mmap.PAGESIZE
+# Before Python 3.13, each mapped batch that is kept also keeps a descriptor open.
+UNTRACKED: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 WHY_IT_DIED = {
     -signal.SIGKILL: "SIGKILL usually comes from the kernel's out-of-memory killer: reduce memory_bytes or python_workers",
     1: 'see its traceback above; a script that starts workers needs `if __name__ == "__main__":`, because workers import it',
@@ -45,7 +48,9 @@ class Pool:
         context = multiprocessing.get_context("spawn")
         self.processes: list[Any] = []
         self.pipes: list[Any] = []
-        self.begin = self.step = begin
+        self.begin = begin
+        # The step whose batch comes next. None while a batch is being received: after an interrupt, the pipes are in an unknown state.
+        self.step: int | None = begin
         # Times and storage operations per worker so far.
         self.spent: dict[int, dict[str, int]] = {}
         self.read: dict[int, dict[str, int]] = {}
@@ -62,6 +67,7 @@ class Pool:
                 f"cannot send this loader to python_workers: {error}", code="invalid-argument",
                 hint="define functions at the top of a module that workers can import; memory:// datasets cannot be sent",
             ) from error  # fmt: skip
+        multiprocessing.resource_tracker.ensure_running()  # Otherwise the first start would do so, and unblock Ctrl-C.
         for number in range(min(workers, max(1, end - begin))):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -70,7 +76,11 @@ class Pool:
                 daemon=True,
                 name=f"penstock-worker-{number}",
             )
-            process.start()
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Inherited: Ctrl-C must not end a worker that is starting.
+            try:
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
             self.processes.append(process)
             self.pipes.append(ours)
@@ -86,20 +96,29 @@ class Pool:
                 "cannot continue this loader: its workers belong to the process that began to iterate, and this process is a fork of it",
                 code="loader-closed", hint="start a new iteration here",
             )  # fmt: skip
-        if not self.processes:
+        step, self.step = self.step, None
+        if not self.processes or step is None:
             return None
-        number = (self.step - self.begin) % len(self.processes)
+        processes = self.processes
+        number = (step - self.begin) % len(processes)
         pipe = self.pipes[number]
         try:
             kind, body, places = pipe.recv()
             if kind == "mapped":
                 handle = reduction.recv_handle(pipe)
-        except (EOFError, OSError):  # A killed worker usually resets the connection.
-            self.processes[number].join(5)
-            code = self.processes[number].exitcode
+        except RuntimeError as error:  # No descriptor came with the message.
+            self.close()
+            raise InternalError(
+                f"cannot receive a batch from a python worker: {error}",
+                hint="this process has too many open files: keep fewer batches, or raise the limit (`ulimit -n`)",
+            ) from None
+        except (EOFError, OSError, TypeError):  # A killed worker usually resets the connection. A closed pipe has no descriptor.
+            if not self.processes:
+                return None  # Another thread closed this pool.
+            processes[number].join(5)
+            code = processes[number].exitcode
             self.close()
             raise InternalError(f"a python worker died with exit code {code}", hint=WHY_IT_DIED.get(code)) from None
-        self.step += 1
         with contextlib.suppress(OSError):
             pipe.send(None)  # Signals that the worker may send another batch.
         if kind == "error":
@@ -108,32 +127,36 @@ class Pool:
         buffers = places
         if kind == "mapped":
             try:
-                memory = memoryview(mmap.mmap(handle, places[-1][1], access=mmap.ACCESS_COPY))
+                memory = memoryview(mmap.mmap(handle, places[-1][1], access=mmap.ACCESS_COPY, **UNTRACKED))
             finally:
                 os.close(handle)
             buffers = [memory[begin:end] for begin, end in places]
         batch, about = pickle.loads(body, buffers=buffers)
         self.spent[number], self.read[number] = about.pop("spent"), about.pop("read")
+        self.step = step + 1
         return batch, about
 
     def close(self) -> None:
         """Stop all workers. A worker that does not exit within two seconds is killed."""
         if os.getpid() != self.owner:
             return
-        for pipe in self.pipes:
+        processes, pipes = self.processes, self.pipes
+        self.processes, self.pipes = [], []
+        for pipe in pipes:
             pipe.close()
-        for process in self.processes:
+        for process in processes:
             process.join(2)
             if process.is_alive():
                 process.kill()
                 process.join()
-        self.processes, self.pipes = [], []
 
 
 def _raised(body: bytes, text: str) -> BaseException:
     try:
-        error: BaseException = pickle.loads(body)
+        error = pickle.loads(body)
     except Exception:
+        error = None
+    if not isinstance(error, BaseException):
         return InvalidInputError(
             f"a python worker failed with an exception that cannot be pickled:\n{text}",
             code="invalid-value",
@@ -149,6 +172,7 @@ def work(
     """Run a worker with the budgets of the consumer process, until the consumer closes the pipe."""
     _core.configure(*budgets)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The consumer handles Ctrl-C and stops its workers.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     owner, steps = os.getpid(), range(begin, end, stride)
     made = _made(packed, begin, end, stride)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -223,7 +247,7 @@ def send(pipe: Any, body: bytes, raw: list[memoryview]) -> None:
             while written < part.nbytes:
                 written += os.pwrite(handle, part[written:], at + written)
             at = -(-(at + part.nbytes) // PAGE_BYTES) * PAGE_BYTES
-        places[-1] = (places[-1][0], max(places[-1][1], 1))
+        os.ftruncate(handle, places[-1][1])  # The last arrays may be empty, so that their place lies beyond what was written.
         pipe.send(("mapped", body, places))
         reduction.send_handle(pipe, handle, None)
     finally:

@@ -10,9 +10,11 @@ pub fn orientation(bytes: &[u8]) -> u8 {
     }
     let mut reader = exif::Reader::new();
     reader.continue_on_error(true);
-    let parsed = match webp::exif(bytes) {
-        Some(body) => reader.read_raw(body.to_vec()),
-        None => reader.read_from_container(&mut std::io::Cursor::new(bytes)),
+    let parsed = if webp::begins(bytes) {
+        let Some(body) = webp::exif(bytes) else { return 1 };
+        reader.read_raw(body.to_vec())
+    } else {
+        reader.read_from_container(&mut std::io::Cursor::new(bytes))
     };
     let parsed = parsed.or_else(|error| error.distill_partial_result(|_| {}));
     let value =

@@ -9,6 +9,13 @@ use penstock_error::{Error, Result};
 
 use super::picture::{Format, Header, Outline, Picture, undecodable};
 
+/// The place of the flags in a file with a VP8X header, and the flags. Source: RFC 9649 section 2.7.1.
+const FLAGS_AT: usize = 20;
+const ANIMATION: u8 = 0x02;
+const XMP: u8 = 0x04;
+const EXIF: u8 = 0x08;
+const ALPHA: u8 = 0x10;
+
 /// Return whether these bytes are the start of a WebP image.
 pub fn begins(bytes: &[u8]) -> bool {
     bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP")
@@ -27,11 +34,15 @@ fn chunks(bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     })
 }
 
-/// Return the EXIF data of a WebP image in TIFF format, without the JPEG prefix that some writers add. Returns None for other
-/// formats, and for images without EXIF data.
+/// Return the EXIF data of a WebP image in TIFF format, without the JPEG prefix that some writers add, even twice. Returns None if the
+/// image has no EXIF data that Google's decoder would read: inside the RIFF container, and announced by its flag.
 pub fn exif(bytes: &[u8]) -> Option<&[u8]> {
-    let (_, body) = chunks(bytes).filter(|_| begins(bytes)).find(|(name, _)| *name == b"EXIF")?;
-    Some(body.strip_prefix(b"Exif\0\0").unwrap_or(body))
+    let container = bytes.get(..8 + number(bytes, 4, 4)?).unwrap_or(bytes);
+    let (_, mut body) = chunks(container).find(|(name, _)| *name == b"EXIF")?;
+    while let Some(rest) = body.strip_prefix(b"Exif\0\0") {
+        body = rest;
+    }
+    (container[12..].starts_with(b"VP8X") && container.get(FLAGS_AT)? & EXIF != 0).then_some(body)
 }
 
 fn number(body: &[u8], at: usize, bytes: usize) -> Option<usize> {
@@ -86,13 +97,8 @@ fn decoder(bytes: &[u8]) -> Result<WebPDecoder<Cursor<Cow<'_, [u8]>>>> {
 }
 
 /// Make the flags in the header agree with the chunks, as Google's decoder does. Tools that strip metadata may leave its flags set.
-/// With wrong flags, `image-webp` would refuse the image or drop its alpha. Source: RFC 9649 section 2.7.1.
+/// With wrong flags, `image-webp` would refuse the image or drop its alpha.
 fn with_true_flags(bytes: &[u8]) -> Cow<'_, [u8]> {
-    const FLAGS_AT: usize = 20;
-    const ANIMATION: u8 = 0x02;
-    const XMP: u8 = 0x04;
-    const EXIF: u8 = 0x08;
-    const ALPHA: u8 = 0x10;
     let found = bytes.get(FLAGS_AT).filter(|flags| bytes[12..].starts_with(b"VP8X") && **flags & ANIMATION == 0);
     let Some(flags) = found.copied() else { return Cow::Borrowed(bytes) };
     let body_of = |wanted: &[u8; 4]| chunks(bytes).find(|(name, _)| *name == wanted).map(|(_, body)| body);

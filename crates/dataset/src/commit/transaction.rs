@@ -169,6 +169,10 @@ impl Transaction {
                 None => FragmentWriter::new(self.base.context.clone(), &self.base.schema.columns)?,
             };
             let now = writer.fitting(&columns, samples);
+            if now == 0 {
+                self.close_fragment(writer)?;
+                continue;
+            }
             let later = match now < samples {
                 true => columns.iter_mut().map(|column| column.as_mut().map(|stored| stored.split_off(now))).collect(),
                 false => Vec::new(),

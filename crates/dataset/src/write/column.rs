@@ -245,8 +245,13 @@ impl ColumnWriter {
     }
 
     pub fn tail_bytes(&self) -> usize {
+        self.index_bytes() + self.words_bytes
+    }
+
+    /// Return the size of this column's tail without its words.
+    pub fn index_bytes(&self) -> usize {
         let validity = self.validity.as_ref().map_or(0, |validity| validity.len() / 8);
-        self.chunk.as_ref().map_or(0, |(_, _, chunk)| chunk.tail_bytes()) + validity + self.words_bytes
+        self.chunk.as_ref().map_or(0, |(_, _, chunk)| chunk.tail_bytes()) + validity
     }
 
     pub fn chunk_builder(&self, style: &Style) -> ChunkBuilder {

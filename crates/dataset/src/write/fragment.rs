@@ -85,33 +85,35 @@ impl FragmentWriter {
         after.max(before) > FLUSH_BYTES as u64
     }
 
-    /// Return how many of these samples can be pushed before their new words fill the tail. Returns at least one.
+    /// Return how many of these samples come before one that adds a word to a full tail. Returns at least one for an empty fragment.
     pub fn fitting(&self, columns: &[Option<Stored>], samples: usize) -> usize {
         let pairs = self.columns.iter().zip(columns);
         let mut added: Vec<_> = pairs.filter_map(|(writer, column)| writer.new_word_bytes(column.as_ref()?)).collect();
         if added.is_empty() {
             return samples;
         }
-        let mut bytes = self.tail_bytes(self.main);
-        for row in 1..samples {
-            bytes += added.iter_mut().filter_map(Iterator::next).sum::<usize>();
-            if bytes >= TAIL_BYTES {
+        let mut bytes = self.tail_bytes(self.main, ColumnWriter::tail_bytes);
+        for row in 0..samples {
+            let more = added.iter_mut().filter_map(Iterator::next).sum::<usize>();
+            if more > 0 && bytes >= TAIL_BYTES {
                 return row;
             }
+            bytes += more;
         }
         samples
     }
 
-    /// Return the size of a file's tail. Columns that have no file yet belong to the main file.
-    fn tail_bytes(&self, file: Option<usize>) -> usize {
+    /// Return the size of a file's tail, or of a part of it. Columns that have no file yet belong to the main file.
+    fn tail_bytes(&self, file: Option<usize>, of_column: fn(&ColumnWriter) -> usize) -> usize {
         let inside = |column: &&ColumnWriter| column.file() == file || (file == self.main && column.file().is_none());
-        self.columns.iter().filter(inside).map(ColumnWriter::tail_bytes).sum()
+        self.columns.iter().filter(inside).map(of_column).sum()
     }
 
-    /// Return whether a byte target has been reached.
+    /// Return whether a byte target has been reached. Words are left to `fitting`: samples that repeat them need no new file.
     pub fn is_full(&self) -> bool {
+        let mut files = (0..self.files.len()).map(Some).chain([self.main]);
         self.files.iter().any(|file| file.offset >= FILE_BYTES)
-            || (0..self.files.len()).map(Some).chain([self.main]).any(|file| self.tail_bytes(file) >= TAIL_BYTES)
+            || files.any(|file| self.tail_bytes(file, ColumnWriter::index_bytes) >= TAIL_BYTES)
     }
 
     pub fn flush_column(&mut self, index: usize, rest: Rest) -> Result<()> {

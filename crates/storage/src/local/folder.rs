@@ -131,7 +131,7 @@ impl Local {
             add(&self.counters.syncs, 1);
             match self.files.sync_folder(above) {
                 // Folders above the dataset may be inaccessible. If this process had created them, it could also sync them.
-                Err(error) if !above.starts_with(&self.root) && refused(&error) && !is_full(&error) => {}
+                Err(error) if !above.starts_with(&self.root) && inaccessible(&error) => {}
                 other => other?,
             }
             synced.push(name);
@@ -192,15 +192,16 @@ pub(super) fn failure(verb: &str, path: &Path, error: &io::Error) -> Error {
 
 /// Return whether an error guarantees that nothing has changed.
 pub(super) fn refused(error: &io::Error) -> bool {
-    use io::ErrorKind as K;
-    matches!(
-        error.kind(),
-        K::NotFound | K::NotADirectory | K::PermissionDenied | K::ReadOnlyFilesystem | K::StorageFull | K::QuotaExceeded | K::Unsupported
-    ) || matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP | libc::EXDEV | libc::EMLINK))
+    inaccessible(error)
+        || matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        || matches!(error.raw_os_error(), Some(libc::EXDEV | libc::EMLINK))
 }
 
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+/// Return whether an error means that this process, or this file system, cannot do what was asked.
+fn inaccessible(error: &io::Error) -> bool {
+    use io::ErrorKind as K;
+    matches!(error.kind(), K::NotFound | K::NotADirectory | K::PermissionDenied | K::ReadOnlyFilesystem | K::Unsupported)
+        || matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP))
 }
 
 pub(super) struct LocalWriter {

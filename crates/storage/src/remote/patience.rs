@@ -209,7 +209,7 @@ fn refused(what: &str, status: u16, code: &str) -> Verdict {
         (416, _) => Verdict::Final(make("object-truncated").hint("run `penstock verify`; restore the object from a copy")),
         (501, _) => Verdict::Final(make("unsupported-storage").hint("the server does not support this operation; choose another store")),
         (429 | 503, _) | (_, "SlowDown" | "RequestLimitExceeded" | "Throttling") => again(true),
-        (408 | 409 | 425 | 500..=599, _) => again(false),
+        (408 | 409 | 425 | 500..=599, _) | (_, "RequestTimeout") => again(false),
         _ => Verdict::Final(make("storage-failed")),
     }
 }

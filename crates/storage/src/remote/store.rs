@@ -138,12 +138,14 @@ impl Remote {
         })
     }
 
-    /// Check whether a refused create was stored nevertheless: some servers store a body and then report a failure.
+    /// Check whether a refused create was stored nevertheless: some servers store a body and then report a failure. A refused read
+    /// proves nothing, unless these credentials may neither read nor write.
     fn after_refusal(&self, name: &str, body: &[u8], refusal: Error) -> Result<Created> {
         match self.read(name) {
             Ok(stored) if stored == body => Ok(Created::Created),
-            Ok(_) => Err(refusal),
-            Err(error) if matches!(error.kind(), Kind::NotFound | Kind::PermissionDenied) => Err(refusal),
+            Ok(_) => Ok(Created::Exists),
+            Err(error) if error.code() == "object-not-found" => Err(refusal),
+            Err(error) if (error.kind(), refusal.kind()) == (Kind::PermissionDenied, Kind::PermissionDenied) => Err(refusal),
             Err(_) => Ok(Created::Unknown),
         }
     }
