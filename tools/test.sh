@@ -52,7 +52,7 @@ export PENSTOCK_BUILT=1
 # background jobs would otherwise ignore. NumPy's idle threads must not spin on the processors that all three lanes share.
 export OPENBLAS_NUM_THREADS=1
 set -m
-{ start most tests python/penstock --ignore tests/dataset --ignore tests/cli --ignore tests/importers --doctest-modules -m "$select" --durations=5; } &
+{ start most tests python/penstock --ignore tests/dataset --ignore tests/cli --ignore tests/importers --ignore tests/docs --doctest-modules -m "$select" --durations=5; } &
 lanes=($!)
 { start others tests/dataset tests/cli tests/importers -m "$select"; stores buffered,direct; } &
 lanes+=($!)
@@ -67,11 +67,11 @@ grep -qE "^error|could not compile" "$log/rust" && { failed=$((failed + 1)); tai
 grep -q "^test result" "$log/rust" || { failed=$((failed + 1)); echo "FAILED: no Rust tests ran"; }
 
 stores s3,proxy,versity,azure
+start docs tests/docs -m "$select"
+SHOW=40 step "demo" .venv/bin/python examples/demo.py
 wait "${lanes[@]}"
 lanes=()
-for name in most others buffered,direct s3,proxy,versity,azure; do count_of "$name"; done
-
-SHOW=40 step "demo" .venv/bin/python examples/demo.py
+for name in most others docs buffered,direct s3,proxy,versity,azure; do count_of "$name"; done
 
 if [ "${CI:-}" = true ] && [ "$skipped" -gt 0 ]; then
   allowed=$(grep -cvE '^\s*(#|$)' tests/skips.txt || true)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 
 import numpy as np
 import penstock as ps
@@ -44,7 +45,7 @@ def test_pickle_carries_place_snapshot_and_selection_only(ds, root):
     again, narrowed = pickle.loads(body), pickle.loads(pickle.dumps(view))
     assert type(again) is ps.Dataset and len(again) == COUNT and again.snapshot == ds.snapshot
     assert type(narrowed) is ps.View and narrowed[:]["n"].tolist() == [5, 3]
-    memory = ps.create("memory://pickle", {"n": "int32"})
+    memory = ps.create(f"memory://{uuid.uuid4()}", {"n": "int32"})
     with pytest.raises(ps.UnsupportedError, match="one process"):
         pickle.dumps(memory)
     error = pickle.loads(pickle.dumps(ps.CorruptError("m", code="block-checksum", hint="h", rows=[3])))

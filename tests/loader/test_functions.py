@@ -11,7 +11,6 @@ import time
 import numpy as np
 import penstock as ps
 import pytest
-import torch
 from penstock import transforms as T
 
 PLACES = itertools.count()
@@ -248,6 +247,8 @@ def test_values_of_several_kinds_are_refused(ds):
 
 
 def test_ragged_values_refuse_what_they_cannot_hold():
+    import torch  # Not at the top: Python workers import this module, and torch takes two seconds.
+
     with pytest.raises(ps.InvalidInputError, match="empty list"):
         ps.Ragged.from_arrays([])
     whole = ps.Ragged.from_arrays([np.array([1, 2], np.uint8), np.array([3], np.uint8)])
