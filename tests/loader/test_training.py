@@ -13,7 +13,6 @@ import numpy as np
 import penstock as ps
 import psutil
 import pytest
-import torch
 from penstock import transforms as T
 from PIL import Image
 
@@ -109,6 +108,8 @@ def test_a_script_without_a_main_guard_is_reported(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataloader_with_our_sampler_gives_our_order(ds, workers):
+    import torch  # Not at the top: Python workers import this module, and torch takes two seconds.
+
     def run(rank, world, state=None, batches=None):
         sampler = ps.torch.Sampler(ds, batch_size=30, seed=3, rank=rank, world_size=world)
         if state:
@@ -135,6 +136,8 @@ def test_a_dataloader_with_our_sampler_gives_our_order(ds, workers):
 
 
 def test_ragged_values_become_what_models_want(ds):
+    import torch
+
     batch = next(iter(ds.loader(batch_size=8, columns=["tokens"])))["tokens"]
     padded = batch.to_padded(-1, multiple_of=4)
     assert padded.values.shape == (8, 8) and padded.mask.sum() == sum(range(7))
@@ -204,6 +207,8 @@ def test_image_files_are_loaded_in_place_and_bad_patterns_are_refused(tmp_path):
 
 
 def test_torch_batches_are_tensors_without_a_copy(ds):
+    import torch
+
     batch = next(iter(ds.loader(batch_size=16, shuffle=True, output="torch")))
     assert batch["x"].dtype == torch.float32 and batch["number"].dtype == torch.int64 and batch["x"].is_contiguous()
     batch["x"].mul_(2)
