@@ -227,30 +227,6 @@ def test_fork_while_another_thread_imports_what_needs_the_lock_of_logging(module
     subprocess.run([sys.executable, "-c", WHEN_IMPORTED + FORK_WHEN_LOGGING_CAME_LATER, module], check=True, timeout=60)
 
 
-DAEMONS = """
-import sys, threading, time
-import penstock as ps
-
-ds = ps.open(sys.argv[1], io=sys.argv[2])
-
-def read():
-    while True:
-        ds.take(range(0, len(ds), 3))
-        next(ds.scan(batch_size=50))
-
-for _ in range(4):
-    threading.Thread(target=read, daemon=True).start()
-time.sleep(0.2)  # The threads are somewhere in their loops when the interpreter ends.
-"""
-
-
-@pytest.mark.local
-@pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
-def test_daemon_threads_do_not_disturb_the_end_of_the_interpreter(ds, root, io):
-    for _ in range(6):
-        subprocess.run([sys.executable, "-c", DAEMONS, str(root), io], check=True, timeout=60)
-
-
 THREADS_AT_EXIT = """
 import atexit, sys, threading
 

@@ -15,7 +15,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};
 
 use crate::errors::OrRaise;
-use crate::outside::Outside as _;
 
 /// The exception that Python raised while the core pulled values. The core's own error only reports that the pull failed.
 pub type Raised = Arc<Mutex<Option<PyErr>>>;
@@ -195,7 +194,7 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str, first_row: u64) -
     if later.is_empty() {
         return Ok(Column::Ragged(ragged));
     }
-    py.outside(|| fill(ragged, &later)).map_err(|error| refused(error, name, first_row)).or_raise(py)
+    py.detach(|| fill(ragged, &later)).map_err(|error| refused(error, name, first_row)).or_raise(py)
 }
 
 /// Add the column to an error and shift its row numbers by `first_row` to match the user's input.
