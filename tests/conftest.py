@@ -5,7 +5,6 @@ import contextlib
 import gc
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import uuid
@@ -58,7 +57,7 @@ def pytest_collection_modifyitems(config, items):
         if "root" not in getattr(item, "fixturenames", ()) or item.get_closest_marker("local"):
             return False
         store = item.callspec.params["store"]
-        name = "-".join(part for part in re.split(r"[\[\]-]", item.name) if part != store)
+        name = item.originalname + item.callspec.id.removeprefix(store)  # The same for all stores.
         everywhere = rotation == "all" or "every_store" in item.path.parts
         return everywhere or STORES[(zlib.crc32(name.encode()) + int(rotation)) % len(STORES)] == store
 

@@ -170,7 +170,7 @@ def _load() -> None:
 def _imports_elsewhere() -> bool:
     """Return whether another thread is importing a module of this package, or of a library that it imports on first use."""
     names = [name for name in sys.modules.copy() if name.partition(".")[0] in _LAZY]
-    if not any(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False) for name in names):
+    if not any(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False) is True for name in names):
         return False
     frame = sys._getframe()
     while frame.f_back is not None and "importlib._bootstrap" not in frame.f_code.co_filename:

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+import types
+import unittest.mock
 import uuid
 
 import numpy as np
@@ -245,6 +247,12 @@ ds = ps.open(sys.argv[1])
 def test_a_thread_that_an_exit_handler_starts_can_read(ds, root):
     run = subprocess.run([sys.executable, "-c", THREADS_AT_EXIT, str(root)], check=True, timeout=60, capture_output=True, text=True)
     assert run.stdout == "[1]\n"
+
+
+@pytest.mark.local
+def test_a_fork_does_not_wait_for_a_mocked_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.mocked", types.SimpleNamespace(__spec__=unittest.mock.MagicMock()))
+    assert not ps._imports_elsewhere()
 
 
 SCAN_AT_EXIT = """

@@ -179,6 +179,21 @@ def test_ctrl_c_while_workers_start_does_not_end_them(ds):
         assert len(list(loader.stream(1))) == 2
 
 
+def test_an_interrupt_while_workers_start_leaves_ctrl_c_working(ds, monkeypatch):
+    mask = signal.pthread_sigmask
+
+    def interrupted(how, signals):
+        before = mask(how, signals)
+        if signals and how == signal.SIG_BLOCK:
+            raise KeyboardInterrupt  # Python handles a pending signal in this call, after it has blocked the signal.
+        return before
+
+    monkeypatch.setattr(signal, "pthread_sigmask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(ds.loader(batch_size=50, columns=["n"], transform=[T.PerBatch(dict)], python_workers=1)))
+    assert signal.SIGINT not in mask(signal.SIG_BLOCK, ())
+
+
 def test_stats_include_workers(tmp_path, ds):
     there = ps.open(ds.uri, io="buffered")
     loader = there.loader(batch_size=5, python_workers=2, transform=[slow])

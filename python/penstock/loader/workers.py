@@ -76,8 +76,9 @@ class Pool:
                 daemon=True,
                 name=f"penstock-worker-{number}",
             )
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Inherited: Ctrl-C must not end a worker that is starting.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
             try:
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Inherited: Ctrl-C must not end a worker that is starting.
                 process.start()
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
