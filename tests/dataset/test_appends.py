@@ -280,10 +280,22 @@ def test_samples_that_repeat_the_words_of_a_full_tail_need_no_new_file(root):
         for count in (1, 200, 200):
             tx.append({"k": [long] * count})
     assert len(list(files.iterdir())) == 1
-    ds.append({"k": [long] * 100 + ["new"] + [long] * 100})
-    assert len(list(files.iterdir())) == 3, "the new word begins a file, which then needs the long word too"
-    assert [len(word) for word in ps.open(root).vocabulary("k")] == [1_100_000, 3]
-    assert pa.Table.from_batches(ps.open(root).scan())["k"].to_pylist() == [long] * 501 + ["new"] + [long] * 100
+    assert pa.Table.from_batches(ps.open(root).scan())["k"].to_pylist() == [long] * 401
+
+
+@pytest.mark.local
+def test_a_long_word_does_not_give_each_new_word_a_file_of_its_own(root):
+    ds = ps.create(root, {"k": ps.Category(), "n": ps.Category()})
+    long = "x" * 1_100_000
+    rows = [(long, f"w{number % 3}") for number in range(20)] + [(None, f"v{number}") for number in range(20)]
+    with ds.transaction() as tx:
+        for k, n in rows:
+            tx.append({"k": [k], "n": [n]})
+    assert len(os.listdir(f"{root}/d")) == 1
+    found = pa.Table.from_batches(ps.open(root).scan())
+    assert list(zip(found["k"].to_pylist(), found["n"].to_pylist(), strict=True)) == rows
+    ds.append({"k": [letter * len(long) for letter in "abababcd"]})
+    assert len(os.listdir(f"{root}/d")) == 3, "two of the long words fill a tail"
 
 
 @pytest.mark.local

@@ -6,12 +6,14 @@ import itertools
 import os
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
 import penstock as ps
 import pytest
 from penstock import transforms as T
+from waiting import until
 
 PLACES = itertools.count()
 
@@ -134,10 +136,46 @@ def test_an_interrupt_while_a_batch_arrives_loses_no_batch(ds, taken):
     expected = [batch["n"].tolist() for batch in ds.loader(**options).stream(2)]
     with ds.loader(**options, transform=[T.PerBatch(dict)], python_workers=1) as loader:
         assert [batch["n"].tolist() for batch in loader] == expected[:4]
-        loader._pool.pipes[0] = Interrupting(loader._pool.pipes[0], taken)
+        process, pipe = loader._pool.workers[0]
+        loader._pool.workers[0] = process, Interrupting(pipe, taken)
         with pytest.raises(KeyboardInterrupt):
             next(iter(loader))
         assert [batch["n"].tolist() for batch in loader] == expected[4:]
+
+
+def with_bytes(batch):
+    return {"bytes": [bytes(5_000_000)]}  # Unlike arrays, these are sent through the pipe, in many parts.
+
+
+def test_close_in_another_thread_while_a_batch_arrives(tmp_path, ds):
+    loader = ds.loader(batch_size=50, columns=["n"], transform=[T.PerBatch(with_bytes)], python_workers=1)
+    loader._start(2)
+    worker, pipe = loader._pool.workers[0]
+    assert pipe.poll(60)
+    os.kill(worker.pid, signal.SIGSTOP)  # Only a part of the batch is in the pipe.
+    raised = []
+
+    def consume():
+        try:
+            next(iter(loader))
+        except BaseException as error:
+            raised.append(type(error))
+
+    threads = [threading.Thread(target=consume), threading.Thread(target=loader.close)]
+    threads[0].start()
+    until(lambda: not pipe.poll(0), "the consumer has read that part")
+    threads[1].start()
+    until(lambda: loader._pool is None, "the loader is being closed")
+    time.sleep(0.2)  # It waits 2 s for the worker. A descriptor that it closes too early is free now.
+    tmp_path.joinpath("other").write_bytes(b"x" * 1_000_000)
+    others = [os.open(tmp_path / "other", os.O_RDONLY) for _ in range(100)]
+    os.kill(worker.pid, signal.SIGCONT)
+    for thread in threads:
+        thread.join(60)
+    assert [os.lseek(other, 0, os.SEEK_CUR) for other in others] == [0] * 100
+    for other in others:
+        os.close(other)
+    assert raised == [ps.ClosedError]
 
 
 def with_an_empty_array(batch):
@@ -153,8 +191,14 @@ def test_masks_of_a_functions_arrays_are_kept(ds):
     def masked(sample, rng):
         return {"v": np.ma.MaskedArray([1, -999], [False, sample["n"] % 2 == 1])}
 
-    batch = ds.loader(batch_size=4, shuffle=False, transform=[masked]).batch_at(0)
+    options = {"batch_size": 4, "shuffle": False, "transform": [masked]}
+    batch = ds.loader(**options).batch_at(0)
     assert batch["v"].mask.tolist() == [[False, False], [False, True]] * 2
+    for output in ("torch", "jax"):
+        with pytest.raises(ps.InvalidInputError, match=r"cannot make a tensor of `v`.*masked"):
+            next(iter(ds.loader(**options, output=output)))
+    even = ds.select(range(0, 100, 2)).loader(**options, output="torch").batch_at(0)
+    assert even["v"].tolist() == [[1, -999]] * 4, "nothing is masked"
 
 
 def unpickles_as_text(sample, rng):
@@ -174,7 +218,7 @@ def test_ctrl_c_while_workers_start_does_not_end_them(ds):
     """A terminal sends SIGINT to the workers too. Here only they get it, as early as possible."""
     with ds.loader(batch_size=50, columns=["n"], transform=[T.PerBatch(dict)], python_workers=2) as loader:
         loader._start(2)
-        for process in loader._pool.processes:
+        for process, _ in loader._pool.workers:
             os.kill(process.pid, signal.SIGINT)
         assert len(list(loader.stream(1))) == 2
 

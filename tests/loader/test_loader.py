@@ -191,9 +191,9 @@ def test_foreign_states_are_refused_and_change_nothing(ds, tmp_path):
     loader = ds.loader(batch_size=50, shuffle=True, columns=["number"])
     other = ps.create("memory://foreign", {"number": "int64"})
     other.append({"number": range(10)})
-    rest = numbers(ds.loader(batch_size=50, shuffle=True, columns=["number"]))[3:]
-    for _ in zip(range(3), loader, strict=False):
-        pass
+    expected = numbers(ds.loader(batch_size=50, shuffle=True, columns=["number"]).stream(1))
+    batches = iter(loader)
+    given = [next(batches)["number"].tolist() for _ in range(3)]
     before = loader.state_dict()
     with pytest.raises(ps.InvalidInputError, match="its dataset is"):
         loader.load_state_dict(other.loader(batch_size=5).state_dict())
@@ -212,9 +212,28 @@ def test_foreign_states_are_refused_and_change_nothing(ds, tmp_path):
     with pytest.raises(ps.NotFoundError, match="no longer exists") as caught:
         loader.load_state_dict(gone)
     assert "pin=True" in str(caught.value)
-    with pytest.raises(ps.InvalidInputError):  # `_rebase` has already replaced the order when this draw is refused.
+    with pytest.raises(ps.InvalidInputError, match="draw 1000000 is beyond"):
         loader.load_state_dict({**before, "draw": 10**6})
-    assert loader.state_dict() == before and before["draw"] == 150 and numbers(loader) == rest
+    assert loader.state_dict() == before and before["draw"] == 150 and given + numbers(batches) == expected
+
+
+def test_an_interrupt_while_a_state_is_loaded_leaves_the_loader_at_the_old_or_the_new_one(ds, monkeypatch):
+    loader = ds.loader(batch_size=50, shuffle=True, seed=1, columns=["number"])
+    other = ds.loader(batch_size=50, shuffle=True, seed=2, columns=["number"])
+    close = loader.close
+
+    def interrupted():
+        close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loader, "close", interrupted)  # Loading stops the threads of the loader, which takes the most time.
+    with pytest.raises(KeyboardInterrupt):
+        loader.load_state_dict(other.state_dict(step=5))
+    monkeypatch.undo()
+    state = loader.state_dict()
+    fresh = ds.loader(batch_size=50, columns=["number"])
+    fresh.load_state_dict(state)
+    assert state["seed"] == 1 and numbers(loader) == numbers(fresh)
 
 
 def test_a_batch_can_be_looked_at_again(ds):

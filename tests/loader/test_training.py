@@ -80,7 +80,7 @@ def test_a_worker_killed_with_unread_messages_is_named(ds):
     loader = ds.loader(batch_size=1, columns=["x", "number"], transform=[scaled], python_workers=1)  # Each batch is sent in a single write.
     batches = iter(loader)
     next(batches)
-    assert loader._pool.pipes[0].poll(60), "the second batch is in the pipe"
+    assert loader._pool.workers[0][1].poll(60), "the second batch is in the pipe"
     [worker] = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
     worker.suspend()
     next(batches)  # The suspended worker never reads the message about free space, so the kernel resets the connection.

@@ -22,7 +22,7 @@ from penstock.loader.ranks import agree
 from penstock.loader.recipe import Recipe
 from penstock.loader.report import Line, explained
 from penstock.loader.source import Source
-from penstock.loader.stages import Stages, check_nulls, stages_of
+from penstock.loader.stages import Stages, check_masks, check_nulls, stages_of
 from penstock.loader.totals import Totals, sums
 from penstock.loader.turns import Turns
 from penstock.values.checks import whole, whole_seed
@@ -81,7 +81,7 @@ class Loader:
         self._agreed = options.ints.world_size == 1
         self._totals = Totals()
         self._pool: Pool | None = None
-        self._keep()
+        self._keep(self.recipe)
 
     @property
     def rank(self) -> int:
@@ -95,9 +95,9 @@ class Loader:
     def global_batch_size(self) -> int:
         return self.options.ints.global_batch_size
 
-    def _keep(self) -> None:
-        """If `pin` is set, pin the snapshots that the loader reads. Only rank 0 does so."""
-        for source in self.recipe.sources if self.options.pin and self.rank == 0 else ():
+    def _keep(self, recipe: Recipe) -> None:
+        """If `pin` is set, pin the snapshots that the recipe reads. Only rank 0 does so."""
+        for source in recipe.sources if self.options.pin and self.rank == 0 else ():
             source.view._pin(f"loader-{source.view.snapshot}")
 
     # Iteration
@@ -124,13 +124,15 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration start at the beginning of `epoch`."""
-        self._rebase((whole(epoch, "epoch", 0), 0))
+        base = (whole(epoch, "epoch", 0), 0)
+        self._replace(self.recipe, self.recipe.open(base), base)
 
-    def _rebase(self, base: tuple[int, int]) -> None:
+    def _replace(self, recipe: Recipe, core: _core.Loader, base: tuple[int, int]) -> None:
         self.close()
-        core = self.recipe.open(base)
-        self._totals.note_spent([self._core.stats()])
-        self._core, self._base, self._step, self._resumes = core, base, 0, True
+        before = self._core
+        # Python handles Ctrl-C between calls, so it cannot separate these assignments.
+        self.recipe, self._core, self._base, self._step, self._resumes = recipe, core, base, 0, True
+        self._totals.note_spent([before.stats()])
 
     def _iterate(self, epochs: int | None, beyond: bool) -> Iterator[Batch]:
         if not len(self) or epochs == 0:
@@ -187,7 +189,7 @@ class Loader:
             'last_batch="drop" drops them, so this iteration has no batches',
             stacklevel=4,
         )
-        self._rebase((epoch + 1, 0))
+        self.set_epoch(epoch + 1)
         return True
 
     def _start(self, end: int) -> None:
@@ -201,17 +203,18 @@ class Loader:
 
     def _end(self) -> None:
         self._core.close()
-        if self._pool is not None:
-            self._pool.close()
-            self._totals.note_spent(list(self._pool.spent.values()))
-            self._totals.read = sums(self._totals.read, *self._pool.read.values())
-            self._pool = None
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+            self._totals.note_spent(list(pool.spent.values()))
+            self._totals.read = sums(self._totals.read, *pool.read.values())
 
     def _next(self) -> Batch:
-        given = self._core.next() if self._pool is None else self._pool.next()
+        core, pool = self._core, self._pool  # Another thread may close this loader at any time.
+        given = core.next() if pool is None else pool.next()
         if given is None:
             raise ClosedError("this loader was closed during iteration", code="loader-closed")
-        batch = self._as_output(given[0] if self._pool is not None else self._staged(self._core, *given))
+        batch = self._as_output(given[0] if pool is not None else self._staged(core, *given))
         # Count the batch only when nothing more can fail, because a state must not skip an undelivered batch.
         self._step += 1
         self._totals.note_batch(given[1])
@@ -221,6 +224,8 @@ class Loader:
         return self.recipe.stages.apply(batch, about, core.number_of(about["step"]), self.recipe.seed)
 
     def _as_output(self, batch: Batch) -> Batch:
+        if self.options.output != "numpy" and self.recipe.stages.has_functions:
+            check_masks(batch)
         if self.options.output == "torch":
             from penstock.torch import tensors
 
@@ -281,20 +286,14 @@ class Loader:
             raise InvalidInputError(
                 f"this is not a loader state: {error!r}", code="invalid-argument", hint="pass the result of state_dict()"
             ) from error
-        before, was = self.recipe, self._core.begin_of(self._step)
-        self.recipe = dataclasses.replace(before, sources=found, mix=mix, seed=seed, order_block_samples=block)
-        try:
-            self._rebase((epoch, draw))
-            if draw > self._core.epoch_samples:
-                raise InvalidInputError(
-                    f"this is not a loader state: draw {draw} is beyond the {self._core.epoch_samples} samples of an epoch",
-                    code="invalid-argument",
-                )
-            self._keep()
-        except Exception:
-            self.recipe = before
-            self._rebase(was)
-            raise
+        recipe = dataclasses.replace(self.recipe, sources=found, mix=mix, seed=seed, order_block_samples=block)
+        core = recipe.open((epoch, draw))
+        if draw > core.epoch_samples:
+            raise InvalidInputError(
+                f"this is not a loader state: draw {draw} is beyond the {core.epoch_samples} samples of an epoch", code="invalid-argument"
+            )
+        self._keep(recipe)
+        self._replace(recipe, core, (epoch, draw))
 
     def batch_at(self, step: int) -> Batch:
         """Make the batch of a step, counted from the start of epoch 0, without advancing the loader. Useful for inspecting a loss spike."""

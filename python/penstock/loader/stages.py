@@ -186,6 +186,16 @@ def collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64]
     return batch
 
 
+def check_masks(batch: Batch) -> None:
+    """Raise InvalidInputError if a function returned masked values. Only NumPy's arrays can hold them."""
+    for name, values in batch.items():
+        if any(np.ma.is_masked(value) for value in (values if isinstance(values, list) else [values])):
+            raise InvalidInputError(
+                f"cannot make a tensor of `{name}`: a function returned an array with masked values", code="invalid-value",
+                hint='fill them in the function, `array.filled(0)`, or use output="numpy"',
+            )  # fmt: skip
+
+
 def _numbers(name: str, values: list[Any], positions: npt.NDArray[np.int64]) -> list[Any]:
     for position, value in zip(positions, values, strict=True):
         if not isinstance(value, np.generic | int | float | bool) or isinstance(value, str) != isinstance(values[0], str):

@@ -15,6 +15,7 @@ import multiprocessing.resource_tracker
 import os
 import pickle
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Iterator
@@ -44,10 +45,10 @@ class Pool:
 
     def __init__(self, recipe: Recipe, base: tuple[int, int], begin: int, end: int) -> None:
         """Start workers. Step 0 begins at `base`, an epoch and a draw."""
-        workers = recipe.processes
+        stride = recipe.processes
         context = multiprocessing.get_context("spawn")
-        self.processes: list[Any] = []
-        self.pipes: list[Any] = []
+        # Each worker's process and our end of its pipe. Empty once the pool is closed.
+        self.workers: list[tuple[Any, Any]] = []
         self.begin = begin
         # The step whose batch comes next. None while a batch is being received: after an interrupt, the pipes are in an unknown state.
         self.step: int | None = begin
@@ -61,18 +62,18 @@ class Pool:
                 code="invalid-argument", hint="use python_workers=0 here",
             )  # fmt: skip
         try:
-            packed = pickle.dumps((recipe.for_worker(workers), base))
+            packed = pickle.dumps((recipe.for_worker(stride), base))
         except Exception as error:
             raise InvalidInputError(
                 f"cannot send this loader to python_workers: {error}", code="invalid-argument",
                 hint="define functions at the top of a module that workers can import; memory:// datasets cannot be sent",
             ) from error  # fmt: skip
         multiprocessing.resource_tracker.ensure_running()  # Otherwise the first start would do so, and unblock Ctrl-C.
-        for number in range(min(workers, max(1, end - begin))):
+        for number in range(min(stride, max(1, end - begin))):
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=work,
-                args=(theirs, packed, begin + number, end, workers, _core.configure()),
+                args=(theirs, packed, begin + number, end, stride, _core.configure()),
                 daemon=True,
                 name=f"penstock-worker-{number}",
             )
@@ -83,12 +84,11 @@ class Pool:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
-            self.processes.append(process)
-            self.pipes.append(ours)
+            self.workers.append((process, ours))
 
     def continues_with(self, step: int) -> bool:
         """Return whether the next batch from the pool is that of `step`."""
-        return bool(self.processes) and self.step == step and os.getpid() == self.owner
+        return bool(self.workers) and self.step == step and os.getpid() == self.owner
 
     def next(self) -> tuple[Batch, dict[str, Any]] | None:
         """Return the next batch, finished except for the output conversion, and its statistics."""
@@ -98,26 +98,28 @@ class Pool:
                 code="loader-closed", hint="start a new iteration here",
             )  # fmt: skip
         step, self.step = self.step, None
-        if not self.processes or step is None:
+        workers = self.workers  # Another thread may close this pool at any time.
+        if not workers or step is None:
             return None
-        processes = self.processes
-        number = (step - self.begin) % len(processes)
-        pipe = self.pipes[number]
+        number = (step - self.begin) % len(workers)
+        process, pipe = workers[number]
         try:
             kind, body, places = pipe.recv()
             if kind == "mapped":
                 handle = reduction.recv_handle(pipe)
         except RuntimeError as error:  # No descriptor came with the message.
+            if not self.workers:
+                return None
             self.close()
             raise InternalError(
                 f"cannot receive a batch from a python worker: {error}",
                 hint="this process has too many open files: keep fewer batches, or raise the limit (`ulimit -n`)",
             ) from None
-        except (EOFError, OSError, TypeError):  # A killed worker usually resets the connection. A closed pipe has no descriptor.
-            if not self.processes:
-                return None  # Another thread closed this pool.
-            processes[number].join(5)
-            code = processes[number].exitcode
+        except (EOFError, OSError):  # A killed worker usually resets the connection.
+            if not self.workers:
+                return None
+            process.join(5)
+            code = process.exitcode
             self.close()
             raise InternalError(f"a python worker died with exit code {code}", hint=WHY_IT_DIED.get(code)) from None
         with contextlib.suppress(OSError):
@@ -141,15 +143,24 @@ class Pool:
         """Stop all workers. A worker that does not exit within two seconds is killed."""
         if os.getpid() != self.owner:
             return
-        processes, pipes = self.processes, self.pipes
-        self.processes, self.pipes = [], []
-        for pipe in pipes:
-            pipe.close()
-        for process in processes:
+        workers, self.workers = self.workers, []
+        for _, pipe in workers:
+            _shut(pipe)
+        for process, _ in workers:
             process.join(2)
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def _shut(pipe: Any) -> None:
+    """End the connection at both ends. The descriptor is closed with the last reference: another thread may be reading from it."""
+    ours = socket.socket(fileno=pipe.fileno())
+    try:
+        with contextlib.suppress(OSError):  # Some systems refuse this if the worker has ended.
+            ours.shutdown(socket.SHUT_RDWR)
+    finally:
+        ours.detach()
 
 
 def _raised(body: bytes, text: str) -> BaseException:

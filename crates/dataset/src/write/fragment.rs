@@ -36,12 +36,14 @@ pub struct FragmentWriter {
     pub files: Vec<OpenFile>,
     main: Option<usize>,
     samples: u64,
+    /// The most bytes of words that a sample added.
+    largest_addition: usize,
 }
 
 impl FragmentWriter {
     pub fn new(context: Arc<Context>, specs: &[ColumnSpec]) -> Result<FragmentWriter> {
         let columns = specs.iter().map(ColumnWriter::new).collect::<Result<_>>()?;
-        Ok(FragmentWriter { context, columns, files: Vec::new(), main: None, samples: 0 })
+        Ok(FragmentWriter { context, columns, files: Vec::new(), main: None, samples: 0, largest_addition: 0 })
     }
 
     pub fn is_empty(&self) -> bool {
@@ -86,7 +88,8 @@ impl FragmentWriter {
     }
 
     /// Return how many of these samples come before one that adds a word to a full tail. Returns at least one for an empty fragment.
-    pub fn fitting(&self, columns: &[Option<Stored>], samples: usize) -> usize {
+    /// A tail is full at 1 MiB, but at least at twice the words that one sample added, because a new file would need those words too.
+    pub fn fitting(&mut self, columns: &[Option<Stored>], samples: usize) -> usize {
         let pairs = self.columns.iter().zip(columns);
         let mut added: Vec<_> = pairs.filter_map(|(writer, column)| writer.new_word_bytes(column.as_ref()?)).collect();
         if added.is_empty() {
@@ -95,9 +98,10 @@ impl FragmentWriter {
         let mut bytes = self.tail_bytes(self.main, ColumnWriter::tail_bytes);
         for row in 0..samples {
             let more = added.iter_mut().filter_map(Iterator::next).sum::<usize>();
-            if more > 0 && bytes >= TAIL_BYTES {
+            if more > 0 && bytes >= TAIL_BYTES.max(2 * self.largest_addition) {
                 return row;
             }
+            self.largest_addition = self.largest_addition.max(more);
             bytes += more;
         }
         samples
