@@ -88,7 +88,7 @@ impl FragmentWriter {
     }
 
     /// Return how many of these samples come before one that adds a word to a full tail. Returns at least one for an empty fragment.
-    /// A tail is full at 1 MiB, but at least at twice the words that one sample added, because a new file would need those words too.
+    /// A tail is full at 1 MiB, but at least at twice the words that one sample added: a new file would need those words too.
     pub fn fitting(&mut self, columns: &[Option<Stored>], samples: usize) -> usize {
         let pairs = self.columns.iter().zip(columns);
         let mut added: Vec<_> = pairs.filter_map(|(writer, column)| writer.new_word_bytes(column.as_ref()?)).collect();
