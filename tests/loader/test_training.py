@@ -216,7 +216,13 @@ def test_torch_batches_are_tensors_without_a_copy(ds):
 
 @pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("train_*.py")))
 def test_examples_run(script, tmp_path):
-    done = subprocess.run([sys.executable, EXAMPLES / script, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        done = subprocess.run([sys.executable, EXAMPLES / script, str(folder)], capture_output=True, text=True, timeout=300)
+        # DDP leaves threads of gloo running, which rarely abort a process that has finished: github.com/pytorch/pytorch/pull/179291.
+        if not (script == "train_torchrun.py" and "terminate called without an active exception" in done.stderr):
+            break
     assert done.returncode == 0, done.stdout + done.stderr
     assert "done" in done.stdout
 
