@@ -67,11 +67,11 @@ class Loadable:
         >>> [batch["number"].tolist() for batch in ds.loader(batch_size=2)]
         [[0, 1], [2, 3], [4]]
         """
-        from penstock.loader import Loader, Options
+        from penstock.loader import Loader, LoaderOptions
 
         return Loader(
             self,
-            Options(
+            LoaderOptions(
                 batch_size=batch_size,
                 global_batch_size=global_batch_size,
                 shuffle=shuffle,

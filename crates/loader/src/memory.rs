@@ -25,7 +25,7 @@ pub fn recycled(bytes: usize) -> Result<Recycled> {
 }
 
 #[derive(Debug)]
-enum Place {
+enum Backing {
     Recycled(Recycled),
     Own(Own),
 }
@@ -48,7 +48,7 @@ impl Drop for Own {
 
 #[derive(Debug)]
 pub struct Memory {
-    place: Place,
+    place: Backing,
     bytes: usize,
     kept: Option<Arc<AtomicU64>>,
 }
@@ -56,12 +56,12 @@ pub struct Memory {
 impl Memory {
     /// Allocate memory with arbitrary content.
     pub fn new(bytes: usize) -> Result<Memory> {
-        Ok(Memory { place: Place::Recycled(recycled(bytes)?), bytes, kept: None })
+        Ok(Memory { place: Backing::Recycled(recycled(bytes)?), bytes, kept: None })
     }
 
     /// Take over the memory of a `Vec` without copying it.
     pub fn of(made: Vec<u8>) -> Memory {
-        Memory { bytes: made.len(), place: Place::Own(Own(Box::into_raw(made.into_boxed_slice()))), kept: None }
+        Memory { bytes: made.len(), place: Backing::Own(Own(Box::into_raw(made.into_boxed_slice()))), kept: None }
     }
 
     pub fn bytes(&self) -> usize {
@@ -70,8 +70,8 @@ impl Memory {
 
     pub fn begin(&self) -> *mut u8 {
         match &self.place {
-            Place::Recycled(recycled) => recycled.memory(),
-            Place::Own(own) => own.0.cast(),
+            Backing::Recycled(recycled) => recycled.memory(),
+            Backing::Own(own) => own.0.cast(),
         }
     }
 

@@ -13,7 +13,7 @@ use penstock_loader::engine::threads::{Budget, Engine, Stats};
 use penstock_loader::order::cut::{BatchCut, LastBatch};
 use penstock_loader::order::mixture::{Mix, Program, source_seed};
 use penstock_loader::order::sequence::{Alias, Order, Sequence};
-use penstock_loader::source::files::Entry;
+use penstock_loader::source::files::FileValue;
 use penstock_loader::source::view::Source;
 use penstock_loader::source::window::Window;
 use penstock_loader::transform::operation::Transform;
@@ -93,7 +93,7 @@ impl Files {
         let spec: ColumnSpec = serde_json::from_str(spec).map_err(|error| invalid(format!("cannot read files: {error}"))).or_raise(py)?;
         let options = Io::parse(io).and_then(|io| Options::new(Vec::new(), io)).or_raise(py)?;
         let storage = penstock_storage::open(root, &options).or_raise(py)?;
-        let entry = |(name, file_bytes, begin, free)| Entry { name, file_bytes, begin, free };
+        let entry = |(name, file_bytes, begin, free)| FileValue { name, file_bytes, begin, free };
         let entries = entries.into_iter().map(entry).collect();
         Ok(Files(Arc::new(penstock_loader::source::files::Files { spec: ColumnSpec { id: u64::MAX, ..spec }, storage, entries })))
     }

@@ -1,6 +1,6 @@
 """Importers: stream files, folders or iterables into one commit, in bounded memory.
 
-Each format has a file with `open_source(source, options)`, which returns a `Source`: a schema and chunks of rows. `run` does the rest.
+Each format has a file with `open_source(source, options)`, which returns a `OpenedSource`: a schema and chunks of rows. `run` does the rest.
 
 >>> import penstock as ps, pathlib, tempfile
 >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -11,6 +11,6 @@ Each format has a file with `open_source(source, options)`, which returns a `Sou
 """
 
 from penstock.importers.run import FORMATS, Report, import_data
-from penstock.importers.source import Chunk, Options, Refusal, Source
+from penstock.importers.source import Chunk, OpenedSource, Options, Refusal
 
-__all__ = ["FORMATS", "Chunk", "Options", "Refusal", "Report", "Source", "import_data"]
+__all__ = ["FORMATS", "Chunk", "OpenedSource", "Options", "Refusal", "Report", "import_data"]

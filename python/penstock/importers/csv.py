@@ -34,7 +34,7 @@ from penstock.columns.text import Text
 from penstock.errors import CorruptError, Error, InternalError, InvalidInputError
 from penstock.importers import tables
 from penstock.importers.encoding import recoded
-from penstock.importers.source import Chunk, Refusal, Source, TextOptions, import_pandas, parse_json
+from penstock.importers.source import Chunk, OpenedSource, Refusal, TextOptions, import_pandas, parse_json
 
 BLOCK_BYTES = 4 << 20
 NULLS = ["", "NA", "NaN", "nan", "null", "NULL", "None"]
@@ -49,7 +49,7 @@ class CsvOptions(TextOptions):
     header: bool = True
 
 
-def open_source(path: pathlib.Path, options: CsvOptions) -> Source:
+def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
     """Open the file. `.gz`, `.bz2` and `.zst` files are decompressed while reading."""
     if path.stat().st_size == 0:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")
@@ -116,7 +116,7 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> Source:
         if refused:
             yield Chunk({name: [] for name in kinds}, 0, str, list(refused))
 
-    return Source(kinds, chunks(), path.stat().st_size, "bytes", lambda: progress["done"])
+    return OpenedSource(kinds, chunks(), path.stat().st_size, "bytes", lambda: progress["done"])
 
 
 class _Pieces:

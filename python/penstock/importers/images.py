@@ -20,7 +20,7 @@ from penstock.columns.label import Label
 from penstock.columns.mask import Mask
 from penstock.columns.text import Text
 from penstock.errors import InvalidInputError
-from penstock.importers.source import Chunk, FolderOptions, Refusal, Source
+from penstock.importers.source import Chunk, FolderOptions, OpenedSource, Refusal
 from penstock.values.checks import is_utf8
 
 # Limits for a chunk of files, which is held in memory. The last file in a chunk may push the chunk over the byte limit.
@@ -30,7 +30,7 @@ CHUNK_BYTES = 16 << 20
 LARGEST_FILE_BYTES = 1 << 30
 
 
-def open_source(folder: pathlib.Path, options: FolderOptions) -> Source:
+def open_source(folder: pathlib.Path, options: FolderOptions) -> OpenedSource:
     """List the folder. Columns: image, path (relative), and label if images are in sub-folders."""
     if not folder.is_dir():
         raise InvalidInputError(f"cannot import `{folder}` as images: it is not a folder")
@@ -77,7 +77,7 @@ def open_source(folder: pathlib.Path, options: FolderOptions) -> Source:
             yield Chunk(columns, len(good), names.__getitem__, refused)
 
     shown = [_shown(file.relative_to(folder).as_posix()) for file in left_out]
-    return Source(schema, chunks(), len(files), "files", lambda: progress["done"], shown)
+    return OpenedSource(schema, chunks(), len(files), "files", lambda: progress["done"], shown)
 
 
 # Suffixes of images, including formats that are not supported.

@@ -26,7 +26,7 @@ from penstock.columns.text import Text
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import rows, tables
 from penstock.importers.encoding import recoded
-from penstock.importers.source import Chunk, Source, TextOptions, ahead, import_pandas, parse_json
+from penstock.importers.source import Chunk, OpenedSource, TextOptions, ahead, import_pandas, parse_json
 from penstock.values.to_arrow import element_type
 
 # If a line is longer than this, the file is not JSON lines.
@@ -35,7 +35,7 @@ LONGEST_LINE_BYTES = 256 << 20
 THREADS = min(4, os.cpu_count() or 1)
 
 
-def open_source(path: pathlib.Path, options: TextOptions) -> Source:
+def open_source(path: pathlib.Path, options: TextOptions) -> OpenedSource:
     """Open the file. `.gz`, `.bz2` and `.zst` files are decompressed while reading."""
     if path.stat().st_size == 0:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")
@@ -62,7 +62,7 @@ def open_source(path: pathlib.Path, options: TextOptions) -> Source:
                 yield from (chunk for chunk, _ in rows.chunks_of(map(_object, lines), kinds, first, functools.partial(_name, path, 0)))
                 progress["done"] = first + len(lines)
 
-    return Source(kinds, chunks(), None, "rows", lambda: progress["done"])
+    return OpenedSource(kinds, chunks(), None, "rows", lambda: progress["done"])
 
 
 def _name(path: pathlib.Path, first: int, row: int) -> str:

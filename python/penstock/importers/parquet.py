@@ -16,7 +16,7 @@ from penstock.columns.column_type import ColumnType
 from penstock.columns.scalar import Scalar
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import tables
-from penstock.importers.source import Chunk, FolderOptions, Refusal, Source, ahead, import_pandas
+from penstock.importers.source import Chunk, FolderOptions, OpenedSource, Refusal, ahead, import_pandas
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 ROWS_AT_ONCE = 65_536
@@ -26,7 +26,7 @@ ROWS_DECODED, ROWS_DECODED_WITH_DICTIONARIES = 1024, 8192
 CHUNK_BYTES, JOINED_BYTES = 16 << 20, 4 << 20
 
 
-def open_source(path: pathlib.Path, options: FolderOptions) -> Source:
+def open_source(path: pathlib.Path, options: FolderOptions) -> OpenedSource:
     """Open a file, or all files in a folder and its sub-folders, which must have the same columns. Files of other kinds are left out."""
     files, left_out = _files(path, options) if path.is_dir() else ([path], [])
     schemas = [_guard(file, partial(_schema, file)) for file in files]
@@ -60,7 +60,7 @@ def open_source(path: pathlib.Path, options: FolderOptions) -> Source:
             progress["done"] += file.stat().st_size
 
     names = [str(file.relative_to(path)) for file in left_out]
-    return Source(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"], names)
+    return OpenedSource(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"], names)
 
 
 def _type(kinds: list[pa.DataType]) -> pa.DataType:

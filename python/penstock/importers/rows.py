@@ -18,7 +18,7 @@ from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
 from penstock.errors import Error, InvalidInputError
-from penstock.importers.source import Chunk, Options, Refusal, Source
+from penstock.importers.source import Chunk, OpenedSource, Options, Refusal
 from penstock.values.checks import is_null, is_null_word
 from penstock.values.dtypes import dtype_name
 from penstock.values.slices import size_of
@@ -37,7 +37,7 @@ class BadRow:
         self.message = message
 
 
-def open_source(iterable: Iterable[Any], options: Options) -> Source:
+def open_source(iterable: Iterable[Any], options: Options) -> OpenedSource:
     """Infer types from the first rows, then read all rows."""
     iterator = iter(iterable)
     head: list[Any] = []
@@ -55,7 +55,7 @@ def open_source(iterable: Iterable[Any], options: Options) -> Source:
             progress["done"] = done
             yield chunk
 
-    return Source(kinds, chunks(), len(iterable) if isinstance(iterable, Sized) else None, "rows", lambda: progress["done"])
+    return OpenedSource(kinds, chunks(), len(iterable) if isinstance(iterable, Sized) else None, "rows", lambda: progress["done"])
 
 
 def kinds_of(head: list[Any], options: Options) -> dict[str, ColumnType]:

@@ -22,7 +22,7 @@ from penstock.columns.mask import Mask
 from penstock.dataset import Dataset, create, open
 from penstock.errors import Error, InvalidInputError, NotFoundError
 from penstock.importers import csv, images, jsonl, parquet, rows, tables
-from penstock.importers.source import Chunk, FolderOptions, Options, Refusal, Source, TextOptions, checked_patterns
+from penstock.importers.source import Chunk, FolderOptions, OpenedSource, Options, Refusal, TextOptions, checked_patterns
 from penstock.schema import from_json, to_json
 from penstock.transaction import Transaction
 from penstock.values.checks import is_arrow, is_whole
@@ -35,7 +35,7 @@ class Format:
     that class.
     """
 
-    open_source: Callable[[pathlib.Path, Any], Source]
+    open_source: Callable[[pathlib.Path, Any], OpenedSource]
     options: type[Options]
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -150,7 +150,7 @@ def _own_options(options: type[Options]) -> set[str]:
     return {field.name for field in dataclasses.fields(options)} - {field.name for field in dataclasses.fields(Options)}
 
 
-def _open_source(source: Any, format: str, common: Options, options: Mapping[str, Any]) -> tuple[Source, str]:
+def _open_source(source: Any, format: str, common: Options, options: Mapping[str, Any]) -> tuple[OpenedSource, str]:
     if not isinstance(source, str | os.PathLike):
         if not isinstance(source, Iterable):
             raise InvalidInputError(f"cannot import a {type(source).__name__}: expected a path or an iterable of dicts")

@@ -155,7 +155,7 @@ class Chunk:
 
 
 @dataclasses.dataclass
-class Source:
+class OpenedSource:
     """An opened source. For the progress bar, `total` and `done()` count in `unit`: files, bytes or rows.
 
     `left_out` lists files that are of other kinds or were not selected. The consumer of `chunks` must close the generator instead of

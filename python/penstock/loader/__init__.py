@@ -1,6 +1,6 @@
 """The loader: training batches from a view or a mixture. Start reading at `loader.py`."""
 
 from penstock.loader.loader import Loader
-from penstock.loader.options import Options
+from penstock.loader.options import LoaderOptions
 
-__all__ = ["Loader", "Options"]
+__all__ = ["Loader", "LoaderOptions"]

@@ -16,7 +16,7 @@ from penstock import _core
 from penstock.errors import ClosedError, InvalidInputError, NotFoundError
 from penstock.loadable import Loadable
 from penstock.loader.mixture import Mix, shares_of
-from penstock.loader.options import Options
+from penstock.loader.options import LoaderOptions
 from penstock.loader.order import checked_mix
 from penstock.loader.ranks import agree
 from penstock.loader.recipe import Recipe
@@ -52,7 +52,7 @@ class Loader:
     True
     """
 
-    def __init__(self, source: Loadable, options: Options) -> None:
+    def __init__(self, source: Loadable, options: LoaderOptions) -> None:
         given = source.sources if isinstance(source, Mix) else {"": (cast(View, source), 1.0)}
         # These views stay at their snapshots after an append.
         views = {name: (view._as_it_is(), weight) for name, (view, weight) in given.items()}

@@ -17,7 +17,7 @@ EXTRAS = ("_row_id", "_position", "_step", "_valid", "_source")
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options:
+class LoaderOptions:
     """The options of a loader, as in `View.loader`. Missing ranks are taken from the environment, and missing budgets from
     `ps.configure`.
     """

@@ -21,7 +21,7 @@ MANY = 1000
 WHOLE_BYTES = 256 << 20
 
 
-class Coded:
+class SharedWords:
     """Samples that are indices into one list of words. The core reads the list only once, no matter how many slices there are."""
 
     def __init__(self, words: _core.Words, places: npt.NDArray[np.int64], validity: npt.NDArray[np.bool_] | None) -> None:
@@ -31,14 +31,14 @@ class Coded:
     def __len__(self) -> int:
         return len(self.places)
 
-    def __getitem__(self, key: slice) -> Coded:
-        return Coded(self.words, self.places[key], None if self.validity is None else self.validity[key])
+    def __getitem__(self, key: slice) -> SharedWords:
+        return SharedWords(self.words, self.places[key], None if self.validity is None else self.validity[key])
 
     def prepared(self) -> Prepared:
         return ("coded", self.words, self.places.view(np.uint8), self.validity)
 
 
-def coded_from_arrow(values: Any) -> Coded | None:
+def coded_from_arrow(values: Any) -> SharedWords | None:
     """Keep dictionary-encoded Arrow words as a list of words and an index per sample. Returns None for other types."""
     if not is_arrow(values):
         return None
@@ -57,7 +57,7 @@ def coded_from_arrow(values: Any) -> Coded | None:
     indices = values.indices
     validity = None if indices.null_count == 0 else np.asarray(indices.is_valid())
     filled = indices if validity is None else indices.fill_null(0)
-    return Coded(_core.Words(words[1], words[2]), np.asarray(filled).astype(np.int64), validity)
+    return SharedWords(_core.Words(words[1], words[2]), np.asarray(filled).astype(np.int64), validity)
 
 
 def strings(values: Any) -> Any:
@@ -80,7 +80,7 @@ def short_strings(values: Any) -> Any:
     return strings(values) if lengths and sum(lengths) / len(lengths) * len(values) <= most else None
 
 
-def coded_from_strings(values: Any) -> Coded | None:
+def coded_from_strings(values: Any) -> SharedWords | None:
     """Convert a long list of words and None to indices into the distinct words. Returns None if that fails."""
     words = short_strings(values)
     return None if words is None else coded_from_arrow(words.dictionary_encode())
@@ -88,7 +88,7 @@ def coded_from_strings(values: Any) -> Coded | None:
 
 def codes_or_words(values: Any) -> Prepared:
     """Prepare the values of a label or category column: words, or whole numbers."""
-    coded = values if isinstance(values, Coded) else coded_from_arrow(values)
+    coded = values if isinstance(values, SharedWords) else coded_from_arrow(values)
     if coded is not None:
         return coded.prepared()
     if is_arrow(values) and hasattr(values.type, "value_type") and hasattr(values.type, "index_type"):

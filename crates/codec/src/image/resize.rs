@@ -131,7 +131,7 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Resul
     let (left, from_width) = inside(left, window.width as f64 * across * scale.0, view.width);
     let (top, from_height) = inside(top, window.height as f64 * down * scale.1, view.height);
     let size = (decoded.width, decoded.height);
-    let source = Pixels { data: &decoded.data, kind: PixelType::U8x3, size, view, part: [left, top, from_width, from_height] };
+    let source = Cutout { data: &decoded.data, kind: PixelType::U8x3, size, view, part: [left, top, from_width, from_height] };
     resize(&source, geometry.size(), filter.algorithm(antialias), out)
 }
 
@@ -144,7 +144,7 @@ fn needed(begin: usize, length: usize, scale: f64, filter: Filter, size: usize) 
 }
 
 /// Source pixels, and the part of them to resize.
-struct Pixels<'a> {
+struct Cutout<'a> {
     data: &'a [u8],
     kind: PixelType,
     size: (usize, usize),
@@ -155,8 +155,8 @@ struct Pixels<'a> {
 }
 
 /// Resize the part of the source into `out`, which has `out_width` x `out_height` pixels of the same kind.
-fn resize(source: &Pixels<'_>, (out_width, out_height): (usize, usize), algorithm: ResizeAlg, out: &mut [u8]) -> Result<()> {
-    let Pixels { data, kind, size: (width, height), view, part: [left, top, from_width, from_height] } = *source;
+fn resize(source: &Cutout<'_>, (out_width, out_height): (usize, usize), algorithm: ResizeAlg, out: &mut [u8]) -> Result<()> {
+    let Cutout { data, kind, size: (width, height), view, part: [left, top, from_width, from_height] } = *source;
     let failed = |error: &dyn std::fmt::Display| Error::new("internal", format!("cannot resize {width} x {height} pixels: {error}"));
     let bytes = width * height * kind.size();
     let source = ImageRef::new(width as u32, height as u32, &data[..bytes], kind).map_err(|error| failed(&error))?;
@@ -214,7 +214,7 @@ pub fn resize_pixels(
     // The library requires 16-bit pixels to be aligned like `u16`.
     let aligned = bits == 8 || data.as_ptr().cast::<u16>().is_aligned();
     let data = if aligned { Cow::Borrowed(data) } else { Cow::Owned(data.to_vec()) };
-    let source = Pixels { data: &data, kind, size: (width, height), view: crop, part: from };
+    let source = Cutout { data: &data, kind, size: (width, height), view: crop, part: from };
     resize(&source, geometry.size(), filter.algorithm(antialias), out)
 }
 

@@ -132,7 +132,7 @@ fn check_fragment(snapshot: &Snapshot, fragment: &Fragment, report: &mut Report)
 }
 
 /// A byte range that is checked in one step. It is a block, or a run of checksum units in a long block.
-struct Stretch {
+struct CheckedRange {
     begin: u64,
     end: u64,
     chunk: usize,
@@ -166,20 +166,20 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
             }
         }
     }
-    let mut rest = &stretches(&file, &specs)[..];
+    let mut rest = &checked_ranges(&file, &specs)[..];
     let mut at = HEADER_BYTES;
     while let Some(first) = rest.first() {
         let (from, mut to) = (at.min(first.begin), first.end);
-        let fits = rest.iter().take_while(|stretch| stretch.end <= first.end || stretch.end - from <= Config::memory_bytes() / 16).count();
+        let fits = rest.iter().take_while(|range| range.end <= first.end || range.end - from <= Config::memory_bytes() / 16).count();
         let (group, later) = rest.split_at(fits.max(1));
         rest = later;
-        to = group.iter().fold(to, |to, stretch| to.max(stretch.end));
+        to = group.iter().fold(to, |to, range| to.max(range.end));
         let bytes = read(from, to)?;
-        for stretch in group {
-            check_pad(at, stretch.begin, &bytes, from)?;
-            at = at.max(stretch.end);
-            let stored = bytes.slice((stretch.begin - from) as usize..(stretch.end - from) as usize);
-            check_stretch(&file, stretch, specs[stretch.chunk], stored)?;
+        for range in group {
+            check_pad(at, range.begin, &bytes, from)?;
+            at = at.max(range.end);
+            let stored = bytes.slice((range.begin - from) as usize..(range.end - from) as usize);
+            check_range(&file, range, specs[range.chunk], stored)?;
         }
     }
     check_pad(at, file.data_end, &read(at.min(file.data_end), file.data_end)?, at)
@@ -201,8 +201,8 @@ fn read_range(snapshot: &Snapshot, file: &DataFile, begin: u64, end: u64) -> Res
     Ok(if pieces.len() == 1 { pieces.remove(0) } else { pieces.concat().into() })
 }
 
-/// Return the stretches of all blocks in a file, in file order.
-fn stretches(file: &DataFile, specs: &[Option<&ColumnSpec>]) -> Vec<Stretch> {
+/// Return the ranges of all blocks in a file, in file order.
+fn checked_ranges(file: &DataFile, specs: &[Option<&ColumnSpec>]) -> Vec<CheckedRange> {
     let mut found = Vec::new();
     for (chunk, entry) in file.tail.chunks.iter().enumerate() {
         debug_assert!(entry.blocks() as u64 <= MAX_BLOCKS);
@@ -214,11 +214,11 @@ fn stretches(file: &DataFile, specs: &[Option<&ColumnSpec>]) -> Vec<Stretch> {
             for first in (0..count).step_by(step) {
                 let units = first..(first + step).min(count);
                 let end = begin + (units.end as u64 * UNIT_BYTES).min(bytes);
-                found.push(Stretch { begin: begin + first as u64 * UNIT_BYTES, end, chunk, block, units });
+                found.push(CheckedRange { begin: begin + first as u64 * UNIT_BYTES, end, chunk, block, units });
             }
         }
     }
-    found.sort_unstable_by_key(|stretch| (stretch.begin, stretch.end));
+    found.sort_unstable_by_key(|range| (range.begin, range.end));
     found
 }
 
@@ -242,9 +242,9 @@ fn check_footer(file: &DataFile, reference: &FileRef, footer: &[u8]) -> Result<(
     }
 }
 
-/// Verify the checksums of a stretch, then decode it and check every row, as a reader would.
-fn check_stretch(file: &DataFile, stretch: &Stretch, spec: Option<&ColumnSpec>, stored: Bytes) -> Result<()> {
-    let Stretch { chunk: index, block, units, .. } = stretch;
+/// Verify the checksums of a range, then decode it and check every row, as a reader would.
+fn check_range(file: &DataFile, range: &CheckedRange, spec: Option<&ColumnSpec>, stored: Bytes) -> Result<()> {
+    let CheckedRange { chunk: index, block, units, .. } = range;
     for (unit, bytes) in units.clone().zip(stored.chunks(UNIT_BYTES as usize)) {
         file.verify_stored(*index, *block, Some(unit), bytes)?;
     }

@@ -12,14 +12,14 @@ use crate::engine::recipe::Started;
 /// Upper limit on batches in progress or waiting, even if memory would allow more.
 const AHEAD: usize = 16;
 
-pub struct State {
+pub struct Slots {
     /// The next step to begin, the next step to deliver, and the end (exclusive).
     pub(super) begin: u64,
     pub give: u64,
     pub end: u64,
     /// Distance from one step to the next.
     pub stride: u64,
-    pub entries: BTreeMap<u64, Entry>,
+    pub entries: BTreeMap<u64, InProgress>,
     /// Estimated bytes of a batch, based on the largest one so far.
     pub estimate_bytes: u64,
     /// The most scratch memory that any batch has needed so far.
@@ -32,7 +32,7 @@ pub struct State {
 }
 
 /// A batch in progress, with its known or estimated memory use.
-pub struct Entry {
+pub struct InProgress {
     pub slot: Slot,
     pub bytes: u64,
     /// Scratch bytes per task, and the number of tasks that may run at the same time.
@@ -58,7 +58,7 @@ pub enum Task {
     Samples(u64, Arc<Job>, usize),
 }
 
-impl State {
+impl Slots {
     /// Return the size of all batches in progress or waiting, plus the scratch memory for the threads that make samples, in bytes.
     pub fn in_flight_bytes(&self) -> u64 {
         self.batches_bytes() + self.busy_scratch_bytes()
@@ -121,7 +121,7 @@ impl State {
     pub fn begin(&mut self) -> u64 {
         let step = self.begin;
         self.begin += self.stride;
-        self.entries.insert(step, Entry { slot: Slot::Taken, bytes: self.estimate_bytes, scratch: (0, 0) });
+        self.entries.insert(step, InProgress { slot: Slot::Taken, bytes: self.estimate_bytes, scratch: (0, 0) });
         step
     }
 
@@ -129,7 +129,7 @@ impl State {
     /// if `admitted_bytes` is None.
     pub fn task(&mut self, admitted_bytes: Option<u64>, memory_bytes: u64, room_bytes: u64) -> Option<Task> {
         self.unpark(memory_bytes, room_bytes);
-        for (step, Entry { slot, .. }) in &mut self.entries {
+        for (step, InProgress { slot, .. }) in &mut self.entries {
             match slot {
                 Slot::Running { job, .. } => {
                     if let Some(task) = job.claim() {

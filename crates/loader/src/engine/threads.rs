@@ -19,7 +19,7 @@ use crate::batch::Batch;
 use crate::caught::caught;
 use crate::engine::job::{Job, Needs};
 use crate::engine::recipe::Recipe;
-use crate::engine::slots::{Entry, Slot, State, Task, too_large};
+use crate::engine::slots::{InProgress, Slot, Slots, Task, too_large};
 use crate::source::window::{Steps, Window};
 
 const FETCHERS: usize = 8;
@@ -62,7 +62,7 @@ pub struct Engine {
 struct Inner {
     recipe: Arc<Recipe>,
     budget: Budget,
-    state: Mutex<State>,
+    state: Mutex<Slots>,
     /// Signals that work is available, or that threads must stop.
     work: Condvar,
     /// Signals that a batch is done.
@@ -80,7 +80,7 @@ impl Engine {
         let fetches = recipe.sources.iter().any(|source| !source.snapshot.is_mapped());
         recipe.windows.iter().flatten().for_each(|window| window.begin(Steps { begin, stride }));
         let estimate_bytes = recipe.least_bytes().max(recipe.fetched_bytes);
-        let state = State {
+        let state = Slots {
             begin,
             give: begin,
             end,
@@ -134,8 +134,8 @@ impl Engine {
                 return Ok(None);
             }
             let step = state.give;
-            if matches!(state.entries.get(&step), Some(Entry { slot: Slot::Done(_), .. }))
-                && let Some(Entry { slot: Slot::Done(batch), bytes, .. }) = state.entries.remove(&step)
+            if matches!(state.entries.get(&step), Some(InProgress { slot: Slot::Done(_), .. }))
+                && let Some(InProgress { slot: Slot::Done(batch), bytes, .. }) = state.entries.remove(&step)
             {
                 state.give += state.stride;
                 let before = std::mem::replace(&mut state.given_bytes, bytes);
@@ -191,7 +191,7 @@ impl Drop for Engine {
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Slots> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -212,7 +212,7 @@ impl Inner {
     }
 
     /// Wait until `find` returns a value, and return it. Returns None when the engine stops.
-    fn wait<T>(&self, mut find: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+    fn wait<T>(&self, mut find: impl FnMut(&mut Slots) -> Option<T>) -> Option<T> {
         let mut state = self.lock();
         loop {
             if self.stop.load(Relaxed) {
@@ -258,7 +258,7 @@ impl Inner {
                     self.timed(&self.stats.transform_ns, || job.run(&self.recipe, task, &self.pool));
                     let mut state = self.lock();
                     drop(job);
-                    let Some(Entry { slot, .. }) = state.entries.get_mut(&step) else { continue };
+                    let Some(InProgress { slot, .. }) = state.entries.get_mut(&step) else { continue };
                     let Slot::Running { left, .. } = slot else { continue };
                     *left -= 1;
                     if *left > 0 {
@@ -300,7 +300,7 @@ impl Inner {
             return self.finish(step, job);
         }
         if let Some(entry) = state.entries.get_mut(&step) {
-            *entry = Entry { slot: Slot::Parked(job), bytes: held_bytes, scratch: (0, 0) };
+            *entry = InProgress { slot: Slot::Parked(job), bytes: held_bytes, scratch: (0, 0) };
         }
         state.unpark(self.budget.memory_bytes, room_bytes);
         self.note_peak(&state);
@@ -309,7 +309,7 @@ impl Inner {
         self.done.notify_all();
     }
 
-    fn note_peak(&self, state: &State) {
+    fn note_peak(&self, state: &Slots) {
         self.stats.peak_bytes.fetch_max(state.in_flight_bytes() + self.window_bytes(), Relaxed);
     }
 

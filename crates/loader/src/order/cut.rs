@@ -29,14 +29,14 @@ pub struct BatchCut {
 
 /// The samples that a rank gets in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct RankDraws {
     /// Draws that are not repeated, one per sample.
     pub draws: Range<u64>,
     /// Samples that repeat draws of this step and are marked as invalid: (place, draw).
     pub surplus: Vec<(usize, u64)>,
 }
 
-impl Part {
+impl RankDraws {
     pub fn len(&self) -> usize {
         (self.draws.end - self.draws.start) as usize + self.surplus.len()
     }
@@ -107,12 +107,12 @@ impl BatchCut {
     }
 
     /// Return this rank's part of the global batch that begins with draw `begin` of an epoch.
-    pub fn part(&self, begin: u64) -> Part {
+    pub fn part(&self, begin: u64) -> RankDraws {
         let (there, each) = self.shares(begin);
         let (first, end) = (self.rank * each, (self.rank + 1) * each);
         let (low, high) = (first.min(there), end.min(there));
         let surplus = (high.max(first)..end).map(|slot| ((slot - first) as usize, begin + slot % there)).collect();
-        Part { draws: begin + low..begin + high, surplus }
+        RankDraws { draws: begin + low..begin + high, surplus }
     }
 }
 
@@ -128,7 +128,7 @@ mod tests {
             let cuts: Vec<BatchCut> = (0..world).map(|rank| BatchCut::new(draws, each * world, last, rank, world).unwrap()).collect();
             let mut next = 0;
             for step in 0..cuts[0].steps() {
-                let parts: Vec<Part> = cuts.iter().map(|cut| cut.part(step * each * world)).collect();
+                let parts: Vec<RankDraws> = cuts.iter().map(|cut| cut.part(step * each * world)).collect();
                 prop_assert!(parts.iter().all(|part| part.len() == parts[0].len()), "ranks differ: {:?}", parts);
                 for (part, cut) in parts.iter().zip(&cuts) {
                     prop_assert!(part.draws.clone().all(|draw| cut.is_mine(draw, 0)));

@@ -8,7 +8,7 @@ use penstock_format::schema::ColumnSpec;
 use penstock_storage::{Access, RangeRequest, Storage};
 
 /// The location of one value.
-pub struct Entry {
+pub struct FileValue {
     pub name: String,
     /// Size of the file when it was listed.
     pub file_bytes: u64,
@@ -21,11 +21,11 @@ pub struct Entry {
 pub struct Files {
     pub spec: ColumnSpec,
     pub storage: Box<dyn Storage>,
-    pub entries: Vec<Entry>,
+    pub entries: Vec<FileValue>,
 }
 
 impl Files {
-    fn entry(&self, position: u64) -> &Entry {
+    fn entry(&self, position: u64) -> &FileValue {
         &self.entries[position as usize]
     }
 

@@ -21,7 +21,7 @@ pub struct Window {
     /// Limit on the number of held runs in mixtures, where the number of draws per run is unknown. The least recently used run is dropped
     /// first.
     most: Option<usize>,
-    state: Mutex<State>,
+    state: Mutex<WindowState>,
     fetched: Condvar,
 }
 
@@ -45,10 +45,10 @@ impl Steps {
 }
 
 #[derive(Default)]
-struct State {
+struct WindowState {
     steps: Steps,
     /// Runs by epoch and number.
-    runs: HashMap<(u64, u64), Run>,
+    runs: HashMap<(u64, u64), HeldRun>,
     /// Bytes of all held blocks and data files.
     bytes: u64,
     /// For each data file, the number of runs that hold it.
@@ -61,7 +61,7 @@ struct State {
     asked: u64,
 }
 
-struct Run {
+struct HeldRun {
     /// None while a thread fetches the run.
     held: Option<Arc<Held>>,
     /// Upper limit on the number of samples in the run that this engine still has to draw.
@@ -70,7 +70,7 @@ struct Run {
     asked: u64,
 }
 
-impl State {
+impl WindowState {
     fn insert(&mut self, number: &(u64, u64), held: Held) {
         let Some(run) = self.runs.get_mut(number) else { return };
         self.bytes += held.bytes();
@@ -84,7 +84,7 @@ impl State {
     }
 
     fn remove(&mut self, number: &(u64, u64)) {
-        let Some(Run { held: Some(held), .. }) = self.runs.remove(number) else { return };
+        let Some(HeldRun { held: Some(held), .. }) = self.runs.remove(number) else { return };
         self.bytes -= held.bytes();
         for (file, bytes) in held.files() {
             let runs = self.files.entry(file).or_default();
@@ -112,7 +112,7 @@ impl Window {
 
     /// Release all runs and start over with these steps.
     pub fn begin(&self, steps: Steps) {
-        *self.lock() = State { steps, ..State::default() };
+        *self.lock() = WindowState { steps, ..WindowState::default() };
     }
 
     /// Return the bytes held now, plus an estimate for runs being fetched.
@@ -121,7 +121,7 @@ impl Window {
         state.bytes + state.fetching * state.run_bytes
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WindowState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -186,7 +186,7 @@ impl Window {
         state.fetching += missing.len() as u64;
         for run in &missing {
             let left = drawn(self.range(source, run.1), state.steps);
-            state.runs.insert(*run, Run { held: None, left, asked });
+            state.runs.insert(*run, HeldRun { held: None, left, asked });
         }
         missing
     }

@@ -17,7 +17,7 @@ use crate::batch::Loose;
 pub enum Cell<'a> {
     Null,
     Image(Image<'a>),
-    Array(Array<'a>),
+    Array(CutArray<'a>),
     Boxes(Vec<[f32; 4]>),
     /// The points of objects. Each point begins with x and y. The two sizes are the number of points per object and the
     /// number of values per point.
@@ -26,19 +26,19 @@ pub enum Cell<'a> {
 
 /// An RGB image with pending geometry changes.
 pub struct Image<'a> {
-    pub(super) pixels: Pixels<'a>,
+    pub(super) pixels: ImageData<'a>,
     pub geometry: Geometry,
     /// Whether to reverse the order of pixel columns, and that of pixel rows, after the geometry is applied.
     pub mirrored: [bool; 2],
 }
 
-pub enum Pixels<'a> {
+pub enum ImageData<'a> {
     Encoded(Encoded<'a>),
     Rgb(Vec<u8>, usize, usize),
 }
 
 /// An n-dimensional array and its pending cut.
-pub struct Array<'a> {
+pub struct CutArray<'a> {
     pub data: Cow<'a, [u8]>,
     pub dtype: Dtype,
     pub cut: Cut,
@@ -48,7 +48,7 @@ impl<'a> Image<'a> {
     pub fn open(bytes: &'a [u8], limits: Limits, orientation: Orientation, pool: &'a Pool) -> Result<Image<'a>> {
         let encoded = Encoded::open(bytes, limits, orientation, pool)?;
         let (width, height) = encoded.size();
-        Ok(Image { pixels: Pixels::Encoded(encoded), geometry: Geometry::whole(width, height), mirrored: [false; 2] })
+        Ok(Image { pixels: ImageData::Encoded(encoded), geometry: Geometry::whole(width, height), mirrored: [false; 2] })
     }
 
     /// Return the width and height.
@@ -59,8 +59,8 @@ impl<'a> Image<'a> {
     /// Decode into `out`, which has exactly the required size.
     fn write(&self, out: &mut [u8]) -> Result<()> {
         match &self.pixels {
-            Pixels::Encoded(encoded) => resize::decode(encoded, &self.geometry, out)?,
-            Pixels::Rgb(data, width, height) => resize::resize_pixels(data, (*width, *height), 3, 8, &self.geometry, out)?,
+            ImageData::Encoded(encoded) => resize::decode(encoded, &self.geometry, out)?,
+            ImageData::Rgb(data, width, height) => resize::resize_pixels(data, (*width, *height), 3, 8, &self.geometry, out)?,
         }
         let row_bytes = self.size().0 * 3;
         if self.mirrored[0] {
@@ -76,9 +76,9 @@ impl<'a> Image<'a> {
         Ok(())
     }
 
-    pub fn array(&self) -> Result<Array<'static>> {
+    pub fn array(&self) -> Result<CutArray<'static>> {
         let (width, height) = self.size();
-        Ok(Array::new(Cow::Owned(self.decode()?), Dtype::Uint8, &[height, width, 3]))
+        Ok(CutArray::new(Cow::Owned(self.decode()?), Dtype::Uint8, &[height, width, 3]))
     }
 
     pub fn decode(&self) -> Result<Vec<u8>> {
@@ -89,9 +89,9 @@ impl<'a> Image<'a> {
     }
 }
 
-impl<'a> Array<'a> {
-    pub fn new(data: Cow<'a, [u8]>, dtype: Dtype, shape: &[usize]) -> Array<'a> {
-        Array { data, dtype, cut: Cut::whole(shape) }
+impl<'a> CutArray<'a> {
+    pub fn new(data: Cow<'a, [u8]>, dtype: Dtype, shape: &[usize]) -> CutArray<'a> {
+        CutArray { data, dtype, cut: Cut::whole(shape) }
     }
 
     pub fn materialised(&self) -> Result<Vec<u8>> {
@@ -173,15 +173,15 @@ fn from_xyxy(row: [f32; 4], format: &str) -> [f32; 4] {
 }
 
 /// Decode a mask into class numbers of shape (H, W).
-pub fn mask(bytes: &[u8], limits: Limits) -> Result<Array<'static>> {
+pub fn mask(bytes: &[u8], limits: Limits) -> Result<CutArray<'static>> {
     let Picture { height, width, bits, data, .. } = decode_mask(bytes, limits)?;
-    Ok(Array::new(Cow::Owned(data), dtype_of(bits), &[height, width]))
+    Ok(CutArray::new(Cow::Owned(data), dtype_of(bits), &[height, width]))
 }
 
 /// Wrap a decoded image as an array of shape (H, W, C).
-pub fn picture(picture: Picture) -> Array<'static> {
+pub fn picture(picture: Picture) -> CutArray<'static> {
     let Picture { height, width, channels, bits, data } = picture;
-    Array::new(Cow::Owned(data), dtype_of(bits), &[height, width, channels])
+    CutArray::new(Cow::Owned(data), dtype_of(bits), &[height, width, channels])
 }
 
 fn dtype_of(bits: u8) -> Dtype {

@@ -7,7 +7,7 @@ use penstock_codec::resize;
 use penstock_codec::resize::{Filter, Geometry, Resized};
 use penstock_error::{Error, Result};
 
-use crate::transform::cell::{Array, Cell, Image, Pixels};
+use crate::transform::cell::{Cell, CutArray, Image, ImageData};
 
 /// A geometry change that is the same for all columns of a transform.
 pub enum Motion {
@@ -70,7 +70,7 @@ fn resize_image(image: &mut Image<'_>, resized: &Resized) -> Result<()> {
     // be the origin, and ties at a centre would be resolved differently.
     if image.geometry.resized.is_some() || (image.mirrored.contains(&true) && resized.filter.is_nearest()) {
         let (width, height) = image.size();
-        let pixels = Pixels::Rgb(image.decode()?, width, height);
+        let pixels = ImageData::Rgb(image.decode()?, width, height);
         *image = Image { pixels, geometry: Geometry::whole(width, height), mirrored: [false; 2] };
     }
     image.geometry.resized = Some(*resized);
@@ -78,19 +78,19 @@ fn resize_image(image: &mut Image<'_>, resized: &Resized) -> Result<()> {
     Ok(())
 }
 
-fn crop_array(array: &mut Array<'_>, boxes: &[(i64, usize)], fill: f64) -> Result<()> {
+fn crop_array(array: &mut CutArray<'_>, boxes: &[(i64, usize)], fill: f64) -> Result<()> {
     let beyond = boxes.iter().zip(array.cut.size()).any(|((begin, wanted), size)| *begin < 0 || *begin as usize + wanted > *size);
     if beyond && (array.cut.fill != fill || array.cut.is_narrowed()) {
         // Earlier padding keeps its fill value, and the new box must not bring back pixels that were cut away.
         let (size, data) = (array.cut.size().to_vec(), array.materialised()?);
-        *array = Array::new(Cow::Owned(data), array.dtype, &size);
+        *array = CutArray::new(Cow::Owned(data), array.dtype, &size);
         array.cut.fill = fill;
     }
     boxes.iter().enumerate().for_each(|(dimension, (begin, size))| array.cut.narrow(dimension, *begin, *size));
     Ok(())
 }
 
-fn resize_array(array: &mut Array<'_>, resized: &Resized) -> Result<()> {
+fn resize_array(array: &mut CutArray<'_>, resized: &Resized) -> Result<()> {
     let (from_height, from_width) = (array.cut.size[0], array.cut.size[1]);
     let (height, width) = (resized.height, resized.width);
     if (from_height, from_width) == (height, width) {
@@ -102,7 +102,7 @@ fn resize_array(array: &mut Array<'_>, resized: &Resized) -> Result<()> {
     let (channels, size) = (array.cut.size[2], array.dtype.size()); // A mask's third size is 1.
     let mut out = vec![0; height * width * channels * size];
     resize::resize_pixels(&array.materialised()?, (from_width, from_height), channels, 8 * size as u8, &geometry, &mut out)?;
-    *array = Array::new(Cow::Owned(out), array.dtype, &[height, width, channels][..array.cut.rank]);
+    *array = CutArray::new(Cow::Owned(out), array.dtype, &[height, width, channels][..array.cut.rank]);
     Ok(())
 }
 
@@ -163,7 +163,7 @@ pub fn sanitise(cells: &mut [Cell<'_>], on: &[usize], min_size: f32, min_area: f
                 let row_bytes = data.len().checked_div(keep.len()).unwrap_or(0);
                 let data = (0..keep.len()).filter(kept).flat_map(|index| data[index * row_bytes..][..row_bytes].to_vec()).collect();
                 size[0] = keep.iter().filter(|keep| **keep).count();
-                *array = Array::new(Cow::Owned(data), array.dtype, &size);
+                *array = CutArray::new(Cow::Owned(data), array.dtype, &size);
             }
             Cell::Points(numbers, _) => {
                 let each = numbers.len().checked_div(keep.len()).unwrap_or(0);

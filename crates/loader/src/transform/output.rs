@@ -11,7 +11,7 @@ use penstock_format::schema::{ColumnKind, ColumnSpec, ImageMode};
 use penstock_tensor::{Dtype, Shape};
 
 use crate::source::view::value_type;
-use crate::transform::cell::{self, Array, Cell, Image};
+use crate::transform::cell::{self, Cell, CutArray, Image};
 use crate::transform::operation::{Operation, padded_size, padding_of};
 
 /// One output column of a batch.
@@ -198,7 +198,7 @@ impl Output {
                 Cell::Boxes(numbers.as_chunks::<4>().0.iter().map(|row| cell::to_xyxy(*row, format)).collect())
             }
             Role::Keypoints(each) => Cell::Points(numbers(), [input.shape.get(1).map_or(1, |points| *points as usize), *each]),
-            _ => Cell::Array(Array::new(Cow::Borrowed(bytes), self.stored, &sizes())),
+            _ => Cell::Array(CutArray::new(Cow::Borrowed(bytes), self.stored, &sizes())),
         })
     }
 }

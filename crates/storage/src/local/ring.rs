@@ -41,7 +41,7 @@ impl AsRef<[u8]> for Filled {
 }
 
 /// A range that is being read into its buffer.
-struct Job {
+struct Fill {
     file: Arc<File>,
     buffer: Buffer,
     /// File offset of the start of the buffer.
@@ -53,10 +53,10 @@ struct Job {
     failed: Option<io::Error>,
 }
 
-/// One request: its job, and its position in the job's buffer.
+/// One request: its fill, and its position in the fill's buffer.
 #[derive(Clone, Copy)]
 struct Request {
-    job: usize,
+    fill: usize,
     at: u64,
     bytes: u64,
 }
@@ -103,25 +103,25 @@ pub fn is_there() -> bool {
 /// Read file ranges. `Unsupported` means that the file system refuses O_DIRECT, so the caller must read that range another way.
 pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>> {
     let mut files = HashMap::new();
-    let mut jobs: Vec<io::Result<Job>> = ranges.iter().map(|(path, range)| begin(&mut files, path, range)).collect();
+    let mut fills: Vec<io::Result<Fill>> = ranges.iter().map(|(path, range)| begin(&mut files, path, range)).collect();
     let mut waiting = Vec::new();
-    for (index, job) in jobs.iter().enumerate() {
-        let Ok(job) = job else { continue };
-        for at in (0..job.length).step_by(REQUEST_BYTES as usize) {
-            waiting.push(Request { job: index, at, bytes: (job.length - at).min(REQUEST_BYTES) });
+    for (index, fill) in fills.iter().enumerate() {
+        let Ok(fill) = fill else { continue };
+        for at in (0..fill.length).step_by(REQUEST_BYTES as usize) {
+            waiting.push(Request { fill: index, at, bytes: (fill.length - at).min(REQUEST_BYTES) });
         }
     }
     waiting.reverse(); // `drive` takes requests from the end.
-    let driven = with_ring(|ring| drive(&mut ring.ring, &mut jobs, waiting));
-    let finish = |(job, (_, range)): (io::Result<Job>, &(PathBuf, &RangeRequest))| {
-        let mut job = job?;
-        match (&driven, job.failed.take()) {
+    let driven = with_ring(|ring| drive(&mut ring.ring, &mut fills, waiting));
+    let finish = |(fill, (_, range)): (io::Result<Fill>, &(PathBuf, &RangeRequest))| {
+        let mut fill = fill?;
+        match (&driven, fill.failed.take()) {
             (Err(error), _) => Err(io::Error::new(error.kind(), error.to_string())),
             (Ok(()), Some(error)) => Err(error),
-            (Ok(()), None) => Ok(pieces(job, range)),
+            (Ok(()), None) => Ok(pieces(fill, range)),
         }
     };
-    jobs.into_iter().zip(ranges).map(finish).collect()
+    fills.into_iter().zip(ranges).map(finish).collect()
 }
 
 /// Read ranges of at most `STREAM_BYTES` into this thread's pool, or into `targets` if given. Each range is passed to `see`
@@ -324,29 +324,29 @@ fn open<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, ran
 }
 
 /// Open a range's file and allocate its buffer.
-fn begin<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<Job> {
+fn begin<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<Fill> {
     let file = open(files, path, range)?;
     let (begin, needed, length) = aligned(range);
-    Ok(Job { file, buffer: Buffer::returned(length as usize)?, begin, needed, length, failed: None })
+    Ok(Fill { file, buffer: Buffer::returned(length as usize)?, begin, needed, length, failed: None })
 }
 
 /// Keep up to `DEPTH` requests in flight until all have completed or failed. Buffers must not be freed before then.
-fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Request>) -> io::Result<()> {
+fn drive(ring: &mut IoUring, fills: &mut [io::Result<Fill>], mut waiting: Vec<Request>) -> io::Result<()> {
     let mut slots: Vec<Option<Request>> = vec![None; DEPTH as usize];
     let mut idle: Vec<usize> = (0..DEPTH as usize).collect();
     let mut in_flight = 0;
     loop {
         while let Some(slot) = idle.last().copied() {
             let Some(request) = waiting.pop() else { break };
-            let Ok(job) = &jobs[request.job] else { continue };
-            assert!(request.at + request.bytes <= job.length, "a request must stay inside its buffer");
+            let Ok(fill) = &fills[request.fill] else { continue };
+            assert!(request.at + request.bytes <= fill.length, "a request must stay inside its buffer");
             // SAFETY: the assertion above keeps the address inside the buffer.
-            let target = unsafe { job.buffer.memory().add(request.at as usize) };
-            let entry = opcode::Read::new(types::Fd(job.file.as_raw_fd()), target, request.bytes as u32)
-                .offset(job.begin + request.at)
+            let target = unsafe { fill.buffer.memory().add(request.at as usize) };
+            let entry = opcode::Read::new(types::Fd(fill.file.as_raw_fd()), target, request.bytes as u32)
+                .offset(fill.begin + request.at)
                 .build()
                 .user_data(slot as u64);
-            // SAFETY: `jobs` keeps the file and buffer alive until the request completes, and no two requests share bytes.
+            // SAFETY: `fills` keeps the file and buffer alive until the request completes, and no two requests share bytes.
             let pushed = unsafe { ring.submission().push(&entry) };
             if pushed.is_err() {
                 waiting.push(request); // The queue has one entry per slot. A full queue is submitted below.
@@ -364,9 +364,9 @@ fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Requ
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
             Err(error) => {
                 // Leak the buffers: the kernel may still write into them.
-                jobs.iter_mut().filter_map(|job| job.as_mut().ok()).for_each(|job| {
+                fills.iter_mut().filter_map(|fill| fill.as_mut().ok()).for_each(|fill| {
                     if let Ok(spare) = Buffer::new(0) {
-                        std::mem::forget(std::mem::replace(&mut job.buffer, spare));
+                        std::mem::forget(std::mem::replace(&mut fill.buffer, spare));
                     }
                 });
                 return Err(error);
@@ -377,19 +377,19 @@ fn drive(ring: &mut IoUring, jobs: &mut [io::Result<Job>], mut waiting: Vec<Requ
             in_flight -= 1;
             let Some(request) = slots[slot as usize].take() else { continue };
             idle.push(slot as usize);
-            let Ok(job) = &mut jobs[request.job] else { continue };
-            waiting.extend(end(job, request, result));
+            let Ok(fill) = &mut fills[request.fill] else { continue };
+            waiting.extend(end(fill, request, result));
         }
     }
 }
 
 /// Handle the result of a request. Returns a request for the missing bytes, if any.
-fn end(job: &mut Job, request: Request, result: i32) -> Option<Request> {
-    match outcome(result, request.at, request.bytes, job.needed) {
+fn end(fill: &mut Fill, request: Request, result: i32) -> Option<Request> {
+    match outcome(result, request.at, request.bytes, fill.needed) {
         Outcome::Whole => None,
         Outcome::Short(got) => Some(Request { at: request.at + got, bytes: request.bytes - got, ..request }),
         Outcome::Failed(error) => {
-            job.failed = Some(error);
+            fill.failed = Some(error);
             None
         }
     }
@@ -425,12 +425,12 @@ fn outcome(result: i32, at: u64, bytes: u64, needed: u64) -> Outcome {
 }
 
 /// Cut the pieces out of a filled buffer.
-fn pieces(job: Job, range: &RangeRequest) -> Vec<Bytes> {
+fn pieces(fill: Fill, range: &RangeRequest) -> Vec<Bytes> {
     let wanted: u64 = range.pieces.iter().map(|piece| piece.bytes as u64).sum();
-    let begin = (range.begin - job.begin) as usize;
+    let begin = (range.begin - fill.begin) as usize;
     // A slice keeps the whole buffer alive, which is acceptable if the buffer is not much larger than the pieces.
-    let share = range.shared || (range.pieces.len() == 1 && wanted >= job.length / 2);
-    let whole = Bytes::from_owner(Filled { bytes: job.needed as usize, buffer: job.buffer });
+    let share = range.shared || (range.pieces.len() == 1 && wanted >= fill.length / 2);
+    let whole = Bytes::from_owner(Filled { bytes: fill.needed as usize, buffer: fill.buffer });
     let mut at = begin;
     let cut = |piece: &crate::Piece| {
         let from = at + piece.skip as usize;
@@ -490,9 +490,9 @@ mod tests {
             })
             .collect();
         for _ in 0..3 {
-            let jobs: Vec<(PathBuf, &RangeRequest)> = ranges.iter().map(|range| (path.clone(), range)).collect();
+            let requests: Vec<(PathBuf, &RangeRequest)> = ranges.iter().map(|range| (path.clone(), range)).collect();
             let mut seen = vec![0; ranges.len()];
-            let answers = stream(&jobs, None, &mut |index, bytes| {
+            let answers = stream(&requests, None, &mut |index, bytes| {
                 seen[index] += 1;
                 assert_eq!(bytes, &body[ranges[index].begin as usize..ranges[index].end() as usize]);
             });
@@ -517,14 +517,14 @@ mod tests {
             targets.push(target);
             rest = later;
         }
-        let jobs: Vec<(PathBuf, &RangeRequest)> = ranges.iter().map(|range| (path.clone(), range)).collect();
+        let requests: Vec<(PathBuf, &RangeRequest)> = ranges.iter().map(|range| (path.clone(), range)).collect();
         let whole = |range: usize| &body[ranges[range].begin as usize..ranges[range].end() as usize];
-        let answers = stream(&jobs, Some(&mut targets), &mut |index, bytes| assert_eq!(bytes, whole(index)));
+        let answers = stream(&requests, Some(&mut targets), &mut |index, bytes| assert_eq!(bytes, whole(index)));
         assert!(answers.iter().all(Result::is_ok) && (0..5).all(|index| *targets[index] == *whole(index)));
         // A panicking stream waits for its in-flight requests, and the next stream still works.
-        let broken = std::panic::AssertUnwindSafe(|| stream(&jobs, None, &mut |_, _| std::panic::resume_unwind(Box::new(()))));
+        let broken = std::panic::AssertUnwindSafe(|| stream(&requests, None, &mut |_, _| std::panic::resume_unwind(Box::new(()))));
         assert!(std::panic::catch_unwind(broken).is_err());
-        assert!(stream(&jobs, None, &mut |index, bytes| assert_eq!(bytes, whole(index))).iter().all(Result::is_ok));
+        assert!(stream(&requests, None, &mut |index, bytes| assert_eq!(bytes, whole(index))).iter().all(Result::is_ok));
         Ok(())
     }
 

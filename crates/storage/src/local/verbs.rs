@@ -55,8 +55,8 @@ impl Storage for Local {
         add(&self.counters.range_bytes, ranges.iter().map(|range| range.end() - range.begin).sum());
         let mut answers: Vec<Option<Answer>> = ranges.iter().map(|_| None).collect();
         if self.io == Io::Direct && self.files.is_real() && ring::is_there() {
-            let jobs: Vec<_> = ranges.iter().map(|range| (self.path(&range.name), range)).collect();
-            for (place, answer) in answers.iter_mut().zip(ring::fetch(&jobs)) {
+            let requests: Vec<_> = ranges.iter().map(|range| (self.path(&range.name), range)).collect();
+            for (place, answer) in answers.iter_mut().zip(ring::fetch(&requests)) {
                 // If the file system does not support O_DIRECT, read through the page cache.
                 *place = Some(answer).filter(|answer| !answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Unsupported));
             }
@@ -78,11 +78,11 @@ impl Storage for Local {
     }
 
     fn stream(&self, ranges: &[RangeRequest], mut targets: Option<&mut [&mut [u8]]>, see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
-        let jobs: Vec<_> = ranges.iter().map(|range| (self.path(&range.name), range)).collect();
+        let requests: Vec<_> = ranges.iter().map(|range| (self.path(&range.name), range)).collect();
         let bytes = |range: &RangeRequest| range.end() - range.begin;
         add(&self.counters.ranges, ranges.len() as u64);
         add(&self.counters.range_bytes, ranges.iter().map(bytes).sum());
-        let answers = ring::stream(&jobs, targets.as_deref_mut(), see);
+        let answers = ring::stream(&requests, targets.as_deref_mut(), see);
         add(
             &self.counters.direct_bytes,
             ranges.iter().zip(&answers).filter(|(_, answer)| answer.is_ok()).map(|(range, _)| bytes(range)).sum(),
@@ -102,7 +102,7 @@ impl Storage for Local {
             }
             other => other.map_err(|error| self.failure("read", path, &error)),
         };
-        jobs.iter().zip(answers).enumerate().map(finish).collect()
+        requests.iter().zip(answers).enumerate().map(finish).collect()
     }
 
     fn will_need(&self, part: &[u8]) {
