@@ -229,6 +229,30 @@ def test_fork_while_another_thread_imports_what_needs_the_lock_of_logging(module
     subprocess.run([sys.executable, "-c", WHEN_IMPORTED + FORK_WHEN_LOGGING_CAME_LATER, module], check=True, timeout=60)
 
 
+DAEMONS = """
+import sys, threading, time
+import penstock as ps
+
+ds = ps.open(sys.argv[1], io=sys.argv[2])
+
+def read():
+    while True:
+        ds.take(range(0, len(ds), 3))
+        next(ds.scan(batch_size=50))
+
+for _ in range(4):
+    threading.Thread(target=read, daemon=True).start()
+time.sleep(0.2)  # The threads are somewhere in their loops when the interpreter ends.
+"""
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
+def test_daemon_threads_do_not_disturb_the_end_of_the_interpreter(ds, root, io):
+    for _ in range(6):
+        subprocess.run([sys.executable, "-c", DAEMONS, str(root), io], check=True, timeout=60)
+
+
 THREADS_AT_EXIT = """
 import atexit, sys, threading
 
@@ -253,6 +277,37 @@ def test_a_thread_that_an_exit_handler_starts_can_read(ds, root):
 def test_a_fork_does_not_wait_for_a_mocked_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.mocked", types.SimpleNamespace(__spec__=unittest.mock.MagicMock()))
     assert not ps._imports_elsewhere()
+
+
+JOINED_AT_EXIT = """
+import atexit, sys, threading
+import penstock as ps
+
+stop = threading.Event()
+
+@atexit.register  # Runs after the exit handler of penstock's core, which is imported later.
+def last():
+    stop.set()
+    reader.join()
+    print("joined")
+
+ds = ps.open(sys.argv[1])
+
+def read():
+    while not stop.is_set():
+        ds.take([1])
+    for _ in range(100):
+        ds.take([1])
+
+reader = threading.Thread(target=read, daemon=True)
+reader.start()
+"""
+
+
+@pytest.mark.local
+def test_an_exit_handler_may_wait_for_a_daemon_thread(ds, root):
+    run = subprocess.run([sys.executable, "-c", JOINED_AT_EXIT, str(root)], check=True, timeout=60, capture_output=True, text=True)
+    assert run.stdout == "joined\n"
 
 
 SCAN_AT_EXIT = """
