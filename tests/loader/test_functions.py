@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -178,6 +179,87 @@ def test_close_in_another_thread_while_a_batch_arrives(tmp_path, ds):
     assert raised == [ps.ClosedError]
 
 
+@pytest.mark.parametrize("move", ["set_epoch", "load_state_dict", "close"])
+def test_a_batch_that_another_thread_overtakes_is_not_counted(ds, move):
+    making, moved = threading.Event(), threading.Event()
+
+    def waits(batch):
+        making.set()
+        assert moved.wait(60)
+        return batch
+
+    options = {"batch_size": 10, "shuffle": True, "seed": 1, "columns": ["n"]}
+    epochs = [batch["n"].tolist() for batch in ds.loader(**options).stream(4)]
+    loader, raised = ds.loader(**options, transform=[T.PerBatch(waits)]), []
+
+    def consume():
+        try:
+            next(iter(loader))
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    assert making.wait(60)
+    {"set_epoch": lambda: loader.set_epoch(3), "load_state_dict": lambda: loader.load_state_dict(loader.state_dict(step=30))}.get(
+        move, loader.close
+    )()
+    moved.set()
+    thread.join(60)
+    assert [type(error) for error in raised] == [ps.ClosedError] and "was closed, or given another epoch" in str(raised[0])
+    assert loader.state_dict()["draw"] == 0
+    if move != "close":
+        assert [batch["n"].tolist() for batch in loader] == epochs[30:]
+
+
+def with_a_default_timeout(batch):
+    socket.setdefaulttimeout(1)
+    return {"n": batch["n"], "zeros": np.zeros(100_000)}
+
+
+def test_a_default_timeout_of_sockets_does_not_matter(ds):
+    socket.setdefaulttimeout(1)
+    try:
+        loader = ds.loader(batch_size=10, columns=["n"], shuffle=False, transform=[T.PerBatch(with_a_default_timeout)], python_workers=2)
+        assert [batch["n"].tolist() for batch in loader.stream(2)] == [list(range(n, n + 10)) for n in range(0, 100, 10)] * 2
+    finally:
+        socket.setdefaulttimeout(None)
+
+
+def test_close_while_workers_start_stops_them(ds, monkeypatch):
+    from penstock.loader import workers
+
+    started = []
+
+    class Closed(workers.Pool):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            started.extend(process for process, _ in self.workers)
+            thread = threading.Thread(target=loader.close)
+            thread.start()
+            thread.join(60)
+
+    monkeypatch.setattr(workers, "Pool", Closed)
+    loader = ds.loader(batch_size=50, columns=["n"], transform=[T.PerBatch(dict)], python_workers=2)
+    with pytest.raises(ps.ClosedError, match="was closed"):
+        next(iter(loader))
+    assert [process.is_alive() for process in started] == [False, False]
+
+
+def sleeps(batch):
+    time.sleep(600)  # Only a kill ends this worker in time.
+
+
+def test_workers_that_do_not_end_are_killed_together(ds, monkeypatch):
+    waited = []
+    loader = ds.loader(batch_size=10, columns=["n"], transform=[T.PerBatch(sleeps)], python_workers=4)
+    loader._start(10)
+    for process, _ in loader._pool.workers:
+        monkeypatch.setattr(process, "join", lambda seconds=None, join=process.join: (waited.append(seconds or 0), join(seconds)))
+    loader.close()
+    assert len([seconds for seconds in waited if seconds > 0]) == 1 and sum(waited) <= 2
+
+
 def with_an_empty_array(batch):
     return {"filled": np.zeros(100_000), "empty": np.zeros(0)}
 
@@ -199,6 +281,20 @@ def test_masks_of_a_functions_arrays_are_kept(ds):
             next(iter(ds.loader(**options, output=output)))
     even = ds.select(range(0, 100, 2)).loader(**options, output="torch").batch_at(0)
     assert even["v"].tolist() == [[1, -999]] * 4, "nothing is masked"
+
+
+def test_masks_of_ragged_arrays_are_kept(tmp_path):
+    ds = ps.create(tmp_path / "ragged", {"r": ps.Tensor((None,), "int64")})
+    ds.append({"r": [np.arange(2), np.arange(3)]})
+
+    def masked(sample, rng):
+        return {"r": np.ma.MaskedArray(sample["r"], sample["r"] == 1)}
+
+    options = {"batch_size": 2, "shuffle": False, "transform": [masked]}
+    batch = ds.loader(**options).batch_at(0)
+    assert [values.mask.tolist() for values in batch["r"]] == [[False, True], [False, True, False]]
+    with pytest.raises(ps.InvalidInputError, match="masked values"):
+        ds.loader(**options, output="torch").batch_at(0)
 
 
 def unpickles_as_text(sample, rng):

@@ -149,6 +149,8 @@ class Loader:
             turn = self._turns.begin()
             end = None if epochs is None else self._core.end_of_epoch(self._step) + (epochs - 1) * len(self)
             self._start(2**62 if beyond or end is None else end)
+            if self._turns.current != turn:
+                self._end()  # Another thread closed this loader meanwhile.
             if not self._agreed:
                 self._agree()
             self._turns.check(turn)
@@ -160,19 +162,21 @@ class Loader:
                 with self._turns.inside():
                     self._turns.check(turn)
                     batch = self._next()
-                self._turns.check(turn)
                 now = time.perf_counter()
                 self._totals.waiting_seconds += now - began
                 self._totals.elapsed_seconds, mark = self._totals.elapsed_seconds + now - mark, now
                 if line:
                     line.update()
-                yield batch
-                if not self._turns.is_current(turn):
-                    raise ClosedError("this iteration is over: another iteration of the same loader has begun", code="loader-closed")
+                # A state must count exactly the batches that were delivered. Python switches threads and handles signals only at calls
+                # and at the ends of loops, so neither can come between this comparison and `yield`.
+                if self._turns.current == turn:
+                    self._step += 1
+                    yield batch
+                self._turns.check(turn)
         finally:
             if line:
                 line.close()
-            if self._turns.is_current(turn) and not beyond:
+            if self._turns.current == turn and not beyond:
                 self._end()
 
     def _passes_what_is_left(self) -> bool:
@@ -215,8 +219,6 @@ class Loader:
         if given is None:
             raise ClosedError("this loader was closed during iteration", code="loader-closed")
         batch = self._as_output(given[0] if pool is not None else self._staged(core, *given))
-        # Count the batch only when nothing more can fail, because a state must not skip an undelivered batch.
-        self._step += 1
         self._totals.note_batch(given[1])
         return batch
 

@@ -135,7 +135,7 @@ class Line:
     def update(self) -> None:
         loader = self.loader
         stats = loader.stats()
-        epoch, draw = loader._core.begin_of(max(0, loader._step - 1))
+        epoch, draw = loader._core.begin_of(loader._step)  # The batch that is about to be delivered.
         text = f"{stats['samples_per_second']:,.0f} samples/s, waited {stats['stall']:.0%}"
         self.bar.update(self.task, completed=draw // loader.global_batch_size + 1, epoch=epoch, text=text)
 

@@ -167,7 +167,7 @@ def collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64]
                 )
             values.append(sample[name])
         first = values[0]
-        arrays = all(isinstance(value, np.ndarray) for value in values)
+        arrays = all(isinstance(value, np.ndarray) and not np.ma.is_masked(value) for value in values)
         if isinstance(before.get(name), Ragged) and arrays and len({(value.ndim, value.dtype) for value in values}) == 1:
             batch[name] = Ragged.from_arrays(values)
         elif isinstance(before.get(name), list | Ragged):

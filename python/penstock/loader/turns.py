@@ -14,26 +14,27 @@ class Turns:
     """Counts iterations. If two threads iterate at once, both are stopped, because each batch would reach only one of them."""
 
     def __init__(self) -> None:
-        self._turn = 0
+        self.current = 0
+        self._why = _replaced
         self._inside: set[tuple[int, int]] = set()  # (process, thread) pairs that are waiting for a batch.
 
     def end(self) -> None:
-        """End the current iteration, if any."""
-        self._turn += 1
+        """End the current iteration, if any, because the loader was closed or got another position."""
+        self._why = _closed
+        self.current += 1
 
     def begin(self) -> int:
         """End the current iteration, if any, and begin another."""
-        self._turn += 1
-        return self._turn
-
-    def is_current(self, turn: int) -> bool:
-        return self._turn == turn
+        self._why = _replaced
+        self.current += 1
+        return self.current
 
     def check_alone(self) -> None:
         """Raise ClosedError if another thread in this process is waiting for a batch."""
         me = (os.getpid(), threading.get_ident())
         if any(pid == me[0] and thread != me[1] for pid, thread in self._inside):
-            self._turn += 1  # Stop the other thread too, because each batch would reach only one of the two.
+            self._why = _two_threads
+            self.current += 1  # Stop the other thread too, because each batch would reach only one of the two.
             raise _two_threads()
 
     @contextlib.contextmanager
@@ -47,9 +48,17 @@ class Turns:
             self._inside.discard(me)
 
     def check(self, turn: int) -> None:
-        """Raise ClosedError if another thread took over while this one was waiting."""
-        if turn != self._turn:
-            raise _two_threads()
+        """Raise ClosedError if this turn is over."""
+        if turn != self.current:
+            raise self._why()
+
+
+def _closed() -> ClosedError:
+    return ClosedError("this loader was closed, or given another epoch or state, during iteration", code="loader-closed")
+
+
+def _replaced() -> ClosedError:
+    return ClosedError("this iteration is over: another iteration of the same loader has begun", code="loader-closed")
 
 
 def _two_threads() -> ClosedError:

@@ -8,6 +8,8 @@ samples of a step and their random numbers do not depend on the worker.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import mmap
 import multiprocessing
 import multiprocessing.connection
@@ -17,9 +19,9 @@ import pickle
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator
-from multiprocessing import reduction
 from typing import Any
 
 from penstock import _core
@@ -106,18 +108,16 @@ class Pool:
         try:
             kind, body, places = pipe.recv()
             if kind == "mapped":
-                handle = reduction.recv_handle(pipe)
-        except RuntimeError as error:  # No descriptor came with the message.
+                handle = _received(pipe)
+        except (EOFError, OSError) as error:  # A killed worker usually resets the connection.
             if not self.workers:
                 return None
-            self.close()
-            raise InternalError(
-                f"cannot receive a batch from a python worker: {error}",
-                hint="this process has too many open files: keep fewer batches, or raise the limit (`ulimit -n`)",
-            ) from None
-        except (EOFError, OSError):  # A killed worker usually resets the connection.
-            if not self.workers:
-                return None
+            if getattr(error, "errno", None) == errno.EMFILE:
+                self.close()
+                raise InternalError(
+                    "cannot receive a batch from a python worker: this process has too many open files",
+                    hint="keep fewer batches, or raise the limit (`ulimit -n`)",
+                ) from None
             process.join(5)
             code = process.exitcode
             self.close()
@@ -146,8 +146,9 @@ class Pool:
         workers, self.workers = self.workers, []
         for _, pipe in workers:
             _shut(pipe)
+        last = time.monotonic() + 2
         for process, _ in workers:
-            process.join(2)
+            process.join(max(0, last - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()
@@ -155,12 +156,25 @@ class Pool:
 
 def _shut(pipe: Any) -> None:
     """End the connection at both ends. The descriptor is closed with the last reference: another thread may be reading from it."""
-    ours = socket.socket(fileno=pipe.fileno())
-    try:
-        with contextlib.suppress(OSError):  # Some systems refuse this if the worker has ended.
-            ours.shutdown(socket.SHUT_RDWR)
-    finally:
-        ours.detach()
+    ctypes.CDLL(None).shutdown(pipe.fileno(), socket.SHUT_RDWR)  # Needs no second descriptor, unlike the method of a socket.
+
+
+@contextlib.contextmanager
+def _socket(pipe: Any) -> Iterator[socket.socket]:
+    with socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as ours:
+        ours.setblocking(True)  # A default timeout of the program's sockets would apply to the pipe too.
+        yield ours
+
+
+def _received(pipe: Any) -> int:
+    """Receive a descriptor. Raises OSError with EMFILE if this process may not open another one."""
+    with _socket(pipe) as ours:
+        message, handles, _, _ = socket.recv_fds(ours, 1, 1)
+    if not message:
+        raise EOFError
+    if not handles:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return handles[0]
 
 
 def _raised(body: bytes, text: str) -> BaseException:
@@ -261,6 +275,7 @@ def send(pipe: Any, body: bytes, raw: list[memoryview]) -> None:
             at = -(-(at + part.nbytes) // PAGE_BYTES) * PAGE_BYTES
         os.ftruncate(handle, places[-1][1])  # The last arrays may be empty, so that their place lies beyond what was written.
         pipe.send(("mapped", body, places))
-        reduction.send_handle(pipe, handle, None)
+        with _socket(pipe) as ours:
+            socket.send_fds(ours, [b"d"], [handle])
     finally:
         os.close(handle)
