@@ -22,6 +22,7 @@ use crate::write::check::{self, Input, check_lengths};
 use crate::write::column::Stored;
 use crate::write::fragment::FragmentWriter;
 use crate::write::media::Validate;
+use crate::write::tails::TailLimit;
 use crate::write::vocabulary::Words;
 
 /// The result of a commit.
@@ -44,6 +45,7 @@ pub struct Transaction {
     samples: u64,
     /// The words of category columns.
     words: Words,
+    tails: TailLimit,
     touched: HashSet<u64>,
     /// Feature bits required to read the written files.
     features: u64,
@@ -84,6 +86,7 @@ impl Transaction {
             fragments: Vec::new(),
             samples: 0,
             words: Words::default(),
+            tails: TailLimit::default(),
             touched: HashSet::new(),
             features: 0,
             puts: Vec::new(),
@@ -168,7 +171,7 @@ impl Transaction {
                 Some(writer) => writer,
                 None => FragmentWriter::new(self.base.context.clone(), &self.base.schema.columns)?,
             };
-            let now = writer.fitting(&columns, samples);
+            let now = writer.fitting(&columns, samples, &self.tails);
             if now == 0 {
                 self.close_fragment(writer)?;
                 continue;
@@ -189,6 +192,7 @@ impl Transaction {
     }
 
     fn close_fragment(&mut self, writer: FragmentWriter) -> Result<()> {
+        self.tails.note(&writer.columns);
         let first: u64 = self.fragments.iter().map(|fragment| fragment.samples).sum();
         let (fragment, features) = writer.close(first)?;
         self.fragments.push(fragment);

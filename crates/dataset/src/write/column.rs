@@ -172,6 +172,12 @@ impl ColumnWriter {
         }))
     }
 
+    /// Return the code of each word in the dictionary, and its size there.
+    pub fn words_by_code(&self) -> impl Iterator<Item = (usize, usize)> {
+        let used = self.local.iter().enumerate().filter(|(_, place)| **place != u32::MAX);
+        used.map(|(code, place)| (code, dictionary_bytes(&self.words[*place as usize])))
+    }
+
     fn localise(&mut self, column: &mut Column, words: &[Arc<str>]) {
         let Column::Fixed { data, validity, .. } = column else { return };
         self.local.resize(words.len(), u32::MAX);

@@ -7,5 +7,6 @@ pub mod file;
 pub mod fragment;
 pub mod media;
 mod style;
+pub mod tails;
 mod tiles;
 pub mod vocabulary;
