@@ -48,9 +48,10 @@ impl Outside for Python<'_> {
 /// Run work with the GIL in a thread that does not hold it.
 pub fn inside<T>(work: impl FnOnce(Python<'_>) -> T) -> T {
     announce();
-    let result = Python::attach(work);
-    RETURNING.get().fetch_sub(1, SeqCst);
-    result
+    Python::attach(|py| {
+        RETURNING.get().fetch_sub(1, SeqCst);
+        work(py)
+    })
 }
 
 /// Count this thread as one that is about to take the GIL. If the interpreter is ending, wait first, and do not return if it is finalized.
