@@ -212,6 +212,28 @@ def test_a_batch_that_another_thread_overtakes_is_not_counted(ds, move):
         assert [batch["n"].tolist() for batch in loader] == epochs[30:]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iteration_that_begins_while_a_state_is_loaded_does_not_continue_from_the_old_one(ds, monkeypatch, workers):
+    options = {"batch_size": 10, "shuffle": True, "seed": 1, "columns": ["n"]}
+    epochs = [batch["n"].tolist() for batch in ds.loader(**options).stream(4)]
+    loader, begun = ds.loader(**options, transform=[T.PerBatch(dict)], python_workers=workers), []
+    close, state = loader.close, loader.state_dict(step=30)
+
+    def closed():
+        close()
+        monkeypatch.undo()
+        begun.append(iter(loader))  # As another thread may do while this one waits for workers to end.
+        next(begun[0])
+
+    monkeypatch.setattr(loader, "close", closed)
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    with pytest.raises(ps.ClosedError, match="was closed, or given another epoch"):
+        next(begun[0])
+    assert [batch["n"].tolist() for batch in loader] == epochs[30:]
+    loader.close()
+
+
 def with_a_default_timeout(batch):
     socket.setdefaulttimeout(1)
     return {"n": batch["n"], "zeros": np.zeros(100_000)}

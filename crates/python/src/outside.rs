@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 use penstock_storage::process::PerProcess;
 use pyo3::prelude::*;
 
-/// For how long a thread waits for finalization to begin, and for how long it then runs.
-const WHILE: Duration = Duration::from_millis(100);
+/// For how long a thread waits for finalization to begin.
+const WAIT: Duration = Duration::from_millis(20);
+/// For how long it then runs before it waits again.
+const RUN: Duration = Duration::from_millis(100);
 /// How long our exit handler waits for threads that are about to take the GIL.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -65,10 +67,10 @@ fn announce() {
     returning.fetch_sub(1, SeqCst);
     let now = Instant::now();
     if RUNS_UNTIL.get().is_none_or(|until| until < now) {
-        while now.elapsed() < WHILE && !finalized() {
+        while now.elapsed() < WAIT && !finalized() {
             thread::sleep(Duration::from_millis(1));
         }
-        RUNS_UNTIL.set(Some(Instant::now() + WHILE));
+        RUNS_UNTIL.set(Some(Instant::now() + RUN));
     }
     while finalized() {
         thread::park();

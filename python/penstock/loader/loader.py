@@ -132,6 +132,7 @@ class Loader:
         before = self._core
         # Python handles Ctrl-C between calls, so it cannot separate these assignments.
         self.recipe, self._core, self._base, self._step, self._resumes = recipe, core, base, 0, True
+        self.close()  # Another thread may have begun an iteration from the old position meanwhile.
         self._totals.note_spent([before.stats()])
 
     def _iterate(self, epochs: int | None, beyond: bool) -> Iterator[Batch]:
