@@ -263,7 +263,7 @@ def test_a_file_ends_when_its_words_fill_the_tail(root, form):
     ds.append({"k": kept, "text": text, "m": matrix})
     files = [path.read_bytes() for path in pathlib.Path(root, "d").iterdir()]
     tails = [struct.unpack_from("<I", body, len(body) - 24)[0] for body in files]  # spec/format-v1.md section 6
-    assert max(tails) <= (4 << 20) + (64 << 10) and sorted(tails)[3] <= (1 << 20) + (64 << 10), "the limit grows for repeated words"
+    assert max(tails) <= (2 << 20) + (64 << 10) and sorted(tails)[3] <= (1 << 20) + (64 << 10), "the limit grows for repeated words"
     assert sum(tails) >= 8_400_000
     ds = ps.open(root)
     assert ds.vocabulary("k") == words

@@ -171,7 +171,7 @@ impl Transaction {
                 Some(writer) => writer,
                 None => FragmentWriter::new(self.base.context.clone(), &self.base.schema.columns)?,
             };
-            let now = writer.fitting(&columns, samples, &self.tails);
+            let now = writer.fitting(&columns, samples, self.tails.bytes);
             if now == 0 {
                 self.close_fragment(writer)?;
                 continue;

@@ -15,7 +15,6 @@ use super::column::{ColumnWriter, Stored};
 use super::encode;
 use super::file::OpenFile;
 use super::style::Style;
-use super::tails::TailLimit;
 use crate::config::Config;
 use crate::store::context::Context;
 
@@ -89,8 +88,8 @@ impl FragmentWriter {
     }
 
     /// Return how many of these samples come before one that adds a word to a full tail. Returns at least one for an empty fragment.
-    /// A tail is full at the limit, but at least at twice the words that one sample added: a new file would need those words too.
-    pub fn fitting(&mut self, columns: &[Option<Stored>], samples: usize, limit: &TailLimit) -> usize {
+    /// A tail is full at `limit` bytes, but at least at twice the words that one sample added: a new file would need those words too.
+    pub fn fitting(&mut self, columns: &[Option<Stored>], samples: usize, limit: usize) -> usize {
         let pairs = self.columns.iter().zip(columns);
         let mut added: Vec<_> = pairs.filter_map(|(writer, column)| writer.new_word_bytes(column.as_ref()?)).collect();
         if added.is_empty() {
@@ -99,7 +98,7 @@ impl FragmentWriter {
         let mut bytes = self.tail_bytes(self.main, ColumnWriter::tail_bytes);
         for row in 0..samples {
             let more = added.iter_mut().filter_map(Iterator::next).sum::<usize>();
-            if more > 0 && bytes >= limit.bytes.max(2 * self.largest_addition) {
+            if more > 0 && bytes >= limit.max(2 * self.largest_addition) {
                 return row;
             }
             self.largest_addition = self.largest_addition.max(more);
