@@ -165,7 +165,7 @@ def with_bytes(batch):
 
 def test_close_in_another_thread_while_a_batch_arrives(tmp_path, ds):
     loader = ds.loader(batch_size=50, columns=["n"], transform=[T.PerBatch(with_bytes)], python_workers=1)
-    loader._start(2)
+    loader._start(loader._position, 2)
     worker, pipe = loader._pool.workers[0]
     assert pipe.poll(60)
     os.kill(worker.pid, signal.SIGSTOP)  # Only a part of the batch is in the pipe.
@@ -273,7 +273,7 @@ def sleeps(batch):
 def test_workers_that_do_not_end_are_killed_together(ds, monkeypatch):
     waited = []
     loader = ds.loader(batch_size=10, columns=["n"], transform=[T.PerBatch(sleeps)], python_workers=4)
-    loader._start(10)
+    loader._start(loader._position, 10)
     for process, _ in loader._pool.workers:
         monkeypatch.setattr(process, "join", lambda seconds=None, join=process.join: (waited.append(seconds or 0), join(seconds)))
     loader.close()
@@ -333,7 +333,7 @@ def test_an_exception_that_unpickles_as_something_else_is_reported(ds):
 def test_ctrl_c_while_workers_start_does_not_end_them(ds):
     """A terminal sends SIGINT to the workers too. Here only they get it, as early as possible."""
     with ds.loader(batch_size=50, columns=["n"], transform=[T.PerBatch(dict)], python_workers=2) as loader:
-        loader._start(2)
+        loader._start(loader._position, 2)
         for process, _ in loader._pool.workers:
             os.kill(process.pid, signal.SIGINT)
         assert len(list(loader.stream(1))) == 2

@@ -18,13 +18,13 @@ from penstock.loadable import Loadable
 from penstock.loader.mixture import Mix, shares_of
 from penstock.loader.options import LoaderOptions
 from penstock.loader.order import checked_mix
+from penstock.loader.position import Position, Turns, this_thread
 from penstock.loader.ranks import agree
 from penstock.loader.recipe import Recipe
 from penstock.loader.report import Line, explained
 from penstock.loader.source import Source
 from penstock.loader.stages import Stages, check_masks, check_nulls, stages_of
 from penstock.loader.totals import Totals, sums
-from penstock.loader.turns import Turns
 from penstock.values.checks import whole, whole_seed
 from penstock.view import Batch, View
 
@@ -66,14 +66,11 @@ class Loader:
         block, read = options.ints.order_block_samples, list(dict.fromkeys(outputs.values()))
         sources = [Source.ordered(name, view, options.shuffle, read, block) for name, (view, _) in views.items()]
         self.options = options
-        self.recipe = Recipe(
+        recipe = Recipe(
             sources, mix, options.seed, block, outputs, stages, options.ints, options.decode, options.last_batch, options.on_corrupt
         )
-        self._read_before = self.recipe.counted()
-        self._core = self.recipe.open((0, 0))
-        # The epoch and draw at which step 0 begins; the next step to deliver, counted from step 0; and whether the next iteration resumes
-        # at that step. An iteration that does not resume begins the next epoch.
-        self._base, self._step, self._resumes = (0, 0), 0, True
+        self._read_before = recipe.counted()
+        self._position = Position(recipe, recipe.open((0, 0)))
         schema, results = first.schema, self._core.results()
         self._images = frozenset(name for name, _, _, image in results if image)
         check_nulls(stages.nulls, results, {name: schema[column].type for name, column in outputs.items()})
@@ -81,7 +78,23 @@ class Loader:
         self._agreed = options.ints.world_size == 1
         self._totals = Totals()
         self._pool: Pool | None = None
-        self._keep(self.recipe)
+        self._keep(recipe)
+
+    @property
+    def recipe(self) -> Recipe:
+        return self._position.recipe
+
+    @property
+    def _core(self) -> _core.Loader:
+        return self._position.core
+
+    @property
+    def _step(self) -> int:
+        return self._position.step
+
+    @_step.setter
+    def _step(self, step: int) -> None:
+        self._position.step = step
 
     @property
     def rank(self) -> int:
@@ -124,45 +137,56 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration start at the beginning of `epoch`."""
-        base = (whole(epoch, "epoch", 0), 0)
-        self._replace(self.recipe, self.recipe.open(base), base)
+        base, recipe = (whole(epoch, "epoch", 0), 0), self.recipe
+        self._move(Position(recipe, recipe.open(base), base))
 
-    def _replace(self, recipe: Recipe, core: _core.Loader, base: tuple[int, int]) -> None:
+    def _move(self, position: Position) -> None:
         self.close()
-        before = self._core
-        # Python handles Ctrl-C between calls, so it cannot separate these assignments.
-        self.recipe, self._core, self._base, self._step, self._resumes = recipe, core, base, 0, True
+        before, self._position = self._position, position
         self.close()  # Another thread may have begun an iteration from the old position meanwhile.
-        self._totals.note_spent([before.stats()])
+        before.core.close()
+        self._totals.note_spent([before.core.stats()])
 
     def _iterate(self, epochs: int | None, beyond: bool) -> Iterator[Batch]:
         if not len(self) or epochs == 0:
             return
-        self._turns.check_alone()
-        with self._turns.inside():
+        me = this_thread()
+        self._turns.inside[me] = True  # Ctrl-C cannot arrive between an assignment and `try`.
+        try:
+            self._turns.check_alone(me)
             if self._passes_what_is_left() and epochs is not None:
                 epochs -= 1
                 if not epochs:
                     return
-            if not self._resumes and self._step and self._core.end_of_epoch(self._step - 1) != self._step:
-                self._step = self._core.end_of_epoch(self._step)  # The last iteration ended early.
-            self._resumes = False
+            at = self._position
+            if not at.resumes and at.step and at.core.end_of_epoch(at.step - 1) != at.step:
+                at.step = at.core.end_of_epoch(at.step)  # The last iteration ended early.
+            at.resumes = False
             turn = self._turns.begin()
-            end = None if epochs is None else self._core.end_of_epoch(self._step) + (epochs - 1) * len(self)
-            self._start(2**62 if beyond or end is None else end)
+            if self._position is not at:
+                self._turns.end()  # Another thread moved this loader meanwhile.
+            self._turns.check(turn)
+            end = None if epochs is None else at.core.end_of_epoch(at.step) + (epochs - 1) * len(self)
+            self._start(at, 2**62 if beyond or end is None else end)
             if self._turns.current != turn:
                 self._end()  # Another thread closed this loader meanwhile.
             if not self._agreed:
                 self._agree()
             self._turns.check(turn)
+        finally:
+            self._turns.inside.pop(me, None)
         mark = time.perf_counter()
         line = Line(self) if self.options.progress else None
         try:
-            while end is None or self._step < end:
-                began = time.perf_counter()
-                with self._turns.inside():
+            while end is None or at.step < end:
+                began, me = time.perf_counter(), this_thread()
+                self._turns.inside[me] = True
+                try:
                     self._turns.check(turn)
-                    batch = self._next()
+                    self._turns.check_alone(me)
+                    batch = self._next(at)
+                finally:
+                    self._turns.inside.pop(me, None)
                 now = time.perf_counter()
                 self._totals.waiting_seconds += now - began
                 self._totals.elapsed_seconds, mark = self._totals.elapsed_seconds + now - mark, now
@@ -171,9 +195,10 @@ class Loader:
                 # A state must count exactly the batches that were delivered. Python switches threads and handles signals only at calls
                 # and at the ends of loops, so neither can come between this comparison and `yield`.
                 if self._turns.current == turn:
-                    self._step += 1
+                    at.step += 1
                     yield batch
                 self._turns.check(turn)
+            self._turns.check(turn)
         finally:
             if line:
                 line.close()
@@ -185,10 +210,11 @@ class Loader:
 
         The skipped part counts as an epoch without batches.
         """
-        epoch, draw = self._base
-        if self._step or not draw or self._core.first_steps:
+        at = self._position
+        epoch, draw = at.base
+        if at.step or not draw or at.core.first_steps:
             return False
-        left = self._core.epoch_samples - draw
+        left = at.core.epoch_samples - draw
         warnings.warn(
             f"epoch {epoch} has {left} samples left after the loaded state, fewer than a batch of {self.global_batch_size}: "
             'last_batch="drop" drops them, so this iteration has no batches',
@@ -197,14 +223,14 @@ class Loader:
         self.set_epoch(epoch + 1)
         return True
 
-    def _start(self, end: int) -> None:
-        if not self.recipe.processes:
-            self._core.start(self._step, end)
-        elif self._pool is None or not self._pool.continues_with(self._step):
+    def _start(self, at: Position, end: int) -> None:
+        if not at.recipe.processes:
+            at.core.start(at.step, end)
+        elif self._pool is None or not self._pool.continues_with(at.step):
             from penstock.loader.workers import Pool
 
             self._end()
-            self._pool = Pool(self.recipe, self._core.begin_of(0), self._step, end)
+            self._pool = Pool(at.recipe, at.core.begin_of(0), at.step, end)
 
     def _end(self) -> None:
         self._core.close()
@@ -214,17 +240,17 @@ class Loader:
             self._totals.note_spent(list(pool.spent.values()))
             self._totals.read = sums(self._totals.read, *pool.read.values())
 
-    def _next(self) -> Batch:
-        core, pool = self._core, self._pool  # Another thread may close this loader at any time.
-        given = core.next() if pool is None else pool.next()
+    def _next(self, at: Position) -> Batch:
+        source = self._pool if at.recipe.processes else at.core  # Another thread may close this loader at any time.
+        given = None if source is None else source.next()
         if given is None:
             raise ClosedError("this loader was closed during iteration", code="loader-closed")
-        batch = self._as_output(given[0] if pool is not None else self._staged(core, *given))
+        batch = self._as_output(given[0] if at.recipe.processes else self._staged(at, *given))
         self._totals.note_batch(given[1])
         return batch
 
-    def _staged(self, core: _core.Loader, batch: Batch, about: dict[str, Any]) -> Batch:
-        return self.recipe.stages.apply(batch, about, core.number_of(about["step"]), self.recipe.seed)
+    def _staged(self, at: Position, batch: Batch, about: dict[str, Any]) -> Batch:
+        return at.recipe.stages.apply(batch, about, at.core.number_of(about["step"]), at.recipe.seed)
 
     def _as_output(self, batch: Batch) -> Batch:
         if self.options.output != "numpy" and self.recipe.stages.has_functions:
@@ -246,14 +272,14 @@ class Loader:
 
         The state is the same on all ranks and does not depend on batches prepared in advance. Cost: no reads.
         """
+        at = self._position
         if step is None:
-            epoch, draw = self._core.begin_of(self._step)
+            epoch, draw = at.core.begin_of(at.step)
         else:
-            epoch, draw = self._core.begin_of_number(whole(step, "step", 0))
-        return {**self._order_state(), "epoch": epoch, "draw": draw}
+            epoch, draw = at.core.begin_of_number(whole(step, "step", 0))
+        return {**self._order_state(at.recipe), "epoch": epoch, "draw": draw}
 
-    def _order_state(self) -> dict[str, Any]:
-        recipe = self.recipe
+    def _order_state(self, recipe: Recipe) -> dict[str, Any]:
         return {
             "format": STATE_FORMAT, "permutation": PERMUTATION, "sources": [source.state() for source in recipe.sources], "mix": recipe.mix, "seed": recipe.seed,
             "order_block_samples": recipe.order_block_samples, "global_batch_size": self.global_batch_size, "last_batch": recipe.last_batch,
@@ -277,33 +303,35 @@ class Loader:
             mix = checked_mix(state["mix"], len(sources))
             epoch, draw, seed = whole(state["epoch"], "epoch", 0), whole(state["draw"], "draw", 0), whole_seed(state["seed"])
             block = whole(state["order_block_samples"], "order_block_samples", 1)
-            if len(sources) != len(self.recipe.sources):
+            before = self.recipe
+            if len(sources) != len(before.sources):
                 raise InvalidInputError(
-                    f"cannot load the state: it has {len(sources)} sources, but this loader has {len(self.recipe.sources)}",
+                    f"cannot load the state: it has {len(sources)} sources, but this loader has {len(before.sources)}",
                     code="invalid-argument",
                 )
-            found = [own.loaded(state_of) for own, state_of in zip(self.recipe.sources, sources, strict=True)]
+            found = [own.loaded(state_of) for own, state_of in zip(before.sources, sources, strict=True)]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, InvalidInputError | NotFoundError):
                 raise
             raise InvalidInputError(
                 f"this is not a loader state: {error!r}", code="invalid-argument", hint="pass the result of state_dict()"
             ) from error
-        recipe = dataclasses.replace(self.recipe, sources=found, mix=mix, seed=seed, order_block_samples=block)
+        recipe = dataclasses.replace(before, sources=found, mix=mix, seed=seed, order_block_samples=block)
         core = recipe.open((epoch, draw))
         if draw > core.epoch_samples:
             raise InvalidInputError(
                 f"this is not a loader state: draw {draw} is beyond the {core.epoch_samples} samples of an epoch", code="invalid-argument"
             )
         self._keep(recipe)
-        self._replace(recipe, core, (epoch, draw))
+        self._move(Position(recipe, core, (epoch, draw)))
 
     def batch_at(self, step: int) -> Batch:
         """Make the batch of a step, counted from the start of epoch 0, without advancing the loader. Useful for inspecting a loss spike."""
-        base = self._core.begin_of_number(whole(step, "step", 0))
+        at = self._position
+        base = at.core.begin_of_number(whole(step, "step", 0))
         if not len(self):
             raise InvalidInputError("the loader has no batches", code="invalid-argument")
-        core = self.recipe.open(base)
+        core = at.recipe.open(base)
         core.start(0, 1)
         try:
             given = core.next()
@@ -311,7 +339,7 @@ class Loader:
             core.close()
         if given is None:
             raise InvalidInputError("the loader has no batches", code="invalid-argument")
-        return self._as_output(self._staged(core, *given))
+        return self._as_output(self._staged(Position(at.recipe, core), *given))
 
     def _agree(self) -> None:
         """Check that all ranks are about to read the same data."""

@@ -1,13 +1,32 @@
-"""Tracks which iteration of a loader is the current one."""
+"""Where a loader is, and which iteration is the current one."""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import os
 import threading
-from collections.abc import Iterator
 
+from penstock import _core
 from penstock.errors import ClosedError
+from penstock.loader.recipe import Recipe
+
+
+@dataclasses.dataclass
+class Position:
+    """What a loader reads, and how far it is.
+
+    A loader that gets another epoch or state gets another position. An iteration keeps the position with which it began, so a thread that
+    changes the position never mixes two of them.
+    """
+
+    recipe: Recipe
+    core: _core.Loader
+    base: tuple[int, int] = (0, 0)
+    """The epoch and draw at which step 0 begins."""
+    step: int = 0
+    """The next step to deliver, counted from step 0."""
+    resumes: bool = True
+    """Whether the next iteration resumes at `step`. An iteration that does not resume begins the next epoch."""
 
 
 class Turns:
@@ -16,7 +35,9 @@ class Turns:
     def __init__(self) -> None:
         self.current = 0
         self._why = _replaced
-        self._inside: set[tuple[int, int]] = set()  # (process, thread) pairs that are waiting for a batch.
+        self.inside: dict[tuple[int, int], bool] = {}
+        """The threads that are beginning an iteration or waiting for a batch. A thread enters before it checks whether it is alone, so of
+        two threads at least one notices the other."""
 
     def end(self) -> None:
         """End the current iteration, if any, because the loader was closed or got another position."""
@@ -29,28 +50,22 @@ class Turns:
         self.current += 1
         return self.current
 
-    def check_alone(self) -> None:
-        """Raise ClosedError if another thread in this process is waiting for a batch."""
-        me = (os.getpid(), threading.get_ident())
-        if any(pid == me[0] and thread != me[1] for pid, thread in self._inside):
+    def check_alone(self, me: tuple[int, int]) -> None:
+        """Raise ClosedError if another thread in this process is in `inside`."""
+        if any(pid == me[0] and thread != me[1] for pid, thread in tuple(self.inside)):
             self._why = _two_threads
             self.current += 1  # Stop the other thread too, because each batch would reach only one of the two.
             raise _two_threads()
-
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        """Mark this thread as waiting for a batch."""
-        me = (os.getpid(), threading.get_ident())
-        self._inside.add(me)
-        try:
-            yield
-        finally:
-            self._inside.discard(me)
 
     def check(self, turn: int) -> None:
         """Raise ClosedError if this turn is over."""
         if turn != self.current:
             raise self._why()
+
+
+def this_thread() -> tuple[int, int]:
+    """Return this process and thread."""
+    return os.getpid(), threading.get_ident()
 
 
 def _closed() -> ClosedError:
