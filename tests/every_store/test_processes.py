@@ -253,6 +253,41 @@ def test_daemon_threads_do_not_disturb_the_end_of_the_interpreter(ds, root, io):
         subprocess.run([sys.executable, "-c", DAEMONS, str(root), io], check=True, timeout=60)
 
 
+CALLBACKS = """
+import sys, threading, time
+import penstock as ps
+
+class Slow:
+    shape, dtype = (1 << 20,), "float32"
+    def __getitem__(self, key):
+        time.sleep(0.01)  # Most of the time, a thread is in this callback.
+        raise ValueError("no value")
+
+ds = ps.open(sys.argv[1])
+
+def verify():
+    while True:
+        ds.verify(progress=lambda files, size: time.sleep(0.01))  # As above.
+
+def append():
+    while True:
+        try:
+            ps.create("memory://", {"v": ps.Tensor((1 << 20,), "float32", tile=(1 << 10,))}).append({"v": [Slow()]})
+        except ps.Error:
+            pass
+
+for target in (verify, verify, append):
+    threading.Thread(target=target, daemon=True).start()
+time.sleep(0.2)  # The threads are in their callbacks when the interpreter ends.
+"""
+
+
+@pytest.mark.local
+def test_callbacks_in_daemon_threads_do_not_disturb_the_end_of_the_interpreter(ds, root):
+    for _ in range(6):
+        subprocess.run([sys.executable, "-c", CALLBACKS, str(root)], check=True, timeout=60)
+
+
 THREADS_AT_EXIT = """
 import atexit, sys, threading
 

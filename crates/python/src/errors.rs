@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use pyo3::prelude::*;
 
 use crate::made::Made;
-use crate::outside::inside;
 
 static MAKE: Made = Made::new();
 
@@ -40,7 +39,7 @@ impl Stop {
 /// Run pending signal handlers and return whether one raised an exception, such as KeyboardInterrupt for Ctrl-C. Always returns
 /// false outside the main thread.
 pub fn interrupted() -> bool {
-    let raised = inside(|py| py.check_signals()).err();
+    let raised = Python::attach(|py| py.check_signals()).err();
     let came = raised.is_some();
     if came {
         RAISED.set(raised);

@@ -15,7 +15,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};
 
 use crate::errors::OrRaise;
-use crate::outside::{Outside as _, inside};
 
 /// The exception that Python raised while the core pulled values. The core's own error only reports that the pull failed.
 pub type Raised = Arc<Mutex<Option<PyErr>>>;
@@ -53,7 +52,7 @@ impl Pull for PythonParts {
     ) -> penstock_error::Result<()> {
         let wanted: Vec<(u64, u64)> = window.iter().map(|range| (range.start, range.end)).collect();
         let before = PULLS.replace(self.owner);
-        let pulled = inside(|py| {
+        let pulled = Python::attach(|py| {
             let array = self.pull.bind(py).call1((row, wanted))?.cast_into::<PyArray1<u8>>()?;
             Ok::<_, PyErr>(array.readonly().as_slice()?.to_vec())
         });
@@ -195,7 +194,7 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str, first_row: u64) -
     if later.is_empty() {
         return Ok(Column::Ragged(ragged));
     }
-    py.outside(|| fill(ragged, &later)).map_err(|error| refused(error, name, first_row)).or_raise(py)
+    py.detach(|| fill(ragged, &later)).map_err(|error| refused(error, name, first_row)).or_raise(py)
 }
 
 /// Add the column to an error and shift its row numbers by `first_row` to match the user's input.

@@ -8,7 +8,6 @@ mod loader;
 mod made;
 mod media;
 mod output;
-mod outside;
 mod recycle;
 mod snapshot;
 mod transaction;
@@ -27,7 +26,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     penstock_storage::process::watch_forks();
     penstock_storage::process::watch_interrupts(errors::interrupted);
-    py.import("atexit")?.call_method1("register", (wrap_pyfunction!(outside::end, module)?,))?;
     // Do the Python bindings' one-time look-ups here. Otherwise, one thread might do them while another forks (see `made`).
     let array = PyArray1::from_vec(py, vec![0i64]);
     array.try_readonly()?;

@@ -27,7 +27,6 @@ use serde::Deserialize;
 
 use crate::errors::{OrRaise, interrupted};
 use crate::output::{byte_strings, imported_ragged, jsons, numpy_dtype, texts};
-use crate::outside::Outside as _;
 use crate::recycle;
 use crate::view::View;
 
@@ -77,7 +76,7 @@ impl Weights {
     #[new]
     fn new(py: Python<'_>, weights: PyReadonlyArray1<'_, f64>) -> PyResult<Weights> {
         let weights = weights.as_slice()?;
-        py.outside(|| Alias::new(weights)).map(|alias| Weights(Arc::new(alias))).or_raise(py)
+        py.detach(|| Alias::new(weights)).map(|alias| Weights(Arc::new(alias))).or_raise(py)
     }
 }
 
@@ -190,7 +189,7 @@ impl Loader {
         let sources =
             sources.map(|((view, name), files)| Source { files: files.map(|files| files.0.clone()), ..view.source(name) }).collect();
         let weights = weights.into_iter().map(|weights| weights.map(|weights| weights.0.clone())).collect();
-        let recipe = py.outside(|| recipe(&declared, sources, weights)).or_raise(py)?;
+        let recipe = py.detach(|| recipe(&declared, sources, weights)).or_raise(py)?;
         let budget = Budget { threads: declared.threads, memory_bytes: declared.memory_bytes };
         fits(&recipe, budget, recipe.cut.steps()).or_raise(py)?;
         Ok(Loader { recipe: Arc::new(recipe), budget, stats: Arc::default(), engine: Mutex::default() })
@@ -251,7 +250,7 @@ impl Loader {
     #[pyo3(signature = (begin, end, stride=1))]
     fn start(&self, py: Python<'_>, begin: u64, end: u64, stride: u64) -> PyResult<()> {
         if let Some(engine) = self.engine()
-            && py.outside(|| engine.continues_with(begin))
+            && py.detach(|| engine.continues_with(begin))
         {
             engine.set_end(end);
             return Ok(());
@@ -259,7 +258,7 @@ impl Loader {
         fits(&self.recipe, self.budget, end.saturating_sub(begin).div_ceil(stride.max(1))).or_raise(py)?;
         self.close(py);
         let engine =
-            py.outside(|| Engine::start(self.recipe.clone(), self.budget, begin, end, stride.max(1), self.stats.clone())).or_raise(py)?;
+            py.detach(|| Engine::start(self.recipe.clone(), self.budget, begin, end, stride.max(1), self.stats.clone())).or_raise(py)?;
         *self.engine.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(engine));
         Ok(())
     }
@@ -267,7 +266,7 @@ impl Loader {
     /// Return the next batch and its metadata, or None after the last batch.
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyDict>, Bound<'py, PyDict>)>> {
         let Some(engine) = self.engine() else { return Ok(None) };
-        let batch = py.outside(|| engine.next(interrupted)).or_raise(py)?;
+        let batch = py.detach(|| engine.next(interrupted)).or_raise(py)?;
         batch.map(|batch| self.give(py, batch)).transpose()
     }
 
@@ -275,7 +274,7 @@ impl Loader {
     fn close(&self, py: Python<'_>) {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(engine) = engine {
-            py.outside(|| engine.close());
+            py.detach(|| engine.close());
         }
     }
 
@@ -286,7 +285,7 @@ impl Loader {
         py: Python<'py>,
         step: u64,
     ) -> (Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<bool>>) {
-        let (_, draws, places, valid) = py.outside(|| self.recipe.places(step));
+        let (_, draws, places, valid) = py.detach(|| self.recipe.places(step));
         (
             PyArray1::from_iter(py, draws.into_iter().map(|draw| draw as i64)),
             PyArray1::from_iter(py, places.iter().map(|place| place.source as i64)),

@@ -6,7 +6,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::{OrRaise, exception};
-use crate::outside::Outside as _;
 
 /// Parse the `validate` argument.
 pub fn validate(py: Python<'_>, name: &str) -> PyResult<Validate> {
@@ -25,6 +24,6 @@ pub fn check_media(py: Python<'_>, values: Vec<Option<Bound<'_, PyBytes>>>, mask
     let kind = if mask { Media::Mask } else { Media::Image };
     let slices: Vec<Option<&[u8]>> = values.iter().map(|value| value.as_ref().map(|value| value.as_bytes())).collect();
     let bytes = slices.iter().flatten().map(|slice| slice.len()).sum();
-    let found = py.outside(|| check(slices.len(), bytes, |index| slices[index], kind, mode)).or_raise(py)?;
+    let found = py.detach(|| check(slices.len(), bytes, |index| slices[index], kind, mode)).or_raise(py)?;
     Ok(found.into_iter().map(|error| error.map(|error| exception(py, error))).collect())
 }

@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::errors::{OrRaise, raise};
 use crate::made::Made;
-use crate::{outside::Outside as _, recycle};
+use crate::recycle;
 
 /// The form in which a take returns columns.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub fn slices<'py>(
             memory(array, bytes)
         })
         .collect();
-    py.outside(|| Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?.slices(spec, slices, outs)).or_raise(py)?;
+    py.detach(|| Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?.slices(spec, slices, outs)).or_raise(py)?;
     Ok(arrays.into_iter().map(Bound::into_any).collect())
 }
 
@@ -155,7 +155,7 @@ impl Request<'_> {
                 if let Some(parts) = self.tiled(py, spec, dtype)? {
                     return self.ragged_array(py, parts, &shape);
                 }
-                let values = py.outside(|| self.reader.ragged(spec)).or_raise(py)?;
+                let values = py.detach(|| self.reader.ragged(spec)).or_raise(py)?;
                 self.ragged(py, spec, dtype, &shape, &values)
             }
         }
@@ -177,7 +177,7 @@ impl Request<'_> {
         if self.form == Form::Flat {
             if matches!(spec.kind, ColumnKind::Text | ColumnKind::Json) {
                 let bad = |index: &usize| values.get(*index).is_some_and(|text| std::str::from_utf8(text).is_err());
-                if let Some(index) = py.outside(|| (0..values.len()).find(bad)) {
+                if let Some(index) = py.detach(|| (0..values.len()).find(bad)) {
                     let text = "it is not UTF-8";
                     return Err(refuse(index, text).unwrap_or_else(|| raise(py, penstock_format::cursor::malformed(text))));
                 }
@@ -209,7 +209,7 @@ impl Request<'_> {
         if dtype == Dtype::Bytes || !self.reader.has_tiles() {
             return Ok(None); // Bytes are never tiled, but a column of nulls would look tiled.
         }
-        let Some(shapes) = py.outside(|| self.reader.shapes(spec)).or_raise(py)? else { return Ok(None) };
+        let Some(shapes) = py.detach(|| self.reader.shapes(spec)).or_raise(py)? else { return Ok(None) };
         let rank = spec.kind.stored().or_raise(py)?.1.0.len();
         let slices: Vec<Slice> = shapes.iter().map(|shape| whole(shape.as_deref().unwrap_or_default())).collect();
         let there = |index: usize| shapes[index].is_some();
@@ -226,7 +226,7 @@ impl Request<'_> {
             rest = later;
         }
         let read = || self.reader.slices(spec, &slices, outs);
-        let nulls = py.outside(read).or_raise(py)?.map(|nulls| PyArray1::from_vec(py, nulls));
+        let nulls = py.detach(read).or_raise(py)?.map(|nulls| PyArray1::from_vec(py, nulls));
         let sizes = shapes.iter().flat_map(|shape| (0..rank).map(|axis| shape.as_ref().map_or(0, |shape| shape[axis] as i64)));
         let sizes = PyArray1::from_iter(py, sizes).reshape([shapes.len(), rank])?;
         Ok(Some((array, PyArray1::from_vec(py, offsets), sizes, nulls).into_pyobject(py)?.into_any()))
@@ -243,7 +243,7 @@ impl Request<'_> {
         }
         let mut array = empty(py, &sizes, numpy, dtype.size())?;
         let out = memory(&mut array, bytes);
-        let nulls = py.outside(|| self.reader.fixed(spec, out)).or_raise(py)?;
+        let nulls = py.detach(|| self.reader.fixed(spec, out)).or_raise(py)?;
         self.finish(py, array.into_any(), nulls)
     }
 
@@ -255,12 +255,12 @@ impl Request<'_> {
             found.len() == bytes && (found.as_ptr() as usize).is_multiple_of(dtype.size())
         };
         let worth = self.reader.is_placed() && bytes as u64 >= recycle::LEAST_BYTES;
-        if worth { py.outside(joined).filter(fits) } else { None }
+        if worth { py.detach(joined).filter(fits) } else { None }
     }
 
     fn codes<'py>(&self, py: Python<'py>, spec: &ColumnSpec) -> PyResult<Bound<'py, PyAny>> {
         let mut codes = vec![0i64; self.reader.plan.len()];
-        let nulls = py.outside(|| self.reader.codes(spec, &mut codes)).or_raise(py)?;
+        let nulls = py.detach(|| self.reader.codes(spec, &mut codes)).or_raise(py)?;
         self.finish(py, PyArray1::from_vec(py, codes).into_any(), nulls)
     }
 
@@ -287,7 +287,7 @@ impl Request<'_> {
         };
         let mut rest = to_copy.then(|| memory(&mut array, bytes));
         let (mut offsets, mut shapes) = (Vec::with_capacity(values.len() + 1), Vec::new());
-        py.outside(|| {
+        py.detach(|| {
             let mut at = 0;
             offsets.push(0i64);
             for index in 0..values.len() {
@@ -324,7 +324,7 @@ impl Request<'_> {
             }
         };
         // One stored byte decodes to about ten bytes of pixels.
-        let decoded = py.outside(|| parallel_map(values.len(), values.value_bytes().saturating_mul(10), decode)).or_raise(py)?;
+        let decoded = py.detach(|| parallel_map(values.len(), values.value_bytes().saturating_mul(10), decode)).or_raise(py)?;
         let list = PyList::empty(py);
         let kind = if matches!(spec.kind, ColumnKind::Mask { .. }) { Media::Mask } else { Media::Image };
         let mut refused: Vec<(usize, Error)> = Vec::new();
@@ -438,7 +438,7 @@ pub fn byte_strings<'py, 'a>(
         targets.push((index, data as usize));
         objects.push(Some(object.cast_into::<PyBytes>()?));
     }
-    py.outside(|| {
+    py.detach(|| {
         for (index, target) in targets {
             if let Some(value) = get(index) {
                 // SAFETY: `target` has value.len() bytes, is not shared until the list is returned, and cannot overlap the source.

@@ -13,7 +13,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::errors::{OrRaise, exception};
-use crate::outside::{Outside as _, inside};
 use crate::view::{Positions, View};
 
 #[pyclass(frozen, module = "penstock._core")]
@@ -44,7 +43,7 @@ pub fn create(
         .map_err(|error| Error::new("invalid-schema", format!("cannot create dataset: {error}")))
         .or_raise(py)?;
     let options = options(storage_options, io).or_raise(py)?;
-    let made = py.outside(|| penstock_dataset::create(penstock_storage::open(uri, &options)?, columns, message, author));
+    let made = py.detach(|| penstock_dataset::create(penstock_storage::open(uri, &options)?, columns, message, author));
     Ok(Snapshot { inner: Arc::new(made.or_raise(py)?), options })
 }
 
@@ -60,7 +59,7 @@ pub fn open(
     incomplete: bool,
 ) -> PyResult<Snapshot> {
     let options = options(storage_options, io).or_raise(py)?;
-    let opened = py.outside(|| {
+    let opened = py.detach(|| {
         let incomplete = if incomplete { Incomplete::Permit } else { Incomplete::Refuse };
         let context = Context::with(penstock_storage::open(uri, &options)?, incomplete);
         match snapshot {
@@ -76,7 +75,7 @@ pub fn open(
 #[pyo3(signature = (uri, storage_options=None, io="auto"))]
 pub fn doctor(py: Python<'_>, uri: &str, storage_options: Option<Vec<(String, String)>>, io: &str) -> PyResult<Vec<Found>> {
     let options = options(storage_options, io).or_raise(py)?;
-    let findings = py.outside(|| penstock_dataset::examine(&Context::new(penstock_storage::open(uri, &options)?))).or_raise(py)?;
+    let findings = py.detach(|| penstock_dataset::examine(&Context::new(penstock_storage::open(uri, &options)?))).or_raise(py)?;
     Ok(findings.into_iter().map(|found| (found.name, found.good, found.measured, found.finding, found.advice)).collect())
 }
 
@@ -122,7 +121,7 @@ impl Snapshot {
 
     /// Open the newest snapshot of this branch, which shares caches and counters with this one.
     fn refresh(&self, py: Python<'_>) -> PyResult<Snapshot> {
-        let newest = py.outside(|| self.inner.refreshed()).or_raise(py)?;
+        let newest = py.detach(|| self.inner.refreshed()).or_raise(py)?;
         Ok(Snapshot { inner: Arc::new(newest), options: self.options.clone() })
     }
 
@@ -138,31 +137,31 @@ impl Snapshot {
 
     /// Return the words of a category, ordered by code.
     fn vocabulary<'py>(&self, py: Python<'py>, column: &str) -> PyResult<Bound<'py, PyList>> {
-        let words = py.outside(|| self.inner.column(column).and_then(|spec| self.inner.vocabulary(spec.id))).or_raise(py)?;
+        let words = py.detach(|| self.inner.column(column).and_then(|spec| self.inner.vocabulary(spec.id))).or_raise(py)?;
         PyList::new(py, words.iter())
     }
 
     /// Pin this snapshot under a name, until the pin is removed.
     fn pin(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        py.outside(|| penstock_dataset::pin(&self.inner.context, name, self.inner.id())).or_raise(py)
+        py.detach(|| penstock_dataset::pin(&self.inner.context, name, self.inner.id())).or_raise(py)
     }
 
     /// Return all pins: name → snapshot id.
     fn pins(&self, py: Python<'_>) -> PyResult<BTreeMap<String, String>> {
-        let pins = py.outside(|| penstock_dataset::pins(&self.inner.context)).or_raise(py)?;
+        let pins = py.detach(|| penstock_dataset::pins(&self.inner.context)).or_raise(py)?;
         Ok(pins.into_iter().map(|(name, target)| (name, target.to_string())).collect())
     }
 
     /// Remove a pin. Returns whether it existed.
     fn unpin(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        py.outside(|| penstock_dataset::unpin(&self.inner.context, name)).or_raise(py)
+        py.detach(|| penstock_dataset::unpin(&self.inner.context, name)).or_raise(py)
     }
 
     /// List commits as dicts, newest first.
     #[pyo3(signature = (limit=None))]
     fn log(&self, py: Python<'_>, limit: Option<usize>) -> PyResult<Vec<Py<PyDict>>> {
         let limit = limit.unwrap_or(usize::MAX);
-        let walked = py.outside(|| {
+        let walked = py.detach(|| {
             let mut entries = vec![self.inner.entry.clone()];
             let full = Error::new("internal", "enough");
             let store = self.inner.context.storage.as_ref();
@@ -188,10 +187,10 @@ impl Snapshot {
     fn verify(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Py<PyDict>> {
         let mut failed: Option<PyErr> = None;
         let report: Report = py
-            .outside(|| {
+            .detach(|| {
                 penstock_dataset::verify(&self.inner, |report| {
                     if let (Some(progress), true) = (&progress, failed.is_none()) {
-                        failed = inside(|py| progress.call1(py, (report.data_files, report.data_bytes)).err());
+                        failed = Python::attach(|py| progress.call1(py, (report.data_files, report.data_bytes)).err());
                     }
                 })
             })
@@ -228,7 +227,7 @@ impl Snapshot {
     /// Estimate sizes of these columns in bytes, as (stored, decoded, one decoded block for each column with shared blocks, span
     /// from first to last block, one decoded sample). Reads the manifest and a few tails.
     fn column_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64, u64, f64)> {
-        py.outside(|| {
+        py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
             let bytes = self.inner.column_bytes(&ids)?;
             Ok((bytes.stored, bytes.decoded, bytes.blocks, bytes.spanned, bytes.decoded_of_sample))
@@ -239,7 +238,7 @@ impl Snapshot {
     /// Return the bytes of data files that stay in memory when these columns are read, as (all files, largest file, cache
     /// limit). Reads the manifest.
     fn kept_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64)> {
-        py.outside(|| {
+        py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
             self.inner.kept_bytes(&ids).map(|(all, largest)| (all, largest, file_cache_bytes()))
         })
@@ -254,7 +253,7 @@ impl Snapshot {
 
     /// Return the name, stored bytes, number of blocks, and number of data files of each column. Reads all tails.
     fn layout(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, u64, u64)>> {
-        py.outside(|| {
+        py.detach(|| {
             let mut rows: Vec<(u64, (String, u64, u64, u64))> =
                 self.inner.schema.columns.iter().map(|column| (column.id, (column.name.clone(), 0, 0, 0))).collect();
             self.inner.each_fragment(|_, fragment| {

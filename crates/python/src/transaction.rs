@@ -9,7 +9,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::OrRaise;
-use crate::outside::Outside as _;
 use crate::snapshot::Snapshot;
 use crate::{input, media};
 
@@ -68,7 +67,7 @@ impl Transaction {
             let name: String = name.extract()?;
             inputs.push(input::input(py, &values, &name, first_row, &raised, self.address())?);
         }
-        let appended = py.outside(|| {
+        let appended = py.detach(|| {
             let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
             inner.as_mut().ok_or_else(closed)?.append(inputs, validate)
         });
@@ -82,7 +81,7 @@ impl Transaction {
     fn commit(&self, py: Python<'_>, message: &str, author: &str, properties: &str) -> PyResult<(String, i64, u64, Snapshot)> {
         self.check_caller(py)?;
         let (receipt, snapshot) = py
-            .outside(|| {
+            .detach(|| {
                 let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
                 inner.ok_or_else(closed)?.commit(message, author, properties)
             })
@@ -101,7 +100,7 @@ impl Transaction {
             return Ok(()); // Only the parent process may abort.
         }
         self.check_caller(py)?;
-        py.outside(|| drop(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        py.detach(|| drop(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()));
         Ok(())
     }
 }

@@ -14,7 +14,6 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::errors::OrRaise;
 use crate::output::{self, Form, Request};
-use crate::outside::Outside as _;
 
 #[pyclass(frozen, module = "penstock._core")]
 pub struct View {
@@ -121,14 +120,14 @@ impl View {
     fn ranges(&self, py: Python<'_>, which: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<Vec<(String, u64, u64)>> {
         let specs = self.specs(columns.as_deref()).or_raise(py)?;
         let positions = self.which(py, which, false)?;
-        let ranges = py.outside(|| self.reader(positions, OnCorrupt::Raise)?.ranges(&specs)).or_raise(py)?;
+        let ranges = py.detach(|| self.reader(positions, OnCorrupt::Raise)?.ranges(&specs)).or_raise(py)?;
         Ok(ranges.into_iter().map(|range| (range.name.clone(), range.begin, range.end())).collect())
     }
 
     /// Plan a scan of these columns in batches of at most `batch_rows` rows.
     fn scan(&self, py: Python<'_>, columns: Vec<String>, batch_rows: u64) -> PyResult<Scan> {
         let specs = self.specs(Some(&columns)).or_raise(py)?;
-        let scan = py.outside(|| penstock_dataset::Scan::new(self.snapshot.clone(), self.positions.clone(), &specs, batch_rows));
+        let scan = py.detach(|| penstock_dataset::Scan::new(self.snapshot.clone(), self.positions.clone(), &specs, batch_rows));
         Ok(Scan { inner: scan.or_raise(py)? })
     }
 
@@ -137,7 +136,7 @@ impl View {
     fn shapes(&self, py: Python<'_>, positions: Positions<'_>, column: &str) -> PyResult<Option<Vec<Option<Vec<u64>>>>> {
         let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
         let spec = self.snapshot.column(column).or_raise(py)?;
-        py.outside(|| {
+        py.detach(|| {
             let mut reader = self.reader(positions, OnCorrupt::Raise)?;
             reader.open(&[spec])?;
             reader.shapes(spec)
@@ -166,7 +165,7 @@ impl View {
     /// Return the positions in the snapshot that have these row ids.
     fn positions_of<'py>(&self, py: Python<'py>, row_ids: Positions<'_>) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let row_ids = in_line(&row_ids);
-        let found = py.outside(|| self.snapshot.positions_of(&row_ids)).or_raise(py)?;
+        let found = py.detach(|| self.snapshot.positions_of(&row_ids)).or_raise(py)?;
         Ok(PyArray1::from_iter(py, found.into_iter().map(|position| position as i64)))
     }
 
@@ -197,7 +196,7 @@ impl View {
         };
         let positions = self.which(py, which, absolute)?;
         let specs = self.specs(columns.as_deref()).or_raise(py)?;
-        let reader = py.outside(|| {
+        let reader = py.detach(|| {
             let mut reader = self.reader(positions, on_corrupt)?;
             reader.fetch(&specs, scan.map_or(Purpose::Take, |keep| Purpose::Scan { keep }))?;
             Ok(reader)
@@ -218,7 +217,7 @@ impl Scan {
     /// Return the next rows to read, as (start, end, whether the block cache keeps them). Returns None at the end, or if
     /// the `held` groups that the caller already has are enough.
     fn next(&mut self, py: Python<'_>, held: usize) -> PyResult<Option<(u64, u64, bool)>> {
-        let stretch = py.outside(|| self.inner.next(held)).or_raise(py)?;
+        let stretch = py.detach(|| self.inner.next(held)).or_raise(py)?;
         Ok(stretch.map(|stretch| (stretch.rows.start, stretch.rows.end, stretch.keep)))
     }
 
