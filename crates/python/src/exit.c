@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 typedef void *object;
@@ -48,18 +49,21 @@ WRAP(object, PyNumber_Index, (object value), (value))
 WRAP(object, PyOS_FSPath, (object value), (value))
 WRAP(object, PyImport_Import, (object name), (name))
 
-// The arguments end with NULL.
-#define MOST 8
+// The arguments end with NULL. PyO3 passes at most 12.
+#define MOST 12
 object __real_PyObject_CallMethodObjArgs(object value, object name, ...);
 object __wrap_PyObject_CallMethodObjArgs(object value, object name, ...) {
-    object given[MOST] = {NULL}, result;
+    object a[MOST + 1] = {NULL}, result;
     va_list list;
     va_start(list, name);
-    for (int count = 0; count < MOST && (given[count] = va_arg(list, object)) != NULL; count++) {
+    for (int count = 0; (a[count] = va_arg(list, object)) != NULL; count++) {
+        if (count == MOST) {
+            abort();
+        }
     }
     va_end(list);
     pthread_cleanup_push(sleep_forever, NULL);
-    result = __real_PyObject_CallMethodObjArgs(value, name, given[0], given[1], given[2], given[3], given[4], given[5], given[6], given[7], NULL);
+    result = __real_PyObject_CallMethodObjArgs(value, name, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], NULL);
     pthread_cleanup_pop(0);
     return result;
 }
