@@ -254,7 +254,7 @@ def test_daemon_threads_do_not_disturb_the_end_of_the_interpreter(ds, root, io):
 
 
 CALLBACKS = """
-import sys, threading, time
+import contextlib, sys, threading, time
 import penstock as ps
 
 class Slow:
@@ -264,6 +264,7 @@ class Slow:
         raise ValueError("no value")
 
 ds = ps.open(sys.argv[1])
+big = ps.create("memory://big", {"v": ps.Tensor((1 << 20,), "float32", tile=(1 << 10,))})
 
 def verify():
     while True:
@@ -271,10 +272,8 @@ def verify():
 
 def append():
     while True:
-        try:
-            ps.create("memory://", {"v": ps.Tensor((1 << 20,), "float32", tile=(1 << 10,))}).append({"v": [Slow()]})
-        except ps.Error:
-            pass
+        with contextlib.suppress(ValueError):
+            big.append({"v": [Slow()]})
 
 for target in (verify, verify, append):
     threading.Thread(target=target, daemon=True).start()
