@@ -1,4 +1,4 @@
-"""Transactions, whose appended samples become one commit or are discarded."""
+"""Transactions, whose changes become one commit or are discarded."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
 from penstock.schema import Schema, from_json
 from penstock.values.checks import is_utf8
 from penstock.values.slices import slices
+from penstock.view import row_ids_of
 
 if TYPE_CHECKING:
     from penstock.dataset import Dataset
@@ -39,15 +40,20 @@ def _text(value: Any, what: str, doing: str = "begin a transaction") -> str:
 
 
 class Transaction:
-    """Appends that become one commit or are discarded.
+    """Appends, updates and deletions that become one commit or are discarded.
+
+    Other commits may be made in the meantime. The transaction is then committed after them, unless one of them changed a value that
+    this transaction also changed, or deleted one of its samples: this is a ConflictError, and nothing is committed.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://transaction", {"text": ps.Text()})
-    >>> with ds.transaction("two parts") as tx:
-    ...     tx.append({"text": ["a", "b"]})
-    ...     tx.append({"text": ["c"]})
-    >>> len(ds), ds.log()[0].message
-    (3, 'two parts')
+    >>> old = ds.append({"text": ["a", "b", "c"]}).row_ids
+    >>> with ds.transaction("several changes") as tx:
+    ...     new = tx.append({"text": ["d", "e"]})
+    ...     tx.update({"text": ["A", "D"]}, row_ids=[old[0], new[0]])
+    ...     tx.delete(row_ids=old[1:2])
+    >>> ds["text"][:], ds.log()[0].message
+    (['A', 'c', 'D', 'e'], 'several changes')
     """
 
     def __init__(self, dataset: Dataset, message: str, author: str, properties: dict[str, Any]) -> None:
@@ -70,55 +76,125 @@ class Transaction:
             raise ClosedError("cannot return a receipt: the transaction has not been committed")
         return self._receipt
 
-    def append(self, columns: Mapping[str, Any], *, validate: str = "header") -> None:
-        """Add samples to the transaction. `columns` maps column names to one value per sample; see `Dataset.append`."""
+    def append(self, columns: Mapping[str, Any], *, validate: str = "header") -> npt.NDArray[np.int64]:
+        """Add samples to the transaction. `columns` maps column names to one value per sample; see `Dataset.append`.
+
+        Returns provisional row ids, one per sample, which are negative. `update` and `delete` of this transaction accept them. The
+        final row ids are in `receipt`.
+        """
+        ready, samples = self._ready(columns, "append to")
+        least = [self._schema[name].row_bytes() for name in ready]
+        first = None
+        for start, end in slices(ready.values(), samples, least):
+            with self._failing(start > 0):
+                begin = self.append_slice(ready, start, end, validate)
+                first = begin if first is None else first
+        return np.arange(samples, dtype=np.int64) + np.int64(first or 0)
+
+    def update(self, columns: Mapping[str, Any], *, row_ids: npt.ArrayLike, validate: str = "header") -> None:
+        """Give samples new values in some columns. `columns` maps column names to one value per row id; None is a null.
+
+        If a row id is repeated, its last value counts. Columns that are left out keep their values. `row_ids` come from `_row_id`,
+        a receipt, or `append` of this transaction. Other columns and samples are not rewritten: the new values are written to files
+        of their own, together with the row ids (about 2 bytes each, or less).
+
+        Cost: finds the samples (a binary search each), then as for `append`. Raises: NotFoundError (row-id-not-found,
+        column-not-found), InvalidInputError (invalid-value, column-lengths-differ), CorruptError (media-undecodable).
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://update", {"label": ps.Label(["cat", "dog"]), "year": "int32"})
+        >>> ids = ds.append({"label": ["cat", "cat", "dog"], "year": [2001, 2002, 2003]}).row_ids
+        >>> with ds.transaction("fix labels") as tx:
+        ...     tx.update({"label": ["dog", None]}, row_ids=ids[1:])
+        >>> ds["label"][:2].tolist(), ds[2]["label"], ds["year"][:].tolist()
+        ([0, 1], None, [2001, 2002, 2003])
+        """
+        ids = row_ids_of(row_ids)
+        ready, samples = self._ready(columns, "update")
+        if not ready or samples != len(ids):
+            raise InvalidInputError(
+                f"cannot update: {len(ids)} row ids for {samples} values in {len(ready)} columns",
+                code="column-lengths-differ",
+                hint="give at least one column, and one value for each row id",
+            )
+        least = [self._schema[name].row_bytes() for name in ready]
+        for start, end in slices(ready.values(), samples, least):
+            with self._failing(start > 0):
+                self._core.update(ids[start:end], self._prepared(ready, start, end, "update"), validate, start)
+
+    def delete(self, *, row_ids: npt.ArrayLike) -> None:
+        """Delete samples. Later snapshots do not have them; earlier snapshots and loaders opened on those are not affected.
+
+        Cost: finds the samples (a binary search each). The commit writes their row ids (about 2 bytes each, or less), and no data.
+        Raises: NotFoundError (row-id-not-found), also for a sample that is already deleted.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://delete", {"year": "int32"})
+        >>> ids = ds.append({"year": [2001, 2002, 2003]}).row_ids
+        >>> with ds.transaction("delete one") as tx:
+        ...     tx.delete(row_ids=[ids[1]])
+        >>> ds["year"][:].tolist(), ds.take([0, 1], columns=["_row_id"])["_row_id"].tolist()
+        ([2001, 2003], [0, 2])
+        """
+        self._core.delete(row_ids_of(row_ids))
+
+    @contextlib.contextmanager
+    def _failing(self, begun: bool) -> Iterator[None]:
+        """If an error occurs after earlier slices were written, the transaction can no longer be committed."""
+        try:
+            yield
+        except BaseException as error:
+            if begun:
+                self._failed = error
+            raise
+
+    def _ready(self, columns: Mapping[str, Any], verb: str) -> tuple[dict[str, Any], int]:
+        """Check the columns' names and lengths. Returns values that can be sliced, and the number of samples."""
         if not isinstance(columns, Mapping):
-            raise InvalidInputError(f"cannot append a {type(columns).__name__}: expected a dict of column names to values")
-        ready = {name: self._ready(name, values) for name, values in columns.items()}
+            raise InvalidInputError(f"cannot {verb} a {type(columns).__name__}: expected a dict of column names to values")
+        ready = {}
+        for name, values in columns.items():
+            if name not in self._schema:
+                raise NotFoundError(
+                    f"cannot {verb} column `{name}`: the dataset has no such column",
+                    code="column-not-found",
+                    hint=f"columns: {', '.join(self._schema)}",
+                )
+            with _naming(name, 0, verb):
+                self._schema[name].check_whole(values)
+                ready[name] = self._schema[name].rows(values)
         lengths = {name: len(values) for name, values in ready.items()}
         if len(set(lengths.values())) > 1:
             differing = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
             raise InvalidInputError(
-                f"cannot append: columns differ in length: {differing}",
+                f"cannot {verb.split()[0]}: columns differ in length: {differing}",
                 code="column-lengths-differ",
                 hint="give every column the same number of samples; use None for a null",
             )
-        least = [self._schema[name].row_bytes() for name in ready]
-        for start, end in slices(ready.values(), next(iter(lengths.values()), 0), least):
-            try:
-                self.append_slice(ready, start, end, validate)
-            except BaseException as error:
-                if start > 0:  # Earlier slices are already in the transaction, so it can no longer be committed.
-                    self._failed = error
-                raise
+        return ready, next(iter(lengths.values()), 0)
 
-    def _ready(self, name: str, values: Any) -> Any:
-        if name not in self._schema:
-            raise NotFoundError(
-                f"cannot append column `{name}`: the dataset has no such column",
-                code="column-not-found",
-                hint=f"columns: {', '.join(self._schema)}",
-            )
-        with _naming(name, 0):
-            self._schema[name].check_whole(values)
-            return self._schema[name].rows(values)
-
-    def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> None:
-        """Append rows start…end of columns that can be sliced. One call to the core appends either all of these rows or none."""
+    def _prepared(self, ready: Mapping[str, Any], start: int, end: int, verb: str) -> dict[str, Any]:
         prepared = {}
         for name, values in ready.items():
-            with _naming(name, start):
+            with _naming(name, start, verb):
                 prepared[name] = self._schema[name].prepare(values if start == 0 and end == len(values) else values[start:end])
                 if prepared[name][0] == "pulled":
-                    prepared[name] = ("pulled", _named(name, start, prepared[name][1]), *prepared[name][2:])
-        self._core.append(prepared, validate, start)
+                    prepared[name] = ("pulled", _named(name, start, verb, prepared[name][1]), *prepared[name][2:])
+        return prepared
+
+    def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> int:
+        """Append rows start…end of columns that can be sliced. One call to the core appends either all of these rows or none.
+
+        Returns the provisional row id of the first of them.
+        """
+        return self._core.append(self._prepared(ready, start, end, "append to"), validate, start)
 
     def commit(self) -> Receipt:
         """Commit now and move the dataset handle to the new snapshot. Cost: four syncs for a small commit on a local disk."""
         if self._failed is not None:
             self._core.abort()
             raise ClosedError(
-                f"cannot commit: an earlier append failed ({self._failed})", hint="begin another transaction; nothing was committed"
+                f"cannot commit: an earlier change failed ({self._failed})", hint="begin another transaction; nothing was committed"
             )
         snapshot, first, samples, core = self._core.commit(self._message, self._author, self._properties)
         self._receipt = Receipt(snapshot, np.arange(first, first + samples, dtype=np.int64))
@@ -140,7 +216,7 @@ class Transaction:
             self.commit()
 
 
-def _named(column: str, first_row: int, pull: Callable[..., Any]) -> Callable[..., Any]:
+def _named(column: str, first_row: int, verb: str, pull: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `pull` so that Penstock errors name the column and row. Exceptions from the value's source pass through unchanged."""
 
     def named(*arguments: Any) -> Any:
@@ -148,16 +224,16 @@ def _named(column: str, first_row: int, pull: Callable[..., Any]) -> Callable[..
             return pull(*arguments)
         except Error as error:
             error._place(first_row, column)
-            error._within(f"cannot append to column `{column}`")
+            error._within(f"cannot {verb} column `{column}`")
             raise
 
     return named
 
 
 @contextlib.contextmanager
-def _naming(column: str, first_row: int) -> Iterator[None]:
+def _naming(column: str, first_row: int, verb: str) -> Iterator[None]:
     """Add the column and row to errors raised while preparing values. Python exceptions for invalid values become InvalidInputError."""
-    what = f"cannot append to column `{column}`"
+    what = f"cannot {verb} column `{column}`"
     try:
         yield
     except Error as error:

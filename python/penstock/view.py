@@ -37,7 +37,7 @@ def positions_of(key: Any, length: int) -> npt.NDArray[np.int64]:
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
-def _row_ids_of(key: Any) -> npt.NDArray[np.int64]:
+def row_ids_of(key: Any) -> npt.NDArray[np.int64]:
     """Convert a list, tuple, range or array of row ids to an int64 array."""
     array = _whole_numbers(key, "row id")
     if array.dtype == bool:
@@ -177,7 +177,7 @@ class View(Loadable):
         form = "decoded" if decode else "stored"
         names = _names(columns)
         if row_ids is not None:
-            found = self._view.positions_of(_row_ids_of(row_ids))
+            found = self._view.positions_of(row_ids_of(row_ids))
             chosen = self._view.positions()
             if chosen is not None:
                 outside = np.flatnonzero(~np.isin(np.asarray(found, np.int64), chosen))

@@ -1,7 +1,8 @@
 """Random programs on several handles, compared with a model in plain Python. Other files test single calls; this file tests combinations.
 
-Handles in every access mode append samples in transactions, some of which are aborted or contain refused appends. The handles also read
-in every possible way, refresh, open old snapshots and are reopened. The model records all samples and how many are visible to each handle.
+Handles in every access mode append, update and delete samples in transactions, some of which are aborted, contain refused calls, or
+conflict with other commits. The handles also read in every possible way, refresh, open old snapshots and are reopened. The model records
+the cells of every sample at every commit, and the commit that each handle sees.
 """
 
 import io
@@ -62,15 +63,35 @@ def pixels(body):
     return np.asarray(Image.open(io.BytesIO(body))) if isinstance(body, bytes) else body
 
 
+class Version:
+    """What a snapshot contains: its row ids in order of position, and the cells of each sample. Also what its commit changed."""
+
+    def __init__(self, order, cells, snapshot):
+        self.order, self.cells, self.snapshot = order, cells, snapshot
+        self.changed, self.deleted = set(), set()
+
+    def after(self, added, cells, deleted):
+        """Return the version after a commit. `cells` maps row ids and column names to new values."""
+        version = Version([*(row for row in self.order if row not in deleted), *(row for row in added if row not in deleted)], {}, None)
+        version.cells = {row: {**self.cells.get(row, {}), **added.get(row, {}), **cells.get(row, {})} for row in version.order}
+        version.changed, version.deleted = {(row, name) for row in cells for name in cells[row]}, deleted
+        return version
+
+    def conflicts(self, cells, deleted):
+        """Whether a transaction with these changes may not follow this commit."""
+        changed = {row for row, _ in self.changed}
+        values = any((row, name) in self.changed for row in cells for name in cells[row])
+        return values or bool(deleted & (self.deleted | changed)) or bool(self.deleted & cells.keys())
+
+
 class Program:
     def __init__(self, seed, root):
         self.rng, self.numbers, self.root = random.Random(seed), np.random.default_rng(seed), root
         self.kinds = {name: SCHEMA[name] for name in self.rng.sample(list(SCHEMA), self.rng.randint(1, 7))}
-        self.rows, self.ids, self.commits = [], [], []
         ds = ps.create(root, self.kinds)
+        self.versions, self.messages, self.removed = [Version([], {}, ds.snapshot)], [], []
         self.handles = [ds, *(ps.open(root, io=access) for access in self.rng.sample(ACCESS, 2))]
         self.seen = [0, 0, 0]
-        self.kept = [(ds.snapshot, 0)]
 
     def some(self, count):
         """Make random values for some columns. Return the values as an argument for `append` and as rows for the model."""
@@ -88,35 +109,76 @@ class Program:
                 columns[name] = np.stack(columns[name])
         return columns, rows
 
+    def append(self, tx, added):
+        columns, rows = self.some(self.rng.choice([0, 1, 2, 5, 12]))
+        unfit = next((name for name in reversed(columns) if name in UNFIT), None)
+        if unfit and rows and self.rng.random() < 0.2:
+            wrong = {**columns, unfit: [*list(columns[unfit])[:-1], *UNFIT[unfit]]}
+            with pytest.raises((ps.InvalidInputError, ps.CorruptError)):
+                tx.append(wrong)
+        ids = tx.append(columns)
+        assert (ids < 0).all() and len(ids) == len(rows)
+        added.update(zip(ids.tolist(), rows, strict=True))
+
+    def update(self, tx, known, cells):
+        ids = [self.rng.choice(known) for _ in range(self.rng.choice([1, 2, 30]))]
+        columns, rows = self.some(len(ids))
+        unfit = next((name for name in reversed(columns) if name in UNFIT), None)
+        if unfit and self.rng.random() < 0.2:
+            wrong = {**columns, unfit: [*list(columns[unfit])[:-1], *UNFIT[unfit]]}
+            with pytest.raises((ps.InvalidInputError, ps.CorruptError)):
+                tx.update(wrong, row_ids=ids)
+        tx.update(columns, row_ids=ids)
+        for row, values_of_row in zip(ids, rows, strict=True):
+            cells.setdefault(row, {}).update({name: values_of_row[name] for name in columns})
+
     def transact(self, at):
-        ds, added, gives_up = self.handles[at], [], self.rng.random() < 0.15
-        before = ds.snapshot
+        ds, gives_up, base = self.handles[at], self.rng.random() < 0.15, self.versions[self.seen[at]]
+        before, message = ds.snapshot, f"commit {len(self.versions)}"
+        added, cells, deleted = {}, {}, set()
+        theirs = self.versions[self.seen[at] + 1 :]
+        collides = lambda: any(version.conflicts(cells, deleted) for version in theirs)  # noqa: E731
         try:
-            with ds.transaction(f"commit {len(self.commits)}") as tx:
+            with ds.transaction(message) as tx:
                 for _ in range(self.rng.randint(1, 4)):
-                    columns, rows = self.some(self.rng.choice([0, 1, 2, 5, 12]))
-                    unfit = next((name for name in reversed(columns) if name in UNFIT), None)
-                    if unfit and rows and self.rng.random() < 0.2:
-                        wrong = {**columns, unfit: [*list(columns[unfit])[:-1], *UNFIT[unfit]]}
-                        with pytest.raises((ps.InvalidInputError, ps.CorruptError)):
-                            tx.append(wrong)
-                    tx.append(columns)
-                    added += rows
+                    known = [row for row in (*base.order, *added) if row not in deleted]
+                    what = self.rng.choice(["append"] * 3 + ["update"] * 3 + ["delete"]) if known else "append"
+                    if what == "append":
+                        self.append(tx, added)
+                    elif what == "update":
+                        self.update(tx, known, cells)
+                    else:
+                        rows = [self.rng.choice(known) for _ in range(self.rng.choice([1, 2, len(known) // 3 + 1]))]
+                        tx.delete(row_ids=rows)
+                        deleted |= set(rows)
+                    gone = [*deleted, *self.removed] if theirs == [] else list(deleted)
+                    if gone and self.rng.random() < 0.1:
+                        with pytest.raises(ps.NotFoundError, match="row id"):
+                            tx.delete(row_ids=[self.rng.choice(gone)])
                 if gives_up:
                     raise ZeroDivisionError
-        except ZeroDivisionError:
-            assert gives_up and ds.snapshot == before and len(ds) == self.seen[at]
+        except (ZeroDivisionError, ps.ConflictError) as error:
+            assert gives_up if isinstance(error, ZeroDivisionError) else collides(), message
+            assert ds.snapshot == before and len(ds) == len(base.order)
             return
+        assert not collides(), message
         receipt = tx.receipt
-        assert len(receipt.row_ids) == len(added) and not set(receipt.row_ids.tolist()) & set(self.ids)
-        self.rows += added
-        self.ids += receipt.row_ids.tolist()
-        self.commits.append(f"commit {len(self.commits)}")
-        self.seen[at] = len(self.rows)
-        self.kept.append((receipt.snapshot, len(self.rows)))
+        final = dict(zip(added, receipt.row_ids.tolist(), strict=True))
+        assert not set(final.values()) & {row for version in self.versions for row in version.order}
+        of = lambda row: final.get(row, row)  # noqa: E731
+        version = self.versions[-1].after(
+            {of(row): values_of_row for row, values_of_row in added.items()},
+            {of(row): new for row, new in cells.items()},
+            {of(row) for row in deleted},
+        )
+        version.snapshot = receipt.snapshot
+        self.removed += version.deleted
+        self.versions.append(version)
+        self.messages.append(message)
+        self.seen[at] = len(self.versions) - 1
 
-    def same(self, ds, name, found, row, where):
-        value = expected(name, self.rows[row][name])
+    def same(self, ds, name, found, value, where):
+        value = expected(name, value)
         if name in ("label", "word", "other") and found is not None:
             found = ds.vocabulary(name)[int(found)]
         if value is None or isinstance(value, str | bytes | dict):
@@ -126,18 +188,23 @@ class Program:
             assert found.shape == np.shape(value) and found.dtype == getattr(value, "dtype", found.dtype), where
             assert np.array_equal(found, value, equal_nan=found.dtype.kind == "f"), where
 
-    def check(self, ds, seen, where):
+    def check(self, ds, version, where):
         """Read samples through this handle in a randomly chosen way, and compare them with the model."""
+        seen, ids = len(version.order), version.order
         assert len(ds) == seen, where
+        cell = lambda row, name: version.cells[ids[row]][name]  # noqa: E731
         rng, names = self.rng, self.rng.sample(list(self.kinds), self.rng.randint(1, len(self.kinds)))
         rows = [rng.randrange(seen) for _ in range(rng.choice([1, 3, 40]))] if seen else []
         way = rng.choice(["take", "row ids", "slice", "one", "column", "scan", "select", "nested", "iterate"])
         where = (*where, way)
         if way == "take":
             batch = ds.take([row - seen if rng.random() < 0.3 else row for row in rows], columns=[*names, "_position", "_row_id"])
-            assert batch["_position"].tolist() == rows and batch["_row_id"].tolist() == [self.ids[row] for row in rows], where
+            assert batch["_position"].tolist() == rows and batch["_row_id"].tolist() == [ids[row] for row in rows], where
         elif way == "row ids":
-            batch = ds.take(row_ids=[self.ids[row] for row in rows], columns=names)
+            batch = ds.take(row_ids=[ids[row] for row in rows], columns=names)
+            if version.deleted:
+                with pytest.raises(ps.NotFoundError, match="was deleted"):
+                    ds.take(row_ids=[*ids[:3], rng.choice(list(version.deleted))])
         elif way == "slice":
             key = slice(*(rng.choice([None, rng.randint(-seen - 2, seen + 2)]) for _ in range(2)), rng.choice([None, 1, 2, -1, -3]))
             rows, batch = list(range(seen))[key], ds[key]
@@ -154,7 +221,7 @@ class Program:
             for name in names:
                 found = [scanned(ds, name, value) for batch in many for value in batch.column(name)]
                 for row, value in zip(rows, found, strict=True):
-                    self.same(ds, name, value, row, (*where, name, row))
+                    self.same(ds, name, value, cell(row, name), (*where, name, row))
             return
         elif way == "iterate":
             rows, samples = list(range(seen))[:20], []
@@ -165,35 +232,36 @@ class Program:
             for row in rows[:5]:
                 sample = ds[row] if way == "one" else {name: ds[name][row] for name in names}
                 for name in names:
-                    self.same(ds, name, sample[name], row, (*where, name, row))
+                    self.same(ds, name, sample[name], cell(row, name), (*where, name, row))
             return
         for name in names:
             assert len(batch[name]) == len(rows), (*where, name)
             for place, row in enumerate(rows):
                 found = batch[name][place] if isinstance(batch[name], list) else ps.view.unwrap(batch[name], place)
-                self.same(ds, name, found, row, (*where, name, row))
+                self.same(ds, name, found, cell(row, name), (*where, name, row))
 
     def step(self, where):
         at, what = self.rng.randrange(3), self.rng.choice(["transact"] * 4 + ["check"] * 6 + ["refresh", "open", "past", "pickle", "log"])
         ds, where = self.handles[at], (*where, what)
+        newest = len(self.versions) - 1
         if what == "transact":
             self.transact(at)
         elif what == "refresh":
             ds.refresh()
-            self.seen[at] = len(self.rows)
+            self.seen[at] = newest
         elif what == "open":
-            self.handles[at], self.seen[at] = ps.open(self.root, io=self.rng.choice(ACCESS)), len(self.rows)
+            self.handles[at], self.seen[at] = ps.open(self.root, io=self.rng.choice(ACCESS)), newest
         elif what == "past":
-            snapshot, count = self.rng.choice(self.kept)
-            self.check(ps.open(self.root, snapshot=snapshot, io=self.rng.choice(ACCESS)), count, where)
+            version = self.rng.choice(self.versions)
+            self.check(ps.open(self.root, snapshot=version.snapshot, io=self.rng.choice(ACCESS)), version, where)
             return
         elif what == "pickle":
-            self.check(pickle.loads(pickle.dumps(ds)), self.seen[at], where)
+            self.check(pickle.loads(pickle.dumps(ds)), self.versions[self.seen[at]], where)
         elif what == "log":
-            newest = ps.open(self.root)
-            assert [commit.message for commit in newest.log()][: len(self.commits)] == self.commits[::-1], where
+            ds = ps.open(self.root)
+            assert [commit.message for commit in ds.log()][: len(self.messages)] == self.messages[::-1], where
             assert not ds.verify()["problems"], where
-        self.check(self.handles[at], self.seen[at], where)
+        self.check(self.handles[at], self.versions[self.seen[at]], where)
 
 
 @pytest.mark.parametrize("part", range(6))
@@ -203,7 +271,7 @@ def test_programs_of_several_handles(tmp_path, part):
         for number in range(25):
             program.step((seed, number))
         newest = ps.open(tmp_path / f"set {seed}")
-        program.check(newest, len(program.rows), (seed, "end"))
-        assert not newest.verify()["problems"] and len(newest.log()) == len(program.commits) + 1
+        program.check(newest, program.versions[-1], (seed, "end"))
+        assert not newest.verify()["problems"] and len(newest.log()) == len(program.messages) + 1
         for words in (newest.vocabulary(name) for name in program.kinds if name in ("word", "other")):
             assert len(set(words)) == len(words), seed

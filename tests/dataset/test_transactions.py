@@ -70,6 +70,6 @@ def test_an_interrupted_append_is_not_committed_in_part(root, monkeypatch):
 
     append_slice = ps.dataset.Transaction.append_slice
     monkeypatch.setattr(ps.dataset.Transaction, "append_slice", interrupted)
-    with pytest.raises(ps.ClosedError, match="an earlier append failed"), ds.transaction() as tx, contextlib.suppress(KeyboardInterrupt):
+    with pytest.raises(ps.ClosedError, match="an earlier change failed"), ds.transaction() as tx, contextlib.suppress(KeyboardInterrupt):
         tx.append({"x": np.zeros((40, 1 << 20), np.uint8)})
     assert len(slices) == 2 and len(ps.open(root)) == 0

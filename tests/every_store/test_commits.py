@@ -62,7 +62,7 @@ def test_a_transaction_is_one_commit_or_nothing(root):
 
 def test_a_failed_slice_ends_the_transaction(root):
     ds = ps.create(root, {"t": ps.Text()})
-    with pytest.raises(ps.ClosedError, match="earlier append failed"), ds.transaction() as tx:
+    with pytest.raises(ps.ClosedError, match="earlier change failed"), ds.transaction() as tx:
         with pytest.raises(ps.InvalidInputError) as caught:
             tx.append({"t": ["x"] * 600_000 + [1]})  # The first of several slices succeeds.
         assert caught.value.rows == [600_000]

@@ -17,6 +17,7 @@ mod upkeep;
 mod write;
 
 pub use commit::changes::{ChangeSet, Proposal, Reads};
+pub use commit::conflict::{Known, Verdict, judge};
 pub use commit::create::create;
 pub use commit::machine::{Event, Machine, Request, check_texts};
 pub use commit::transaction::{Receipt, Transaction};

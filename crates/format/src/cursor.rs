@@ -277,6 +277,7 @@ pub enum Magic {
     Root,
     Page,
     Words,
+    RowIds,
     Names,
 }
 
@@ -287,6 +288,7 @@ impl Magic {
             Magic::Root => b"PNSR",
             Magic::Page => b"PNSP",
             Magic::Words => b"PNSW",
+            Magic::RowIds => b"PNSO",
             Magic::Names => b"PNSN",
         }
     }
@@ -297,6 +299,7 @@ impl Magic {
             Magic::Root => "manifest root",
             Magic::Page => "manifest page",
             Magic::Words => "words object",
+            Magic::RowIds => "row ids",
             Magic::Names => "names record",
         }
     }

@@ -93,6 +93,19 @@ pub struct Run {
 }
 
 impl Run {
+    /// Return the row id after the last one. Parsers check that it does not overflow.
+    pub fn end(&self) -> u64 {
+        self.first + self.count
+    }
+
+    /// Return the run with final row ids if it is provisional.
+    pub fn resolved(&self, base: u64) -> Run {
+        match self.first & PROVISIONAL {
+            0 => *self,
+            _ => Run { first: base.wrapping_add(self.first & !PROVISIONAL), ..*self },
+        }
+    }
+
     pub fn parse(cursor: &mut Cursor) -> Result<Run> {
         Ok(Run { first: cursor.u64()?, count: cursor.varint()? })
     }
@@ -190,6 +203,10 @@ pub fn page_name(id: Id) -> String {
 
 pub fn root_name(id: Id) -> String {
     format!("r/{id}")
+}
+
+pub fn rows_name(id: Id) -> String {
+    format!("o/{id}")
 }
 
 pub fn words_name(id: Id) -> String {

@@ -11,7 +11,9 @@ pub mod ids;
 pub mod ints;
 pub mod manifest;
 pub mod names;
+pub mod overlay;
 pub mod record;
+pub mod rows;
 pub mod schema;
 
 pub use cursor::{Cursor, Writer, crc};

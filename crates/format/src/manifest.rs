@@ -1,6 +1,7 @@
 //! The manifest root, the manifest page, the fragment and the words object (spec sections 4, 5 and 7).
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
@@ -9,6 +10,7 @@ use penstock_tensor::counted;
 use crate::cursor::{Cursor, Magic, Strings, Writer, malformed, seal, unseal};
 use crate::id::Id;
 use crate::ids::{ObjectRef, PROVISIONAL, Run};
+use crate::overlay::Overlay;
 
 /// Maximum number of fragments in a page.
 pub const PAGE_FRAGMENTS: usize = 512;
@@ -27,28 +29,9 @@ pub struct FileRef {
     pub columns: Vec<u64>,
 }
 
-/// A run of samples written together.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fragment {
-    pub samples: u64,
-    pub live: u64,
-    pub runs: Vec<Run>,
-    pub files: Vec<FileRef>,
-}
-
-impl Fragment {
-    pub fn parse(cursor: &mut Cursor) -> Result<Fragment> {
-        let samples = cursor.varint()?;
-        let live = cursor.varint()?;
-        let runs = cursor.list(9, Run::parse)?;
-        let row_ids = runs.iter().try_fold(0u64, |sum, run| sum.checked_add(run.count));
-        if runs.len() > FRAGMENT_RUNS || runs.iter().any(|run| run.count == 0) || row_ids != Some(samples) || live != samples {
-            return Err(malformed(format!(
-                "a fragment has invalid counts: {samples} samples ({live} live), {} runs and {} row ids",
-                runs.len(),
-                counted(row_ids)
-            )));
-        }
+impl FileRef {
+    /// Parse the files of a fragment or an overlay. Each file and each column may be listed once.
+    pub fn parse_list(cursor: &mut Cursor) -> Result<Vec<FileRef>> {
         let files = cursor.list(22, |cursor| {
             match cursor.u8()? {
                 0 => {}
@@ -64,20 +47,17 @@ impl Fragment {
         })?;
         let mut named = HashSet::new();
         if !files.iter().all(|file: &FileRef| file.columns.iter().all(|column| named.insert(*column))) {
-            return Err(malformed("a fragment refers to a column twice"));
+            return Err(malformed("a fragment or overlay refers to a column twice"));
         }
         let mut ids = HashSet::new();
         if !files.iter().all(|file: &FileRef| ids.insert(file.id)) {
-            return Err(malformed("a fragment refers to a data file twice"));
+            return Err(malformed("a fragment or overlay refers to a data file twice"));
         }
-        Ok(Fragment { samples, live, runs, files })
+        Ok(files)
     }
 
-    pub fn write(&self, writer: &mut Writer) {
-        writer.varint(self.samples);
-        writer.varint(self.live);
-        writer.list(&self.runs, |writer, run| run.write(writer));
-        writer.list(&self.files, |writer, file| {
+    pub fn write_list(files: &[FileRef], writer: &mut Writer) {
+        writer.list(files, |writer, file| {
             writer.u8(0);
             writer.id(file.id);
             writer.varint(file.file_bytes);
@@ -85,6 +65,36 @@ impl Fragment {
             writer.u32(file.tail_crc);
             writer.list(&file.columns, |writer, column| writer.varint(*column));
         });
+    }
+}
+
+/// A run of samples written together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fragment {
+    pub samples: u64,
+    pub runs: Vec<Run>,
+    pub files: Vec<FileRef>,
+}
+
+impl Fragment {
+    pub fn parse(cursor: &mut Cursor) -> Result<Fragment> {
+        let samples = cursor.varint()?;
+        let runs = cursor.list(9, Run::parse)?;
+        let row_ids = runs.iter().try_fold(0u64, |sum, run| sum.checked_add(run.count));
+        if runs.len() > FRAGMENT_RUNS || runs.iter().any(|run| run.count == 0) || row_ids != Some(samples) {
+            return Err(malformed(format!(
+                "a fragment has invalid counts: {samples} samples, {} runs and {} row ids",
+                runs.len(),
+                counted(row_ids)
+            )));
+        }
+        Ok(Fragment { samples, runs, files: FileRef::parse_list(cursor)? })
+    }
+
+    pub fn write(&self, writer: &mut Writer) {
+        writer.varint(self.samples);
+        writer.list(&self.runs, |writer, run| run.write(writer));
+        FileRef::write_list(&self.files, writer);
     }
 
     /// Return how many bytes this fragment occupies in a page or record.
@@ -97,9 +107,7 @@ impl Fragment {
     /// Return the fragment with final row ids instead of provisional ones.
     pub fn resolved(mut self, base: u64) -> Fragment {
         for run in &mut self.runs {
-            if run.first & PROVISIONAL != 0 {
-                run.first = base.wrapping_add(run.first & !PROVISIONAL);
-            }
+            *run = run.resolved(base);
         }
         self
     }
@@ -112,29 +120,65 @@ pub struct PageRef {
     pub base: u64,
     pub fragments: u64,
     pub samples: u64,
-    pub live: u64,
+    /// The range that contains all row ids of the page.
+    pub least: u64,
+    pub span: u64,
 }
 
 impl PageRef {
+    /// Make the reference to a page whose body contains these fragments. Either all of their row ids are provisional or none.
+    pub fn of(id: Id, body: &[u8], fragments: &[Fragment]) -> PageRef {
+        let runs = || fragments.iter().flat_map(|fragment| &fragment.runs);
+        let least = runs().map(|run| run.first).min().unwrap_or(0);
+        let end = runs().map(Run::end).max().unwrap_or(0);
+        PageRef {
+            object: ObjectRef::of(id, body),
+            base: least & PROVISIONAL,
+            fragments: fragments.len() as u64,
+            samples: fragments.iter().map(|fragment| fragment.samples).sum(),
+            least,
+            span: end - least,
+        }
+    }
+
+    /// Return the reference with final row ids if those of the page are provisional.
+    pub fn resolved(&self, base: u64) -> PageRef {
+        match self.least & PROVISIONAL {
+            0 => *self,
+            _ => PageRef { base, least: base.wrapping_add(self.least & !PROVISIONAL), ..*self },
+        }
+    }
+
+    /// Return whether the page has all row ids in its range. If so, no other fragment of the snapshot has any of them.
+    pub fn is_dense(&self) -> bool {
+        self.span == self.samples
+    }
+
     pub fn parse(cursor: &mut Cursor) -> Result<PageRef> {
         let page = PageRef {
             object: ObjectRef::parse(cursor)?,
             base: cursor.varint()?,
             fragments: cursor.varint()?,
             samples: cursor.varint()?,
-            live: cursor.varint()?,
+            least: cursor.u64()?,
+            span: cursor.varint()?,
         };
-        match page.live == page.samples {
+        match page.samples <= page.span && page.least.checked_add(page.span).is_some() {
             true => Ok(page),
-            false => Err(malformed(format!("a page has {} samples and {} live samples, expected equal counts", page.samples, page.live))),
+            false => {
+                let PageRef { samples, least, span, .. } = page;
+                Err(malformed(format!("a page claims to have {samples} samples with {span} row ids from {least}")))
+            }
         }
     }
 
     pub fn write(&self, writer: &mut Writer) {
         self.object.write(writer);
-        for value in [self.base, self.fragments, self.samples, self.live] {
+        for value in [self.base, self.fragments, self.samples] {
             writer.varint(value);
         }
+        writer.u64(self.least);
+        writer.varint(self.span);
     }
 }
 
@@ -165,7 +209,7 @@ impl WordsSegment {
     }
 }
 
-/// The state of a snapshot: its schema, pages and words.
+/// The state of a snapshot: its schema, pages, words and overlays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Root {
     pub dataset: Id,
@@ -174,6 +218,7 @@ pub struct Root {
     pub schema: String,
     pub pages: Vec<PageRef>,
     pub words: Vec<WordsSegment>,
+    pub overlays: Vec<Overlay>,
 }
 
 impl Root {
@@ -185,7 +230,7 @@ impl Root {
             writer.string(&self.schema);
             writer.list(&self.pages, |writer, page| page.write(writer));
             writer.list(&self.words, |writer, words| words.write(writer));
-            writer.varint(0); // overlays: reserved
+            writer.list(&self.overlays, |writer, overlay| overlay.write(writer));
             writer.varint(0); // statistics: reserved
         })
     }
@@ -197,44 +242,35 @@ impl Root {
             branch: cursor.u64()?,
             number: cursor.u64()?,
             schema: cursor.string()?,
-            pages: cursor.list(25, PageRef::parse)?,
+            pages: cursor.list(33, PageRef::parse)?,
             words: cursor.list(24, WordsSegment::parse)?,
+            overlays: cursor.list(Overlay::LEAST_BYTES, Overlay::parse)?,
         };
-        if cursor.varint()? != 0 {
-            return Err(
-                Error::new("unknown-feature", "the manifest root has overlays, which this release cannot read").hint("upgrade Penstock")
-            );
-        }
         cursor.list(21, ObjectRef::parse)?; // Statistics are reserved, and this release does not load them.
         cursor.end()?;
         Ok(root)
     }
 }
 
-/// Encode fragments as pages of at most [`PAGE_FRAGMENTS`] and [`PAGE_BYTES`]. For each page, returns its body and
-/// how many fragments, samples and live samples it contains.
-pub fn encode_pages(fragments: &[Fragment]) -> Vec<(Vec<u8>, u64, u64, u64)> {
+/// Encode fragments as pages of at most [`PAGE_FRAGMENTS`] and [`PAGE_BYTES`]. Returns the body of each page and its fragments.
+pub fn encode_pages(fragments: &[Fragment]) -> Vec<(Vec<u8>, &[Fragment])> {
     let mut pages = Vec::new();
-    let (mut group, mut bytes): (Vec<&Fragment>, usize) = (Vec::new(), 0);
-    let mut close = |group: &mut Vec<&Fragment>| {
+    let (mut begin, mut bytes) = (0, 0);
+    let mut close = |group: Range<usize>| {
         if !group.is_empty() {
-            let body = seal(Magic::Page, |writer| writer.list(group, |writer, fragment| fragment.write(writer)));
-            let samples = group.iter().map(|fragment| fragment.samples).sum();
-            let live = group.iter().map(|fragment| fragment.live).sum();
-            pages.push((body, group.len() as u64, samples, live));
-            group.clear();
+            let group = &fragments[group];
+            pages.push((seal(Magic::Page, |writer| writer.list(group, |writer, fragment| fragment.write(writer))), group));
         }
     };
-    for fragment in fragments {
+    for (index, fragment) in fragments.iter().enumerate() {
         let size = fragment.encoded_bytes();
-        if group.len() >= PAGE_FRAGMENTS || bytes + size > PAGE_BYTES {
-            close(&mut group);
-            bytes = 0;
+        if index - begin >= PAGE_FRAGMENTS || bytes + size > PAGE_BYTES {
+            close(begin..index);
+            (begin, bytes) = (index, 0);
         }
         bytes += size;
-        group.push(fragment);
     }
-    close(&mut group);
+    close(begin..fragments.len());
     pages
 }
 

@@ -7,6 +7,8 @@ use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
 use crate::id::Id;
 use crate::ids::{COUNTERS, LINEAGES, ObjectRef, PROVISIONAL, Run, SnapshotId, row_id};
 use crate::manifest::{Fragment, PageRef, WordsSegment};
+use crate::overlay::Overlay;
+use crate::rows::RowSet;
 
 /// Maximum number of bytes in a record. Because of this limit, a commit needs only one small put.
 pub const RECORD_BYTES: usize = 4096;
@@ -16,10 +18,12 @@ pub const RECORD_DELTAS: usize = 64;
 pub const TIMES_US: std::ops::Range<i64> = -62_135_596_800_000_000..253_402_300_800_000_000;
 /// Feature bit for datasets whose data files have tiled chunks.
 pub const FEATURE_TILED: u64 = 1;
+/// Feature bit for datasets with overlays: changed values or deleted samples.
+pub const FEATURE_OVERLAYS: u64 = 1 << 1;
 /// Features that this release supports when reading.
-pub const KNOWN_READ: u64 = FEATURE_TILED;
+pub const KNOWN_READ: u64 = FEATURE_TILED | FEATURE_OVERLAYS;
 /// Features that this release supports when writing.
-pub const KNOWN_WRITE: u64 = FEATURE_TILED;
+pub const KNOWN_WRITE: u64 = KNOWN_READ;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -78,6 +82,7 @@ pub enum Delta {
     Fragment(Fragment),
     Page(PageRef),
     Words(WordsSegment),
+    Overlay(Overlay),
 }
 
 impl Delta {
@@ -86,6 +91,7 @@ impl Delta {
             0 => Ok(Delta::Fragment(Fragment::parse(cursor)?)),
             1 => Ok(Delta::Page(PageRef::parse(cursor)?)),
             2 => Ok(Delta::Words(WordsSegment::parse(cursor)?)),
+            3 => Ok(Delta::Overlay(Overlay::parse(cursor)?)),
             other => Err(Error::new("unknown-feature", format!("a record has a delta of unknown kind {other}")).hint("upgrade Penstock")),
         }
     }
@@ -104,6 +110,10 @@ impl Delta {
                 writer.u8(2);
                 words.write(writer);
             }
+            Delta::Overlay(overlay) => {
+                writer.u8(3);
+                overlay.write(writer);
+            }
         }
     }
 
@@ -111,8 +121,9 @@ impl Delta {
     pub fn resolved(&self, base: u64, first_code: impl Fn(u64) -> u64) -> Delta {
         match self {
             Delta::Fragment(fragment) => Delta::Fragment(fragment.clone().resolved(base)),
-            Delta::Page(page) => Delta::Page(PageRef { base: base.wrapping_add(page.base & !PROVISIONAL), ..*page }),
+            Delta::Page(page) => Delta::Page(page.resolved(base)),
             Delta::Words(words) => Delta::Words(WordsSegment { first_code: first_code(words.column), ..*words }),
+            Delta::Overlay(overlay) => Delta::Overlay(Overlay { rows: overlay.rows.resolved(base), ..overlay.clone() }),
         }
     }
 }
@@ -122,7 +133,7 @@ impl Delta {
 pub struct Change {
     pub kind: ChangeKind,
     pub columns: Vec<u64>,
-    pub rows: Vec<Run>,
+    pub rows: RowSet,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,7 +217,7 @@ impl Record {
             writer.list(&self.changes, |writer, change| {
                 writer.u8(change.kind as u8);
                 writer.list(&change.columns, |writer, column| writer.varint(*column));
-                writer.list(&change.rows, |writer, run| run.write(writer));
+                change.rows.write(writer);
             });
             writer.u8(0); // The change set is complete, so the record needs no further object.
             writer.list(&self.attachments, |writer, attachment| {
@@ -264,7 +275,7 @@ impl Record {
                 Ok(Change {
                     kind: ChangeKind::from_code(cursor.u8()?)?,
                     columns: cursor.list(1, Cursor::varint)?,
-                    rows: cursor.list(9, Run::parse)?,
+                    rows: RowSet::parse(cursor)?,
                 })
             })?,
             attachments: {
@@ -284,7 +295,7 @@ impl Record {
     /// Check the rules that every record must follow.
     fn check(&self) -> Result<()> {
         let bad = |what: String| Err(malformed(format!("the commit record at {:x}-{} {what}", self.branch, self.number)));
-        if self.transactions.is_empty() || self.deltas.len() > RECORD_DELTAS || self.live != self.samples {
+        if self.transactions.is_empty() || self.deltas.len() > RECORD_DELTAS || self.live > self.samples {
             return bad("has no transactions or has invalid counts".into());
         }
         let allocated = self.transactions.iter().map(|entry| entry.first_counter.checked_add(entry.samples_added));
@@ -297,8 +308,13 @@ impl Record {
         // `verify` checks the row ids of other lineages and of fragments in pages.
         let next = row_id(self.lineage, self.next_counter);
         let beyond = |run: &Run| run.first & PROVISIONAL != 0 || run.first.checked_add(run.count).is_none_or(|end| end > next);
-        let fragments = self.deltas.iter().filter_map(|delta| if let Delta::Fragment(fragment) = delta { Some(fragment) } else { None });
-        if fragments.flat_map(|fragment| &fragment.runs).any(beyond) {
+        let within = |delta: &Delta| match delta {
+            Delta::Fragment(fragment) => !fragment.runs.iter().any(beyond),
+            Delta::Page(page) => page.least & PROVISIONAL == 0,
+            Delta::Overlay(overlay) => overlay.rows.range().end <= next,
+            Delta::Words(_) => true,
+        };
+        if !self.deltas.iter().all(within) {
             return bad("has row ids that no commit allocated".into());
         }
         if !TIMES_US.contains(&self.time_us) {

@@ -256,15 +256,13 @@ impl Snapshot {
         py.detach(|| {
             let mut rows: Vec<(u64, (String, u64, u64, u64))> =
                 self.inner.schema.columns.iter().map(|column| (column.id, (column.name.clone(), 0, 0, 0))).collect();
-            self.inner.each_fragment(|_, fragment| {
-                for reference in &fragment.files {
-                    let file = self.inner.context.file(reference, fragment.samples)?;
-                    for chunk in &file.tail.chunks {
-                        if let Some((_, row)) = rows.iter_mut().find(|(id, _)| *id == chunk.column) {
-                            row.1 += chunk.stored_bytes.iter().sum::<u64>();
-                            row.2 += chunk.blocks() as u64;
-                            row.3 += 1;
-                        }
+            self.inner.each_file(None, |reference, samples| {
+                let file = self.inner.context.file(reference, samples)?;
+                for chunk in &file.tail.chunks {
+                    if let Some((_, row)) = rows.iter_mut().find(|(id, _)| *id == chunk.column) {
+                        row.1 += chunk.stored_bytes.iter().sum::<u64>();
+                        row.2 += chunk.blocks() as u64;
+                        row.3 += 1;
                     }
                 }
                 Ok(())

@@ -1,9 +1,10 @@
-//! A transaction handle, which accepts prepared columns and commits once.
+//! A transaction handle, which accepts prepared columns and row ids and commits once.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_dataset::{check_texts, generation};
-use penstock_error::Error;
+use numpy::PyReadonlyArray1;
+use penstock_dataset::{Input, Validate, check_texts, generation};
+use penstock_error::{Error, Result};
 use penstock_storage::Options;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -57,24 +58,33 @@ fn closed() -> Error {
 #[pymethods]
 impl Transaction {
     /// Append samples. `columns` maps names to prepared values (see `input`). `first_row` is the first row's number in the user's
-    /// input, for errors.
-    fn append(&self, py: Python<'_>, columns: &Bound<'_, PyDict>, validate: &str, first_row: u64) -> PyResult<()> {
+    /// input, for errors. Returns the provisional row id of the first sample.
+    fn append(&self, py: Python<'_>, columns: &Bound<'_, PyDict>, validate: &str, first_row: u64) -> PyResult<i64> {
+        self.write(py, columns, validate, first_row, penstock_dataset::Transaction::append)
+    }
+
+    /// Give these samples new values. `columns` and `first_row` have the same meaning as in `append`.
+    fn update(
+        &self,
+        py: Python<'_>,
+        row_ids: PyReadonlyArray1<'_, i64>,
+        columns: &Bound<'_, PyDict>,
+        validate: &str,
+        first_row: u64,
+    ) -> PyResult<()> {
+        let row_ids = row_ids.as_slice()?;
+        self.write(py, columns, validate, first_row, |inner, inputs, validate| inner.update(row_ids, inputs, validate))
+    }
+
+    /// Delete these samples.
+    fn delete(&self, py: Python<'_>, row_ids: PyReadonlyArray1<'_, i64>) -> PyResult<()> {
         self.check_caller(py)?;
-        let validate = media::validate(py, validate)?;
-        let raised = input::Raised::default();
-        let mut inputs = Vec::with_capacity(columns.len());
-        for (name, values) in columns {
-            let name: String = name.extract()?;
-            inputs.push(input::input(py, &values, &name, first_row, &raised, self.address())?);
-        }
-        let appended = py.detach(|| {
+        let row_ids = row_ids.as_slice()?;
+        py.detach(|| {
             let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-            inner.as_mut().ok_or_else(closed)?.append(inputs, validate)
-        });
-        match raised.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(error) => Err(error),
-            None => appended.map_err(|error| error.shift_rows(first_row)).or_raise(py),
-        }
+            inner.as_mut().ok_or_else(closed)?.delete(row_ids)
+        })
+        .or_raise(py)
     }
 
     /// Commit. Returns (snapshot id, first row id, number of samples, new snapshot).
@@ -94,7 +104,7 @@ impl Transaction {
         ))
     }
 
-    /// Abort and discard everything that was appended.
+    /// Abort and discard all changes.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         if self.generation != generation() {
             return Ok(()); // Only the parent process may abort.
@@ -102,5 +112,34 @@ impl Transaction {
         self.check_caller(py)?;
         py.detach(|| drop(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()));
         Ok(())
+    }
+}
+
+impl Transaction {
+    /// Convert the columns and pass them to `write`.
+    fn write<T: Send>(
+        &self,
+        py: Python<'_>,
+        columns: &Bound<'_, PyDict>,
+        validate: &str,
+        first_row: u64,
+        write: impl FnOnce(&mut penstock_dataset::Transaction, Vec<Input>, Validate) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        self.check_caller(py)?;
+        let validate = media::validate(py, validate)?;
+        let raised = input::Raised::default();
+        let mut inputs = Vec::with_capacity(columns.len());
+        for (name, values) in columns {
+            let name: String = name.extract()?;
+            inputs.push(input::input(py, &values, &name, first_row, &raised, self.address())?);
+        }
+        let written = py.detach(|| {
+            let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            write(inner.as_mut().ok_or_else(closed)?, inputs, validate)
+        });
+        match raised.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(error) => Err(error),
+            None => written.map_err(|error| error.shift_rows(first_row)).or_raise(py),
+        }
     }
 }

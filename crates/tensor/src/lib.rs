@@ -167,6 +167,19 @@ impl Pull for Following {
     }
 }
 
+/// Chosen samples of a source.
+#[derive(Debug)]
+struct Chosen {
+    source: Arc<dyn Pull>,
+    samples: Vec<usize>,
+}
+
+impl Pull for Chosen {
+    fn pull(&self, row: usize, slice: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        self.source.pull(self.samples[row], slice, take)
+    }
+}
+
 /// n values of different sizes in one buffer.
 #[derive(Debug, Clone, Default)]
 pub struct Ragged {
@@ -256,6 +269,42 @@ impl Column {
         }
     }
 
+    /// Return the samples at `picks`, each as the index of a column and of a sample in it. The columns have the same form. Values
+    /// that are pulled must come from the first column.
+    pub fn gather(columns: &[&Column], picks: &[(usize, usize)]) -> Column {
+        let mut validity = None;
+        match columns.first() {
+            Some(Column::Pulled(Pulled { shapes, validity: valid, source })) => {
+                for (count, (_, sample)) in picks.iter().enumerate() {
+                    push_validity(&mut validity, count + 1, valid.as_ref().is_none_or(|valid| valid[*sample]));
+                }
+                let samples: Vec<usize> = picks.iter().map(|(_, sample)| *sample).collect();
+                let shapes = samples.iter().map(|sample| shapes[*sample].clone()).collect();
+                Column::Pulled(Pulled { shapes, validity, source: Arc::new(Chosen { source: source.clone(), samples }) })
+            }
+            Some(Column::Ragged(_)) => {
+                let mut all = Ragged::default();
+                for (column, sample) in picks {
+                    let Column::Ragged(ragged) = columns[*column] else { continue };
+                    let each = ragged.free.len().checked_div(ragged.len()).unwrap_or(0);
+                    let value = (!ragged.is_null(*sample)).then(|| ragged.value(*sample));
+                    all.push(value, &ragged.free[sample * each..(sample + 1) * each]);
+                }
+                Column::Ragged(all)
+            }
+            _ => {
+                let mut data = Vec::new();
+                for (count, (column, sample)) in picks.iter().enumerate() {
+                    let Column::Fixed { data: from, validity: valid, samples } = columns[*column] else { continue };
+                    let cell = from.len().checked_div(*samples).unwrap_or(0);
+                    data.extend_from_slice(&from[sample * cell..(sample + 1) * cell]);
+                    push_validity(&mut validity, count + 1, valid.as_ref().is_none_or(|valid| valid[*sample]));
+                }
+                Column::Fixed { data, validity, samples: picks.len() }
+            }
+        }
+    }
+
     /// Return how many bytes this column's values occupy in memory.
     pub fn value_bytes(&self) -> usize {
         match self {
@@ -289,15 +338,45 @@ mod tests {
         assert!(Shape(vec![Some(1 << 40), Some(1 << 20)]).fixed_bytes(Dtype::Int8).is_err());
     }
 
+    #[derive(Debug)]
+    struct Rows;
+
+    impl Pull for Rows {
+        fn pull(&self, row: usize, _: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+            take(&[row as u8])
+        }
+    }
+
+    #[test]
+    fn samples_are_gathered_from_columns_of_every_form() -> Result<()> {
+        let picks = [(1, 0), (0, 2), (0, 1), (1, 0), (0, 0)];
+        let ragged = |values: &[Option<&[u8]>]| {
+            let mut ragged = Ragged::default();
+            values.iter().for_each(|value| ragged.push(*value, &[value.map_or(0, <[u8]>::len) as u64, 7]));
+            Column::Ragged(ragged)
+        };
+        let (one, other) = (ragged(&[Some(b"ab"), None, Some(b"c")]), ragged(&[Some(b"xyz")]));
+        let Column::Ragged(found) = Column::gather(&[&one, &other], &picks) else { panic!("a ragged column") };
+        let values: Vec<Option<&[u8]>> = (0..5).map(|at| (!found.is_null(at)).then(|| found.value(at))).collect();
+        assert_eq!(values, [Some(&b"xyz"[..]), Some(b"c"), None, Some(b"xyz"), Some(b"ab")]);
+        assert_eq!(found.free, [3, 7, 1, 7, 0, 7, 3, 7, 2, 7]);
+        let one = Column::Fixed { data: vec![0, 1, 2, 3, 4, 5], validity: Some(vec![true, false, true]), samples: 3 };
+        let other = Column::Fixed { data: vec![8, 9], validity: None, samples: 1 };
+        let Column::Fixed { data, validity, samples } = Column::gather(&[&one, &other], &picks) else { panic!("a fixed column") };
+        assert_eq!((data, samples), (vec![8, 9, 4, 5, 2, 3, 8, 9, 0, 1], 5));
+        assert_eq!(validity, Some(vec![true, true, false, true, true]));
+        let pulled = Pulled { shapes: vec![vec![1], vec![2], vec![3]], validity: Some(vec![true, false, true]), source: Arc::new(Rows) };
+        let pulled = Column::Pulled(pulled);
+        let Column::Pulled(found) = Column::gather(&[&pulled], &[(0, 2), (0, 1)]) else { panic!("a pulled column") };
+        assert_eq!((found.shapes, found.validity), (vec![vec![3], vec![2]], Some(vec![true, false])));
+        found.source.pull(0, &[], &mut |bytes| {
+            assert_eq!(bytes, [2]);
+            Ok(())
+        })
+    }
+
     #[test]
     fn columns_split_at_every_row() -> Result<()> {
-        #[derive(Debug)]
-        struct Rows;
-        impl Pull for Rows {
-            fn pull(&self, row: usize, _: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
-                take(&[row as u8])
-            }
-        }
         let values: [Option<&[u8]>; 4] = [Some(b"ab"), None, Some(b"cde"), Some(b"")];
         for at in 0..=4 {
             let mut ragged = Ragged::default();

@@ -123,6 +123,22 @@ pub fn append(base: &Arc<Snapshot>, seed: u64, samples: usize) -> Result<(Receip
     transaction.commit(&format!("seed {seed}"), "testkit", "{}")
 }
 
+/// Change a dataset in one commit: samples at even positions get new values in most columns, and those at odd positions are deleted,
+/// except for the first two and the last. With 40 samples or more, the row ids have too many runs for the record.
+pub fn change(base: &Arc<Snapshot>, seed: u64) -> Result<(Receipt, Snapshot)> {
+    let ids = {
+        let positions = (0..base.len()).collect();
+        Reader::new(Arc::new(base.within(base.context.clone())), positions, OnCorrupt::Raise)?.plan.row_ids()
+    };
+    let changed: Vec<i64> = ids.iter().copied().step_by(2).collect();
+    let deleted: Vec<i64> = ids.iter().copied().take(ids.len() - 1).skip(5).step_by(2).collect();
+    let mut transaction = Transaction::begin(base.clone())?;
+    let kept = |input: &Input| !["large", "tiled_lz4"].contains(&&input.name[..]);
+    transaction.update(&changed, batch(seed, changed.len())?.into_iter().filter(kept).collect(), Validate::Header)?;
+    transaction.delete(&deleted)?;
+    transaction.commit(&format!("change {seed}"), "testkit", "{}")
+}
+
 /// Return everything that a reader can see in a snapshot: the snapshot id and row ids as one string, then one string per column.
 pub fn contents(snapshot: &Snapshot) -> Result<Vec<String>> {
     let positions = (0..snapshot.len()).rev().collect();

@@ -1,7 +1,9 @@
 //! Tests the commit state machine with replies in random order, lost replies, unreadable records, and races. Each acknowledged
-//! transaction is in the log exactly once, record numbers have no gaps, and each record refers to its predecessor.
+//! transaction is in the log exactly once, record numbers have no gaps, and each record refers to its predecessor. A transaction
+//! fails with a conflict exactly if another commit changed the same cells.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_dataset::{ChangeSet, Context, Event, LogEntry, Machine, Proposal, Reads, Request, create};
@@ -10,46 +12,92 @@ use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, record_name};
 use penstock_format::manifest::Fragment;
 use penstock_format::record::{Change, ChangeKind, Delta, Properties, RecordKind, Transaction};
+use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 use penstock_storage::{Memory, Storage as _};
 use penstock_testkit::random::{Random, seeds};
 use penstock_testkit::samples;
 
 type Log = BTreeMap<u64, Vec<u8>>;
 
+/// The row ids in objects, by reference.
+type Sets = HashMap<RowIdsRef, Arc<RowIds>>;
+
 fn machine(uuid: u8, changes: ChangeSet) -> Machine {
-    let transaction = Transaction {
+    Machine::new(Proposal { transaction: transaction(uuid, 0), ..proposal(changes, Sets::new()) })
+}
+
+fn proposal(changes: ChangeSet, row_ids: Sets) -> Proposal {
+    let fragment = Fragment { samples: 2, runs: vec![Run { first: 1 << 63, count: 2 }], files: Vec::new() };
+    Proposal {
+        kind: RecordKind::Data,
+        transaction: transaction(0, 0),
+        deltas: vec![Delta::Fragment(fragment)],
+        changes,
+        row_ids,
+        columns: Vec::new(),
+        features: 0,
+        base: 0,
+        gc_epoch: 0,
+    }
+}
+
+fn transaction(uuid: u8, samples_deleted: u64) -> Transaction {
+    Transaction {
         uuid: Id([uuid; 16]),
         message: "m".into(),
         author: "a".into(),
         properties: Properties::Inline("{}".into()),
         first_counter: 0,
         samples_added: 2,
-        samples_deleted: 0,
-    };
-    let fragment = Fragment { samples: 2, live: 2, runs: vec![Run { first: 1 << 63, count: 2 }], files: Vec::new() };
-    Machine::new(Proposal {
-        kind: RecordKind::Data,
-        transaction,
-        deltas: vec![Delta::Fragment(fragment)],
-        changes,
-        features: 0,
-        base: 0,
-        gc_epoch: 0,
-    })
+        samples_deleted,
+    }
+}
+
+/// Number of samples before the transactions begin.
+const SAMPLES: u64 = 90;
+
+/// What a transaction changes: one column of some samples, or their existence.
+struct Cells {
+    column: Option<u64>,
+    rows: BTreeSet<u64>,
+}
+
+impl Cells {
+    fn random(random: &mut Random) -> Cells {
+        let column = (!random.chance(3)).then(|| 1 + random.below(2));
+        // Many rows need an object, few do not.
+        let (begin, step) = (random.below(SAMPLES), 1 + random.below(3));
+        let count = if random.chance(2) { 1 + random.below(3) } else { 40 };
+        Cells { column, rows: (begin..SAMPLES).step_by(step as usize).take(count as usize).collect() }
+    }
+
+    fn meets(&self, other: &Cells) -> bool {
+        let columns = self.column.is_none() || other.column.is_none() || self.column == other.column;
+        columns && !self.rows.is_disjoint(&other.rows)
+    }
+
+    fn stored(&self, uuid: u8) -> (Vec<Change>, Option<(RowIdsRef, Arc<RowIds>)>) {
+        let ids = RowIds::of(self.rows.iter().copied());
+        let (rows, _) = ids.encode(Id([uuid; 16]));
+        let known = if let RowSet::Object(reference) = rows { Some((reference, Arc::new(ids))) } else { None };
+        let kind = if self.column.is_some() { ChangeKind::Value } else { ChangeKind::Delete };
+        (vec![Change { kind, columns: self.column.into_iter().collect(), rows }], known)
+    }
 }
 
 fn entry(log: &Log, number: u64) -> Result<LogEntry> {
     LogEntry::parse(&Bytes::from(log[&number].clone()), 0, number)
 }
 
-/// Reply to one request; on average, one in `faults` puts or reads fails.
-fn answer(log: &mut Log, request: Request, random: &mut Random, faults: u64) -> Result<Event> {
+/// Reply to one request; on average, one in `faults` puts or reads fails. `sets` has the row ids that are stored in objects.
+fn answer(log: &mut Log, sets: &Sets, request: Request, random: &mut Random, faults: u64) -> Result<Event> {
     Ok(match request {
         Request::ReadNewest => {
             let newest = log.keys().next_back().copied().unwrap_or(0);
             Event::Newest { parent: Box::new(entry(log, newest)?), words: Vec::new(), schema_changed: false, now_us: 5 }
         }
         Request::ReadSpan { first, end } => Event::Span((first..end).map(|number| entry(log, number)).collect::<Result<_>>()?),
+        Request::ReadRowIds(wanted) => Event::RowIds(wanted.into_iter().map(|set| (set, sets[&set].clone())).collect()),
         Request::WriteRoot => Event::RootWritten(ObjectRef { id: Id([9; 16]), bytes: 10, crc: 1 }),
         Request::Create { number, body } => {
             let lost = random.chance(faults);
@@ -80,9 +128,30 @@ fn run(seed: u64) -> Result<()> {
     create(Box::new(Memory::named(&format!("commits-{seed}"))), samples::schema(), "create", "test")?;
     let mut log: Log = [(0, memory.read(&record_name(0, 0))?.to_vec())].into();
     let count = 2 + random.below(4) as u8;
-    let mut running: Vec<(u8, Machine, Option<Event>)> =
-        (1..=count).map(|uuid| (uuid, machine(uuid, ChangeSet::append(vec![1])), Some(Event::Begin))).collect();
-    let (mut done, mut unknown) = (HashSet::new(), HashSet::new());
+    // A first commit with samples that the others change.
+    let mut fill = Machine::new(Proposal {
+        kind: RecordKind::Data,
+        transaction: Transaction { samples_added: SAMPLES, ..transaction(200, 0) },
+        deltas: Vec::new(),
+        ..proposal(ChangeSet::append(vec![1]), Sets::new())
+    });
+    let mut event = Event::Begin;
+    while !matches!(event, Event::Created) {
+        event = answer(&mut log, &Sets::new(), fill.step(event)?, &mut Random(0), u64::MAX)?;
+    }
+    let cells: Vec<Cells> = (1..=count).map(|_| Cells::random(&mut random)).collect();
+    let sets: Sets = cells.iter().enumerate().filter_map(|(index, cells)| cells.stored(index as u8 + 1).1).collect();
+    let begin = |uuid: u8| {
+        let cells = &cells[uuid as usize - 1];
+        let (writes, own) = cells.stored(uuid);
+        let mut changes = ChangeSet::append(vec![1]);
+        changes.writes.extend(writes);
+        let deleted = if cells.column.is_none() { cells.rows.len() as u64 } else { 0 };
+        let proposal = Proposal { transaction: transaction(uuid, deleted), base: 1, ..proposal(changes, own.into_iter().collect()) };
+        (uuid, Machine::new(proposal), Some(Event::Begin))
+    };
+    let mut running: Vec<(u8, Machine, Option<Event>)> = (1..=count).map(begin).collect();
+    let (mut done, mut unknown, mut refused) = (HashSet::new(), HashSet::new(), HashSet::new());
     while !running.is_empty() {
         let turn = random.below(running.len() as u64) as usize;
         let (uuid, machine, event) = &mut running[turn];
@@ -93,7 +162,11 @@ fn run(seed: u64) -> Result<()> {
                 done.insert(*uuid);
                 running.remove(turn);
             }
-            Ok(request) => *event = Some(answer(&mut log, request, &mut random, faults)?),
+            Ok(request) => *event = Some(answer(&mut log, &sets, request, &mut random, faults)?),
+            Err(error) if error.code() == "conflict" => {
+                refused.insert(*uuid);
+                running.remove(turn);
+            }
             Err(error) => {
                 assert_eq!(error.code(), "commit-state-unknown", "seed {seed}");
                 unknown.insert(*uuid);
@@ -102,13 +175,19 @@ fn run(seed: u64) -> Result<()> {
         }
     }
     let mut seen = HashSet::new();
-    let mut before: Option<LogEntry> = None;
+    let (mut before, mut committed): (Option<LogEntry>, Vec<&Cells>) = (None, Vec::new());
     for (index, number) in log.keys().enumerate() {
         assert_eq!(index as u64, *number, "seed {seed}: record numbers must have no gaps");
         let now = entry(&log, *number)?;
         if let Some(before) = &before {
             assert_eq!(now.record.parents[0].crc, before.crc, "seed {seed}: each record must name its predecessor");
-            assert_eq!(now.record.samples, before.record.samples + 2);
+            let uuid = usize::from(now.record.uuid().0[0]);
+            assert_eq!(now.record.samples, before.record.samples + now.record.transactions[0].samples_added);
+            let deleted = now.record.transactions[0].samples_deleted;
+            assert_eq!(now.record.live, before.record.live + now.record.transactions[0].samples_added - deleted, "seed {seed}");
+            let own = cells.get(uuid - 1);
+            assert!(!committed.iter().any(|other: &&Cells| own.is_some_and(|own| own.meets(other))), "seed {seed}: {uuid} lost a value");
+            committed.extend(own);
             assert_eq!(now.record.transactions[0].first_counter, before.record.next_counter, "seed {seed}: row ids must not overlap");
             assert!(now.record.time_us > before.record.time_us);
             assert!(seen.insert(now.record.uuid()), "seed {seed}: no transaction may be committed twice");
@@ -118,7 +197,11 @@ fn run(seed: u64) -> Result<()> {
     for uuid in &done {
         assert!(seen.contains(&Id([*uuid; 16])), "seed {seed}: no acknowledged commit may be lost");
     }
-    assert!(seen.len() <= done.len() + unknown.len(), "seed {seed}");
+    assert!(seen.len() <= done.len() + unknown.len() + 1, "seed {seed}");
+    for uuid in refused {
+        assert!(!seen.contains(&Id([uuid; 16])), "seed {seed}: a refused transaction was committed");
+        assert!(committed.iter().any(|other| other.meets(&cells[uuid as usize - 1])), "seed {seed}: {uuid} was refused without a cause");
+    }
     Ok(())
 }
 
@@ -152,7 +235,7 @@ fn log_of_two_appends(name: &str) -> Result<Log> {
         loop {
             match machine.step(event)? {
                 Request::Done(_) => break,
-                request => event = answer(&mut log, request, &mut Random(0), u64::MAX)?,
+                request => event = answer(&mut log, &Sets::new(), request, &mut Random(0), u64::MAX)?,
             }
         }
     }
@@ -160,7 +243,7 @@ fn log_of_two_appends(name: &str) -> Result<Log> {
 }
 
 fn values(rows: Run, reads: Reads) -> ChangeSet {
-    ChangeSet { writes: vec![Change { kind: ChangeKind::Value, columns: vec![1], rows: vec![rows] }], reads }
+    ChangeSet { writes: vec![Change { kind: ChangeKind::Value, columns: vec![1], rows: RowSet::Runs(vec![rows]) }], reads }
 }
 
 #[test]
@@ -178,7 +261,7 @@ fn a_rebase_of_values_reads_each_record_in_between_once() -> Result<()> {
             Request::ReadSpan { first, end } => seen.push((*first, *end)),
             _ => {}
         }
-        event = answer(&mut log, request, &mut Random(0), u64::MAX)?;
+        event = answer(&mut log, &Sets::new(), request, &mut Random(0), u64::MAX)?;
     }
     assert_eq!(seen, [(1, 2)], "the newest record is already known");
     Ok(())
@@ -192,7 +275,7 @@ fn a_transaction_that_read_all_rows_conflicts_with_any_append_in_between() -> Re
     let mut event = Event::Begin;
     let error = loop {
         match machine.step(event) {
-            Ok(request) => event = answer(&mut log, request, &mut Random(0), u64::MAX)?,
+            Ok(request) => event = answer(&mut log, &Sets::new(), request, &mut Random(0), u64::MAX)?,
             Err(error) => break error,
         }
     };

@@ -11,8 +11,11 @@ use bytes::Bytes;
 use penstock_dataset::{Context, Snapshot, create, verify};
 use penstock_error::Result as Ours;
 use penstock_format::datafile::Tail;
+use penstock_format::ids::{record_number, rows_name};
 use penstock_format::manifest::{Root, encode_pages, encode_words, parse_page, parse_words};
-use penstock_format::record::Record;
+use penstock_format::overlay::Overlay;
+use penstock_format::record::{Delta, Record};
+use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 use penstock_storage::Memory;
 use penstock_testkit::samples;
 
@@ -40,7 +43,10 @@ fn make() -> Ours<Objects> {
     let mut snapshot = Arc::new(create(Box::new(Memory::named("golden")), samples::schema(), "create", "golden")?);
     for seed in 0..2 {
         snapshot = Arc::new(samples::append(&snapshot, seed, 6)?.1);
+        snapshot = Arc::new(samples::change(&snapshot, seed)?.1);
     }
+    snapshot = Arc::new(samples::append(&snapshot, 3, 40)?.1);
+    snapshot = Arc::new(samples::change(&snapshot, 3)?.1);
     while snapshot.root.pages.is_empty() {
         snapshot = Arc::new(samples::append(&snapshot, 7, 1)?.1);
     }
@@ -75,10 +81,29 @@ fn the_golden_dataset_reads_the_same() -> Result<(), Box<dyn std::error::Error>>
     Ok(())
 }
 
+/// Return the references to sets of row ids in all records and roots.
+fn row_sets(objects: &Objects) -> Result<Vec<RowIdsRef>, Box<dyn std::error::Error>> {
+    let mut sets = Vec::new();
+    for (name, body) in objects {
+        let last = name.rsplit('/').next().ok_or("no name")?;
+        if let Some(number) = record_number(last) {
+            let record = Record::parse(body, 0, number)?;
+            let of_delta = |delta| if let Delta::Overlay(Overlay { rows, .. }) = delta { Some(rows) } else { None };
+            sets.extend(record.changes.into_iter().map(|change| change.rows));
+            sets.extend(record.deltas.into_iter().filter_map(of_delta));
+        } else if name.starts_with("r/") {
+            sets.extend(Root::parse(body)?.overlays.into_iter().map(|overlay| overlay.rows));
+        }
+    }
+    Ok(sets.into_iter().filter_map(|set| if let RowSet::Object(reference) = set { Some(reference) } else { None }).collect())
+}
+
 #[test]
 fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::error::Error>> {
-    let mut seen = [0; 5];
-    for (name, body) in golden()? {
+    let mut seen = [0; 6];
+    let objects = golden()?;
+    let sets = row_sets(&objects)?;
+    for (name, body) in objects {
         let (kind, again) = match name.split('/').next() {
             Some("log") if name.ends_with("hint") => {
                 let (newest, place) = penstock_format::ids::read_hint(&body).ok_or("no hint")?;
@@ -89,6 +114,10 @@ fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::erro
                 (1, Record::parse(&body, 0, number)?.encode())
             }
             Some("r") => (2, Root::parse(&body)?.encode()),
+            Some("o") => {
+                let reference = sets.iter().find(|set| rows_name(set.object.id) == name).ok_or("no parent")?;
+                (5, RowIds::parse(&body, reference)?.encode(reference.object.id).1.ok_or("too few runs for an object")?)
+            }
             Some("p") => (3, encode_pages(&parse_page(&body)?)[0].0.clone()),
             Some("w") => {
                 let (column, words) = parse_words(&body)?;

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use penstock_dataset::{Context, Snapshot, create, verify};
 use penstock_error::Result;
-use penstock_format::ids::record_name;
+use penstock_format::ids::{Run, record_name};
+use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, Record};
+use penstock_format::rows::RowSet;
 use penstock_storage::Memory;
 use penstock_testkit::samples;
 
@@ -19,15 +21,19 @@ fn two_commits(name: &str) -> Result<(Memory, Record)> {
     Ok((memory, record))
 }
 
-fn runs(record: &mut Record) -> &mut penstock_format::ids::Run {
+fn runs(record: &mut Record) -> &mut Run {
     let fragments = record.deltas.iter_mut().filter_map(|delta| if let Delta::Fragment(fragment) = delta { Some(fragment) } else { None });
     &mut fragments.last().expect("a small append is stored in its record").runs[0]
+}
+
+fn deletion(first: u64, count: u64) -> Delta {
+    Delta::Overlay(Overlay { columns: Vec::new(), rows: RowSet::Runs(vec![Run { first, count }]), files: Vec::new() })
 }
 
 #[test]
 fn row_ids_that_nobody_gave_out_are_refused() -> Result<()> {
     type Change = fn(&mut Record);
-    let changes: [(&str, Change); 8] = [
+    let changes: [(&str, Change); 12] = [
         ("a lineage of more than 23 bits", |record| record.lineage = 1 << 23),
         ("a counter of more than 40 bits", |record| record.next_counter = (1 << 40) + 1),
         ("a counter below the number of samples", |record| record.next_counter = 11),
@@ -36,6 +42,10 @@ fn row_ids_that_nobody_gave_out_are_refused() -> Result<()> {
         ("a transaction at the largest counter", |record| record.transactions[0].first_counter = u64::MAX),
         ("a run beyond the end", |record| runs(record).first = 7),
         ("a provisional run", |record| runs(record).first |= 1 << 63),
+        ("more live samples than samples", |record| record.live += 1),
+        ("an overlay with row ids beyond the end", |record| record.deltas.push(deletion(11, 2))),
+        ("an overlay with provisional row ids", |record| record.deltas.push(deletion(1 << 63, 1))),
+        ("an overlay without row ids", |record| record.deltas.push(deletion(3, 0))),
     ];
     let (_, record) = two_commits("nobody")?;
     let parse = |record: &Record| Record::parse(&record.encode().into(), record.branch, record.number);
@@ -64,6 +74,43 @@ fn verify_finds_row_ids_that_were_given_out_twice() -> Result<()> {
         let snapshot = Snapshot::open(Context::new(Box::new(Memory::holding(objects))), 0)?;
         let problems = verify(&snapshot, |_| {})?.problems;
         assert_eq!(problems.is_empty(), what == "nothing", "{what}: {problems:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn overlays_that_do_not_fit_the_samples_are_errors() -> Result<()> {
+    let (memory, record) = two_commits("overlays")?;
+    let value = |first, count| {
+        let rows = RowSet::Runs(vec![Run { first, count }]);
+        Delta::Overlay(Overlay { columns: vec![1], rows, files: Vec::new() })
+    };
+    // Row ids 12 to 19 were assigned, but the newest snapshot has no samples for them. The third entry is where the error is found.
+    let cases = [
+        ("one deleted", vec![deletion(3, 1)], 11, None),
+        ("null values", vec![value(3, 4)], 12, None),
+        ("two deletions", vec![deletion(3, 1), deletion(8, 4)], 7, None),
+        ("a wrong number of live samples", vec![deletion(3, 1)], 10, Some("open")),
+        ("a deletion of a sample that does not exist", vec![deletion(13, 1)], 11, Some("read")),
+        ("a sample deleted twice", vec![deletion(3, 1), deletion(2, 2)], 9, Some("verify")),
+        ("values of a sample that does not exist", vec![value(11, 2)], 12, Some("verify")),
+    ];
+    for (what, overlays, live, found_by) in cases {
+        let mut crafted = record.clone();
+        crafted.next_counter = 20;
+        crafted.live = live;
+        crafted.deltas.extend(overlays);
+        let mut objects = memory.objects();
+        objects.insert(record_name(0, record.number), crafted.encode().into());
+        let opened = Snapshot::open(Context::new(Box::new(Memory::holding(objects))), 0);
+        let found = match opened {
+            Err(error) => Some(("open", error.code())),
+            Ok(snapshot) => match samples::contents(&snapshot) {
+                Err(error) => Some(("read", error.code())),
+                Ok(_) => verify(&snapshot, |_| {})?.problems.first().map(|problem| ("verify", problem.error.code())),
+            },
+        };
+        assert_eq!(found, found_by.map(|by| (by, "object-malformed")), "{what}");
     }
     Ok(())
 }

@@ -1,17 +1,21 @@
 //! The change set of a transaction: its writes, and the reads on which it depends.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use penstock_format::Id;
 use penstock_format::ids::Run;
 use penstock_format::record::{Change, ChangeKind, Delta, RecordKind, Transaction};
+use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
 /// The samples and columns that a transaction read. If another commit changes them, there is a conflict. At present, transactions
-/// only append and read nothing; updates and deletions will read rows.
+/// only write and read nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reads {
     /// The transaction read nothing (for example, because it only appends), or snapshot isolation ignores its reads.
     Nothing,
     /// Some rows of some columns. An empty `columns` list means all columns.
-    Rows { columns: Vec<u64>, rows: Vec<Run> },
+    Rows { columns: Vec<u64>, rows: RowSet },
     /// All rows of some columns, as read by a scan or a predicate. These reads also conflict with appends.
     AllRows { columns: Vec<u64> },
 }
@@ -19,6 +23,7 @@ pub enum Reads {
 /// The writes and reads of a transaction. An empty column list in a `Change` means all columns.
 #[derive(Debug, Clone)]
 pub struct ChangeSet {
+    /// Rows may be provisional.
     pub writes: Vec<Change>,
     pub reads: Reads,
 }
@@ -26,7 +31,7 @@ pub struct ChangeSet {
 impl ChangeSet {
     /// Make the change set of an append. The new row ids are unknown until the commit has a number.
     pub fn append(columns: Vec<u64>) -> ChangeSet {
-        ChangeSet { writes: vec![Change { kind: ChangeKind::Append, columns, rows: Vec::new() }], reads: Reads::Nothing }
+        ChangeSet { writes: vec![Change { kind: ChangeKind::Append, columns, rows: RowSet::Runs(Vec::new()) }], reads: Reads::Nothing }
     }
 
     /// Return whether only a schema change can conflict with this change set. If so, the intervening commits need not be read.
@@ -34,13 +39,13 @@ impl ChangeSet {
         self.reads == Reads::Nothing && self.writes.iter().all(|change| change.kind == ChangeKind::Append)
     }
 
-    /// Return the writes, with `appended` as the rows of any append.
-    pub fn with_rows(&self, appended: Option<Run>) -> Vec<Change> {
-        let mut writes = self.writes.clone();
-        for change in writes.iter_mut().filter(|change| change.kind == ChangeKind::Append) {
-            change.rows = appended.into_iter().collect();
-        }
-        writes
+    /// Return the writes with final row ids, and `appended` as the rows of any append.
+    pub fn resolved(&self, base: u64, appended: Option<Run>) -> Vec<Change> {
+        let rows = |change: &Change| match change.kind {
+            ChangeKind::Append => RowSet::Runs(appended.into_iter().collect()),
+            _ => change.rows.resolved(base),
+        };
+        self.writes.iter().map(|change| Change { rows: rows(change), ..change.clone() }).collect()
     }
 }
 
@@ -52,6 +57,10 @@ pub struct Proposal {
     /// Deltas with provisional row ids.
     pub deltas: Vec<Delta>,
     pub changes: ChangeSet,
+    /// The row ids in objects of the change set.
+    pub row_ids: HashMap<RowIdsRef, Arc<RowIds>>,
+    /// The names of the changed columns, for errors.
+    pub columns: Vec<(u64, String)>,
     /// Feature bits that readers of the deltas need.
     pub features: u64,
     /// The number and the GC epoch of the snapshot at which the transaction began.

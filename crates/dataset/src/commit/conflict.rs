@@ -1,12 +1,15 @@
 //! Decide whether a transaction may follow commits that it has not seen. The decision depends only on the two change sets (spec
-//! section 12).
+//! section 3).
 //!
-//! Appends commute. Changes to disjoint rows or columns can be rebased, and so can two deletions of the same rows. Two schema
-//! changes always conflict. A `Conflict` describes the change in the other commit.
+//! Appends commute, and changes to disjoint rows or columns can be rebased. Two schema changes always conflict. A `Conflict`
+//! describes the change in the other commit.
+
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use penstock_error::Error;
-use penstock_format::ids::Run;
 use penstock_format::record::{Change, ChangeKind, Record};
+use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
 use super::changes::{ChangeSet, Reads};
 
@@ -16,19 +19,49 @@ pub struct Conflict {
     pub kind: ChangeKind,
     /// The columns that it changed. An empty list means all columns.
     pub columns: Vec<u64>,
-    /// The rows that it changed.
-    pub rows: Vec<Run>,
+    /// How many rows it changed.
+    pub samples: u64,
+    /// The first rows that both changed, or that one read and the other changed.
+    pub rows: Vec<u64>,
 }
 
-/// Return the first change in another commit over which `ours` cannot be rebased.
-pub fn conflict(ours: &ChangeSet, theirs: &[Change]) -> Option<Conflict> {
-    let collides = |change: &&Change| ours.writes.iter().any(|own| writes_collide(own, change)) || reads_collide(&ours.reads, change);
-    theirs.iter().find(collides).map(|change| Conflict { kind: change.kind, columns: change.columns.clone(), rows: change.rows.clone() })
+/// Whether a transaction may follow another commit.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Follows,
+    Conflict(Conflict),
+    /// The answer depends on these sets of row ids.
+    Depends(Vec<RowIdsRef>),
 }
 
-/// Make the error that names the other commit.
-pub fn error(conflict: &Conflict, other: &Record) -> Error {
-    let samples: u64 = conflict.rows.iter().map(|run| run.count).sum();
+/// At most this many row ids are named in an error.
+const NAMED: usize = 10;
+
+/// Row sets that are in objects, as far as they are known.
+pub type Known = HashMap<RowIdsRef, Arc<RowIds>>;
+
+/// Decide whether `ours` may follow a commit that made the changes `theirs`.
+pub fn judge(ours: &ChangeSet, theirs: &[Change], known: &Known) -> Verdict {
+    let mut missing = Vec::new();
+    for change in theirs {
+        let writes = ours.writes.iter().map(|own| writes_meet(own, change, known));
+        for meets in writes.chain([reads_meet(&ours.reads, change, known)]) {
+            match meets {
+                Meets::No => {}
+                Meets::Unknown(sets) => missing.extend(sets),
+                Meets::Yes(rows) => {
+                    let samples = change.rows.ids();
+                    return Verdict::Conflict(Conflict { kind: change.kind, columns: change.columns.clone(), samples, rows });
+                }
+            }
+        }
+    }
+    if missing.is_empty() { Verdict::Follows } else { Verdict::Depends(missing) }
+}
+
+/// Make the error that names the other commit. `names` has the names of columns.
+pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Error {
+    let samples = conflict.samples;
     let what = match conflict.kind {
         ChangeKind::Append => format!("it appended {samples} samples to columns that this transaction read"),
         ChangeKind::Value => format!("it changed values of {samples} samples"),
@@ -36,34 +69,61 @@ pub fn error(conflict: &Conflict, other: &Record) -> Error {
         ChangeKind::Schema => "it changed the schema".to_owned(),
         ChangeKind::Layout => "it moved samples that this transaction also moved".to_owned(),
     };
-    let columns = if conflict.columns.is_empty() { String::new() } else { format!(", columns with the ids {:?}", conflict.columns) };
-    let text = format!("cannot commit: commit {} was made in the meantime: {what}{columns}", other.snapshot());
-    Error::new("conflict", text).hint("run the transaction again on the newest snapshot")
+    let name = |column: &u64| match names.iter().find(|(id, _)| id == column) {
+        Some((_, name)) => format!("`{name}`"),
+        None => format!("with id {column}"),
+    };
+    let columns = match &conflict.columns[..] {
+        [] => String::new(),
+        [column] => format!(" in column {}", name(column)),
+        several => format!(" in columns {}", several.iter().map(name).collect::<Vec<_>>().join(", ")),
+    };
+    let rows = match &conflict.rows[..] {
+        [] => String::new(),
+        [row] => format!(", among them row id {row}, which this transaction also needs"),
+        several => format!(", among them row ids {several:?}, which this transaction also needs"),
+    };
+    let text = format!("cannot commit: commit {} was made in the meantime: {what}{columns}{rows}", other.snapshot());
+    let row_ids = conflict.rows.iter().map(|row| *row as i64).collect();
+    Error::new("conflict", text).row_ids(row_ids).hint("run the transaction again on the newest snapshot")
 }
 
-fn writes_collide(ours: &Change, theirs: &Change) -> bool {
+/// Whether two changes concern the same cells.
+#[derive(Debug, PartialEq, Eq)]
+enum Meets {
+    No,
+    /// The first rows of both, or none if they meet in any row.
+    Yes(Vec<u64>),
+    Unknown(Vec<RowIdsRef>),
+}
+
+fn always(meets: bool) -> Meets {
+    if meets { Meets::Yes(Vec::new()) } else { Meets::No }
+}
+
+fn writes_meet(ours: &Change, theirs: &Change, known: &Known) -> Meets {
     use ChangeKind::*;
     match (ours.kind, theirs.kind) {
-        (Schema, Schema) => true,
-        (Schema, Append | Value) | (Append | Value, Schema) => columns_meet(&ours.columns, &theirs.columns),
-        (Value, Value) => columns_meet(&ours.columns, &theirs.columns) && rows_meet(&ours.rows, &theirs.rows),
-        (Value, Delete) | (Delete, Value) | (Layout, Layout) => rows_meet(&ours.rows, &theirs.rows),
-        // New samples have new row ids. Deleting a sample that is already deleted has no effect. A layout change keeps all values
-        // and lists the overlays that it folds.
-        (Append, _) | (_, Append) | (Delete, Delete) | (Layout, _) | (_, Layout) | (Schema, Delete) | (Delete, Schema) => false,
+        (Schema, Schema) => always(true),
+        (Schema, Append | Value) | (Append | Value, Schema) => always(columns_meet(&ours.columns, &theirs.columns)),
+        (Value, Value) if !columns_meet(&ours.columns, &theirs.columns) => Meets::No,
+        (Value | Delete, Value | Delete) | (Layout, Layout) => rows_meet(&ours.rows, &theirs.rows, known),
+        // New samples have new row ids. A layout change keeps all values and lists the overlays that it folds.
+        (Append, _) | (_, Append) | (Layout, _) | (_, Layout) | (Schema, Delete) | (Delete, Schema) => Meets::No,
     }
 }
 
-fn reads_collide(reads: &Reads, theirs: &Change) -> bool {
+fn reads_meet(reads: &Reads, theirs: &Change, known: &Known) -> Meets {
     use ChangeKind::*;
     match (reads, theirs.kind) {
-        (Reads::Nothing, _) | (_, Layout) => false,
-        (Reads::Rows { .. }, Append) => false,
-        (Reads::AllRows { .. }, Append | Delete) => true,
-        (Reads::Rows { rows, .. }, Delete) => rows_meet(rows, &theirs.rows),
-        (Reads::Rows { columns, rows }, Value) => columns_meet(columns, &theirs.columns) && rows_meet(rows, &theirs.rows),
-        (Reads::AllRows { columns }, Value) => columns_meet(columns, &theirs.columns),
-        (Reads::Rows { columns, .. } | Reads::AllRows { columns }, Schema) => columns_meet(columns, &theirs.columns),
+        (Reads::Nothing, _) | (_, Layout) => Meets::No,
+        (Reads::Rows { .. }, Append) => Meets::No,
+        (Reads::AllRows { .. }, Append | Delete) => always(true),
+        (Reads::Rows { columns, .. }, Value) if !columns_meet(columns, &theirs.columns) => Meets::No,
+        (Reads::Rows { rows, .. }, Delete | Value) => rows_meet(rows, &theirs.rows, known),
+        (Reads::AllRows { columns }, Value) | (Reads::Rows { columns, .. } | Reads::AllRows { columns }, Schema) => {
+            always(columns_meet(columns, &theirs.columns))
+        }
     }
 }
 
@@ -71,23 +131,51 @@ fn columns_meet(ours: &[u64], theirs: &[u64]) -> bool {
     ours.is_empty() || theirs.is_empty() || ours.iter().any(|column| theirs.contains(column))
 }
 
-fn rows_meet(ours: &[Run], theirs: &[Run]) -> bool {
-    let meet = |one: &Run, other: &Run| one.first < other.first + other.count && other.first < one.first + one.count;
-    ours.iter().any(|one| theirs.iter().any(|other| meet(one, other)))
+fn rows_meet(ours: &RowSet, theirs: &RowSet, known: &Known) -> Meets {
+    let (one, other) = (ours.range(), theirs.range());
+    if one.is_empty() || other.is_empty() || one.end <= other.start || other.end <= one.start {
+        return Meets::No;
+    }
+    let find = |set: &RowSet| match set {
+        RowSet::Runs(runs) => Ok(Arc::new(RowIds::Runs(runs.clone()))),
+        RowSet::Object(rows) => known.get(rows).cloned().ok_or(*rows),
+    };
+    match (find(ours), find(theirs)) {
+        (Ok(ours), Ok(theirs)) => match ours.common(&theirs, NAMED) {
+            rows if rows.is_empty() => Meets::No,
+            rows => Meets::Yes(rows),
+        },
+        (ours, theirs) => Meets::Unknown(ours.err().into_iter().chain(theirs.err()).collect()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use penstock_format::Id;
+    use penstock_format::ids::Run;
+
     use super::*;
 
     const KINDS: [ChangeKind; 5] = [ChangeKind::Append, ChangeKind::Value, ChangeKind::Delete, ChangeKind::Schema, ChangeKind::Layout];
 
+    fn ten(first: u64) -> RowSet {
+        RowSet::Runs(vec![Run { first, count: 10 }])
+    }
+
     fn change(kind: ChangeKind, columns: &[u64], first: u64) -> Change {
-        Change { kind, columns: columns.to_vec(), rows: vec![Run { first, count: 10 }] }
+        Change { kind, columns: columns.to_vec(), rows: ten(first) }
+    }
+
+    fn found(writes: Vec<Change>, reads: Reads, theirs: Change) -> Option<Conflict> {
+        match judge(&ChangeSet { writes, reads }, &[theirs], &Known::new()) {
+            Verdict::Follows => None,
+            Verdict::Conflict(found) => Some(found),
+            Verdict::Depends(_) => panic!("runs are known"),
+        }
     }
 
     fn meets(ours: Change, theirs: Change) -> bool {
-        conflict(&ChangeSet { writes: vec![ours], reads: Reads::Nothing }, &[theirs]).is_some()
+        found(vec![ours], Reads::Nothing, theirs).is_some()
     }
 
     #[test]
@@ -109,15 +197,16 @@ mod tests {
         assert!(meets(change(Value, &[1], 0), change(Value, &[1], 9)));
         assert!(!meets(change(Value, &[1], 0), change(Value, &[1], 10)), "changes to disjoint rows do not conflict");
         assert!(!meets(change(Value, &[1], 0), change(Value, &[2], 0)), "changes to disjoint columns do not conflict");
-        assert!(meets(change(Value, &[1], 0), change(Delete, &[], 5)) && !meets(change(Delete, &[], 0), change(Delete, &[], 0)));
+        assert!(meets(change(Value, &[1], 0), change(Delete, &[], 5)) && meets(change(Delete, &[], 0), change(Delete, &[], 9)));
+        assert!(!meets(change(Delete, &[], 0), change(Delete, &[], 10)));
         assert!(meets(change(Append, &[1, 2], 0), change(Schema, &[2], 0)) && !meets(change(Append, &[1], 0), change(Schema, &[2], 0)));
     }
 
     #[test]
     fn what_was_read_counts_as_well() {
         use ChangeKind::*;
-        let reads = |reads: Reads, theirs: Change| conflict(&ChangeSet { writes: Vec::new(), reads }, &[theirs]).map(|found| found.kind);
-        let rows = || Reads::Rows { columns: vec![1], rows: vec![Run { first: 0, count: 10 }] };
+        let reads = |reads: Reads, theirs: Change| found(Vec::new(), reads, theirs).map(|found| found.kind);
+        let rows = || Reads::Rows { columns: vec![1], rows: ten(0) };
         let all = || Reads::AllRows { columns: vec![1] };
         assert_eq!(reads(rows(), change(Append, &[], 100)), None, "new samples do not change rows that were read");
         assert_eq!(reads(all(), change(Append, &[], 100)), Some(Append), "a predicate may be true for new samples");
@@ -125,5 +214,29 @@ mod tests {
         assert_eq!((reads(rows(), change(Value, &[2], 9)), reads(all(), change(Value, &[2], 9))), (None, None));
         assert_eq!((reads(rows(), change(Delete, &[], 10)), reads(all(), change(Delete, &[], 10))), (None, Some(Delete)));
         assert_eq!(reads(Reads::Nothing, change(Schema, &[], 0)), None);
+    }
+
+    #[test]
+    fn rows_in_objects_are_compared_exactly() {
+        let set = |first: u64| RowIds::of((0..50).map(|index| first + 2 * index));
+        let (RowSet::Object(even), RowSet::Object(odd)) = (set(0).encode(Id([1; 16])).0, set(1).encode(Id([2; 16])).0) else {
+            panic!("50 runs need an object");
+        };
+        let delete = |rows| Change { kind: ChangeKind::Delete, columns: Vec::new(), rows };
+        let ours = |rows| ChangeSet { writes: vec![delete(rows)], reads: Reads::Nothing };
+        let mut known = Known::new();
+        let verdict = |known: &Known, ours: &ChangeSet, rows| judge(ours, &[delete(rows)], known);
+        let (far, odd_run) = (RowSet::Runs(vec![Run { first: 99, count: 9 }]), RowSet::Runs(vec![Run { first: 33, count: 1 }]));
+        assert_eq!(verdict(&known, &ours(RowSet::Object(even)), far), Verdict::Follows, "the ranges are disjoint");
+        assert_eq!(verdict(&known, &ours(RowSet::Object(even)), odd_run.clone()), Verdict::Depends(vec![even]));
+        assert_eq!(verdict(&known, &ours(RowSet::Object(even)), RowSet::Object(odd)), Verdict::Depends(vec![even, odd]));
+        known.insert(even, Arc::new(set(0)));
+        known.insert(odd, Arc::new(set(1)));
+        assert_eq!(verdict(&known, &ours(RowSet::Object(even)), RowSet::Object(odd)), Verdict::Follows);
+        assert_eq!(verdict(&known, &ours(RowSet::Object(even)), odd_run.clone()), Verdict::Follows);
+        let Verdict::Conflict(found) = verdict(&known, &ours(RowSet::Object(odd)), odd_run) else { panic!("33 is odd") };
+        assert_eq!((found.rows, found.samples), (vec![33], 1));
+        let Verdict::Conflict(found) = verdict(&known, &ours(RowSet::Object(odd)), RowSet::Object(odd)) else { panic!("the same rows") };
+        assert_eq!((found.rows.len(), found.rows[1], found.samples), (NAMED, 3, 50));
     }
 }

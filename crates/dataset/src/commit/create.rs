@@ -8,6 +8,7 @@ use penstock_error::{Error, Result};
 use penstock_format::ids::{ObjectRef, Place, log_folder, place_of, record_name, root_name};
 use penstock_format::manifest::Root;
 use penstock_format::record::{Change, ChangeKind, Record, RecordKind};
+use penstock_format::rows::RowSet;
 use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_storage::{CERTAIN_TRIES, Created, Storage, create_certainly};
 
@@ -29,7 +30,8 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
     let held = store.held()?;
     let store = held.as_deref().unwrap_or(store);
     let dataset = context.new_id()?;
-    let root = Root { dataset, branch: 0, number: 0, schema: schema.to_json()?, pages: Vec::new(), words: Vec::new() };
+    let root =
+        Root { dataset, branch: 0, number: 0, schema: schema.to_json()?, pages: Vec::new(), words: Vec::new(), overlays: Vec::new() };
     let root_id = context.new_id()?;
     let root_body = root.encode();
     let record = Record {
@@ -43,14 +45,14 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
         time_us: now_us(),
         gc_epoch: 0,
         parents: Vec::new(),
-        transactions: vec![machine::entry(context.new_id()?, message, author, "{}", 0)?],
+        transactions: vec![machine::entry(context.new_id()?, message, author, "{}", (0, 0))?],
         lineage: 0,
         next_counter: 0,
         samples: 0,
         live: 0,
         root: ObjectRef::of(root_id, &root_body),
         deltas: Vec::new(),
-        changes: vec![Change { kind: ChangeKind::Schema, columns: Vec::new(), rows: Vec::new() }],
+        changes: vec![Change { kind: ChangeKind::Schema, columns: Vec::new(), rows: RowSet::Runs(Vec::new()) }],
         attachments: Vec::new(),
     };
     let body = record.encode();

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_format::ids::{ObjectRef, record_name};
 use penstock_format::manifest::Root;
+use penstock_format::rows::RowSet;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::{Created, process};
 
@@ -83,6 +84,11 @@ impl<'a> Driver<'a> {
                 Request::ReadSpan { first, end } => {
                     let between = records::span(store, branch, first..end).map_err(|error| base.context.or_replaced(error))?;
                     Event::Span(between)
+                }
+                Request::ReadRowIds(sets) => {
+                    let stored: Vec<RowSet> = sets.iter().map(|set| RowSet::Object(*set)).collect();
+                    let found = base.context.row_ids(&stored.iter().collect::<Vec<_>>())?;
+                    Event::RowIds(sets.into_iter().zip(found).collect())
                 }
                 Request::WriteRoot => {
                     let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root was requested without a parent"))?;

@@ -1,13 +1,16 @@
 //! The commit protocol as a state machine without I/O, which takes events and returns requests (spec section 12). `drive` runs
 //! the machine against a store, and tests run it with responses in random order.
 
+use std::sync::Arc;
+
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, row_id};
 use penstock_format::record::{Parent, Properties, RECORD_BYTES, RECORD_DELTAS, Record, Transaction};
+use penstock_format::rows::{RowIds, RowIdsRef};
 
 use super::changes::Proposal;
-use super::conflict;
+use super::conflict::{self, Verdict};
 use crate::log::records::LogEntry;
 
 /// Maximum number of uncertain responses for one record; one more fails with `commit-state-unknown`.
@@ -23,6 +26,8 @@ pub enum Request {
     ReadNewest,
     /// Read the records from `first` up to the parent's predecessor. Answered by `Span`.
     ReadSpan { first: u64, end: u64 },
+    /// Read these sets of row ids, which other commits changed or which this transaction needs. Answered by `RowIds`.
+    ReadRowIds(Vec<RowIdsRef>),
     /// Write a root for the parent's state. Answered by `RootWritten`.
     WriteRoot,
     /// Put a record whose name must not exist yet. Answered by `Created`, `Exists` or `Unknown`.
@@ -45,6 +50,7 @@ pub enum Event {
         now_us: i64,
     },
     Span(Vec<LogEntry>),
+    RowIds(Vec<(RowIdsRef, Arc<RowIds>)>),
     RootWritten(ObjectRef),
     Created,
     Exists,
@@ -59,6 +65,8 @@ pub struct Machine {
     parent: Option<Box<LogEntry>>,
     words: Vec<(u64, u64)>,
     now_us: i64,
+    /// Records that have not been checked for conflicts, oldest first.
+    unseen: Vec<LogEntry>,
     sent: Option<Box<Record>>,
     /// The number of the last record that was checked for conflicts.
     checked: u64,
@@ -69,7 +77,7 @@ pub struct Machine {
 impl Machine {
     pub fn new(proposal: Proposal) -> Machine {
         let checked = proposal.base;
-        Machine { proposal, parent: None, words: Vec::new(), now_us: 0, sent: None, checked, uncertain: 0, rebases: 0 }
+        Machine { proposal, parent: None, words: Vec::new(), now_us: 0, unseen: Vec::new(), sent: None, checked, uncertain: 0, rebases: 0 }
     }
 
     pub fn uuid(&self) -> Id {
@@ -86,10 +94,14 @@ impl Machine {
                 let (first, end) = (self.checked + 1, self.parent()?.record.number);
                 match (schema_changed || !self.proposal.changes.is_bare_append()) && first < end {
                     true => Ok(Request::ReadSpan { first, end }),
-                    false => self.rebase(&[]),
+                    false => self.rebase(Vec::new()),
                 }
             }
-            Event::Span(between) => self.rebase(&between),
+            Event::Span(between) => self.rebase(between),
+            Event::RowIds(sets) => {
+                self.proposal.row_ids.extend(sets);
+                self.check()
+            }
             Event::RootWritten(root) => self.propose(Some(root)),
             Event::Created => self.done(),
             Event::Exists => {
@@ -136,16 +148,30 @@ impl Machine {
         self.parent.as_deref().ok_or_else(|| Error::new("internal", "a response arrived before any parent was read"))
     }
 
-    /// Check the records that this transaction has not seen, then propose the next record.
-    fn rebase(&mut self, between: &[LogEntry]) -> Result<Request> {
-        let parent = self.parent()?;
-        let unseen = between.iter().chain((parent.record.number > self.checked).then_some(parent));
-        for entry in unseen {
-            if let Some(found) = conflict::conflict(&self.proposal.changes, &entry.record.changes) {
-                return Err(conflict::error(&found, &entry.record));
+    /// Begin to check the records that this transaction has not seen: those in between, and the parent.
+    fn rebase(&mut self, between: Vec<LogEntry>) -> Result<Request> {
+        let newest = self.parent()?.clone();
+        self.unseen = between;
+        self.unseen.extend((newest.record.number > self.checked).then_some(newest));
+        self.check()
+    }
+
+    /// Check the unseen records, then propose the next record.
+    fn check(&mut self) -> Result<Request> {
+        let Proposal { changes, row_ids, columns, .. } = &self.proposal;
+        let mut missing = Vec::new();
+        for entry in &self.unseen {
+            match conflict::judge(changes, &entry.record.changes, row_ids) {
+                Verdict::Follows => {}
+                Verdict::Conflict(found) => return Err(conflict::error(&found, &entry.record, columns)),
+                Verdict::Depends(sets) => missing.extend(sets.into_iter().filter(|set| !missing.contains(set)).collect::<Vec<_>>()),
             }
         }
-        self.checked = parent.record.number;
+        if !missing.is_empty() {
+            return Ok(Request::ReadRowIds(missing));
+        }
+        self.unseen.clear();
+        self.checked = self.parent()?.record.number;
         self.propose(None)
     }
 
@@ -185,7 +211,7 @@ impl Machine {
         let first_code = |column: u64| self.words.iter().find(|(known, _)| *known == column).map_or(0, |(_, count)| *count);
         let mut deltas = if root.is_some() { Vec::new() } else { before.deltas.clone() };
         deltas.extend(proposal.deltas.iter().map(|delta| delta.resolved(base, first_code)));
-        let added = proposal.transaction.samples_added;
+        let Transaction { samples_added: added, samples_deleted: deleted, .. } = proposal.transaction;
         let appended = (added > 0).then_some(Run { first: base, count: added });
         Record {
             kind: proposal.kind,
@@ -202,10 +228,10 @@ impl Machine {
             lineage: before.lineage,
             next_counter: before.next_counter + added,
             samples: before.samples + added,
-            live: before.live + added,
+            live: (before.live + added).saturating_sub(deleted),
             root: root.unwrap_or(before.root),
             deltas,
-            changes: proposal.changes.with_rows(appended),
+            changes: proposal.changes.resolved(base, appended),
             attachments: Vec::new(),
         }
     }
@@ -224,8 +250,8 @@ pub fn check_texts(message: &str, author: &str, properties: &str) -> Result<()> 
     Ok(())
 }
 
-/// Build the transaction entry for a commit.
-pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, samples_added: u64) -> Result<Transaction> {
+/// Build the transaction entry for a commit that adds and deletes these numbers of samples.
+pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, (samples_added, samples_deleted): (u64, u64)) -> Result<Transaction> {
     check_texts(message, author, properties)?;
     Ok(Transaction {
         uuid,
@@ -234,6 +260,6 @@ pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, samples_ad
         properties: Properties::Inline(properties.into()),
         first_counter: 0,
         samples_added,
-        samples_deleted: 0,
+        samples_deleted,
     })
 }

@@ -1,4 +1,4 @@
-//! Transactions, and the protocol that commits them and makes their samples visible. `conflict` and `machine` do no I/O.
+//! Transactions, and the protocol that commits them and makes their changes visible. `conflict` and `machine` do no I/O.
 
 pub mod changes;
 pub mod conflict;

@@ -1,11 +1,13 @@
-//! Write manifest pages and roots.
+//! Write manifest pages, sets of row ids, and roots.
 
 use std::sync::Arc;
 
 use penstock_error::Result;
 use penstock_format::SnapshotId;
-use penstock_format::ids::{ObjectRef, page_name, root_name};
+use penstock_format::ids::{ObjectRef, page_name, root_name, rows_name};
 use penstock_format::manifest::{Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, Root, WordsSegment, encode_pages};
+use penstock_format::overlay::Overlay;
+use penstock_format::rows::{RowIds, RowSet};
 
 use crate::snapshot::Snapshot;
 use crate::snapshot::live::Part;
@@ -16,16 +18,51 @@ use crate::store::context::Context;
 pub const INLINE_BYTES: usize = 1024;
 
 /// Write fragments to manifest pages. Cost: one put per page.
-pub fn write_pages(context: &Context, fragments: &[Fragment], base: u64, puts: &mut Vec<String>) -> Result<Vec<PageRef>> {
+pub fn write_pages(context: &Context, fragments: &[Fragment], puts: &mut Vec<String>) -> Result<Vec<PageRef>> {
     encode_pages(fragments)
         .into_iter()
-        .map(|(body, fragments, samples, live)| {
+        .map(|(body, fragments)| {
             let id = context.new_id()?;
             puts.push(page_name(id));
             context.storage.put(&page_name(id), &body)?;
-            Ok(PageRef { object: ObjectRef::of(id, &body), base, fragments, samples, live })
+            Ok(PageRef::of(id, &body, fragments))
         })
         .collect()
+}
+
+/// Store a set of row ids. Cost: one put, unless the set has so few runs that its parent can store it.
+pub fn write_rows(context: &Context, ids: &RowIds, puts: &mut Vec<String>) -> Result<RowSet> {
+    let id = context.new_id()?;
+    let (rows, body) = ids.encode(id);
+    if let Some(body) = body {
+        puts.push(rows_name(id));
+        context.storage.put(&rows_name(id), &body)?;
+    }
+    Ok(rows)
+}
+
+/// Return a snapshot's overlays, with all deletions joined into the first one.
+fn joined_overlays(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
+    let mut overlays: Vec<Overlay> = snapshot.overlays.all().iter().filter(|overlay| !overlay.is_deletion()).cloned().collect();
+    let deletions: Vec<&RowSet> = snapshot.overlays.deletions().collect();
+    let rows = match deletions[..] {
+        [] => return Ok(overlays),
+        [one] => one.clone(),
+        _ => {
+            let sets = snapshot.context.row_ids(&deletions)?;
+            write_rows(&snapshot.context, &RowIds::union(sets.iter().map(AsRef::as_ref)), puts)?
+        }
+    };
+    overlays.insert(0, Overlay { columns: Vec::new(), rows, files: Vec::new() });
+    Ok(overlays)
+}
+
+/// Return the folders of these names, each once.
+pub fn folders_of(names: &[String]) -> Vec<&str> {
+    let mut folders: Vec<&str> = names.iter().filter_map(|name| name.split('/').next()).collect();
+    folders.sort_unstable();
+    folders.dedup();
+    folders
 }
 
 /// Write a root that describes a snapshot's state. Loose fragments are merged into the preceding page if it has room, to keep the
@@ -43,11 +80,11 @@ pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(Object
                 *loose = merged;
             }
         }
-        pages.extend(write_pages(context, loose, 0, puts)?);
+        pages.extend(write_pages(context, loose, puts)?);
         loose.clear();
         Ok(())
     };
-    for part in &snapshot.live.parts {
+    for part in snapshot.parts.iter() {
         match part {
             Part::Fragment(fragment) => loose.push(fragment.as_ref().clone()),
             Part::Page(page) => {
@@ -60,10 +97,11 @@ pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(Object
     let mut words: Vec<WordsSegment> = snapshot.words_segments().copied().collect();
     words.sort_by_key(|segment| (segment.column, segment.first_code));
     let SnapshotId { branch, number, .. } = snapshot.id();
-    let root = Root { dataset: snapshot.record().dataset, branch, number, schema: snapshot.schema.to_json()?, pages, words };
+    let overlays = joined_overlays(snapshot, puts)?;
+    let root = Root { dataset: snapshot.record().dataset, branch, number, schema: snapshot.schema.to_json()?, pages, words, overlays };
     let (id, body) = (context.new_id()?, root.encode());
     puts.push(root_name(id));
     context.storage.put(&root_name(id), &body)?;
-    context.storage.sync(if root.pages.is_empty() { &["r"] } else { &["p", "r"] })?;
+    context.storage.sync(&folders_of(puts))?;
     Ok((ObjectRef::of(id, &body), Arc::new(root)))
 }

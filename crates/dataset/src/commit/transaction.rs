@@ -1,28 +1,32 @@
-//! A transaction: check and write samples, then commit all of them or none.
+//! A transaction: check and write samples, new values and deletions, then commit all of them or none.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
-use penstock_format::ids::{ObjectRef, PROVISIONAL, data_name, log_folder, row_id, words_name};
+use penstock_format::ids::{ObjectRef, PROVISIONAL, log_folder, row_id, words_name};
 use penstock_format::manifest::{Fragment, WordsSegment, encode_words};
-use penstock_format::record::{Delta, RecordKind};
-use penstock_format::schema::{ColumnKind, ColumnSpec, Schema};
+use penstock_format::overlay::Overlay;
+use penstock_format::record::{Change, ChangeKind, Delta, FEATURE_OVERLAYS, RecordKind};
+use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
+use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_format::{Id, SnapshotId};
 use penstock_storage::process;
+use penstock_tensor::Column;
 
-use super::changes::{ChangeSet, Proposal};
+use super::changes::{ChangeSet, Proposal, Reads};
 use super::drive::Driver;
 use super::machine::{self, Machine};
-use super::root::{INLINE_BYTES, write_pages};
+use super::root::{INLINE_BYTES, folders_of, write_pages, write_rows};
+use crate::config::Config;
 use crate::log::newest;
 use crate::snapshot::Snapshot;
 use crate::store::context::Context;
 use crate::write::check::{self, Input, check_lengths};
 use crate::write::column::Stored;
-use crate::write::fragment::FragmentWriter;
+use crate::write::fragments::FragmentsWriter;
 use crate::write::media::Validate;
-use crate::write::tails::TailLimit;
+use crate::write::pending::{Changed, Pending};
 use crate::write::vocabulary::Words;
 
 /// The result of a commit.
@@ -33,23 +37,24 @@ pub struct Receipt {
     pub samples: u64,
 }
 
-/// Collects samples that will become one commit.
+/// Collects changes that will become one commit.
 pub struct Transaction {
     /// The handle's context. The handle's path may be redirected during the transaction.
     home: Arc<Context>,
     /// The snapshot at which the transaction began. The snapshot's context keeps the root open.
     base: Arc<Snapshot>,
     uuid: Id,
-    writer: Option<FragmentWriter>,
-    fragments: Vec<Fragment>,
-    samples: u64,
+    /// Writes new samples.
+    writer: FragmentsWriter,
+    /// New values of samples: those that wait, and those that are written, oldest first.
+    pending: Pending,
+    changed: Vec<Changed>,
+    deleted: HashSet<u64>,
     /// The words of category columns.
     words: Words,
-    tails: TailLimit,
+    /// The columns of new samples.
     touched: HashSet<u64>,
-    /// Feature bits required to read the written files.
-    features: u64,
-    /// Names of the words objects, pages and roots written for this commit.
+    /// Names of the words objects, row ids, pages and roots written for this commit.
     puts: Vec<String>,
     /// Identifies the process that began the transaction. A forked child must not use the transaction or delete its files.
     generation: u64,
@@ -78,74 +83,138 @@ impl Transaction {
             }
             None => base,
         };
+        let writer = FragmentsWriter::new(base.context.clone(), base.schema.columns.clone());
         Ok(Transaction {
             home,
             base,
             uuid,
-            writer: None,
-            fragments: Vec::new(),
-            samples: 0,
+            writer,
+            pending: Pending::default(),
+            changed: Vec::new(),
+            deleted: HashSet::new(),
             words: Words::default(),
-            tails: TailLimit::default(),
             touched: HashSet::new(),
-            features: 0,
             puts: Vec::new(),
             generation: process::generation(),
             state: State::Open,
         })
     }
 
+    /// Return the number of samples appended so far.
     pub fn samples(&self) -> u64 {
-        self.samples
+        self.writer.samples()
     }
 
-    /// Add samples. All values are checked before any are stored. If a check fails, the transaction is unchanged.
-    pub fn append(&mut self, inputs: Vec<Input>, validate: Validate) -> Result<()> {
+    /// Add samples. All values are checked before any are stored. If a check fails, the transaction is unchanged. Returns the
+    /// provisional row id of the first sample, which `update` and `delete` accept.
+    pub fn append(&mut self, inputs: Vec<Input>, validate: Validate) -> Result<i64> {
         self.check_open()?;
-        let schema = self.base.schema.clone();
-        let samples = check_lengths(&inputs)?;
-        let before = self.words.mark();
-        let columns = self.check(&schema, inputs, validate).inspect_err(|_| self.words.return_to(&before))?;
+        let samples = check_lengths(&inputs).map_err(|error| error.context("cannot append"))?;
+        let columns = self.check(inputs, validate, "append to")?;
+        let first = (PROVISIONAL | self.samples()).cast_signed();
+        if samples == 0 {
+            return Ok(first);
+        }
+        let schema = &self.base.schema;
+        self.touched.extend(schema.columns.iter().zip(&columns).filter(|(_, column)| column.is_some()).map(|(spec, _)| spec.id));
+        self.writer.push(columns, samples).inspect_err(|_| self.state = State::Failed)?;
+        Ok(first)
+    }
+
+    /// Give some columns of existing or appended samples new values. If a row id is repeated, its last value counts. All values and
+    /// row ids are checked before any value is stored.
+    pub fn update(&mut self, row_ids: &[i64], inputs: Vec<Input>, validate: Validate) -> Result<()> {
+        self.check_open()?;
+        let samples = check_lengths(&inputs).map_err(|error| error.context("cannot update"))?;
+        if inputs.is_empty() || samples != row_ids.len() {
+            let text = format!("cannot update: {} row ids for {samples} values in {} columns", row_ids.len(), inputs.len());
+            return Err(Error::new("column-lengths-differ", text).hint("give at least one column, and one value for each row id"));
+        }
+        self.check_row_ids(row_ids).map_err(|error| error.context("cannot update"))?;
+        let columns = self.check(inputs, validate, "update")?;
         if samples == 0 {
             return Ok(());
         }
-        self.touched.extend(schema.columns.iter().zip(&columns).filter(|(_, column)| column.is_some()).map(|(spec, _)| spec.id));
-        self.write(columns, samples).inspect_err(|_| self.state = State::Failed)
+        let columns: Vec<Option<Column>> = columns.into_iter().map(|column| column.map(|stored| stored.column)).collect();
+        // Values of a source can be read during this call only.
+        let pulled = columns.iter().flatten().any(|column| matches!(column, Column::Pulled(_)));
+        if pulled {
+            self.write_pending()?;
+        }
+        self.pending.push(row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect(), columns);
+        if pulled || self.pending.bytes() as u64 > Config::memory_bytes() / 8 {
+            self.write_pending()?;
+        }
+        Ok(())
     }
 
-    /// Check all inputs. Returns the stored form of each column in the schema, or None if the input lacks the column.
-    fn check(&mut self, schema: &Schema, inputs: Vec<Input>, validate: Validate) -> Result<Vec<Option<Stored>>> {
-        let mut columns: Vec<Option<Stored>> = schema.columns.iter().map(|_| None).collect();
-        for input in inputs {
-            let (index, _) = schema.column(&input.name).ok_or_else(|| {
-                let names: Vec<&str> = schema.columns.iter().map(|column| column.name.as_str()).collect();
-                Error::new("column-not-found", format!("cannot append column `{}`: the dataset has no such column", input.name))
-                    .hint(format!("columns: {}", names.join(", ")))
-            })?;
-            let spec = &schema.columns[index];
-            if columns[index].is_some() {
-                return Err(Error::new("invalid-argument", format!("cannot append column `{}`: it is given twice", spec.name)));
+    /// Delete existing or appended samples. A row id may be repeated.
+    pub fn delete(&mut self, row_ids: &[i64]) -> Result<()> {
+        self.check_open()?;
+        self.check_row_ids(row_ids).map_err(|error| error.context("cannot delete"))?;
+        self.deleted.extend(row_ids.iter().map(|row_id| row_id.cast_unsigned()));
+        Ok(())
+    }
+
+    /// Check that these samples exist in this transaction.
+    fn check_row_ids(&self, row_ids: &[i64]) -> Result<()> {
+        let missing = |row_id: i64, why: &str| {
+            let text = format!("cannot find row id {row_id}: {why} this transaction");
+            Err(Error::new("row-id-not-found", text)
+                .row_ids(vec![row_id])
+                .hint("row ids come from `_row_id`, tx.append or receipt.row_ids"))
+        };
+        let mut existing = Vec::with_capacity(row_ids.len());
+        for row_id in row_ids {
+            if self.deleted.contains(&row_id.cast_unsigned()) {
+                return missing(*row_id, "its sample was deleted in");
             }
-            columns[index] = Some(
-                self.prepare(spec, input, validate)
-                    .map_err(|error| error.column(&spec.name).context(format!("cannot append to column `{}`", spec.name)))?,
-            );
+            match row_id.cast_unsigned() {
+                appended if appended & PROVISIONAL == 0 => existing.push(*row_id),
+                appended if appended & !PROVISIONAL < self.samples() => {}
+                _ => return missing(*row_id, "no such sample was appended in"),
+            }
         }
+        self.base.positions_of(&existing).map(drop)
+    }
+
+    /// Write the new values that wait.
+    fn write_pending(&mut self) -> Result<()> {
+        let written = self.pending.write(&self.base.context, &self.base.schema, &self.words);
+        self.changed.extend(written.inspect_err(|_| self.state = State::Failed)?);
+        Ok(())
+    }
+
+    /// Check all inputs. Returns the stored form of each column in the schema, or None if the input lacks the column. If a check
+    /// fails, the words are those of before.
+    fn check(&mut self, inputs: Vec<Input>, validate: Validate, verb: &str) -> Result<Vec<Option<Stored>>> {
+        let before = self.words.mark();
+        let base = self.base.clone();
+        let mut columns: Vec<Option<Stored>> = base.schema.columns.iter().map(|_| None).collect();
+        let check_all = || {
+            for input in inputs {
+                let (index, spec) = base.schema.column(&input.name).ok_or_else(|| {
+                    let names: Vec<&str> = base.schema.columns.iter().map(|column| column.name.as_str()).collect();
+                    Error::new("column-not-found", format!("cannot {verb} column `{}`: the dataset has no such column", input.name))
+                        .hint(format!("columns: {}", names.join(", ")))
+                })?;
+                if columns[index].is_some() {
+                    return Err(Error::new("invalid-argument", format!("cannot {verb} column `{}`: it is given twice", spec.name)));
+                }
+                let stored = prepare(&mut self.words, &base, spec, input, validate);
+                columns[index] =
+                    Some(stored.map_err(|error| error.column(&spec.name).context(format!("cannot {verb} column `{}`", spec.name)))?);
+            }
+            Ok(())
+        };
+        check_all().inspect_err(|_| self.words.return_to(&before))?;
         // All words are known now, so the word lists are final.
-        for (spec, column) in schema.columns.iter().zip(&mut columns) {
+        for (spec, column) in self.base.schema.columns.iter().zip(&mut columns) {
             if let Some(stored) = column {
                 stored.words = self.words.of(spec.id);
             }
         }
         Ok(columns)
-    }
-
-    fn prepare(&mut self, spec: &ColumnSpec, input: Input, validate: Validate) -> Result<Stored> {
-        let column = match &spec.kind {
-            ColumnKind::Category => self.words.category(&self.base, spec, input.column, input.words)?,
-            kind => check::stored(kind, input.column, input.words, validate)?,
-        };
-        Ok(Stored { column, words: None })
     }
 
     fn check_open(&self) -> Result<()> {
@@ -161,64 +230,31 @@ impl Transaction {
         }
     }
 
-    /// Write samples, in several parts if their words need several dictionaries.
-    fn write(&mut self, mut columns: Vec<Option<Stored>>, mut samples: usize) -> Result<()> {
-        while samples > 0 {
-            if let Some(writer) = self.writer.take_if(|writer| writer.wants_new_fragment(&columns, samples)) {
-                self.close_fragment(writer)?;
-            }
-            let mut writer = match self.writer.take() {
-                Some(writer) => writer,
-                None => FragmentWriter::new(self.base.context.clone(), &self.base.schema.columns)?,
-            };
-            let now = writer.fitting(&columns, samples, self.tails.bytes);
-            if now == 0 {
-                self.close_fragment(writer)?;
-                continue;
-            }
-            let later = match now < samples {
-                true => columns.iter_mut().map(|column| column.as_mut().map(|stored| stored.split_off(now))).collect(),
-                false => Vec::new(),
-            };
-            writer.push(std::mem::replace(&mut columns, later), now)?;
-            self.samples += now as u64;
-            samples -= now;
-            match writer.is_full() {
-                true => self.close_fragment(writer)?,
-                false => self.writer = Some(writer),
-            }
-        }
-        Ok(())
-    }
-
-    fn close_fragment(&mut self, writer: FragmentWriter) -> Result<()> {
-        self.tails.note(&writer.columns);
-        let first: u64 = self.fragments.iter().map(|fragment| fragment.samples).sum();
-        let (fragment, features) = writer.close(first)?;
-        self.fragments.push(fragment);
-        self.features |= features;
-        Ok(())
-    }
-
-    /// Commit all samples or none. Cost: four syncs for a small commit on a local disk.
+    /// Commit all changes or none. Cost: four syncs for a small append on a local disk.
     pub fn commit(mut self, message: &str, author: &str, properties: &str) -> Result<(Receipt, Snapshot)> {
         self.check_open()?;
-        if let Some(writer) = self.writer.take().filter(|writer| !writer.is_empty()) {
-            self.close_fragment(writer).inspect_err(|_| self.state = State::Failed)?;
-        }
-        let transaction = machine::entry(self.uuid, message, author, properties, self.samples)?;
-        let deltas = self.write_metadata()?;
-        let mut columns: Vec<u64> = self.touched.iter().copied().collect();
-        columns.sort_unstable();
-        if columns.len() > 64 {
-            columns.clear(); // An empty list means all columns. The summary must fit into the record.
-        }
+        self.writer.finish().inspect_err(|_| self.state = State::Failed)?;
+        self.write_pending()?;
+        let (samples, deleted) = (self.samples(), self.deleted.len() as u64);
+        let transaction = machine::entry(self.uuid, message, author, properties, (samples, deleted))?;
+        let mut deltas = self.write_words()?;
+        let (overlays, writes, row_ids) = self.write_overlays()?;
+        deltas.extend(self.write_fragments()?);
+        let features = match overlays.is_empty() {
+            true => self.features(),
+            false => self.features() | FEATURE_OVERLAYS,
+        };
+        deltas.extend(overlays.into_iter().map(Delta::Overlay));
+        self.sync()?;
+        let named = |spec: &ColumnSpec| (spec.id, spec.name.clone());
         let machine = Machine::new(Proposal {
             kind: RecordKind::Data,
             transaction,
             deltas,
-            changes: ChangeSet::append(columns),
-            features: self.features,
+            changes: ChangeSet { writes, reads: Reads::Nothing },
+            row_ids,
+            columns: self.base.schema.columns.iter().map(named).collect(),
+            features,
             base: self.base.id().number,
             gc_epoch: self.base.record().gc_epoch,
         });
@@ -230,54 +266,122 @@ impl Transaction {
             }
             other => other?,
         };
-        // Nothing may fail after this point: after an error, the caller would commit the same samples again.
+        // Nothing may fail after this point: after an error, the caller would commit the same changes again.
         self.state = State::Closed;
         let record = snapshot.record();
         let store = self.base.context.storage.as_ref();
         newest::leave_hint(store, &log_folder(record.branch), record.number);
-        let first_row_id = row_id(record.lineage, record.next_counter - self.samples) as i64;
-        let receipt = Receipt { snapshot: record.snapshot(), first_row_id, samples: self.samples };
+        let first_row_id = row_id(record.lineage, record.next_counter - samples).cast_signed();
+        let receipt = Receipt { snapshot: record.snapshot(), first_row_id, samples };
         Ok((receipt, snapshot.within(self.home.clone())))
     }
 
-    /// Write words and pages, and make the names of all written objects durable. Returns the record's deltas.
-    fn write_metadata(&mut self) -> Result<Vec<Delta>> {
+    /// Return the feature bits required to read the written files.
+    fn features(&self) -> u64 {
+        self.changed.iter().fold(self.writer.features, |features, changed| features | changed.writer.features)
+    }
+
+    /// Write the new words of categories.
+    fn write_words(&mut self) -> Result<Vec<Delta>> {
         let context = &self.base.context;
-        let store = context.storage.as_ref();
-        let mut folders = Vec::new();
         let mut own = Vec::new();
         for (column, new) in self.words.added() {
             let (id, body) = (context.new_id()?, encode_words(column, new));
             self.puts.push(words_name(id));
-            store.put(&words_name(id), &body)?;
-            folders.push("w");
+            context.storage.put(&words_name(id), &body)?;
             own.push(Delta::Words(WordsSegment { column, first_code: 0, words: new.len() as u64, object: ObjectRef::of(id, &body) }));
         }
-        if self.fragments.iter().any(|fragment| !fragment.files.is_empty()) {
-            folders.push("d");
-        }
-        if self.fragments.iter().map(Fragment::encoded_bytes).sum::<usize>() > INLINE_BYTES {
-            own.extend(write_pages(context, &self.fragments, PROVISIONAL, &mut self.puts)?.into_iter().map(Delta::Page));
-            folders.push("p");
-        } else {
-            own.extend(self.fragments.iter().cloned().map(Delta::Fragment));
-        }
-        folders.dedup();
-        store.sync(&folders)?;
         Ok(own)
     }
+
+    /// Return the deltas of new samples. Cost: one put per manifest page, unless the fragments fit into the record.
+    fn write_fragments(&mut self) -> Result<Vec<Delta>> {
+        let fragments = &self.writer.fragments;
+        if fragments.iter().map(Fragment::encoded_bytes).sum::<usize>() <= INLINE_BYTES {
+            return Ok(fragments.iter().cloned().map(Delta::Fragment).collect());
+        }
+        Ok(write_pages(&self.base.context, fragments, &mut self.puts)?.into_iter().map(Delta::Page).collect())
+    }
+
+    /// Return the overlays, the change set, and the row ids that are stored in objects. Cost: one put per large set of row ids.
+    fn write_overlays(&mut self) -> Result<(Vec<Overlay>, Vec<Change>, HashMap<RowIdsRef, Arc<RowIds>>)> {
+        let (context, mut known) = (&self.base.context, HashMap::new());
+        let mut write = |ids: RowIds| {
+            let rows = write_rows(context, &ids, &mut self.puts)?;
+            if let RowSet::Object(reference) = rows {
+                known.insert(reference, Arc::new(ids));
+            }
+            Ok::<RowSet, Error>(rows)
+        };
+        let mut columns: Vec<u64> = self.touched.iter().copied().collect();
+        columns.sort_unstable();
+        if columns.len() > SUMMARY_COLUMNS {
+            columns.clear(); // An empty list means all columns. The summary must fit into the record.
+        }
+        let mut writes = Vec::new();
+        if self.writer.samples() > 0 || (self.changed.is_empty() && self.deleted.is_empty()) {
+            writes.extend(ChangeSet::append(columns).writes);
+        }
+        let mut overlays: Vec<Overlay> = Vec::new();
+        for Changed { columns, row_ids, writer } in &self.changed {
+            let mut rest = &row_ids[..];
+            for fragment in &writer.fragments {
+                let (ids, later) = rest.split_at(fragment.samples as usize);
+                rest = later;
+                let rows = write(RowIds::of(ids.iter().copied()))?;
+                if ids.first().is_some_and(|first| first & PROVISIONAL == 0) {
+                    let columns = if columns.len() > SUMMARY_COLUMNS { Vec::new() } else { columns.clone() };
+                    writes.push(Change { kind: ChangeKind::Value, columns, rows: rows.clone() });
+                }
+                overlays.push(Overlay { columns: columns.clone(), rows, files: fragment.files.clone() });
+            }
+        }
+        // New samples that are deleted again concern nobody else.
+        let (provisional, existing): (Vec<u64>, Vec<u64>) = self.deleted.iter().partition(|row_id| **row_id & PROVISIONAL != 0);
+        for (ids, own) in [(existing, false), (provisional, true)].into_iter().filter(|(ids, _)| !ids.is_empty()) {
+            let rows = write(RowIds::of(ids))?;
+            if !own {
+                writes.push(Change { kind: ChangeKind::Delete, columns: Vec::new(), rows: rows.clone() });
+            }
+            overlays.push(Overlay { columns: Vec::new(), rows, files: Vec::new() });
+        }
+        Ok((overlays, writes, known))
+    }
+
+    /// Make the names of all written objects durable.
+    fn sync(&self) -> Result<()> {
+        let mut folders = folders_of(&self.puts);
+        let fragments = self.changed.iter().flat_map(|changed| &changed.writer.fragments).chain(&self.writer.fragments);
+        if fragments.into_iter().any(|fragment| !fragment.files.is_empty()) {
+            folders.push("d");
+        }
+        self.base.context.storage.sync(&folders)
+    }
+}
+
+/// A change set lists at most this many columns. More are listed as all columns.
+const SUMMARY_COLUMNS: usize = 64;
+
+/// Check the values of a column and convert them to their stored form.
+fn prepare(words: &mut Words, base: &Snapshot, spec: &ColumnSpec, input: Input, validate: Validate) -> Result<Stored> {
+    let column = match &spec.kind {
+        ColumnKind::Category => words.category(base, spec, input.column, input.words)?,
+        kind => check::stored(kind, input.column, input.words, validate)?,
+    };
+    Ok(Stored { column, words: None })
 }
 
 impl Drop for Transaction {
     fn drop(&mut self) {
         if self.generation != process::generation() {
-            std::mem::forget(self.writer.take()); // The files belong to the parent process, which may still be writing them.
+            self.writer.forget();
             return;
         }
         if self.state != State::Closed {
-            let data = self.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id));
-            for name in data.chain(self.puts.drain(..)) {
-                let _ = self.base.context.storage.delete(&name); // A leftover file is harmless, because no snapshot refers to it.
+            self.writer.delete();
+            self.changed.iter_mut().for_each(|changed| changed.writer.delete());
+            for name in self.puts.drain(..) {
+                let _ = self.base.context.storage.delete(&name); // A leftover object is harmless, because no snapshot refers to it.
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Read label and category codes as int64. Category codes refer to the snapshot's vocabulary.
 
-use penstock_error::Result;
+use penstock_error::{Error, Result};
 use penstock_format::cursor::{Strings, malformed};
 use penstock_format::ints::unpack;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
@@ -22,7 +22,7 @@ impl Reader {
                 let limit = names.len().max(1) as i64;
                 for (place, code) in out.iter_mut().enumerate().filter(|(_, code)| **code >= limit) {
                     let why = format!("it has code {code}, but the column has only {} names", names.len());
-                    *code = self.null_instead(why, column, place as u32, &mut nulls)?;
+                    *code = self.null_instead(why, place as u32, &mut nulls).map_err(|(error, place)| self.locate(error, column, place))?;
                 }
             }
             _ => self.globalise(column, out, &mut nulls)?,
@@ -33,15 +33,12 @@ impl Reader {
     /// Map a category column's file-local codes to codes in the vocabulary.
     fn globalise(&self, column: &ColumnSpec, codes: &mut [i64], nulls: &mut Nulls) -> Result<()> {
         let none = Strings::default();
-        for group in &self.plan.groups {
-            let source = match self.rows_of(group, column) {
-                // The rows in this group are already null.
-                Err(error) if self.passes(&error) => continue,
-                other => other?,
-            };
-            let Some(source) = source else { continue };
+        self.each_group(column, |source, _| {
+            let Some(source) = source else { return Ok(()) }; // The rows are already null.
+            let first = source.rows.first().map_or(0, |(_, place)| *place);
             let dictionary = source.entry().dictionary.as_ref().unwrap_or(&none);
-            let (vocabulary, known) = self.snapshot.codes_of_file(source.file.id, column.id, dictionary.len())?;
+            let found = self.snapshot.codes_of_file(source.file.id, column.id, dictionary.len());
+            let (vocabulary, known) = found.map_err(|error| (error, first))?;
             for (_, place) in source.rows.iter() {
                 let place = *place as usize;
                 if nulls.as_ref().is_some_and(|nulls| nulls[place]) {
@@ -51,18 +48,18 @@ impl Reader {
                     Some(code) => code.into(),
                     None => {
                         let why = format!("it has code {}, which does not refer to a word", codes[place]);
-                        self.null_instead(why, column, place as u32, nulls)?
+                        self.null_instead(why, place as u32, nulls)?
                     }
                 };
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Handle a code that has no word or name. Either return an error, or make the sample null and return 0, the code for nulls.
-    fn null_instead(&self, why: String, column: &ColumnSpec, place: u32, nulls: &mut Nulls) -> Result<i64> {
+    fn null_instead(&self, why: String, place: u32, nulls: &mut Nulls) -> std::result::Result<i64, (Error, u32)> {
         if self.on_corrupt == OnCorrupt::Raise {
-            return Err(self.locate(malformed(why), column, place));
+            return Err((malformed(why), place));
         }
         set_null(nulls, self.plan.len(), place, &mut []);
         Ok(0)

@@ -1,10 +1,12 @@
 //! Read data files that are not mapped. A take first collects the blocks that all its columns need, then requests them together
 //! (docs/design/0004-stores.md).
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_error::Result;
+use penstock_format::Id;
 use penstock_format::datafile::Layout;
 use penstock_format::manifest::FileRef;
 use penstock_format::schema::ColumnSpec;
@@ -12,16 +14,15 @@ use penstock_storage::RangeRequest;
 
 use super::blocks::{Held, Wanted};
 use super::fill::Cache;
-use super::plan::Plan;
 use super::ranges::plan_ranges;
-use super::reader::{OnCorrupt, Reader};
+use super::reader::{ColumnRows, OnCorrupt, Reader};
 use super::share::{share_out, span_bytes, with_neighbours};
 use super::stream::streams;
 use crate::parallel;
 use crate::snapshot::Snapshot;
-use crate::snapshot::values::files_of;
 use crate::store::blocks::{self, budget_bytes, get_or_duty};
 use crate::store::context::file_cache_bytes;
+use crate::store::datafile::DataFile;
 
 /// The purpose of a read, which determines how blocks are shared and cached. Groups of a scan may be read concurrently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,26 +101,41 @@ impl Reader {
     pub fn decoded_bytes(&mut self, columns: &[&ColumnSpec]) -> Result<u64> {
         self.open(columns)?;
         let mut bytes = 0;
-        for group in &self.plan.groups {
-            for column in columns {
-                let Ok(Some(source)) = self.rows_of(group, column) else { continue }; // Reading the column reports the error.
-                let entry = source.entry();
-                if entry.layout == Layout::Tiled {
-                    continue;
-                }
-                let mut blocks: Vec<usize> =
-                    source.rows.iter().filter(|(row, _)| entry.is_valid(*row)).map(|(row, _)| entry.locate(*row).0).collect();
-                blocks.sort_unstable();
+        self.each_readable(columns, |source| {
+            let entry = source.entry();
+            if entry.layout != Layout::Tiled {
+                let mut blocks = blocks_of(source);
                 blocks.dedup();
                 bytes += blocks.into_iter().map(|block| entry.raw_bytes.as_ref().unwrap_or(&entry.stored_bytes).get(block)).sum::<u64>();
             }
-        }
+        });
         Ok(bytes)
+    }
+
+    /// Run `visit` for the rows of every file that can be opened. Reading a column reports the errors of the others.
+    fn each_readable(&self, columns: &[&ColumnSpec], mut visit: impl FnMut(&ColumnRows<'_>)) {
+        for group in &self.plan.groups {
+            for column in columns {
+                for located in self.located(group, column.id).into_iter().flatten() {
+                    if let Ok(Some(source)) = self.rows_of(&located, column) {
+                        visit(&source);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Return the data files that store these columns of a plan's samples, each with its number of samples. A file may be repeated.
+    /// If the row ids of an overlay cannot be read, reading the column reports the error.
+    fn files(&self, columns: &[&ColumnSpec]) -> Vec<(&FileRef, u64)> {
+        let pairs = self.plan.groups.iter().flat_map(|group| columns.iter().map(move |column| (group, column.id)));
+        let located = pairs.flat_map(|(group, column)| self.located(group, column).into_iter().flatten());
+        located.filter_map(|located| Some((located.file?, located.samples))).collect()
     }
 
     /// Return whether any of the data files is not mapped.
     fn any_ranged(&self, columns: &[&ColumnSpec]) -> bool {
-        !self.snapshot.is_mapped() && self.snapshot.context.any_ranged(files_of_plan(&self.plan, &ids_of(columns)).map(|(file, _)| file))
+        !self.snapshot.is_mapped() && self.snapshot.context.any_ranged(self.files(columns).into_iter().map(|(file, _)| file))
     }
 
     /// Open the data files of a plan concurrently and keep them in the reader, unless all of them are mapped. A damaged file is skipped,
@@ -128,15 +144,15 @@ impl Reader {
         if !self.any_ranged(columns) {
             return Ok(());
         }
-        let columns = ids_of(columns);
-        let closed: Vec<_> = files_of_plan(&self.plan, &columns).filter(|(file, _)| self.fetched.file(file.id).is_none()).collect();
+        let closed: Vec<_> = self.files(columns).into_iter().filter(|(file, _)| self.fetched.file(file.id).is_none()).collect();
         let opened = self.snapshot.context.open_tails(closed.iter().copied())?;
-        self.fetched.files.extend(opened.into_iter().map(|file| (file.id, Ok(file))));
+        let mut files: HashMap<Id, Result<Arc<DataFile>>> = opened.into_iter().map(|file| (file.id, Ok(file))).collect();
         for (file, samples) in closed {
             // The network may have damaged the tail, so try again. Keep any error: if the file were opened later, its blocks would
             // not have been fetched.
-            self.fetched.files.entry(file.id).or_insert_with(|| self.snapshot.context.file(file, samples));
+            files.entry(file.id).or_insert_with(|| self.snapshot.context.file(file, samples));
         }
+        self.fetched.files.extend(files);
         Ok(())
     }
 
@@ -146,8 +162,8 @@ impl Reader {
         if self.plan.groups.len() < 2 {
             return Ok(());
         }
-        let (context, columns) = (&self.snapshot.context, ids_of(columns));
-        let closed: Vec<(&FileRef, u64)> = files_of_plan(&self.plan, &columns).filter(|(file, _)| !context.is_open(file.id)).collect();
+        let context = &self.snapshot.context;
+        let closed: Vec<(&FileRef, u64)> = self.files(columns).into_iter().filter(|(file, _)| !context.is_open(file.id)).collect();
         let tails = closed.iter().map(|(file, _)| file.tail_bytes).fold(0, u64::saturating_add);
         // For a few bytes, one thread is just as fast. If the files did not fit into the cache, they would be opened twice.
         if closed.len() > 1 && (2 * parallel::WORTH_A_THREAD_BYTES as u64..file_cache_bytes() / 2).contains(&tails) {
@@ -160,46 +176,39 @@ impl Reader {
     /// because other functions read them.
     pub(super) fn blocks(&self, columns: &[&ColumnSpec]) -> Vec<Wanted> {
         let mut wanted = Vec::new();
-        for group in &self.plan.groups {
-            for column in columns {
-                let Ok(Some(source)) = self.rows_of(group, column) else { continue }; // Reading the column reports the error.
-                let (entry, chunk) = (source.entry(), source.chunk);
-                if source.file.in_memory() || entry.layout == Layout::Tiled || streams(&source.file, entry) {
-                    continue;
-                }
-                let mut blocks: Vec<usize> =
-                    source.rows.iter().filter(|(row, _)| entry.is_valid(*row)).map(|(row, _)| entry.locate(*row).0).collect();
-                blocks.sort_unstable();
-                for rows in blocks.chunk_by(|one, other| one == other) {
-                    let partial = (rows.len() as u64) < entry.rows_of(rows[0]);
-                    wanted.push(Wanted { partial, ..Wanted::new(&source.file, chunk, rows[0], None) });
-                }
+        self.each_readable(columns, |source| {
+            let (entry, chunk) = (source.entry(), source.chunk);
+            if source.file.in_memory() || entry.layout == Layout::Tiled || streams(&source.file, entry) {
+                return;
             }
-        }
+            for rows in blocks_of(source).chunk_by(|one, other| one == other) {
+                let partial = (rows.len() as u64) < entry.rows_of(rows[0]);
+                wanted.push(Wanted { partial, ..Wanted::new(&source.file, chunk, rows[0], None) });
+            }
+        });
         wanted
     }
 }
 
-fn ids_of(columns: &[&ColumnSpec]) -> Vec<u64> {
-    columns.iter().map(|column| column.id).collect()
-}
-
-/// Return the data files that store these columns of a plan's samples, each with its number of samples.
-fn files_of_plan<'a>(plan: &'a Plan, columns: &'a [u64]) -> impl Iterator<Item = (&'a FileRef, u64)> {
-    let fragments = plan.groups.iter().map(|group| group.fragment());
-    fragments.flat_map(move |fragment| files_of(fragment, columns).map(|file| (file, fragment.samples)))
+/// Return the block of each row that is not null, in ascending order.
+fn blocks_of(source: &ColumnRows<'_>) -> Vec<usize> {
+    let entry = source.entry();
+    let valid = source.rows.iter().filter(|(row, _)| entry.is_valid(*row));
+    let mut blocks: Vec<usize> = valid.map(|(row, _)| entry.locate(*row).0).collect();
+    blocks.sort_unstable();
+    blocks
 }
 
 /// Fetch the blocks of several groups of neighbouring samples together, without caching the blocks. Returns one `Held` per group.
 pub fn hold(snapshot: &Arc<Snapshot>, groups: Vec<Vec<u64>>, columns: &[&ColumnSpec]) -> Result<Vec<Held>> {
     let mut all = Reader::new(snapshot.clone(), groups.concat(), OnCorrupt::Raise)?;
     all.open(columns)?;
-    let ids = ids_of(columns);
     let mut parts = Vec::with_capacity(groups.len());
     for positions in groups {
         let mut part = Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?;
-        let files = files_of_plan(&part.plan, &ids);
-        part.fetched.files = files.filter_map(|(file, _)| Some((file.id, all.fetched.files.get(&file.id)?.clone()))).collect();
+        let files = part.files(columns).into_iter();
+        let files = files.filter_map(|(file, _)| Some((file.id, all.fetched.files.get(&file.id)?.clone()))).collect();
+        part.fetched.files = files;
         let own = part.blocks(columns);
         if snapshot.context.storage.fills_slots() {
             all.fetched.set_apart(own.iter().filter(|block| block.is_plain()))?;

@@ -66,16 +66,18 @@ impl Reader {
         let memory = self.fetched.memory.as_ref()?;
         let mut samples: Vec<Bytes> = Vec::new();
         for group in &self.plan.groups {
-            let source = self.rows_of(group, column).ok()??;
-            let entry = source.entry();
-            if entry.layout != Layout::Fixed || entry.rows_per_block != 1 || entry.codec != Codec::None || source.file.in_memory() {
-                return None; // Only large plain samples are written in place.
-            }
-            for (row, place) in source.rows.iter() {
-                if *place as usize != samples.len() || !entry.is_valid(*row) {
-                    return None;
+            for located in self.located(group, column.id).ok()? {
+                let source = self.rows_of(&located, column).ok()??;
+                let entry = source.entry();
+                if entry.layout != Layout::Fixed || entry.rows_per_block != 1 || entry.codec != Codec::None || source.file.in_memory() {
+                    return None; // Only large plain samples are written in place.
                 }
-                samples.push(self.fetched.get(source.file.key(source.chunk, entry.locate(*row).0, None)).ok()?);
+                for (row, place) in source.rows.iter() {
+                    if *place as usize != samples.len() || !entry.is_valid(*row) {
+                        return None;
+                    }
+                    samples.push(self.fetched.get(source.file.key(source.chunk, entry.locate(*row).0, None)).ok()?);
+                }
             }
         }
         Frozen::joined(memory, samples.iter().map(|sample| &sample[..]))

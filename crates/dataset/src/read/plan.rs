@@ -8,7 +8,7 @@ use penstock_error::{Error, Result};
 use penstock_format::manifest::Fragment;
 
 use crate::snapshot::Snapshot;
-use crate::snapshot::live::{PartFragments, live_samples, physical_row};
+use crate::snapshot::live::{LiveFragments, Part};
 use crate::snapshot::row_ids::row_ids_of;
 
 /// The samples that a take reads. All columns of the take share this plan.
@@ -21,7 +21,7 @@ pub struct Plan {
 /// Rows of one fragment, each with its place in the result. The rows ascend. In a snapshot with only one fragment, they keep the
 /// requested order, because sorting would cost as much as it saves. Readers that need neighbouring rows together use `ascending`.
 pub struct Group {
-    fragments: Arc<PartFragments>,
+    fragments: Arc<LiveFragments>,
     index: usize,
     pub rows: Vec<(u64, u32)>,
 }
@@ -56,10 +56,10 @@ impl Plan {
             return Err(out_of_range(positions[place] as i64, snapshot.len()).rows(vec![place as u64]));
         }
         let asked = |(place, position): (usize, &u64)| (*position, place as u32);
-        let groups = match snapshot.live.only_fragment() {
-            Some(fragments) if !positions.is_empty() => {
-                let fragment = &fragments.as_slice()[0];
-                let asked = |(place, position): (usize, &u64)| (physical_row(fragment, *position), place as u32);
+        let groups = match &snapshot.parts[..] {
+            [Part::Fragment(_)] if !positions.is_empty() => {
+                let fragments = snapshot.live_fragments(0)?;
+                let asked = |(place, position): (usize, &u64)| (fragments.physical_row(0, *position), place as u32);
                 let rows = positions.iter().enumerate().map(asked).collect();
                 vec![Group { fragments: Arc::new(fragments), index: 0, rows }]
             }
@@ -125,7 +125,7 @@ struct Builder<'a> {
     snapshot: &'a Snapshot,
     groups: Vec<Group>,
     /// The number and the fragments of the current part.
-    part: Option<(usize, Arc<PartFragments>)>,
+    part: Option<(usize, Arc<LiveFragments>)>,
     /// The next fragment of that part, and the position at which the fragment begins.
     next: (usize, u64),
     /// The position at which the fragment of the last group ends.
@@ -139,8 +139,8 @@ impl Builder<'_> {
             self.open(position)?;
         }
         if let Some(group) = self.groups.last_mut() {
-            let begin = self.end - live_samples(group.fragment());
-            let row = physical_row(group.fragment(), position - begin);
+            let begin = self.end - group.fragments.live_samples(group.index);
+            let row = group.fragments.physical_row(group.index, position - begin);
             group.rows.push((row, place));
         }
         Ok(())
@@ -148,24 +148,24 @@ impl Builder<'_> {
 
     /// Begin the group of the fragment that contains `position`.
     fn open(&mut self, position: u64) -> Result<()> {
-        let part = self.snapshot.live.part_of(position);
+        let live = self.snapshot.live()?;
+        let part = live.part_of(position);
         let fragments = match &self.part {
             Some((open, fragments)) if *open == part => fragments.clone(),
             _ => {
-                let (start, fragments) = self.snapshot.fragments(part)?;
-                let fragments = Arc::new(fragments);
+                let fragments = Arc::new(self.snapshot.live_fragments(part)?);
                 self.part = Some((part, fragments.clone()));
-                self.next = (0, start);
+                self.next = (0, live.start(part));
                 fragments
             }
         };
         let (mut index, mut begin) = self.next;
         // `Context::page` has checked the page's counts, so one of the fragments contains the position.
-        while position >= begin + live_samples(&fragments.as_slice()[index]) {
-            begin += live_samples(&fragments.as_slice()[index]);
+        while position >= begin + fragments.live_samples(index) {
+            begin += fragments.live_samples(index);
             index += 1;
         }
-        self.end = begin + live_samples(&fragments.as_slice()[index]);
+        self.end = begin + fragments.live_samples(index);
         self.next = (index + 1, self.end);
         self.groups.push(Group { fragments, index, rows: Vec::new() });
         Ok(())

@@ -2,18 +2,20 @@
 //! of value.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use penstock_error::{Error, Kind, Result};
 use penstock_format::datafile::{Chunk, Layout};
+use penstock_format::manifest::FileRef;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::Pattern;
 
 use super::blocks::{Fetched, Held};
-use super::plan::{Group, Plan};
+use super::plan::{Group, Plan, ascending};
 use crate::snapshot::Snapshot;
-use crate::snapshot::values::Values;
+use crate::snapshot::values::{Values, file_of};
 use crate::store::datafile::{DataFile, Decoded};
 
 /// For each value, in the order requested, whether it is null. None if no values are null.
@@ -34,7 +36,17 @@ pub struct Reader {
     pub on_corrupt: OnCorrupt,
 }
 
-/// The rows of a group, and the chunk that holds their values in one column.
+/// Rows whose values in one column are in the same file, either the fragment's or an overlay's.
+pub(super) struct Located<'a> {
+    /// None if the values are null.
+    pub file: Option<&'a FileRef>,
+    /// The number of samples of the fragment or overlay.
+    pub samples: u64,
+    /// Rows of the file, each with its place in the result.
+    pub rows: Cow<'a, [(u64, u32)]>,
+}
+
+/// Located rows, and the chunk that holds their values.
 pub(super) struct ColumnRows<'a> {
     pub file: Arc<DataFile>,
     pub chunk: usize,
@@ -75,14 +87,37 @@ impl Reader {
         self.on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt
     }
 
-    /// Locate the rows of a group. Returns None if the group's fragment omits the column.
-    pub(super) fn rows_of<'a>(&self, group: &'a Group, column: &ColumnSpec) -> Result<Option<ColumnRows<'a>>> {
-        let open = |file: &penstock_format::manifest::FileRef| self.fetched.files.get(&file.id).cloned();
-        let Some(values) = self.snapshot.values(group.fragment(), column, open)? else { return Ok(None) };
-        let Values { file, chunk } = values;
+    /// Divide the rows of a group among the files that have their values in a column. Cost: reads the row ids of overlays.
+    pub(super) fn located<'a>(&'a self, group: &'a Group, column: u64) -> Result<impl Iterator<Item = Located<'a>>> {
+        let fragment = group.fragment();
+        let of_fragment = |rows| Located { file: file_of(&fragment.files, column), samples: fragment.samples, rows };
+        let Some(patch) = self.snapshot.patch(fragment, column)? else {
+            return Ok(Some(of_fragment(Cow::Borrowed(&group.rows[..]))).into_iter().chain(Vec::new()));
+        };
+        let (mut current, mut newer) = (Vec::new(), BTreeMap::<usize, Vec<(u64, u32)>>::new());
+        for (row, place) in &group.rows {
+            match patch.find(*row) {
+                None => current.push((*row, *place)),
+                Some((overlay, sample)) => newer.entry(overlay).or_default().push((sample, *place)),
+            }
+        }
+        let of_overlay = |(index, rows): (usize, Vec<(u64, u32)>)| {
+            let overlay = &self.snapshot.overlays.all()[index];
+            Located { file: file_of(&overlay.files, column), samples: overlay.rows.ids(), rows: Cow::Owned(rows) }
+        };
+        let newer: Vec<Located> = newer.into_iter().map(of_overlay).collect();
+        let current = (!current.is_empty()).then(|| of_fragment(Cow::Owned(current)));
+        Ok(current.into_iter().chain(newer))
+    }
+
+    /// Open the file of located rows. Returns None if their values are null.
+    pub(super) fn rows_of<'a>(&self, located: &'a Located<'_>, column: &ColumnSpec) -> Result<Option<ColumnRows<'a>>> {
+        let Some(reference) = located.file else { return Ok(None) };
+        let known = self.fetched.files.get(&reference.id).cloned();
+        let Values { file, chunk } = self.snapshot.values(reference, located.samples, column, known)?;
         let entry = &file.tail.chunks[chunk];
         let any_order = entry.layout == Layout::Fixed && entry.raw_bytes.is_none();
-        let rows = if any_order { Cow::Borrowed(&group.rows[..]) } else { group.ascending() };
+        let rows = if any_order { Cow::Borrowed(&located.rows[..]) } else { ascending(&located.rows) };
         let rows = ColumnRows { file, chunk, rows };
         self.announce(&rows);
         Ok(Some(rows))
@@ -112,19 +147,28 @@ impl Reader {
         }
     }
 
-    /// Run `read` for every group. An error names the position and the column.
+    /// Run `read` for the rows of every file. An error names the position and the column.
     pub(super) fn each_group(
         &self,
         column: &ColumnSpec,
         mut read: impl FnMut(Option<&ColumnRows<'_>>, &[(u64, u32)]) -> std::result::Result<(), (Error, u32)>,
     ) -> Result<()> {
         for group in &self.plan.groups {
-            let first = group.rows.first().map_or(0, |(_, place)| *place);
-            let source = match self.rows_of(group, column) {
-                Err(error) if self.passes(&error) => None,
-                other => other.map_err(|error| self.locate(error, column, first))?,
+            let first = |rows: &[(u64, u32)]| rows.first().map_or(0, |(_, place)| *place);
+            let each = match self.located(group, column.id) {
+                Err(error) if self.passes(&error) => {
+                    read(None, &group.rows).map_err(|(error, place)| self.locate(error, column, place))?;
+                    continue;
+                }
+                other => other.map_err(|error| self.locate(error, column, first(&group.rows)))?,
             };
-            read(source.as_ref(), &group.rows).map_err(|(error, place)| self.locate(error, column, place))?;
+            for located in each {
+                let source = match self.rows_of(&located, column) {
+                    Err(error) if self.passes(&error) => None,
+                    other => other.map_err(|error| self.locate(error, column, first(&located.rows)))?,
+                };
+                read(source.as_ref(), &located.rows).map_err(|(error, place)| self.locate(error, column, place))?;
+            }
         }
         Ok(())
     }

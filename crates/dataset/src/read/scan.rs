@@ -70,7 +70,7 @@ impl Scan {
         }
         let ids: Vec<u64> = uneven.iter().map(|index| snapshot.schema.columns[*index].id).collect();
         let decoded = if ids.is_empty() { 0 } else { snapshot.column_bytes(&ids)?.decoded };
-        let mean_bytes = decoded as f64 / snapshot.len().max(1) as f64 + even_bytes as f64;
+        let mean_bytes = decoded as f64 / snapshot.record().samples.max(1) as f64 + even_bytes as f64;
         let budget = Config::memory_bytes();
         let mut scan = Scan {
             snapshot,

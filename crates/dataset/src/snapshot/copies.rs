@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use penstock_error::{Error, Kind, Result};
 use penstock_format::Id;
-use penstock_format::ids::{ObjectRef, data_name, page_name, words_name};
+use penstock_format::ids::{ObjectRef, data_name, page_name, rows_name, words_name};
+use penstock_format::rows::RowSet;
 use penstock_storage::Storage;
 
 use super::Snapshot;
@@ -17,7 +18,7 @@ const NAMED: usize = 3;
 
 /// Refuse a copy that lacks objects of this snapshot, with `log-incomplete` or `copy-incomplete`.
 ///
-/// Cost: none if the hint was written in this folder. For a copy, the check lists `log`, `d` and `w`, and reads the manifest. The
+/// Cost: none if the hint was written in this folder. For a copy, the check lists `log`, `d`, `w` and `o`, and reads the manifest. The
 /// first commit in the copy writes a new hint, and later checks cost nothing.
 pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     let store = snapshot.context.storage.as_ref();
@@ -54,7 +55,7 @@ fn lacks(store: &dyn Storage, missing: &[String]) -> Error {
 fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     let store = snapshot.context.storage.as_ref();
     let list = |folder: &str| Ok(store.list(folder)?.into_iter().map(|entry| (entry.name, entry.bytes)).collect::<HashMap<String, u64>>());
-    let (data, words) = (list("d")?, list("w")?);
+    let (data, words, rows) = (list("d")?, list("w")?, list("o")?);
     let lacking = |listed: &HashMap<String, u64>, id: Id, bytes: u64, name: String| {
         let whole = match listed.get(&id.to_string()) {
             Some(found) => *found == bytes,
@@ -66,9 +67,18 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     for ObjectRef { id, bytes, .. } in snapshot.words_segments().map(|segment| segment.object) {
         missing.extend(lacking(&words, id, bytes, words_name(id))?);
     }
-    for (index, part) in snapshot.live.parts.iter().enumerate() {
+    for overlay in snapshot.overlays.all() {
+        if let RowSet::Object(reference) = &overlay.rows {
+            let ObjectRef { id, bytes, .. } = reference.object;
+            missing.extend(lacking(&rows, id, bytes, rows_name(id))?);
+        }
+        for file in &overlay.files {
+            missing.extend(lacking(&data, file.id, file.file_bytes, data_name(file.id))?);
+        }
+    }
+    for (index, part) in snapshot.parts.iter().enumerate() {
         match (snapshot.fragments(index), part) {
-            (Ok((_, fragments)), _) => {
+            (Ok(fragments), _) => {
                 for file in fragments.as_slice().iter().flat_map(|fragment| &fragment.files) {
                     missing.extend(lacking(&data, file.id, file.file_bytes, data_name(file.id))?);
                 }

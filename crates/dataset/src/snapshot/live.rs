@@ -1,6 +1,4 @@
-//! Map a position to its part, fragment and physical row. Deletions will be supported here. A deleted sample will keep its
-//! physical row but lose its position, so deletions will change `physical_row`, `live_runs` and the counts below. Until then,
-//! parsers refuse a manifest with deleted samples.
+//! Map a position to its part, fragment and physical row. A deleted sample keeps its physical row, but has no position.
 
 use std::sync::Arc;
 
@@ -8,8 +6,14 @@ use penstock_error::Result;
 use penstock_format::cursor::malformed;
 use penstock_format::ids::Run;
 use penstock_format::manifest::{Fragment, PageRef};
+use penstock_format::rows::RowIds;
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
 
-use crate::snapshot::Snapshot;
+use super::Snapshot;
+use super::ranks::Gaps;
+use crate::store::blocks::cache;
+use crate::store::context::file_cache_bytes;
 
 /// A page or a fragment: a group of consecutive samples in manifest order.
 #[derive(Debug, Clone)]
@@ -19,35 +23,60 @@ pub enum Part {
 }
 
 impl Part {
-    /// Return the number of samples that have a position.
-    fn live(&self) -> u64 {
+    /// Return the number of samples, deleted ones included.
+    pub fn samples(&self) -> u64 {
         match self {
-            Part::Page(page) => page.live,
-            Part::Fragment(fragment) => fragment.live,
+            Part::Page(page) => page.samples,
+            Part::Fragment(fragment) => fragment.samples,
         }
     }
 }
 
-/// The parts of a snapshot in manifest order, with prefix sums of their sample counts.
+/// The positions of a snapshot's samples.
 pub struct Live {
-    pub parts: Vec<Part>,
     /// The position of each part's first sample, followed by the total number of samples.
     starts: Vec<u64>,
+    deleted: Option<Deleted>,
 }
 
-impl Live {
-    pub fn new(parts: Vec<Part>) -> Result<Live> {
-        let mut starts = vec![0u64];
-        for part in &parts {
-            let next = starts[starts.len() - 1].checked_add(part.live());
-            starts.push(next.ok_or_else(|| malformed("more than 2^64 samples"))?);
-        }
-        Ok(Live { parts, starts })
-    }
+/// The deleted samples of a snapshot.
+struct Deleted {
+    sets: Vec<Arc<RowIds>>,
+    /// The deleted rows of each fragment, by part.
+    gaps: Cache<usize, Arc<PartGaps>, ByHeld>,
+}
 
-    /// Return the number of samples that have a position.
-    pub fn samples(&self) -> u64 {
-        self.starts[self.starts.len() - 1]
+type PartGaps = Vec<Option<Gaps>>;
+
+#[derive(Clone)]
+struct ByHeld;
+
+impl Weighter<usize, Arc<PartGaps>> for ByHeld {
+    fn weight(&self, _part: &usize, gaps: &Arc<PartGaps>) -> u64 {
+        gaps.iter().map(|gaps| 64 + gaps.as_ref().map_or(0, Gaps::held_bytes)).sum()
+    }
+}
+
+/// Estimated number of parts whose deleted rows are kept.
+const KEPT_PARTS: usize = 1024;
+
+impl Live {
+    /// Cost: nothing without deletions. Otherwise, reads their row ids, and the pages with gaps in their row ids.
+    fn of(snapshot: &Snapshot) -> Result<Live> {
+        let sets = snapshot.context.row_ids(&snapshot.overlays.deletions().collect::<Vec<_>>())?;
+        let mut starts = vec![0];
+        for part in 0..snapshot.parts.len() {
+            let live = snapshot.parts[part].samples().checked_sub(deleted_in(snapshot, part, &sets)?);
+            // `Snapshot::with_root` has checked the sum of all samples.
+            starts.push(starts[part] + live.ok_or_else(|| malformed("a deletion lists a sample twice"))?);
+        }
+        let (found, expected) = (starts[snapshot.parts.len()], snapshot.record().live);
+        if found != expected {
+            let text = format!("commit {} has {expected} samples, but its deletions leave {found}", snapshot.id());
+            return Err(malformed(text));
+        }
+        let gaps = || cache(KEPT_PARTS, file_cache_bytes() / 4, ByHeld);
+        Ok(Live { starts, deleted: (!sets.is_empty()).then(|| Deleted { sets, gaps: gaps() }) })
     }
 
     /// Return the part that contains a position, which must be in range.
@@ -56,29 +85,46 @@ impl Live {
         self.starts.partition_point(|start| *start <= position) - 1
     }
 
-    /// Return the snapshot's only part if it is a fragment, otherwise None.
-    pub fn only_fragment(&self) -> Option<PartFragments> {
-        match &self.parts[..] {
-            [Part::Fragment(fragment)] => Some(PartFragments::One(fragment.clone())),
-            _ => None,
-        }
+    /// Return the position of a part's first sample.
+    pub fn start(&self, part: usize) -> u64 {
+        self.starts[part]
+    }
+
+    fn gaps(&self, part: usize, fragments: &Fragments) -> Option<Arc<PartGaps>> {
+        let deleted = self.deleted.as_ref()?;
+        let make = || fragments.as_slice().iter().map(|fragment| gaps_of(fragment, &deleted.sets)).collect();
+        let found: std::result::Result<_, std::convert::Infallible> = deleted.gaps.get_or_insert_with(&part, || Ok(Arc::new(make())));
+        found.ok()
     }
 }
 
-/// Return the number of samples in a fragment that have a position.
-#[inline]
-pub fn live_samples(fragment: &Fragment) -> u64 {
-    fragment.live
+/// Return how many samples of a part are deleted.
+fn deleted_in(snapshot: &Snapshot, part: usize, sets: &[Arc<RowIds>]) -> Result<u64> {
+    if sets.is_empty() {
+        return Ok(0);
+    }
+    let count = |range: std::ops::Range<u64>| sets.iter().map(|set| set.count_in(range.clone())).sum::<u64>();
+    Ok(match &snapshot.parts[part] {
+        Part::Page(page) if page.is_dense() => count(page.least..page.least + page.span),
+        _ => snapshot.fragments(part)?.as_slice().iter().flat_map(|fragment| &fragment.runs).map(|run| count(run.first..run.end())).sum(),
+    })
 }
 
-/// Return the physical row of sample number `live` of a fragment. Deleted samples are not counted.
-#[inline]
-pub fn physical_row(_fragment: &Fragment, live: u64) -> u64 {
-    live
+/// Return the deleted rows of a fragment, or None if it has none.
+fn gaps_of(fragment: &Fragment, sets: &[Arc<RowIds>]) -> Option<Gaps> {
+    let mut runs = Vec::new();
+    for (run, row) in runs_of(fragment) {
+        for set in sets {
+            runs.extend(
+                set.runs_in(run.first..run.end()).into_iter().map(|(deleted, _)| (row + (deleted.first - run.first), deleted.count)),
+            );
+        }
+    }
+    (!runs.is_empty()).then(|| Gaps::new(runs))
 }
 
-/// Return a fragment's row id runs, each with the index of its first sample. Deleted samples are not counted.
-pub fn live_runs(fragment: &Fragment) -> impl Iterator<Item = (Run, u64)> {
+/// Return a fragment's runs of row ids, each with the row of its first sample.
+pub fn runs_of(fragment: &Fragment) -> impl Iterator<Item = (Run, u64)> {
     fragment.runs.iter().scan(0, |next, run| {
         let first = *next;
         *next += run.count;
@@ -87,39 +133,83 @@ pub fn live_runs(fragment: &Fragment) -> impl Iterator<Item = (Run, u64)> {
 }
 
 /// The fragments of one part.
-pub enum PartFragments {
+pub enum Fragments {
     Page(Arc<Vec<Fragment>>),
     One(Arc<Fragment>),
 }
 
-impl PartFragments {
+impl Fragments {
     pub fn as_slice(&self) -> &[Fragment] {
         match self {
-            PartFragments::Page(fragments) => fragments,
-            PartFragments::One(fragment) => std::slice::from_ref(fragment),
+            Fragments::Page(fragments) => fragments,
+            Fragments::One(fragment) => std::slice::from_ref(fragment),
         }
     }
 }
 
-impl Snapshot {
-    /// Return all fragments of a part, and the position of the part's first sample. Cost: reads a page, unless it is cached.
-    pub fn fragments(&self, part: usize) -> Result<(u64, PartFragments)> {
-        let fragments = match &self.live.parts[part] {
-            Part::Page(page) => PartFragments::Page(self.context.page(page)?),
-            Part::Fragment(fragment) => PartFragments::One(fragment.clone()),
-        };
-        Ok((self.live.starts[part], fragments))
+/// The fragments of one part, and which of their samples are deleted.
+pub struct LiveFragments {
+    fragments: Fragments,
+    gaps: Option<Arc<PartGaps>>,
+}
+
+impl LiveFragments {
+    pub fn as_slice(&self) -> &[Fragment] {
+        self.fragments.as_slice()
     }
 
-    /// Visit every fragment, together with the position of its first sample.
-    pub fn each_fragment(&self, mut visit: impl FnMut(u64, &Fragment) -> Result<()>) -> Result<()> {
-        for part in 0..self.live.parts.len() {
-            let (mut start, fragments) = self.fragments(part)?;
-            for fragment in fragments.as_slice() {
-                visit(start, fragment)?;
-                start += live_samples(fragment);
+    #[inline]
+    fn gaps(&self, index: usize) -> Option<&Gaps> {
+        self.gaps.as_ref().and_then(|gaps| gaps[index].as_ref())
+    }
+
+    /// Return how many samples of a fragment have a position.
+    #[inline]
+    pub fn live_samples(&self, index: usize) -> u64 {
+        self.as_slice()[index].samples - self.gaps(index).map_or(0, Gaps::rows)
+    }
+
+    /// Return the physical row of sample number `live` of a fragment. Deleted samples are not counted.
+    #[inline]
+    pub fn physical_row(&self, index: usize, live: u64) -> u64 {
+        self.gaps(index).map_or(live, |gaps| gaps.physical_row(live))
+    }
+
+    /// Return the number of a fragment's physical row if deleted samples are not counted. Returns None for a deleted sample.
+    pub fn live_row(&self, index: usize, row: u64) -> Option<u64> {
+        self.gaps(index).map_or(Some(row), |gaps| gaps.live_row(row))
+    }
+}
+
+impl Snapshot {
+    /// Return the positions of the samples. Cost of the first call: as for `Live::of`.
+    pub fn live(&self) -> Result<&Live> {
+        let known = &self.tables.get().live;
+        match known.get() {
+            Some(live) => Ok(live),
+            None => {
+                let live = Live::of(self)?;
+                Ok(known.get_or_init(|| live))
             }
         }
-        Ok(())
+    }
+
+    /// Return all fragments of a part. Cost: reads a page, unless it is cached.
+    pub fn fragments(&self, part: usize) -> Result<Fragments> {
+        Ok(match &self.parts[part] {
+            Part::Page(page) => Fragments::Page(self.context.page(page)?),
+            Part::Fragment(fragment) => Fragments::One(fragment.clone()),
+        })
+    }
+
+    /// Return all fragments of a part, with their deleted samples. Costs the same as `fragments` and `live`.
+    pub fn live_fragments(&self, part: usize) -> Result<LiveFragments> {
+        let fragments = self.fragments(part)?;
+        Ok(LiveFragments { gaps: self.live()?.gaps(part, &fragments), fragments })
+    }
+
+    /// Visit every fragment.
+    pub fn each_fragment(&self, mut visit: impl FnMut(&Fragment) -> Result<()>) -> Result<()> {
+        (0..self.parts.len()).try_for_each(|part| self.fragments(part)?.as_slice().iter().try_for_each(&mut visit))
     }
 }

@@ -3,6 +3,8 @@
 pub mod copies;
 pub mod live;
 pub mod open;
+pub mod overlays;
+mod ranks;
 pub mod row_ids;
 pub mod sizes;
 pub mod values;
@@ -17,14 +19,20 @@ use penstock_format::cursor::malformed;
 use penstock_format::ids::root_name;
 use penstock_format::manifest::{Root, WordsSegment};
 use penstock_format::record::{Delta, Record};
+use penstock_format::rows::RowSet;
 use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_storage::Access;
 use penstock_storage::process::PerProcess;
+use penstock_tensor::counted;
+use quick_cache::sync::Cache;
 
 use self::live::{Live, Part};
+use self::overlays::{ByHeld, Overlays, Patch};
+use self::row_ids::PartRanges;
 use self::vocabulary::CodeTables;
 use crate::log::records::LogEntry;
-use crate::store::context::Context;
+use crate::store::blocks::cache;
+use crate::store::context::{Context, file_cache_bytes};
 
 // Cycle with `live.rs`: a snapshot owns these tables, and the other files in this folder add the methods that use them.
 
@@ -33,13 +41,32 @@ pub struct Snapshot {
     pub entry: LogEntry,
     pub root: Arc<Root>,
     pub schema: Arc<Schema>,
-    /// Maps positions to parts.
-    pub live: Arc<Live>,
+    pub parts: Arc<Vec<Part>>,
+    pub overlays: Arc<Overlays>,
     pub(super) words: HashMap<u64, Vec<WordsSegment>>,
+    pub(super) tables: Arc<PerProcess<Tables>>,
+}
+
+/// What a process has found out about a snapshot so far.
+pub(super) struct Tables {
     /// Vocabularies of category columns, and tables that map each data file's local codes to vocabulary codes.
-    pub(super) codes: PerProcess<Mutex<CodeTables>>,
-    /// Sorted tuples (first row id, count, position), built when a row id is first looked up.
-    pub(super) row_index: PerProcess<OnceLock<Vec<(u64, u64, u64)>>>,
+    pub codes: Mutex<CodeTables>,
+    pub live: OnceLock<Live>,
+    pub ranges: OnceLock<PartRanges>,
+    /// The newer values of fragments, by the fragment's first row id and the column.
+    pub patches: Cache<(u64, u64), Arc<Patch>, ByHeld>,
+}
+
+/// Estimated number of patches that are kept.
+const KEPT_PATCHES: usize = 1024;
+
+fn tables() -> Tables {
+    Tables {
+        codes: Mutex::default(),
+        live: OnceLock::new(),
+        ranges: OnceLock::new(),
+        patches: cache(KEPT_PATCHES, file_cache_bytes() / 4, ByHeld),
+    }
 }
 
 impl Snapshot {
@@ -52,22 +79,26 @@ impl Snapshot {
         }
         let schema = Arc::new(Schema::parse(&root.schema)?);
         let mut parts: Vec<Part> = root.pages.iter().map(|page| Part::Page(*page)).collect();
-        let mut segments = root.words.clone();
+        let (mut segments, mut overlays) = (root.words.clone(), root.overlays.clone());
         for delta in &record.deltas {
             match delta {
                 Delta::Fragment(fragment) => parts.push(Part::Fragment(Arc::new(fragment.clone()))),
                 Delta::Page(page) => parts.push(Part::Page(*page)),
                 Delta::Words(words) => segments.push(*words),
+                Delta::Overlay(overlay) => overlays.push(overlay.clone()),
             }
         }
-        let live = Live::new(parts)?;
-        if live.samples() != record.samples || record.samples != record.live {
-            let found = live.samples();
+        let overlays = Overlays::new(overlays);
+        let found = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(part.samples()));
+        let deleted = overlays.deletions().map(RowSet::ids).try_fold(0u64, u64::checked_add);
+        if found != Some(record.samples) || deleted != Some(record.samples - record.live) {
             return Err(malformed(format!(
-                "commit {} has {} samples ({} live), but its manifest has {found}",
+                "commit {} has {} samples ({} live), but its manifest has {}, of which {} are deleted",
                 record.snapshot(),
                 record.samples,
-                record.live
+                record.live,
+                counted(found),
+                counted(deleted)
             )));
         }
         let mut words: HashMap<u64, Vec<WordsSegment>> = HashMap::new();
@@ -79,10 +110,10 @@ impl Snapshot {
             entry,
             root,
             schema,
-            live: Arc::new(live),
+            parts: Arc::new(parts),
+            overlays: Arc::new(overlays),
             words,
-            codes: PerProcess::new(Mutex::default),
-            row_index: PerProcess::new(OnceLock::new),
+            tables: Arc::new(PerProcess::new(tables)),
         })
     }
 
@@ -93,10 +124,10 @@ impl Snapshot {
             entry: self.entry.clone(),
             root: self.root.clone(),
             schema: self.schema.clone(),
-            live: self.live.clone(),
+            parts: self.parts.clone(),
+            overlays: self.overlays.clone(),
             words: self.words.clone(),
-            codes: PerProcess::new(Mutex::default),
-            row_index: PerProcess::new(OnceLock::new),
+            tables: self.tables.clone(),
         }
     }
 
@@ -113,7 +144,7 @@ impl Snapshot {
         self.entry.record.snapshot()
     }
 
-    /// Return the number of samples.
+    /// Return the number of samples, deleted ones not included.
     pub fn len(&self) -> u64 {
         self.entry.record.live
     }

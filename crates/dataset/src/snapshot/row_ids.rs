@@ -1,10 +1,14 @@
-//! Map row ids to positions using an index of the whole snapshot, and map physical rows to row ids using their fragment's runs.
+//! Map row ids to positions, and physical rows to row ids.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use penstock_error::{Error, Result};
+use penstock_format::ids::Run;
 use penstock_format::manifest::Fragment;
 
 use super::Snapshot;
-use super::live::live_runs;
+use super::live::{LiveFragments, Part, runs_of};
 
 /// Write the row ids of a fragment's physical rows to their places in `ids`. The rows must be in ascending order.
 pub fn row_ids_of(fragment: &Fragment, rows: &[(u64, u32)], ids: &mut [i64]) {
@@ -18,32 +22,100 @@ pub fn row_ids_of(fragment: &Fragment, rows: &[(u64, u32)], ids: &mut [i64]) {
     }
 }
 
-impl Snapshot {
-    /// Return the positions of the given row ids. Cost: a binary search per row id. The first call also reads all manifest pages.
-    pub fn positions_of(&self, row_ids: &[i64]) -> Result<Vec<u64>> {
-        let index = match self.row_index.get().get() {
-            Some(index) => index,
-            None => {
-                let mut index = Vec::new();
-                self.each_fragment(|start, fragment| {
-                    index.extend(live_runs(fragment).map(|(run, live)| (run.first, run.count, start + live)));
-                    Ok(())
-                })?;
-                index.sort_unstable();
-                self.row_index.get().get_or_init(|| index)
+/// The range of row ids of each part, by its first row id.
+pub struct PartRanges {
+    parts: Vec<(u64, u64, usize)>,
+    /// The largest end of a range up to each of `parts`. Ranges may overlap.
+    reach: Vec<u64>,
+}
+
+impl PartRanges {
+    fn new(parts: &[Part]) -> PartRanges {
+        let range = |part: &Part| match part {
+            Part::Page(page) => (page.least, page.least + page.span),
+            Part::Fragment(fragment) => {
+                let least = fragment.runs.iter().map(|run| run.first).min().unwrap_or(0);
+                (least, fragment.runs.iter().map(Run::end).max().unwrap_or(0))
             }
         };
-        row_ids
-            .iter()
-            .map(|row_id| {
-                let wanted = *row_id as u64;
-                let at = index.partition_point(|(first, _, _)| *first <= wanted).checked_sub(1);
-                let found = at.map(|at| index[at]).filter(|(first, count, _)| wanted - first < *count);
-                found.map(|(first, _, position)| position + (wanted - first)).ok_or_else(|| {
-                    Error::new("row-id-not-found", format!("cannot find row id {row_id}: snapshot {} has no such sample", self.id()))
-                        .hint("row ids come from `_row_id` or receipt.row_ids")
-                })
-            })
-            .collect()
+        let with_index = parts.iter().enumerate().map(|(index, part)| (range(part), index));
+        let mut parts: Vec<(u64, u64, usize)> = with_index.map(|((least, end), index)| (least, end, index)).collect();
+        parts.sort_unstable();
+        let reach = parts.iter().scan(0, |reach: &mut u64, (_, end, _)| {
+            *reach = (*reach).max(*end);
+            Some(*reach)
+        });
+        PartRanges { reach: reach.collect(), parts }
+    }
+
+    /// Return the parts whose range contains a row id.
+    fn containing(&self, row_id: u64) -> impl Iterator<Item = usize> {
+        let end = self.parts.partition_point(|(least, _, _)| *least <= row_id);
+        let reachable = (0..end).rev().take_while(move |index| self.reach[*index] > row_id);
+        reachable.map(|index| self.parts[index]).filter(move |(_, end, _)| *end > row_id).map(|(_, _, part)| part)
+    }
+}
+
+/// A part in which row ids are looked up.
+struct OpenPart {
+    fragments: LiveFragments,
+    /// The position of each fragment's first sample.
+    starts: Vec<u64>,
+    /// Runs of row ids by their first row id, each with its fragment and its first row there.
+    runs: Vec<(Run, usize, u64)>,
+}
+
+impl OpenPart {
+    fn new(snapshot: &Snapshot, part: usize) -> Result<OpenPart> {
+        let fragments = snapshot.live_fragments(part)?;
+        let (mut runs, mut starts, mut start) = (Vec::new(), Vec::new(), snapshot.live()?.start(part));
+        for (index, fragment) in fragments.as_slice().iter().enumerate() {
+            runs.extend(runs_of(fragment).map(|(run, row)| (run, index, row)));
+            starts.push(start);
+            start += fragments.live_samples(index);
+        }
+        runs.sort_unstable_by_key(|(run, _, _)| run.first);
+        Ok(OpenPart { fragments, starts, runs })
+    }
+
+    /// Return the position of a row id, `Some(None)` for a deleted sample, and None if the part lacks the row id.
+    fn position(&self, row_id: u64) -> Option<Option<u64>> {
+        let at = self.runs.partition_point(|(run, _, _)| run.first <= row_id).checked_sub(1)?;
+        let (run, fragment, first) = self.runs[at];
+        let live = || self.fragments.live_row(fragment, first + (row_id - run.first));
+        (row_id < run.end()).then(|| Some(self.starts[fragment] + live()?))
+    }
+}
+
+impl Snapshot {
+    /// Return the positions of the given row ids. Cost: a binary search per row id. Reads the manifest pages that may contain them,
+    /// unless they are cached, and the row ids of deletions.
+    pub fn positions_of(&self, row_ids: &[i64]) -> Result<Vec<u64>> {
+        let ranges = self.tables.get().ranges.get_or_init(|| PartRanges::new(&self.parts));
+        let mut open: HashMap<usize, OpenPart> = HashMap::new();
+        let mut position = |row_id: u64| -> Result<Option<Option<u64>>> {
+            for part in ranges.containing(row_id) {
+                let opened = match open.entry(part) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(vacant) => vacant.insert(OpenPart::new(self, part)?),
+                };
+                if let Some(found) = opened.position(row_id) {
+                    return Ok(Some(found));
+                }
+            }
+            Ok(None)
+        };
+        let of = |(place, row_id): (usize, &i64)| {
+            let why = match position(*row_id as u64)? {
+                Some(Some(position)) => return Ok(position),
+                Some(None) => "its sample was deleted in snapshot",
+                None => "no such sample exists in snapshot",
+            };
+            Err(Error::new("row-id-not-found", format!("cannot find row id {row_id}: {why} {}", self.id()))
+                .hint("row ids come from `_row_id` or receipt.row_ids")
+                .rows(vec![place as u64])
+                .row_ids(vec![*row_id]))
+        };
+        row_ids.iter().enumerate().map(of).collect()
     }
 }

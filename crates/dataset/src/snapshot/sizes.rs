@@ -7,7 +7,6 @@ use penstock_format::datafile::Chunk;
 use penstock_format::manifest::FileRef;
 
 use super::Snapshot;
-use super::values::files_of;
 use crate::store::context::file_cache_bytes;
 use crate::store::files::whole_bytes;
 
@@ -37,8 +36,8 @@ impl Snapshot {
     /// Cost: reads the manifest and at most `TAILS_READ` tails. The result is deterministic, as window orders require.
     pub fn column_bytes(&self, columns: &[u64]) -> Result<ColumnBytes> {
         let mut files: Vec<(FileRef, u64)> = Vec::new();
-        self.each_fragment(|_, fragment| {
-            files.extend(files_of(fragment, columns).map(|file| (file.clone(), fragment.samples)));
+        self.each_file(Some(columns), |file, samples| {
+            files.push((file.clone(), samples));
             Ok(())
         })?;
         let count = files.len().min(TAILS_READ);
@@ -97,12 +96,10 @@ impl Snapshot {
     /// share. Cost: reads the manifest.
     pub fn kept_bytes(&self, columns: &[u64]) -> Result<(u64, u64)> {
         let (mut all, mut largest, mut whole) = (0, 0, 0);
-        self.each_fragment(|_, fragment| {
-            for file in files_of(fragment, columns) {
-                // The offset marks of word lists use at most a quarter of the tail's size, and a parsed chunk uses `COLUMN_BYTES`.
-                let kept = file.tail_bytes + file.tail_bytes / 4 + file.columns.len() as u64 * COLUMN_BYTES;
-                (all, largest, whole) = (all + kept, kept.max(largest), whole + whole_bytes(file));
-            }
+        self.each_file(Some(columns), |file, _| {
+            // The offset marks of word lists use at most a quarter of the tail's size, and a parsed chunk uses `COLUMN_BYTES`.
+            let kept = file.tail_bytes + file.tail_bytes / 4 + file.columns.len() as u64 * COLUMN_BYTES;
+            (all, largest, whole) = (all + kept, kept.max(largest), whole + whole_bytes(file));
             Ok(())
         })?;
         // Small files are kept whole if they all fit into the cache.

@@ -1,5 +1,4 @@
-//! Find the data file that stores a column's values for a fragment's rows. Value overlays will be implemented here: newer cell
-//! values will be stored in separate files.
+//! Find the data file that stores a column's values for rows of a fragment or an overlay.
 
 use std::sync::Arc;
 
@@ -7,13 +6,13 @@ use penstock_error::Result;
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::Chunk;
 use penstock_format::ids::data_name;
-use penstock_format::manifest::{FileRef, Fragment};
+use penstock_format::manifest::FileRef;
 use penstock_format::schema::ColumnSpec;
 
 use super::Snapshot;
 use crate::store::datafile::DataFile;
 
-/// A column's values for all rows of a fragment, stored as a chunk of an open data file.
+/// A column's values for all samples of a fragment or overlay, stored as a chunk of an open data file.
 #[derive(Clone)]
 pub struct Values {
     pub file: Arc<DataFile>,
@@ -26,35 +25,23 @@ impl Values {
     }
 }
 
-/// Return the data file that stores a fragment's column. Returns None if all of the column's values are null.
-pub fn file_of(fragment: &Fragment, column: u64) -> Option<&FileRef> {
-    fragment.files.iter().find(|file| file.columns.contains(&column))
-}
-
-/// Return the data files that store any of these columns for a fragment.
-pub fn files_of<'a>(fragment: &'a Fragment, columns: &'a [u64]) -> impl Iterator<Item = &'a FileRef> {
-    fragment.files.iter().filter(|file| file.columns.iter().any(|column| columns.contains(column)))
+/// Return the file that stores a column. Returns None if all of the column's values are null.
+pub fn file_of(files: &[FileRef], column: u64) -> Option<&FileRef> {
+    files.iter().find(|file| file.columns.contains(&column))
 }
 
 impl Snapshot {
-    /// Find a column's values in a fragment. `open` returns the data file if it is already open. Returns None if all values are
-    /// null.
-    pub fn values(
-        &self,
-        fragment: &Fragment,
-        column: &ColumnSpec,
-        open: impl Fn(&FileRef) -> Option<Result<Arc<DataFile>>>,
-    ) -> Result<Option<Values>> {
-        let Some(reference) = file_of(fragment, column.id) else { return Ok(None) };
-        let file = match open(reference).transpose()? {
-            Some(known) if known.is(reference, fragment.samples) => known,
-            _ => self.context.file(reference, fragment.samples)?,
+    /// Find a column's values in a data file of `samples` samples. `known` is the file if it is already open.
+    pub fn values(&self, reference: &FileRef, samples: u64, column: &ColumnSpec, known: Option<Result<Arc<DataFile>>>) -> Result<Values> {
+        let file = match known.transpose()? {
+            Some(known) if known.is(reference, samples) => known,
+            _ => self.context.file(reference, samples)?,
         };
         let chunk = file.chunk_of(column.id).ok_or_else(|| {
             malformed(format!("data file `{}` has no column {}, but the manifest lists that column", data_name(file.id), column.id))
         })?;
         check_stored_as(&file, &file.tail.chunks[chunk], column)?;
-        Ok(Some(Values { file, chunk }))
+        Ok(Values { file, chunk })
     }
 }
 

@@ -112,7 +112,7 @@ impl Snapshot {
     /// Return the words of a category column, by code. If two writers added a word concurrently, the word's first code is used.
     /// The words are read only once.
     pub fn vocabulary(&self, column: u64) -> Result<Arc<Vocabulary>> {
-        let lock = || self.codes.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.tables.get().codes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().vocabularies.get(&column) {
             return Ok(known.clone());
         }
@@ -134,7 +134,7 @@ impl Snapshot {
     /// vocabulary. Each word is looked up on its first use.
     pub fn codes_of_file(&self, file: Id, column: u64, words: usize) -> Result<(Arc<Vocabulary>, Arc<FileCodes>)> {
         let vocabulary = self.vocabulary(column)?;
-        let mut tables = self.codes.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = self.tables.get().codes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(codes) = tables.files.get(&(file, column)) {
             return Ok((vocabulary, codes.clone()));
         }

@@ -10,6 +10,7 @@ use penstock_format::ids::record_name;
 use penstock_format::manifest::{Fragment, PageRef, WordsSegment};
 use penstock_format::names::Folded;
 use penstock_format::record::Record;
+use penstock_format::rows::{RowIds, RowIdsRef};
 use penstock_storage::Storage;
 use penstock_storage::process::PerProcess;
 use quick_cache::Weighter;
@@ -24,6 +25,8 @@ const MAPPED_FILES: usize = 4096;
 /// Maximum number of cached manifest pages. An encoded page is at most 64 KiB long, unless it consists of one large fragment.
 const PAGES: usize = 1024;
 const WORDS: usize = 4096;
+/// Estimated number of cached sets of row ids.
+const ROW_ID_SETS: usize = 1024;
 
 /// Weighs a data file by the memory it uses. The minimum weight `least` also bounds the number of files.
 #[derive(Clone)]
@@ -34,6 +37,16 @@ pub struct ByHeld {
 impl Weighter<Id, Arc<DataFile>> for ByHeld {
     fn weight(&self, _id: &Id, file: &Arc<DataFile>) -> u64 {
         self.least + file.held_bytes()
+    }
+}
+
+/// Weighs a set of row ids by the size of its object, which is about that of the set in memory.
+#[derive(Clone)]
+pub struct ByObject;
+
+impl Weighter<RowIdsRef, Arc<RowIds>> for ByObject {
+    fn weight(&self, rows: &RowIdsRef, _ids: &Arc<RowIds>) -> u64 {
+        128 + rows.object.bytes
     }
 }
 
@@ -51,13 +64,15 @@ pub struct Caches {
     pub pages: Cache<PageRef, Arc<Vec<Fragment>>>,
     pub files: Cache<Id, Arc<DataFile>, ByHeld>,
     pub words: Cache<WordsSegment, Arc<Strings>>,
+    pub row_ids: Cache<RowIdsRef, Arc<RowIds>, ByObject>,
 }
 
 fn caches() -> Caches {
     let held_bytes = file_cache_bytes();
     let weigher = ByHeld { least: held_bytes / MAPPED_FILES as u64 };
     let files = cache(MAPPED_FILES, held_bytes, weigher);
-    Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS) }
+    let row_ids = cache(ROW_ID_SETS, held_bytes / 4, ByObject);
+    Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS), row_ids }
 }
 
 /// Return how many bytes each open dataset's cached data files may use: tails, and whole small files that are not mapped.

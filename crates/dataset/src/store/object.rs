@@ -5,8 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use penstock_error::{Context as _, Result};
 use penstock_format::cursor::Strings;
-use penstock_format::ids::{ObjectRef, page_name, words_name};
+use penstock_format::ids::{ObjectRef, Run, page_name, rows_name, words_name};
 use penstock_format::manifest::{Fragment, PageRef, WordsSegment, parse_page, parse_words};
+use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
+use penstock_storage::RangeRequest;
 
 use super::context::Context;
 
@@ -33,8 +35,46 @@ impl Context {
                 let found = format!("{} fragments of {samples} samples, expected {} of {}", fragments.len(), page.fragments, page.samples);
                 return Err(penstock_format::cursor::malformed(format!("cannot read `{name}`: {found}")));
             }
-            Ok(Arc::new(fragments.into_iter().map(|fragment| fragment.resolved(page.base)).collect()))
+            let fragments: Vec<Fragment> = fragments.into_iter().map(|fragment| fragment.resolved(page.base)).collect();
+            let outside = |run: &Run| run.first < page.least || run.end() > page.least + page.span;
+            if fragments.iter().flat_map(|fragment| &fragment.runs).any(outside) {
+                let text = format!("cannot read `{name}`: it has row ids outside of the {} from {}", page.span, page.least);
+                return Err(penstock_format::cursor::malformed(text));
+            }
+            Ok(Arc::new(fragments))
         })
+    }
+
+    /// Return sets of row ids. Cost: one concurrent request per object, unless it is cached.
+    pub fn row_ids(&self, sets: &[&RowSet]) -> Result<Vec<Arc<RowIds>>> {
+        let known = &self.caches.get().row_ids;
+        let unknown = |set: &&&RowSet| if let RowSet::Object(rows) = set { known.peek(rows).is_none() } else { false };
+        if sets.iter().filter(unknown).nth(1).is_some() {
+            self.prefetch_row_ids(sets);
+        }
+        let of = |set: &&RowSet| match set {
+            RowSet::Runs(runs) => Ok(Arc::new(RowIds::Runs(runs.clone()))),
+            RowSet::Object(rows) => known.get_or_insert_with(rows, || {
+                let name = rows_name(rows.object.id);
+                parse_row_ids(&name, &self.object(&name, &rows.object)?, rows)
+            }),
+        };
+        sets.iter().map(of).collect()
+    }
+
+    /// Read several sets at once. A set that cannot be read is left out, because reading it alone reports the error.
+    fn prefetch_row_ids(&self, sets: &[&RowSet]) {
+        let known = &self.caches.get().row_ids;
+        let wanted = |set: &&RowSet| if let RowSet::Object(rows) = set { known.peek(rows).is_none().then_some(*rows) } else { None };
+        let wanted: Vec<RowIdsRef> = sets.iter().filter_map(wanted).collect();
+        let range = |rows: &RowIdsRef| RangeRequest::plain(&rows_name(rows.object.id), 0, rows.object.bytes, Some(rows.object.bytes));
+        for (rows, answer) in wanted.iter().zip(self.storage.fetch(wanted.iter().map(range).collect())) {
+            let name = rows_name(rows.object.id);
+            let body = answer.ok().and_then(|pieces| pieces.into_iter().next()).filter(|body| rows.object.check(&name, body).is_ok());
+            if let Some(Ok(ids)) = body.map(|body| parse_row_ids(&name, &body, rows)) {
+                known.insert(*rows, ids);
+            }
+        }
     }
 
     pub fn words(&self, segment: &WordsSegment) -> Result<Arc<Strings>> {
@@ -50,4 +90,8 @@ impl Context {
             Ok(Arc::new(words))
         })
     }
+}
+
+fn parse_row_ids(name: &str, body: &Bytes, reference: &RowIdsRef) -> Result<Arc<RowIds>> {
+    RowIds::parse(body, reference).map(Arc::new).context(|| format!("cannot read `{name}`")).map_err(|error| error.object(name))
 }

@@ -1,4 +1,4 @@
-//! Check every byte that a snapshot depends on: the record chain, the root, pages, words and all data files.
+//! Check every byte that a snapshot depends on: the record chain, the root, pages, words, row ids and all data files.
 
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
@@ -6,6 +6,8 @@ use penstock_format::cursor::{Strings, malformed};
 use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_footer, write_header};
 use penstock_format::ids::{NAMES_FOLDER, Run, data_name, row_id};
 use penstock_format::manifest::{FileRef, Fragment};
+use penstock_format::overlay::Overlay;
+use penstock_format::rows::RowIds;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::RangeRequest;
 use penstock_tensor::Dtype;
@@ -57,9 +59,9 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
         check_words(snapshot, column, &mut report)?;
     }
     let mut runs: Vec<Run> = Vec::new();
-    for part in 0..snapshot.live.parts.len() {
+    for part in 0..snapshot.parts.len() {
         let fragments = match snapshot.fragments(part) {
-            Ok((_, fragments)) => fragments,
+            Ok(fragments) => fragments,
             Err(error) => {
                 note(&mut report, format!("manifest part {part}"), Err(error))?;
                 continue;
@@ -71,8 +73,37 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
             progress(&report);
         }
     }
+    for (index, overlay) in snapshot.overlays.all().iter().enumerate() {
+        note(&mut report, format!("overlay {index}"), check_overlay(snapshot, overlay, &runs))?;
+        check_files(snapshot, &overlay.files, overlay.rows.ids(), &mut report)?;
+        progress(&report);
+    }
     note(&mut report, "row ids".into(), check_runs(snapshot, runs))?;
+    note(&mut report, "row ids".into(), check_deletions(snapshot))?;
     Ok(report)
+}
+
+/// Check that each row id of an overlay belongs to a sample.
+fn check_overlay(snapshot: &Snapshot, overlay: &Overlay, runs: &[Run]) -> Result<()> {
+    let ids = &snapshot.context.row_ids(&[&overlay.rows])?[0];
+    let found: u64 = runs.iter().map(|run| ids.count_in(run.first..run.end())).sum();
+    match found == ids.len() {
+        true => Ok(()),
+        false => Err(malformed(format!("an overlay has {} row ids, but only {found} of them belong to a sample", ids.len()))),
+    }
+}
+
+/// Check that no sample is deleted twice, so that the number of samples is right.
+fn check_deletions(snapshot: &Snapshot) -> Result<()> {
+    let sets = match snapshot.context.row_ids(&snapshot.overlays.deletions().collect::<Vec<_>>()) {
+        Err(error) if is_damage(&error) => return Ok(()), // `check_overlay` reports it.
+        other => other?,
+    };
+    let (listed, distinct) = (sets.iter().map(|set| set.len()).sum::<u64>(), RowIds::union(sets.iter().map(AsRef::as_ref)).len());
+    match listed == distinct {
+        true => Ok(()),
+        false => Err(malformed(format!("deletions list {listed} row ids, but only {distinct} different ones"))),
+    }
 }
 
 /// Check that each row id was assigned by a commit and belongs to only one sample.
@@ -122,11 +153,14 @@ fn note(report: &mut Report, object: String, result: Result<()>) -> Result<()> {
 fn check_fragment(snapshot: &Snapshot, fragment: &Fragment, report: &mut Report) -> Result<()> {
     report.fragments += 1;
     report.samples += fragment.samples;
-    for file in &fragment.files {
+    check_files(snapshot, &fragment.files, fragment.samples, report)
+}
+
+fn check_files(snapshot: &Snapshot, files: &[FileRef], samples: u64, report: &mut Report) -> Result<()> {
+    for file in files {
         report.data_files += 1;
         report.data_bytes += file.file_bytes;
-        let checked = check_file(snapshot, file, fragment.samples);
-        note(report, data_name(file.id), checked)?;
+        note(report, data_name(file.id), check_file(snapshot, file, samples))?;
     }
     Ok(())
 }

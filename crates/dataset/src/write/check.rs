@@ -44,13 +44,7 @@ pub fn check_lengths(inputs: &[Input]) -> Result<usize> {
         None => Ok(first.column.len()),
         Some(other) => Err(Error::new(
             "column-lengths-differ",
-            format!(
-                "cannot append: column `{}` has {} samples, but column `{}` has {}",
-                first.name,
-                first.column.len(),
-                other.name,
-                other.column.len()
-            ),
+            format!("column `{}` has {} samples, but column `{}` has {}", first.name, first.column.len(), other.name, other.column.len()),
         )
         .hint("give every column the same number of samples; use None for nulls")),
     }

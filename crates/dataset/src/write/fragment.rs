@@ -216,6 +216,6 @@ impl FragmentWriter {
         let written: u64 = files.iter().map(|file| file.file_bytes).sum();
         self.context.storage.counters().put_bytes.fetch_add(written, std::sync::atomic::Ordering::Relaxed);
         let runs = vec![Run { first: PROVISIONAL | first, count: self.samples }];
-        Ok((Fragment { samples: self.samples, live: self.samples, runs, files }, if tiled { FEATURE_TILED } else { 0 }))
+        Ok((Fragment { samples: self.samples, runs, files }, if tiled { FEATURE_TILED } else { 0 }))
     }
 }

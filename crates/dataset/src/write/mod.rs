@@ -1,11 +1,13 @@
-//! Write samples: check them, collect them by column, cut and encode blocks, and write data files. Start with `fragment`.
+//! Write samples: check them, collect them by column, cut and encode blocks, and write data files. Start with `fragments`.
 
 pub mod check;
 pub mod column;
 pub mod encode;
 pub mod file;
 pub mod fragment;
+pub mod fragments;
 pub mod media;
+pub mod pending;
 mod style;
 pub mod tails;
 mod tiles;

@@ -1,0 +1,195 @@
+//! The overlays of a snapshot, and which of a fragment's rows they give new values.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use penstock_error::Result;
+use penstock_format::manifest::{FileRef, Fragment};
+use penstock_format::overlay::Overlay;
+use penstock_format::rows::{RowIds, RowSet};
+use quick_cache::Weighter;
+
+use super::Snapshot;
+use super::live::runs_of;
+use super::ranks::Ranks;
+
+/// The overlays of a snapshot in manifest order.
+#[derive(Default)]
+pub struct Overlays {
+    all: Vec<Overlay>,
+    /// The overlays that give a column new values, oldest first.
+    by_column: HashMap<u64, Vec<usize>>,
+}
+
+impl Overlays {
+    pub fn new(all: Vec<Overlay>) -> Overlays {
+        let mut by_column: HashMap<u64, Vec<usize>> = HashMap::new();
+        for (index, overlay) in all.iter().enumerate() {
+            overlay.columns.iter().for_each(|column| by_column.entry(*column).or_default().push(index));
+        }
+        Overlays { all, by_column }
+    }
+
+    pub fn all(&self) -> &[Overlay] {
+        &self.all
+    }
+
+    /// Return the row sets of all deletions.
+    pub fn deletions(&self) -> impl Iterator<Item = &RowSet> {
+        self.all.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| &overlay.rows)
+    }
+
+    /// Return whether any sample has a newer value in this column.
+    #[inline]
+    pub fn changes(&self, column: u64) -> bool {
+        !self.by_column.is_empty() && self.by_column.contains_key(&column)
+    }
+}
+
+/// A run of rows whose values are consecutive samples of an overlay.
+#[derive(Debug, Clone, Copy)]
+struct PatchRun {
+    row: u64,
+    count: u64,
+    overlay: usize,
+    /// The first sample in the overlay.
+    first: u64,
+}
+
+/// The rows of a fragment that have newer values in one column.
+pub struct Patch {
+    begins: Ranks,
+    runs: Vec<PatchRun>,
+}
+
+impl Patch {
+    /// Join the runs of several overlays, newest first. A newer run hides the older ones under it.
+    fn new(layers: impl Iterator<Item = Vec<PatchRun>>) -> Patch {
+        let runs = layers.reduce(|newer, older| under(&newer, &older)).unwrap_or_default();
+        Patch { begins: Ranks::new(runs.iter().map(|run| run.row).collect()), runs }
+    }
+
+    /// Return the overlay that has the value of a row, and the sample there. Returns None if the fragment's own value is current.
+    #[inline]
+    pub fn find(&self, row: u64) -> Option<(usize, u64)> {
+        let run = self.runs[self.begins.at_most(row).checked_sub(1)?];
+        (row - run.row < run.count).then(|| (run.overlay, run.first + (row - run.row)))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+}
+
+/// Join two lists of ascending, disjoint runs. Where both have a row, the first list counts.
+fn under(newer: &[PatchRun], older: &[PatchRun]) -> Vec<PatchRun> {
+    let mut all = Vec::with_capacity(newer.len() + older.len());
+    let mut above = newer.iter().copied().peekable();
+    for run in older {
+        let (mut row, end) = (run.row, run.row + run.count);
+        let rest = |row: u64, end: u64| PatchRun { row, count: end - row, first: run.first + (row - run.row), ..*run };
+        while row < end {
+            match above.peek().copied() {
+                Some(next) if next.row + next.count <= row => {
+                    all.push(next);
+                    above.next();
+                }
+                Some(next) if next.row <= row => row = next.row + next.count,
+                Some(next) if next.row < end => {
+                    all.push(rest(row, next.row));
+                    row = next.row + next.count;
+                }
+                _ => {
+                    all.push(rest(row, end));
+                    row = end;
+                }
+            }
+        }
+    }
+    all.extend(above);
+    all.sort_unstable_by_key(|run| run.row);
+    all
+}
+
+#[derive(Clone)]
+pub struct ByHeld;
+
+impl Weighter<(u64, u64), Arc<Patch>> for ByHeld {
+    fn weight(&self, _key: &(u64, u64), patch: &Arc<Patch>) -> u64 {
+        128 + patch.begins.held_bytes() + size_of_val(&patch.runs[..]) as u64
+    }
+}
+
+impl Snapshot {
+    /// Return the rows of a fragment that have newer values in a column, or None if there are none. Cost: reads the row ids of the
+    /// overlays that may meet the fragment.
+    pub fn patch(&self, fragment: &Fragment, column: u64) -> Result<Option<Arc<Patch>>> {
+        if !self.overlays.changes(column) {
+            return Ok(None);
+        }
+        let Some(first) = fragment.runs.first() else { return Ok(None) };
+        let key = (first.first, column);
+        let patch = self.tables.get().patches.get_or_insert_with(&key, || self.make_patch(fragment, column).map(Arc::new))?;
+        Ok((!patch.is_empty()).then_some(patch))
+    }
+
+    fn make_patch(&self, fragment: &Fragment, column: u64) -> Result<Patch> {
+        let may_meet = |index: &&usize| {
+            let range = self.overlays.all[**index].rows.range();
+            fragment.runs.iter().any(|run| run.first < range.end && range.start < run.end())
+        };
+        let found: Vec<usize> = self.overlays.by_column.get(&column).into_iter().flatten().filter(may_meet).copied().collect();
+        let sets: Vec<&RowSet> = found.iter().map(|index| &self.overlays.all[*index].rows).collect();
+        let layers = found.iter().zip(self.context.row_ids(&sets)?).rev();
+        Ok(Patch::new(layers.map(|(overlay, ids)| runs_under(fragment, *overlay, &ids))))
+    }
+
+    /// Visit the data files that store any of these columns, each with its number of samples: those of fragments, then those of
+    /// overlays. Cost: reads the manifest.
+    pub fn each_file(&self, columns: Option<&[u64]>, mut visit: impl FnMut(&FileRef, u64) -> Result<()>) -> Result<()> {
+        let mut of = |files: &[FileRef], samples: u64| {
+            let wanted = |file: &&FileRef| columns.is_none_or(|columns| file.columns.iter().any(|column| columns.contains(column)));
+            files.iter().filter(wanted).try_for_each(|file| visit(file, samples))
+        };
+        self.each_fragment(|fragment| of(&fragment.files, fragment.samples))?;
+        self.overlays.all.iter().try_for_each(|overlay| of(&overlay.files, overlay.rows.ids()))
+    }
+}
+
+/// Return the runs of a fragment's rows that an overlay has.
+fn runs_under(fragment: &Fragment, overlay: usize, ids: &RowIds) -> Vec<PatchRun> {
+    let of = |(run, row): (penstock_format::ids::Run, u64)| {
+        let found = ids.runs_in(run.first..run.end()).into_iter();
+        found.map(move |(part, rank)| PatchRun { row: row + (part.first - run.first), count: part.count, overlay, first: rank })
+    };
+    runs_of(fragment).flat_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_overlay_of_a_row_counts() {
+        let layer = |overlay: usize, runs: &[(u64, u64)]| {
+            let of = |first: &mut u64, run: &(u64, u64)| {
+                let begin = std::mem::replace(first, *first + run.1);
+                Some(PatchRun { row: run.0, count: run.1, overlay, first: begin })
+            };
+            runs.iter().scan(0, of).collect::<Vec<PatchRun>>()
+        };
+        let shapes: [&[(u64, u64)]; 7] =
+            [&[(0, 30)], &[(3, 4)], &[(3, 2), (5, 2), (20, 1)], &[], &[(29, 1)], &[(0, 1), (4, 1), (28, 2)], &[(2, 20), (25, 2)]];
+        for (newest, middle, oldest) in (0..343).map(|index| (index / 49, index / 7 % 7, index % 7)) {
+            let layers = [layer(2, shapes[newest]), layer(1, shapes[middle]), layer(0, shapes[oldest])];
+            let patch = Patch::new(layers.iter().cloned());
+            for row in 0..32 {
+                let inside = |layer: &Vec<PatchRun>| {
+                    let run = layer.iter().find(|run| (run.row..run.row + run.count).contains(&row))?;
+                    Some((run.overlay, run.first + (row - run.row)))
+                };
+                assert_eq!(patch.find(row), layers.iter().find_map(inside), "{row} {newest} {middle} {oldest}");
+            }
+        }
+    }
+}

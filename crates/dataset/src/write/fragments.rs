@@ -1,0 +1,97 @@
+//! Write samples as one fragment after another.
+
+use std::sync::Arc;
+
+use penstock_error::Result;
+use penstock_format::ids::data_name;
+use penstock_format::manifest::Fragment;
+use penstock_format::schema::ColumnSpec;
+
+use super::column::Stored;
+use super::fragment::FragmentWriter;
+use super::tails::TailLimit;
+use crate::store::context::Context;
+
+/// Collects samples, and begins a new fragment when the last one is full.
+pub struct FragmentsWriter {
+    context: Arc<Context>,
+    specs: Vec<ColumnSpec>,
+    open: Option<FragmentWriter>,
+    tails: TailLimit,
+    /// The closed fragments. Their row ids are provisional and count from 0.
+    pub fragments: Vec<Fragment>,
+    /// Feature bits required to read the written files.
+    pub features: u64,
+    samples: u64,
+}
+
+impl FragmentsWriter {
+    pub fn new(context: Arc<Context>, specs: Vec<ColumnSpec>) -> FragmentsWriter {
+        FragmentsWriter { context, specs, open: None, tails: TailLimit::default(), fragments: Vec::new(), features: 0, samples: 0 }
+    }
+
+    /// Return the number of samples so far.
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// Write samples, in several parts if their words need several dictionaries. `columns` has one entry per column, or None for a
+    /// column that is entirely null.
+    pub fn push(&mut self, mut columns: Vec<Option<Stored>>, mut samples: usize) -> Result<()> {
+        while samples > 0 {
+            if let Some(writer) = self.open.take_if(|writer| writer.wants_new_fragment(&columns, samples)) {
+                self.close(writer)?;
+            }
+            let mut writer = match self.open.take() {
+                Some(writer) => writer,
+                None => FragmentWriter::new(self.context.clone(), &self.specs)?,
+            };
+            let now = writer.fitting(&columns, samples, self.tails.bytes);
+            if now == 0 {
+                self.close(writer)?;
+                continue;
+            }
+            let later = match now < samples {
+                true => columns.iter_mut().map(|column| column.as_mut().map(|stored| stored.split_off(now))).collect(),
+                false => Vec::new(),
+            };
+            writer.push(std::mem::replace(&mut columns, later), now)?;
+            self.samples += now as u64;
+            samples -= now;
+            match writer.is_full() {
+                true => self.close(writer)?,
+                false => self.open = Some(writer),
+            }
+        }
+        Ok(())
+    }
+
+    /// Close the last fragment.
+    pub fn finish(&mut self) -> Result<()> {
+        match self.open.take().filter(|writer| !writer.is_empty()) {
+            Some(writer) => self.close(writer),
+            None => Ok(()),
+        }
+    }
+
+    fn close(&mut self, writer: FragmentWriter) -> Result<()> {
+        self.tails.note(&writer.columns);
+        let first: u64 = self.fragments.iter().map(|fragment| fragment.samples).sum();
+        let (fragment, features) = writer.close(first)?;
+        self.fragments.push(fragment);
+        self.features |= features;
+        Ok(())
+    }
+
+    /// Forget the open fragment without deleting its files, because they belong to the parent process.
+    pub fn forget(&mut self) {
+        std::mem::forget(self.open.take());
+    }
+
+    /// Delete the files of all closed fragments. A leftover file is harmless, because no snapshot refers to it.
+    pub fn delete(&mut self) {
+        for file in self.fragments.drain(..).flat_map(|fragment| fragment.files) {
+            let _ = self.context.storage.delete(&data_name(file.id));
+        }
+    }
+}

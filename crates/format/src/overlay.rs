@@ -1,0 +1,47 @@
+//! Overlays: later values of some samples in some columns, or the deletion of samples (spec section 7).
+
+use std::collections::HashSet;
+
+use penstock_error::Result;
+
+use crate::cursor::{Cursor, Writer, malformed};
+use crate::manifest::FileRef;
+use crate::rows::RowSet;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Overlay {
+    /// The columns that have new values. If empty, the samples are deleted.
+    pub columns: Vec<u64>,
+    pub rows: RowSet,
+    /// Sample k of these files is the sample with the k-th smallest row id.
+    pub files: Vec<FileRef>,
+}
+
+impl Overlay {
+    pub const LEAST_BYTES: usize = 13;
+
+    pub fn is_deletion(&self) -> bool {
+        self.columns.is_empty()
+    }
+
+    pub fn parse(cursor: &mut Cursor) -> Result<Overlay> {
+        let columns = cursor.list(1, Cursor::varint)?;
+        let rows = RowSet::parse(cursor)?;
+        let files = FileRef::parse_list(cursor)?;
+        let own: HashSet<u64> = columns.iter().copied().collect();
+        let foreign = files.iter().flat_map(|file| &file.columns).find(|column| !own.contains(column));
+        match foreign {
+            Some(column) => Err(malformed(format!("an overlay has a file with column {column}, which is not one of its columns"))),
+            None if own.len() < columns.len() => Err(malformed("an overlay lists a column twice")),
+            None if rows.ids() == 0 => Err(malformed("an overlay has no row ids")),
+            None if own.is_empty() && !files.is_empty() => Err(malformed("a deletion has data files")),
+            None => Ok(Overlay { columns, rows, files }),
+        }
+    }
+
+    pub fn write(&self, writer: &mut Writer) {
+        writer.list(&self.columns, |writer, column| writer.varint(*column));
+        self.rows.write(writer);
+        FileRef::write_list(&self.files, writer);
+    }
+}
