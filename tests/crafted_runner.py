@@ -26,11 +26,15 @@ class Traced(spec_reader.Cursor):
     """A cursor that records each integer it reads as (offset, length in bytes, form), for example `(40, 4, "u32")`."""
 
     spans: list[tuple[int, int, str]] = []
+    # Integers that are row ids. With other row ids, an overlay belongs to other samples, and the dataset has other values.
+    choosing: set[tuple[int, int, str]] = set()
     base = 0
 
     def read(self, form):
-        at = self.at
+        at, before = self.at, len(self.spans)
         found = super().read(form)
+        if form in ("row_set", "bitmap", "run"):
+            self.choosing.update(self.spans[before:])
         if form in WIDTHS:
             self.spans.append((self.base + at, WIDTHS[form], form))
         return found
@@ -79,7 +83,7 @@ class Objects:
 
     def spans(self, name: str, form: str) -> list[tuple[int, int, str]]:
         """Return the positions of all integers in an object. For a data file, include only those in the tail."""
-        body, Traced.spans = self.bodies[name], []
+        body, Traced.spans, Traced.choosing = self.bodies[name], [], set()
         if form == "hint":
             return [(4, 8, "u64")]
         if form == "data":
@@ -216,9 +220,18 @@ def make(place: pathlib.Path) -> None:
         }  # fmt: skip
 
     ds.append(rows(6, 0))
-    for number in range(70):
+    for number in range(40):
+        ds.append({"n": [number]})
+    with ds.transaction() as tx:  # The row ids have so many runs that they are in objects, and the next root refers to them.
+        tx.update({"n": range(20), "word": ["w1", "w9"] * 10}, row_ids=range(2, 42, 2))
+        tx.update({"text": ["new", None]}, row_ids=[0, 3])
+        tx.delete(row_ids=range(7, 45, 2))
+    for number in range(40):
         ds.append({"n": [number]})
     ds.append(rows(4, 50))
+    with ds.transaction() as tx:
+        tx.update({name: values[:2] for name, values in rows(2, 9).items()}, row_ids=[1, 87])
+        tx.delete(row_ids=[5, 60, 61])
     ds._snapshot.pin("kept")
 
 
@@ -233,14 +246,17 @@ def main() -> None:
     root = f"r/{parsed.record.root.id}"
     forms = {record: "record", root: "root", "log/0000000000000000/hint": "hint", "refs/18446744073709551615": "names"}
     forms |= {f"p/{page.object.id}": "fragment*" for page in parsed.root.pages}
+    forms |= {f"o/{overlay.rows.object.id}": "bitmap" for overlay in parsed.overlays if not isinstance(overlay.rows, list)}
     forms |= {
         f"w/{segment.object.id}": "words" for segment in [*parsed.root.segments, *parsed.record.deltas] if hasattr(segment, "first_code")
     }
-    files = [file for part in parsed.fragments for file in part.files]
+    assert len([name for name in forms if name.startswith("o/")]) == 2
+    files = [file for part in [*parsed.fragments, *parsed.overlays] for file in part.files]
     forms |= {f"d/{file.id}": "data" for file in sorted(files, key=lambda file: -file.tail_length)[:4]}
-    tries = []
+    tries, choosing = [], set()
     for name, form in sorted(forms.items()):
         spans, body = objects.spans(name, form), objects.bodies[name]
+        choosing |= {(name, *span) for span in Traced.choosing}
         values = [decoded(body, span) for span in spans]
         for index, (span, value) in enumerate(zip(spans, values, strict=True)):
             at, length, kind = span
@@ -259,6 +275,7 @@ def main() -> None:
         bodies = objects.changed(name, body[:at] + encoded(other, kind) + body[at + length :])
         said = attempt(place, bodies, objects.bodies, expected)
         word = said.split(" ")[0]
+        word = "equal" if word == "other" and (name, at, length, kind) in choosing else word
         outcomes[word] = outcomes.get(word, 0) + 1
         if word not in ("equal", "refused"):
             wrong.append(f"{name} at {at}: {kind} {value} -> {other}: {said}")

@@ -11,26 +11,28 @@ import numpy as np
 import pyarrow as pa
 from google_crc32c import value as crc32c
 
-UNIT, PROVISIONAL, TILED_FEATURE, FIXED, PACKED, SINGLE, TILED = 65_536, 1 << 63, 1, 0, 1, 2, 3
+UNIT, PROVISIONAL, TILED_FEATURE, OVERLAYS_FEATURE, FIXED, PACKED, SINGLE, TILED = 65_536, 1 << 63, 1, 2, 0, 1, 2, 3
 DTYPES = ["bytes", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"]
 DTYPES += ["float32", "float64", "complex64", "complex128", "timestamp"]
 NUMPY = {"bytes": "u1", "bfloat16": "u2", "timestamp": "M8[us]"}  # dtypes whose NumPy names differ
-CHOICES = {"zero": 1, "flag": 2, "delta_kind": 3, "change_kind": 5, "record_kind": 7, "dtype": 17, "layout": 4, "codec": 3}
+CHOICES = {"zero": 1, "flag": 2, "delta_kind": 4, "change_kind": 5, "record_kind": 7, "dtype": 17, "layout": 4, "codec": 3}
 FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` marks a byte that must be 0 for this reader
     "object": "id:id length:varint crc:u32",
     "run": "first:u64 count:varint",
     "file": "kind:zero id:id length:varint tail_length:varint tail_crc:u32 columns:varint*",
-    "fragment": "samples:varint live:varint runs:run* files:file*",
-    "page": "object:object base:varint fragments:varint samples:varint live:varint",
+    "fragment": "samples:varint runs:run* files:file*",
+    "page": "object:object base:varint fragments:varint samples:varint least:u64 span:varint",
+    "overlay": "columns:varint* rows:row_set files:file*",
+    "row_ids_word": "object:object base:varint ids:varint least:u64 span:varint",
     "segment": "column:varint first_code:varint count:varint object:object",
     "parent": "branch:u64 number:u64 uuid:id crc:u32",
     "transaction": "uuid:id message:string author:string form:zero properties:string first_counter:varint added:varint deleted:varint",
-    "change": "kind:change_kind columns:varint* runs:run*",
+    "change": "kind:change_kind columns:varint* rows:row_set",
     "attachment": "kind:string object:object runs:run*",
     "record": "kind:record_kind dataset:id branch:u64 number:u64 read:u64 write:u64 ignorable:u64 time:i64 gc_epoch:varint"
     " parents:parent* transactions:transaction* lineage:varint next_counter:varint physical:varint live:varint schema:zero"
     " root:object deltas:delta* changes:change* change_set:optional attachments:attachment*",
-    "root": "dataset:id branch:u64 number:u64 schema:string pages:page* segments:segment* overlays:object* statistics:object*",
+    "root": "dataset:id branch:u64 number:u64 schema:string pages:page* segments:segment* overlays:overlay* statistics:object*",
     "words": "column:varint words:string*",
     "names": "number:u64 time:i64 operations:operation*",
     "operation": "remove:flag kind:u8 name:string branch:u64 number:u64 uuid:id",
@@ -69,7 +71,11 @@ class Cursor:
         if form == "optional":
             return self.read("object") if self.read("flag") else None
         if form == "delta":
-            return self.read(("fragment", "page", "segment")[self.read("delta_kind")])
+            return self.read(("fragment", "page", "segment", "overlay")[self.read("delta_kind")])
+        if form == "row_set":
+            return self.read("row_ids_word" if self.read("flag") else "run*")
+        if form == "bitmap":
+            return [high << 32 | low for _ in range(self.read("u64")) for high in [self.read("u32")] for low in self.bitmap()]
         if form.endswith("*"):
             count = self.varint()
             need(count <= len(self.data) - self.at, f"{self.name}: a list of {count} items in {len(self.data) - self.at} bytes")
@@ -90,6 +96,29 @@ class Cursor:
         """Read integers of the same width and return them as uint64."""
         need(width in (1, 2, 4, 8), f"{self.name}: unsupported integer width of {width} bytes")
         return np.frombuffer(self.take(width * count), f"<u{width}").astype(np.uint64)
+
+    def bitmap(self):
+        """Read a 32-bit Roaring bitmap in the portable format (RoaringFormatSpec) and return its numbers."""
+        cookie = self.read("u32")
+        need(cookie & 0xFFFF in (12_346, 12_347), f"{self.name}: a bitmap with the cookie {cookie}")
+        with_runs = cookie & 0xFFFF == 12_347
+        count = (cookie >> 16) + 1 if with_runs else self.read("u32")
+        flags = self.take(-(-count // 8)) if with_runs else bytes(-(-count // 8))
+        heads = [(self.read("u16"), self.read("u16") + 1) for _ in range(count)]
+        self.take(4 * count if not with_runs or count >= 4 else 0)  # Offsets of the containers, which follow each other anyway.
+        numbers = []
+        for index, (high, size) in enumerate(heads):
+            if flags[index // 8] >> index % 8 & 1:
+                runs = [(self.read("u16"), self.read("u16")) for _ in range(self.read("u16"))]
+                lows = [low for first, more in runs for low in range(first, first + more + 1)]
+            elif size <= 4096:
+                lows = self.integers(2, size).tolist()
+            else:
+                lows = np.flatnonzero(np.unpackbits(np.frombuffer(self.take(8192), "u1"), bitorder="little")).tolist()
+            need(len(lows) == size, f"{self.name}: a container of {len(lows)} numbers, not {size}")
+            numbers += [high << 16 | low for low in lows]
+        need(numbers and numbers == sorted(set(numbers)), f"{self.name}: an empty bitmap, or one that is not in order")
+        return numbers
 
     def int_array(self, count):
         """Read an int array and return it as a list."""
@@ -113,7 +142,7 @@ def record(data, branch, number):
     name = f"record {number}"
     r = envelope(data, b"PNSL", "record", name)
     need((r.branch, r.number) == (branch, number), f"{name}: claims to be record {r.number} of branch {r.branch}")
-    need(not r.read & ~TILED_FEATURE, f"{name}: unknown features among {r.read:#x}")
+    need(not r.read & ~(TILED_FEATURE | OVERLAYS_FEATURE), f"{name}: unknown features among {r.read:#x}")
     need([(parent.branch, parent.number) for parent in r.parents] == [(branch, number - 1)][: number > 0], f"{name}: wrong parents")
     good = r.transactions and len(r.deltas) <= 64 and len(data) <= 4096
     need(good, f"{name}: {len(r.transactions)} transactions, {len(r.deltas)} deltas, {len(data)} bytes")
@@ -127,28 +156,44 @@ def record(data, branch, number):
 def root(r, now):
     """Section 4: check the root of a record."""
     same = (r.dataset, r.branch) == (now.dataset, now.branch)
-    need(same and r.number <= now.number and not r.overlays, "the root belongs to another dataset or branch, is newer, or has overlays")
+    need(same and r.number <= now.number, "the root belongs to another dataset or branch, or is newer")
+    need(sum(not overlay.columns for overlay in r.overlays) <= 1, "the root has several deletions")
     r.schema = schema(json.loads(r.schema))
     return r
 
 
 def page(fragments, word):
     """Section 4: check the fragments of a page, and replace provisional row ids with final ones."""
-    counts = len(fragments), sum(f.samples for f in fragments), sum(f.live for f in fragments)
-    good = counts == (word.fragments, word.samples, word.live) and len(fragments) <= 512 and word.object.length <= 65_536
+    counts = len(fragments), sum(f.samples for f in fragments)
+    good = counts == (word.fragments, word.samples) and len(fragments) <= 512 and word.object.length <= 65_536
     need(good, f"p/{word.object.id}: {counts} exceeds a limit or differs from the parent's reference")
-    for run in (run for f in fragments for run in f.runs):
-        run.first = word.base + (run.first & ~PROVISIONAL) if run.first & PROVISIONAL else run.first
+    runs = [run for f in fragments for run in f.runs]
+    need(len({run.first & PROVISIONAL for run in runs}) == 1, f"p/{word.object.id}: final and provisional row ids")
+    for run in runs:
+        run.first = final(run.first, word.base)
+        inside = word.least <= run.first and run.first + run.count <= word.least + word.span
+        need(inside, f"p/{word.object.id}: row ids outside the range of its parent")
     return fragments
+
+
+def final(row_id, base):
+    """Section 4: replace a provisional row id with the final one."""
+    return base + (row_id & ~PROVISIONAL) if row_id & PROVISIONAL else row_id
 
 
 def fragment(f):
     """Section 5: check a fragment."""
     need(1 <= len(f.runs) <= 16, f"a fragment with {len(f.runs)} row id runs (id blocks are unsupported)")
-    need(sum(run.count for run in f.runs) == f.samples == f.live, "a fragment whose counts of row ids, samples and live samples differ")
-    columns = {column for file in f.files for column in file.columns}
-    need(len(columns) == sum(len(file.columns) for file in f.files), "a fragment that lists a column twice")
+    need(sum(run.count for run in f.runs) == f.samples, "a fragment whose counts of row ids and samples differ")
+    distinct_columns(f)
     return f
+
+
+def distinct_columns(part):
+    """Check that the files of a fragment or an overlay list no column twice. Return the columns."""
+    columns = {column for file in part.files for column in file.columns}
+    need(len(columns) == sum(len(file.columns) for file in part.files), "a fragment or overlay that lists a column twice")
+    return columns
 
 
 def schema(value):
@@ -316,9 +361,14 @@ class Dataset:
         self.snapshot = f"{now.branch:x}-{now.number}-{now.transactions[0].uuid}"
         need(snapshot in (None, self.snapshot), f"found snapshot {self.snapshot}, not {snapshot}")
         self.root = root(self._object("r", now.root, b"PNSR", "root"), now)
-        self.schema, self.fragments, self.words = self.root.schema, [], {}
-        for part in [*self.root.pages, *self.root.segments, *now.deltas]:
-            if hasattr(part, "base"):
+        self.schema, self.fragments, self.words, self.overlays = self.root.schema, [], {}, []
+        for part in [*self.root.pages, *self.root.segments, *self.root.overlays, *now.deltas]:
+            if hasattr(part, "rows"):
+                self.overlays.append(part)
+                part.ids = self._row_set(part.rows)
+                good = distinct_columns(part) <= set(part.columns) and len(set(part.columns)) == len(part.columns)
+                need(good and now.read & OVERLAYS_FEATURE, "an overlay with other columns, or feature 1 is not set")
+            elif hasattr(part, "base"):
                 self.fragments += map(fragment, page(self._object("p", part.object, b"PNSP", "fragment*"), part))
             elif hasattr(part, "first_code"):
                 words, known = self._object("w", part.object, b"PNSW", "words"), self.words.setdefault(part.column, [])
@@ -327,16 +377,36 @@ class Dataset:
                 known += words.words
             else:
                 self.fragments.append(fragment(part))
-        ids = self.row_ids()
-        need(len(set(ids)) == len(ids) == now.physical == now.live, f"{len(ids)} row ids, expected {now.live} distinct ones")
+        ids = self._physical()
+        self.deleted = [id for overlay in self.overlays for id in overlay.ids if not overlay.columns]
+        gone, known = set(self.deleted), set(ids)
+        need(len(known) == len(ids) == now.physical, f"{len(ids)} row ids, expected {now.physical} distinct ones")
+        need(len(gone) == len(self.deleted) == now.physical - now.live, f"{len(gone)} deleted samples, expected {now.physical - now.live}")
         need(max(ids, default=0) < PROVISIONAL, "a provisional row id outside a page")
+        need(all(known.issuperset(overlay.ids) for overlay in self.overlays), "an overlay with the row id of no sample")
 
     def __len__(self):
         return self.record.live
 
     def row_ids(self):
-        """Return the row ids of all samples."""
+        """Return the row ids of all samples that are not deleted."""
+        deleted = set(self.deleted)
+        return [id for id in self._physical() if id not in deleted]
+
+    def _physical(self):
         return [id for part in self.fragments for run in part.runs for id in range(run.first, run.first + run.count)]
+
+    def _row_set(self, rows):
+        """Section 7: return the row ids of a row set in ascending order."""
+        if isinstance(rows, list):
+            ids = [id for run in rows for id in range(run.first, run.first + run.count)]
+            apart = all(one.first + one.count < other.first for one, other in itertools.pairwise(rows))
+            need(len(rows) <= 16 and apart and all(run.count for run in rows), "the runs of a row set are too many, or not in order")
+        else:
+            ids = [final(id, rows.base) for id in self._object("o", rows.object, b"PNSO", "bitmap")]
+            need(len(ids) == rows.ids and rows.least <= ids[0] <= ids[-1] < rows.least + rows.span, "row ids differ from their parent")
+        need(ids == sorted(set(ids)) and ids[-1:] < [PROVISIONAL], "an empty row set, or row ids that are not in order")
+        return ids
 
     def commits(self):
         """Return the commits up to this snapshot, newest first. Each commit must match the reference in its child."""
@@ -352,22 +422,31 @@ class Dataset:
     def column(self, name):
         """Return all samples of a column. Each sample is None, bytes, a category's word, or an array with the sample's shape."""
         column = {column["name"]: column for column in self.schema["columns"]}[name]
-        result, known = [], set(self.words.get(column["id"], ()))
+        cells = {}
         for part in self.fragments:
-            files = [file for file in part.files if column["id"] in file.columns]
-            result += [] if files else [None] * part.samples
-            for file in files:
-                data = self._get(f"d/{file.id}")
-                chunk = data_file(data, file, part.samples)[column["id"]]
-                need([chunk.dtype, chunk.shape] == column["stored"], f"{chunk.name}: {chunk.dtype} {chunk.shape}, not {column['stored']}")
-                need(chunk.layout != TILED or self.record.read & TILED_FEATURE, f"{chunk.name}: tiled although feature 0 is not set")
-                values = chunk.values(data)
-                words = chunk.dictionary if column["type"] == "category" else column.get("names")
-                if words is not None:
-                    good = max((int(code) for code in values if code is not None), default=-1) < len(words)
-                    need(good and known.issuperset(chunk.dictionary), f"{chunk.name}: an unknown code or word")
-                result += [code if code is None else words[code] for code in values] if column["type"] == "category" else values
-        return result
+            ids = [id for run in part.runs for id in range(run.first, run.first + run.count)]
+            cells.update(zip(ids, self._values(part.files, part.samples, column), strict=True))
+        for overlay in self.overlays:
+            if column["id"] in overlay.columns:
+                cells.update(zip(overlay.ids, self._values(overlay.files, len(overlay.ids), column), strict=True))
+        return [cells[id] for id in self.row_ids()]
+
+    def _values(self, files, samples, column):
+        """Return the values of a column in a fragment or an overlay."""
+        known, values = set(self.words.get(column["id"], ())), [None] * samples
+        for file in (file for file in files if column["id"] in file.columns):
+            data = self._get(f"d/{file.id}")
+            chunk = data_file(data, file, samples)[column["id"]]
+            need([chunk.dtype, chunk.shape] == column["stored"], f"{chunk.name}: {chunk.dtype} {chunk.shape}, not {column['stored']}")
+            need(chunk.layout != TILED or self.record.read & TILED_FEATURE, f"{chunk.name}: tiled although feature 0 is not set")
+            values = chunk.values(data)
+            words = chunk.dictionary if column["type"] == "category" else column.get("names")
+            if words is not None:
+                good = max((int(code) for code in values if code is not None), default=-1) < len(words)
+                need(good and known.issuperset(chunk.dictionary), f"{chunk.name}: an unknown code or word")
+            if column["type"] == "category":
+                values = [code if code is None else words[code] for code in values]
+        return values
 
     def names(self):
         """Section 9: return a dict that maps (kind, name) to the branch, number and uuid of a snapshot."""

@@ -51,7 +51,7 @@ def test_two_fragments_that_name_one_data_file(tmp_path, io, first):
 
     def fragment(samples, first, files):
         """Encode a fragment according to section 5 of the spec."""
-        body = varint(samples) * 2 + varint(1) + first.to_bytes(8, "little") + varint(samples) + varint(len(files))
+        body = varint(samples) + varint(1) + first.to_bytes(8, "little") + varint(samples) + varint(len(files))
         for file in files:
             columns = varint(len(file.columns)) + b"".join(map(varint, file.columns))
             crc = file.tail_crc.to_bytes(4, "little")

@@ -57,7 +57,16 @@ def test_random_datasets_read_the_same(tmp_path, seed):
     for _ in range(3 if seed % 2 else 80):  # 80 commits are enough to create roots and pages.
         count = int(rng.integers(0, 40 if seed % 2 else 4))
         chosen = [name for name in names if rng.random() < 0.8]
-        ds.append({name: values(rng, name, SCHEMA[name], count) for name in chosen})
+        with ds.transaction() as tx:
+            new = tx.append({name: values(rng, name, SCHEMA[name], count) for name in chosen})
+            known = [*ds.take(range(len(ds)), columns=["_row_id"])["_row_id"].tolist(), *new.tolist()]
+            if known and rng.random() < 0.7:
+                # Half of the samples have many runs of row ids, a few have few.
+                ids = rng.choice(known, len(known) // 2 if rng.random() < 0.5 else min(3, len(known)), replace=False)
+                changed = [name for name in names if rng.random() < 0.4] or names[:1]
+                tx.update({name: values(rng, name, SCHEMA[name], len(ids)) for name in changed}, row_ids=ids)
+            if known and rng.random() < 0.5:
+                tx.delete(row_ids=rng.choice(known, len(known) // 5 + 1, replace=False))
     compare(tmp_path / "set")
 
 

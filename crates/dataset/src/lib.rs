@@ -16,8 +16,8 @@ mod store;
 mod upkeep;
 mod write;
 
-pub use commit::changes::{ChangeSet, Proposal, Reads};
-pub use commit::conflict::{Known, Verdict, judge};
+pub use commit::changes::{ChangeSet, Known, Proposal, Reads};
+
 pub use commit::create::create;
 pub use commit::machine::{Event, Machine, Request, check_texts};
 pub use commit::transaction::{Receipt, Transaction};

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use penstock_error::Result;
 
 use crate::cursor::{Cursor, Writer, malformed};
-use crate::manifest::FileRef;
+use crate::files::FileRef;
 use crate::rows::RowSet;
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -49,6 +49,9 @@ impl ChangeSet {
     }
 }
 
+/// Row sets that are in objects, as far as they are known.
+pub type Known = HashMap<RowIdsRef, Arc<RowIds>>;
+
 /// A commit that is ready to be proposed under any number.
 #[derive(Debug, Clone)]
 pub struct Proposal {
@@ -58,7 +61,7 @@ pub struct Proposal {
     pub deltas: Vec<Delta>,
     pub changes: ChangeSet,
     /// The row ids in objects of the change set.
-    pub row_ids: HashMap<RowIdsRef, Arc<RowIds>>,
+    pub row_ids: Known,
     /// The names of the changed columns, for errors.
     pub columns: Vec<(u64, String)>,
     /// Feature bits that readers of the deltas need.

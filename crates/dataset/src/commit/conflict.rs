@@ -4,14 +4,13 @@
 //! Appends commute, and changes to disjoint rows or columns can be rebased. Two schema changes always conflict. A `Conflict`
 //! describes the change in the other commit.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use penstock_error::Error;
 use penstock_format::record::{Change, ChangeKind, Record};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
-use super::changes::{ChangeSet, Reads};
+use super::changes::{ChangeSet, Known, Reads};
 
 /// The conflicting change in another commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,9 +35,6 @@ pub enum Verdict {
 
 /// At most this many row ids are named in an error.
 const NAMED: usize = 10;
-
-/// Row sets that are in objects, as far as they are known.
-pub type Known = HashMap<RowIdsRef, Arc<RowIds>>;
 
 /// Decide whether `ours` may follow a commit that made the changes `theirs`.
 pub fn judge(ours: &ChangeSet, theirs: &[Change], known: &Known) -> Verdict {

@@ -5,5 +5,6 @@ pub mod conflict;
 pub mod create;
 mod drive;
 pub mod machine;
+mod overlays;
 mod root;
 pub mod transaction;

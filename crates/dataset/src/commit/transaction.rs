@@ -1,14 +1,12 @@
 //! A transaction: check and write samples, new values and deletions, then commit all of them or none.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
 use penstock_format::ids::{ObjectRef, PROVISIONAL, log_folder, row_id, words_name};
 use penstock_format::manifest::{Fragment, WordsSegment, encode_words};
-use penstock_format::overlay::Overlay;
-use penstock_format::record::{Change, ChangeKind, Delta, FEATURE_OVERLAYS, RecordKind};
-use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
+use penstock_format::record::{Delta, FEATURE_OVERLAYS, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_format::{Id, SnapshotId};
 use penstock_storage::process;
@@ -17,7 +15,8 @@ use penstock_tensor::Column;
 use super::changes::{ChangeSet, Proposal, Reads};
 use super::drive::Driver;
 use super::machine::{self, Machine};
-use super::root::{INLINE_BYTES, folders_of, write_pages, write_rows};
+use super::overlays::{Written, summary};
+use super::root::{INLINE_BYTES, folders_of, write_pages};
 use crate::config::Config;
 use crate::log::newest;
 use crate::snapshot::Snapshot;
@@ -238,21 +237,22 @@ impl Transaction {
         let (samples, deleted) = (self.samples(), self.deleted.len() as u64);
         let transaction = machine::entry(self.uuid, message, author, properties, (samples, deleted))?;
         let mut deltas = self.write_words()?;
-        let (overlays, writes, row_ids) = self.write_overlays()?;
         deltas.extend(self.write_fragments()?);
-        let features = match overlays.is_empty() {
-            true => self.features(),
-            false => self.features() | FEATURE_OVERLAYS,
-        };
+        let Written { overlays, writes, known } = Written::write(&self.base.context, &self.changed, &self.deleted, &mut self.puts)?;
+        let features = if overlays.is_empty() { self.features() } else { self.features() | FEATURE_OVERLAYS };
         deltas.extend(overlays.into_iter().map(Delta::Overlay));
         self.sync()?;
+        let mut changes = ChangeSet { writes, reads: Reads::Nothing };
+        if samples > 0 || changes.writes.is_empty() {
+            changes.writes.extend(ChangeSet::append(summary(self.touched.iter().copied().collect())).writes);
+        }
         let named = |spec: &ColumnSpec| (spec.id, spec.name.clone());
         let machine = Machine::new(Proposal {
             kind: RecordKind::Data,
             transaction,
             deltas,
-            changes: ChangeSet { writes, reads: Reads::Nothing },
-            row_ids,
+            changes,
+            row_ids: known,
             columns: self.base.schema.columns.iter().map(named).collect(),
             features,
             base: self.base.id().number,
@@ -303,51 +303,6 @@ impl Transaction {
         Ok(write_pages(&self.base.context, fragments, &mut self.puts)?.into_iter().map(Delta::Page).collect())
     }
 
-    /// Return the overlays, the change set, and the row ids that are stored in objects. Cost: one put per large set of row ids.
-    fn write_overlays(&mut self) -> Result<(Vec<Overlay>, Vec<Change>, HashMap<RowIdsRef, Arc<RowIds>>)> {
-        let (context, mut known) = (&self.base.context, HashMap::new());
-        let mut write = |ids: RowIds| {
-            let rows = write_rows(context, &ids, &mut self.puts)?;
-            if let RowSet::Object(reference) = rows {
-                known.insert(reference, Arc::new(ids));
-            }
-            Ok::<RowSet, Error>(rows)
-        };
-        let mut columns: Vec<u64> = self.touched.iter().copied().collect();
-        columns.sort_unstable();
-        if columns.len() > SUMMARY_COLUMNS {
-            columns.clear(); // An empty list means all columns. The summary must fit into the record.
-        }
-        let mut writes = Vec::new();
-        if self.writer.samples() > 0 || (self.changed.is_empty() && self.deleted.is_empty()) {
-            writes.extend(ChangeSet::append(columns).writes);
-        }
-        let mut overlays: Vec<Overlay> = Vec::new();
-        for Changed { columns, row_ids, writer } in &self.changed {
-            let mut rest = &row_ids[..];
-            for fragment in &writer.fragments {
-                let (ids, later) = rest.split_at(fragment.samples as usize);
-                rest = later;
-                let rows = write(RowIds::of(ids.iter().copied()))?;
-                if ids.first().is_some_and(|first| first & PROVISIONAL == 0) {
-                    let columns = if columns.len() > SUMMARY_COLUMNS { Vec::new() } else { columns.clone() };
-                    writes.push(Change { kind: ChangeKind::Value, columns, rows: rows.clone() });
-                }
-                overlays.push(Overlay { columns: columns.clone(), rows, files: fragment.files.clone() });
-            }
-        }
-        // New samples that are deleted again concern nobody else.
-        let (provisional, existing): (Vec<u64>, Vec<u64>) = self.deleted.iter().partition(|row_id| **row_id & PROVISIONAL != 0);
-        for (ids, own) in [(existing, false), (provisional, true)].into_iter().filter(|(ids, _)| !ids.is_empty()) {
-            let rows = write(RowIds::of(ids))?;
-            if !own {
-                writes.push(Change { kind: ChangeKind::Delete, columns: Vec::new(), rows: rows.clone() });
-            }
-            overlays.push(Overlay { columns: Vec::new(), rows, files: Vec::new() });
-        }
-        Ok((overlays, writes, known))
-    }
-
     /// Make the names of all written objects durable.
     fn sync(&self) -> Result<()> {
         let mut folders = folders_of(&self.puts);
@@ -358,9 +313,6 @@ impl Transaction {
         self.base.context.storage.sync(&folders)
     }
 }
-
-/// A change set lists at most this many columns. More are listed as all columns.
-const SUMMARY_COLUMNS: usize = 64;
 
 /// Check the values of a column and convert them to their stored form.
 fn prepare(words: &mut Words, base: &Snapshot, spec: &ColumnSpec, input: Input, validate: Validate) -> Result<Stored> {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use penstock_error::Result;
 use penstock_format::Id;
 use penstock_format::datafile::Layout;
-use penstock_format::manifest::FileRef;
+use penstock_format::files::FileRef;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::RangeRequest;
 

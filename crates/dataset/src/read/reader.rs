@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use penstock_error::{Error, Kind, Result};
 use penstock_format::datafile::{Chunk, Layout};
-use penstock_format::manifest::FileRef;
+use penstock_format::files::FileRef;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::Pattern;
 

@@ -90,11 +90,21 @@ impl Live {
         self.starts[part]
     }
 
-    fn gaps(&self, part: usize, fragments: &Fragments) -> Option<Arc<PartGaps>> {
-        let deleted = self.deleted.as_ref()?;
-        let make = || fragments.as_slice().iter().map(|fragment| gaps_of(fragment, &deleted.sets)).collect();
-        let found: std::result::Result<_, std::convert::Infallible> = deleted.gaps.get_or_insert_with(&part, || Ok(Arc::new(make())));
-        found.ok()
+    fn gaps(&self, part: usize, fragments: &Fragments) -> Result<Option<Arc<PartGaps>>> {
+        let Some(deleted) = self.deleted.as_ref() else { return Ok(None) };
+        let make = || {
+            let gaps: PartGaps = fragments.as_slice().iter().map(|fragment| gaps_of(fragment, &deleted.sets)).collect();
+            let rows = gaps.iter().flatten().map(Gaps::rows).sum::<u64>();
+            let samples = fragments.as_slice().iter().map(|fragment| fragment.samples).sum::<u64>();
+            // The first counts are of ranges of row ids, which may be wrong if two samples have the same row id.
+            match samples - rows == self.starts[part + 1] - self.starts[part] {
+                true => Ok(Arc::new(gaps)),
+                false => {
+                    Err(malformed(format!("{rows} of {samples} samples of manifest part {part} are deleted, which is not as counted")))
+                }
+            }
+        };
+        deleted.gaps.get_or_insert_with(&part, make).map(Some)
     }
 }
 
@@ -205,7 +215,7 @@ impl Snapshot {
     /// Return all fragments of a part, with their deleted samples. Costs the same as `fragments` and `live`.
     pub fn live_fragments(&self, part: usize) -> Result<LiveFragments> {
         let fragments = self.fragments(part)?;
-        Ok(LiveFragments { gaps: self.live()?.gaps(part, &fragments), fragments })
+        Ok(LiveFragments { gaps: self.live()?.gaps(part, &fragments)?, fragments })
     }
 
     /// Visit every fragment.

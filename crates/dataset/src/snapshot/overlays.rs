@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::manifest::{FileRef, Fragment};
+use penstock_format::files::FileRef;
+use penstock_format::manifest::Fragment;
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 use quick_cache::Weighter;

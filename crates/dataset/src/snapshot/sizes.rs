@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use penstock_error::{Error, Kind, Result};
 use penstock_format::datafile::Chunk;
-use penstock_format::manifest::FileRef;
+use penstock_format::files::FileRef;
 
 use super::Snapshot;
 use crate::store::context::file_cache_bytes;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use penstock_error::Result;
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::Chunk;
+use penstock_format::files::FileRef;
 use penstock_format::ids::data_name;
-use penstock_format::manifest::FileRef;
 use penstock_format::schema::ColumnSpec;
 
 use super::Snapshot;

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use penstock_error::{Context as _, Error, Result};
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAGIC, Packed, Tail, UNIT_BYTES};
+use penstock_format::files::FileRef;
 use penstock_format::ids::data_name;
-use penstock_format::manifest::FileRef;
 use penstock_format::{Id, crc};
 use penstock_storage::{Access, Storage};
 

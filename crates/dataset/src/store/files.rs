@@ -8,8 +8,8 @@ use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::datafile::FOOTER_BYTES;
+use penstock_format::files::FileRef;
 use penstock_format::ids::data_name;
-use penstock_format::manifest::FileRef;
 use penstock_storage::{Access, RangeRequest};
 use quick_cache::sync::GuardResult;
 

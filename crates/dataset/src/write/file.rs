@@ -4,8 +4,8 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::datafile::{ChunkBuilder, Tail, write_header, write_tail};
+use penstock_format::files::FileRef;
 use penstock_format::ids::data_name;
-use penstock_format::manifest::FileRef;
 use penstock_storage::ObjectWriter;
 
 use super::encode::Encoded;

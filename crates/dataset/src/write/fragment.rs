@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use penstock_error::Result;
 use penstock_format::datafile::{ChunkBuilder, FILE_BYTES, Layout, OWN_FILE_BYTES, TAIL_BYTES};
+use penstock_format::files::FileRef;
 use penstock_format::ids::{PROVISIONAL, Run, data_name};
-use penstock_format::manifest::{FileRef, Fragment};
+use penstock_format::manifest::Fragment;
 use penstock_format::record::FEATURE_TILED;
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::{Column, Dtype};

@@ -1,0 +1,177 @@
+"""Test updates and deletions on every store: what readers see, conflicts, writers that race, and kill -9."""
+
+import multiprocessing
+import random
+
+import numpy as np
+import penstock as ps
+import pytest
+from conftest import newest
+
+
+def numbers(root, count=100):
+    ds = ps.create(root, {"n": "int64", "t": ps.Text(), "label": ps.Label(["cat", "dog"])})
+    receipt = ds.append({"n": range(count), "t": [f"text {number}" for number in range(count)], "label": ["cat"] * count})
+    return ds, receipt.row_ids
+
+
+def test_updates_and_deletions_are_seen_by_later_snapshots_only(root):
+    ds, ids = numbers(root)
+    before = ds.snapshot
+    with ds.transaction("change") as tx:
+        new = tx.append({"n": [1000, 1001], "t": ["a", "b"]})
+        tx.update({"n": [-1, -2, -3], "label": ["dog", None, "dog"]}, row_ids=[ids[7], ids[0], new[1]])
+        tx.update({"t": ["first", "second"]}, row_ids=[ids[7], ids[7]])
+        tx.delete(row_ids=[ids[3], ids[99], new[0]])
+    assert len(ds) == 99 and tx.receipt.row_ids.tolist() == [100, 101]
+    for handle in (ds, newest(ps.open(root), 99)):
+        assert handle[6] == {"n": -1, "t": "second", "label": 1} and handle[0]["n"] == -2 and handle[0]["label"] is None
+        assert handle["n"][:].tolist() == [-2, 1, 2, 4, 5, 6, -1, *range(8, 99), -3]
+        assert handle.take(row_ids=[101, ids[7], ids[98]], columns=["n", "_position"])["_position"].tolist() == [98, 6, 97]
+        assert [value for batch in handle.scan(["t"]) for value in batch.column("t").to_pylist()][6:8] == ["second", "text 8"]
+        with pytest.raises(ps.NotFoundError, match="row id 3: its sample was deleted in snapshot"):
+            handle.take(row_ids=[ids[1], ids[3]])
+        assert not handle.verify()["problems"]
+    commit = ds.log()[0]
+    assert (commit.samples, commit.samples_added) == (99, 2)
+    then = ps.open(root, snapshot=before)
+    assert len(then) == 100 and then[7] == {"n": 7, "t": "text 7", "label": 0} and then[3]["n"] == 3
+
+
+def test_a_stale_handle_rebases_over_other_samples_and_columns(root):
+    ds, ids = numbers(root)
+    one, two = ps.open(root), ps.open(root)
+    with one.transaction() as tx:
+        tx.update({"n": [70]}, row_ids=[ids[7]])
+        tx.delete(row_ids=ids[50:60])
+    with two.transaction() as tx:
+        tx.update({"t": ["other column"]}, row_ids=[ids[7]])
+        tx.update({"n": [80]}, row_ids=[ids[8]])
+        tx.delete(row_ids=ids[60:70])
+        tx.append({"n": [5]})
+    last = newest(ds, 81)
+    assert last[7] == {"n": 70, "t": "other column", "label": 0} and last[8]["n"] == 80 and last[80]["n"] == 5
+    assert not last.verify()["problems"]
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize(
+    ("first", "second"), [("update", "update"), ("update", "delete"), ("delete", "update"), ("delete", "delete"), ("update", "text")]
+)
+def test_a_conflict_names_column_samples_and_commit(root, first, second, scattered):
+    """With scattered samples, the row ids are in objects, and the conflict depends on their content."""
+    ds, ids = numbers(root)
+    stale = ps.open(root)
+    every = ids[::2] if scattered else ids[10:20]
+
+    def change(handle, what, chosen):
+        with handle.transaction() as tx:
+            if what == "delete":
+                tx.delete(row_ids=chosen)
+            else:
+                tx.update({"n": range(len(chosen))} if what == "update" else {"t": ["x"] * len(chosen)}, row_ids=chosen)
+        return tx.receipt
+
+    theirs = change(ds, first, every)
+    disjoint = ids[1::2] if scattered else ids[20:30]
+    change(ps.open(root, snapshot=stale.snapshot), second, disjoint)
+    before = len(newest(ps.open(root), len(ds)))
+    if second == "text":
+        change(stale, second, every)
+        return
+    with pytest.raises(ps.ConflictError) as caught:
+        change(stale, second, ids[12:14])
+    error = caught.value
+    assert theirs.snapshot in str(error) and f"row id {ids[12]}" in str(error).replace("row ids [", "row id ") and error.hint
+    assert error.row_ids == ([ids[12]] if scattered else [ids[12], ids[13]])
+    assert ("`n`" in str(error)) == (first == "update") and f"{len(every)} samples" in str(error)
+    assert len(newest(ps.open(root), before)) == before and len(stale) == 100
+
+
+def test_a_loader_state_is_not_disturbed_by_later_changes(root):
+    ds, ids = numbers(root)
+    with ds.transaction() as tx:
+        tx.update({"n": -ids[::3]}, row_ids=ids[::3])
+        tx.delete(row_ids=ids[1::10])
+    options = {"batch_size": 16, "shuffle": True, "seed": 3, "columns": ["n", "t", "_row_id"]}
+    loader = ds.loader(**options)
+    batches = [{name: np.asarray(values).tolist() for name, values in batch.items()} for batch in loader]
+    seen = {row: (n, t) for batch in batches for row, n, t in zip(batch["_row_id"], batch["n"], batch["t"], strict=True)}
+    assert seen == {row: (-row if row % 3 == 0 else row, f"text {row}") for row in ids.tolist() if row % 10 != 1}
+    state = loader.state_dict(step=2)
+    with ds.transaction() as tx:
+        tx.update({"n": [0] * 20}, row_ids=ids[:40:2])
+        tx.delete(row_ids=ids[42::2][:20])
+    later = ps.open(root).loader(**options)
+    later.load_state_dict(state)
+    assert [{name: np.asarray(values).tolist() for name, values in batch.items()} for batch in later] == batches[2:]
+
+
+def test_many_small_changes_are_joined_in_roots(root):
+    """After hundreds of commits, the deletions are one set, and an open still costs the same number of requests."""
+    ds, ids = numbers(root, 400)
+    for number in range(150):
+        with ds.transaction() as tx:
+            tx.delete(row_ids=ids[2 * number : 2 * number + 1])
+            if number % 10 == 0:
+                tx.update({"n": [-number]}, row_ids=[ids[2 * number + 1]])
+    expected = [-(number - 1) // 2 if number < 300 and number % 20 == 1 else number for number in range(400) if number >= 300 or number % 2]
+    last = newest(ps.open(root), 250)
+    assert last["n"][:].tolist() == expected and not last.verify()["problems"]
+
+
+def change_many(uri, worker, count, answers):
+    """Change random samples of one column, delete some, and append some. Retry each change until no other commit is in its way."""
+    ds, rng, done = ps.open(uri), random.Random(worker), []
+    for number in range(count):
+        ds.refresh()
+        ids = ds.take(range(len(ds)), columns=["_row_id"])["_row_id"].tolist()
+        what, chosen = rng.choice(["update", "delete", "append"]), rng.sample(ids, 5)
+        try:
+            with ds.transaction() as tx:
+                if what == "update":
+                    tx.update({"n": [worker * 1000 + number] * 5}, row_ids=chosen)
+                elif what == "delete":
+                    tx.delete(row_ids=chosen[:1])
+                else:
+                    tx.append({"n": [worker * 1000 + number]})
+        except ps.ConflictError:
+            continue
+        except ps.NotFoundError as error:
+            assert "was deleted" in str(error), error
+            continue
+        done.append((tx.receipt.snapshot, what, chosen, worker * 1000 + number, tx.receipt.row_ids.tolist()))
+    answers.put(done)
+
+
+def test_racing_changes_are_serialisable(root):
+    """Several processes change the same samples. Replaying the acknowledged commits in log order gives the newest snapshot."""
+    numbers(root, 60)
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    workers = [context.Process(target=change_many, args=(str(root), worker, 25, answers)) for worker in range(1, 4)]
+    for worker in workers:
+        worker.start()
+    done = [entry for _ in workers for entry in answers.get(timeout=240)]
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    ds = ps.open(root)
+    for _ in range(20):
+        ds.refresh()  # A store may return a stale listing.
+    by_snapshot = {snapshot: rest for snapshot, *rest in done}
+    log = ds.log()
+    assert {commit.snapshot for commit in log[:-2]} == set(by_snapshot) and len(by_snapshot) == len(done)
+    cells = {row: row for row in range(60)}
+    for commit in log[-3::-1]:
+        what, chosen, value, new = by_snapshot[commit.snapshot]
+        if what == "append":
+            cells[new[0]] = value
+        for row in chosen if what == "update" else chosen[:1] if what == "delete" else []:
+            assert row in cells, "a change of a deleted sample was committed"
+            if what == "update":
+                cells[row] = value
+            else:
+                del cells[row]
+    found = ds.take(range(len(ds)), columns=["_row_id", "n"])
+    assert dict(zip(found["_row_id"].tolist(), found["n"].tolist(), strict=True)) == cells and not ds.verify()["problems"]
