@@ -16,8 +16,7 @@ use penstock_testkit::samples;
 
 type Objects = BTreeMap<String, Bytes>;
 
-/// Return the objects and the contents of a dataset that has a few commits with appends, new values and deletions, and a root with
-/// a page and overlays.
+/// Return the objects and the contents of a dataset. Its commits append, update and delete. Its root has a page and overlays.
 fn dataset(name: &str) -> Result<(Objects, Vec<String>)> {
     let memory = Memory::named(name);
     let mut snapshot = Arc::new(create(Box::new(Memory::named(name)), samples::schema(), "create", "damage")?);
@@ -39,8 +38,8 @@ fn read(objects: Objects) -> Result<Vec<String>> {
     samples::contents(&Snapshot::open(Context::new(Box::new(Memory::holding(objects))), 0)?)
 }
 
-/// Return the names of the newest record, the hint, two data files of middle size that the newest snapshot reads, and all pages, roots,
-/// words and row ids that it reads.
+/// Return the names of the objects that the newest snapshot reads: the record, the hint, and all pages, roots, words and row ids.
+/// Of the data files, return two of middle size.
 fn reachable(objects: &Objects) -> Result<Vec<String>> {
     let snapshot = Snapshot::open(Context::new(Box::new(Memory::holding(objects.clone()))), 0)?;
     let mut data = Vec::new();
