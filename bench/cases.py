@@ -367,6 +367,13 @@ def slices(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     return slices.slices(folder)
 
 
+def overlays(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
+    """Read a dataset after an update and after a deletion; see bench/changes.py."""
+    import changes
+
+    return changes.overlays(folder, photos)
+
+
 def _rows(name: str) -> Callable[[pathlib.Path, pathlib.Path | None], Result]:
     """Return a benchmark with millions of rows; see bench/rows.py."""
 
@@ -395,6 +402,6 @@ TRAINING = ("photos", "augment", "rows", "functions", "starting", "whole_direct"
 ALL: dict[str, Callable[[pathlib.Path, pathlib.Path | None], Result]] = {
     "cifar": cifar, "jpeg": jpeg, "ingest": ingest, "text": text, "calls": calls, "opening": opening, "memory": memory,
     "larger_than_memory": larger_than_memory, "codecs": codecs, "commits": commits, "minio": minio, "direct": direct, "slices": slices,
-    "rows": _rows("rows"), "import_rows": _rows("import_rows"),
+    "rows": _rows("rows"), "import_rows": _rows("import_rows"), "overlays": overlays,
     **{f"loader_{name}": _training(name) for name in TRAINING},
 }  # fmt: skip

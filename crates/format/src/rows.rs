@@ -102,13 +102,6 @@ pub enum RowIds {
 }
 
 impl RowIds {
-    /// Collect row ids in any order. Repeated ids count once.
-    pub fn of(ids: impl IntoIterator<Item = u64>) -> RowIds {
-        let mut bitmap: RoaringTreemap = ids.into_iter().collect();
-        bitmap.optimize();
-        RowIds::Bitmap(bitmap)
-    }
-
     /// Join sets.
     pub fn union<'a>(sets: impl Iterator<Item = &'a RowIds>) -> RowIds {
         let mut all = RoaringTreemap::new();
@@ -216,6 +209,15 @@ impl RowIds {
     }
 }
 
+/// Collect row ids in any order. Repeated ids count once.
+impl FromIterator<u64> for RowIds {
+    fn from_iter<I: IntoIterator<Item = u64>>(ids: I) -> RowIds {
+        let mut bitmap: RoaringTreemap = ids.into_iter().collect();
+        bitmap.optimize();
+        RowIds::Bitmap(bitmap)
+    }
+}
+
 /// Replace provisional row ids by final ones, relative to `base`.
 fn shifted(stored: &RoaringTreemap, base: u64) -> Result<RoaringTreemap> {
     let mut ids = RoaringTreemap::new();
@@ -289,7 +291,7 @@ mod tests {
     #[test]
     fn sets_come_back_and_runs_agree_with_their_ids() -> Result<()> {
         for ids in samples() {
-            let set = RowIds::of(ids.iter().rev().copied());
+            let set = ids.iter().rev().copied().collect::<RowIds>();
             let (mut stored, body) = set.encode(Id([7; 16]));
             let back = match (&mut stored, body) {
                 (RowSet::Runs(runs), None) => RowIds::Runs(runs.clone()),
@@ -321,7 +323,7 @@ mod tests {
             let (ids, others) = (&samples()[one], &samples()[other]);
             let expected: Vec<u64> = ids.iter().filter(|id| others.contains(id)).take(20).copied().collect();
             let forms = |ids: &[u64]| {
-                let bitmap = RowIds::of(ids.iter().copied());
+                let bitmap = ids.iter().copied().collect::<RowIds>();
                 [RowIds::Runs(bitmap.runs_in(0..u64::MAX).into_iter().map(|(run, _)| run).collect()), bitmap]
             };
             for (one, other) in forms(ids).iter().flat_map(|one| forms(others).map(|other| (one.clone(), other))) {
@@ -334,7 +336,7 @@ mod tests {
     fn provisional_ids_are_resolved_alike_in_both_forms() -> Result<()> {
         let base = (2 << 40) + 17;
         for ids in samples().into_iter().filter(|ids| ids[ids.len() - 1] < 1 << 40) {
-            let (set, body) = RowIds::of(ids.iter().map(|id| PROVISIONAL | id)).encode(Id::default());
+            let (set, body) = ids.iter().map(|id| PROVISIONAL | id).collect::<RowIds>().encode(Id::default());
             let resolved = set.resolved(base);
             let found = match (&resolved, body) {
                 (RowSet::Object(reference), Some(body)) => RowIds::parse(&body.into(), reference)?,
@@ -356,7 +358,7 @@ mod tests {
             assert!(RowSet::parse(&mut Cursor::new(writer.0.into())).is_err(), "{bad:?}");
         }
         let ids: Vec<u64> = (0..100).map(|index| 2 * index).collect();
-        let (RowSet::Object(reference), Some(body)) = RowIds::of(ids).encode(Id::default()) else { panic!("100 runs need an object") };
+        let (RowSet::Object(reference), Some(body)) = ids.into_iter().collect::<RowIds>().encode(Id::default()) else { panic!("100 runs need an object") };
         for wrong in
             [RowIdsRef { ids: 99, ..reference }, RowIdsRef { least: 1, ..reference }, RowIdsRef { span: reference.span - 1, ..reference }]
         {

@@ -77,7 +77,7 @@ impl Cells {
     }
 
     fn stored(&self, uuid: u8) -> (Vec<Change>, Option<(RowIdsRef, Arc<RowIds>)>) {
-        let ids = RowIds::of(self.rows.iter().copied());
+        let ids: RowIds = self.rows.iter().copied().collect();
         let (rows, _) = ids.encode(Id([uuid; 16]));
         let known = if let RowSet::Object(reference) = rows { Some((reference, Arc::new(ids))) } else { None };
         let kind = if self.column.is_some() { ChangeKind::Value } else { ChangeKind::Delete };

@@ -92,7 +92,7 @@ fn overlays_that_do_not_fit_the_samples_are_errors() -> Result<()> {
         ("two deletions", vec![deletion(3, 1), deletion(8, 4)], 7, None),
         ("a wrong number of live samples", vec![deletion(3, 1)], 10, Some("open")),
         ("a deletion of a sample that does not exist", vec![deletion(13, 1)], 11, Some("read")),
-        ("a sample deleted twice", vec![deletion(3, 1), deletion(2, 2)], 9, Some("verify")),
+        ("a sample deleted twice", vec![deletion(3, 1), deletion(2, 2)], 9, Some("read")),
         ("values of a sample that does not exist", vec![value(11, 2)], 12, Some("verify")),
     ];
     for (what, overlays, live, found_by) in cases {

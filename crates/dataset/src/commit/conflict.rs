@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn rows_in_objects_are_compared_exactly() {
-        let set = |first: u64| RowIds::of((0..50).map(|index| first + 2 * index));
+        let set = |first: u64| (0..50).map(|index| first + 2 * index).collect::<RowIds>();
         let (RowSet::Object(even), RowSet::Object(odd)) = (set(0).encode(Id([1; 16])).0, set(1).encode(Id([2; 16])).0) else {
             panic!("50 runs need an object");
         };

@@ -4,6 +4,7 @@ pub mod changes;
 pub mod conflict;
 pub mod create;
 mod drive;
+mod fold;
 pub mod machine;
 mod overlays;
 mod root;

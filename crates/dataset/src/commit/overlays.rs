@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use penstock_error::Result;
 use penstock_format::ids::PROVISIONAL;
+use penstock_format::manifest::Fragment;
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Change, ChangeKind};
 use penstock_format::rows::{RowIds, RowSet};
@@ -29,39 +30,43 @@ impl Written {
     /// Write the row ids. `puts` gets the names of the objects. Cost: one put per set with more than a few runs.
     pub fn write(context: &Context, changed: &[Changed], deleted: &HashSet<u64>, puts: &mut Vec<String>) -> Result<Written> {
         let mut written = Written::default();
-        for Changed { columns, row_ids, writer } in changed {
-            let mut rest = &row_ids[..];
-            for fragment in &writer.fragments {
-                let (ids, later) = rest.split_at(fragment.samples as usize);
-                rest = later;
-                let rows = written.rows(context, ids.iter().copied(), puts)?;
-                written.push(ChangeKind::Value, Overlay { columns: columns.clone(), rows, files: fragment.files.clone() });
+        for changed in changed {
+            for (overlay, ids) in overlays_of(context, changed, puts)? {
+                written.push(ChangeKind::Value, overlay, ids);
             }
         }
         let (appended, existing): (Vec<u64>, Vec<u64>) = deleted.iter().partition(|row_id| **row_id & PROVISIONAL != 0);
         for ids in [existing, appended].into_iter().filter(|ids| !ids.is_empty()) {
-            let rows = written.rows(context, ids.into_iter(), puts)?;
-            written.push(ChangeKind::Delete, Overlay { columns: Vec::new(), rows, files: Vec::new() });
+            let ids: RowIds = ids.into_iter().collect();
+            let overlay = Overlay { columns: Vec::new(), rows: write_rows(context, &ids, puts)?, files: Vec::new() };
+            written.push(ChangeKind::Delete, overlay, ids);
         }
         Ok(written)
     }
 
-    fn rows(&mut self, context: &Context, ids: impl Iterator<Item = u64>, puts: &mut Vec<String>) -> Result<RowSet> {
-        let ids = RowIds::of(ids);
-        let rows = write_rows(context, &ids, puts)?;
-        if let RowSet::Object(reference) = rows {
+    fn push(&mut self, kind: ChangeKind, overlay: Overlay, ids: RowIds) {
+        if let RowSet::Object(reference) = overlay.rows {
             self.known.insert(reference, Arc::new(ids));
         }
-        Ok(rows)
-    }
-
-    fn push(&mut self, kind: ChangeKind, overlay: Overlay) {
         // Nobody else knows the samples that this transaction appended, so changes of those are not listed.
         if overlay.rows.range().start & PROVISIONAL == 0 {
             self.writes.push(Change { kind, columns: summary(overlay.columns.clone()), rows: overlay.rows.clone() });
         }
         self.overlays.push(overlay);
     }
+}
+
+/// Make the overlays of written values: one per fragment. Cost: one put per set with more than a few runs.
+pub fn overlays_of(context: &Context, changed: &Changed, puts: &mut Vec<String>) -> Result<Vec<(Overlay, RowIds)>> {
+    let mut rest = &changed.row_ids[..];
+    let of = |fragment: &Fragment| {
+        let (ids, later) = rest.split_at(fragment.samples as usize);
+        rest = later;
+        let ids: RowIds = ids.iter().copied().collect();
+        let rows = write_rows(context, &ids, puts)?;
+        Ok((Overlay { columns: changed.columns.clone(), rows, files: fragment.files.clone() }, ids))
+    };
+    changed.writer.fragments.iter().map(of).collect()
 }
 
 /// Return the columns as a change set lists them. An empty list means all columns, because the summary must fit into the record.

@@ -9,6 +9,7 @@ use penstock_format::manifest::{Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, R
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 
+use super::fold::folded;
 use crate::snapshot::Snapshot;
 use crate::snapshot::live::Part;
 use crate::store::context::Context;
@@ -41,9 +42,10 @@ pub fn write_rows(context: &Context, ids: &RowIds, puts: &mut Vec<String>) -> Re
     Ok(rows)
 }
 
-/// Return a snapshot's overlays, with all deletions joined into the first one.
-fn joined_overlays(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
-    let mut overlays: Vec<Overlay> = snapshot.overlays.all().iter().filter(|overlay| !overlay.is_deletion()).cloned().collect();
+/// Return a snapshot's overlays as its root lists them: all deletions are joined into the first overlay.
+fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
+    let values = snapshot.overlays.all().iter().filter(|overlay| !overlay.is_deletion()).cloned().collect();
+    let mut overlays = folded(snapshot, values, puts)?;
     let deletions: Vec<&RowSet> = snapshot.overlays.deletions().collect();
     let rows = match deletions[..] {
         [] => return Ok(overlays),
@@ -97,7 +99,7 @@ pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(Object
     let mut words: Vec<WordsSegment> = snapshot.words_segments().copied().collect();
     words.sort_by_key(|segment| (segment.column, segment.first_code));
     let SnapshotId { branch, number, .. } = snapshot.id();
-    let overlays = joined_overlays(snapshot, puts)?;
+    let overlays = overlays_of_root(snapshot, puts)?;
     let root = Root { dataset: snapshot.record().dataset, branch, number, schema: snapshot.schema.to_json()?, pages, words, overlays };
     let (id, body) = (context.new_id()?, root.encode());
     puts.push(root_name(id));

@@ -11,5 +11,6 @@ mod ranges;
 pub mod reader;
 pub mod scan;
 mod share;
+pub mod stored;
 mod stream;
 pub mod tiles;

@@ -16,8 +16,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use penstock_error::{Error, Result};
 use penstock_format::SnapshotId;
 use penstock_format::cursor::malformed;
-use penstock_format::ids::root_name;
-use penstock_format::manifest::{Root, WordsSegment};
+use penstock_format::files::FileRef;
+use penstock_format::ids::{Run, root_name};
+use penstock_format::manifest::{Fragment, Root, WordsSegment};
 use penstock_format::record::{Delta, Record};
 use penstock_format::rows::RowSet;
 use penstock_format::schema::{ColumnSpec, Schema};
@@ -128,6 +129,23 @@ impl Snapshot {
             overlays: self.overlays.clone(),
             words: self.words.clone(),
             tables: self.tables.clone(),
+        }
+    }
+
+    /// Return a snapshot of `samples` samples whose values are in these files, with this snapshot's schema and words.
+    pub fn of_files(&self, files: Vec<FileRef>, samples: u64) -> Snapshot {
+        let mut entry = self.entry.clone();
+        (entry.record.samples, entry.record.live) = (samples, samples);
+        let fragment = Fragment { samples, runs: vec![Run { first: 0, count: samples }], files };
+        Snapshot {
+            context: self.context.clone(),
+            entry,
+            root: self.root.clone(),
+            schema: self.schema.clone(),
+            parts: Arc::new(vec![Part::Fragment(Arc::new(fragment))]),
+            overlays: Arc::default(),
+            words: self.words.clone(),
+            tables: Arc::new(PerProcess::new(tables)),
         }
     }
 

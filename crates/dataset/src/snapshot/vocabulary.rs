@@ -55,6 +55,10 @@ impl Vocabulary {
         self.codes.find(self.hasher.hash_one(word), |code| word_of(&self.segments, self.places[*code as usize]) == word).copied()
     }
 
+    pub fn word(&self, code: u32) -> Option<&str> {
+        self.places.get(code as usize).map(|place| word_of(&self.segments, *place))
+    }
+
     /// All words, by code.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
         self.places.iter().map(|place| word_of(&self.segments, *place))

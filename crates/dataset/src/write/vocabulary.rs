@@ -73,6 +73,12 @@ impl Words {
         self.columns.get(&column).map(|known| known.words.clone())
     }
 
+    /// Make a list of words for each column, all of which are known already.
+    pub fn listing(columns: impl Iterator<Item = (u64, Vec<Arc<str>>)>) -> Words {
+        let known = |words: Vec<Arc<str>>| Known { base: words.len(), words: Arc::new(words), codes: HashMap::new(), given: None };
+        Words { columns: columns.map(|(column, words)| (column, known(words))).collect() }
+    }
+
     /// Return the new words of each column that has new words.
     pub fn added(&self) -> impl Iterator<Item = (u64, &[Arc<str>])> {
         let with_new = self.columns.iter().filter(|(_, known)| known.words.len() > known.base);

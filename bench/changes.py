@@ -1,0 +1,85 @@
+"""Benchmarks of changed datasets: what an update or a deletion writes, and how fast the dataset is read afterwards.
+
+Limits are the same dataset before the change, read in turns with it in the same process.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import penstock as ps
+from harness import interleaved, touch
+
+Result = dict[str, Any]
+FRAGMENTS, EACH, TAKE = 1000, 200, 512
+COLUMNS = ["label", "vector"]
+
+
+def _bytes(place: pathlib.Path) -> int:
+    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+
+
+def _scan(ds: ps.Dataset) -> Callable[[], None]:
+    def read() -> None:
+        for batch in ds.scan(COLUMNS, batch_size=4096):
+            touch(batch.column("vector").storage.flatten().to_numpy())
+
+    return read
+
+
+def _takes(ds: ps.Dataset) -> Callable[[], None]:
+    order = np.random.default_rng(1).permutation(len(ds))
+
+    def read() -> None:
+        for begin in range(0, len(order), TAKE):
+            touch(ds.take(order[begin : begin + TAKE], columns=COLUMNS)["vector"])
+
+    return read
+
+
+def _epoch(ds: ps.Dataset) -> Callable[[], None]:
+    loader = ds.loader(batch_size=256, shuffle=True, seed=0, columns=COLUMNS)
+
+    def read() -> None:
+        for batch in loader:
+            touch(batch["vector"])
+
+    return read
+
+
+def overlays(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+    """Change 1 % of the samples of 1,000 fragments, then delete 30 % of the samples. Read both columns before and after."""
+    place, rng = folder / "set", np.random.default_rng(0)
+    ds = ps.create(place, {"label": "int64", "vector": ps.Tensor((128,), "float32"), "image": ps.Bytes()})
+    image = rng.bytes(2000)
+    for number in range(FRAGMENTS):
+        vectors = rng.random((EACH, 128), dtype=np.float32)
+        ds.append({"label": np.full(EACH, number), "vector": vectors, "image": [image] * EACH})
+    samples, states, written = FRAGMENTS * EACH, {"before": ds.snapshot}, {}
+    changed = rng.choice(samples, samples // 100, replace=False)
+    size = _bytes(place)
+    with ds.transaction() as tx:
+        tx.update({"label": np.zeros(len(changed), np.int64), "vector": np.zeros((len(changed), 128), np.float32)}, row_ids=changed)
+    states["updated"], written["updated"], size = ds.snapshot, _bytes(place) - size, _bytes(place)
+    with ds.transaction() as tx:
+        tx.delete(row_ids=rng.choice(samples, samples * 3 // 10, replace=False))
+    states["deleted"], written["deleted"] = ds.snapshot, _bytes(place) - size
+    handles = {name: ps.open(place, snapshot=snapshot) for name, snapshot in states.items()}
+    bars, lines, times = [], [], {}
+    for what, make in (("full scan", _scan), ("shuffled takes of 512", _takes), ("loader epoch", _epoch)):
+        reads = {name: make(handle) for name, handle in handles.items()}
+        for read in reads.values():
+            read()
+        spent = times[what] = interleaved(reads)
+        each = {name: spent[name]["median_seconds"] / len(handles[name]) for name in reads}
+        lines.append(f"{what}: " + ", ".join(f"{name} {seconds * 1e6:.2f} µs/sample" for name, seconds in each.items()))
+        for name in ("updated", "deleted"):
+            bars.append({"what": f"{what}: time per live sample, {name} / before", "value": each[name] / each["before"], "at_most": 1.2})
+    allowed = {"updated": len(changed) * (8 + 512 + 4), "deleted": samples * 3 // 10 * 4}
+    for name, needed in allowed.items():
+        value = (written[name] - (64 << 10)) / needed
+        bars.append({"what": f"bytes written beyond 64 KiB, {name} / (values + 4 bytes a sample)", "value": value, "at_most": 2})
+    return {"what": f"{samples} samples in {FRAGMENTS} fragments", "written": written, "times": times, "lines": lines, "bars": bars}

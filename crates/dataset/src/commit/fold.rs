@@ -1,0 +1,104 @@
+//! Join small overlays when a root is written, so that their number grows only with the logarithm of the number of updates.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use penstock_error::{Kind, Result};
+use penstock_format::ids::data_name;
+use penstock_format::overlay::Overlay;
+use penstock_format::schema::ColumnSpec;
+
+use super::overlays::overlays_of;
+use crate::config::Config;
+use crate::read::fetch::Purpose;
+use crate::read::reader::{OnCorrupt, Reader};
+use crate::read::stored::WordList;
+use crate::snapshot::Snapshot;
+use crate::write::pending::Pending;
+use crate::write::vocabulary::Words;
+
+/// A root may have this many overlays with values before the newest of them are joined.
+const OVERLAYS: usize = 8;
+
+/// Join the newest of these overlays of a snapshot, if there are many. The overlays have values and are in manifest order. Damaged
+/// overlays are left as they are. Cost: reads and writes the joined values once.
+pub fn folded(snapshot: &Snapshot, overlays: Vec<Overlay>, puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
+    let begin = first_to_join(&overlays.iter().map(stored_bytes).collect::<Vec<u64>>(), Config::memory_bytes() / 8);
+    if overlays.len() <= OVERLAYS || overlays.len() - begin < 2 {
+        return Ok(overlays);
+    }
+    match joined(snapshot, &overlays[begin..], puts) {
+        Ok(joined) => Ok(overlays[..begin].iter().cloned().chain(joined).collect()),
+        Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => Ok(overlays),
+        Err(error) => Err(error),
+    }
+}
+
+/// Return the first overlay to join, given their sizes in bytes. An overlay is joined with the newer ones if it is at most twice as
+/// large as all of them together. A value is therefore rewritten only a logarithmic number of times.
+fn first_to_join(bytes: &[u64], most: u64) -> usize {
+    let (mut begin, mut sum) = (bytes.len(), 0u64);
+    while begin > 0 && (sum == 0 || bytes[begin - 1] <= 2 * sum) && sum + bytes[begin - 1] <= most {
+        begin -= 1;
+        sum += bytes[begin];
+    }
+    begin
+}
+
+fn stored_bytes(overlay: &Overlay) -> u64 {
+    overlay.rows.ids() + overlay.files.iter().map(|file| file.file_bytes).sum::<u64>()
+}
+
+/// Read the values of overlays, oldest first, and write the newest value of each sample.
+fn joined(snapshot: &Snapshot, overlays: &[Overlay], puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
+    let (context, schema) = (&snapshot.context, &snapshot.schema);
+    let row_ids = context.row_ids(&overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<_>>())?;
+    let (mut pending, mut lists) = (Pending::default(), HashMap::<u64, WordList>::new());
+    for (overlay, ids) in overlays.iter().zip(row_ids) {
+        let specs: Vec<&ColumnSpec> = schema.columns.iter().filter(|spec| overlay.columns.contains(&spec.id)).collect();
+        let alone = Arc::new(snapshot.of_files(overlay.files.clone(), ids.len()));
+        let mut reader = Reader::new(alone, (0..ids.len()).collect(), OnCorrupt::Raise)?;
+        reader.fetch(&specs, Purpose::Take)?;
+        let mut columns: Vec<_> = schema.columns.iter().map(|_| None).collect();
+        for (index, spec) in schema.columns.iter().enumerate().filter(|(_, spec)| overlay.columns.contains(&spec.id)) {
+            columns[index] = Some(reader.stored(spec, lists.entry(spec.id).or_default())?);
+        }
+        pending.push(ids.iter().collect(), columns);
+    }
+    let words = Words::listing(lists.into_iter().map(|(column, list)| (column, list.words)));
+    let mut written = Vec::new();
+    for changed in pending.write(context, schema, &words)? {
+        puts.extend(changed.writer.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id)));
+        written.extend(overlays_of(context, &changed, puts)?.into_iter().map(|(overlay, _)| overlay));
+    }
+    Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlays_of_like_size_are_joined() {
+        assert_eq!(first_to_join(&[], 100), 0);
+        assert_eq!(first_to_join(&[1, 1, 1], 100), 0);
+        assert_eq!(first_to_join(&[90, 5, 9, 3, 4], 100), 1, "90 is more than twice 21");
+        assert_eq!(first_to_join(&[90, 5, 9, 3, 4], 12), 3);
+        assert_eq!(first_to_join(&[5, 200], 100), 2, "too large to be read at once");
+    }
+
+    #[test]
+    fn the_number_of_overlays_and_the_rewritten_bytes_grow_slowly() {
+        let (mut overlays, mut written, commits) = (Vec::<u64>::new(), 0u64, 10_000u64);
+        for commit in 1..=commits {
+            overlays.push(100);
+            if commit % 14 == 0 && overlays.len() > OVERLAYS {
+                let sum = overlays.split_off(first_to_join(&overlays, u64::MAX)).iter().sum();
+                overlays.push(sum);
+                written += sum;
+            }
+            assert!(overlays.len() < 14 + 12, "{overlays:?}");
+        }
+        assert!(written < 100 * commits * 12, "{written}");
+    }
+}
