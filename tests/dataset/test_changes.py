@@ -244,3 +244,67 @@ def test_a_damaged_deletion_is_an_error(tmp_path, access):
     row_ids.unlink()
     with pytest.raises(ps.Error, match=row_ids.name):
         ps.open(tmp_path / "set")[0]
+
+
+def test_many_small_updates_are_joined(tmp_path):
+    """The number of overlays stays small after hundreds of commits, and each cell has its last value."""
+    rng = np.random.default_rng(7)
+    kinds = {
+        name: SCHEMA[name] for name in ("number", "flag", "fixed", "text", "label", "word", "cloud", "tiled", "image", "packed", "blob")
+    }
+    ds = ps.create(tmp_path / "set", kinds)
+    model = ps.create(tmp_path / "model", kinds)
+    ids = ds.append({name: values(rng, name, kind, 60) for name, kind in kinds.items()}).row_ids
+    stored = ds.take(range(60), decode=False)
+    cells = {name: [None if np.ma.is_masked(value) else value for value in stored[name]] for name in kinds}
+    for name, words in (("word", ds.vocabulary("word")), ("label", ds.vocabulary("label"))):
+        cells[name] = [None if code is None else words[int(code)] for code in cells[name]]
+    deleted = set()
+    for number in range(300):
+        chosen = [row for row in rng.choice(60, 4, replace=False).tolist() if row not in deleted]
+        names = [str(name) for name in rng.choice(list(kinds), int(rng.integers(1, 4)), replace=False)]
+        new = {name: [None] * len(chosen) if number % 17 == 0 else values(rng, name, kinds[name], len(chosen)) for name in names}
+        with ds.transaction() as tx:
+            tx.update(new, row_ids=ids[chosen])
+            if number % 20 == 19:
+                tx.delete(row_ids=ids[chosen[:1]])
+                deleted |= set(chosen[:1])
+        for name in names:
+            for row, value in zip(chosen, new[name], strict=True):
+                cells[name][row] = value
+    live = [row for row in range(60) if row not in deleted]
+    model.append({name: [cells[name][row] for row in live] for name in kinds})
+    read = spec_reader.Dataset(tmp_path / "set")
+    assert len([overlay for overlay in read.root.overlays if overlay.columns]) <= 3 * len(kinds) and not ds.verify()["problems"]
+    for access in ("mapped", "buffered"):
+        found, expected = ps.open(tmp_path / "set", io=access), model.take(range(len(live)), decode=False)
+        ours = found.take(range(len(live)), decode=False)
+        for name in kinds:
+            if name in ("word", "label"):
+                words = [dataset.vocabulary(name) for dataset in (found, model)]
+                one, two = (
+                    [None if np.ma.is_masked(code) else of[int(code)] for code in values_]
+                    for of, values_ in zip(words, (ours[name], expected[name]), strict=True)
+                )
+                assert one == two, name
+            else:
+                assert repr(list(ours[name])) == repr(list(expected[name])), name
+
+
+def test_a_damaged_overlay_does_not_stop_later_commits(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int64", "m": "int64"})
+    ids = ds.append({"n": range(100), "m": range(100)}).row_ids
+    before = files(tmp_path / "set")
+    with ds.transaction() as tx:
+        tx.update({"n": [-1]}, row_ids=ids[:1])
+    [data] = [name for name in files(tmp_path / "set") if name.startswith("d/") and name not in before]
+    body = (tmp_path / "set" / data).read_bytes()
+    (tmp_path / "set" / data).write_bytes(bytes(len(body)))
+    ds = ps.open(tmp_path / "set")
+    for number in range(60):
+        with ds.transaction() as tx:
+            tx.update({"m": [-number]}, row_ids=ids[number : number + 1])
+    assert ps.open(tmp_path / "set")["m"][:60].tolist() == [-number for number in range(60)]
+    with pytest.raises(ps.CorruptError):
+        ps.open(tmp_path / "set")["n"][0]
+    assert ps.open(tmp_path / "set")["n"][1:].tolist() == list(range(1, 100))

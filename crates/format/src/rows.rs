@@ -358,7 +358,9 @@ mod tests {
             assert!(RowSet::parse(&mut Cursor::new(writer.0.into())).is_err(), "{bad:?}");
         }
         let ids: Vec<u64> = (0..100).map(|index| 2 * index).collect();
-        let (RowSet::Object(reference), Some(body)) = ids.into_iter().collect::<RowIds>().encode(Id::default()) else { panic!("100 runs need an object") };
+        let (RowSet::Object(reference), Some(body)) = ids.into_iter().collect::<RowIds>().encode(Id::default()) else {
+            panic!("100 runs need an object")
+        };
         for wrong in
             [RowIdsRef { ids: 99, ..reference }, RowIdsRef { least: 1, ..reference }, RowIdsRef { span: reference.span - 1, ..reference }]
         {

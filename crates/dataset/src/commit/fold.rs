@@ -34,15 +34,21 @@ pub fn folded(snapshot: &Snapshot, overlays: Vec<Overlay>, puts: &mut Vec<String
     }
 }
 
-/// Return the first overlay to join, given their sizes in bytes. An overlay is joined with the newer ones if it is at most twice as
-/// large as all of them together. A value is therefore rewritten only a logarithmic number of times.
+/// Return the first overlay to join, given their sizes in bytes: the oldest one that is at most twice as large as all newer ones
+/// together. Afterwards, each overlay is more than twice as large as all newer ones, so there are few. A value is rewritten only a
+/// logarithmic number of times.
 fn first_to_join(bytes: &[u64], most: u64) -> usize {
-    let (mut begin, mut sum) = (bytes.len(), 0u64);
-    while begin > 0 && (sum == 0 || bytes[begin - 1] <= 2 * sum) && sum + bytes[begin - 1] <= most {
-        begin -= 1;
-        sum += bytes[begin];
+    let (mut first, mut sum) = (bytes.len(), 0u64);
+    for (index, size) in bytes.iter().enumerate().rev() {
+        if sum.saturating_add(*size) > most {
+            break;
+        }
+        if *size <= 2 * sum || sum == 0 {
+            first = index;
+        }
+        sum += size;
     }
-    begin
+    first
 }
 
 fn stored_bytes(overlay: &Overlay) -> u64 {
@@ -65,7 +71,9 @@ fn joined(snapshot: &Snapshot, overlays: &[Overlay], puts: &mut Vec<String>) -> 
         }
         pending.push(ids.iter().collect(), columns);
     }
-    let words = Words::listing(lists.into_iter().map(|(column, list)| (column, list.words)));
+    // Only categories have words.
+    let lists = lists.into_iter().map(|(column, list)| (column, list.words)).filter(|(_, words)| !words.is_empty());
+    let words = Words::listing(lists);
     let mut written = Vec::new();
     for changed in pending.write(context, schema, &words)? {
         puts.extend(changed.writer.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id)));
@@ -85,6 +93,7 @@ mod tests {
         assert_eq!(first_to_join(&[90, 5, 9, 3, 4], 100), 1, "90 is more than twice 21");
         assert_eq!(first_to_join(&[90, 5, 9, 3, 4], 12), 3);
         assert_eq!(first_to_join(&[5, 200], 100), 2, "too large to be read at once");
+        assert_eq!(first_to_join(&[200, 1, 200, 1], 1000), 0, "small ones between large ones are joined as well");
     }
 
     #[test]
