@@ -2,13 +2,14 @@
 //! sorted so that each block is visited once.
 
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_error::{Error, Result};
 use penstock_format::manifest::Fragment;
 
 use crate::snapshot::Snapshot;
 use crate::snapshot::live::{LiveFragments, Part};
+use crate::snapshot::overlays::PartPatches;
 use crate::snapshot::row_ids::row_ids_of;
 
 /// The samples that a take reads. All columns of the take share this plan.
@@ -21,14 +22,64 @@ pub struct Plan {
 /// Rows of one fragment, each with its place in the result. The rows ascend. In a snapshot with only one fragment, they keep the
 /// requested order, because sorting would cost as much as it saves. Readers that need neighbouring rows together use `ascending`.
 pub struct Group {
-    fragments: Arc<LiveFragments>,
+    part: Arc<PlannedPart>,
     index: usize,
     pub rows: Vec<(u64, u32)>,
 }
 
+/// Rows of a group, by where their values are.
+pub struct Divided {
+    pub current: Vec<(u64, u32)>,
+    /// Samples of overlays with their places in the result, by overlay.
+    pub newer: Vec<(usize, (u64, u32))>,
+}
+
+/// A part whose samples a plan reads.
+struct PlannedPart {
+    number: usize,
+    fragments: LiveFragments,
+    /// The newer values of columns that were read so far.
+    patches: Mutex<Vec<(u64, Arc<PartPatches>)>>,
+}
+
+impl PlannedPart {
+    fn new(snapshot: &Snapshot, number: usize) -> Result<Arc<PlannedPart>> {
+        Ok(Arc::new(PlannedPart { number, fragments: snapshot.live_fragments(number)?, patches: Mutex::default() }))
+    }
+}
+
 impl Group {
     pub fn fragment(&self) -> &Fragment {
-        &self.fragments.as_slice()[self.index]
+        &self.part.fragments.as_slice()[self.index]
+    }
+
+    /// Divide the rows into those whose value in a column is in the fragment's file, and those that have a newer value, each with its
+    /// overlay and the sample there. Returns None if no row has a newer value. Cost: as for `Snapshot::patches`.
+    pub fn divided(&self, snapshot: &Snapshot, column: u64) -> Result<Option<Divided>> {
+        if !snapshot.overlays.changes(column) {
+            return Ok(None);
+        }
+        let patches = {
+            let mut known = self.part.patches.lock().unwrap_or_else(PoisonError::into_inner);
+            match known.iter().find(|(of, _)| *of == column) {
+                Some((_, patches)) => patches.clone(),
+                None => {
+                    let patches = snapshot.patches(self.part.number, self.part.fragments.as_slice(), column)?;
+                    known.push((column, patches.clone()));
+                    patches
+                }
+            }
+        };
+        let patch = &patches[self.index];
+        if patch.is_empty() {
+            return Ok(None);
+        }
+        let (mut current, mut newer) = (Vec::new(), Vec::new());
+        if !patch.divide(&self.ascending(), &mut current, &mut newer) {
+            return Ok(None);
+        }
+        newer.sort_by_key(|(overlay, _)| *overlay);
+        Ok(Some(Divided { current, newer }))
     }
 
     /// Return the rows in ascending order, so that each block is visited once and files are read forwards.
@@ -58,17 +109,17 @@ impl Plan {
         let asked = |(place, position): (usize, &u64)| (*position, place as u32);
         let groups = match &snapshot.parts[..] {
             [Part::Fragment(_)] if !positions.is_empty() => {
-                let fragments = snapshot.live_fragments(0)?;
-                let asked = |(place, position): (usize, &u64)| (fragments.physical_row(0, *position), place as u32);
+                let part = PlannedPart::new(snapshot, 0)?;
+                let asked = |(place, position): (usize, &u64)| (part.fragments.physical_row(0, *position), place as u32);
                 let rows = positions.iter().enumerate().map(asked).collect();
-                vec![Group { fragments: Arc::new(fragments), index: 0, rows }]
+                vec![Group { part, index: 0, rows }]
             }
             _ => {
                 let mut order: Vec<(u64, u32)> = positions.iter().enumerate().map(asked).collect();
                 if !order.is_sorted() {
                     order = sorted(&order);
                 }
-                let mut builder = Builder { snapshot, groups: Vec::new(), part: None, next: (0, 0), end: 0 };
+                let mut builder = Builder { snapshot, groups: Vec::new(), part: None, next: (0, 0), end: 0, gap: 0 };
                 for (position, place) in order {
                     builder.push(position, place)?;
                 }
@@ -124,12 +175,13 @@ fn sorted(pairs: &[(u64, u32)]) -> Vec<(u64, u32)> {
 struct Builder<'a> {
     snapshot: &'a Snapshot,
     groups: Vec<Group>,
-    /// The number and the fragments of the current part.
-    part: Option<(usize, Arc<LiveFragments>)>,
+    part: Option<Arc<PlannedPart>>,
     /// The next fragment of that part, and the position at which the fragment begins.
     next: (usize, u64),
     /// The position at which the fragment of the last group ends.
     end: u64,
+    /// The place of the last row among the deleted rows of its fragment.
+    gap: usize,
 }
 
 impl Builder<'_> {
@@ -139,8 +191,8 @@ impl Builder<'_> {
             self.open(position)?;
         }
         if let Some(group) = self.groups.last_mut() {
-            let begin = self.end - group.fragments.live_samples(group.index);
-            let row = group.fragments.physical_row(group.index, position - begin);
+            let begin = self.end - group.part.fragments.live_samples(group.index);
+            let row = group.part.fragments.next_physical_row(group.index, &mut self.gap, position - begin);
             group.rows.push((row, place));
         }
         Ok(())
@@ -149,16 +201,17 @@ impl Builder<'_> {
     /// Begin the group of the fragment that contains `position`.
     fn open(&mut self, position: u64) -> Result<()> {
         let live = self.snapshot.live()?;
-        let part = live.part_of(position);
-        let fragments = match &self.part {
-            Some((open, fragments)) if *open == part => fragments.clone(),
+        let number = live.part_of(position);
+        let part = match &self.part {
+            Some(open) if open.number == number => open.clone(),
             _ => {
-                let fragments = Arc::new(self.snapshot.live_fragments(part)?);
-                self.part = Some((part, fragments.clone()));
-                self.next = (0, live.start(part));
-                fragments
+                let part = PlannedPart::new(self.snapshot, number)?;
+                self.part = Some(part.clone());
+                self.next = (0, live.start(number));
+                part
             }
         };
+        let fragments = &part.fragments;
         let (mut index, mut begin) = self.next;
         // `Context::page` has checked the page's counts, so one of the fragments contains the position.
         while position >= begin + fragments.live_samples(index) {
@@ -167,7 +220,8 @@ impl Builder<'_> {
         }
         self.end = begin + fragments.live_samples(index);
         self.next = (index + 1, self.end);
-        self.groups.push(Group { fragments, index, rows: Vec::new() });
+        self.gap = 0;
+        self.groups.push(Group { part, index, rows: Vec::new() });
         Ok(())
     }
 }

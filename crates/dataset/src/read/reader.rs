@@ -2,7 +2,6 @@
 //! of value.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,7 +12,7 @@ use penstock_format::schema::ColumnSpec;
 use penstock_storage::Pattern;
 
 use super::blocks::{Fetched, Held};
-use super::plan::{Group, Plan, ascending};
+use super::plan::{Divided, Group, Plan, ascending};
 use crate::snapshot::Snapshot;
 use crate::snapshot::values::{Values, file_of};
 use crate::store::datafile::{DataFile, Decoded};
@@ -44,6 +43,8 @@ pub(super) struct Located<'a> {
     pub samples: u64,
     /// Rows of the file, each with its place in the result.
     pub rows: Cow<'a, [(u64, u32)]>,
+    /// Whether the rows are announced as sequential, if this does not depend on them alone.
+    in_order: Option<bool>,
 }
 
 /// Located rows, and the chunk that holds their values.
@@ -90,22 +91,17 @@ impl Reader {
     /// Divide the rows of a group among the files that have their values in a column. Cost: reads the row ids of overlays.
     pub(super) fn located<'a>(&'a self, group: &'a Group, column: u64) -> Result<impl Iterator<Item = Located<'a>>> {
         let fragment = group.fragment();
-        let of_fragment = |rows| Located { file: file_of(&fragment.files, column), samples: fragment.samples, rows };
-        let Some(patch) = self.snapshot.patch(fragment, column)? else {
+        let of_fragment = |rows| Located { file: file_of(&fragment.files, column), samples: fragment.samples, rows, in_order: None };
+        let Some(Divided { current, newer }) = group.divided(&self.snapshot, column)? else {
             return Ok(Some(of_fragment(Cow::Borrowed(&group.rows[..]))).into_iter().chain(Vec::new()));
         };
-        let (mut current, mut newer) = (Vec::new(), BTreeMap::<usize, Vec<(u64, u32)>>::new());
-        for (row, place) in &group.rows {
-            match patch.find(*row) {
-                None => current.push((*row, *place)),
-                Some((overlay, sample)) => newer.entry(overlay).or_default().push((sample, *place)),
-            }
-        }
-        let of_overlay = |(index, rows): (usize, Vec<(u64, u32)>)| {
-            let overlay = &self.snapshot.overlays.all()[index];
-            Located { file: file_of(&overlay.files, column), samples: overlay.rows.ids(), rows: Cow::Owned(rows) }
+        let in_order = Some(is_in_order(&group.rows));
+        let of_overlay = |rows: &[(usize, (u64, u32))]| {
+            let overlay = &self.snapshot.overlays.all()[rows[0].0];
+            let rows = rows.iter().map(|(_, row)| *row).collect();
+            Located { file: file_of(&overlay.files, column), samples: overlay.rows.ids(), rows: Cow::Owned(rows), in_order }
         };
-        let newer: Vec<Located> = newer.into_iter().map(of_overlay).collect();
+        let newer: Vec<Located> = newer.chunk_by(|one, other| one.0 == other.0).map(of_overlay).collect();
         let current = (!current.is_empty()).then(|| of_fragment(Cow::Owned(current)));
         Ok(current.into_iter().chain(newer))
     }
@@ -119,20 +115,19 @@ impl Reader {
         let any_order = entry.layout == Layout::Fixed && entry.raw_bytes.is_none();
         let rows = if any_order { Cow::Borrowed(&located.rows[..]) } else { ascending(&located.rows) };
         let rows = ColumnRows { file, chunk, rows };
-        self.announce(&rows);
+        self.announce(&rows, located.in_order);
         Ok(Some(rows))
     }
 
     /// Announce the rows to the store: a run of neighbours as sequential, other rows as random, and large random samples one by
     /// one. A small random sample occupies only a page or two, which may already be in memory. Announcing it is not worth a
     /// system call.
-    fn announce(&self, source: &ColumnRows<'_>) {
+    fn announce(&self, source: &ColumnRows<'_>, in_order: Option<bool>) {
         if !source.file.access.is_mapped() {
             return;
         }
         let (entry, map, storage) = (source.entry(), &source.file.map, self.snapshot.context.storage.as_ref());
-        let (low, high) = source.rows.iter().fold((u64::MAX, 0), |(low, high), (row, _)| (low.min(*row), high.max(*row)));
-        let in_order = source.rows.len() > 1 && high - low < 2 * source.rows.len() as u64;
+        let in_order = in_order.unwrap_or_else(|| is_in_order(&source.rows));
         if source.file.expected_in_order.swap(in_order, Relaxed) != in_order {
             storage.will_read(map, if in_order { Pattern::InOrder } else { Pattern::Random });
         }
@@ -189,6 +184,12 @@ impl Reader {
         let error = error.context(format!("cannot read sample {position} of column `{}`", column.name)).column(&column.name);
         error.rows(vec![place.into()]).row_ids(row_ids)
     }
+}
+
+/// Return whether rows are neighbours, in any order.
+fn is_in_order(rows: &[(u64, u32)]) -> bool {
+    let (low, high) = rows.iter().fold((u64::MAX, 0), |(low, high), (row, _)| (low.min(*row), high.max(*row)));
+    rows.len() > 1 && high - low < 2 * rows.len() as u64
 }
 
 /// Smaller samples are not announced, because page faults load them.

@@ -185,6 +185,12 @@ impl LiveFragments {
         self.gaps(index).map_or(live, |gaps| gaps.physical_row(live))
     }
 
+    /// Return a physical row as `physical_row` does. `run` is 0 at first, and then a hint for the next sample of the fragment.
+    #[inline]
+    pub fn next_physical_row(&self, index: usize, run: &mut usize, live: u64) -> u64 {
+        self.gaps(index).map_or(live, |gaps| gaps.next_physical_row(run, live))
+    }
+
     /// Return the number of a fragment's physical row if deleted samples are not counted. Returns None for a deleted sample.
     pub fn live_row(&self, index: usize, row: u64) -> Option<u64> {
         self.gaps(index).map_or(Some(row), |gaps| gaps.live_row(row))

@@ -77,10 +77,38 @@ impl Patch {
         (row - run.row < run.count).then(|| (run.overlay, run.first + (row - run.row)))
     }
 
+    /// Divide ascending rows: those without newer values go to `current`, the others to `newer` with their overlay and sample there.
+    /// Returns false, and divides nothing, if no row has a newer value.
+    pub fn divide<T: Copy>(&self, rows: &[(u64, T)], current: &mut Vec<(u64, T)>, newer: &mut Vec<(usize, (u64, T))>) -> bool {
+        let (Some((first, _)), Some((last, _))) = (rows.first(), rows.last()) else { return false };
+        // A run may begin before the first row.
+        let (mut run, end) = (self.begins.at_most(*first).saturating_sub(1), self.begins.at_most(*last));
+        let mut rest = rows;
+        while run < end {
+            let PatchRun { row, count, overlay, first } = self.runs[run];
+            let (before, later) = rest.split_at(rest.partition_point(|(found, _)| *found < row));
+            let (inside, later) = later.split_at(later.partition_point(|(found, _)| *found < row + count));
+            if !inside.is_empty() {
+                current.extend_from_slice(before);
+                newer.extend(inside.iter().map(|(found, place)| (overlay, (first + (found - row), *place))));
+                rest = later;
+            }
+            run += 1;
+        }
+        if newer.is_empty() {
+            return false;
+        }
+        current.extend_from_slice(rest);
+        true
+    }
+
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 }
+
+/// The newer values of one column in each fragment of a part.
+pub type PartPatches = Vec<Patch>;
 
 /// Join two lists of ascending, disjoint runs. Where both have a row, the first list counts.
 fn under(newer: &[PatchRun], older: &[PatchRun]) -> Vec<PatchRun> {
@@ -115,34 +143,29 @@ fn under(newer: &[PatchRun], older: &[PatchRun]) -> Vec<PatchRun> {
 #[derive(Clone)]
 pub struct ByHeld;
 
-impl Weighter<(u64, u64), Arc<Patch>> for ByHeld {
-    fn weight(&self, _key: &(u64, u64), patch: &Arc<Patch>) -> u64 {
-        128 + patch.begins.held_bytes() + size_of_val(&patch.runs[..]) as u64
+impl Weighter<(usize, u64), Arc<PartPatches>> for ByHeld {
+    fn weight(&self, _key: &(usize, u64), patches: &Arc<PartPatches>) -> u64 {
+        patches.iter().map(|patch| 128 + patch.begins.held_bytes() + size_of_val(&patch.runs[..]) as u64).sum()
     }
 }
 
 impl Snapshot {
-    /// Return the rows of a fragment that have newer values in a column, or None if there are none. Cost: reads the row ids of the
-    /// overlays that may meet the fragment.
-    pub fn patch(&self, fragment: &Fragment, column: u64) -> Result<Option<Arc<Patch>>> {
-        if !self.overlays.changes(column) {
-            return Ok(None);
-        }
-        let Some(first) = fragment.runs.first() else { return Ok(None) };
-        let key = (first.first, column);
-        let patch = self.tables.get().patches.get_or_insert_with(&key, || self.make_patch(fragment, column).map(Arc::new))?;
-        Ok((!patch.is_empty()).then_some(patch))
-    }
-
-    fn make_patch(&self, fragment: &Fragment, column: u64) -> Result<Patch> {
-        let may_meet = |index: &&usize| {
-            let range = self.overlays.all[**index].rows.range();
-            fragment.runs.iter().any(|run| run.first < range.end && range.start < run.end())
-        };
-        let found: Vec<usize> = self.overlays.by_column.get(&column).into_iter().flatten().filter(may_meet).copied().collect();
-        let sets: Vec<&RowSet> = found.iter().map(|index| &self.overlays.all[*index].rows).collect();
-        let layers = found.iter().zip(self.context.row_ids(&sets)?).rev();
-        Ok(Patch::new(layers.map(|(overlay, ids)| runs_under(fragment, *overlay, &ids))))
+    /// Return the newer values of a column in the fragments of a part. Cost: reads the row ids of the overlays that may meet the part,
+    /// unless the result is cached.
+    pub fn patches(&self, part: usize, fragments: &[Fragment], column: u64) -> Result<Arc<PartPatches>> {
+        self.tables.get().patches.get_or_insert_with(&(part, column), || {
+            let may_meet = |index: &&usize| {
+                let range = self.overlays.all[**index].rows.range();
+                fragments.iter().flat_map(|fragment| &fragment.runs).any(|run| run.first < range.end && range.start < run.end())
+            };
+            let found: Vec<usize> = self.overlays.by_column.get(&column).into_iter().flatten().filter(may_meet).copied().collect();
+            let sets = self.context.row_ids(&found.iter().map(|index| &self.overlays.all[*index].rows).collect::<Vec<&RowSet>>())?;
+            let patch = |fragment: &Fragment| {
+                let layers = found.iter().zip(&sets).rev();
+                Patch::new(layers.map(|(overlay, ids)| runs_under(fragment, *overlay, ids)))
+            };
+            Ok(Arc::new(fragments.iter().map(patch).collect()))
+        })
     }
 
     /// Visit the data files that store any of these columns, each with its number of samples: those of fragments, then those of
@@ -184,6 +207,16 @@ mod tests {
         for (newest, middle, oldest) in (0..343).map(|index| (index / 49, index / 7 % 7, index % 7)) {
             let layers = [layer(2, shapes[newest]), layer(1, shapes[middle]), layer(0, shapes[oldest])];
             let patch = Patch::new(layers.iter().cloned());
+            for rows in [(0..32).collect(), vec![5], vec![4, 29], vec![3, 6, 7, 20], vec![30, 31], (10..12).collect::<Vec<u64>>()] {
+                let (mut current, mut newer) = (Vec::new(), Vec::new());
+                let rows: Vec<(u64, u64)> = rows.into_iter().map(|row| (row, row)).collect();
+                let divided = patch.divide(&rows, &mut current, &mut newer);
+                let expected: Vec<_> =
+                    rows.iter().filter_map(|(row, _)| patch.find(*row).map(|(at, sample)| (at, (sample, *row)))).collect();
+                assert_eq!((divided, &newer), (!expected.is_empty(), &expected), "{newest} {middle} {oldest}");
+                let rest = rows.iter().filter(|(row, _)| patch.find(*row).is_none());
+                assert!(!divided || rest.eq(&current), "{newest} {middle} {oldest}");
+            }
             for row in 0..32 {
                 let inside = |layer: &Vec<PatchRun>| {
                     let run = layer.iter().find(|run| (run.row..run.row + run.count).contains(&row))?;
