@@ -20,6 +20,7 @@ use super::share::{share_out, span_bytes, with_neighbours};
 use super::stream::streams;
 use crate::parallel;
 use crate::snapshot::Snapshot;
+use crate::snapshot::values::file_of;
 use crate::store::blocks::{self, budget_bytes, get_or_duty};
 use crate::store::context::file_cache_bytes;
 use crate::store::datafile::DataFile;
@@ -163,7 +164,12 @@ impl Reader {
             return Ok(());
         }
         let context = &self.snapshot.context;
-        let closed: Vec<(&FileRef, u64)> = self.files(columns).into_iter().filter(|(file, _)| !context.is_open(file.id)).collect();
+        // Overlays are opened when they are read, because finding them takes as long as reading.
+        let mut closed: Vec<(&FileRef, u64)> = Vec::new();
+        for fragment in self.plan.groups.iter().map(|group| group.fragment()) {
+            let files = columns.iter().filter_map(|column| file_of(&fragment.files, column.id));
+            closed.extend(files.filter(|file| !context.is_open(file.id)).map(|file| (file, fragment.samples)));
+        }
         let tails = closed.iter().map(|(file, _)| file.tail_bytes).fold(0, u64::saturating_add);
         // For a few bytes, one thread is just as fast. If the files did not fit into the cache, they would be opened twice.
         if closed.len() > 1 && (2 * parallel::WORTH_A_THREAD_BYTES as u64..file_cache_bytes() / 2).contains(&tails) {

@@ -2,6 +2,7 @@
 //! sorted so that each block is visited once.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_error::{Error, Result};
@@ -9,7 +10,7 @@ use penstock_format::manifest::Fragment;
 
 use crate::snapshot::Snapshot;
 use crate::snapshot::live::{LiveFragments, Part};
-use crate::snapshot::overlays::PartPatches;
+use crate::snapshot::overlays::{Divided, Patch};
 use crate::snapshot::row_ids::row_ids_of;
 
 /// The samples that a take reads. All columns of the take share this plan.
@@ -24,14 +25,9 @@ pub struct Plan {
 pub struct Group {
     part: Arc<PlannedPart>,
     index: usize,
+    /// The row of the part at which the fragment begins.
+    begin: u64,
     pub rows: Vec<(u64, u32)>,
-}
-
-/// Rows of a group, by where their values are.
-pub struct Divided {
-    pub current: Vec<(u64, u32)>,
-    /// Samples of overlays with their places in the result, by overlay.
-    pub newer: Vec<(usize, (u64, u32))>,
 }
 
 /// A part whose samples a plan reads.
@@ -39,12 +35,22 @@ struct PlannedPart {
     number: usize,
     fragments: LiveFragments,
     /// The newer values of columns that were read so far.
-    patches: Mutex<Vec<(u64, Arc<PartPatches>)>>,
+    patches: Mutex<Vec<(u64, Arc<Patch>)>>,
 }
 
 impl PlannedPart {
     fn new(snapshot: &Snapshot, number: usize) -> Result<Arc<PlannedPart>> {
         Ok(Arc::new(PlannedPart { number, fragments: snapshot.live_fragments(number)?, patches: Mutex::default() }))
+    }
+
+    fn patch(&self, snapshot: &Snapshot, column: u64) -> Result<Arc<Patch>> {
+        let mut known = self.patches.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, patch)) = known.iter().find(|(of, _)| *of == column) {
+            return Ok(patch.clone());
+        }
+        let patch = snapshot.patch(self.number, self.fragments.as_slice(), column)?;
+        known.push((column, patch.clone()));
+        Ok(patch)
     }
 }
 
@@ -53,33 +59,18 @@ impl Group {
         &self.part.fragments.as_slice()[self.index]
     }
 
-    /// Divide the rows into those whose value in a column is in the fragment's file, and those that have a newer value, each with its
-    /// overlay and the sample there. Returns None if no row has a newer value. Cost: as for `Snapshot::patches`.
-    pub fn divided(&self, snapshot: &Snapshot, column: u64) -> Result<Option<Divided>> {
+    /// Divide the rows into those whose value in a column is in the fragment's file, and those that have a newer value. Returns None if
+    /// no row has a newer value. Cost: as for `Snapshot::patch`.
+    pub fn divided(&self, snapshot: &Snapshot, column: u64) -> Result<Option<Divided<u32>>> {
         if !snapshot.overlays.changes(column) {
             return Ok(None);
         }
-        let patches = {
-            let mut known = self.part.patches.lock().unwrap_or_else(PoisonError::into_inner);
-            match known.iter().find(|(of, _)| *of == column) {
-                Some((_, patches)) => patches.clone(),
-                None => {
-                    let patches = snapshot.patches(self.part.number, self.part.fragments.as_slice(), column)?;
-                    known.push((column, patches.clone()));
-                    patches
-                }
-            }
-        };
-        let patch = &patches[self.index];
-        if patch.is_empty() {
+        let mut divided = Divided::default();
+        if !self.part.patch(snapshot, column)?.divide(self.begin, &self.ascending(), &mut divided) {
             return Ok(None);
         }
-        let (mut current, mut newer) = (Vec::new(), Vec::new());
-        if !patch.divide(&self.ascending(), &mut current, &mut newer) {
-            return Ok(None);
-        }
-        newer.sort_by_key(|(overlay, _)| *overlay);
-        Ok(Some(Divided { current, newer }))
+        divided.newer.sort_by_key(|(overlay, _)| *overlay);
+        Ok(Some(divided))
     }
 
     /// Return the rows in ascending order, so that each block is visited once and files are read forwards.
@@ -110,16 +101,16 @@ impl Plan {
         let groups = match &snapshot.parts[..] {
             [Part::Fragment(_)] if !positions.is_empty() => {
                 let part = PlannedPart::new(snapshot, 0)?;
-                let asked = |(place, position): (usize, &u64)| (part.fragments.physical_row(0, *position), place as u32);
+                let asked = |(place, position): (usize, &u64)| (part.fragments.physical_row(*position), place as u32);
                 let rows = positions.iter().enumerate().map(asked).collect();
-                vec![Group { part, index: 0, rows }]
+                vec![Group { part, index: 0, begin: 0, rows }]
             }
             _ => {
                 let mut order: Vec<(u64, u32)> = positions.iter().enumerate().map(asked).collect();
                 if !order.is_sorted() {
                     order = sorted(&order);
                 }
-                let mut builder = Builder { snapshot, groups: Vec::new(), part: None, next: (0, 0), end: 0, gap: 0 };
+                let mut builder = Builder { snapshot, groups: Vec::new(), part: None, positions: 0..0, rows: 0..0, next: 0, gap: 0 };
                 for (position, place) in order {
                     builder.push(position, place)?;
                 }
@@ -176,52 +167,45 @@ struct Builder<'a> {
     snapshot: &'a Snapshot,
     groups: Vec<Group>,
     part: Option<Arc<PlannedPart>>,
-    /// The next fragment of that part, and the position at which the fragment begins.
-    next: (usize, u64),
-    /// The position at which the fragment of the last group ends.
-    end: u64,
-    /// The place of the last row among the deleted rows of its fragment.
+    /// The positions of the part.
+    positions: Range<u64>,
+    /// The rows of the current fragment, counted from the beginning of the part, and the next fragment.
+    rows: Range<u64>,
+    next: usize,
+    /// The place of the last row among the deleted rows of the part.
     gap: usize,
 }
 
 impl Builder<'_> {
     /// Add the next position. Positions must ascend.
     fn push(&mut self, position: u64, place: u32) -> Result<()> {
-        while self.groups.is_empty() || position >= self.end {
+        if position >= self.positions.end {
             self.open(position)?;
         }
+        let Some(part) = &self.part else { return Ok(()) };
+        let row = part.fragments.next_physical_row(&mut self.gap, position - self.positions.start);
+        if row >= self.rows.end {
+            let fragments = part.fragments.as_slice();
+            // The counts of the part have been checked, so one of the fragments contains the row.
+            while row >= self.rows.end {
+                self.rows = self.rows.end..self.rows.end + fragments[self.next].samples;
+                self.next += 1;
+            }
+            self.groups.push(Group { part: part.clone(), index: self.next - 1, begin: self.rows.start, rows: Vec::new() });
+        }
         if let Some(group) = self.groups.last_mut() {
-            let begin = self.end - group.part.fragments.live_samples(group.index);
-            let row = group.part.fragments.next_physical_row(group.index, &mut self.gap, position - begin);
-            group.rows.push((row, place));
+            group.rows.push((row - self.rows.start, place));
         }
         Ok(())
     }
 
-    /// Begin the group of the fragment that contains `position`.
+    /// Begin the part that contains `position`.
     fn open(&mut self, position: u64) -> Result<()> {
         let live = self.snapshot.live()?;
         let number = live.part_of(position);
-        let part = match &self.part {
-            Some(open) if open.number == number => open.clone(),
-            _ => {
-                let part = PlannedPart::new(self.snapshot, number)?;
-                self.part = Some(part.clone());
-                self.next = (0, live.start(number));
-                part
-            }
-        };
-        let fragments = &part.fragments;
-        let (mut index, mut begin) = self.next;
-        // `Context::page` has checked the page's counts, so one of the fragments contains the position.
-        while position >= begin + fragments.live_samples(index) {
-            begin += fragments.live_samples(index);
-            index += 1;
-        }
-        self.end = begin + fragments.live_samples(index);
-        self.next = (index + 1, self.end);
-        self.gap = 0;
-        self.groups.push(Group { part, index, rows: Vec::new() });
+        self.part = Some(PlannedPart::new(self.snapshot, number)?);
+        self.positions = live.start(number)..live.start(number + 1);
+        (self.rows, self.next, self.gap) = (0..0, 0, 0);
         Ok(())
     }
 }

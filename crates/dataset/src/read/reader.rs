@@ -12,8 +12,9 @@ use penstock_format::schema::ColumnSpec;
 use penstock_storage::Pattern;
 
 use super::blocks::{Fetched, Held};
-use super::plan::{Divided, Group, Plan, ascending};
+use super::plan::{Group, Plan, ascending};
 use crate::snapshot::Snapshot;
+use crate::snapshot::overlays::Divided;
 use crate::snapshot::values::{Values, file_of};
 use crate::store::datafile::{DataFile, Decoded};
 

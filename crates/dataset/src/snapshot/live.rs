@@ -42,18 +42,16 @@ pub struct Live {
 /// The deleted samples of a snapshot.
 struct Deleted {
     sets: Vec<Arc<RowIds>>,
-    /// The deleted rows of each fragment, by part.
-    gaps: Cache<usize, Arc<PartGaps>, ByHeld>,
+    /// The deleted rows of each part.
+    gaps: Cache<usize, Arc<Gaps>, ByHeld>,
 }
-
-type PartGaps = Vec<Option<Gaps>>;
 
 #[derive(Clone)]
 struct ByHeld;
 
-impl Weighter<usize, Arc<PartGaps>> for ByHeld {
-    fn weight(&self, _part: &usize, gaps: &Arc<PartGaps>) -> u64 {
-        gaps.iter().map(|gaps| 64 + gaps.as_ref().map_or(0, Gaps::held_bytes)).sum()
+impl Weighter<usize, Arc<Gaps>> for ByHeld {
+    fn weight(&self, _part: &usize, gaps: &Arc<Gaps>) -> u64 {
+        64 + gaps.held_bytes()
     }
 }
 
@@ -90,16 +88,16 @@ impl Live {
         self.starts[part]
     }
 
-    fn gaps(&self, part: usize, fragments: &Fragments) -> Result<Option<Arc<PartGaps>>> {
+    fn gaps(&self, part: usize, fragments: &Fragments) -> Result<Option<Arc<Gaps>>> {
         let Some(deleted) = self.deleted.as_ref() else { return Ok(None) };
         let make = || {
-            let gaps: PartGaps = fragments.as_slice().iter().map(|fragment| gaps_of(fragment, &deleted.sets)).collect();
-            let rows = gaps.iter().flatten().map(Gaps::rows).sum::<u64>();
+            let gaps = gaps_of(fragments.as_slice(), &deleted.sets);
             let samples = fragments.as_slice().iter().map(|fragment| fragment.samples).sum::<u64>();
             // The first counts are of ranges of row ids, which may be wrong if two samples have the same row id.
-            match samples - rows == self.starts[part + 1] - self.starts[part] {
+            match samples - gaps.rows() == self.starts[part + 1] - self.starts[part] {
                 true => Ok(Arc::new(gaps)),
                 false => {
+                    let rows = gaps.rows();
                     Err(malformed(format!("{rows} of {samples} samples of manifest part {part} are deleted, which is not as counted")))
                 }
             }
@@ -120,22 +118,22 @@ fn deleted_in(snapshot: &Snapshot, part: usize, sets: &[Arc<RowIds>]) -> Result<
     })
 }
 
-/// Return the deleted rows of a fragment, or None if it has none.
-fn gaps_of(fragment: &Fragment, sets: &[Arc<RowIds>]) -> Option<Gaps> {
+/// Return the deleted rows of a part.
+fn gaps_of(fragments: &[Fragment], sets: &[Arc<RowIds>]) -> Gaps {
     let mut runs = Vec::new();
-    for (run, row) in runs_of(fragment) {
+    for (run, row) in runs_of(fragments) {
         for set in sets {
             runs.extend(
                 set.runs_in(run.first..run.end()).into_iter().map(|(deleted, _)| (row + (deleted.first - run.first), deleted.count)),
             );
         }
     }
-    (!runs.is_empty()).then(|| Gaps::new(runs))
+    Gaps::new(runs)
 }
 
-/// Return a fragment's runs of row ids, each with the row of its first sample.
-pub fn runs_of(fragment: &Fragment) -> impl Iterator<Item = (Run, u64)> {
-    fragment.runs.iter().scan(0, |next, run| {
+/// Return the runs of row ids of a part, each with the row of its first sample. Rows are counted from the beginning of the part.
+pub fn runs_of(fragments: &[Fragment]) -> impl Iterator<Item = (Run, u64)> {
+    fragments.iter().flat_map(|fragment| &fragment.runs).scan(0, |next, run| {
         let first = *next;
         *next += run.count;
         Some((*run, first))
@@ -157,10 +155,10 @@ impl Fragments {
     }
 }
 
-/// The fragments of one part, and which of their samples are deleted.
+/// The fragments of one part, and which of their samples are deleted. Rows are counted from the beginning of the part.
 pub struct LiveFragments {
     fragments: Fragments,
-    gaps: Option<Arc<PartGaps>>,
+    gaps: Option<Arc<Gaps>>,
 }
 
 impl LiveFragments {
@@ -168,32 +166,21 @@ impl LiveFragments {
         self.fragments.as_slice()
     }
 
+    /// Return the physical row of sample number `live` of the part. Deleted samples are not counted.
     #[inline]
-    fn gaps(&self, index: usize) -> Option<&Gaps> {
-        self.gaps.as_ref().and_then(|gaps| gaps[index].as_ref())
+    pub fn physical_row(&self, live: u64) -> u64 {
+        self.gaps.as_ref().map_or(live, |gaps| gaps.physical_row(live))
     }
 
-    /// Return how many samples of a fragment have a position.
+    /// Return a physical row as `physical_row` does. `run` is 0 at first, and then a hint for the next sample.
     #[inline]
-    pub fn live_samples(&self, index: usize) -> u64 {
-        self.as_slice()[index].samples - self.gaps(index).map_or(0, Gaps::rows)
+    pub fn next_physical_row(&self, run: &mut usize, live: u64) -> u64 {
+        self.gaps.as_ref().map_or(live, |gaps| gaps.next_physical_row(run, live))
     }
 
-    /// Return the physical row of sample number `live` of a fragment. Deleted samples are not counted.
-    #[inline]
-    pub fn physical_row(&self, index: usize, live: u64) -> u64 {
-        self.gaps(index).map_or(live, |gaps| gaps.physical_row(live))
-    }
-
-    /// Return a physical row as `physical_row` does. `run` is 0 at first, and then a hint for the next sample of the fragment.
-    #[inline]
-    pub fn next_physical_row(&self, index: usize, run: &mut usize, live: u64) -> u64 {
-        self.gaps(index).map_or(live, |gaps| gaps.next_physical_row(run, live))
-    }
-
-    /// Return the number of a fragment's physical row if deleted samples are not counted. Returns None for a deleted sample.
-    pub fn live_row(&self, index: usize, row: u64) -> Option<u64> {
-        self.gaps(index).map_or(Some(row), |gaps| gaps.live_row(row))
+    /// Return the number of a physical row if deleted samples are not counted. Returns None for a deleted sample.
+    pub fn live_row(&self, row: u64) -> Option<u64> {
+        self.gaps.as_ref().map_or(Some(row), |gaps| gaps.live_row(row))
     }
 }
 

@@ -28,7 +28,7 @@ use penstock_tensor::counted;
 use quick_cache::sync::Cache;
 
 use self::live::{Live, Part};
-use self::overlays::{ByHeld, Overlays, PartPatches};
+use self::overlays::{ByHeld, Overlays, Patch};
 use self::row_ids::PartRanges;
 use self::vocabulary::CodeTables;
 use crate::log::records::LogEntry;
@@ -55,7 +55,7 @@ pub(super) struct Tables {
     pub live: OnceLock<Live>,
     pub ranges: OnceLock<PartRanges>,
     /// The newer values of columns, by part and column.
-    pub patches: Cache<(usize, u64), Arc<PartPatches>, ByHeld>,
+    pub patches: Cache<(usize, u64), Arc<Patch>, ByHeld>,
 }
 
 /// Estimated number of patches that are kept.

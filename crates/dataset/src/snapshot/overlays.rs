@@ -1,10 +1,11 @@
-//! The overlays of a snapshot, and which of a fragment's rows they give new values.
+//! The overlays of a snapshot, and which rows of a part they give new values.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use penstock_error::Result;
 use penstock_format::files::FileRef;
+use penstock_format::ids::Run;
 use penstock_format::manifest::Fragment;
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
@@ -57,7 +58,7 @@ struct PatchRun {
     first: u64,
 }
 
-/// The rows of a fragment that have newer values in one column.
+/// The rows of a part that have newer values in one column. Rows are counted from the beginning of the part.
 pub struct Patch {
     begins: Ranks,
     runs: Vec<PatchRun>,
@@ -72,43 +73,52 @@ impl Patch {
 
     /// Return the overlay that has the value of a row, and the sample there. Returns None if the fragment's own value is current.
     #[inline]
-    pub fn find(&self, row: u64) -> Option<(usize, u64)> {
+    fn find(&self, row: u64) -> Option<(usize, u64)> {
         let run = self.runs[self.begins.at_most(row).checked_sub(1)?];
         (row - run.row < run.count).then(|| (run.overlay, run.first + (row - run.row)))
     }
 
-    /// Divide ascending rows: those without newer values go to `current`, the others to `newer` with their overlay and sample there.
-    /// Returns false, and divides nothing, if no row has a newer value.
-    pub fn divide<T: Copy>(&self, rows: &[(u64, T)], current: &mut Vec<(u64, T)>, newer: &mut Vec<(usize, (u64, T))>) -> bool {
+    /// Divide ascending rows, which are counted from row `begin`. Those without newer values go to `current`, the others to `newer` with
+    /// their overlay and the sample there. Returns false, and divides nothing, if no row has a newer value.
+    pub fn divide<T: Copy>(&self, begin: u64, rows: &[(u64, T)], divided: &mut Divided<T>) -> bool {
+        if let [(row, place)] = rows {
+            let found = self.find(begin + row);
+            divided.newer.extend(found.map(|(overlay, sample)| (overlay, (sample, *place))));
+            return found.is_some();
+        }
         let (Some((first, _)), Some((last, _))) = (rows.first(), rows.last()) else { return false };
         // A run may begin before the first row.
-        let (mut run, end) = (self.begins.at_most(*first).saturating_sub(1), self.begins.at_most(*last));
+        let runs = self.begins.at_most(begin + first).saturating_sub(1)..self.begins.at_most(begin + last);
         let mut rest = rows;
-        while run < end {
-            let PatchRun { row, count, overlay, first } = self.runs[run];
-            let (before, later) = rest.split_at(rest.partition_point(|(found, _)| *found < row));
-            let (inside, later) = later.split_at(later.partition_point(|(found, _)| *found < row + count));
+        for PatchRun { row, count, overlay, first } in &self.runs[runs] {
+            let (before, later) = rest.split_at(rest.partition_point(|(found, _)| begin + found < *row));
+            let (inside, later) = later.split_at(later.partition_point(|(found, _)| begin + found < row + count));
             if !inside.is_empty() {
-                current.extend_from_slice(before);
-                newer.extend(inside.iter().map(|(found, place)| (overlay, (first + (found - row), *place))));
+                divided.current.extend_from_slice(before);
+                divided.newer.extend(inside.iter().map(|(found, place)| (*overlay, (first + (begin + found - row), *place))));
                 rest = later;
             }
-            run += 1;
         }
-        if newer.is_empty() {
+        if divided.newer.is_empty() {
             return false;
         }
-        current.extend_from_slice(rest);
+        divided.current.extend_from_slice(rest);
         true
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.runs.is_empty()
     }
 }
 
-/// The newer values of one column in each fragment of a part.
-pub type PartPatches = Vec<Patch>;
+/// Rows by where their values are.
+pub struct Divided<T> {
+    pub current: Vec<(u64, T)>,
+    /// Samples of overlays, each with its overlay.
+    pub newer: Vec<(usize, (u64, T))>,
+}
+
+impl<T> Default for Divided<T> {
+    fn default() -> Divided<T> {
+        Divided { current: Vec::new(), newer: Vec::new() }
+    }
+}
 
 /// Join two lists of ascending, disjoint runs. Where both have a row, the first list counts.
 fn under(newer: &[PatchRun], older: &[PatchRun]) -> Vec<PatchRun> {
@@ -143,16 +153,16 @@ fn under(newer: &[PatchRun], older: &[PatchRun]) -> Vec<PatchRun> {
 #[derive(Clone)]
 pub struct ByHeld;
 
-impl Weighter<(usize, u64), Arc<PartPatches>> for ByHeld {
-    fn weight(&self, _key: &(usize, u64), patches: &Arc<PartPatches>) -> u64 {
-        patches.iter().map(|patch| 128 + patch.begins.held_bytes() + size_of_val(&patch.runs[..]) as u64).sum()
+impl Weighter<(usize, u64), Arc<Patch>> for ByHeld {
+    fn weight(&self, _key: &(usize, u64), patch: &Arc<Patch>) -> u64 {
+        128 + patch.begins.held_bytes() + size_of_val(&patch.runs[..]) as u64
     }
 }
 
 impl Snapshot {
-    /// Return the newer values of a column in the fragments of a part. Cost: reads the row ids of the overlays that may meet the part,
-    /// unless the result is cached.
-    pub fn patches(&self, part: usize, fragments: &[Fragment], column: u64) -> Result<Arc<PartPatches>> {
+    /// Return the newer values of a column in a part. Cost: reads the row ids of the overlays that may meet the part, unless the result is
+    /// cached.
+    pub fn patch(&self, part: usize, fragments: &[Fragment], column: u64) -> Result<Arc<Patch>> {
         self.tables.get().patches.get_or_insert_with(&(part, column), || {
             let may_meet = |index: &&usize| {
                 let range = self.overlays.all[**index].rows.range();
@@ -160,11 +170,8 @@ impl Snapshot {
             };
             let found: Vec<usize> = self.overlays.by_column.get(&column).into_iter().flatten().filter(may_meet).copied().collect();
             let sets = self.context.row_ids(&found.iter().map(|index| &self.overlays.all[*index].rows).collect::<Vec<&RowSet>>())?;
-            let patch = |fragment: &Fragment| {
-                let layers = found.iter().zip(&sets).rev();
-                Patch::new(layers.map(|(overlay, ids)| runs_under(fragment, *overlay, ids)))
-            };
-            Ok(Arc::new(fragments.iter().map(patch).collect()))
+            let layers = found.iter().zip(&sets).rev();
+            Ok(Arc::new(Patch::new(layers.map(|(overlay, ids)| runs_under(fragments, *overlay, ids)))))
         })
     }
 
@@ -180,13 +187,13 @@ impl Snapshot {
     }
 }
 
-/// Return the runs of a fragment's rows that an overlay has.
-fn runs_under(fragment: &Fragment, overlay: usize, ids: &RowIds) -> Vec<PatchRun> {
-    let of = |(run, row): (penstock_format::ids::Run, u64)| {
+/// Return the runs of a part's rows that an overlay has.
+fn runs_under(fragments: &[Fragment], overlay: usize, ids: &RowIds) -> Vec<PatchRun> {
+    let of = |(run, row): (Run, u64)| {
         let found = ids.runs_in(run.first..run.end()).into_iter();
         found.map(move |(part, rank)| PatchRun { row: row + (part.first - run.first), count: part.count, overlay, first: rank })
     };
-    runs_of(fragment).flat_map(of).collect()
+    runs_of(fragments).flat_map(of).collect()
 }
 
 #[cfg(test)]
@@ -207,15 +214,14 @@ mod tests {
         for (newest, middle, oldest) in (0..343).map(|index| (index / 49, index / 7 % 7, index % 7)) {
             let layers = [layer(2, shapes[newest]), layer(1, shapes[middle]), layer(0, shapes[oldest])];
             let patch = Patch::new(layers.iter().cloned());
-            for rows in [(0..32).collect(), vec![5], vec![4, 29], vec![3, 6, 7, 20], vec![30, 31], (10..12).collect::<Vec<u64>>()] {
-                let (mut current, mut newer) = (Vec::new(), Vec::new());
-                let rows: Vec<(u64, u64)> = rows.into_iter().map(|row| (row, row)).collect();
-                let divided = patch.divide(&rows, &mut current, &mut newer);
-                let expected: Vec<_> =
-                    rows.iter().filter_map(|(row, _)| patch.find(*row).map(|(at, sample)| (at, (sample, *row)))).collect();
-                assert_eq!((divided, &newer), (!expected.is_empty(), &expected), "{newest} {middle} {oldest}");
-                let rest = rows.iter().filter(|(row, _)| patch.find(*row).is_none());
-                assert!(!divided || rest.eq(&current), "{newest} {middle} {oldest}");
+            for rows in [(2..32).collect(), vec![5], vec![4, 29], vec![3, 6, 7, 20], vec![30, 31], (10..12).collect::<Vec<u64>>()] {
+                let mut divided = Divided::default();
+                let expected: Vec<_> = rows.iter().filter_map(|row| patch.find(*row).map(|(at, sample)| (at, (sample, *row)))).collect();
+                let rest: Vec<(u64, u64)> = rows.iter().filter(|row| patch.find(**row).is_none()).map(|row| (row - 2, *row)).collect();
+                let from_two: Vec<(u64, u64)> = rows.into_iter().map(|row| (row - 2, row)).collect();
+                let found = patch.divide(2, &from_two, &mut divided);
+                assert_eq!((found, &divided.newer), (!expected.is_empty(), &expected), "{newest} {middle} {oldest}");
+                assert!(!found || rest == divided.current, "{newest} {middle} {oldest}");
             }
             for row in 0..32 {
                 let inside = |layer: &Vec<PatchRun>| {

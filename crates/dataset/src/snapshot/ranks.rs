@@ -1,4 +1,4 @@
-//! Fast look-ups in sorted lists: which of a fragment's rows are deleted, and how many live rows precede each.
+//! Fast look-ups in sorted lists: which rows of a part are deleted, and how many live rows precede each.
 
 /// A sorted list of numbers with a table that narrows each search to a few of them.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl Ranks {
 /// A sample this many runs after the last one is looked up afresh.
 const NEAR_RUNS: usize = 4;
 
-/// The deleted rows of a fragment, as runs.
+/// The deleted rows of a part, as runs.
 #[derive(Debug)]
 pub struct Gaps {
     /// For each run, the number of live rows before it.

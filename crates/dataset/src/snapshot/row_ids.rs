@@ -59,31 +59,26 @@ impl PartRanges {
 /// A part in which row ids are looked up.
 struct OpenPart {
     fragments: LiveFragments,
-    /// The position of each fragment's first sample.
-    starts: Vec<u64>,
-    /// Runs of row ids by their first row id, each with its fragment and its first row there.
-    runs: Vec<(Run, usize, u64)>,
+    /// The position of the first sample.
+    start: u64,
+    /// Runs of row ids by their first row id, each with its first row.
+    runs: Vec<(Run, u64)>,
 }
 
 impl OpenPart {
     fn new(snapshot: &Snapshot, part: usize) -> Result<OpenPart> {
         let fragments = snapshot.live_fragments(part)?;
-        let (mut runs, mut starts, mut start) = (Vec::new(), Vec::new(), snapshot.live()?.start(part));
-        for (index, fragment) in fragments.as_slice().iter().enumerate() {
-            runs.extend(runs_of(fragment).map(|(run, row)| (run, index, row)));
-            starts.push(start);
-            start += fragments.live_samples(index);
-        }
-        runs.sort_unstable_by_key(|(run, _, _)| run.first);
-        Ok(OpenPart { fragments, starts, runs })
+        let mut runs: Vec<(Run, u64)> = runs_of(fragments.as_slice()).collect();
+        runs.sort_unstable_by_key(|(run, _)| run.first);
+        Ok(OpenPart { fragments, start: snapshot.live()?.start(part), runs })
     }
 
     /// Return the position of a row id, `Some(None)` for a deleted sample, and None if the part lacks the row id.
     fn position(&self, row_id: u64) -> Option<Option<u64>> {
-        let at = self.runs.partition_point(|(run, _, _)| run.first <= row_id).checked_sub(1)?;
-        let (run, fragment, first) = self.runs[at];
-        let live = || self.fragments.live_row(fragment, first + (row_id - run.first));
-        (row_id < run.end()).then(|| Some(self.starts[fragment] + live()?))
+        let at = self.runs.partition_point(|(run, _)| run.first <= row_id).checked_sub(1)?;
+        let (run, first) = self.runs[at];
+        let live = || self.fragments.live_row(first + (row_id - run.first));
+        (row_id < run.end()).then(|| Some(self.start + live()?))
     }
 }
 
