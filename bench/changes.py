@@ -6,6 +6,7 @@ Limits are the same dataset before the change, read in turns with it in the same
 from __future__ import annotations
 
 import pathlib
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -58,16 +59,17 @@ def overlays(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     for number in range(FRAGMENTS):
         vectors = rng.random((EACH, 128), dtype=np.float32)
         ds.append({"label": np.full(EACH, number), "vector": vectors, "image": [image] * EACH})
-    samples, states, written = FRAGMENTS * EACH, {"before": ds.snapshot}, {}
+    samples, size = FRAGMENTS * EACH, _bytes(place)
+    handles = {"before": ds}
+    for name in ("updated", "deleted"):
+        shutil.copytree(place, folder / name)
+        handles[name] = ps.open(folder / name)
     changed = rng.choice(samples, samples // 100, replace=False)
-    size = _bytes(place)
-    with ds.transaction() as tx:
+    with handles["updated"].transaction() as tx:
         tx.update({"label": np.zeros(len(changed), np.int64), "vector": np.zeros((len(changed), 128), np.float32)}, row_ids=changed)
-    states["updated"], written["updated"], size = ds.snapshot, _bytes(place) - size, _bytes(place)
-    with ds.transaction() as tx:
+    with handles["deleted"].transaction() as tx:
         tx.delete(row_ids=rng.choice(samples, samples * 3 // 10, replace=False))
-    states["deleted"], written["deleted"] = ds.snapshot, _bytes(place) - size
-    handles = {name: ps.open(place, snapshot=snapshot) for name, snapshot in states.items()}
+    written = {name: _bytes(folder / name) - size for name in ("updated", "deleted")}
     bars, lines, times = [], [], {}
     for what, make in (("full scan", _scan), ("shuffled takes of 512", _takes), ("loader epoch", _epoch)):
         reads = {name: make(handle) for name, handle in handles.items()}

@@ -12,9 +12,9 @@ use super::overlays::overlays_of;
 use crate::config::Config;
 use crate::read::fetch::Purpose;
 use crate::read::reader::{OnCorrupt, Reader};
-use crate::read::stored::WordList;
 use crate::snapshot::Snapshot;
 use crate::write::pending::Pending;
+use crate::write::stored::WordList;
 use crate::write::vocabulary::Words;
 
 /// A root may have this many overlays with values before the newest of them are joined.

@@ -6,6 +6,7 @@ pub mod create;
 mod drive;
 mod fold;
 pub mod machine;
+mod objects;
 mod overlays;
 mod root;
 pub mod transaction;

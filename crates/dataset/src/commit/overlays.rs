@@ -11,7 +11,7 @@ use penstock_format::record::{Change, ChangeKind};
 use penstock_format::rows::{RowIds, RowSet};
 
 use super::changes::Known;
-use super::root::write_rows;
+use super::objects::write_rows;
 use crate::store::context::Context;
 use crate::write::pending::Changed;
 

@@ -1,46 +1,18 @@
-//! Write manifest pages, sets of row ids, and roots.
+//! Write roots.
 
 use std::sync::Arc;
 
 use penstock_error::Result;
 use penstock_format::SnapshotId;
-use penstock_format::ids::{ObjectRef, page_name, root_name, rows_name};
-use penstock_format::manifest::{Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, Root, WordsSegment, encode_pages};
+use penstock_format::ids::{ObjectRef, root_name};
+use penstock_format::manifest::{Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, Root, WordsSegment};
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 
 use super::fold::folded;
+use super::objects::{folders_of, write_pages, write_rows};
 use crate::snapshot::Snapshot;
 use crate::snapshot::live::Part;
-use crate::store::context::Context;
-
-/// If the encoded fragments exceed this size, they are written to manifest pages before the commit. This keeps records small, so
-/// that one record can contain the deltas of many commits.
-pub const INLINE_BYTES: usize = 1024;
-
-/// Write fragments to manifest pages. Cost: one put per page.
-pub fn write_pages(context: &Context, fragments: &[Fragment], puts: &mut Vec<String>) -> Result<Vec<PageRef>> {
-    encode_pages(fragments)
-        .into_iter()
-        .map(|(body, fragments)| {
-            let id = context.new_id()?;
-            puts.push(page_name(id));
-            context.storage.put(&page_name(id), &body)?;
-            Ok(PageRef::of(id, &body, fragments))
-        })
-        .collect()
-}
-
-/// Store a set of row ids. Cost: one put, unless the set has so few runs that its parent can store it.
-pub fn write_rows(context: &Context, ids: &RowIds, puts: &mut Vec<String>) -> Result<RowSet> {
-    let id = context.new_id()?;
-    let (rows, body) = ids.encode(id);
-    if let Some(body) = body {
-        puts.push(rows_name(id));
-        context.storage.put(&rows_name(id), &body)?;
-    }
-    Ok(rows)
-}
 
 /// Return a snapshot's overlays as its root lists them: all deletions are joined into the first overlay.
 fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
@@ -57,14 +29,6 @@ fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<O
     };
     overlays.insert(0, Overlay { columns: Vec::new(), rows, files: Vec::new() });
     Ok(overlays)
-}
-
-/// Return the folders of these names, each once.
-pub fn folders_of(names: &[String]) -> Vec<&str> {
-    let mut folders: Vec<&str> = names.iter().filter_map(|name| name.split('/').next()).collect();
-    folders.sort_unstable();
-    folders.dedup();
-    folders
 }
 
 /// Write a root that describes a snapshot's state. Loose fragments are merged into the preceding page if it has room, to keep the

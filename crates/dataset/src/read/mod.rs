@@ -11,6 +11,5 @@ mod ranges;
 pub mod reader;
 pub mod scan;
 mod share;
-pub mod stored;
 mod stream;
 pub mod tiles;

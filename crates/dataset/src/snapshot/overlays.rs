@@ -59,22 +59,19 @@ struct PatchRun {
 }
 
 /// The rows of a part that have newer values in one column. Rows are counted from the beginning of the part.
-pub struct Patch {
-    begins: Ranks,
-    runs: Vec<PatchRun>,
-}
+pub struct Patch(Ranks<PatchRun>);
 
 impl Patch {
     /// Join the runs of several overlays, newest first. A newer run hides the older ones under it.
     fn new(layers: impl Iterator<Item = Vec<PatchRun>>) -> Patch {
         let runs = layers.reduce(|newer, older| under(&newer, &older)).unwrap_or_default();
-        Patch { begins: Ranks::new(runs.iter().map(|run| run.row).collect()), runs }
+        Patch(Ranks::new(runs.into_iter().map(|run| (run.row, run)).collect()))
     }
 
     /// Return the overlay that has the value of a row, and the sample there. Returns None if the fragment's own value is current.
     #[inline]
     fn find(&self, row: u64) -> Option<(usize, u64)> {
-        let run = self.runs[self.begins.at_most(row).checked_sub(1)?];
+        let (_, run) = self.0.entries()[self.0.at_most(row).checked_sub(1)?];
         (row - run.row < run.count).then(|| (run.overlay, run.first + (row - run.row)))
     }
 
@@ -88,9 +85,9 @@ impl Patch {
         }
         let (Some((first, _)), Some((last, _))) = (rows.first(), rows.last()) else { return false };
         // A run may begin before the first row.
-        let runs = self.begins.at_most(begin + first).saturating_sub(1)..self.begins.at_most(begin + last);
+        let runs = self.0.at_most(begin + first).saturating_sub(1)..self.0.at_most(begin + last);
         let mut rest = rows;
-        for PatchRun { row, count, overlay, first } in &self.runs[runs] {
+        for (_, PatchRun { row, count, overlay, first }) in &self.0.entries()[runs] {
             let (before, later) = rest.split_at(rest.partition_point(|(found, _)| begin + found < *row));
             let (inside, later) = later.split_at(later.partition_point(|(found, _)| begin + found < row + count));
             if !inside.is_empty() {
@@ -155,7 +152,7 @@ pub struct ByHeld;
 
 impl Weighter<(usize, u64), Arc<Patch>> for ByHeld {
     fn weight(&self, _key: &(usize, u64), patch: &Arc<Patch>) -> u64 {
-        128 + patch.begins.held_bytes() + size_of_val(&patch.runs[..]) as u64
+        128 + patch.0.held_bytes()
     }
 }
 

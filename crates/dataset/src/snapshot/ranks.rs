@@ -1,120 +1,105 @@
 //! Fast look-ups in sorted lists: which rows of a part are deleted, and how many live rows precede each.
 
-/// A sorted list of numbers with a table that narrows each search to a few of them.
-#[derive(Debug, Default)]
-pub struct Ranks {
-    values: Vec<u64>,
-    /// A bucket contains the values with equal upper bits.
+/// A list sorted by number, with a table that narrows each search to a few entries. A number and its value share a cache line.
+#[derive(Debug)]
+pub struct Ranks<T> {
+    entries: Vec<(u64, T)>,
+    /// A bucket contains the numbers with equal upper bits.
     shift: u32,
-    /// For each bucket, the number of values in earlier ones.
+    /// For each bucket, how many entries precede it.
     buckets: Vec<u32>,
 }
 
-impl Ranks {
-    /// Make the table of fewer than 2^32 ascending numbers, which may repeat. It has about as many buckets as there are numbers.
-    pub fn new(values: Vec<u64>) -> Ranks {
-        let most = values.last().copied().unwrap_or(0);
+impl<T> Ranks<T> {
+    /// Make the table of fewer than 2^32 entries. Their numbers ascend and may repeat. The table has about as many buckets as entries.
+    pub fn new(entries: Vec<(u64, T)>) -> Ranks<T> {
+        let most = entries.last().map_or(0, |(number, _)| *number);
         let mut shift = 0;
-        while most >> shift > values.len() as u64 {
+        while most >> shift > entries.len() as u64 {
             shift += 1;
         }
         let mut buckets = vec![0; (most >> shift) as usize + 2];
-        values.iter().for_each(|value| buckets[(value >> shift) as usize + 1] += 1);
+        entries.iter().for_each(|(number, _)| buckets[(number >> shift) as usize + 1] += 1);
         for bucket in 1..buckets.len() {
             buckets[bucket] += buckets[bucket - 1];
         }
-        Ranks { values, shift, buckets }
+        Ranks { entries, shift, buckets }
     }
 
     /// Return how many of the numbers are at most `limit`.
     #[inline]
     pub fn at_most(&self, limit: u64) -> usize {
         let bucket = (limit >> self.shift) as usize;
-        let Some([begin, end]) = self.buckets.get(bucket..).and_then(|rest| rest.first_chunk()) else { return self.values.len() };
+        let Some([begin, end]) = self.buckets.get(bucket..).and_then(|rest| rest.first_chunk()) else { return self.entries.len() };
         let (begin, end) = (*begin as usize, *end as usize);
-        begin + self.values[begin..end].partition_point(|value| *value <= limit)
+        begin + self.entries[begin..end].iter().take_while(|(number, _)| *number <= limit).count()
     }
 
-    pub fn get(&self, index: usize) -> u64 {
-        self.values[index]
+    pub fn entries(&self) -> &[(u64, T)] {
+        &self.entries
     }
 
     pub fn held_bytes(&self) -> u64 {
-        (size_of_val(&self.values[..]) + size_of_val(&self.buckets[..])) as u64
+        (size_of_val(&self.entries[..]) + size_of_val(&self.buckets[..])) as u64
     }
 }
 
 /// A sample this many runs after the last one is looked up afresh.
 const NEAR_RUNS: usize = 4;
 
-/// The deleted rows of a part, as runs.
+/// The deleted rows of a part, as runs. An entry has the number of live rows before a run, and of deleted rows up to its end.
 #[derive(Debug)]
-pub struct Gaps {
-    /// For each run, the number of live rows before it.
-    live_before: Ranks,
-    /// For each run, the number of deleted rows up to its end.
-    deleted: Vec<u64>,
-}
+pub struct Gaps(Ranks<u64>);
 
 impl Gaps {
     /// Make the table of runs of deleted rows (first row, count). Runs may touch, and those of a damaged dataset may overlap.
     pub fn new(mut runs: Vec<(u64, u64)>) -> Gaps {
         runs.sort_unstable();
-        let (mut live_before, mut deleted) = (Vec::with_capacity(runs.len()), Vec::with_capacity(runs.len()));
-        let (mut end, mut sum) = (0, 0);
+        let (mut entries, mut end, mut deleted) = (Vec::with_capacity(runs.len()), 0, 0);
         for (first, count) in runs {
             let begin = first.max(end);
             end = end.max(first + count);
-            live_before.push(begin - sum);
-            sum += end - begin;
-            deleted.push(sum);
+            let live_before = begin - deleted;
+            deleted += end - begin;
+            entries.push((live_before, deleted));
         }
-        Gaps { live_before: Ranks::new(live_before), deleted }
+        Gaps(Ranks::new(entries))
     }
 
     /// Return how many rows are deleted.
     pub fn rows(&self) -> u64 {
-        self.deleted.last().copied().unwrap_or(0)
+        self.before(self.0.entries().len())
+    }
+
+    /// Return how many rows the first runs delete.
+    fn before(&self, runs: usize) -> u64 {
+        runs.checked_sub(1).map_or(0, |run| self.0.entries()[run].1)
     }
 
     /// Return the row of a live sample, counted without the deleted ones.
     #[inline]
     pub fn physical_row(&self, live: u64) -> u64 {
-        let runs = self.live_before.at_most(live);
-        live + runs.checked_sub(1).map_or(0, |run| self.deleted[run])
+        live + self.before(self.0.at_most(live))
     }
 
-    /// Return the row of a live sample as `physical_row` does. `run` is the result's run, and a hint if samples ascend.
+    /// Return the row of a live sample as `physical_row` does. `runs` is the number of runs before it, and a hint if samples ascend.
     #[inline]
-    pub fn next_physical_row(&self, run: &mut usize, live: u64) -> u64 {
-        let mut runs = *run;
-        for _ in 0..NEAR_RUNS {
-            if runs == self.deleted.len() || self.live_before.get(runs) > live {
-                *run = runs;
-                return live + runs.checked_sub(1).map_or(0, |run| self.deleted[run]);
-            }
-            runs += 1;
-        }
-        *run = self.live_before.at_most(live);
-        live + self.deleted[*run - 1]
+    pub fn next_physical_row(&self, runs: &mut usize, live: u64) -> u64 {
+        let near = self.0.entries()[*runs..].iter().take(NEAR_RUNS).take_while(|(live_before, _)| *live_before <= live).count();
+        *runs = if near < NEAR_RUNS { *runs + near } else { self.0.at_most(live) };
+        live + self.before(*runs)
     }
 
     /// Return the number of live rows before this one, or None if it is deleted.
     pub fn live_row(&self, row: u64) -> Option<u64> {
-        let (mut low, mut high) = (0, self.deleted.len());
-        while low < high {
-            let middle = (low + high) / 2;
-            // The first row after this run.
-            let end = self.live_before.get(middle) + self.deleted[middle];
-            if end <= row { low = middle + 1 } else { high = middle }
-        }
-        let before = low.checked_sub(1).map_or(0, |run| self.deleted[run]);
-        let live = row - before;
-        (low == self.deleted.len() || live < self.live_before.get(low)).then_some(live)
+        let entries = self.0.entries();
+        let runs = entries.partition_point(|(live_before, deleted)| live_before + deleted <= row);
+        let live = row - self.before(runs);
+        entries.get(runs).is_none_or(|(live_before, _)| live < *live_before).then_some(live)
     }
 
     pub fn held_bytes(&self) -> u64 {
-        self.live_before.held_bytes() + size_of_val(&self.deleted[..]) as u64
+        self.0.held_bytes()
     }
 }
 
@@ -128,7 +113,7 @@ mod tests {
         for values in
             [vec![], vec![0], vec![5], vec![0, 0, 7, 7, 7, 900], (0..500).map(|index| index * index).collect(), vec![1, 2, far, far]]
         {
-            let ranks = Ranks::new(values.clone());
+            let ranks = Ranks::new(values.iter().map(|value| (*value, ())).collect());
             for limit in (0..1000).chain(values.iter().flat_map(|value| [value.saturating_sub(1), *value, value + 1])).chain([u64::MAX]) {
                 assert_eq!(ranks.at_most(limit), values.iter().filter(|value| **value <= limit).count(), "{values:?} {limit}");
             }

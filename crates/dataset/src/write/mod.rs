@@ -8,6 +8,7 @@ pub mod fragment;
 pub mod fragments;
 pub mod media;
 pub mod pending;
+pub mod stored;
 mod style;
 pub mod tails;
 mod tiles;

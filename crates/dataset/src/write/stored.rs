@@ -7,7 +7,7 @@ use penstock_error::Result;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::{Column, Ragged};
 
-use super::reader::Reader;
+use crate::read::reader::Reader;
 
 /// Words of a category column that were read, and their codes in that list.
 #[derive(Default)]
