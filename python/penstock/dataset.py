@@ -185,11 +185,21 @@ class Dataset(View):
             transaction.append(columns, validate=validate)
         return transaction.receipt
 
-    def transaction(self, message: str = "", *, author: str | None = None, properties: Mapping[str, Any] | None = None) -> Transaction:
-        """Begin a transaction. In a `with` block, it commits at the end or, on an exception, aborts and deletes its data."""
+    def transaction(
+        self,
+        message: str = "",
+        *,
+        author: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+        isolation: str = "serializable",
+    ) -> Transaction:
+        """Begin a transaction. In a `with` block, it commits at the end or, on an exception, aborts and deletes its data.
+
+        `isolation="snapshot"`: changes of values that this transaction only read are no conflict.
+        """
         if not isinstance(properties, Mapping | None):
             raise InvalidInputError(f"cannot begin a transaction: its properties are a {type(properties).__name__}, expected a dict")
-        return Transaction(self, message, author if author is not None else _author(), dict(properties or {}))
+        return Transaction(self, message, author if author is not None else _author(), dict(properties or {}), isolation)
 
     def log(self, limit: int | None = None) -> list[Commit]:
         """List commits, newest first. Cost: one read per commit."""
@@ -225,12 +235,6 @@ class Dataset(View):
         """Remove a pin. Raises: NotFoundError if no pin has that name. Costs one more put than `pins`."""
         if not isinstance(name, str) or not self._snapshot.unpin(name):
             raise NotFoundError(f"`{self.uri}` has no pin {name!r}", code="object-not-found", hint="see ds.pins()")
-
-    def vocabulary(self, column: str) -> list[str]:
-        """List the words of a label or category column in code order."""
-        kind = self.schema.get(column)
-        names = getattr(kind, "names", None)
-        return list(names) if names is not None else self._snapshot.vocabulary(column)
 
     def layout(self) -> dict[str, dict[str, int]]:
         """Return each column's storage use as stored_bytes, blocks and data_files. Cost: reads the tail of every data file."""

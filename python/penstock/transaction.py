@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
 from penstock.schema import Schema, from_json
 from penstock.values.checks import is_utf8
 from penstock.values.slices import slices
-from penstock.view import row_ids_of
+from penstock.view import View, row_ids_of
 
 if TYPE_CHECKING:
     from penstock.dataset import Dataset
@@ -43,7 +43,8 @@ class Transaction:
     """Appends, updates and deletions that become one commit or are discarded.
 
     Other commits may be made in the meantime. The transaction is then committed after them, unless one of them changed a value that
-    this transaction also changed, or deleted one of its samples: this is a ConflictError, and nothing is committed.
+    this transaction read or changed, or deleted one of its samples: this is a ConflictError, and nothing is committed. With
+    `isolation="snapshot"`, values that were only read do not count.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://transaction", {"text": ps.Text()})
@@ -51,12 +52,12 @@ class Transaction:
     >>> with ds.transaction("several changes") as tx:
     ...     new = tx.append({"text": ["d", "e"]})
     ...     tx.update({"text": ["A", "D"]}, row_ids=[old[0], new[0]])
-    ...     tx.delete(row_ids=old[1:2])
+    ...     count = tx.delete(row_ids=old[1:2])
     >>> ds["text"][:], ds.log()[0].message
     (['A', 'c', 'D', 'e'], 'several changes')
     """
 
-    def __init__(self, dataset: Dataset, message: str, author: str, properties: dict[str, Any]) -> None:
+    def __init__(self, dataset: Dataset, message: str, author: str, properties: dict[str, Any], isolation: str) -> None:
         self._dataset = dataset
         self._schema: Schema = from_json(dataset._snapshot.columns)
         self._message, self._author = _text(message, "message"), _text(author, "author")
@@ -64,7 +65,9 @@ class Transaction:
             self._properties = json.dumps(properties, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidInputError(f"cannot begin a transaction: its properties are not JSON: {error}") from error
-        self._core = _core.begin(dataset._snapshot, self._message, self._author, self._properties)
+        if isolation not in ("serializable", "snapshot"):
+            raise InvalidInputError(f"cannot begin a transaction: isolation={isolation!r}, expected 'serializable' or 'snapshot'")
+        self._core = _core.begin(dataset._snapshot, self._message, self._author, self._properties, isolation == "serializable")
         self._receipt: Receipt | None = None
         self._failed: BaseException | None = None
         self._aborted = False
@@ -122,21 +125,112 @@ class Transaction:
             with self._failing(start > 0):
                 self._core.update(ids[start:end], self._prepared(ready, start, end, "update"), validate, start)
 
-    def delete(self, *, row_ids: npt.ArrayLike) -> None:
-        """Delete samples. Later snapshots do not have them; earlier snapshots and loaders opened on those are not affected.
+    def upsert(self, columns: Mapping[str, Any], *, key: str, validate: str = "header") -> npt.NDArray[np.int64]:
+        """Update the samples whose value in column `key` is given in `columns`, and append the others. Keys stay unique.
 
-        Cost: finds the samples (a binary search each). The commit writes their row ids (about 2 bytes each, or less), and no data.
-        Raises: NotFoundError (row-id-not-found), also for a sample that is already deleted.
+        Returns one row id per key; those of new samples are provisional. If a key is repeated, its last sample counts. Columns that are
+        left out keep their values, and are null in new samples. If another commit adds one of the keys in the meantime, the commit is a
+        ConflictError. A key is a whole number, bool, timestamp, text, bytes, label or category.
+
+        Cost: reads the whole key column. Raises: InvalidInputError (key-not-unique if two samples have a key, invalid-value for a null).
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://upsert", {"source": ps.Text(), "year": "int32"})
+        >>> receipt = ds.append({"source": ["a.png", "b.png"], "year": [2001, 2002]})
+        >>> with ds.transaction("two sources") as tx:
+        ...     ids = tx.upsert({"source": ["b.png", "c.png"], "year": [2012, 2013]}, key="source")
+        >>> ds["source"][:], ds["year"][:].tolist()
+        (['a.png', 'b.png', 'c.png'], [2001, 2012, 2013])
+        """
+        ready, samples = self._ready(columns, "upsert")
+        if key not in ready:
+            raise InvalidInputError(f"cannot upsert: the key column `{key}` is not given", hint="give one key for each sample")
+        least = [self._schema[name].row_bytes() for name in ready]
+        ids = []
+        for start, end in slices(ready.values(), samples, least):
+            with self._failing(start > 0):
+                ids.append(self._core.upsert(key, self._prepared(ready, start, end, "upsert"), validate, start))
+        return np.concatenate(ids) if ids else np.empty(0, np.int64)
+
+    def delete(self, *, row_ids: npt.ArrayLike | None = None, where: str | None = None) -> int:
+        """Delete samples by row id, or those for which an SQL condition is true. Returns how many. Later snapshots do not have them;
+        earlier snapshots and loaders opened on those are not affected.
+
+        `where` is a condition that DuckDB evaluates, such as `"year < 2000 AND label = 'cat'"`. It sees the changes of this transaction.
+        If another commit appends or deletes samples, or changes the condition's columns, in the meantime, the commit is a ConflictError.
+        Cost: finds the samples (a binary search each), or scans the condition's columns. The commit writes the row ids (about 2 bytes
+        each, or less), and no data. Raises: NotFoundError (row-id-not-found, also for a sample that is already deleted;
+        column-not-found), InvalidInputError for a condition that is not SQL.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://delete", {"year": "int32"})
         >>> ids = ds.append({"year": [2001, 2002, 2003]}).row_ids
         >>> with ds.transaction("delete one") as tx:
-        ...     tx.delete(row_ids=[ids[1]])
+        ...     count = tx.delete(row_ids=[ids[1]])
         >>> ds["year"][:].tolist(), ds.take([0, 1], columns=["_row_id"])["_row_id"].tolist()
         ([2001, 2003], [0, 2])
+        >>> with ds.transaction("delete others") as tx:
+        ...     count = tx.delete(where="year < 2003")
+        >>> count, ds["year"][:].tolist()
+        (1, [2003])
         """
-        self._core.delete(row_ids_of(row_ids))
+        if (row_ids is None) == (where is None):
+            raise InvalidInputError("cannot delete: expected either row_ids or where")
+        if where is None:
+            ids = row_ids_of(row_ids)
+        else:
+            from penstock import predicate
+
+            ids = predicate.matching(self._view(), where, "delete", lambda columns: self._core.note_read(columns, None))
+        self._core.delete(ids)
+        return len(np.unique(ids))
+
+    def take(
+        self, row_ids: npt.ArrayLike, *, columns: Sequence[str] | None = None, decode: bool = True, on_corrupt: str = "raise"
+    ) -> dict[str, Any]:
+        """Read samples as this transaction sees them: with its own updates, appended samples and deletions. See `Dataset.take`.
+
+        Cost: one copy. New values are read from memory until they exceed an eighth of the memory budget. If another commit changes
+        these values in the meantime, the commit is a ConflictError.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://tx-take", {"n": "int64"})
+        >>> ids = ds.append({"n": [1, 2, 3]}).row_ids
+        >>> with ds.transaction("add 10") as tx:
+        ...     tx.update({"n": tx.take(ids[1:])["n"] + 10}, row_ids=ids[1:])
+        ...     print(tx.take(ids)["n"])
+        [ 1 12 13]
+        """
+        ids = row_ids_of(row_ids)
+        view = self._view()
+        batch = view.take(row_ids=ids, columns=columns, decode=decode, on_corrupt=on_corrupt)
+        names = list(self._schema) if columns is None else [name for name in columns if name in self._schema]
+        self._core.note_read(names, ids)
+        return batch
+
+    def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> Iterator[Any]:
+        """Read all samples as this transaction sees them, as record batches. See `Dataset.scan`.
+
+        If another commit appends or deletes samples, or changes these columns, in the meantime, the commit is a ConflictError.
+        """
+        view = self._view()
+        batches = view.scan(columns, batch_size=batch_size)
+        self._core.note_read(list(self._schema) if columns is None else [name for name in columns if name in self._schema], None)
+        return batches
+
+    def vocabulary(self, column: str) -> list[str]:
+        """List the words of a label or category column in code order, with those that this transaction added."""
+        return self._view().vocabulary(column)
+
+    def __len__(self) -> int:
+        """The number of samples that this transaction sees."""
+        return len(self._core.view()[1])
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _view(self) -> View:
+        return View(*self._core.view())
 
     @contextlib.contextmanager
     def _failing(self, begun: bool) -> Iterator[None]:

@@ -241,6 +241,12 @@ class View(Loadable):
 
         return arrow.reader(self, None, 4096).__arrow_c_stream__(requested_schema)
 
+    def vocabulary(self, column: str) -> list[str]:
+        """List the words of a label or category column in code order."""
+        kind = self.schema.get(column)
+        names = getattr(kind, "names", None)
+        return list(names) if names is not None else self._snapshot.vocabulary(column)
+
     def torch(self, columns: Sequence[str] | None = None) -> Any:
         """Return a map-style torch Dataset of these samples, for use with `ps.torch.collate`."""
         from penstock.torch import TorchDataset

@@ -68,20 +68,23 @@ class Version:
 
     def __init__(self, order, cells, snapshot):
         self.order, self.cells, self.snapshot = order, cells, snapshot
-        self.changed, self.deleted = set(), set()
+        self.changed, self.deleted, self.appended = set(), set(), False
 
     def after(self, added, cells, deleted):
         """Return the version after a commit. `cells` maps row ids and column names to new values."""
         version = Version([*(row for row in self.order if row not in deleted), *(row for row in added if row not in deleted)], {}, None)
         version.cells = {row: {**self.cells.get(row, {}), **added.get(row, {}), **cells.get(row, {})} for row in version.order}
-        version.changed, version.deleted = {(row, name) for row in cells for name in cells[row]}, deleted
+        version.changed, version.deleted, version.appended = {(row, name) for row in cells for name in cells[row]}, deleted, bool(added)
         return version
 
-    def conflicts(self, cells, deleted):
-        """Whether a transaction with these changes may not follow this commit."""
+    def conflicts(self, cells, deleted, reads, scanned):
+        """Whether a transaction with these changes and reads may not follow this commit. `scanned` names columns that were read whole."""
         changed = {row for row, _ in self.changed}
         values = any((row, name) in self.changed for row in cells for name in cells[row])
-        return values or bool(deleted & (self.deleted | changed)) or bool(self.deleted & cells.keys())
+        read = reads & self.changed or self.deleted & {row for row, _ in reads}
+        if scanned:
+            read = read or self.appended or self.deleted or any(name in scanned for _, name in self.changed)
+        return bool(values or deleted & (self.deleted | changed) or self.deleted & cells.keys() or read)
 
 
 class Program:
@@ -132,21 +135,48 @@ class Program:
         for row, values_of_row in zip(ids, rows, strict=True):
             cells.setdefault(row, {}).update({name: values_of_row[name] for name in columns})
 
+    def read(self, tx, ds, known, current, reads):
+        """Read samples inside a transaction."""
+        ids, names = [self.rng.choice(known) for _ in range(self.rng.choice([1, 3, 20]))], self.rng.sample(list(self.kinds), 1)
+        batch = tx.take(ids, columns=[*names, "_row_id"])
+        assert batch["_row_id"].tolist() == ids
+        for name in names:
+            for place, row in enumerate(ids):
+                found = batch[name][place] if isinstance(batch[name], list) else ps.view.unwrap(batch[name], place)
+                self.same(tx._view(), name, found, current(row)[name], ("inside", name, row))
+        reads |= {(row, name) for row in ids for name in names}
+
     def transact(self, at):
         ds, gives_up, base = self.handles[at], self.rng.random() < 0.15, self.versions[self.seen[at]]
         before, message = ds.snapshot, f"commit {len(self.versions)}"
-        added, cells, deleted = {}, {}, set()
-        theirs = self.versions[self.seen[at] + 1 :]
-        collides = lambda: any(version.conflicts(cells, deleted) for version in theirs)  # noqa: E731
+        added, cells, deleted, reads, scanned = {}, {}, set(), set(), set()
+        theirs, isolation = self.versions[self.seen[at] + 1 :], self.rng.choice(["serializable", "snapshot"])
+        current = lambda row: {**(base.cells.get(row) or added[row]), **cells.get(row, {})}  # noqa: E731
+
+        def collides():
+            counted = (reads, scanned) if isolation == "serializable" else (set(), set())
+            return any(version.conflicts(cells, deleted, *counted) for version in theirs)
+
         try:
-            with ds.transaction(message) as tx:
+            with ds.transaction(message, isolation=isolation) as tx:
                 for _ in range(self.rng.randint(1, 4)):
                     known = [row for row in (*base.order, *added) if row not in deleted]
-                    what = self.rng.choice(["append"] * 3 + ["update"] * 3 + ["delete"]) if known else "append"
+                    what = self.rng.choice(["append"] * 3 + ["update"] * 3 + ["delete", "read", "where"]) if known else "append"
+                    assert len(tx) == len(known)
                     if what == "append":
                         self.append(tx, added)
                     elif what == "update":
                         self.update(tx, known, cells)
+                    elif what == "read":
+                        self.read(tx, ds, known, current, reads)
+                    elif what == "where":
+                        column = next((name for name in ("number", "text", "word") if name in self.kinds), None)
+                        if column:
+                            found = {row for row in known if (value := current(row)[column]) is not None and value in (3, "", "w7")}
+                            condition = {"number": "Number = 3", "text": "\"text\" = ''", "word": "word = 'w7'"}[column]
+                            assert tx.delete(where=condition) == len(found)
+                            deleted |= found
+                            scanned.add(column)
                     else:
                         rows = [self.rng.choice(known) for _ in range(self.rng.choice([1, 2, len(known) // 3 + 1]))]
                         tx.delete(row_ids=rows)

@@ -16,11 +16,11 @@ mod store;
 mod upkeep;
 mod write;
 
-pub use commit::changes::{ChangeSet, Known, Proposal, Reads};
+pub use commit::changes::{ChangeSet, Known, Proposal, Read};
 
 pub use commit::create::create;
 pub use commit::machine::{Event, Machine, Request, check_texts};
-pub use commit::transaction::{Receipt, Transaction};
+pub use commit::transaction::{Isolation, Receipt, Transaction};
 pub use config::Config;
 pub use log::records::{LogEntry, walk};
 pub use log::refs::{pin, pins, unpin};
@@ -28,6 +28,7 @@ pub use parallel::map as parallel_map;
 pub use penstock_storage::process::generation;
 pub use read::blocks::Held;
 pub use read::fetch::{Purpose, hold};
+pub use read::own::OwnValues;
 pub use read::plan::out_of_range;
 pub use read::ragged::RaggedValues;
 pub use read::reader::{Nulls, OnCorrupt, Reader};

@@ -63,6 +63,7 @@ pub const CODES: &[(&str, Kind)] = &[
     ("invalid-schema", Kind::InvalidInput),
     ("invalid-value", Kind::InvalidInput),
     ("invalid-argument", Kind::InvalidInput),
+    ("key-not-unique", Kind::InvalidInput),
     ("invalid-uri", Kind::InvalidInput),
     ("column-lengths-differ", Kind::InvalidInput),
     ("folder-not-empty", Kind::InvalidInput),

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use numpy::PyReadonlyArray1;
-use penstock_dataset::{Input, Validate, check_texts, generation};
+use numpy::{PyArray1, PyReadonlyArray1};
+use penstock_dataset::{Input, Isolation, Validate, check_texts, generation};
 use penstock_error::{Error, Result};
 use penstock_storage::Options;
 use pyo3::prelude::*;
@@ -11,6 +11,7 @@ use pyo3::types::PyDict;
 
 use crate::errors::OrRaise;
 use crate::snapshot::Snapshot;
+use crate::view::View;
 use crate::{input, media};
 
 #[pyclass(frozen, module = "penstock._core")]
@@ -25,8 +26,17 @@ pub struct Transaction {
 /// Begin a transaction on a snapshot. The commit's message, author and properties are checked now, before any data are
 /// appended.
 #[pyfunction]
-pub fn begin(py: Python<'_>, snapshot: &Snapshot, message: &str, author: &str, properties: &str) -> PyResult<Transaction> {
-    let begun = check_texts(message, author, properties).and_then(|()| penstock_dataset::Transaction::begin(snapshot.inner.clone()));
+pub fn begin(
+    py: Python<'_>,
+    snapshot: &Snapshot,
+    message: &str,
+    author: &str,
+    properties: &str,
+    serializable: bool,
+) -> PyResult<Transaction> {
+    let isolation = if serializable { Isolation::Serializable } else { Isolation::Snapshot };
+    let begun =
+        check_texts(message, author, properties).and_then(|()| penstock_dataset::Transaction::begin(snapshot.inner.clone(), isolation));
     Ok(Transaction { inner: Mutex::new(Some(begun.or_raise(py)?)), generation: generation(), options: snapshot.options.clone() })
 }
 
@@ -78,13 +88,33 @@ impl Transaction {
 
     /// Delete these samples.
     fn delete(&self, py: Python<'_>, row_ids: PyReadonlyArray1<'_, i64>) -> PyResult<()> {
-        self.check_caller(py)?;
         let row_ids = row_ids.as_slice()?;
-        py.detach(|| {
-            let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-            inner.as_mut().ok_or_else(closed)?.delete(row_ids)
-        })
-        .or_raise(py)
+        self.locked(py, |inner| inner.delete(row_ids))
+    }
+
+    /// Update the samples with these keys, and append the others. Returns their row ids.
+    fn upsert<'py>(
+        &self,
+        py: Python<'py>,
+        key: &str,
+        columns: &Bound<'_, PyDict>,
+        validate: &str,
+        first_row: u64,
+    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let row_ids = self.write(py, columns, validate, first_row, |inner, inputs, validate| inner.upsert(key, inputs, validate))?;
+        Ok(PyArray1::from_vec(py, row_ids))
+    }
+
+    /// Return the samples as this transaction sees them: a snapshot and a view of it, which also has the values in memory.
+    fn view(&self, py: Python<'_>) -> PyResult<(Snapshot, View)> {
+        let (snapshot, own) = self.locked(py, |inner| inner.view())?;
+        Ok((Snapshot { inner: snapshot.clone(), options: self.options.clone() }, View::of_transaction(snapshot, own)))
+    }
+
+    /// Record that these columns were read, of the samples with these row ids or of all samples.
+    fn note_read(&self, py: Python<'_>, columns: Vec<String>, row_ids: Option<PyReadonlyArray1<'_, i64>>) -> PyResult<()> {
+        let row_ids = row_ids.as_ref().map(|row_ids| row_ids.as_slice()).transpose()?;
+        self.locked(py, |inner| inner.note_read_of(&columns, row_ids))
     }
 
     /// Commit. Returns (snapshot id, first row id, number of samples, new snapshot).
@@ -116,6 +146,12 @@ impl Transaction {
 }
 
 impl Transaction {
+    /// Run `work` on the transaction.
+    fn locked<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut penstock_dataset::Transaction) -> Result<T> + Send) -> PyResult<T> {
+        self.check_caller(py)?;
+        py.detach(|| work(self.inner.lock().unwrap_or_else(PoisonError::into_inner).as_mut().ok_or_else(closed)?)).or_raise(py)
+    }
+
     /// Convert the columns and pass them to `write`.
     fn write<T: Send>(
         &self,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use numpy::{PyArray1, PyReadonlyArray1};
-use penstock_dataset::{OnCorrupt, Purpose, Reader, Snapshot, out_of_range};
+use penstock_dataset::{OnCorrupt, OwnValues, Purpose, Reader, Snapshot, out_of_range};
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
 use penstock_loader::source::view::Source;
@@ -19,6 +19,8 @@ use crate::output::{self, Form, Request};
 pub struct View {
     snapshot: Arc<Snapshot>,
     positions: Option<Arc<Vec<u64>>>,
+    /// New values of a transaction.
+    own: Option<Arc<dyn OwnValues>>,
     /// NumPy dtype of each column, looked up on the first take.
     numpy: output::NumpyTypes,
 }
@@ -27,7 +29,11 @@ impl View {
     pub fn new(py: Python<'_>, snapshot: Arc<Snapshot>, positions: Option<Positions<'_>>) -> PyResult<View> {
         let len = snapshot.len();
         let positions = positions.map(|positions| resolve(&in_line(&positions), len, |position| position)).transpose().or_raise(py)?;
-        Ok(View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: positions.map(Arc::new) })
+        Ok(View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: positions.map(Arc::new), own: None })
+    }
+
+    pub fn of_transaction(snapshot: Arc<Snapshot>, own: Option<Arc<dyn OwnValues>>) -> View {
+        View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: None, own }
     }
 
     pub fn source(&self, name: &str) -> Source {
@@ -36,7 +42,9 @@ impl View {
 
     /// Plan a read of samples in the snapshot.
     fn reader(&self, positions: Vec<u64>, on_corrupt: OnCorrupt) -> penstock_error::Result<Reader> {
-        Reader::new(self.snapshot.clone(), positions, on_corrupt)
+        let mut reader = Reader::new(self.snapshot.clone(), positions, on_corrupt)?;
+        reader.own = self.own.clone();
+        Ok(reader)
     }
 
     fn len(&self) -> u64 {
@@ -112,7 +120,8 @@ impl View {
     /// Narrow the view further.
     fn select(&self, py: Python<'_>, positions: Positions<'_>) -> PyResult<View> {
         let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
-        Ok(View { numpy: output::NumpyTypes::new(&self.snapshot), snapshot: self.snapshot.clone(), positions: Some(Arc::new(positions)) })
+        let (snapshot, own) = (self.snapshot.clone(), self.own.clone());
+        Ok(View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: Some(Arc::new(positions)), own })
     }
 
     /// Return the ranges that a take would request now, each as (object, begin, end).

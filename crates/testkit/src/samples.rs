@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_codec::encode_png;
-use penstock_dataset::{Input, OnCorrupt, Purpose, Reader, Receipt, Snapshot, Transaction, Validate};
+use penstock_dataset::{Input, Isolation, OnCorrupt, Purpose, Reader, Receipt, Snapshot, Transaction, Validate};
 use penstock_error::Result;
 use penstock_format::datafile::Codec;
 use penstock_format::schema::{ColumnKind, ColumnSpec, ImageMode};
@@ -55,7 +55,7 @@ pub fn append_wide(base: &Arc<Snapshot>, seed: u64, samples: usize, narrow: bool
     let mut words = Ragged::default();
     (0..samples).for_each(|row| words.push(Some(format!("word{seed}-{row}").as_bytes()), &[]));
     let breed = Input { name: "breed".into(), column: Column::Ragged(words), words: None };
-    let mut transaction = Transaction::begin(base.clone())?;
+    let mut transaction = Transaction::begin(base.clone(), Isolation::Serializable)?;
     transaction.append((0..count).map(scalar).chain([breed]).collect(), Validate::Header)?;
     transaction.commit(&format!("seed {seed}"), "testkit", "{}")
 }
@@ -118,7 +118,7 @@ pub fn batch(seed: u64, samples: usize) -> Result<Vec<Input>> {
 
 /// Append `samples` samples made from a seed, in one commit.
 pub fn append(base: &Arc<Snapshot>, seed: u64, samples: usize) -> Result<(Receipt, Snapshot)> {
-    let mut transaction = Transaction::begin(base.clone())?;
+    let mut transaction = Transaction::begin(base.clone(), Isolation::Serializable)?;
     transaction.append(batch(seed, samples)?, Validate::Header)?;
     transaction.commit(&format!("seed {seed}"), "testkit", "{}")
 }
@@ -132,7 +132,7 @@ pub fn change(base: &Arc<Snapshot>, seed: u64) -> Result<(Receipt, Snapshot)> {
     };
     let changed: Vec<i64> = ids.iter().copied().step_by(2).collect();
     let deleted: Vec<i64> = ids.iter().copied().take(ids.len() - 1).skip(5).step_by(2).collect();
-    let mut transaction = Transaction::begin(base.clone())?;
+    let mut transaction = Transaction::begin(base.clone(), Isolation::Serializable)?;
     let kept = |input: &Input| !["large", "tiled_lz4"].contains(&&input.name[..]);
     transaction.update(&changed, batch(seed, changed.len())?.into_iter().filter(kept).collect(), Validate::Header)?;
     transaction.delete(&deleted)?;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_dataset::{ChangeSet, Context, Event, LogEntry, Machine, Proposal, Reads, Request, create};
+use penstock_dataset::{ChangeSet, Context, Event, LogEntry, Machine, Proposal, Read, Request, create};
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, record_name};
@@ -56,10 +56,12 @@ fn transaction(uuid: u8, samples_deleted: u64) -> Transaction {
 /// Number of samples before the transactions begin.
 const SAMPLES: u64 = 90;
 
-/// What a transaction changes: one column of some samples, or their existence.
+/// What a transaction changes: one column of some samples, or their existence. It also appends two samples.
 struct Cells {
     column: Option<u64>,
     rows: BTreeSet<u64>,
+    /// The column and the rows that it reads, or all rows.
+    read: Option<(u64, Option<BTreeSet<u64>>)>,
 }
 
 impl Cells {
@@ -68,12 +70,30 @@ impl Cells {
         // Many rows need an object, few do not.
         let (begin, step) = (random.below(SAMPLES), 1 + random.below(3));
         let count = if random.chance(2) { 1 + random.below(3) } else { 40 };
-        Cells { column, rows: (begin..SAMPLES).step_by(step as usize).take(count as usize).collect() }
+        let rows = (begin..SAMPLES).step_by(step as usize).take(count as usize).collect();
+        let read = random.chance(3).then(|| {
+            let some = (0..SAMPLES).filter(|_| random.chance(20)).collect();
+            (1 + random.below(2), (!random.chance(6)).then_some(some))
+        });
+        Cells { column, rows, read }
     }
 
+    /// Return whether this transaction may not follow the other one.
     fn meets(&self, other: &Cells) -> bool {
         let columns = self.column.is_none() || other.column.is_none() || self.column == other.column;
-        columns && !self.rows.is_disjoint(&other.rows)
+        let read = self.read.as_ref().is_some_and(|(column, rows)| match rows {
+            None => true, // Each transaction appends.
+            Some(rows) => other.column.is_none_or(|changed| changed == *column) && !rows.is_disjoint(&other.rows),
+        });
+        read || columns && !self.rows.is_disjoint(&other.rows)
+    }
+
+    fn reads(&self) -> Vec<Read> {
+        let read = |(column, rows): &(u64, Option<BTreeSet<u64>>)| Read {
+            columns: vec![*column],
+            rows: rows.as_ref().map(|rows| Arc::new(rows.iter().copied().collect())),
+        };
+        self.read.iter().map(read).collect()
     }
 
     fn stored(&self, uuid: u8) -> (Vec<Change>, Option<(RowIdsRef, Arc<RowIds>)>) {
@@ -97,6 +117,7 @@ fn answer(log: &mut Log, sets: &Sets, request: Request, random: &mut Random, fau
             Event::Newest { parent: Box::new(entry(log, newest)?), words: Vec::new(), schema_changed: false, now_us: 5 }
         }
         Request::ReadSpan { first, end } => Event::Span((first..end).map(|number| entry(log, number)).collect::<Result<_>>()?),
+        Request::CheckKeys(_) => Event::Keys(None),
         Request::ReadRowIds(wanted) => Event::RowIds(wanted.into_iter().map(|set| (set, sets[&set].clone())).collect()),
         Request::WriteRoot => Event::RootWritten(ObjectRef { id: Id([9; 16]), bytes: 10, crc: 1 }),
         Request::Create { number, body } => {
@@ -146,6 +167,7 @@ fn run(seed: u64) -> Result<()> {
         let (writes, own) = cells.stored(uuid);
         let mut changes = ChangeSet::append(vec![1]);
         changes.writes.extend(writes);
+        changes.reads = cells.reads();
         let deleted = if cells.column.is_none() { cells.rows.len() as u64 } else { 0 };
         let proposal = Proposal { transaction: transaction(uuid, deleted), base: 1, ..proposal(changes, own.into_iter().collect()) };
         (uuid, Machine::new(proposal), Some(Event::Begin))
@@ -200,7 +222,7 @@ fn run(seed: u64) -> Result<()> {
     assert!(seen.len() <= done.len() + unknown.len() + 1, "seed {seed}");
     for uuid in refused {
         assert!(!seen.contains(&Id([uuid; 16])), "seed {seed}: a refused transaction was committed");
-        assert!(committed.iter().any(|other| other.meets(&cells[uuid as usize - 1])), "seed {seed}: {uuid} was refused without a cause");
+        assert!(committed.iter().any(|other| cells[uuid as usize - 1].meets(other)), "seed {seed}: {uuid} was refused without a cause");
     }
     Ok(())
 }
@@ -242,14 +264,18 @@ fn log_of_two_appends(name: &str) -> Result<Log> {
     Ok(log)
 }
 
-fn values(rows: Run, reads: Reads) -> ChangeSet {
-    ChangeSet { writes: vec![Change { kind: ChangeKind::Value, columns: vec![1], rows: RowSet::Runs(vec![rows]) }], reads }
+fn values(rows: Run, reads: Vec<Read>) -> ChangeSet {
+    ChangeSet {
+        writes: vec![Change { kind: ChangeKind::Value, columns: vec![1], rows: RowSet::Runs(vec![rows]) }],
+        reads,
+        keys: Vec::new(),
+    }
 }
 
 #[test]
 fn a_rebase_of_values_reads_each_record_in_between_once() -> Result<()> {
     let mut log = log_of_two_appends("span")?;
-    let mut machine = machine(3, values(Run { first: 0, count: 2 }, Reads::Nothing));
+    let mut machine = machine(3, values(Run { first: 0, count: 2 }, Vec::new()));
     let (mut event, mut seen) = (Event::Begin, Vec::new());
     loop {
         let request = machine.step(event)?;
@@ -270,7 +296,7 @@ fn a_rebase_of_values_reads_each_record_in_between_once() -> Result<()> {
 #[test]
 fn a_transaction_that_read_all_rows_conflicts_with_any_append_in_between() -> Result<()> {
     let mut log = log_of_two_appends("conflict")?;
-    let reads = Reads::AllRows { columns: vec![1] };
+    let reads = vec![Read { columns: vec![1], rows: None }];
     let mut machine = machine(3, values(Run { first: 0, count: 2 }, reads));
     let mut event = Event::Begin;
     let error = loop {

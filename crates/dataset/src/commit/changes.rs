@@ -8,35 +8,45 @@ use penstock_format::ids::Run;
 use penstock_format::record::{Change, ChangeKind, Delta, RecordKind, Transaction};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
-/// The samples and columns that a transaction read. If another commit changes them, there is a conflict. At present, transactions
-/// only write and read nothing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reads {
-    /// The transaction read nothing (for example, because it only appends), or snapshot isolation ignores its reads.
-    Nothing,
-    /// Some rows of some columns. An empty `columns` list means all columns.
-    Rows { columns: Vec<u64>, rows: RowSet },
-    /// All rows of some columns, as read by a scan or a predicate. These reads also conflict with appends.
-    AllRows { columns: Vec<u64> },
+/// Samples and columns that a transaction read. If another commit changes them, there is a conflict.
+#[derive(Debug, Clone)]
+pub struct Read {
+    /// An empty list means all columns.
+    pub columns: Vec<u64>,
+    /// None for all rows, as read by a scan or a predicate. Such a read also conflicts with appends.
+    pub rows: Option<Arc<RowIds>>,
 }
 
 /// The writes and reads of a transaction. An empty column list in a `Change` means all columns.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct ChangeSet {
     /// Rows may be provisional.
     pub writes: Vec<Change>,
-    pub reads: Reads,
+    /// Snapshot isolation leaves these out.
+    pub reads: Vec<Read>,
+    /// Columns in which the transaction added unique keys. The samples of other commits must not have them.
+    pub keys: Vec<u64>,
 }
 
 impl ChangeSet {
     /// Make the change set of an append. The new row ids are unknown until the commit has a number.
     pub fn append(columns: Vec<u64>) -> ChangeSet {
-        ChangeSet { writes: vec![Change { kind: ChangeKind::Append, columns, rows: RowSet::Runs(Vec::new()) }], reads: Reads::Nothing }
+        let append = Change { kind: ChangeKind::Append, columns, rows: RowSet::Runs(Vec::new()) };
+        ChangeSet { writes: vec![append], ..ChangeSet::default() }
     }
 
     /// Return whether only a schema change can conflict with this change set. If so, the intervening commits need not be read.
     pub fn is_bare_append(&self) -> bool {
-        self.reads == Reads::Nothing && self.writes.iter().all(|change| change.kind == ChangeKind::Append)
+        self.reads.is_empty() && self.keys.is_empty() && self.writes.iter().all(|change| change.kind == ChangeKind::Append)
+    }
+
+    /// Return the rows of another commit's changes that may have one of this transaction's keys.
+    pub fn rows_with_keys<'a>(&self, theirs: &'a [Change]) -> impl Iterator<Item = &'a RowSet> {
+        let may_have = |change: &&Change| {
+            let columns = |key: &u64| change.columns.is_empty() || change.columns.contains(key);
+            matches!(change.kind, ChangeKind::Append | ChangeKind::Value) && self.keys.iter().any(columns)
+        };
+        theirs.iter().filter(may_have).map(|change| &change.rows).filter(|rows| rows.ids() > 0)
     }
 
     /// Return the writes with final row ids, and `appended` as the rows of any append.

@@ -10,7 +10,7 @@ use penstock_error::Error;
 use penstock_format::record::{Change, ChangeKind, Record};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
-use super::changes::{ChangeSet, Known, Reads};
+use super::changes::{ChangeSet, Known, Read};
 
 /// The conflicting change in another commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +41,8 @@ pub fn judge(ours: &ChangeSet, theirs: &[Change], known: &Known) -> Verdict {
     let mut missing = Vec::new();
     for change in theirs {
         let writes = ours.writes.iter().map(|own| writes_meet(own, change, known));
-        for meets in writes.chain([reads_meet(&ours.reads, change, known)]) {
+        let reads = ours.reads.iter().map(|read| read_meets(read, change, known));
+        for meets in writes.chain(reads) {
             match meets {
                 Meets::No => {}
                 Meets::Unknown(sets) => missing.extend(sets),
@@ -109,17 +110,14 @@ fn writes_meet(ours: &Change, theirs: &Change, known: &Known) -> Meets {
     }
 }
 
-fn reads_meet(reads: &Reads, theirs: &Change, known: &Known) -> Meets {
+fn read_meets(Read { columns, rows }: &Read, theirs: &Change, known: &Known) -> Meets {
     use ChangeKind::*;
-    match (reads, theirs.kind) {
-        (Reads::Nothing, _) | (_, Layout) => Meets::No,
-        (Reads::Rows { .. }, Append) => Meets::No,
-        (Reads::AllRows { .. }, Append | Delete) => always(true),
-        (Reads::Rows { columns, .. }, Value) if !columns_meet(columns, &theirs.columns) => Meets::No,
-        (Reads::Rows { rows, .. }, Delete | Value) => rows_meet(rows, &theirs.rows, known),
-        (Reads::AllRows { columns }, Value) | (Reads::Rows { columns, .. } | Reads::AllRows { columns }, Schema) => {
-            always(columns_meet(columns, &theirs.columns))
-        }
+    match (rows, theirs.kind) {
+        (_, Layout) | (Some(_), Append) => Meets::No,
+        (None, Append | Delete) => always(theirs.rows.ids() > 0),
+        (_, Value | Schema) if !columns_meet(columns, &theirs.columns) => Meets::No,
+        (None, Value) | (_, Schema) => always(true),
+        (Some(rows), Delete | Value) => ids_meet(rows, &theirs.rows, known),
     }
 }
 
@@ -132,16 +130,31 @@ fn rows_meet(ours: &RowSet, theirs: &RowSet, known: &Known) -> Meets {
     if one.is_empty() || other.is_empty() || one.end <= other.start || other.end <= one.start {
         return Meets::No;
     }
-    let find = |set: &RowSet| match set {
+    match (found(ours, known), found(theirs, known)) {
+        (Ok(ours), Ok(theirs)) => common(&ours, &theirs),
+        (ours, theirs) => Meets::Unknown(ours.err().into_iter().chain(theirs.err()).collect()),
+    }
+}
+
+fn ids_meet(ours: &RowIds, theirs: &RowSet, known: &Known) -> Meets {
+    if ours.count_in(theirs.range()) == 0 {
+        return Meets::No;
+    }
+    found(theirs, known).map_or_else(|unknown| Meets::Unknown(vec![unknown]), |theirs| common(ours, &theirs))
+}
+
+/// Return the row ids of a set, or the reference to them if they are not known.
+fn found(set: &RowSet, known: &Known) -> Result<Arc<RowIds>, RowIdsRef> {
+    match set {
         RowSet::Runs(runs) => Ok(Arc::new(RowIds::Runs(runs.clone()))),
         RowSet::Object(rows) => known.get(rows).cloned().ok_or(*rows),
-    };
-    match (find(ours), find(theirs)) {
-        (Ok(ours), Ok(theirs)) => match ours.common(&theirs, NAMED) {
-            rows if rows.is_empty() => Meets::No,
-            rows => Meets::Yes(rows),
-        },
-        (ours, theirs) => Meets::Unknown(ours.err().into_iter().chain(theirs.err()).collect()),
+    }
+}
+
+fn common(ours: &RowIds, theirs: &RowIds) -> Meets {
+    match ours.common(theirs, NAMED) {
+        rows if rows.is_empty() => Meets::No,
+        rows => Meets::Yes(rows),
     }
 }
 
@@ -162,8 +175,8 @@ mod tests {
         Change { kind, columns: columns.to_vec(), rows: ten(first) }
     }
 
-    fn found(writes: Vec<Change>, reads: Reads, theirs: Change) -> Option<Conflict> {
-        match judge(&ChangeSet { writes, reads }, &[theirs], &Known::new()) {
+    fn conflict(writes: Vec<Change>, reads: Vec<Read>, theirs: Change) -> Option<Conflict> {
+        match judge(&ChangeSet { writes, reads, keys: Vec::new() }, &[theirs], &Known::new()) {
             Verdict::Follows => None,
             Verdict::Conflict(found) => Some(found),
             Verdict::Depends(_) => panic!("runs are known"),
@@ -171,7 +184,7 @@ mod tests {
     }
 
     fn meets(ours: Change, theirs: Change) -> bool {
-        found(vec![ours], Reads::Nothing, theirs).is_some()
+        conflict(vec![ours], Vec::new(), theirs).is_some()
     }
 
     #[test]
@@ -201,15 +214,15 @@ mod tests {
     #[test]
     fn what_was_read_counts_as_well() {
         use ChangeKind::*;
-        let reads = |reads: Reads, theirs: Change| found(Vec::new(), reads, theirs).map(|found| found.kind);
-        let rows = || Reads::Rows { columns: vec![1], rows: ten(0) };
-        let all = || Reads::AllRows { columns: vec![1] };
+        let reads = |read: Read, theirs: Change| conflict(Vec::new(), vec![read], theirs).map(|found| found.kind);
+        let rows = || Read { columns: vec![1], rows: Some(Arc::new((0..10).collect())) };
+        let all = || Read { columns: vec![1], rows: None };
         assert_eq!(reads(rows(), change(Append, &[], 100)), None, "new samples do not change rows that were read");
         assert_eq!(reads(all(), change(Append, &[], 100)), Some(Append), "a predicate may be true for new samples");
         assert_eq!(reads(rows(), change(Value, &[1], 9)), Some(Value));
         assert_eq!((reads(rows(), change(Value, &[2], 9)), reads(all(), change(Value, &[2], 9))), (None, None));
         assert_eq!((reads(rows(), change(Delete, &[], 10)), reads(all(), change(Delete, &[], 10))), (None, Some(Delete)));
-        assert_eq!(reads(Reads::Nothing, change(Schema, &[], 0)), None);
+        assert_eq!(conflict(Vec::new(), Vec::new(), change(Schema, &[], 0)), None);
     }
 
     #[test]
@@ -219,7 +232,7 @@ mod tests {
             panic!("50 runs need an object");
         };
         let delete = |rows| Change { kind: ChangeKind::Delete, columns: Vec::new(), rows };
-        let ours = |rows| ChangeSet { writes: vec![delete(rows)], reads: Reads::Nothing };
+        let ours = |rows| ChangeSet { writes: vec![delete(rows)], ..ChangeSet::default() };
         let mut known = Known::new();
         let verdict = |known: &Known, ours: &ChangeSet, rows| judge(ours, &[delete(rows)], known);
         let (far, odd_run) = (RowSet::Runs(vec![Run { first: 99, count: 9 }]), RowSet::Runs(vec![Run { first: 33, count: 1 }]));

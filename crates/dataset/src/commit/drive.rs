@@ -11,6 +11,7 @@ use penstock_format::rows::RowSet;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::{Created, process};
 
+use super::keys::Keys;
 use super::machine::{Event, Machine, Request};
 use super::root::write_root;
 use crate::config::now_us;
@@ -31,6 +32,8 @@ pub struct Driver<'a> {
     /// The snapshot of the proposed commit, completed before the put so that nothing can fail afterwards.
     next: Option<Snapshot>,
     puts: &'a mut Vec<String>,
+    /// The unique keys that the transaction added.
+    keys: &'a [Keys],
     /// Whether the record may exist although no response has confirmed this. A failure then leaves the commit's state unknown.
     uncertain: bool,
 }
@@ -38,8 +41,8 @@ pub struct Driver<'a> {
 impl<'a> Driver<'a> {
     /// Create a driver for a transaction that began at `base` on the handle `home`. The driver adds to `puts` the names of the
     /// objects that it writes.
-    pub fn new(home: Arc<Context>, base: Arc<Snapshot>, puts: &'a mut Vec<String>) -> Driver<'a> {
-        Driver { home, base, parent: None, root: None, next: None, puts, uncertain: false }
+    pub fn new(home: Arc<Context>, base: Arc<Snapshot>, puts: &'a mut Vec<String>, keys: &'a [Keys]) -> Driver<'a> {
+        Driver { home, base, parent: None, root: None, next: None, puts, keys, uncertain: false }
     }
 
     pub fn drive(&mut self, machine: Machine) -> Result<Snapshot> {
@@ -90,6 +93,7 @@ impl<'a> Driver<'a> {
                     let found = base.context.row_ids(&stored.iter().collect::<Vec<_>>())?;
                     Event::RowIds(sets.into_iter().zip(found).collect())
                 }
+                Request::CheckKeys(rows) => Event::Keys(self.other_with_key(&rows)?),
                 Request::WriteRoot => {
                     let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root was requested without a parent"))?;
                     let (object, root) = write_root(parent, self.puts)?;
@@ -126,6 +130,20 @@ impl<'a> Driver<'a> {
                 }
             };
         }
+    }
+
+    /// Return the first of these rows of the parent that has one of the transaction's keys, and the key as text.
+    fn other_with_key(&self, rows: &[RowSet]) -> Result<Option<(u64, String)>> {
+        let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "keys were checked before any parent was read"))?;
+        let parent = Arc::new(parent.within(parent.context.clone()));
+        for ids in parent.context.row_ids(&rows.iter().collect::<Vec<_>>())? {
+            for keys in self.keys {
+                if let Some(found) = keys.other_with_key(&parent, ids.iter())? {
+                    return Ok(Some(found));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Use the newest snapshot as the parent. Its number is at least `known`.

@@ -69,7 +69,7 @@ fn joined(snapshot: &Snapshot, overlays: &[Overlay], puts: &mut Vec<String>) -> 
         for (index, spec) in schema.columns.iter().enumerate().filter(|(_, spec)| overlay.columns.contains(&spec.id)) {
             columns[index] = Some(reader.stored(spec, lists.entry(spec.id).or_default())?);
         }
-        pending.push(ids.iter().collect(), columns);
+        pending.push(&ids.iter().collect::<Vec<u64>>(), schema, columns);
     }
     // Only categories have words.
     let lists = lists.into_iter().map(|(column, list)| (column, list.words)).filter(|(_, words)| !words.is_empty());

@@ -7,7 +7,7 @@ use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, row_id};
 use penstock_format::record::{Parent, Properties, RECORD_BYTES, RECORD_DELTAS, Record, Transaction};
-use penstock_format::rows::{RowIds, RowIdsRef};
+use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
 use super::changes::Proposal;
 use super::conflict::{self, Verdict};
@@ -28,6 +28,8 @@ pub enum Request {
     ReadSpan { first: u64, end: u64 },
     /// Read these sets of row ids, which other commits changed or which this transaction needs. Answered by `RowIds`.
     ReadRowIds(Vec<RowIdsRef>),
+    /// Look for this transaction's keys in these rows of the parent. Answered by `Keys`.
+    CheckKeys(Vec<RowSet>),
     /// Write a root for the parent's state. Answered by `RootWritten`.
     WriteRoot,
     /// Put a record whose name must not exist yet. Answered by `Created`, `Exists` or `Unknown`.
@@ -51,6 +53,8 @@ pub enum Event {
     },
     Span(Vec<LogEntry>),
     RowIds(Vec<(RowIdsRef, Arc<RowIds>)>),
+    /// A row that has one of the keys, and the key as text.
+    Keys(Option<(u64, String)>),
     RootWritten(ObjectRef),
     Created,
     Exists,
@@ -101,6 +105,12 @@ impl Machine {
             Event::RowIds(sets) => {
                 self.proposal.row_ids.extend(sets);
                 self.check()
+            }
+            Event::Keys(None) => self.propose(None),
+            Event::Keys(Some((row_id, key))) => {
+                let text = format!("cannot commit: another commit, made in the meantime, added the key {key} (row id {row_id})");
+                let error = Error::new("conflict", text).row_ids(vec![row_id.cast_signed()]);
+                Err(error.hint("run the transaction again on the newest snapshot, which then updates that sample"))
             }
             Event::RootWritten(root) => self.propose(Some(root)),
             Event::Created => self.done(),
@@ -170,9 +180,10 @@ impl Machine {
         if !missing.is_empty() {
             return Ok(Request::ReadRowIds(missing));
         }
-        self.unseen.clear();
+        let unseen = std::mem::take(&mut self.unseen);
+        let with_keys: Vec<RowSet> = unseen.iter().flat_map(|entry| changes.rows_with_keys(&entry.record.changes)).cloned().collect();
         self.checked = self.parent()?.record.number;
-        self.propose(None)
+        if with_keys.is_empty() { self.propose(None) } else { Ok(Request::CheckKeys(with_keys)) }
     }
 
     /// Build the record that follows the parent, and request that it be put. If its deltas exceed the limits, request a root

@@ -56,6 +56,26 @@ impl Written {
     }
 }
 
+/// Make overlays for reads in the same process. Their row ids are in memory, so they need no object.
+pub fn unwritten(changed: &[Changed], deleted: &HashSet<u64>) -> Vec<Overlay> {
+    let rows = |ids: &mut dyn Iterator<Item = u64>| {
+        let ids: RowIds = ids.collect();
+        RowSet::Runs(ids.runs_in(0..u64::MAX).into_iter().map(|(run, _)| run).collect())
+    };
+    let mut overlays = Vec::new();
+    for Changed { columns, row_ids, writer } in changed {
+        let mut rest = row_ids.iter().copied();
+        for fragment in &writer.fragments {
+            let rows = rows(&mut rest.by_ref().take(fragment.samples as usize));
+            overlays.push(Overlay { columns: columns.clone(), rows, files: fragment.files.clone() });
+        }
+    }
+    if !deleted.is_empty() {
+        overlays.push(Overlay { columns: Vec::new(), rows: rows(&mut deleted.iter().copied()), files: Vec::new() });
+    }
+    overlays
+}
+
 /// Make the overlays of written values: one per fragment. Cost: one put per set with more than a few runs.
 pub fn overlays_of(context: &Context, changed: &Changed, puts: &mut Vec<String>) -> Result<Vec<(Overlay, RowIds)>> {
     let mut rest = &changed.row_ids[..];

@@ -1,24 +1,28 @@
 //! A transaction: check and write samples, new values and deletions, then commit all of them or none.
 
-use std::collections::HashSet;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
 use penstock_format::ids::{ObjectRef, PROVISIONAL, log_folder, row_id, words_name};
 use penstock_format::manifest::{Fragment, WordsSegment, encode_words};
 use penstock_format::record::{Delta, FEATURE_OVERLAYS, RecordKind};
+use penstock_format::rows::RowIds;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_format::{Id, SnapshotId};
 use penstock_storage::process;
 use penstock_tensor::Column;
 
-use super::changes::{ChangeSet, Proposal, Reads};
+use super::changes::{ChangeSet, Proposal, Read};
 use super::drive::Driver;
+use super::keys::Keys;
 use super::machine::{self, Machine};
 use super::objects::{INLINE_BYTES, folders_of, write_pages};
-use super::overlays::{Written, summary};
+use super::overlays::{Written, summary, unwritten};
 use crate::config::Config;
 use crate::log::newest;
+use crate::read::own::OwnValues;
 use crate::snapshot::Snapshot;
 use crate::store::context::Context;
 use crate::write::check::{self, Input, check_lengths};
@@ -41,14 +45,21 @@ pub struct Transaction {
     /// The handle's context. The handle's path may be redirected during the transaction.
     home: Arc<Context>,
     /// The snapshot at which the transaction began. The snapshot's context keeps the root open.
-    base: Arc<Snapshot>,
+    pub(super) base: Arc<Snapshot>,
     uuid: Id,
     /// Writes new samples.
     writer: FragmentsWriter,
     /// New values of samples: those that wait, and those that are written, oldest first.
-    pending: Pending,
+    pending: Arc<Pending>,
     changed: Vec<Changed>,
     deleted: HashSet<u64>,
+    isolation: Isolation,
+    /// The row ids read, by columns. None for all rows.
+    reads: HashMap<Vec<u64>, Option<Vec<u64>>>,
+    /// The unique keys that were added or matched.
+    pub(super) keys: Vec<Keys>,
+    /// What reads see, less `pending`, and the numbers of changes of which it consists.
+    seen: Option<([usize; 4], Arc<Snapshot>)>,
     /// The words of category columns.
     words: Words,
     /// The columns of new samples.
@@ -58,6 +69,15 @@ pub struct Transaction {
     /// Identifies the process that began the transaction. A forked child must not use the transaction or delete its files.
     generation: u64,
     state: State,
+}
+
+/// Whether a transaction's reads count when it is committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// The result is as if the transactions had run one after another: a commit fails if another commit changed what was read.
+    Serializable,
+    /// Only writes count.
+    Snapshot,
 }
 
 #[derive(PartialEq)]
@@ -70,7 +90,7 @@ enum State {
 }
 
 impl Transaction {
-    pub fn begin(base: Arc<Snapshot>) -> Result<Transaction> {
+    pub fn begin(base: Arc<Snapshot>, isolation: Isolation) -> Result<Transaction> {
         base.record().check_writable()?;
         let uuid = base.context.new_id()?;
         let home = base.context.clone();
@@ -88,9 +108,13 @@ impl Transaction {
             base,
             uuid,
             writer,
-            pending: Pending::default(),
+            pending: Arc::default(),
             changed: Vec::new(),
             deleted: HashSet::new(),
+            isolation,
+            reads: HashMap::new(),
+            keys: Vec::new(),
+            seen: None,
             words: Words::default(),
             touched: HashSet::new(),
             puts: Vec::new(),
@@ -111,13 +135,16 @@ impl Transaction {
         let samples = check_lengths(&inputs).map_err(|error| error.context("cannot append"))?;
         let columns = self.check(inputs, validate, "append to")?;
         let first = (PROVISIONAL | self.samples()).cast_signed();
-        if samples == 0 {
-            return Ok(first);
+        if samples > 0 {
+            self.append_stored(columns, samples)?;
         }
+        Ok(first)
+    }
+
+    pub(super) fn append_stored(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
         let schema = &self.base.schema;
         self.touched.extend(schema.columns.iter().zip(&columns).filter(|(_, column)| column.is_some()).map(|(spec, _)| spec.id));
-        self.writer.push(columns, samples).inspect_err(|_| self.state = State::Failed)?;
-        Ok(first)
+        self.writer.push(columns, samples).inspect_err(|_| self.state = State::Failed)
     }
 
     /// Give some columns of existing or appended samples new values. If a row id is repeated, its last value counts. All values and
@@ -134,17 +161,78 @@ impl Transaction {
         if samples == 0 {
             return Ok(());
         }
-        let columns: Vec<Option<Column>> = columns.into_iter().map(|column| column.map(|stored| stored.column)).collect();
+        let columns = columns.into_iter().map(|column| column.map(|stored| stored.column)).collect();
+        self.update_stored(row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect(), columns)
+    }
+
+    pub(super) fn update_stored(&mut self, row_ids: Vec<u64>, columns: Vec<Option<Column>>) -> Result<()> {
         // Values of a source can be read during this call only.
         let pulled = columns.iter().flatten().any(|column| matches!(column, Column::Pulled(_)));
         if pulled {
             self.write_pending()?;
         }
-        self.pending.push(row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect(), columns);
+        Arc::make_mut(&mut self.pending).push(&row_ids, &self.base.schema, columns);
         if pulled || self.pending.bytes() as u64 > Config::memory_bytes() / 8 {
             self.write_pending()?;
         }
         Ok(())
+    }
+
+    /// Return what the transaction sees: the snapshot at which it began with its own changes, and new values that are only in memory. Its
+    /// row ids are provisional. Cost: closes the data file of the last append.
+    pub fn view(&mut self) -> Result<(Arc<Snapshot>, Option<Arc<dyn OwnValues>>)> {
+        self.check_open()?;
+        self.writer.finish().inspect_err(|_| self.state = State::Failed)?;
+        let words: usize = self.words.added().map(|(_, words)| words.len()).sum();
+        let changes = [self.writer.fragments.len(), self.changed.len(), self.deleted.len(), words];
+        let known = self.seen.as_ref().filter(|(known, _)| *known == changes).map(|(_, seen)| seen.clone());
+        let seen = match known {
+            Some(seen) => seen,
+            None => {
+                let overlays = unwritten(&self.changed, &self.deleted);
+                let words = self.words.added().map(|(column, new)| Ok((column, self.base.vocabulary_with(column, new)?)));
+                let seen = Arc::new(self.base.with_changes(self.writer.fragments.clone(), overlays, words.collect::<Result<_>>()?));
+                self.seen = Some((changes, seen.clone()));
+                seen
+            }
+        };
+        let own: Option<Arc<dyn OwnValues>> = if self.pending.is_empty() { None } else { Some(self.pending.clone()) };
+        Ok((seen, own))
+    }
+
+    /// Record that the transaction read these rows of these columns, or all rows. The commit fails if another commit changes them in the
+    /// meantime, unless the isolation is `Snapshot`.
+    pub fn note_read(&mut self, row_ids: Option<Vec<u64>>, columns: Vec<u64>) {
+        match (self.reads.entry(columns), row_ids) {
+            (Entry::Occupied(mut known), None) => drop(known.insert(None)),
+            (Entry::Vacant(free), row_ids) => drop(free.insert(row_ids)),
+            (Entry::Occupied(mut known), Some(row_ids)) => {
+                if let Some(all) = known.get_mut() {
+                    all.extend(row_ids);
+                    if all.len() > READS {
+                        all.sort_unstable();
+                        all.dedup();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Record a read as `note_read` does, of columns by name.
+    pub fn note_read_of(&mut self, columns: &[String], row_ids: Option<&[i64]>) -> Result<()> {
+        let mut ids = columns.iter().map(|name| self.base.column(name).map(|spec| spec.id)).collect::<Result<Vec<u64>>>()?;
+        ids.sort_unstable();
+        self.note_read(row_ids.map(|row_ids| row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect()), ids);
+        Ok(())
+    }
+
+    /// Return the reads that count, without those of samples that the transaction appended.
+    fn counted_reads(&self) -> Vec<Read> {
+        if self.isolation == Isolation::Snapshot {
+            return Vec::new();
+        }
+        let existing = |ids: &Vec<u64>| Arc::new(ids.iter().copied().filter(|row_id| row_id & PROVISIONAL == 0).collect::<RowIds>());
+        self.reads.iter().map(|(columns, rows)| Read { columns: columns.clone(), rows: rows.as_ref().map(existing) }).collect()
     }
 
     /// Delete existing or appended samples. A row id may be repeated.
@@ -179,14 +267,14 @@ impl Transaction {
 
     /// Write the new values that wait.
     fn write_pending(&mut self) -> Result<()> {
-        let written = self.pending.write(&self.base.context, &self.base.schema, &self.words);
+        let written = Arc::make_mut(&mut self.pending).write(&self.base.context, &self.base.schema, &self.words);
         self.changed.extend(written.inspect_err(|_| self.state = State::Failed)?);
         Ok(())
     }
 
     /// Check all inputs. Returns the stored form of each column in the schema, or None if the input lacks the column. If a check
     /// fails, the words are those of before.
-    fn check(&mut self, inputs: Vec<Input>, validate: Validate, verb: &str) -> Result<Vec<Option<Stored>>> {
+    pub(super) fn check(&mut self, inputs: Vec<Input>, validate: Validate, verb: &str) -> Result<Vec<Option<Stored>>> {
         let before = self.words.mark();
         let base = self.base.clone();
         let mut columns: Vec<Option<Stored>> = base.schema.columns.iter().map(|_| None).collect();
@@ -216,7 +304,7 @@ impl Transaction {
         Ok(columns)
     }
 
-    fn check_open(&self) -> Result<()> {
+    pub(super) fn check_open(&self) -> Result<()> {
         if self.generation != process::generation() {
             let text = "cannot use this transaction: this process was forked after the transaction began";
             return Err(Error::new("transaction-closed", text).hint("begin a new transaction in this process"));
@@ -242,7 +330,8 @@ impl Transaction {
         let features = if overlays.is_empty() { self.features() } else { self.features() | FEATURE_OVERLAYS };
         deltas.extend(overlays.into_iter().map(Delta::Overlay));
         self.sync()?;
-        let mut changes = ChangeSet { writes, reads: Reads::Nothing };
+        let keys = self.keys.iter().map(|keys| keys.column.id).collect();
+        let mut changes = ChangeSet { writes, reads: self.counted_reads(), keys };
         if samples > 0 || changes.writes.is_empty() {
             changes.writes.extend(ChangeSet::append(summary(self.touched.iter().copied().collect())).writes);
         }
@@ -259,7 +348,7 @@ impl Transaction {
             gc_epoch: self.base.record().gc_epoch,
         });
         self.base.context.storage.prove()?;
-        let snapshot = match Driver::new(self.home.clone(), self.base.clone(), &mut self.puts).drive(machine) {
+        let snapshot = match Driver::new(self.home.clone(), self.base.clone(), &mut self.puts, &self.keys).drive(machine) {
             Err(error) if error.code() == "commit-state-unknown" => {
                 self.state = State::Closed; // The transaction may have been committed, so nothing may be deleted.
                 return Err(error);
@@ -313,6 +402,9 @@ impl Transaction {
         self.base.context.storage.sync(&folders)
     }
 }
+
+/// Repeated row ids of reads are removed when there are this many.
+const READS: usize = 1 << 20;
 
 /// Check the values of a column and convert them to their stored form.
 fn prepare(words: &mut Words, base: &Snapshot, spec: &ColumnSpec, input: Input, validate: Validate) -> Result<Stored> {

@@ -63,7 +63,7 @@ impl Reader {
     /// Return large samples of fixed shape in one contiguous buffer. Returns None if any sample is null or if the store did not
     /// write the samples in order.
     pub fn joined(&self, column: &ColumnSpec) -> Option<Frozen> {
-        let memory = self.fetched.memory.as_ref()?;
+        let memory = self.fetched.memory.as_ref().filter(|_| !self.has_own(column))?;
         let mut samples: Vec<Bytes> = Vec::new();
         for group in &self.plan.groups {
             for located in self.located(group, column.id).ok()? {
@@ -85,6 +85,28 @@ impl Reader {
 
     /// Copy samples of fixed shape into `out`, which has room for `self.plan.len()` samples of equal size. Nulls become zero bytes.
     pub fn fixed(&self, column: &ColumnSpec, out: &mut [u8]) -> Result<Nulls> {
+        let mut nulls = self.stored_fixed(column, out)?;
+        self.put_own(column, out, &mut nulls);
+        Ok(nulls)
+    }
+
+    /// Put the new values of a transaction in their places.
+    pub(super) fn put_own(&self, column: &ColumnSpec, out: &mut [u8], nulls: &mut Nulls) {
+        let bytes = out.len().checked_div(self.plan.len()).unwrap_or(0);
+        self.each_own(column, |place, value| {
+            let target = &mut out[place * bytes..(place + 1) * bytes];
+            match value.bytes {
+                None => set_null(nulls, self.plan.len(), place as u32, target),
+                Some(value) => {
+                    target.copy_from_slice(value);
+                    nulls.iter_mut().for_each(|nulls| nulls[place] = false);
+                }
+            }
+        });
+    }
+
+    /// Copy samples as `fixed` does, without the new values of a transaction.
+    pub(super) fn stored_fixed(&self, column: &ColumnSpec, out: &mut [u8]) -> Result<Nulls> {
         let (mut tiles, mut straight) = (Tiles::default(), Vec::new());
         let mut cells = Cells::new(out, self.plan.len());
         self.each_group(column, |source, rows| {

@@ -55,6 +55,12 @@ impl RaggedValues {
         self.keep = vec![slot.freeze()];
     }
 
+    fn replace(&mut self, index: usize, value: Option<Bytes>) {
+        let keep = if value.is_some() { self.keep.len() as u32 } else { NULL };
+        self.extents[index] = Extent { keep, begin: 0, bytes: value.as_ref().map_or(0, Bytes::len) };
+        self.keep.extend(value);
+    }
+
     pub fn len(&self) -> usize {
         self.extents.len()
     }
@@ -160,10 +166,14 @@ impl Reader {
             self.read_tiles(column, tiles, &mut Targets::Each(outs), &mut nulls)?;
             for place in places.into_iter().filter(|place| nulls.as_ref().is_none_or(|nulls| !nulls[*place as usize])) {
                 let value = std::mem::take(&mut buffers[place as usize]);
-                values.extents[place as usize] = Extent { keep: values.keep.len() as u32, begin: 0, bytes: value.len() };
-                values.keep.push(value.into());
+                values.replace(place as usize, Some(value.into()));
             }
         }
+        self.each_own(column, |place, value| {
+            values.replace(place, value.bytes.map(Bytes::copy_from_slice));
+            let sizes = values.free[place * free_count..].iter_mut().zip(value.free);
+            sizes.for_each(|(free, size)| *free = *size);
+        });
         Ok(values)
     }
 

@@ -12,6 +12,7 @@ use penstock_format::schema::ColumnSpec;
 use penstock_storage::Pattern;
 
 use super::blocks::{Fetched, Held};
+use super::own::OwnValues;
 use super::plan::{Group, Plan, ascending};
 use crate::snapshot::Snapshot;
 use crate::snapshot::overlays::Divided;
@@ -34,6 +35,8 @@ pub struct Reader {
     pub plan: Plan,
     pub(super) fetched: Fetched,
     pub on_corrupt: OnCorrupt,
+    /// New values of a transaction, which hide the stored ones.
+    pub own: Option<Arc<dyn OwnValues>>,
 }
 
 /// Rows whose values in one column are in the same file, either the fragment's or an overlay's.
@@ -66,7 +69,7 @@ impl Reader {
     /// Plan to read samples by position, in this order. Cost: reads the manifest pages of the samples, unless they are cached.
     pub fn new(snapshot: Arc<Snapshot>, positions: Vec<u64>, on_corrupt: OnCorrupt) -> Result<Reader> {
         let plan = Plan::new(&snapshot, positions)?;
-        Ok(Reader { snapshot, plan, fetched: Fetched::default(), on_corrupt })
+        Ok(Reader { snapshot, plan, fetched: Fetched::default(), on_corrupt, own: None })
     }
 
     /// Use blocks that the caller already has instead of fetching them. Call this before `fetch`.

@@ -104,7 +104,7 @@ impl Reader {
     /// Cost: reads the tails of data files that are not open.
     pub fn shapes(&self, column: &ColumnSpec) -> Result<Option<Vec<Option<Vec<u64>>>>> {
         let mut shapes = vec![None; self.plan.len()];
-        let mut tiled = true;
+        let mut tiled = !self.has_own(column);
         self.each_group(column, |source, rows| {
             let Some(source) = source else { return Ok(()) };
             let entry = source.entry();

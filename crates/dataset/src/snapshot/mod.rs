@@ -11,7 +11,7 @@ pub mod values;
 pub mod vocabulary;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use penstock_error::{Error, Result};
 use penstock_format::SnapshotId;
@@ -19,7 +19,8 @@ use penstock_format::cursor::malformed;
 use penstock_format::files::FileRef;
 use penstock_format::ids::{Run, root_name};
 use penstock_format::manifest::{Fragment, Root, WordsSegment};
-use penstock_format::record::{Delta, Record};
+use penstock_format::overlay::Overlay;
+use penstock_format::record::{Delta, FEATURE_TILED, Record};
 use penstock_format::rows::RowSet;
 use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_storage::Access;
@@ -30,7 +31,7 @@ use quick_cache::sync::Cache;
 use self::live::{Live, Part};
 use self::overlays::{ByHeld, Overlays, Patch};
 use self::row_ids::PartRanges;
-use self::vocabulary::CodeTables;
+use self::vocabulary::{CodeTables, Vocabulary};
 use crate::log::records::LogEntry;
 use crate::store::blocks::cache;
 use crate::store::context::{Context, file_cache_bytes};
@@ -146,6 +147,30 @@ impl Snapshot {
             overlays: Arc::default(),
             words: self.words.clone(),
             tables: Arc::new(PerProcess::new(tables)),
+        }
+    }
+
+    /// Return what a transaction on this snapshot sees: the snapshot with more fragments, overlays and vocabularies. Their row ids are
+    /// provisional.
+    pub fn with_changes(&self, new: Vec<Fragment>, overlays: Vec<Overlay>, words: Vec<(u64, Arc<Vocabulary>)>) -> Snapshot {
+        let mut entry = self.entry.clone();
+        let samples: u64 = new.iter().map(|fragment| fragment.samples).sum();
+        let deleted: u64 = overlays.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| overlay.rows.ids()).sum();
+        entry.record.samples += samples;
+        entry.record.live = (entry.record.live + samples).saturating_sub(deleted);
+        entry.record.features_read |= FEATURE_TILED; // The new fragments may have tiles.
+        let new = new.into_iter().map(|fragment| Part::Fragment(Arc::new(fragment)));
+        let tables = PerProcess::new(tables as fn() -> Tables);
+        tables.get().codes.lock().unwrap_or_else(PoisonError::into_inner).vocabularies.extend(words);
+        Snapshot {
+            context: self.context.clone(),
+            entry,
+            root: self.root.clone(),
+            schema: self.schema.clone(),
+            parts: Arc::new(self.parts.iter().cloned().chain(new).collect()),
+            overlays: Arc::new(Overlays::new(self.overlays.all().iter().cloned().chain(overlays).collect())),
+            words: self.words.clone(),
+            tables: Arc::new(tables),
         }
     }
 

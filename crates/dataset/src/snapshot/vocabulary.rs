@@ -9,13 +9,13 @@ use hashbrown::HashTable;
 use penstock_error::Result;
 use penstock_format::Id;
 use penstock_format::cursor::{Strings, malformed};
-use penstock_format::manifest::WordsSegment;
+use penstock_format::manifest::{WordsSegment, encode_words, parse_words};
 
 use super::Snapshot;
 use crate::store::context::file_cache_bytes;
 
 /// The words of a column in one snapshot. The words stay in the segments that were read, so nothing is copied.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub struct Vocabulary {
     segments: Vec<Arc<Strings>>,
     /// For each code, the segment and the word's index in that segment.
@@ -106,7 +106,7 @@ impl FileCodes {
 /// The vocabularies and code tables that a snapshot has built so far.
 #[derive(Default)]
 pub struct CodeTables {
-    vocabularies: HashMap<u64, Arc<Vocabulary>>,
+    pub(super) vocabularies: HashMap<u64, Arc<Vocabulary>>,
     /// For each data file and column, a table that maps local codes to codes in this snapshot's vocabulary.
     files: HashMap<(Id, u64), Arc<FileCodes>>,
     files_bytes: u64,
@@ -132,6 +132,13 @@ impl Snapshot {
         let vocabulary = Arc::new(vocabulary);
         lock().vocabularies.insert(column, vocabulary.clone());
         Ok(vocabulary)
+    }
+
+    /// Return the words of a category column, followed by new ones. Cost: copies the tables of the vocabulary.
+    pub fn vocabulary_with(&self, column: u64, new: &[Arc<str>]) -> Result<Arc<Vocabulary>> {
+        let mut vocabulary = Vocabulary::clone(&*self.vocabulary(column)?);
+        vocabulary.push(Arc::new(parse_words(&encode_words(column, new).into())?.1))?;
+        Ok(Arc::new(vocabulary))
     }
 
     /// Return the vocabulary, and the table that translates a data file's codes to the vocabulary's codes. Cost: the first call reads the

@@ -1,30 +1,36 @@
 //! Collect the new values of samples until they are written as overlays. The last value of a sample counts.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use penstock_error::Result;
 use penstock_format::ids::PROVISIONAL;
 use penstock_format::schema::{ColumnSpec, Schema};
-use penstock_tensor::Column;
+use penstock_tensor::{Column, Pulled};
 
 use super::column::Stored;
 use super::fragments::FragmentsWriter;
 use super::vocabulary::Words;
+use crate::read::own::{OwnValue, OwnValues};
 use crate::store::context::Context;
 
-/// The new values given by one call.
-struct Update {
-    row_ids: Vec<u64>,
-    /// One entry per column of the schema. None for a column that keeps its values.
-    columns: Vec<Option<Column>>,
+/// New values that are not yet written, by column id.
+#[derive(Default, Clone)]
+pub struct Pending {
+    columns: HashMap<u64, Values>,
+    calls: u64,
+    bytes: usize,
 }
 
-/// New values that are not yet written.
-#[derive(Default)]
-pub struct Pending {
-    updates: Vec<Update>,
-    bytes: usize,
+/// New values of one column.
+#[derive(Clone)]
+struct Values {
+    /// For each row id, the place of its last value.
+    places: HashMap<u64, usize>,
+    column: Column,
+    /// The same for columns that were changed by the same calls, and so have the same row ids.
+    calls: u64,
 }
 
 /// Written values: some columns of the samples with these row ids, which ascend and are either all provisional or all final.
@@ -35,9 +41,25 @@ pub struct Changed {
 }
 
 impl Pending {
-    pub fn push(&mut self, row_ids: Vec<u64>, columns: Vec<Option<Column>>) {
-        self.bytes += row_ids.len() * size_of::<u64>() + columns.iter().flatten().map(Column::value_bytes).sum::<usize>();
-        self.updates.push(Update { row_ids, columns });
+    /// Add new values, given by one call. `columns` has an entry for each column of the schema, or None for those that keep their values.
+    /// Values that are pulled must be written before the next call.
+    pub fn push(&mut self, row_ids: &[u64], schema: &Schema, columns: Vec<Option<Column>>) {
+        self.calls += 1;
+        for (spec, column) in schema.columns.iter().zip(columns) {
+            let Some(column) = column else { continue };
+            self.bytes += row_ids.len() * size_of::<(u64, usize)>() + column.value_bytes();
+            match self.columns.entry(spec.id) {
+                Entry::Vacant(free) => {
+                    let places = row_ids.iter().enumerate().map(|(place, row_id)| (*row_id, place)).collect();
+                    free.insert(Values { places, column, calls: self.calls });
+                }
+                Entry::Occupied(mut known) => known.get_mut().push(row_ids, column, self.calls),
+            }
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.columns.is_empty()
     }
 
     /// Return how many bytes the values occupy.
@@ -45,29 +67,35 @@ impl Pending {
         self.bytes
     }
 
-    /// Write the values. Columns that change for the same samples share files. If a write fails, the files written so far are deleted.
+    /// Write the values and forget them. Columns that change for the same samples share files. If a write fails, the files written so far
+    /// are deleted.
     pub fn write(&mut self, context: &Arc<Context>, schema: &Schema, words: &Words) -> Result<Vec<Changed>> {
-        let Pending { updates, .. } = std::mem::take(self);
-        let mut written = Vec::new();
-        for (places, columns) in by_places(&updates, schema.columns.len()) {
-            let split = places.partition_point(|(row_id, _)| row_id & PROVISIONAL == 0);
-            for places in [&places[..split], &places[split..]].into_iter().filter(|places| !places.is_empty()) {
-                let picks: Vec<(usize, usize)> = places.iter().map(|(_, place)| *place).collect();
-                let gathered = columns.iter().map(|index| {
-                    // A column has values in some of the updates only, but all picks are from those.
-                    let sources: Vec<&Column> = updates.iter().filter_map(|update| update.columns[*index].as_ref()).collect();
-                    let nth = |update: usize| updates[..update].iter().filter(|update| update.columns[*index].is_some()).count();
-                    let nth: Vec<usize> = (0..updates.len()).map(nth).collect();
-                    let picks: Vec<(usize, usize)> = picks.iter().map(|(update, row)| (nth[*update], *row)).collect();
-                    Some(Stored { column: Column::gather(&sources, &picks), words: words.of(schema.columns[*index].id) })
-                });
-                let specs: Vec<ColumnSpec> = columns.iter().map(|index| schema.columns[*index].clone()).collect();
-                let ids = specs.iter().map(|spec| spec.id).collect();
-                let mut writer = FragmentsWriter::new(context.clone(), specs);
-                let done = writer.push(gathered.collect(), picks.len()).and_then(|()| writer.finish());
-                written.push(Changed { columns: ids, row_ids: places.iter().map(|(row_id, _)| *row_id).collect(), writer });
+        let Pending { columns, .. } = std::mem::take(self);
+        let mut alike: Vec<(u64, Vec<&ColumnSpec>)> = Vec::new();
+        for spec in &schema.columns {
+            let Some(Values { calls, .. }) = columns.get(&spec.id) else { continue };
+            match alike.iter_mut().find(|(known, _)| known == calls) {
+                Some((_, specs)) => specs.push(spec),
+                None => alike.push((*calls, vec![spec])),
+            }
+        }
+        let mut written: Vec<Changed> = Vec::new();
+        for (_, specs) in alike {
+            let mut row_ids: Vec<u64> = columns[&specs[0].id].places.keys().copied().collect();
+            row_ids.sort_unstable();
+            let split = row_ids.partition_point(|row_id| row_id & PROVISIONAL == 0);
+            let appended = row_ids.split_off(split);
+            for row_ids in [row_ids, appended].into_iter().filter(|row_ids| !row_ids.is_empty()) {
+                let stored = |spec: &&ColumnSpec| {
+                    let Values { places, column, .. } = &columns[&spec.id];
+                    let picks: Vec<(usize, usize)> = row_ids.iter().map(|row_id| (0, places[row_id])).collect();
+                    Some(Stored { column: Column::gather(&[column], &picks), words: words.of(spec.id) })
+                };
+                let mut writer = FragmentsWriter::new(context.clone(), specs.iter().map(|spec| (*spec).clone()).collect());
+                let done = writer.push(specs.iter().map(stored).collect(), row_ids.len()).and_then(|()| writer.finish());
+                written.push(Changed { columns: specs.iter().map(|spec| spec.id).collect(), row_ids, writer });
                 if let Err(error) = done {
-                    written.iter_mut().for_each(|changed: &mut Changed| changed.writer.delete());
+                    written.iter_mut().for_each(|changed| changed.writer.delete());
                     return Err(error);
                 }
             }
@@ -76,29 +104,68 @@ impl Pending {
     }
 }
 
-/// The samples with new values, each with the last update that has it and the place there.
-type Places = Vec<(u64, (usize, usize))>;
-
-/// Find the last value of each sample in each column, and join the columns that change for the same samples in the same updates.
-fn by_places(updates: &[Update], columns: usize) -> Vec<(Places, Vec<usize>)> {
-    // Columns that occur in the same updates have the same places.
-    let mut alike: Vec<(Vec<bool>, Vec<usize>)> = Vec::new();
-    for index in 0..columns {
-        let occurs: Vec<bool> = updates.iter().map(|update| update.columns[index].is_some()).collect();
-        match alike.iter_mut().find(|(known, _)| *known == occurs) {
-            Some((_, columns)) => columns.push(index),
-            None if occurs.contains(&true) => alike.push((occurs, vec![index])),
-            None => {}
+impl Values {
+    fn push(&mut self, row_ids: &[u64], new: Column, call: u64) {
+        // Any function that differs for different sequences of calls.
+        self.calls = self.calls.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ call;
+        if let (Column::Fixed { data, validity, samples }, Column::Fixed { data: from, validity: valid, samples: count }) =
+            (&mut self.column, &new)
+        {
+            let cell = from.len().checked_div(*count).unwrap_or(0);
+            for (row, row_id) in row_ids.iter().enumerate() {
+                let place = *self.places.entry(*row_id).or_insert(*samples);
+                let (value, given) = (&from[row * cell..(row + 1) * cell], valid.as_ref().is_none_or(|valid| valid[row]));
+                if place == *samples {
+                    *samples += 1;
+                    data.extend_from_slice(value);
+                    validity.iter_mut().for_each(|validity| validity.push(true));
+                } else {
+                    data[place * cell..(place + 1) * cell].copy_from_slice(value);
+                }
+                if !given || validity.is_some() {
+                    validity.get_or_insert_with(|| vec![true; *samples])[place] = given;
+                }
+            }
+            return;
+        }
+        let before = self.column.len();
+        self.places.extend(row_ids.iter().enumerate().map(|(row, row_id)| (*row_id, before + row)));
+        match (&mut self.column, new) {
+            (Column::Ragged(all), Column::Ragged(new)) => {
+                let each = new.free.len().checked_div(new.len()).unwrap_or(0);
+                for row in 0..new.len() {
+                    all.push((!new.is_null(row)).then(|| new.value(row)), &new.free[row * each..(row + 1) * each]);
+                }
+            }
+            // Columns of one kind have one form, except for values that are pulled, which are written at once.
+            (all, new) => *all = new,
         }
     }
-    let places = |occurs: &[bool]| {
-        let mut last: HashMap<u64, (usize, usize)> = HashMap::new();
-        for (number, update) in updates.iter().enumerate().filter(|(number, _)| occurs[*number]) {
-            last.extend(update.row_ids.iter().enumerate().map(|(row, row_id)| (*row_id, (number, row))));
-        }
-        let mut places: Places = last.into_iter().collect();
-        places.sort_unstable();
-        places
-    };
-    alike.into_iter().map(|(occurs, columns)| (places(&occurs), columns)).collect()
+
+    fn get(&self, row_id: u64) -> Option<OwnValue<'_>> {
+        let place = *self.places.get(&row_id)?;
+        Some(match &self.column {
+            Column::Fixed { data, validity, samples } => {
+                let cell = data.len().checked_div(*samples).unwrap_or(0);
+                let valid = validity.as_ref().is_none_or(|validity| validity[place]);
+                OwnValue { bytes: valid.then(|| &data[place * cell..(place + 1) * cell]), free: &[] }
+            }
+            Column::Ragged(ragged) => {
+                let each = ragged.free.len().checked_div(ragged.len()).unwrap_or(0);
+                let bytes = (!ragged.is_null(place)).then(|| ragged.value(place));
+                OwnValue { bytes, free: &ragged.free[place * each..(place + 1) * each] }
+            }
+            Column::Pulled(Pulled { .. }) => return None,
+        })
+    }
+}
+
+impl OwnValues for Pending {
+    fn changes(&self, column: u64) -> bool {
+        self.columns.contains_key(&column)
+    }
+
+    fn find(&self, column: u64, row_id: u64) -> Option<OwnValue<'_>> {
+        self.columns.get(&column)?.get(row_id)
+    }
 }

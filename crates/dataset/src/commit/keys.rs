@@ -1,0 +1,112 @@
+//! Unique keys: find the samples that have given keys, in a transaction and in commits made in the meantime.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use penstock_error::{Error, Result};
+use penstock_format::schema::ColumnSpec;
+use penstock_tensor::Column;
+
+use crate::config::Config;
+use crate::read::fetch::Purpose;
+use crate::read::own::OwnValues;
+use crate::read::reader::{OnCorrupt, Reader};
+use crate::snapshot::Snapshot;
+use crate::write::stored::WordList;
+
+/// Keys that a transaction inserted or updated, by their bytes. Words stand for themselves, not for their codes.
+pub struct Keys {
+    pub column: ColumnSpec,
+    keys: HashMap<Vec<u8>, u64>,
+}
+
+/// At most this many samples are read at once to look for keys.
+const SAMPLES: u64 = 1 << 16;
+
+impl Keys {
+    pub fn new(column: ColumnSpec) -> Keys {
+        Keys { column, keys: HashMap::new() }
+    }
+
+    /// Add a key and the sample that has it.
+    pub fn insert(&mut self, key: Vec<u8>, row_id: u64) {
+        self.keys.insert(key, row_id);
+    }
+
+    /// Return the first of these samples that has one of the keys although another sample has it, and the key as text. Samples that do not
+    /// exist are left out. Cost: reads the key column of the samples.
+    pub fn other_with_key(&self, snapshot: &Arc<Snapshot>, row_ids: impl Iterator<Item = u64>) -> Result<Option<(u64, String)>> {
+        let column = &self.column;
+        let row_ids: Vec<i64> = row_ids.map(u64::cast_signed).collect();
+        let positions = snapshot.find_positions(&row_ids)?.into_iter().flatten().collect();
+        let mut found = None;
+        each_key(snapshot, None, column, positions, |row_id, key| {
+            let clash = key.filter(|key| self.keys.get(*key).is_some_and(|own| *own != row_id));
+            if let (None, Some(key)) = (&found, clash) {
+                found = Some((row_id, text_of(column, key)));
+            }
+        })?;
+        Ok(found)
+    }
+}
+
+/// Visit the key of each of these samples, with its row id. A null is no key.
+pub fn each_key(
+    snapshot: &Arc<Snapshot>,
+    own: Option<&Arc<dyn OwnValues>>,
+    column: &ColumnSpec,
+    positions: Vec<u64>,
+    mut visit: impl FnMut(u64, Option<&[u8]>),
+) -> Result<()> {
+    let step = SAMPLES.min((Config::memory_bytes() / 1024).max(1)) as usize;
+    for positions in positions.chunks(step) {
+        let mut reader = Reader::new(snapshot.clone(), positions.to_vec(), OnCorrupt::Raise)?;
+        reader.own = own.cloned();
+        reader.fetch(&[column], Purpose::Scan { keep: true })?;
+        let mut words = WordList::default();
+        let stored = reader.stored(column, &mut words)?;
+        let row_ids = reader.plan.row_ids();
+        let mut row = 0;
+        keys_of(&stored, &words.words, |key| {
+            visit(row_ids[row].cast_unsigned(), key);
+            row += 1;
+        });
+    }
+    Ok(())
+}
+
+/// Visit the keys in a column, which are nulls or the bytes of values. `words` are those of a category.
+pub fn keys_of(column: &Column, words: &[Arc<str>], mut visit: impl FnMut(Option<&[u8]>)) {
+    match column {
+        Column::Fixed { data, validity, samples } => {
+            let cell = data.len().checked_div(*samples).unwrap_or(0);
+            for row in 0..*samples {
+                let value = &data[row * cell..(row + 1) * cell];
+                let word = || value.first_chunk().and_then(|code| words.get(u32::from_le_bytes(*code) as usize));
+                let key = if words.is_empty() { Some(value) } else { word().map(|word| word.as_bytes()) };
+                visit(key.filter(|_| validity.as_ref().is_none_or(|validity| validity[row])));
+            }
+        }
+        Column::Ragged(ragged) => (0..ragged.len()).for_each(|row| visit((!ragged.is_null(row)).then(|| ragged.value(row)))),
+        Column::Pulled(_) => {}
+    }
+}
+
+/// Return a key for messages.
+pub fn text_of(column: &ColumnSpec, key: &[u8]) -> String {
+    let number = || key.iter().rev().fold(0i64, |value, byte| value << 8 | i64::from(*byte));
+    match column.kind.stored() {
+        Ok((dtype, shape)) if shape.is_fixed() && dtype.size() == key.len() && dtype.size() <= 8 => {
+            let unused = 64 - 8 * key.len() as u32;
+            (number() << unused >> unused).to_string()
+        }
+        _ => format!("{:?}", String::from_utf8_lossy(key)),
+    }
+}
+
+/// Make the error for a key that two samples have.
+pub fn not_unique(column: &ColumnSpec, key: &[u8], one: u64, other: u64) -> Error {
+    let text = format!("`{}` is not a key: two samples have {}", column.name, text_of(column, key));
+    let row_ids = vec![one.cast_signed(), other.cast_signed()];
+    Error::new("key-not-unique", text).column(&column.name).row_ids(row_ids).hint("delete one of the samples, or use another key")
+}
