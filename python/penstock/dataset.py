@@ -195,7 +195,7 @@ class Dataset(View):
     ) -> Transaction:
         """Begin a transaction. In a `with` block, it commits at the end or, on an exception, aborts and deletes its data.
 
-        `isolation="snapshot"`: changes of values that this transaction only read are no conflict.
+        With `isolation="snapshot"`, other commits may change values that this transaction only read.
         """
         if not isinstance(properties, Mapping | None):
             raise InvalidInputError(f"cannot begin a transaction: its properties are a {type(properties).__name__}, expected a dict")

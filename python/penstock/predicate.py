@@ -64,7 +64,7 @@ def _columns(connection: Any, view: View, where: str, doing: str) -> list[str]:
 
 
 def _column(view: View, name: str, doing: str) -> str:
-    """Return the column with this name. As in SQL, case counts only if it is needed to tell columns apart."""
+    """Return the column with this name. As in SQL, case matters only if two columns differ in nothing else."""
     known = [*view.schema, "_row_id"]
     alike = [column for column in known if column.lower() == name.lower()]
     if name in known or len(alike) == 1:

@@ -42,9 +42,9 @@ def _text(value: Any, what: str, doing: str = "begin a transaction") -> str:
 class Transaction:
     """Appends, updates and deletions that become one commit or are discarded.
 
-    Other commits may be made in the meantime. The transaction is then committed after them, unless one of them changed a value that
-    this transaction read or changed, or deleted one of its samples: this is a ConflictError, and nothing is committed. With
-    `isolation="snapshot"`, values that were only read do not count.
+    Other commits may be made in the meantime. The transaction is then committed after them. It is a ConflictError if one of them changed
+    a value that this transaction read or changed, or deleted one of its samples; nothing is committed. With `isolation="snapshot"`,
+    values that were only read do not count.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://transaction", {"text": ps.Text()})

@@ -14,7 +14,7 @@ use crate::read::reader::{OnCorrupt, Reader};
 use crate::snapshot::Snapshot;
 use crate::write::stored::WordList;
 
-/// Keys that a transaction inserted or updated, by their bytes. Words stand for themselves, not for their codes.
+/// Keys that a transaction inserted or updated, by their bytes. The key of a category is the word, not its code.
 pub struct Keys {
     pub column: ColumnSpec,
     keys: HashMap<Vec<u8>, u64>,
@@ -50,7 +50,7 @@ impl Keys {
     }
 }
 
-/// Visit the key of each of these samples, with its row id. A null is no key.
+/// Visit the key of each of these samples, with its row id, or None for a null.
 pub fn each_key(
     snapshot: &Arc<Snapshot>,
     own: Option<&Arc<dyn OwnValues>>,
