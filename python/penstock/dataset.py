@@ -75,15 +75,21 @@ def create(
     )
 
 
+# Over 6 parameters: callers pass them by name, except the first.
 def open(
     uri: str | os.PathLike[str],
     *,
     branch: str = "main",
     snapshot: str | None = None,
+    tag: str | None = None,
+    as_of: datetime.datetime | str | None = None,
     io: str = "auto",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Open a dataset at its newest snapshot, or at `snapshot` if given.
+    """Open a dataset at its newest snapshot, or at a snapshot given by its id, by a tag, or by a time.
+
+    `as_of` opens the newest snapshot that was committed at or before a time. It is a datetime with a time zone, or text such as
+    "2026-11-20T12:00:00Z" or "2026-11-20", which is midnight in UTC.
 
     `uri` is a path, file://, memory://, s3://, gs://, az://, or http(s):// for reading. `io` selects how local files are read:
     "auto" and "mapped" map them, "buffered" reads only the ranges that a call to `take` needs, and "direct" does the same without
@@ -97,8 +103,8 @@ def open(
 
     Cost: on local disk, three reads (of the hint, the record and the root) and three look-ups. On object storage, three requests: one
     lists a single name, and two read the record and the root. The cost does not grow with the number of samples. Opening a local copy also
-    lists its data files, until the first commit to that copy.
-    Raises: NotFoundError (dataset-not-found, snapshot-not-found, branch-not-found), CorruptError (log-incomplete,
+    lists its data files, until the first commit to that copy. A tag costs two requests more, `as_of` one for each doubling of the number
+    of commits. Raises: NotFoundError (dataset-not-found, snapshot-not-found, name-not-found, branch-not-found), CorruptError (log-incomplete,
     copy-incomplete), UnsupportedError (unknown-feature).
     """
     if branch != "main":
@@ -109,12 +115,39 @@ def open(
         )
     if snapshot is not None and not isinstance(snapshot, str):
         raise InvalidInputError(f"cannot open snapshot {snapshot!r}: expected a str", hint="use an id from ds.snapshot or ds.log()")
-    return Dataset(_core.open(_uri(uri), snapshot, _options(storage_options), _text(io, "io", "open a dataset")))
+    if sum(given is not None for given in (snapshot, tag, as_of)) > 1:
+        raise InvalidInputError(f"cannot open `{uri}`: expected only one of snapshot, tag and as_of")
+    if tag is not None:
+        _text(tag, "tag", "open a dataset")
+    opened = _core.open(
+        _uri(uri), snapshot, _options(storage_options), _text(io, "io", "open a dataset"), tag=tag, as_of_us=_microseconds(as_of)
+    )
+    return Dataset(opened)
 
 
-def open_incomplete(uri: str | os.PathLike[str], snapshot: str | None = None) -> Dataset:
+def _microseconds(time: datetime.datetime | str | None) -> int | None:
+    """Convert a time to microseconds since 1970 UTC."""
+    if time is None:
+        return None
+    if isinstance(time, str):
+        try:
+            given = datetime.datetime.fromisoformat(time)
+        except ValueError as error:
+            raise InvalidInputError(f"cannot open a dataset as of {time!r}: {error}", hint="write 2026-11-20T12:00:00Z") from error
+        time = given if given.tzinfo else given.replace(tzinfo=datetime.UTC)
+    if not isinstance(time, datetime.datetime) or time.tzinfo is None:
+        raise InvalidInputError(
+            f"cannot open a dataset as of {time!r}: expected text or a datetime with a time zone",
+            hint="use datetime.datetime.now(datetime.UTC), or text in UTC",
+        )
+    return (time - datetime.datetime.fromtimestamp(0, datetime.UTC)) // datetime.timedelta(microseconds=1)
+
+
+def open_incomplete(
+    uri: str | os.PathLike[str], snapshot: str | None = None, tag: str | None = None, as_of: datetime.datetime | str | None = None
+) -> Dataset:
     """Open a dataset like `open`, but accept an incomplete copy, so that `verify` can name the missing objects."""
-    return Dataset(_core.open(_uri(uri), snapshot, incomplete=True))
+    return Dataset(_core.open(_uri(uri), snapshot, incomplete=True, tag=tag, as_of_us=_microseconds(as_of)))
 
 
 def _options(given: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -216,10 +249,33 @@ class Dataset(View):
         """
         return self._snapshot.verify(progress)
 
+    def create_tag(self, name: str, snapshot: str | None = None) -> None:
+        """Name this handle's snapshot, or the one with the id `snapshot`, until the tag is deleted. `ps.open(tag=)` opens it.
+
+        A name has 1 to 255 bytes. Cost: a few requests and one put, however many tags there are.
+        Raises: AlreadyExistsError (name-exists), NotFoundError (snapshot-not-found), InvalidInputError (invalid-argument).
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://tags", {"number": "int32"})
+        >>> ds.create_tag("empty")
+        >>> receipt = ds.append({"number": [1, 2]})
+        >>> len(ps.open("memory://tags", tag="empty")), list(ds.tags())
+        (0, ['empty'])
+        """
+        self._snapshot.create_tag(_text(name, "tag", "create a tag"), snapshot)
+
+    def delete_tag(self, name: str) -> None:
+        """Delete a tag. Its snapshot remains. Raises: NotFoundError (name-not-found)."""
+        self._snapshot.delete_tag(_text(name, "tag", "delete a tag"))
+
+    def tags(self) -> dict[str, str]:
+        """Return a dict of tags to snapshot ids. Cost: a search for the newest names record, and two requests if it has changed."""
+        return self._snapshot.tags()
+
     def pins(self) -> dict[str, str]:
         """Return a dict of pin names to snapshot ids. A pinned snapshot is never garbage-collected. `loader(pin=True)` creates pins.
 
-        Cost: a search for the newest names record, plus one request per record written since the last call.
+        Cost: as for `tags`.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://pins", {"number": "int32"})

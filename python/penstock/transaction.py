@@ -179,7 +179,7 @@ class Transaction:
         if where is None:
             ids = row_ids_of(row_ids)
         else:
-            from penstock import predicate
+            from penstock.query import predicate
 
             ids = predicate.matching(self._view(), where, "delete", lambda columns: self._core.note_read(columns, None))
         self._core.delete(ids)

@@ -38,8 +38,27 @@ def test_every_verb_in_turn(root, table):
     assert lines == [{"name": "ada"}]
     first = ps.open(root).log()[-1].snapshot
     assert json.loads(run("info", root, "--snapshot", first, "--json").stdout)["samples"] == 0
+    assert f"empty names snapshot {first}" in run("tag", root, "empty", "--snapshot", first).stdout
+    run("tag", root, "both")
+    assert (
+        json.loads(run("tag", root, "--json").stdout) == {"both": ps.open(root).snapshot, "empty": first}
+        and "both" in run("tag", root).stdout
+    )
+    for at in (["--tag", "empty"], ["--as-of", ps.open(root).log()[-1].time.isoformat()]):
+        assert json.loads(run("info", root, *at, "--json").stdout)["samples"] == 0
+        assert run("head", root, *at, "--json").stdout == "" and len(json.loads(run("log", root, *at, "--json").stdout)) == 1
+        assert json.loads(run("verify", root, *at, "--json").stdout)["samples"] == 0
+    with ps.open(root).transaction("remove ada") as tx:
+        tx.delete(row_ids=[0])
+    assert "-1" in run("log", root).stdout and json.loads(run("verify", root, "--json").stdout)["samples"] == 1
+    assert json.loads(run("head", root, "--tag", "both", "--json", "-n", 1, "-c", "name").stdout) == {"name": "ada"}
+    assert "deleted tag both" in run("tag", root, "both", "--delete").stdout
+    assert "error[name-not-found]" in run("tag", root, "both", "--delete", code=1).stderr
+    assert "error[name-exists]" in run("tag", root, "empty", code=1).stderr
+    for wrong in (["--delete"], ["--snapshot", first], ["x", "--delete", "--snapshot", first]):
+        run("tag", root, *wrong, code=2)
     report = json.loads(run("verify", root, "--json").stdout)
-    assert report["samples"] == 2 and report["problems"] == []
+    assert report["samples"] == 1 and report["problems"] == []
 
 
 def test_exit_codes_and_errors(root, table, tmp_path):

@@ -54,6 +54,8 @@ pub const CODES: &[(&str, Kind)] = &[
     ("position-out-of-range", Kind::OutOfRange),
     ("dataset-exists", Kind::AlreadyExists),
     ("conflict", Kind::Conflict),
+    ("name-exists", Kind::AlreadyExists),
+    ("name-not-found", Kind::NotFound),
     ("dataset-replaced", Kind::Conflict),
     ("transaction-expired", Kind::Conflict),
     ("commit-state-unknown", Kind::Unavailable),

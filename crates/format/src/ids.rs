@@ -174,7 +174,7 @@ pub fn place_of(name: &str) -> Place {
     let parts: Vec<&str> = name.split('/').collect();
     let ours = match parts[..] {
         [last] => temporary(last),
-        ["log" | "refs" | "d" | "p" | "r" | "w" | "c" | "x" | "o" | "s" | "a", ""] => true,
+        ["log" | "refs" | "d" | "p" | "r" | "w" | "c" | "x" | "o" | "n" | "s" | "a", ""] => true,
         ["log", branch, last] if branch.len() == 16 && u64::from_str_radix(branch, 16).is_ok() => {
             if record_number(last).is_some() {
                 return Place::Commit;
@@ -182,7 +182,7 @@ pub fn place_of(name: &str) -> Place {
             last.is_empty() || in_log(last)
         }
         ["refs", last] => in_log(last),
-        ["d" | "p" | "r" | "w" | "c" | "x" | "o" | "s" | "a", last] => Id::parse(last).is_some() || temporary(last),
+        ["d" | "p" | "r" | "w" | "c" | "x" | "o" | "n" | "s" | "a", last] => Id::parse(last).is_some() || temporary(last),
         _ => false,
     };
     if ours { Place::Ours } else { Place::Foreign }
@@ -203,6 +203,10 @@ pub fn page_name(id: Id) -> String {
 
 pub fn root_name(id: Id) -> String {
     format!("r/{id}")
+}
+
+pub fn names_name(id: Id) -> String {
+    format!("n/{id}")
 }
 
 pub fn rows_name(id: Id) -> String {

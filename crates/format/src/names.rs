@@ -6,7 +6,8 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
-use crate::ids::SnapshotId;
+use crate::id::Id;
+use crate::ids::{ObjectRef, SnapshotId};
 
 /// The kind of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,19 +28,30 @@ pub struct Operation {
     pub target: SnapshotId,
 }
 
+/// A record of the names log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names {
     pub number: u64,
     pub time_us: i64,
+    /// The names before these operations.
+    pub object: Option<ObjectRef>,
     pub operations: Vec<Operation>,
+    /// The last `own` operations are new in this record.
+    pub own: u64,
 }
+
+/// Maximum number of bytes in a record of the names log. A larger one begins with a new object.
+pub const NAMES_BYTES: usize = 64 << 10;
 
 impl Names {
     pub fn encode(&self) -> Vec<u8> {
         seal(Magic::Names, |writer| {
             writer.u64(self.number);
             writer.u64(self.time_us.cast_unsigned());
+            writer.u8(self.object.is_some().into());
+            self.object.iter().for_each(|object| object.write(writer));
             writer.list(&self.operations, |writer, operation| operation.write(writer));
+            writer.varint(self.own);
         })
     }
 
@@ -51,33 +63,42 @@ impl Names {
             return Err(malformed(format!("the names record at number {number} identifies itself as number {found}")));
         }
         let time_us = cursor.u64()?.cast_signed();
+        let object = if cursor.flag()? { Some(ObjectRef::parse(&mut cursor)?) } else { None };
         let operations = cursor.list(Operation::LEAST_BYTES, Operation::parse)?;
+        let own = cursor.varint()?;
         cursor.end()?;
-        Ok(Names { number, time_us, operations })
+        if own == 0 || own > operations.len() as u64 {
+            return Err(malformed(format!("the names record {number} adds {own} of its {} operations", operations.len())));
+        }
+        Ok(Names { number, time_us, object, operations, own })
     }
 }
 
-/// The names that exist after all records applied so far.
+/// The names that exist after a record.
 #[derive(Debug, Default)]
 pub struct Folded {
     /// The number of the next record.
     pub next: u64,
     /// The time of the last record.
     pub time_us: i64,
+    /// The object and the operations of the last record.
+    pub object: Option<ObjectRef>,
+    operations: Vec<Operation>,
     names: BTreeMap<(NameKind, String), SnapshotId>,
 }
 
 impl Folded {
-    /// Apply the record with number `next`.
-    pub fn apply(&mut self, record: Names) {
-        for Operation { removes, kind, name, target } in record.operations {
+    /// Return the names after a record. `before` are the entries of the record's object.
+    pub fn of(record: Names, before: &[Operation]) -> Folded {
+        let Names { number, time_us, object, operations, .. } = record;
+        let mut names = BTreeMap::new();
+        for Operation { removes, kind, name, target } in before.iter().chain(&operations) {
             match removes {
-                true => self.names.remove(&(kind, name)),
-                false => self.names.insert((kind, name), target),
+                true => names.remove(&(*kind, name.clone())),
+                false => names.insert((*kind, name.clone()), *target),
             };
         }
-        self.time_us = record.time_us;
-        self.next = record.number + 1;
+        Folded { next: number + 1, time_us, object, operations, names }
     }
 
     pub fn get(&self, kind: NameKind, name: &str) -> Option<SnapshotId> {
@@ -88,6 +109,37 @@ impl Folded {
     pub fn all(&self, kind: NameKind) -> BTreeMap<String, SnapshotId> {
         let of_kind = self.names.iter().filter(|((found, _), _)| *found == kind);
         of_kind.map(|((_, name), target)| (name.clone(), *target)).collect()
+    }
+
+    /// Return the next record, and the body of the object `id` if the record needs a new one.
+    pub fn followed_by(&self, operation: Operation, time_us: i64, id: Id) -> (Names, Option<Vec<u8>>) {
+        let operations = self.operations.iter().cloned().chain([operation.clone()]).collect();
+        let names = Names { number: self.next, time_us, object: self.object, operations, own: 1 };
+        if names.encode().len() <= NAMES_BYTES {
+            return (names, None);
+        }
+        let entry = |((kind, name), target): (&(NameKind, String), &SnapshotId)| Operation {
+            removes: false,
+            kind: *kind,
+            name: name.clone(),
+            target: *target,
+        };
+        let entries: Vec<Operation> = self.names.iter().map(entry).collect();
+        let body = seal(Magic::Names, |writer| writer.list(&entries, |writer, operation| operation.write(writer)));
+        let object = Some(ObjectRef::of(id, &body));
+        (Names { object, operations: vec![operation], ..names }, Some(body))
+    }
+}
+
+/// Parse the entries of an object of names.
+pub fn parse_entries(body: &Bytes) -> Result<Vec<Operation>> {
+    let mut cursor = unseal(Magic::Names, body)?;
+    let entries = cursor.list(Operation::LEAST_BYTES, Operation::parse)?;
+    cursor.end()?;
+    let key = |entry: &Operation| (entry.kind, entry.name.clone());
+    match entries.iter().any(|entry| entry.removes) || !entries.is_sorted_by(|one, other| key(one) < key(other)) {
+        true => Err(malformed("an object of names has a removal, or names that are not in order")),
+        false => Ok(entries),
     }
 }
 
@@ -121,22 +173,57 @@ impl Operation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::Id;
+
+    fn operation(removes: bool, kind: NameKind, name: &str) -> Operation {
+        Operation { removes, kind, name: name.into(), target: SnapshotId { branch: 3, number: 70_000, uuid: Id([7; 16]) } }
+    }
 
     #[test]
     fn a_record_comes_back_and_none_of_its_damages_does() {
-        let target = SnapshotId { branch: 3, number: 70_000, uuid: Id([7; 16]) };
-        let operation = |removes, kind, name: &str| Operation { removes, kind, name: name.into(), target };
         let operations = vec![operation(false, NameKind::Pin, "loader-1"), operation(true, NameKind::Tag, "")];
-        let names = Names { number: 5, time_us: -3, operations };
-        let body = names.encode();
-        assert_eq!(Names::parse(&Bytes::from(body.clone()), 5).ok().as_ref(), Some(&names));
-        assert!(Names::parse(&Bytes::from(body.clone()), 6).is_err());
-        for at in 0..body.len() {
-            assert!(Names::parse(&Bytes::copy_from_slice(&body[..at]), 5).is_err());
-            let mut damaged = body.clone();
-            damaged[at] ^= 1;
-            assert!(Names::parse(&Bytes::from(damaged), 5).is_err());
+        for object in [None, Some(ObjectRef { id: Id([1; 16]), bytes: 900, crc: 5 })] {
+            let names = Names { number: 5, time_us: -3, object, operations: operations.clone(), own: 1 };
+            let body = names.encode();
+            assert_eq!(Names::parse(&Bytes::from(body.clone()), 5).ok().as_ref(), Some(&names));
+            assert!(Names::parse(&Bytes::from(body.clone()), 6).is_err());
+            for own in [0, 3] {
+                assert!(Names::parse(&Names { own, ..names.clone() }.encode().into(), 5).is_err());
+            }
+            for at in 0..body.len() {
+                assert!(Names::parse(&Bytes::copy_from_slice(&body[..at]), 5).is_err());
+                let mut damaged = body.clone();
+                damaged[at] ^= 1;
+                assert!(Names::parse(&Bytes::from(damaged), 5).is_err());
+            }
         }
+    }
+
+    #[test]
+    fn thousands_of_operations_take_a_small_record_and_one_object() -> Result<()> {
+        let (mut folded, mut objects) = (Folded::default(), std::collections::HashMap::new());
+        let mut model = BTreeMap::new();
+        for number in 0..5000u32 {
+            let (removes, name) = (number % 3 == 2, format!("a name of some length {}", number % 2000 / 2));
+            let target = SnapshotId { branch: 0, number: number.into(), uuid: Id([number as u8; 16]) };
+            let operation = Operation { removes, kind: NameKind::Tag, name: name.clone(), target };
+            let mut id = [0; 16];
+            id[..4].copy_from_slice(&number.to_le_bytes());
+            let (names, object) = folded.followed_by(operation, 1, Id(id));
+            objects.extend(object.map(|body| (Id(id), Bytes::from(body))));
+            let body = Bytes::from(names.encode());
+            assert!(body.len() <= NAMES_BYTES);
+            let names = Names::parse(&body, number.into())?;
+            let before = names.object.map_or(Ok(Vec::new()), |object| parse_entries(&objects[&object.id]))?;
+            folded = Folded::of(names, &before);
+            if removes {
+                model.remove(&name)
+            } else {
+                model.insert(name, target)
+            };
+            assert_eq!(folded.next, u64::from(number) + 1);
+        }
+        assert_eq!(folded.all(NameKind::Tag), model);
+        assert!((2..20).contains(&objects.len()), "{}", objects.len());
+        Ok(())
     }
 }

@@ -49,7 +49,8 @@ pub fn create(
 
 /// Open the newest snapshot of main, or the given snapshot. `incomplete` permits a copy in which objects are missing.
 #[pyfunction]
-#[pyo3(signature = (uri, snapshot=None, storage_options=None, io="auto", incomplete=false))]
+#[pyo3(signature = (uri, snapshot=None, storage_options=None, io="auto", incomplete=false, tag=None, as_of_us=None))]
+// Over 6 parameters: Python passes each by name.
 pub fn open(
     py: Python<'_>,
     uri: &str,
@@ -57,14 +58,18 @@ pub fn open(
     storage_options: Option<Vec<(String, String)>>,
     io: &str,
     incomplete: bool,
+    tag: Option<&str>,
+    as_of_us: Option<i64>,
 ) -> PyResult<Snapshot> {
     let options = options(storage_options, io).or_raise(py)?;
     let opened = py.detach(|| {
         let incomplete = if incomplete { Incomplete::Permit } else { Incomplete::Refuse };
         let context = Context::with(penstock_storage::open(uri, &options)?, incomplete);
-        match snapshot {
-            None => penstock_dataset::Snapshot::open(context, 0),
-            Some(id) => penstock_dataset::Snapshot::open_at(context, &SnapshotId::parse(id)?),
+        match (snapshot, tag, as_of_us) {
+            (Some(id), ..) => penstock_dataset::Snapshot::open_at(context, &SnapshotId::parse(id)?),
+            (_, Some(tag), _) => penstock_dataset::Snapshot::open_tag(context, tag),
+            (_, _, Some(time_us)) => penstock_dataset::Snapshot::open_as_of(context, 0, time_us),
+            _ => penstock_dataset::Snapshot::open(context, 0),
         }
     });
     Ok(Snapshot { inner: Arc::new(opened.or_raise(py)?), options })
@@ -144,6 +149,29 @@ impl Snapshot {
     /// Pin this snapshot under a name, until the pin is removed.
     fn pin(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         py.detach(|| penstock_dataset::pin(&self.inner.context, name, self.inner.id())).or_raise(py)
+    }
+
+    /// Give a snapshot a tag: this one, or the one with this id.
+    fn create_tag(&self, py: Python<'_>, name: &str, snapshot: Option<&str>) -> PyResult<()> {
+        py.detach(|| {
+            let target = match snapshot {
+                None => self.inner.id(),
+                // The snapshot must exist.
+                Some(id) => penstock_dataset::Snapshot::open_at(self.inner.context.clone(), &SnapshotId::parse(id)?)?.id(),
+            };
+            penstock_dataset::create_tag(&self.inner.context, name, target)
+        })
+        .or_raise(py)
+    }
+
+    fn delete_tag(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        py.detach(|| penstock_dataset::delete_tag(&self.inner.context, name)).or_raise(py)
+    }
+
+    /// Return all tags: name → snapshot id.
+    fn tags(&self, py: Python<'_>) -> PyResult<BTreeMap<String, String>> {
+        let tags = py.detach(|| penstock_dataset::tags(&self.inner.context)).or_raise(py)?;
+        Ok(tags.into_iter().map(|(name, target)| (name, target.to_string())).collect())
     }
 
     /// Return all pins: name → snapshot id.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use numpy::{PyArray1, PyReadonlyArray1};
-use penstock_dataset::{OnCorrupt, OwnValues, Purpose, Reader, Snapshot, out_of_range};
+use penstock_dataset::{OnCorrupt, Own, Purpose, Reader, Snapshot, out_of_range};
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
 use penstock_loader::source::view::Source;
@@ -20,7 +20,7 @@ pub struct View {
     snapshot: Arc<Snapshot>,
     positions: Option<Arc<Vec<u64>>>,
     /// New values of a transaction.
-    own: Option<Arc<dyn OwnValues>>,
+    own: Option<Own>,
     /// NumPy dtype of each column, looked up on the first take.
     numpy: output::NumpyTypes,
 }
@@ -32,7 +32,7 @@ impl View {
         Ok(View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: positions.map(Arc::new), own: None })
     }
 
-    pub fn of_transaction(snapshot: Arc<Snapshot>, own: Option<Arc<dyn OwnValues>>) -> View {
+    pub fn of_transaction(snapshot: Arc<Snapshot>, own: Option<Own>) -> View {
         View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: None, own }
     }
 

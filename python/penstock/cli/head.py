@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import typer
 
+from penstock.cli import at
 
+
+# Over 6 parameters: each is an option of the command line.
 def head(
     uri: str = typer.Argument(help="A dataset."),
     count: int = typer.Option(5, "--count", "-n", min=1, help="The number of samples."),
     columns: list[str] = typer.Option([], "--column", "-c", help="Only these columns."),
-    snapshot: str = typer.Option("", help="A snapshot id; the newest by default."),
+    snapshot: str = at.SNAPSHOT,
+    tag: str = at.TAG,
+    as_of: str = at.AS_OF,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per line."),
 ) -> None:
     """Show the first samples."""
-    import penstock
     from penstock.cli import show
     from penstock.view import unwrap
 
-    dataset = penstock.open(uri, snapshot=snapshot or None)
+    dataset = at.opened(uri, snapshot, tag, as_of)
     names = columns or list(dataset.schema)
     batch = dataset.take(range(min(count, len(dataset))), columns=names)
     samples = [{name: unwrap(values, index) for name, values in batch.items()} for index in range(min(count, len(dataset)))]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import typer
 
+from penstock.cli import at
+
 
 def info(
     uri: str = typer.Argument(help="A dataset."),
-    snapshot: str = typer.Option("", help="A snapshot id; the newest by default."),
+    snapshot: str = at.SNAPSHOT,
+    tag: str = at.TAG,
+    as_of: str = at.AS_OF,
     as_json: bool = typer.Option(False, "--json", help="Print the information as JSON."),
 ) -> None:
     """Show the columns, the number of samples, and the bytes stored."""
-    import penstock
     from penstock.cli import show
 
-    dataset = penstock.open(uri, snapshot=snapshot or None)
+    dataset = at.opened(uri, snapshot, tag, as_of)
     layout = dataset.layout()
     newest = dataset.log(1)[0]
     if as_json:

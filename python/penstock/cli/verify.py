@@ -6,10 +6,14 @@ import sys
 
 import typer
 
+from penstock.cli import at
+
 
 def verify(
     uri: str = typer.Argument(help="A dataset."),
-    snapshot: str = typer.Option("", help="A snapshot id; the newest by default."),
+    snapshot: str = at.SNAPSHOT,
+    tag: str = at.TAG,
+    as_of: str = at.AS_OF,
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
     """Read and check every byte of a snapshot; exit with 1 if anything is damaged."""
@@ -19,7 +23,7 @@ def verify(
     from penstock.cli import show
     from penstock.dataset import open_incomplete
 
-    dataset = open_incomplete(uri, snapshot=snapshot or None)
+    dataset = open_incomplete(uri, snapshot or None, tag or None, as_of or None)
     console = Console(stderr=True)
     with Progress(console=console, disable=as_json or not console.is_terminal) as progress:
         task = progress.add_task("verifying", total=None)

@@ -9,9 +9,9 @@ use penstock_tensor::Column;
 
 use crate::config::Config;
 use crate::read::fetch::Purpose;
-use crate::read::own::OwnValues;
 use crate::read::reader::{OnCorrupt, Reader};
 use crate::snapshot::Snapshot;
+use crate::snapshot::own::Own;
 use crate::write::stored::WordList;
 
 /// Keys that a transaction inserted or updated, by their bytes. The key of a category is the word, not its code.
@@ -53,7 +53,7 @@ impl Keys {
 /// Visit the key of each of these samples, with its row id, or None for a null.
 pub fn each_key(
     snapshot: &Arc<Snapshot>,
-    own: Option<&Arc<dyn OwnValues>>,
+    own: Option<&Own>,
     column: &ColumnSpec,
     positions: Vec<u64>,
     mut visit: impl FnMut(u64, Option<&[u8]>),

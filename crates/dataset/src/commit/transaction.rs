@@ -22,8 +22,8 @@ use super::objects::{INLINE_BYTES, folders_of, write_pages};
 use super::overlays::{Written, summary, unwritten};
 use crate::config::Config;
 use crate::log::newest;
-use crate::read::own::OwnValues;
 use crate::snapshot::Snapshot;
+use crate::snapshot::own::Own;
 use crate::store::context::Context;
 use crate::write::check::{self, Input, check_lengths};
 use crate::write::column::Stored;
@@ -180,7 +180,7 @@ impl Transaction {
 
     /// Return what the transaction sees: the snapshot at which it began with its own changes, and new values that are only in memory. Its
     /// row ids are provisional. Cost: closes the data file of the last append.
-    pub fn view(&mut self) -> Result<(Arc<Snapshot>, Option<Arc<dyn OwnValues>>)> {
+    pub fn view(&mut self) -> Result<(Arc<Snapshot>, Option<Own>)> {
         self.check_open()?;
         self.writer.finish().inspect_err(|_| self.state = State::Failed)?;
         let words: usize = self.words.added().map(|(_, words)| words.len()).sum();
@@ -196,7 +196,7 @@ impl Transaction {
                 seen
             }
         };
-        let own: Option<Arc<dyn OwnValues>> = if self.pending.is_empty() { None } else { Some(self.pending.clone()) };
+        let own: Option<Own> = if self.pending.is_empty() { None } else { Some(self.pending.clone()) };
         Ok((seen, own))
     }
 

@@ -5,7 +5,6 @@ pub mod codes;
 pub mod fetch;
 mod fill;
 pub mod fixed;
-pub mod own;
 pub mod plan;
 pub mod ragged;
 mod ranges;

@@ -12,10 +12,11 @@ use penstock_format::schema::ColumnSpec;
 use penstock_storage::Pattern;
 
 use super::blocks::{Fetched, Held};
-use super::own::OwnValues;
+
 use super::plan::{Group, Plan, ascending};
 use crate::snapshot::Snapshot;
 use crate::snapshot::overlays::Divided;
+use crate::snapshot::own::{Own, OwnValue};
 use crate::snapshot::values::{Values, file_of};
 use crate::store::datafile::{DataFile, Decoded};
 
@@ -36,7 +37,7 @@ pub struct Reader {
     pub(super) fetched: Fetched,
     pub on_corrupt: OnCorrupt,
     /// New values of a transaction, which hide the stored ones.
-    pub own: Option<Arc<dyn OwnValues>>,
+    pub own: Option<Own>,
 }
 
 /// Rows whose values in one column are in the same file, either the fragment's or an overlay's.
@@ -170,6 +171,21 @@ impl Reader {
             }
         }
         Ok(())
+    }
+
+    /// Return whether a transaction has new values for this column.
+    pub(super) fn has_own(&self, column: &ColumnSpec) -> bool {
+        self.own.as_ref().is_some_and(|own| own.changes(column.id))
+    }
+
+    /// Visit the samples of the plan that have a new value in a column, by their places in the result.
+    pub(super) fn each_own(&self, column: &ColumnSpec, mut visit: impl FnMut(usize, OwnValue<'_>)) {
+        let Some(own) = self.own.as_ref().filter(|own| own.changes(column.id)) else { return };
+        for (place, row_id) in self.plan.row_ids().into_iter().enumerate() {
+            if let Some(value) = own.find(column.id, row_id.cast_unsigned()) {
+                visit(place, value);
+            }
+        }
     }
 
     /// Return a decoded block, either from an in-memory file or from the fetched blocks.

@@ -4,6 +4,7 @@ pub mod copies;
 pub mod live;
 pub mod open;
 pub mod overlays;
+pub mod own;
 mod ranks;
 pub mod row_ids;
 pub mod sizes;

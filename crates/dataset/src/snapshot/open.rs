@@ -11,7 +11,7 @@ use penstock_storage::Storage;
 
 use super::{Snapshot, copies};
 use crate::log::records::LogEntry;
-use crate::log::{newest, records};
+use crate::log::{newest, records, refs};
 use crate::store::context::{Context, Incomplete, replaced};
 
 impl Snapshot {
@@ -36,14 +36,51 @@ impl Snapshot {
         self.near(entry)
     }
 
+    /// Open the snapshot of a tag. Cost: finding the newest names record, and reading it, its object, the commit record and the root.
+    pub fn open_tag(context: Arc<Context>, name: &str) -> Result<Snapshot> {
+        let target = refs::tagged(&context, name).map_err(|error| absent(&context, error))?;
+        let entry = records::named(context.storage.as_ref(), &target)?;
+        let written_in = written_in(context.storage.as_ref(), target.branch);
+        Snapshot::at_whole(context, entry, written_in)
+    }
+
+    /// Open the newest snapshot of a branch that was committed at or before a time, in microseconds since 1970 UTC. Cost: as for `open`, and
+    /// a search of the log, with a read for each doubling of the number of commits.
+    pub fn open_as_of(context: Arc<Context>, branch: u64, time_us: i64) -> Result<Snapshot> {
+        let store = context.storage.as_ref();
+        let newest = newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| not_found(store))?;
+        let last = newest.whole(store, &log_folder(branch))?;
+        let read = |number: u64| {
+            records::read_record(store, branch, number).map(|entry| Some(entry).filter(|entry| entry.record.time_us <= time_us))
+        };
+        let entry = match read(last)? {
+            Some(entry) => entry,
+            None => {
+                let mut found = read(0)?.ok_or_else(|| {
+                    let text = format!("cannot open `{}` as of that time: the dataset was created later", store.uri());
+                    Error::new("snapshot-not-found", text).hint("see `penstock log` for the times of commits")
+                })?;
+                let mut later = last;
+                while later - found.record.number > 1 {
+                    let middle = found.record.number + (later - found.record.number) / 2;
+                    match read(middle)? {
+                        Some(entry) => found = entry,
+                        None => later = middle,
+                    }
+                }
+                found
+            }
+        };
+        Snapshot::at_whole(context.clone(), entry, newest.written_in)
+    }
+
     pub fn open_at(context: Arc<Context>, snapshot: &SnapshotId) -> Result<Snapshot> {
         if !context.storage.exists(&record_name(snapshot.branch, 0))? {
             return Err(not_found(context.storage.as_ref()));
         }
         let entry = records::named(context.storage.as_ref(), snapshot)?;
-        let store = context.storage.as_ref();
-        let written_in = store.place().and_then(|_| newest::hint(store, &log_folder(snapshot.branch))).map(|(_, place)| place);
-        Snapshot::at_whole(context.clone(), entry, written_in)
+        let written_in = written_in(context.storage.as_ref(), snapshot.branch);
+        Snapshot::at_whole(context, entry, written_in)
     }
 
     /// Open the snapshot of a record as `at` does, but refuse an incomplete copy. `written_in` is the folder in which the log's
@@ -97,6 +134,17 @@ impl Snapshot {
         }
         Err(replaced(&format!("snapshot {} of `{}`: record {number} of its log has changed or is missing", self.id(), store.uri())))
     }
+}
+
+/// Return the folder in which a log's hint was written. Cost: a read, if folders have an identity.
+fn written_in(store: &dyn Storage, branch: u64) -> Option<u64> {
+    store.place().and_then(|_| newest::hint(store, &log_folder(branch))).map(|(_, place)| place)
+}
+
+/// Return `dataset-not-found` if an object is missing because the path has no dataset. If not, return `error`.
+fn absent(context: &Context, error: Error) -> Error {
+    let absent = error.kind() == Kind::NotFound && matches!(context.storage.exists(&record_name(0, 0)), Ok(false));
+    if absent { not_found(context.storage.as_ref()) } else { error }
 }
 
 fn not_found(storage: &dyn Storage) -> Error {

@@ -81,6 +81,8 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
     }
     note(&mut report, "row ids".into(), check_runs(snapshot, runs))?;
     note(&mut report, "row ids".into(), check_deletions(snapshot))?;
+    let record = snapshot.record();
+    report.samples = report.samples.saturating_sub(record.samples - record.live); // Deleted samples were checked as well.
     Ok(report)
 }
 

@@ -12,7 +12,7 @@ use penstock_tensor::{Column, Pulled};
 use super::column::Stored;
 use super::fragments::FragmentsWriter;
 use super::vocabulary::Words;
-use crate::read::own::{OwnValue, OwnValues};
+use crate::snapshot::own::{OwnValue, OwnValues};
 use crate::store::context::Context;
 
 /// New values that are not yet written, by column id.

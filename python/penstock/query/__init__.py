@@ -1,0 +1,1 @@
+"""SQL over the scalar columns of a dataset, with DuckDB."""
