@@ -240,6 +240,19 @@ class Dataset(View):
             raise InvalidInputError(f"cannot list {limit!r} commits: expected a whole number")
         return [_commit(entry) for entry in self._snapshot.log(limit)]
 
+    def resolve(self, snapshot: str) -> bool:
+        """Return whether a commit succeeded that raised `commit-state-unknown`, given the snapshot that its message names.
+
+        Cost: one read. Raises: UnavailableError (commit-state-unknown) if the answer may still change; the next commit decides it.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://resolve", {"n": "int32"})
+        >>> receipt = ds.append({"n": [1]})
+        >>> ds.resolve(receipt.snapshot), ds.resolve("0-1-" + "0" * 32)
+        (True, False)
+        """
+        return self._snapshot.resolve(_text(snapshot, "snapshot", "resolve a commit"))
+
     def verify(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
         """Read and check every byte that this snapshot depends on.
 

@@ -36,6 +36,22 @@ def test_time_travel_and_log(root):
             ps.open(root, snapshot=wrong)
 
 
+def test_the_fate_of_a_commit_is_told_by_its_number(root):
+    """After a lost answer, the error names the snapshot that the commit would be."""
+    ds = ps.create(root, {"n": "int32"})
+    receipt = ds.append({"n": [1]})
+    branch, number, uuid = receipt.snapshot.split("-")
+    assert ds.resolve(receipt.snapshot) is True and ds.resolve(f"{branch}-{number}-{'0' * 32}") is False
+    later = f"{branch}-{int(number) + 1}-{uuid}"
+    with pytest.raises(ps.UnavailableError, match="may still create it") as caught:
+        ds.resolve(later)
+    assert caught.value.code == "commit-state-unknown" and caught.value.hint
+    ps.open(root).append({"n": [2]})
+    assert ds.resolve(later) is False
+    with pytest.raises(ps.InvalidInputError):
+        ds.resolve("nonsense")
+
+
 def test_a_transaction_is_one_commit_or_nothing(root):
     ds = ps.create(root, {"n": "int32", "t": ps.Text()})
     with ds.transaction("both", author="ada", properties={"run": 7}) as tx:

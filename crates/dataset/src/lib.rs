@@ -22,7 +22,7 @@ pub use commit::create::create;
 pub use commit::machine::{Event, Machine, Request, check_texts};
 pub use commit::transaction::{Isolation, Receipt, Transaction};
 pub use config::Config;
-pub use log::records::{LogEntry, walk};
+pub use log::records::{LogEntry, resolve, walk};
 pub use log::refs::{create_tag, delete_tag, pin, pins, tagged, tags, unpin};
 pub use parallel::map as parallel_map;
 pub use penstock_storage::process::generation;

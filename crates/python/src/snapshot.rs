@@ -146,6 +146,16 @@ impl Snapshot {
         PyList::new(py, words.iter())
     }
 
+    /// Return whether a commit succeeded whose state was unknown, given the id of its snapshot.
+    fn resolve(&self, py: Python<'_>, snapshot: &str) -> PyResult<bool> {
+        let context = &self.inner.context;
+        py.detach(|| {
+            context.check_dataset()?;
+            penstock_dataset::resolve(context.storage.as_ref(), &SnapshotId::parse(snapshot)?)
+        })
+        .or_raise(py)
+    }
+
     /// Pin this snapshot under a name, until the pin is removed.
     fn pin(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         py.detach(|| penstock_dataset::pin(&self.inner.context, name, self.inner.id())).or_raise(py)

@@ -45,19 +45,14 @@ impl<'a> Driver<'a> {
         Driver { home, base, parent: None, root: None, next: None, puts, keys, uncertain: false }
     }
 
-    pub fn drive(&mut self, machine: Machine) -> Result<Snapshot> {
-        let uuid = machine.uuid();
-        self.answer_all(machine).map_err(|error| match self.uncertain && error.code() != "commit-state-unknown" {
+    pub fn drive(&mut self, mut machine: Machine) -> Result<Snapshot> {
+        self.answer_all(&mut machine).map_err(|error| match self.uncertain && error.code() != "commit-state-unknown" {
             false => error,
-            true => {
-                let text = format!("cannot determine whether the commit succeeded: transaction {uuid}: {}", error.message());
-                Error::new("commit-state-unknown", text)
-                    .hint("nothing was deleted; look for the transaction in `penstock log` when the storage responds again")
-            }
+            true => machine.unknown(&format!(": {}", error.message())),
         })
     }
 
-    fn answer_all(&mut self, mut machine: Machine) -> Result<Snapshot> {
+    fn answer_all(&mut self, machine: &mut Machine) -> Result<Snapshot> {
         let base = self.base.clone();
         let store = base.context.storage.as_ref();
         let branch = base.id().branch;

@@ -132,18 +132,19 @@ impl Machine {
             Event::Unknown | Event::Unreadable => {
                 self.uncertain += 1;
                 if self.uncertain > UNCERTAIN_TRIES {
-                    let text = format!(
-                        "cannot determine whether the commit succeeded: transaction {}, commit number {}",
-                        self.uuid(),
-                        self.sent()?.number
-                    );
-                    return Err(Error::new("commit-state-unknown", text)
-                        .hint("nothing was deleted; look for the transaction in `penstock log` when the storage responds again"));
+                    return Err(self.unknown(""));
                 }
                 let record = self.sent()?;
                 Ok(Request::Create { number: record.number, body: record.encode() })
             }
         }
+    }
+
+    /// Make the error for a put whose outcome is not known. It names the snapshot that the commit would be, for `resolve`, and `cause`.
+    pub fn unknown(&self, cause: &str) -> Error {
+        let snapshot = self.sent.as_ref().map_or_else(|| self.uuid().to_string(), |record| record.snapshot().to_string());
+        Error::new("commit-state-unknown", format!("cannot determine whether the commit succeeded as snapshot {snapshot}{cause}"))
+            .hint(format!("nothing was deleted; ds.resolve(\"{snapshot}\") finds out when the storage responds again"))
     }
 
     fn sent(&self) -> Result<&Record> {

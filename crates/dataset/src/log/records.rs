@@ -46,6 +46,19 @@ pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
     }
 }
 
+/// Return whether a commit succeeded whose state was unknown, given the snapshot that it would be. Fails with `commit-state-unknown` if it
+/// still may succeed, because no later commit has been made. Cost: one read, and a search for the newest record if it does not exist.
+pub fn resolve(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<bool> {
+    match read_record(storage, snapshot.branch, snapshot.number) {
+        Ok(entry) => Ok(entry.record.transactions.iter().any(|transaction| transaction.uuid == snapshot.uuid)),
+        Err(error) if error.kind() == Kind::NotFound => {
+            let text = format!("snapshot {snapshot} does not exist yet, but a delayed request may still create it");
+            Err(Error::new("commit-state-unknown", text).hint("the next commit decides: make it, and ask again"))
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// Visit the ancestors of `from`, newest first. Each must match the CRC and commit id recorded by its child.
 pub fn walk(storage: &dyn Storage, from: &Record, mut visit: impl FnMut(&LogEntry) -> Result<()>) -> Result<()> {
     let mut parent = from.parents.first().cloned();
