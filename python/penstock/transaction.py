@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
 from penstock.schema import Schema, from_json
 from penstock.values.checks import is_utf8
 from penstock.values.slices import slices
-from penstock.view import View, row_ids_of
+from penstock.view import View, _names, row_ids_of
 
 if TYPE_CHECKING:
     from penstock.dataset import Dataset
@@ -87,12 +87,13 @@ class Transaction:
         """
         ready, samples = self._ready(columns, "append to")
         least = [self._schema[name].row_bytes() for name in ready]
-        first = None
+        ids = []
         for start, end in slices(ready.values(), samples, least):
             with self._failing(start > 0):
-                begin = self.append_slice(ready, start, end, validate)
-                first = begin if first is None else first
-        return np.arange(samples, dtype=np.int64) + np.int64(first or 0)
+                first = self.append_slice(ready, start, end, validate)
+                # Another thread may append between two slices.
+                ids.append(np.arange(first, first + end - start, dtype=np.int64))
+        return np.concatenate(ids) if ids else np.empty(0, np.int64)
 
     def update(self, columns: Mapping[str, Any], *, row_ids: npt.ArrayLike, validate: str = "header") -> None:
         """Give samples new values in some columns. `columns` maps column names to one value per row id; None is a null.
@@ -132,7 +133,8 @@ class Transaction:
         left out keep their values, and are null in new samples. If another commit adds one of the keys in the meantime, the commit is a
         ConflictError. A key is a whole number, bool, timestamp, text, bytes, label or category.
 
-        Cost: reads the whole key column. Raises: InvalidInputError (key-not-unique if two samples have a key, invalid-value for a null).
+        Cost: reads the whole key column, and closes the data file of the last append. Give many keys in one call.
+        Raises: InvalidInputError (key-not-unique if two samples have a key, invalid-value for a null).
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://upsert", {"source": ps.Text(), "year": "int32"})
@@ -143,7 +145,7 @@ class Transaction:
         (['a.png', 'b.png', 'c.png'], [2001, 2012, 2013])
         """
         ready, samples = self._ready(columns, "upsert")
-        if key not in ready:
+        if _text(key, "key", "upsert") not in ready:
             raise InvalidInputError(f"cannot upsert: the key column `{key}` is not given", hint="give one key for each sample")
         least = [self._schema[name].row_bytes() for name in ready]
         ids = []
@@ -202,29 +204,35 @@ class Transaction:
         [ 1 12 13]
         """
         ids = row_ids_of(row_ids)
-        view = self._view()
-        batch = view.take(row_ids=ids, columns=columns, decode=decode, on_corrupt=on_corrupt)
-        names = list(self._schema) if columns is None else [name for name in columns if name in self._schema]
-        self._core.note_read(names, ids)
-        return batch
+        # A missing sample is also something that was read.
+        self._core.note_read(self._stored(columns), ids)
+        return self._view().take(row_ids=ids, columns=columns, decode=decode, on_corrupt=on_corrupt)
 
     def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> Iterator[Any]:
         """Read all samples as this transaction sees them, as record batches. See `Dataset.scan`.
 
         If another commit appends or deletes samples, or changes these columns, in the meantime, the commit is a ConflictError.
         """
-        view = self._view()
-        batches = view.scan(columns, batch_size=batch_size)
-        self._core.note_read(list(self._schema) if columns is None else [name for name in columns if name in self._schema], None)
-        return batches
+        self._core.note_read(self._stored(columns), None)
+        return self._view().scan(columns, batch_size=batch_size)
+
+    def _stored(self, columns: Sequence[str] | None) -> list[str]:
+        """Return the columns that a read needs."""
+        return list(self._schema) if columns is None else [name for name in _names(columns) or [] if name in self._schema]
 
     def vocabulary(self, column: str) -> list[str]:
         """List the words of a label or category column in code order, with those that this transaction added."""
+        if _text(column, "column", "list words") in self._schema:
+            self._core.note_read([column], None)
         return self._view().vocabulary(column)
 
     def __len__(self) -> int:
         """The number of samples that this transaction sees."""
+        self._core.note_read([], None)
         return len(self._core.view()[1])
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInputError("cannot pickle a transaction", hint="pickle the dataset, and begin a transaction in the other process")
 
     def __bool__(self) -> bool:
         return True

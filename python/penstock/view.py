@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -283,6 +283,8 @@ def _reopen(uri: str, snapshot: str, options: tuple[list[tuple[str, str]], str],
 def _names(columns: Sequence[str] | None) -> list[str] | None:
     if isinstance(columns, str):
         raise InvalidInputError(f"columns={columns!r}, expected a list of names", hint=f"write columns=[{columns!r}]")
+    if columns is not None and not (isinstance(columns, Iterable) and all(isinstance(name, str) for name in columns)):
+        raise InvalidInputError(f"columns={columns!r}, expected a list of names")
     return None if columns is None else list(columns)
 
 

@@ -1,5 +1,7 @@
 """Test updates and deletions on a local disk: values of every kind, refused input, costs, damage, and large changes."""
 
+import concurrent.futures
+
 import numpy as np
 import penstock as ps
 import pytest
@@ -308,3 +310,61 @@ def test_a_damaged_overlay_does_not_stop_later_commits(tmp_path):
     with pytest.raises(ps.CorruptError):
         ps.open(tmp_path / "set")["n"][0]
     assert ps.open(tmp_path / "set")["n"][1:].tolist() == list(range(1, 100))
+
+
+def test_overlays_that_decode_to_much_are_not_joined(tmp_path):
+    """Compressed values of 8 MiB are stored in a few KB. Joining them would take more than the memory budget."""
+    program = """
+ds = ps.create(sys.argv[1], {"t": ps.Text(codec="zstd"), "n": "int32"})
+ids = ds.append({"n": range(100)}).row_ids
+text = "x" * (8 << 20)
+def change(number):
+    with ds.transaction() as tx:
+        tx.update({"t": [text]}, row_ids=ids[number : number + 1])
+change(0)
+before = peak()
+for number in range(1, 80):
+    change(number)
+print(peak() - before)
+"""
+    assert peak_growth(program, tmp_path / "set") < 64 << 20
+    found = ps.open(tmp_path / "set")
+    assert len(found["t"][79]) == 8 << 20 and found["t"][80] is None and not found.verify()["problems"]
+
+
+def test_threads_that_share_a_transaction_get_their_own_row_ids(tmp_path):
+    ds = ps.create(tmp_path / "set", {"t": ps.Text(), "who": "int32"})
+    ps.configure(memory_bytes=16 << 20)
+    try:
+        with ds.transaction() as tx:
+
+            def work(who):
+                return [tx.append({"t": ["x" * 50_000] * 100, "who": [who] * 100}) for _ in range(4)]
+
+            with concurrent.futures.ThreadPoolExecutor(3) as pool:
+                parts = [(who, ids) for who, found in enumerate(pool.map(work, range(3))) for ids in found]
+            assert len(np.unique(np.concatenate([ids for _, ids in parts]))) == 1200
+            for who, ids in parts:
+                assert set(tx.take(ids, columns=["who"])["who"].tolist()) == {who}
+    finally:
+        ps.configure(memory_bytes=512 << 20)
+
+
+def test_lost_races_leave_no_roots_behind(tmp_path):
+    """Each commit writes a root if its record is full. After a lost race, the root and the overlays that were joined for it are deleted."""
+    ds = ps.create(tmp_path / "set", {"n": "int64"})
+    ids = ds.append({"n": range(400)}).row_ids
+
+    def work(worker):
+        own = ps.open(tmp_path / "set")
+        for number in range(100):
+            with own.transaction() as tx:
+                tx.update({"n": [-1]}, row_ids=[ids[4 * number + worker]])
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    ds.refresh()
+    assert (ds["n"][:] == -1).all() and not ds.verify()["problems"]
+    log = ds.log()
+    roots = {spec_reader.Dataset(tmp_path / "set", commit.snapshot).record.root.id for commit in log}
+    assert {path.name for path in (tmp_path / "set" / "r").iterdir()} == roots

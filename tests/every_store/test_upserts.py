@@ -1,6 +1,7 @@
 """Test upserts, conditions and reads inside transactions on every store, and that concurrent transactions are serialisable."""
 
 import multiprocessing
+import pickle
 
 import numpy as np
 import penstock as ps
@@ -110,6 +111,14 @@ def test_conditions_see_the_transaction(root):
             ("true) union all select (1", ps.InvalidInputError, "not a condition on single samples"),
             ("true); drop table samples; select (1", ps.InvalidInputError, "cannot delete"),
             ("count(*) > 1", ps.InvalidInputError, "cannot delete"),
+            ("true) limit (1", ps.InvalidInputError, "not a condition on single samples"),
+            ("true) order by (year) limit (1", ps.InvalidInputError, "not a condition on single samples"),
+            ("true) group by (_row_id", ps.InvalidInputError, "not a condition on single samples"),
+            ("true) qualify (row_number() over () = 1", ps.InvalidInputError, "not a condition on single samples"),
+            ("columns(*) is null", ps.InvalidInputError, "star is not allowed"),
+            ("#1 = 1", ps.InvalidInputError, "positional reference is not allowed"),
+            ("row_number() over () = 1", ps.InvalidInputError, "window is not allowed"),
+            ("samples.year = 1", ps.NotFoundError, "no column `samples.year`"),
             ("nosuch(year)", ps.InvalidInputError, "cannot delete"),
             ("source < 3", ps.InvalidInputError, "cannot delete"),
             (3, ps.InvalidInputError, "expected SQL as str"),
@@ -119,6 +128,55 @@ def test_conditions_see_the_transaction(root):
         with pytest.raises(ps.InvalidInputError, match="either row_ids or where"):
             tx.delete()
     assert len(newest(ds, 38)) == 38 and not ds.verify()["problems"]
+
+
+def test_columns_that_differ_in_case_are_told_apart_or_refused(root):
+    ds = ps.create(root, {"Year": "int64", "year": "int64"})
+    ds.append({"Year": [1, 1, 2, 2], "year": [1, 2, 1, 2]})
+    with ds.transaction() as tx:
+        with pytest.raises(ps.InvalidInputError, match="does not distinguish the columns `Year` and `year`"):
+            tx.delete(where="Year = 1 and year = 2")
+        with pytest.raises(ps.NotFoundError, match="no column `YEAR`"):
+            tx.delete(where="YEAR = 1")
+        assert tx.delete(where="year = 2") == 2 and tx.delete(where='"Year" = 2') == 1
+    assert newest(ds, 1)[0] == {"Year": 1, "year": 1}
+
+
+def test_what_is_missing_or_counted_was_read_as_well(root):
+    """A transaction that counted samples, listed words, or looked for a sample in vain conflicts with a commit that adds one."""
+    ds = ps.create(root, {"c": ps.Category()})
+
+    def look_in_vain(tx):
+        with pytest.raises(ps.NotFoundError):
+            tx.take([len(ds)])
+
+    for look in (len, lambda tx: tx.vocabulary("c"), look_in_vain):
+        stale = ps.open(root).refresh()
+        with pytest.raises(ps.ConflictError), stale.transaction() as tx:
+            look(tx)
+            tx.append({"c": ["w"]})
+            newest(ds, len(stale)).append({"c": ["w"]})
+        with stale.transaction(isolation="snapshot") as tx:
+            look(tx)
+            tx.append({"c": ["w"]})
+            newest(ds, len(stale)).append({"c": ["w"]})
+        newest(ds, 3)
+    with pytest.raises(ps.InvalidInputError, match="cannot pickle a transaction"), ds.transaction() as tx:
+        pickle.dumps(tx)
+
+
+@pytest.mark.parametrize("columns", [{"source": ["7.png"]}, {"source": ["7.png"], "year": [5]}])
+@pytest.mark.parametrize("how", ["renamed", "deleted"])
+def test_an_upsert_keeps_its_keys_whatever_the_isolation(root, how, columns):
+    ds, ids = sources(root)
+    with pytest.raises(ps.ConflictError), ds.transaction(isolation="snapshot") as tx:
+        tx.upsert(columns, key="source")
+        with ps.open(root).transaction() as other:
+            if how == "renamed":
+                other.update({"source": ["renamed"]}, row_ids=[ids[7]])
+            else:
+                other.delete(row_ids=[ids[7]])
+    assert "7.png" not in newest(ps.open(root), 49)["source"][:]
 
 
 @pytest.mark.parametrize("isolation", ["serializable", "snapshot"])

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use penstock_dataset::{Context, Snapshot, create, verify};
+use penstock_dataset::{Context, Isolation, Snapshot, Transaction, Validate, create, verify};
 use penstock_error::Result;
+use penstock_format::SnapshotId;
 use penstock_format::ids::{Run, record_name};
 use penstock_format::overlay::Overlay;
-use penstock_format::record::{Delta, Record};
+use penstock_format::record::{Change, ChangeKind, Delta, Record};
 use penstock_format::rows::RowSet;
 use penstock_storage::Memory;
 use penstock_testkit::samples;
@@ -111,6 +112,26 @@ fn overlays_that_do_not_fit_the_samples_are_errors() -> Result<()> {
             },
         };
         assert_eq!(found, found_by.map(|by| (by, "object-malformed")), "{what}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_change_set_of_2_to_the_62_rows_does_not_stop_an_upsert() -> Result<()> {
+    let (memory, record) = two_commits("upsert")?;
+    for (kind, count) in [(ChangeKind::Append, 1 << 34), (ChangeKind::Append, 1 << 62), (ChangeKind::Value, 1 << 62)] {
+        let mut crafted = record.clone();
+        crafted.changes = vec![Change { kind, columns: Vec::new(), rows: RowSet::Runs(vec![Run { first: 6, count }]) }];
+        let mut objects = memory.objects();
+        objects.insert(record_name(0, record.number), crafted.encode().into());
+        let context = Context::new(Box::new(Memory::holding(objects)));
+        let newest = Snapshot::open(context.clone(), 0)?;
+        let link = &newest.record().parents[0];
+        let parent = SnapshotId { branch: 0, number: link.number, uuid: link.uuid };
+        let mut transaction = Transaction::begin(Arc::new(Snapshot::open_at(context, &parent)?), Isolation::Serializable)?;
+        let batch = samples::batch(3, 2)?.into_iter().filter(|input| input.name == "text").collect();
+        assert_eq!(transaction.upsert("text", batch, Validate::Header)?.len(), 2);
+        assert_eq!(transaction.commit("upsert", "records", "{}")?.1.len(), 14, "the rows that exist were looked through");
     }
     Ok(())
 }

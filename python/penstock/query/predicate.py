@@ -46,31 +46,65 @@ def matching(view: View, where: str, doing: str, read: Callable[[list[str]], Non
     return np.asarray(found, np.int64)
 
 
+# The parts of which a condition on single samples consists, as DuckDB names their classes.
+_PARTS = {"BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "OPERATOR"}
+
+
 def _columns(connection: Any, view: View, where: str, doing: str) -> list[str]:
     """Parse a predicate, and return the columns that it names."""
-    parsed = json.loads(connection.execute("SELECT json_serialize_sql(?)", [f"SELECT 1 FROM samples WHERE ({where}\n)"]).fetchall()[0][0])
+    parsed = _parsed(connection, where)
     if parsed["error"]:
         raise InvalidInputError(f"cannot {doing}: {parsed['error_message']}", hint="a predicate is an SQL condition, such as year < 2000")
-    nodes = list(_nodes(parsed["statements"]))
-    whole = len(parsed["statements"]) == 1 and parsed["statements"][0]["node"].get("type") == "SELECT_NODE"
-    if not whole or any(node.get("class") == "SUBQUERY" for node in nodes):
-        raise InvalidInputError(f"cannot {doing}: `{where}` is not a condition on single samples", hint="select the row ids first")
-    names: dict[str, None] = {}
-    for node in nodes:
-        if node.get("class") == "COLUMN_REF":
-            names[_column(view, node["column_names"][-1], doing)] = None
+    condition = _condition(parsed)
+    nodes = list(_nodes(condition))
+    odd = [node["class"] for node in nodes if node.get("class", "COLUMN_REF") not in _PARTS]
+    # Apart from the condition, the statement must be the one that any condition is in.
+    if odd or condition is None or _without_condition(parsed) != _without_condition(_parsed(connection, "true")):
+        what = f": {odd[0].lower().replace('_', ' ')} is not allowed" if odd else ""
+        raise InvalidInputError(
+            f"cannot {doing}: `{where}` is not a condition on single samples{what}", hint="select the row ids first, then delete them"
+        )
+    names = dict.fromkeys(_column(view, node["column_names"], doing) for node in nodes if node.get("class") == "COLUMN_REF")
+    alike = {name.lower(): name for name in names}
+    for name in names:
+        if alike[name.lower()] != name:
+            raise InvalidInputError(
+                f"cannot {doing}: SQL does not distinguish the columns `{name}` and `{alike[name.lower()]}`", hint="name only one of them"
+            )
     names.pop("_row_id", None)
     return list(names)
 
 
-def _column(view: View, name: str, doing: str) -> str:
-    """Return the column with this name. As in SQL, case matters only if two columns differ in nothing else."""
-    known = [*view.schema, "_row_id"]
+def _parsed(connection: Any, where: str) -> Any:
+    """Parse the statement that selects samples, and return its syntax tree."""
+    statement = f"SELECT 1 FROM samples WHERE ({where}\n)"
+    return json.loads(connection.execute("SELECT json_serialize_sql(?)", [statement]).fetchall()[0][0])
+
+
+def _condition(parsed: Any) -> Any:
+    return parsed["statements"][0]["node"].get("where_clause") if len(parsed["statements"]) == 1 else None
+
+
+def _without_condition(parsed: Any) -> Any:
+    """Return a syntax tree without its condition and without positions in the text."""
+
+    def stripped(tree: Any) -> Any:
+        if isinstance(tree, dict):
+            kept = {key: value for key, value in tree.items() if not key.startswith("query_location") and key != "where_clause"}
+            return {key: stripped(value) for key, value in kept.items()}
+        return [stripped(child) for child in tree] if isinstance(tree, list) else tree
+
+    return stripped(parsed["statements"])
+
+
+def _column(view: View, names: list[str], doing: str) -> str:
+    """Return the column that a reference names. As in SQL, case matters only if two columns differ in nothing else."""
+    known, name = [*view.schema, "_row_id"], names[-1]
     alike = [column for column in known if column.lower() == name.lower()]
-    if name in known or len(alike) == 1:
+    if len(names) == 1 and (name in known or len(alike) == 1):
         return name if name in known else alike[0]
     raise NotFoundError(
-        f"cannot {doing}: the dataset has no column `{name}`",
+        f"cannot {doing}: the dataset has no column `{'.'.join(names)}`",
         code="column-not-found",
         hint=f"columns: {', '.join(view.schema)}; text is written in single quotes",
     )

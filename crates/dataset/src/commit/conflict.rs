@@ -113,11 +113,12 @@ fn writes_meet(ours: &Change, theirs: &Change, known: &Known) -> Meets {
 fn read_meets(Read { columns, rows }: &Read, theirs: &Change, known: &Known) -> Meets {
     use ChangeKind::*;
     match (rows, theirs.kind) {
-        (_, Layout) | (Some(_), Append) => Meets::No,
+        (_, Layout) => Meets::No,
         (None, Append | Delete) => always(theirs.rows.ids() > 0),
         (_, Value | Schema) if !columns_meet(columns, &theirs.columns) => Meets::No,
         (None, Value) | (_, Schema) => always(true),
-        (Some(rows), Delete | Value) => ids_meet(rows, &theirs.rows, known),
+        // A sample that was looked for in vain may have been appended.
+        (Some(rows), Append | Delete | Value) => ids_meet(rows, &theirs.rows, known),
     }
 }
 
@@ -218,6 +219,7 @@ mod tests {
         let rows = || Read { columns: vec![1], rows: Some(Arc::new((0..10).collect())) };
         let all = || Read { columns: vec![1], rows: None };
         assert_eq!(reads(rows(), change(Append, &[], 100)), None, "new samples do not change rows that were read");
+        assert_eq!(reads(rows(), change(Append, &[], 5)), Some(Append), "samples that did not exist were looked for");
         assert_eq!(reads(all(), change(Append, &[], 100)), Some(Append), "a predicate may be true for new samples");
         assert_eq!(reads(rows(), change(Value, &[1], 9)), Some(Value));
         assert_eq!((reads(rows(), change(Value, &[2], 9)), reads(all(), change(Value, &[2], 9))), (None, None));

@@ -9,7 +9,7 @@ use penstock_format::ids::{ObjectRef, record_name};
 use penstock_format::manifest::Root;
 use penstock_format::rows::RowSet;
 use penstock_format::schema::ColumnSpec;
-use penstock_storage::{Created, process};
+use penstock_storage::{Created, Storage, process};
 
 use super::keys::Keys;
 use super::machine::{Event, Machine, Request};
@@ -19,6 +19,14 @@ use crate::log::records::LogEntry;
 use crate::log::{newest, records};
 use crate::snapshot::Snapshot;
 use crate::store::context::Context;
+
+/// Delete the last objects that were written, which belong to a root that no record refers to, because another commit was first. A
+/// leftover object is harmless.
+fn delete_last(store: &dyn Storage, puts: &mut Vec<String>, count: usize) {
+    for name in puts.drain(puts.len() - count..) {
+        let _ = store.delete(&name);
+    }
+}
 
 /// Carries out the commit machine's requests.
 pub struct Driver<'a> {
@@ -32,6 +40,8 @@ pub struct Driver<'a> {
     /// The snapshot of the proposed commit, completed before the put so that nothing can fail afterwards.
     next: Option<Snapshot>,
     puts: &'a mut Vec<String>,
+    /// The last `root_puts` of `puts` belong to that root.
+    root_puts: usize,
     /// The unique keys that the transaction added.
     keys: &'a [Keys],
     /// Whether the record may exist although no response has confirmed this. A failure then leaves the commit's state unknown.
@@ -42,7 +52,7 @@ impl<'a> Driver<'a> {
     /// Create a driver for a transaction that began at `base` on the handle `home`. The driver adds to `puts` the names of the
     /// objects that it writes.
     pub fn new(home: Arc<Context>, base: Arc<Snapshot>, puts: &'a mut Vec<String>, keys: &'a [Keys]) -> Driver<'a> {
-        Driver { home, base, parent: None, root: None, next: None, puts, keys, uncertain: false }
+        Driver { home, base, parent: None, root: None, next: None, puts, root_puts: 0, keys, uncertain: false }
     }
 
     pub fn drive(&mut self, mut machine: Machine) -> Result<Snapshot> {
@@ -89,12 +99,7 @@ impl<'a> Driver<'a> {
                     Event::RowIds(sets.into_iter().zip(found).collect())
                 }
                 Request::CheckKeys(rows) => Event::Keys(self.other_with_key(&rows)?),
-                Request::WriteRoot => {
-                    let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root was requested without a parent"))?;
-                    let (object, root) = write_root(parent, self.puts)?;
-                    self.root = Some((object, root));
-                    Event::RootWritten(object)
-                }
+                Request::WriteRoot => Event::RootWritten(self.write_root()?),
                 Request::Create { number, body } => {
                     self.next = Some(self.snapshot_of(branch, number, &body)?);
                     match store.create(&record_name(branch, number), &body)? {
@@ -120,11 +125,26 @@ impl<'a> Driver<'a> {
                     }
                 },
                 Request::Done(record) => {
+                    if self.root.as_ref().is_some_and(|(object, _)| *object != record.root) {
+                        delete_last(store, self.puts, self.root_puts);
+                    }
                     let next = self.next.take().filter(|next| next.id() == record.snapshot());
                     return next.ok_or_else(|| Error::new("internal", "the machine reported a commit that was never put"));
                 }
             };
         }
+    }
+
+    /// Write a root for the parent's state, and delete the one that was written before, because another commit was first.
+    fn write_root(&mut self) -> Result<ObjectRef> {
+        let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root was requested without a parent"))?;
+        delete_last(self.base.context.storage.as_ref(), self.puts, self.root_puts);
+        let before = self.puts.len();
+        let written = write_root(parent, self.puts);
+        self.root_puts = self.puts.len() - before;
+        let (object, root) = written?;
+        self.root = Some((object, root));
+        Ok(object)
     }
 
     /// Return the first of these rows of the parent that has one of the transaction's keys, and the key as text.
@@ -133,7 +153,7 @@ impl<'a> Driver<'a> {
         let parent = Arc::new(parent.within(parent.context.clone()));
         for ids in parent.context.row_ids(&rows.iter().collect::<Vec<_>>())? {
             for keys in self.keys {
-                if let Some(found) = keys.other_with_key(&parent, ids.iter())? {
+                if let Some(found) = keys.other_with_key(&parent, &ids)? {
                     return Ok(Some(found));
                 }
             }

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use penstock_error::{Kind, Result};
+use penstock_format::datafile::Chunk;
+use penstock_format::files::FileRef;
 use penstock_format::ids::data_name;
 use penstock_format::overlay::Overlay;
 use penstock_format::schema::ColumnSpec;
@@ -23,8 +25,11 @@ const OVERLAYS: usize = 8;
 /// Join the newest of these overlays of a snapshot, if there are many. The overlays have values and are in manifest order. Damaged
 /// overlays are left as they are. Cost: reads and writes the joined values once.
 pub fn folded(snapshot: &Snapshot, overlays: Vec<Overlay>, puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
-    let begin = first_to_join(&overlays.iter().map(stored_bytes).collect::<Vec<u64>>(), Config::memory_bytes() / 8);
-    if overlays.len() <= OVERLAYS || overlays.len() - begin < 2 {
+    if overlays.len() <= OVERLAYS {
+        return Ok(overlays);
+    }
+    let begin = first_to_join(&sizes(snapshot, &overlays)?, Config::memory_bytes() / 8);
+    if overlays.len() - begin < 2 {
         return Ok(overlays);
     }
     match joined(snapshot, &overlays[begin..], puts) {
@@ -51,9 +56,23 @@ fn first_to_join(bytes: &[u64], most: u64) -> usize {
     first
 }
 
-fn stored_bytes(overlay: &Overlay) -> u64 {
-    overlay.rows.ids() + overlay.files.iter().map(|file| file.file_bytes).sum::<u64>()
+/// Return how much memory each overlay takes when its values are read. Overlays that cannot be read have the largest size. Cost: reads
+/// their tails concurrently.
+fn sizes(snapshot: &Snapshot, overlays: &[Overlay]) -> Result<Vec<u64>> {
+    let context = &snapshot.context;
+    context.open_tails(overlays.iter().flat_map(|overlay| overlay.files.iter().map(|file| (file, overlay.rows.ids()))))?;
+    let size = |overlay: &Overlay| {
+        let decoded = |chunk: &Chunk| chunk.raw_bytes.as_ref().unwrap_or(&chunk.stored_bytes).iter().fold(0, u64::saturating_add);
+        let of_file =
+            |file: &FileRef| Ok(context.file(file, overlay.rows.ids())?.tail.chunks.iter().map(decoded).fold(0, u64::saturating_add));
+        let values = overlay.files.iter().map(of_file).sum::<Result<u64>>().unwrap_or(u64::MAX);
+        overlay.rows.ids().saturating_mul(ROW_BYTES).saturating_add(values)
+    };
+    Ok(overlays.iter().map(size).collect())
 }
+
+/// Memory for a row id while overlays are joined, in each of a few columns.
+const ROW_BYTES: u64 = 64;
 
 /// Read the values of overlays, oldest first, and write the newest value of each sample.
 fn joined(snapshot: &Snapshot, overlays: &[Overlay], puts: &mut Vec<String>) -> Result<Vec<Overlay>> {

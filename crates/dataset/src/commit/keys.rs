@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
+use penstock_format::ids::PROVISIONAL;
+use penstock_format::rows::RowIds;
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::Column;
 
@@ -33,18 +35,22 @@ impl Keys {
         self.keys.insert(key, row_id);
     }
 
-    /// Return the first of these samples that has one of the keys although another sample has it, and the key as text. Samples that do not
-    /// exist are left out. Cost: reads the key column of the samples.
-    pub fn other_with_key(&self, snapshot: &Arc<Snapshot>, row_ids: impl Iterator<Item = u64>) -> Result<Option<(u64, String)>> {
-        let column = &self.column;
-        let row_ids: Vec<i64> = row_ids.map(u64::cast_signed).collect();
-        let positions = snapshot.find_positions(&row_ids)?.into_iter().flatten().collect();
-        let mut found = None;
-        each_key(snapshot, None, column, positions, |row_id, key| {
-            let clash = key.filter(|key| self.keys.get(*key).is_some_and(|own| *own != row_id));
-            if let (None, Some(key)) = (&found, clash) {
-                found = Some((row_id, text_of(column, key)));
-            }
+    /// Return the row ids of existing samples that have the keys.
+    pub fn existing(&self) -> Arc<RowIds> {
+        Arc::new(self.keys.values().copied().filter(|row_id| row_id & PROVISIONAL == 0).collect())
+    }
+
+    /// Return the first of these samples that has one of the keys although another sample has it, and the key as text. Row ids without a
+    /// sample are left out. Cost: reads the key column of the samples.
+    pub fn other_with_key(&self, snapshot: &Arc<Snapshot>, row_ids: &RowIds) -> Result<Option<(u64, String)>> {
+        let (column, mut found) = (&self.column, None);
+        snapshot.each_position_of(row_ids, |positions| {
+            each_key(snapshot, None, column, positions, |row_id, key| {
+                let clash = key.filter(|key| self.keys.get(*key).is_some_and(|own| *own != row_id));
+                if let (None, Some(key)) = (&found, clash) {
+                    found = Some((row_id, text_of(column, key)));
+                }
+            })
         })?;
         Ok(found)
     }

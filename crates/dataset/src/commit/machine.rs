@@ -208,7 +208,9 @@ impl Machine {
                     body.len(),
                     record.deltas.len()
                 );
-                return Err(Error::new("invalid-argument", text).hint("shorten the message, author or properties, or commit in parts"));
+                return Err(Error::new("invalid-argument", text).hint(
+                    "update columns of the same samples in one call, commit in parts, or shorten the message, author or properties",
+                ));
             }
             return Ok(Request::WriteRoot);
         }

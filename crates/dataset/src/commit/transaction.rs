@@ -222,17 +222,20 @@ impl Transaction {
     pub fn note_read_of(&mut self, columns: &[String], row_ids: Option<&[i64]>) -> Result<()> {
         let mut ids = columns.iter().map(|name| self.base.column(name).map(|spec| spec.id)).collect::<Result<Vec<u64>>>()?;
         ids.sort_unstable();
+        if ids.is_empty() {
+            ids.push(NO_COLUMN); // Only the existence of samples was read.
+        }
         self.note_read(row_ids.map(|row_ids| row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect()), ids);
         Ok(())
     }
 
     /// Return the reads that count, without those of samples that the transaction appended.
     fn counted_reads(&self) -> Vec<Read> {
-        if self.isolation == Isolation::Snapshot {
-            return Vec::new();
-        }
         let existing = |ids: &Vec<u64>| Arc::new(ids.iter().copied().filter(|row_id| row_id & PROVISIONAL == 0).collect::<RowIds>());
-        self.reads.iter().map(|(columns, rows)| Read { columns: columns.clone(), rows: rows.as_ref().map(existing) }).collect()
+        let counted = self.reads.iter().filter(|_| self.isolation == Isolation::Serializable);
+        let reads = counted.map(|(columns, rows)| Read { columns: columns.clone(), rows: rows.as_ref().map(existing) });
+        // Keys are unique whatever the isolation, so the samples that were updated by their keys must keep them.
+        reads.chain(self.keys.iter().map(|keys| Read { columns: vec![keys.column.id], rows: Some(keys.existing()) })).collect()
     }
 
     /// Delete existing or appended samples. A row id may be repeated.
@@ -402,6 +405,9 @@ impl Transaction {
         self.base.context.storage.sync(&folders)
     }
 }
+
+/// Column ids begin at 1. A read of this column is a read of no values.
+const NO_COLUMN: u64 = 0;
 
 /// Repeated row ids of reads are removed when there are this many.
 const READS: usize = 1 << 20;

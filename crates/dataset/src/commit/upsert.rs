@@ -49,8 +49,6 @@ impl Transaction {
         for (key, row_id) in keys.into_iter().zip(&row_ids) {
             self.keys_of_column(spec).insert(key, *row_id);
         }
-        let matched = row_ids.iter().copied().filter(|row_id| row_id & PROVISIONAL == 0).collect();
-        self.note_read(Some(matched), vec![spec.id]);
         Ok(row_ids.into_iter().map(u64::cast_signed).collect())
     }
 

@@ -20,7 +20,6 @@ use super::share::{share_out, span_bytes, with_neighbours};
 use super::stream::streams;
 use crate::parallel;
 use crate::snapshot::Snapshot;
-use crate::snapshot::values::file_of;
 use crate::store::blocks::{self, budget_bytes, get_or_duty};
 use crate::store::context::file_cache_bytes;
 use crate::store::datafile::DataFile;
@@ -129,9 +128,17 @@ impl Reader {
     /// Return the data files that store these columns of a plan's samples, each with its number of samples. A file may be repeated.
     /// If the row ids of an overlay cannot be read, reading the column reports the error.
     fn files(&self, columns: &[&ColumnSpec]) -> Vec<(&FileRef, u64)> {
-        let pairs = self.plan.groups.iter().flat_map(|group| columns.iter().map(move |column| (group, column.id)));
-        let located = pairs.flat_map(|(group, column)| self.located(group, column).into_iter().flatten());
-        located.filter_map(|located| Some((located.file?, located.samples))).collect()
+        let (changed, plain): (Vec<u64>, Vec<u64>) =
+            columns.iter().map(|column| column.id).partition(|column| self.snapshot.overlays.changes(*column));
+        let mut files = Vec::with_capacity(self.plan.groups.len());
+        for group in &self.plan.groups {
+            let fragment = group.fragment();
+            let of_plain = fragment.files.iter().filter(|file| file.columns.iter().any(|column| plain.contains(column)));
+            files.extend(of_plain.map(|file| (file, fragment.samples)));
+            let located = changed.iter().flat_map(|column| self.located(group, *column).into_iter().flatten());
+            files.extend(located.filter_map(|located| Some((located.file?, located.samples))));
+        }
+        files
     }
 
     /// Return whether any of the data files is not mapped.
@@ -166,8 +173,9 @@ impl Reader {
         let context = &self.snapshot.context;
         // Overlays are opened when they are read, because finding them takes as long as reading.
         let mut closed: Vec<(&FileRef, u64)> = Vec::new();
+        let ids: Vec<u64> = columns.iter().map(|column| column.id).collect();
         for fragment in self.plan.groups.iter().map(|group| group.fragment()) {
-            let files = columns.iter().filter_map(|column| file_of(&fragment.files, column.id));
+            let files = fragment.files.iter().filter(|file| file.columns.iter().any(|column| ids.contains(column)));
             closed.extend(files.filter(|file| !context.is_open(file.id)).map(|file| (file, fragment.samples)));
         }
         let tails = closed.iter().map(|(file, _)| file.tail_bytes).fold(0, u64::saturating_add);

@@ -6,6 +6,7 @@ use std::collections::hash_map::Entry;
 use penstock_error::{Error, Result};
 use penstock_format::ids::Run;
 use penstock_format::manifest::Fragment;
+use penstock_format::rows::RowIds;
 
 use super::Snapshot;
 use super::live::{LiveFragments, Part, runs_of};
@@ -31,14 +32,7 @@ pub struct PartRanges {
 
 impl PartRanges {
     fn new(parts: &[Part]) -> PartRanges {
-        let range = |part: &Part| match part {
-            Part::Page(page) => (page.least, page.least + page.span),
-            Part::Fragment(fragment) => {
-                let least = fragment.runs.iter().map(|run| run.first).min().unwrap_or(0);
-                (least, fragment.runs.iter().map(Run::end).max().unwrap_or(0))
-            }
-        };
-        let with_index = parts.iter().enumerate().map(|(index, part)| (range(part), index));
+        let with_index = parts.iter().enumerate().map(|(index, part)| (range_of(part), index));
         let mut parts: Vec<(u64, u64, usize)> = with_index.map(|((least, end), index)| (least, end, index)).collect();
         parts.sort_unstable();
         let reach = parts.iter().scan(0, |reach: &mut u64, (_, end, _)| {
@@ -55,6 +49,20 @@ impl PartRanges {
         reachable.map(|index| self.parts[index]).filter(move |(_, end, _)| *end > row_id).map(|(_, _, part)| part)
     }
 }
+
+/// Return the range of row ids of a part.
+fn range_of(part: &Part) -> (u64, u64) {
+    match part {
+        Part::Page(page) => (page.least, page.least + page.span),
+        Part::Fragment(fragment) => {
+            let least = fragment.runs.iter().map(|run| run.first).min().unwrap_or(0);
+            (least, fragment.runs.iter().map(Run::end).max().unwrap_or(0))
+        }
+    }
+}
+
+/// At most this many positions are visited at once.
+const POSITIONS: usize = 1 << 16;
 
 /// Where the sample with a row id is.
 enum Found {
@@ -108,10 +116,26 @@ impl Snapshot {
         self.look_up(row_ids)?.into_iter().enumerate().map(found).collect::<std::result::Result<_, _>>().map_err(missing)
     }
 
-    /// Return the positions of row ids, with None for those that no sample has. Costs the same as `positions_of`.
-    pub fn find_positions(&self, row_ids: &[i64]) -> Result<Vec<Option<u64>>> {
-        let found = |found| if let Found::At(position) = found { Some(position) } else { None };
-        Ok(self.look_up(row_ids)?.into_iter().map(found).collect())
+    /// Visit the positions of the samples that have any of these row ids, in parts. Cost: reads the manifest pages that may contain them.
+    /// The set may be much larger than the snapshot.
+    pub fn each_position_of(&self, ids: &RowIds, mut visit: impl FnMut(Vec<u64>) -> Result<()>) -> Result<()> {
+        let live = self.live()?;
+        for part in 0..self.parts.len() {
+            let (least, end) = range_of(&self.parts[part]);
+            if ids.count_in(least..end) == 0 {
+                continue;
+            }
+            let fragments = self.live_fragments(part)?;
+            let rows = runs_of(fragments.as_slice()).flat_map(|(run, row)| {
+                let found = ids.runs_in(run.first..run.end()).into_iter();
+                found.flat_map(move |(part, _)| (0..part.count).map(move |index| row + (part.first - run.first) + index))
+            });
+            let mut positions = rows.filter_map(|row| Some(live.start(part) + fragments.live_row(row)?)).peekable();
+            while positions.peek().is_some() {
+                visit(positions.by_ref().take(POSITIONS).collect())?;
+            }
+        }
+        Ok(())
     }
 
     fn look_up(&self, row_ids: &[i64]) -> Result<Vec<Found>> {
