@@ -368,3 +368,35 @@ def test_lost_races_leave_no_roots_behind(tmp_path):
     log = ds.log()
     roots = {spec_reader.Dataset(tmp_path / "set", commit.snapshot).record.root.id for commit in log}
     assert {path.name for path in (tmp_path / "set" / "r").iterdir()} == roots
+
+
+def test_columns_changed_by_many_calls_share_files(tmp_path):
+    """The row ids of 60 columns would not fit into a record. Columns that change for the same samples need them only once."""
+    ds = ps.create(tmp_path / "set", {f"c{number}": "int64" for number in range(60)})
+    ids = ds.append({"c0": range(400)}).row_ids[::2]
+    with ds.transaction() as tx:
+        for number in range(60):
+            tx.update({f"c{number}": np.full(200, number)}, row_ids=ids)
+    assert [ds[2][f"c{number}"] for number in range(60)] == list(range(60)) and ds[1]["c0"] == 1
+    read = spec_reader.Dataset(tmp_path / "set")
+    assert len(read.overlays) == 1 and len(read.overlays[0].columns) == 60 and not ds.verify()["problems"]
+
+
+def test_small_appends_and_upserts_share_a_file(tmp_path):
+    """Reads between small appends do not close a data file each."""
+    kinds = {"key": ps.Text(), "n": "int32", "word": ps.Category(), "cloud": ps.Tensor((None, 3), "int16")}
+    ds = ps.create(tmp_path / "set", kinds)
+    with ds.transaction() as tx:
+        for number in range(100):
+            [one] = tx.append({"n": [number], "word": [f"w{number % 7}"], "cloud": [np.full((3, 3), number, np.int16)]})
+            [two] = tx.upsert({"key": [f"key {number // 2}"], "n": [number]}, key="key")
+            found = tx.take([one, two])
+            assert found["n"].tolist() == [number, number] and found["key"] == [None, f"key {number // 2}"]
+            assert tx.vocabulary("word")[found["word"][0]] == f"w{number % 7}" and found["cloud"][0][2, 2] == number
+            if number % 10 == 9:
+                tx.delete(row_ids=[one])
+            assert len(tx) == number + 1 - (number + 1) // 10 + number // 2 + 1
+    read = spec_reader.Dataset(tmp_path / "set")
+    assert len(read.fragments) <= 2 and len(ds) == 140 and not ds.verify()["problems"]
+    by_key = {sample["key"]: sample["n"] for sample in ds if sample["key"]}
+    assert by_key == {f"key {number}": 2 * number + 1 for number in range(50)}

@@ -114,7 +114,7 @@ impl Transaction {
     /// Record that these columns were read, of the samples with these row ids or of all samples.
     fn note_read(&self, py: Python<'_>, columns: Vec<String>, row_ids: Option<PyReadonlyArray1<'_, i64>>) -> PyResult<()> {
         let row_ids = row_ids.as_ref().map(|row_ids| row_ids.as_slice()).transpose()?;
-        self.locked(py, |inner| inner.note_read_of(&columns, row_ids))
+        self.locked(py, |inner| inner.note_read(&columns, row_ids))
     }
 
     /// Commit. Returns (snapshot id, first row id, number of samples, new snapshot).

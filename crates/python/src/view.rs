@@ -20,7 +20,7 @@ pub struct View {
     snapshot: Arc<Snapshot>,
     positions: Option<Arc<Vec<u64>>>,
     /// New values of a transaction.
-    own: Option<Own>,
+    own: Vec<Own>,
     /// NumPy dtype of each column, looked up on the first take.
     numpy: output::NumpyTypes,
 }
@@ -29,10 +29,10 @@ impl View {
     pub fn new(py: Python<'_>, snapshot: Arc<Snapshot>, positions: Option<Positions<'_>>) -> PyResult<View> {
         let len = snapshot.len();
         let positions = positions.map(|positions| resolve(&in_line(&positions), len, |position| position)).transpose().or_raise(py)?;
-        Ok(View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: positions.map(Arc::new), own: None })
+        Ok(View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: positions.map(Arc::new), own: Vec::new() })
     }
 
-    pub fn of_transaction(snapshot: Arc<Snapshot>, own: Option<Own>) -> View {
+    pub fn of_transaction(snapshot: Arc<Snapshot>, own: Vec<Own>) -> View {
         View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: None, own }
     }
 

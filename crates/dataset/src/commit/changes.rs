@@ -1,10 +1,11 @@
 //! The change set of a transaction: its writes, and the reads on which it depends.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use penstock_format::Id;
-use penstock_format::ids::Run;
+use penstock_format::ids::{PROVISIONAL, Run};
 use penstock_format::record::{Change, ChangeKind, Delta, RecordKind, Transaction};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
@@ -15,6 +16,45 @@ pub struct Read {
     pub columns: Vec<u64>,
     /// None for all rows, as read by a scan or a predicate. Such a read also conflicts with appends.
     pub rows: Option<Arc<RowIds>>,
+}
+
+/// The reads of a transaction so far: row ids by columns, or None for all rows.
+#[derive(Default)]
+pub struct ReadSet(HashMap<Vec<u64>, Option<Vec<u64>>>);
+
+/// Column ids begin at 1. A read of this column is a read of no values.
+const NO_COLUMN: u64 = 0;
+
+/// Repeated row ids of reads are removed when there are this many.
+const READS: usize = 1 << 20;
+
+impl ReadSet {
+    /// Add rows of columns, or all rows. Without columns, only the existence of the rows was read.
+    pub fn note(&mut self, mut columns: Vec<u64>, row_ids: Option<Vec<u64>>) {
+        columns.sort_unstable();
+        if columns.is_empty() {
+            columns.push(NO_COLUMN);
+        }
+        match (self.0.entry(columns), row_ids) {
+            (Entry::Occupied(mut known), None) => drop(known.insert(None)),
+            (Entry::Vacant(free), row_ids) => drop(free.insert(row_ids)),
+            (Entry::Occupied(mut known), Some(row_ids)) => {
+                if let Some(all) = known.get_mut() {
+                    all.extend(row_ids);
+                    if all.len() > READS {
+                        all.sort_unstable();
+                        all.dedup();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Return the reads, without those of samples that the transaction appended.
+    pub fn existing(&self) -> Vec<Read> {
+        let existing = |ids: &Vec<u64>| Arc::new(ids.iter().copied().filter(|row_id| row_id & PROVISIONAL == 0).collect::<RowIds>());
+        self.0.iter().map(|(columns, rows)| Read { columns: columns.clone(), rows: rows.as_ref().map(existing) }).collect()
+    }
 }
 
 /// The writes and reads of a transaction. An empty column list in a `Change` means all columns.

@@ -11,12 +11,12 @@ use penstock_format::overlay::Overlay;
 use penstock_format::schema::ColumnSpec;
 
 use super::overlays::overlays_of;
+use super::stored::WordList;
 use crate::config::Config;
 use crate::read::fetch::Purpose;
 use crate::read::reader::{OnCorrupt, Reader};
 use crate::snapshot::Snapshot;
 use crate::write::pending::Pending;
-use crate::write::stored::WordList;
 use crate::write::vocabulary::Words;
 
 /// A root may have this many overlays with values before the newest of them are joined.

@@ -9,12 +9,12 @@ use penstock_format::rows::RowIds;
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::Column;
 
+use super::stored::WordList;
 use crate::config::Config;
 use crate::read::fetch::Purpose;
 use crate::read::reader::{OnCorrupt, Reader};
 use crate::snapshot::Snapshot;
 use crate::snapshot::own::Own;
-use crate::write::stored::WordList;
 
 /// Keys that a transaction inserted or updated, by their bytes. The key of a category is the word, not its code.
 pub struct Keys {
@@ -45,7 +45,7 @@ impl Keys {
     pub fn other_with_key(&self, snapshot: &Arc<Snapshot>, row_ids: &RowIds) -> Result<Option<(u64, String)>> {
         let (column, mut found) = (&self.column, None);
         snapshot.each_position_of(row_ids, |positions| {
-            each_key(snapshot, None, column, positions, |row_id, key| {
+            each_key(snapshot, &[], column, positions, |row_id, key| {
                 let clash = key.filter(|key| self.keys.get(*key).is_some_and(|own| *own != row_id));
                 if let (None, Some(key)) = (&found, clash) {
                     found = Some((row_id, text_of(column, key)));
@@ -59,7 +59,7 @@ impl Keys {
 /// Visit the key of each of these samples, with its row id, or None for a null.
 pub fn each_key(
     snapshot: &Arc<Snapshot>,
-    own: Option<&Own>,
+    own: &[Own],
     column: &ColumnSpec,
     positions: Vec<u64>,
     mut visit: impl FnMut(u64, Option<&[u8]>),
@@ -67,7 +67,7 @@ pub fn each_key(
     let step = SAMPLES.min((Config::memory_bytes() / 1024).max(1)) as usize;
     for positions in positions.chunks(step) {
         let mut reader = Reader::new(snapshot.clone(), positions.to_vec(), OnCorrupt::Raise)?;
-        reader.own = own.cloned();
+        reader.own = own.to_vec();
         reader.fetch(&[column], Purpose::Scan { keep: true })?;
         let mut words = WordList::default();
         let stored = reader.stored(column, &mut words)?;

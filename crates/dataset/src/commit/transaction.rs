@@ -1,20 +1,18 @@
 //! A transaction: check and write samples, new values and deletions, then commit all of them or none.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
 use penstock_format::ids::{ObjectRef, PROVISIONAL, log_folder, row_id, words_name};
 use penstock_format::manifest::{Fragment, WordsSegment, encode_words};
 use penstock_format::record::{Delta, FEATURE_OVERLAYS, RecordKind};
-use penstock_format::rows::RowIds;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_format::{Id, SnapshotId};
 use penstock_storage::process;
 use penstock_tensor::Column;
 
-use super::changes::{ChangeSet, Proposal, Read};
+use super::changes::{ChangeSet, Proposal, Read, ReadSet};
 use super::drive::Driver;
 use super::keys::Keys;
 use super::machine::{self, Machine};
@@ -28,6 +26,7 @@ use crate::store::context::Context;
 use crate::write::check::{self, Input, check_lengths};
 use crate::write::column::Stored;
 use crate::write::fragments::FragmentsWriter;
+use crate::write::fresh::Fresh;
 use crate::write::media::Validate;
 use crate::write::pending::{Changed, Pending};
 use crate::write::vocabulary::Words;
@@ -47,15 +46,15 @@ pub struct Transaction {
     /// The snapshot at which the transaction began. The snapshot's context keeps the root open.
     pub(super) base: Arc<Snapshot>,
     uuid: Id,
-    /// Writes new samples.
+    /// New samples: those that are in memory, and those that are written, oldest first.
+    fresh: Fresh,
     writer: FragmentsWriter,
     /// New values of samples: those that wait, and those that are written, oldest first.
     pending: Arc<Pending>,
     changed: Vec<Changed>,
     deleted: HashSet<u64>,
     isolation: Isolation,
-    /// The row ids read, by columns. None for all rows.
-    reads: HashMap<Vec<u64>, Option<Vec<u64>>>,
+    reads: ReadSet,
     /// The unique keys that were added or matched.
     pub(super) keys: Vec<Keys>,
     /// What reads see, less `pending`, and the numbers of changes of which it consists.
@@ -107,12 +106,13 @@ impl Transaction {
             home,
             base,
             uuid,
+            fresh: Fresh::default(),
             writer,
             pending: Arc::default(),
             changed: Vec::new(),
             deleted: HashSet::new(),
             isolation,
-            reads: HashMap::new(),
+            reads: ReadSet::default(),
             keys: Vec::new(),
             seen: None,
             words: Words::default(),
@@ -125,7 +125,7 @@ impl Transaction {
 
     /// Return the number of samples appended so far.
     pub fn samples(&self) -> u64 {
-        self.writer.samples()
+        self.writer.samples() + self.fresh.samples()
     }
 
     /// Add samples. All values are checked before any are stored. If a check fails, the transaction is unchanged. Returns the
@@ -144,7 +144,20 @@ impl Transaction {
     pub(super) fn append_stored(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
         let schema = &self.base.schema;
         self.touched.extend(schema.columns.iter().zip(&columns).filter(|(_, column)| column.is_some()).map(|(spec, _)| spec.id));
-        self.writer.push(columns, samples).inspect_err(|_| self.state = State::Failed)
+        // A few samples stay in memory. Many are written at once.
+        match self.fresh.bytes_with(&columns).filter(|bytes| *bytes as u64 <= Config::memory_bytes() / 32) {
+            Some(_) => self.fresh.push(self.samples(), columns, samples),
+            None => {
+                self.write_fresh()?;
+                self.writer.push(columns, samples).inspect_err(|_| self.state = State::Failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Write the new samples that are in memory.
+    fn write_fresh(&mut self) -> Result<()> {
+        self.fresh.write(&mut self.writer, &self.base.schema, &self.words).inspect_err(|_| self.state = State::Failed)
     }
 
     /// Give some columns of existing or appended samples new values. If a row id is repeated, its last value counts. All values and
@@ -178,64 +191,43 @@ impl Transaction {
         Ok(())
     }
 
-    /// Return what the transaction sees: the snapshot at which it began with its own changes, and new values that are only in memory. Its
-    /// row ids are provisional. Cost: closes the data file of the last append.
-    pub fn view(&mut self) -> Result<(Arc<Snapshot>, Option<Own>)> {
+    /// Return what the transaction sees: the snapshot at which it began with its own changes, and the values that are only in memory, those of
+    /// updates first. Its row ids are provisional. Cost: closes the data file of the last append that was too large for memory.
+    pub fn view(&mut self) -> Result<(Arc<Snapshot>, Vec<Own>)> {
         self.check_open()?;
         self.writer.finish().inspect_err(|_| self.state = State::Failed)?;
         let words: usize = self.words.added().map(|(_, words)| words.len()).sum();
-        let changes = [self.writer.fragments.len(), self.changed.len(), self.deleted.len(), words];
+        let changes = [self.samples() as usize, self.changed.len(), self.deleted.len(), words];
         let known = self.seen.as_ref().filter(|(known, _)| *known == changes).map(|(_, seen)| seen.clone());
         let seen = match known {
             Some(seen) => seen,
             None => {
                 let overlays = unwritten(&self.changed, &self.deleted);
                 let words = self.words.added().map(|(column, new)| Ok((column, self.base.vocabulary_with(column, new)?)));
-                let seen = Arc::new(self.base.with_changes(self.writer.fragments.clone(), overlays, words.collect::<Result<_>>()?));
+                let fragments = self.writer.fragments.iter().cloned().chain(self.fresh.fragment()).collect();
+                let seen = Arc::new(self.base.with_changes(fragments, overlays, words.collect::<Result<_>>()?));
                 self.seen = Some((changes, seen.clone()));
                 seen
             }
         };
-        let own: Option<Own> = if self.pending.is_empty() { None } else { Some(self.pending.clone()) };
-        Ok((seen, own))
+        let pending: Option<Own> = if self.pending.is_empty() { None } else { Some(self.pending.clone()) };
+        Ok((seen, pending.into_iter().chain(self.fresh.own(self.base.schema.clone())).collect()))
     }
 
-    /// Record that the transaction read these rows of these columns, or all rows. The commit fails if another commit changes them in the
-    /// meantime, unless the isolation is `Snapshot`.
-    pub fn note_read(&mut self, row_ids: Option<Vec<u64>>, columns: Vec<u64>) {
-        match (self.reads.entry(columns), row_ids) {
-            (Entry::Occupied(mut known), None) => drop(known.insert(None)),
-            (Entry::Vacant(free), row_ids) => drop(free.insert(row_ids)),
-            (Entry::Occupied(mut known), Some(row_ids)) => {
-                if let Some(all) = known.get_mut() {
-                    all.extend(row_ids);
-                    if all.len() > READS {
-                        all.sort_unstable();
-                        all.dedup();
-                    }
-                }
-            }
-        }
-    }
-
-    /// Record a read as `note_read` does, of columns by name.
-    pub fn note_read_of(&mut self, columns: &[String], row_ids: Option<&[i64]>) -> Result<()> {
-        let mut ids = columns.iter().map(|name| self.base.column(name).map(|spec| spec.id)).collect::<Result<Vec<u64>>>()?;
-        ids.sort_unstable();
-        if ids.is_empty() {
-            ids.push(NO_COLUMN); // Only the existence of samples was read.
-        }
-        self.note_read(row_ids.map(|row_ids| row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect()), ids);
+    /// Record that the transaction read these samples, or all samples, in these columns. The commit fails if another commit changes them in
+    /// the meantime, unless the isolation is `Snapshot`.
+    pub fn note_read(&mut self, columns: &[String], row_ids: Option<&[i64]>) -> Result<()> {
+        let ids = columns.iter().map(|name| self.base.column(name).map(|spec| spec.id)).collect::<Result<Vec<u64>>>()?;
+        self.reads.note(ids, row_ids.map(|row_ids| row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect()));
         Ok(())
     }
 
-    /// Return the reads that count, without those of samples that the transaction appended.
+    /// Return the reads that count.
     fn counted_reads(&self) -> Vec<Read> {
-        let existing = |ids: &Vec<u64>| Arc::new(ids.iter().copied().filter(|row_id| row_id & PROVISIONAL == 0).collect::<RowIds>());
-        let counted = self.reads.iter().filter(|_| self.isolation == Isolation::Serializable);
-        let reads = counted.map(|(columns, rows)| Read { columns: columns.clone(), rows: rows.as_ref().map(existing) });
+        let noted = if self.isolation == Isolation::Serializable { self.reads.existing() } else { Vec::new() };
         // Keys are unique whatever the isolation, so the samples that were updated by their keys must keep them.
-        reads.chain(self.keys.iter().map(|keys| Read { columns: vec![keys.column.id], rows: Some(keys.existing()) })).collect()
+        let keys = self.keys.iter().map(|keys| Read { columns: vec![keys.column.id], rows: Some(keys.existing()) });
+        noted.into_iter().chain(keys).collect()
     }
 
     /// Delete existing or appended samples. A row id may be repeated.
@@ -323,6 +315,7 @@ impl Transaction {
     /// Commit all changes or none. Cost: four syncs for a small append on a local disk.
     pub fn commit(mut self, message: &str, author: &str, properties: &str) -> Result<(Receipt, Snapshot)> {
         self.check_open()?;
+        self.write_fresh()?;
         self.writer.finish().inspect_err(|_| self.state = State::Failed)?;
         self.write_pending()?;
         let (samples, deleted) = (self.samples(), self.deleted.len() as u64);
@@ -405,12 +398,6 @@ impl Transaction {
         self.base.context.storage.sync(&folders)
     }
 }
-
-/// Column ids begin at 1. A read of this column is a read of no values.
-const NO_COLUMN: u64 = 0;
-
-/// Repeated row ids of reads are removed when there are this many.
-const READS: usize = 1 << 20;
 
 /// Check the values of a column and convert them to their stored form.
 fn prepare(words: &mut Words, base: &Snapshot, spec: &ColumnSpec, input: Input, validate: Validate) -> Result<Stored> {

@@ -57,7 +57,7 @@ impl Transaction {
         let (snapshot, own) = self.view()?;
         let mut found: HashMap<&[u8], Option<u64>> = keys.iter().map(|key| (&key[..], None)).collect();
         let mut twice = None;
-        each_key(&snapshot, own.as_ref(), spec, (0..snapshot.len()).collect(), |row_id, key| {
+        each_key(&snapshot, &own, spec, (0..snapshot.len()).collect(), |row_id, key| {
             let Some((key, known)) = key.and_then(|key| Some((key, found.get_mut(key)?))) else { return };
             match known {
                 Some(other) => drop(twice.get_or_insert_with(|| not_unique(spec, key, *other, row_id))),

@@ -36,8 +36,8 @@ pub struct Reader {
     pub plan: Plan,
     pub(super) fetched: Fetched,
     pub on_corrupt: OnCorrupt,
-    /// New values of a transaction, which hide the stored ones.
-    pub own: Option<Own>,
+    /// Values that a transaction has in memory, which hide the stored ones. The first that has a value counts.
+    pub own: Vec<Own>,
 }
 
 /// Rows whose values in one column are in the same file, either the fragment's or an overlay's.
@@ -70,7 +70,7 @@ impl Reader {
     /// Plan to read samples by position, in this order. Cost: reads the manifest pages of the samples, unless they are cached.
     pub fn new(snapshot: Arc<Snapshot>, positions: Vec<u64>, on_corrupt: OnCorrupt) -> Result<Reader> {
         let plan = Plan::new(&snapshot, positions)?;
-        Ok(Reader { snapshot, plan, fetched: Fetched::default(), on_corrupt, own: None })
+        Ok(Reader { snapshot, plan, fetched: Fetched::default(), on_corrupt, own: Vec::new() })
     }
 
     /// Use blocks that the caller already has instead of fetching them. Call this before `fetch`.
@@ -175,14 +175,16 @@ impl Reader {
 
     /// Return whether a transaction has new values for this column.
     pub(super) fn has_own(&self, column: &ColumnSpec) -> bool {
-        self.own.as_ref().is_some_and(|own| own.changes(column.id))
+        self.own.iter().any(|own| own.changes(column.id))
     }
 
     /// Visit the samples of the plan that have a new value in a column, by their places in the result.
     pub(super) fn each_own(&self, column: &ColumnSpec, mut visit: impl FnMut(usize, OwnValue<'_>)) {
-        let Some(own) = self.own.as_ref().filter(|own| own.changes(column.id)) else { return };
+        if !self.has_own(column) {
+            return;
+        }
         for (place, row_id) in self.plan.row_ids().into_iter().enumerate() {
-            if let Some(value) = own.find(column.id, row_id.cast_unsigned()) {
+            if let Some(value) = self.own.iter().find_map(|own| own.find(column.id, row_id.cast_unsigned())) {
                 visit(place, value);
             }
         }

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-/// New values of samples, by column id and row id.
+/// Values of samples, by column id and row id.
 pub trait OwnValues: Send + Sync {
-    /// Return whether any sample has a new value in a column.
+    /// Return whether any sample has a value in a column.
     fn changes(&self, column: u64) -> bool;
 
     fn find(&self, column: u64, row_id: u64) -> Option<OwnValue<'_>>;
 }
 
-/// The new values of a transaction.
+/// Values that a transaction has in memory.
 pub type Own = Arc<dyn OwnValues>;
 
 /// A value in its stored form: its bytes, or None for a null, and the sizes of its free dimensions.

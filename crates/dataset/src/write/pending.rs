@@ -7,7 +7,7 @@ use std::sync::Arc;
 use penstock_error::Result;
 use penstock_format::ids::PROVISIONAL;
 use penstock_format::schema::{ColumnSpec, Schema};
-use penstock_tensor::{Column, Pulled};
+use penstock_tensor::Column;
 
 use super::column::Stored;
 use super::fragments::FragmentsWriter;
@@ -71,18 +71,8 @@ impl Pending {
     /// are deleted.
     pub fn write(&mut self, context: &Arc<Context>, schema: &Schema, words: &Words) -> Result<Vec<Changed>> {
         let Pending { columns, .. } = std::mem::take(self);
-        let mut alike: Vec<(u64, Vec<&ColumnSpec>)> = Vec::new();
-        for spec in &schema.columns {
-            let Some(Values { calls, .. }) = columns.get(&spec.id) else { continue };
-            match alike.iter_mut().find(|(known, _)| known == calls) {
-                Some((_, specs)) => specs.push(spec),
-                None => alike.push((*calls, vec![spec])),
-            }
-        }
         let mut written: Vec<Changed> = Vec::new();
-        for (_, specs) in alike {
-            let mut row_ids: Vec<u64> = columns[&specs[0].id].places.keys().copied().collect();
-            row_ids.sort_unstable();
+        for (mut row_ids, specs) in alike(&columns, schema) {
             let split = row_ids.partition_point(|row_id| row_id & PROVISIONAL == 0);
             let appended = row_ids.split_off(split);
             for row_ids in [row_ids, appended].into_iter().filter(|row_ids| !row_ids.is_empty()) {
@@ -102,6 +92,29 @@ impl Pending {
         }
         Ok(written)
     }
+}
+
+/// Join the columns that change for the same samples. Returns the row ids of each group in ascending order, and its columns.
+fn alike<'a>(columns: &HashMap<u64, Values>, schema: &'a Schema) -> Vec<(Vec<u64>, Vec<&'a ColumnSpec>)> {
+    let mut by_calls: Vec<(u64, Vec<&ColumnSpec>)> = Vec::new();
+    for spec in &schema.columns {
+        let Some(Values { calls, .. }) = columns.get(&spec.id) else { continue };
+        match by_calls.iter_mut().find(|(known, _)| known == calls) {
+            Some((_, specs)) => specs.push(spec),
+            None => by_calls.push((*calls, vec![spec])),
+        }
+    }
+    // Different calls may have changed the same samples.
+    let mut alike: Vec<(Vec<u64>, Vec<&ColumnSpec>)> = Vec::new();
+    for (_, mut specs) in by_calls {
+        let mut row_ids: Vec<u64> = columns[&specs[0].id].places.keys().copied().collect();
+        row_ids.sort_unstable();
+        match alike.iter_mut().find(|(known, _)| *known == row_ids) {
+            Some((_, known)) => known.append(&mut specs),
+            None => alike.push((row_ids, specs)),
+        }
+    }
+    alike
 }
 
 impl Values {
@@ -143,21 +156,25 @@ impl Values {
     }
 
     fn get(&self, row_id: u64) -> Option<OwnValue<'_>> {
-        let place = *self.places.get(&row_id)?;
-        Some(match &self.column {
-            Column::Fixed { data, validity, samples } => {
-                let cell = data.len().checked_div(*samples).unwrap_or(0);
-                let valid = validity.as_ref().is_none_or(|validity| validity[place]);
-                OwnValue { bytes: valid.then(|| &data[place * cell..(place + 1) * cell]), free: &[] }
-            }
-            Column::Ragged(ragged) => {
-                let each = ragged.free.len().checked_div(ragged.len()).unwrap_or(0);
-                let bytes = (!ragged.is_null(place)).then(|| ragged.value(place));
-                OwnValue { bytes, free: &ragged.free[place * each..(place + 1) * each] }
-            }
-            Column::Pulled(Pulled { .. }) => return None,
-        })
+        own_value(&self.column, *self.places.get(&row_id)?)
     }
+}
+
+/// Return a value in memory. Values that are pulled are not.
+pub fn own_value(column: &Column, place: usize) -> Option<OwnValue<'_>> {
+    Some(match column {
+        Column::Fixed { data, validity, samples } => {
+            let cell = data.len().checked_div(*samples).unwrap_or(0);
+            let valid = validity.as_ref().is_none_or(|validity| validity[place]);
+            OwnValue { bytes: valid.then(|| &data[place * cell..(place + 1) * cell]), free: &[] }
+        }
+        Column::Ragged(ragged) => {
+            let each = ragged.free.len().checked_div(ragged.len()).unwrap_or(0);
+            let bytes = (!ragged.is_null(place)).then(|| ragged.value(place));
+            OwnValue { bytes, free: &ragged.free[place * each..(place + 1) * each] }
+        }
+        Column::Pulled(_) => return None,
+    })
 }
 
 impl OwnValues for Pending {
