@@ -7,8 +7,12 @@ import datetime
 import getpass
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock import _core
 from penstock.errors import InvalidInputError, NotFoundError
@@ -177,6 +181,15 @@ class Commit:
     properties: dict[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """An entry in `ds.diff()`: samples that were "added", "deleted" or "changed", by row id. `column` is the column that changed."""
+
+    kind: str
+    column: str | None
+    row_ids: npt.NDArray[np.int64]
+
+
 class Dataset(View):
     """A dataset at one snapshot: a `View` that can also write.
 
@@ -239,6 +252,39 @@ class Dataset(View):
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise InvalidInputError(f"cannot list {limit!r} commits: expected a whole number")
         return [_commit(entry) for entry in self._snapshot.log(limit)]
+
+    def diff(self, since: str | View, until: str | View | None = None) -> Iterator[Difference]:
+        """Compare two snapshots of this dataset: which samples were added or deleted, and which have other values, and in which columns.
+
+        Each snapshot is an id, a tag, or a handle; `until` is this handle's snapshot by default. Yields groups of at most 65,536 samples.
+        A sample may be in several groups, one for each column that changed.
+        Cost: reads the manifest pages and row ids that only one of the snapshots has, and the values that may have changed, in both.
+        Raises: NotFoundError (snapshot-not-found, name-not-found).
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://diff", {"n": "int32", "t": ps.Text()})
+        >>> before = ds.append({"n": [1, 2, 3], "t": ["a", "b", "c"]})
+        >>> with ds.transaction() as tx:
+        ...     ids = tx.append({"n": [4]})
+        ...     tx.update({"n": [1, 20]}, row_ids=before.row_ids[:2])
+        ...     count = tx.delete(row_ids=[2])
+        >>> for found in ds.diff(before.snapshot):
+        ...     print(found.kind, found.column, found.row_ids)
+        added None [3]
+        deleted None [2]
+        changed n [1]
+        """
+        diff = self._at(since).diff(self._snapshot if until is None else self._at(until))
+        while (found := diff.next()) is not None:
+            yield Difference(*found)
+
+    def _at(self, which: str | View) -> _core.Snapshot:
+        """Return the snapshot with this id or tag."""
+        if isinstance(which, View):
+            return which._snapshot
+        text = _text(which, "snapshot", "compare snapshots")
+        is_id = re.fullmatch(r"[0-9a-f]+-\d+-[0-9a-f]{32}", text) is not None
+        return self._snapshot.at(text if is_id else None, None if is_id else text)
 
     def resolve(self, snapshot: str) -> bool:
         """Return whether a commit succeeded that raised `commit-state-unknown`, given the snapshot that its message names.

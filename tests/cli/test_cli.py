@@ -52,6 +52,10 @@ def test_every_verb_in_turn(root, table):
         tx.delete(row_ids=[0])
     assert "-1" in run("log", root).stdout and json.loads(run("verify", root, "--json").stdout)["samples"] == 1
     assert json.loads(run("head", root, "--tag", "both", "--json", "-n", 1, "-c", "name").stdout) == {"name": "ada"}
+    entries = [json.loads(line) for line in run("diff", root, "empty", "--json").stdout.splitlines()]
+    assert entries == [{"kind": "added", "column": None, "row_ids": [1]}]
+    assert "deleted" in run("diff", root, "both").stdout and "same samples" in run("diff", root, "both", "both").stderr
+    assert "error[name-not-found]" in run("diff", root, "nowhere", code=1).stderr
     assert "deleted tag both" in run("tag", root, "both", "--delete").stdout
     assert "error[name-not-found]" in run("tag", root, "both", "--delete", code=1).stderr
     assert "error[name-exists]" in run("tag", root, "empty", code=1).stderr

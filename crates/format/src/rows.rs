@@ -117,6 +117,39 @@ impl RowIds {
         RowIds::Bitmap(all)
     }
 
+    /// Return the row ids of both sets.
+    pub fn or(&self, other: &RowIds) -> RowIds {
+        RowIds::union([self, other].into_iter())
+    }
+
+    /// Return the row ids that the other set lacks.
+    pub fn minus(&self, other: &RowIds) -> RowIds {
+        let (mut rest, mut taken) = (Vec::new(), other.runs_in(0..u64::MAX).into_iter().map(|(run, _)| run).peekable());
+        for (run, _) in self.runs_in(0..u64::MAX) {
+            let (mut first, end) = (run.first, run.end());
+            while taken.next_if(|other| other.end() <= first).is_some() {}
+            while let Some(other) = taken.peek().filter(|other| other.first < end) {
+                if first < other.first {
+                    rest.push(Run { first, count: other.first - first });
+                }
+                first = other.end().min(end);
+                if other.end() > end {
+                    break;
+                }
+                taken.next();
+            }
+            if first < end {
+                rest.push(Run { first, count: end - first });
+            }
+        }
+        RowIds::Runs(rest)
+    }
+
+    /// Return the first `limit` row ids from `from` on.
+    pub fn first(&self, from: u64, limit: usize) -> Vec<u64> {
+        self.runs_in(from..u64::MAX).into_iter().flat_map(|(run, _)| run.first..run.end()).take(limit).collect()
+    }
+
     pub fn len(&self) -> u64 {
         match self {
             RowIds::Runs(runs) => runs.iter().map(|run| run.count).sum(),
@@ -328,6 +361,25 @@ mod tests {
             };
             for (one, other) in forms(ids).iter().flat_map(|one| forms(others).map(|other| (one.clone(), other))) {
                 assert_eq!(one.common(&other, 20), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn sets_are_subtracted_and_joined_in_every_form() {
+        let forms = |ids: &[u64]| {
+            let bitmap = ids.iter().copied().collect::<RowIds>();
+            [RowIds::Runs(bitmap.runs_in(0..u64::MAX).into_iter().map(|(run, _)| run).collect()), bitmap]
+        };
+        let small: Vec<Vec<u64>> = vec![vec![], vec![0, 1, 2, 5], (1..9).collect(), vec![2, 4, 6, 8], (0..20).collect(), vec![19]];
+        for (one, other) in small.iter().flat_map(|one| small.iter().map(move |other| (one, other))) {
+            let rest: Vec<u64> = one.iter().copied().filter(|id| !other.contains(id)).collect();
+            let mut all: Vec<u64> = rest.iter().chain(other).copied().collect();
+            all.sort_unstable();
+            for (ours, theirs) in forms(one).iter().flat_map(|ours| forms(other).map(|theirs| (ours.clone(), theirs))) {
+                assert!(ours.minus(&theirs).iter().eq(rest.iter().copied()), "{one:?} - {other:?}");
+                assert!(ours.or(&theirs).iter().eq(all.iter().copied()));
+                assert_eq!(ours.minus(&theirs).first(3, 2), rest.iter().copied().filter(|id| *id >= 3).take(2).collect::<Vec<u64>>());
             }
         }
     }

@@ -3,17 +3,43 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use penstock_dataset::{Context, Incomplete, Report, block_cache_bytes, file_cache_bytes};
+use numpy::PyArray1;
+use penstock_dataset::{Context, Difference, Happened, Incomplete, Report, block_cache_bytes, file_cache_bytes};
 use penstock_error::{Error, Kind};
 use penstock_format::SnapshotId;
 use penstock_format::record::Properties;
-use penstock_format::schema::ColumnSpec;
+use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_storage::{Io, Options};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::errors::{OrRaise, exception};
 use crate::view::{Positions, View};
+
+/// The differences between two snapshots.
+#[pyclass(module = "penstock._core")]
+pub struct Diff {
+    schema: Arc<Schema>,
+    inner: penstock_dataset::Diff,
+}
+
+#[pymethods]
+impl Diff {
+    /// Return the next (what happened, column, row ids), or None at the end.
+    fn next<'py>(&mut self, py: Python<'py>) -> PyResult<Option<DiffEntry<'py>>> {
+        let found = py.detach(|| self.inner.more()).or_raise(py)?;
+        Ok(found.map(|Difference { what, row_ids }| {
+            let (what, column) = match what {
+                Happened::Added => ("added", None),
+                Happened::Deleted => ("deleted", None),
+                Happened::Changed(id) => ("changed", self.schema.columns.iter().find(|spec| spec.id == id)),
+            };
+            (what, column.map(|spec| spec.name.clone()), PyArray1::from_iter(py, row_ids.into_iter().map(u64::cast_signed)))
+        }))
+    }
+}
+
+type DiffEntry<'py> = (&'static str, Option<String>, Bound<'py, PyArray1<i64>>);
 
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Snapshot {
@@ -144,6 +170,26 @@ impl Snapshot {
     fn vocabulary<'py>(&self, py: Python<'py>, column: &str) -> PyResult<Bound<'py, PyList>> {
         let words = py.detach(|| self.inner.column(column).and_then(|spec| self.inner.vocabulary(spec.id))).or_raise(py)?;
         PyList::new(py, words.iter())
+    }
+
+    /// Return another snapshot of this dataset, by its id or a tag.
+    fn at(&self, py: Python<'_>, snapshot: Option<&str>, tag: Option<&str>) -> PyResult<Snapshot> {
+        let context = self.inner.context.clone();
+        let opened = py.detach(|| match (snapshot, tag) {
+            (Some(id), _) => penstock_dataset::Snapshot::open_at(context, &SnapshotId::parse(id)?),
+            (None, tag) => penstock_dataset::Snapshot::open_tag(context, tag.unwrap_or_default()),
+        });
+        Ok(Snapshot { inner: Arc::new(opened.or_raise(py)?), options: self.options.clone() })
+    }
+
+    /// Begin to compare this snapshot with a later one.
+    fn diff(&self, py: Python<'_>, other: &Snapshot) -> PyResult<Diff> {
+        let (one, other) = (self.inner.clone(), other.inner.clone());
+        let diff = py.detach(|| {
+            one.context.hold_to(other.record().dataset)?;
+            penstock_dataset::Diff::new(one, other.clone())
+        });
+        Ok(Diff { schema: other.schema.clone(), inner: diff.or_raise(py)? })
     }
 
     /// Return whether a commit succeeded whose state was unknown, given the id of its snapshot.

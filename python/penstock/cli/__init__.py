@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from penstock.cli import create, doctor, head, importing, info, log, tag, verify
+from penstock.cli import create, diff, doctor, head, importing, info, log, tag, verify
 
 app = typer.Typer(
     name="penstock",
@@ -41,6 +41,7 @@ app.command("import")(importing.import_)
 app.command("info")(info.info)
 app.command("log")(log.log)
 app.command("head")(head.head)
+app.command("diff")(diff.diff)
 app.command("tag")(tag.tag)
 app.command("verify")(verify.verify)
 app.command("doctor")(doctor.doctor)

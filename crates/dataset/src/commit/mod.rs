@@ -10,6 +10,6 @@ pub mod machine;
 mod objects;
 mod overlays;
 mod root;
-mod stored;
+pub mod stored;
 pub mod transaction;
 mod upsert;

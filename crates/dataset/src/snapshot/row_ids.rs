@@ -116,6 +116,12 @@ impl Snapshot {
         self.look_up(row_ids)?.into_iter().enumerate().map(found).collect::<std::result::Result<_, _>>().map_err(missing)
     }
 
+    /// Return the positions of row ids, with None for those without a sample. Costs the same as `positions_of`.
+    pub fn find_positions(&self, row_ids: &[i64]) -> Result<Vec<Option<u64>>> {
+        let found = |found| if let Found::At(position) = found { Some(position) } else { None };
+        Ok(self.look_up(row_ids)?.into_iter().map(found).collect())
+    }
+
     /// Visit the positions of the samples that have any of these row ids, in parts. Cost: reads the manifest pages that may contain them.
     /// The set may be much larger than the snapshot.
     pub fn each_position_of(&self, ids: &RowIds, mut visit: impl FnMut(Vec<u64>) -> Result<()>) -> Result<()> {

@@ -1,4 +1,5 @@
 //! Checks for a dataset, and for the location of a new dataset.
 
+pub mod diff;
 pub mod doctor;
 pub mod verify;
