@@ -1,5 +1,5 @@
-"""A tour of Penstock on real data: write three commits, open old snapshots, read back bit for bit, train a classifier,
-kill it in the middle of an epoch, resume, and verify.
+"""A tour of Penstock on real data: write three commits, open old snapshots, read back bit for bit, and train a classifier.
+Kill it in the middle of an epoch, resume, change samples in place, and verify.
 
 Usage: python examples/demo.py [--data FOLDER] [--keep FOLDER]
 Data: the 1,797 handwritten digits and two photographs that ship with scikit-learn; with --data, your own images.
@@ -217,6 +217,31 @@ def show_resume(ds: ps.Dataset) -> None:
         console.print(f"  {name:<20}… {batches[stop - 1][-3:]} │ {batches[stop][:4]} …", highlight=False)
 
 
+def show_changes(ds: ps.Dataset) -> None:
+    """Tag the dataset, correct two labels, delete some tiles, run into a conflict, and list what differs from the tag."""
+    ds.create_tag("as written")
+    rows = ds.take([0, 1], columns=["_row_id", "label"])
+    other = ps.open(ds.uri)
+    with ds.transaction("two corrections, fewer tiles") as tx:
+        tx.update({"label": [int(9 - label) for label in rows["label"]]}, row_ids=rows["_row_id"])
+        deleted = tx.delete(where="source = 'photographs' AND _row_id % 2 = 0")
+        seen = tx.take(rows["_row_id"], columns=["label"])["label"].tolist()
+    console.print(f"[bold]changed in place[/]: labels {rows['label'].tolist()} to {seen}, {deleted} tiles deleted, no image rewritten")
+    try:
+        with other.transaction("another correction") as tx:
+            tx.update({"label": [5]}, row_ids=rows["_row_id"][:1])
+        sys.exit("FAILED: two transactions changed the same label")
+    except ps.ConflictError as error:
+        console.print("[bold]conflict[/]:", end=" ")
+        console.print(str(error).splitlines()[0], markup=False, highlight=False)
+    found = {(entry.kind, entry.column): len(entry.row_ids) for entry in ds.diff("as written")}
+    if found != {("deleted", None): deleted, ("changed", "label"): 2}:
+        sys.exit(f"FAILED: the diff is {found}")
+    console.print(
+        f"[bold]diff[/] to the tag: {deleted} samples deleted, 2 labels changed; the tag still has {len(ps.open(ds.uri, tag='as written'))}"
+    )
+
+
 def measure(ds: ps.View) -> None:
     """Measure shuffled takes of 128 images, decoded and as stored, in images per second."""
     for what, decode in (("decoded", True), ("as stored", False)):
@@ -276,6 +301,7 @@ def main() -> None:
         console.print(f"[bold]accuracy[/] on {TEST_DIGITS} unseen digits: {100 * accuracy:.1f} % (bar {100 * ACCURACY_BAR:.0f} %)")
         if accuracy < ACCURACY_BAR:
             sys.exit("FAILED: the classifier is below the bar")
+        show_changes(ds)
         measure(ds)
         verify(ds)
         console.print("[bold]done[/]" + (f": inspect the dataset with  .venv/bin/penstock head {root}" if arguments.keep else ""))
