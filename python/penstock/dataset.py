@@ -228,7 +228,7 @@ class Dataset(View):
         [0, 1]
         """
         with self.transaction(message) as transaction:
-            transaction.append(columns, validate=validate)
+            transaction.append_runs(columns, validate)
         return transaction.receipt
 
     def transaction(

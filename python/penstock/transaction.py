@@ -85,15 +85,24 @@ class Transaction:
         Returns provisional row ids, one per sample, which are negative. `update` and `delete` of this transaction accept them. The
         final row ids are in `receipt`.
         """
+        # Another thread may append between two slices.
+        runs = self.append_runs(columns, validate)
+        ids = np.empty(sum(count for _, count in runs), np.int64)
+        begin = 0
+        for first, count in runs:
+            ids[begin : begin + count] = np.arange(first, first + count, dtype=np.int64)
+            begin += count
+        return ids
+
+    def append_runs(self, columns: Mapping[str, Any], validate: str) -> list[tuple[int, int]]:
+        """Add samples like `append`. Returns runs of provisional row ids, each as its first id and its length."""
         ready, samples = self._ready(columns, "append to")
         least = [self._schema[name].row_bytes() for name in ready]
-        ids = []
+        runs = []
         for start, end in slices(ready.values(), samples, least):
             with self._failing(start > 0):
-                first = self.append_slice(ready, start, end, validate)
-                # Another thread may append between two slices.
-                ids.append(np.arange(first, first + end - start, dtype=np.int64))
-        return np.concatenate(ids) if ids else np.empty(0, np.int64)
+                runs.append((self.append_slice(ready, start, end, validate), end - start))
+        return runs
 
     def update(self, columns: Mapping[str, Any], *, row_ids: npt.ArrayLike, validate: str = "header") -> None:
         """Give samples new values in some columns. `columns` maps column names to one value per row id; None is a null.
