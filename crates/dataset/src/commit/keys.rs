@@ -15,6 +15,7 @@ use crate::read::fetch::Purpose;
 use crate::read::reader::{OnCorrupt, Reader};
 use crate::snapshot::Snapshot;
 use crate::snapshot::own::Own;
+use crate::write::pending::own_value;
 
 /// Keys that a transaction inserted or updated, by their bytes. The key of a category is the word, not its code.
 pub struct Keys {
@@ -83,18 +84,10 @@ pub fn each_key(
 
 /// Visit the keys in a column, which are nulls or the bytes of values. `words` are those of a category.
 pub fn keys_of(column: &Column, words: &[Arc<str>], mut visit: impl FnMut(Option<&[u8]>)) {
-    match column {
-        Column::Fixed { data, validity, samples } => {
-            let cell = data.len().checked_div(*samples).unwrap_or(0);
-            for row in 0..*samples {
-                let value = &data[row * cell..(row + 1) * cell];
-                let word = || value.first_chunk().and_then(|code| words.get(u32::from_le_bytes(*code) as usize));
-                let key = if words.is_empty() { Some(value) } else { word().map(|word| word.as_bytes()) };
-                visit(key.filter(|_| validity.as_ref().is_none_or(|validity| validity[row])));
-            }
-        }
-        Column::Ragged(ragged) => (0..ragged.len()).for_each(|row| visit((!ragged.is_null(row)).then(|| ragged.value(row)))),
-        Column::Pulled(_) => {}
+    for row in 0..column.len() {
+        let value = own_value(column, row).and_then(|value| value.bytes);
+        let word = |code: &[u8]| words.get(u32::from_le_bytes(*code.first_chunk()?) as usize).map(|word| word.as_bytes());
+        visit(if words.is_empty() { value } else { value.and_then(word) });
     }
 }
 

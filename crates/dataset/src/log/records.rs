@@ -47,7 +47,7 @@ pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
 }
 
 /// Return whether a commit succeeded whose state was unknown, given the snapshot that it would be. Fails with `commit-state-unknown` if it
-/// still may succeed, because no later commit has been made. Cost: one read, and a search for the newest record if it does not exist.
+/// still may succeed, because no later commit has been made. Cost: one read.
 pub fn resolve(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<bool> {
     match read_record(storage, snapshot.branch, snapshot.number) {
         Ok(entry) => Ok(entry.record.transactions.iter().any(|transaction| transaction.uuid == snapshot.uuid)),

@@ -34,8 +34,7 @@ use self::overlays::{ByHeld, Overlays, Patch};
 use self::row_ids::PartRanges;
 use self::vocabulary::{CodeTables, Vocabulary};
 use crate::log::records::LogEntry;
-use crate::store::blocks::cache;
-use crate::store::context::{Context, file_cache_bytes};
+use crate::store::context::Context;
 
 // Cycle with `live.rs`: a snapshot owns these tables, and the other files in this folder add the methods that use them.
 
@@ -56,20 +55,12 @@ pub(super) struct Tables {
     pub codes: Mutex<CodeTables>,
     pub live: OnceLock<Live>,
     pub ranges: OnceLock<PartRanges>,
-    /// The newer values of columns, by part and column.
-    pub patches: Cache<(usize, u64), Arc<Patch>, ByHeld>,
+    /// The newer values of columns, by part and column. Most snapshots have none.
+    pub patches: OnceLock<Cache<(usize, u64), Arc<Patch>, ByHeld>>,
 }
 
-/// Estimated number of patches that are kept.
-const KEPT_PATCHES: usize = 1024;
-
 fn tables() -> Tables {
-    Tables {
-        codes: Mutex::default(),
-        live: OnceLock::new(),
-        ranges: OnceLock::new(),
-        patches: cache(KEPT_PATCHES, file_cache_bytes() / 4, ByHeld),
-    }
+    Tables { codes: Mutex::default(), live: OnceLock::new(), ranges: OnceLock::new(), patches: OnceLock::new() }
 }
 
 impl Snapshot {

@@ -14,6 +14,8 @@ use quick_cache::Weighter;
 use super::Snapshot;
 use super::live::runs_of;
 use super::ranks::Ranks;
+use crate::store::blocks::cache;
+use crate::store::context::file_cache_bytes;
 
 /// The overlays of a snapshot in manifest order.
 #[derive(Default)]
@@ -147,6 +149,9 @@ fn under(newer: &[PatchRun], older: &[PatchRun]) -> Vec<PatchRun> {
     all
 }
 
+/// Estimated number of patches that are kept.
+const KEPT_PATCHES: usize = 1024;
+
 #[derive(Clone)]
 pub struct ByHeld;
 
@@ -160,7 +165,8 @@ impl Snapshot {
     /// Return the newer values of a column in a part. Cost: reads the row ids of the overlays that may meet the part, unless the result is
     /// cached.
     pub fn patch(&self, part: usize, fragments: &[Fragment], column: u64) -> Result<Arc<Patch>> {
-        self.tables.get().patches.get_or_insert_with(&(part, column), || {
+        let patches = self.tables.get().patches.get_or_init(|| cache(KEPT_PATCHES, file_cache_bytes() / 4, ByHeld));
+        patches.get_or_insert_with(&(part, column), || {
             let may_meet = |index: &&usize| {
                 let range = self.overlays.all[**index].rows.range();
                 fragments.iter().flat_map(|fragment| &fragment.runs).any(|run| run.first < range.end && range.start < run.end())
