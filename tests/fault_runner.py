@@ -113,7 +113,108 @@ class Pin(Job):
     step = 1
 
 
+class Branch(Job):
+    """The creation of a branch. A branch that has no name does not exist."""
+
+    def run(self, place: pathlib.Path, ds) -> None:
+        ds.create_branch("exp")
+
+    def held(self, place: pathlib.Path) -> int:
+        ds = ps.open(place)
+        for name in ds.branches():
+            branch = ps.open(place, branch=name)
+            assert len(branch) == len(ds) and not branch.verify()["problems"]
+        return len(ds.branches()) - 1
+
+    step = 1
+
+
+class Unbranch(Branch):
+    """The deletion of a branch: its log ends, then its name is removed."""
+
+    def prepare(self, place: pathlib.Path) -> None:
+        super().prepare(place)
+        ps.open(place).create_branch("exp").append({"n": [1]})
+
+    def run(self, place: pathlib.Path, ds) -> None:
+        ds.delete_branch("exp")
+
+    def held(self, place: pathlib.Path) -> int:
+        ds = ps.open(place)
+        try:
+            ps.open(place, branch="exp").append({"n": [2]})
+        except ps.NotFoundError:
+            assert "exp" not in ds.branches()
+            return 1
+        return 0
+
+    step = 1
+
+
+class Merge(Job):
+    """A merge of a branch with new, changed and deleted samples and new words. `rows` of them are new."""
+
+    def __init__(self, rows: int, **keywords: int) -> None:
+        super().__init__(**keywords)
+        self.rows = rows
+
+    def prepare(self, place: pathlib.Path) -> None:
+        super().prepare(place)
+        ds = ps.open(place)
+        exp = ds.create_branch("exp")
+        for number in range(self.rows // ROWS):
+            with exp.transaction() as tx:
+                tx.append({**values(self.schema), "word": [f"new {number}"] * ROWS})
+                tx.update({"n": [0], "text": [f"changed {number}"]}, row_ids=[0])
+        ds.append(values(self.schema))
+
+    def run(self, place: pathlib.Path, ds) -> None:
+        ds.merge("exp")
+
+    @property
+    def step(self) -> int:  # type: ignore[override]
+        return self.rows
+
+
+class Reset(Job):
+    """A reset to the state before the last of two appends."""
+
+    def prepare(self, place: pathlib.Path) -> None:
+        super().prepare(place)
+        ps.open(place).append(values(self.schema))
+
+    def run(self, place: pathlib.Path, ds) -> None:
+        ds.reset(ds.log()[1].snapshot)
+
+    step = -ROWS
+
+
+class AddColumn(Job):
+    """A new column with a fill value, and a changed value. The job counts columns."""
+
+    def run(self, place: pathlib.Path, ds) -> None:
+        with ds.transaction() as tx:
+            tx.add_column(f"added {len(ds.schema)}", ps.Category(), fill="filled")
+            tx.update({f"added {len(ds.schema)}": ["given"]}, row_ids=[0])
+
+    def held(self, place: pathlib.Path) -> int:
+        super().held(place)
+        ds = ps.open(place)
+        for name in list(ds.schema)[len(self.schema) :]:
+            words = ds.vocabulary(name)
+            assert [words[code] for code in ds[name][:]] == ["given", *["filled"] * (len(ds) - 1)]
+        return len(ds.schema)
+
+    step = 1
+
+
 JOBS = {
+    "add-column": AddColumn(),
+    "branch": Branch(),
+    "delete-branch": Unbranch(),
+    "merge": Merge(rows=ROWS),
+    "merge-root": Merge(rows=25 * ROWS),
+    "reset": Reset(),
     "create": Create(),
     "append": Job(),
     "append-pages": Job(columns=200),
@@ -187,10 +288,12 @@ def main() -> None:
             try:
                 added = job.held(place) - before
                 allowed = {DONE: (job.step,), REFUSED: (0,), UNKNOWN: (0, job.step), -signal.SIGKILL: (0, job.step)}.get(status, ())
+                if name == "delete-branch" and status == REFUSED:
+                    allowed = (0, job.step)  # Another call removes the name of a branch whose log has ended.
                 if added not in allowed:
                     wrong.append(f"{label}: status {status}, {added} added")
                     continue
-                if added == 0 or name in ("append", "append-pages", "append-root"):
+                if added == 0 or name in ("append", "append-pages", "append-root", "add-column"):
                     job.run(place, job.begin(place))
                     again = job.held(place) - before - added
                     if again != job.step:

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 from google_crc32c import value as crc32c
 
-UNIT, PROVISIONAL, TILED_FEATURE, OVERLAYS_FEATURE, FIXED, PACKED, SINGLE, TILED = 65_536, 1 << 63, 1, 2, 0, 1, 2, 3
+UNIT, PROVISIONAL, TILED_FEATURE, OVERLAYS_FEATURE, MERGES_FEATURE, FIXED, PACKED, SINGLE, TILED = 65_536, 1 << 63, 1, 2, 32, 0, 1, 2, 3
+CREATE, DATA, LAYOUT, SCHEMA, MERGE, FENCE, RESET, BRANCH, CLOSE = range(9)  # kinds of records
 DTYPES = ["bytes", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"]
 DTYPES += ["float32", "float64", "complex64", "complex128", "timestamp"]
 NUMPY = {"bytes": "u1", "bfloat16": "u2", "timestamp": "M8[us]"}  # dtypes whose NumPy names differ
-CHOICES = {"zero": 1, "flag": 2, "delta_kind": 4, "change_kind": 5, "record_kind": 7, "dtype": 17, "layout": 4, "codec": 3}
+CHOICES = {"zero": 1, "flag": 2, "delta_kind": 4, "change_kind": 6, "record_kind": 9, "dtype": 17, "layout": 4, "codec": 3}
 FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` marks a byte that must be 0 for this reader
     "object": "id:id length:varint crc:u32",
     "run": "first:u64 count:varint",
@@ -26,17 +27,27 @@ FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` ma
     "row_ids_word": "object:object base:varint ids:varint least:u64 span:varint",
     "segment": "column:varint first_code:varint count:varint object:object",
     "parent": "branch:u64 number:u64 uuid:id crc:u32",
-    "transaction": "uuid:id message:string author:string form:zero properties:string first_counter:varint added:varint deleted:varint",
+    "transaction": "uuid:id message:string author:string form:zero properties:string first_counter:varint assigned:varint added:varint"
+    " deleted:varint",
     "change": "kind:change_kind columns:varint* rows:row_set",
     "attachment": "kind:string object:object runs:run*",
     "record": "kind:record_kind dataset:id branch:u64 number:u64 read:u64 write:u64 ignorable:u64 time:i64 gc_epoch:varint"
-    " parents:parent* transactions:transaction* lineage:varint next_counter:varint physical:varint live:varint schema:zero"
+    " landmark:varint parents:parent* transactions:transaction* lineage:varint next_counter:varint physical:varint live:varint schema:zero"
     " root:object deltas:delta* changes:change* change_set:optional attachments:attachment*",
     "root": "dataset:id branch:u64 number:u64 schema:string pages:page* segments:segment* overlays:overlay* statistics:object*",
     "words": "column:varint words:string*",
     "names": "number:u64 time:i64 before:optional operations:operation* own:varint",
     "operation": "remove:flag kind:u8 name:string branch:u64 number:u64 uuid:id",
 }
+
+
+def fill_file(column):
+    """Section 8: return the fields of a reference to the data file with a column's fill value."""
+    fill = column["fill"]
+    return {
+        "id": fill["id"], "length": fill["file_bytes"], "tail_length": fill["tail_bytes"], "tail_crc": fill["tail_crc"],
+        "columns": [column["id"]],
+    }  # fmt: skip
 
 
 def need(condition, what):
@@ -142,8 +153,13 @@ def record(data, branch, number):
     name = f"record {number}"
     r = envelope(data, b"PNSL", "record", name)
     need((r.branch, r.number) == (branch, number), f"{name}: claims to be record {r.number} of branch {r.branch}")
-    need(not r.read & ~(TILED_FEATURE | OVERLAYS_FEATURE), f"{name}: unknown features among {r.read:#x}")
-    need([(parent.branch, parent.number) for parent in r.parents] == [(branch, number - 1)][: number > 0], f"{name}: wrong parents")
+    need(not r.read & ~(TILED_FEATURE | OVERLAYS_FEATURE | MERGES_FEATURE), f"{name}: unknown features among {r.read:#x}")
+    need(r.kind == (DATA if number else BRANCH if branch else CREATE) or (number and r.kind not in (CREATE, BRANCH)), f"{name}: wrong kind")
+    parents = [(parent.branch, parent.number) for parent in r.parents]
+    need(parents[:1] == [(branch, number - 1)] if number else not parents or parents[0][0] != branch, f"{name}: wrong parents")
+    need(len(parents) == {CREATE: 0, MERGE: 2, RESET: 2}.get(r.kind, 1), f"{name}: {len(parents)} parents")
+    need(r.kind != MERGE or r.read & MERGES_FEATURE, f"{name}: a merge without its feature bit")
+    need(r.landmark < max(number, 1), f"{name}: landmark {r.landmark}")
     good = r.transactions and len(r.deltas) <= 64 and len(data) <= 4096
     need(good, f"{name}: {len(r.transactions)} transactions, {len(r.deltas)} deltas, {len(data)} bytes")
     for transaction in r.transactions:
@@ -155,8 +171,9 @@ def record(data, branch, number):
 
 def root(r, now):
     """Section 4: check the root of a record."""
-    same = (r.dataset, r.branch) == (now.dataset, now.branch)
-    need(same and r.number <= now.number, "the root belongs to another dataset or branch, or is newer")
+    need(
+        r.dataset == now.dataset and (r.branch != now.branch or r.number <= now.number), "the root belongs to another dataset, or is newer"
+    )
     need(sum(not overlay.columns for overlay in r.overlays) <= 1, "the root has several deletions")
     r.schema = schema(json.loads(r.schema))
     return r
@@ -200,7 +217,8 @@ def schema(value):
     """Section 8: check a schema, and set each column's `stored` to the dtype and shape of its chunks."""
     columns = value["columns"]
     need(len({c["id"] for c in columns}) == len({c["name"] for c in columns}) == len(columns), "schema: duplicate column")
-    need(all(1 <= column["id"] < value["next_column"] for column in columns), "schema: column id out of range")
+    good = all(1 <= column["id"] < value["next_column"] or 1 << 47 <= column["id"] < 1 << 48 for column in columns)
+    need(good, "schema: column id out of range")
     need(sum(column["type"] == "category" for column in columns) <= 32, "schema: more than 32 category columns")
     for column in columns:
         codes = next(dtype for dtype in ("uint8", "uint16", "uint32") if len(column.get("names", ())) <= np.iinfo(dtype).max + 1)
@@ -410,13 +428,20 @@ class Dataset:
 
     def commits(self):
         """Return the commits up to this snapshot, newest first. Each commit must match the reference in its child."""
-        records = [self.record]
+        records, seen = [self.record], set()
         for child in records:
             for word in child.parents:
-                parent = self._record(word.number)
+                parent = record(self._get(self._place(f"log/{word.branch:016x}", word.number)), word.branch, word.number)
                 same = (parent.transactions[0].uuid, parent.crc, parent.dataset) == (word.uuid, word.crc, child.dataset)
                 need(same and parent.time < child.time, f"record {word.number}: differs from the child's reference")
-                records.append(parent)
+                if (parent.branch, parent.number) == (child.branch, child.number - 1):
+                    landmark = parent.landmark if parent.kind in (DATA, LAYOUT) else parent.number
+                    need((child.landmark, child.lineage) == (landmark, parent.lineage), f"record {child.number}: wrong landmark or lineage")
+                    need(child.transactions[0].first_counter >= parent.next_counter, f"record {child.number}: assigns row ids again")
+                if (word.branch, word.number) not in seen:
+                    records.append(parent)
+                seen.add((word.branch, word.number))
+        records.sort(key=lambda r: (r.time, r.branch, r.number), reverse=True)
         return [{"number": r.number, "time": r.time} | vars(t) for r in records for t in reversed(r.transactions)]
 
     def column(self, name):
@@ -425,6 +450,11 @@ class Dataset:
         cells = {}
         for part in self.fragments:
             ids = [id for run in part.runs for id in range(run.first, run.first + run.count)]
+            listed = any(column["id"] in file.columns for file in part.files)
+            if "fill" in column and not listed:
+                fill = SimpleNamespace(kind=0, **fill_file(column))
+                cells.update(dict.fromkeys(ids, self._values([fill], 1, column)[0]))
+                continue
             cells.update(zip(ids, self._values(part.files, part.samples, column), strict=True))
         for overlay in self.overlays:
             if column["id"] in overlay.columns:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.columns.scalar import Scalar
     from penstock.columns.tensor import Tensor
     from penstock.columns.text import Text
-    from penstock.dataset import Commit, Dataset, configure, create, open
+    from penstock.dataset import Dataset, configure, create, open
     from penstock.errors import (
         AlreadyExistsError,
         ClosedError,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         UnavailableError,
         UnsupportedError,
     )
+    from penstock.history.log import Commit, Difference, Log
     from penstock.loader import Loader
     from penstock.loader.files import Files, files
     from penstock.loader.mixture import Mix, mix
@@ -66,6 +67,7 @@ __all__ = [
     "ConflictError",
     "CorruptError",
     "Dataset",
+    "Difference",
     "Error",
     "Files",
     "Image",
@@ -75,6 +77,7 @@ __all__ = [
     "Keypoints",
     "Label",
     "Loader",
+    "Log",
     "Mask",
     "Mix",
     "NotFoundError",
@@ -112,8 +115,9 @@ _NAMES = {
     "penstock.columns.scalar": "Scalar",
     "penstock.columns.tensor": "Tensor",
     "penstock.columns.text": "Text",
-    "penstock.dataset": "Commit Dataset configure create open",
+    "penstock.dataset": "Dataset configure create open",
     "penstock.transaction": "Receipt Transaction",
+    "penstock.history.log": "Commit Difference Log",
     "penstock.errors": "AlreadyExistsError ClosedError ConflictError CorruptError Error InternalError InvalidInputError NotFoundError OutOfRangeError PermissionDeniedError UnavailableError UnsupportedError",
     "penstock.loader": "Loader",
     "penstock.loader.files": "Files files",

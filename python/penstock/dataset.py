@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-import getpass
-import json
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock import _core
-from penstock.errors import InvalidInputError, NotFoundError
+from penstock.errors import InvalidInputError
+from penstock.history.versions import Versions, author_of
 from penstock.schema import to_json
 from penstock.transaction import Receipt, Transaction, _text
 from penstock.values.checks import is_utf8
-from penstock.view import View
 
 
 def configure(*, memory_bytes: int | None = None, threads: int | None = None, image_pixels: int | None = None) -> dict[str, int]:
@@ -38,13 +31,6 @@ def configure(*, memory_bytes: int | None = None, threads: int | None = None, im
             raise InvalidInputError(f"cannot configure {name}={value!r}: expected a whole number above 0")
     names = ("memory_bytes", "threads", "image_pixels")
     return dict(zip(names, _core.configure(memory_bytes, threads, image_pixels), strict=True))
-
-
-def _author() -> str:
-    try:
-        return os.environ.get("PENSTOCK_AUTHOR") or getpass.getuser()
-    except (KeyError, OSError):
-        return ""
 
 
 def _uri(uri: str | os.PathLike[str]) -> str:
@@ -75,7 +61,7 @@ def create(
     (0, ['image', 'year', 'vector'])
     """
     return Dataset(
-        _core.create(_uri(uri), to_json(schema), _text(message, "message", "create a dataset"), _author(), _options(storage_options))
+        _core.create(_uri(uri), to_json(schema), _text(message, "message", "create a dataset"), author_of(), _options(storage_options))
     )
 
 
@@ -90,7 +76,7 @@ def open(
     io: str = "auto",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Open a dataset at its newest snapshot, or at a snapshot given by its id, by a tag, or by a time.
+    """Open a dataset at the newest snapshot of a branch, or at a snapshot given by its id, by a tag, or by a time.
 
     `as_of` opens the newest snapshot that was committed at or before a time. It is a datetime with a time zone, or text such as
     "2026-11-20T12:00:00Z" or "2026-11-20", which is midnight in UTC.
@@ -107,26 +93,22 @@ def open(
 
     Cost: on local disk, three reads (of the hint, the record and the root) and three look-ups. On object storage, three requests: one
     lists a single name, and two read the record and the root. The cost does not grow with the number of samples. Opening a local copy also
-    lists its data files, until the first commit to that copy. A tag costs two requests more, `as_of` one for each doubling of the number
-    of commits. Raises: NotFoundError (dataset-not-found, snapshot-not-found, name-not-found, branch-not-found), CorruptError (log-incomplete,
+    lists its data files, until the first commit to that copy. A tag or a branch costs two or three requests more, `as_of` one for each
+    doubling of the number of commits. Raises: NotFoundError (dataset-not-found, snapshot-not-found, name-not-found, branch-not-found), CorruptError (log-incomplete,
     copy-incomplete), UnsupportedError (unknown-feature).
     """
-    if branch != "main":
-        raise NotFoundError(
-            f"cannot open branch `{branch}` of `{uri}`: there is no such branch",
-            code="branch-not-found",
-            hint="this release supports only `main`",
-        )
     if snapshot is not None and not isinstance(snapshot, str):
         raise InvalidInputError(f"cannot open snapshot {snapshot!r}: expected a str", hint="use an id from ds.snapshot or ds.log()")
     if sum(given is not None for given in (snapshot, tag, as_of)) > 1:
         raise InvalidInputError(f"cannot open `{uri}`: expected only one of snapshot, tag and as_of")
+    if _text(branch, "branch", "open a dataset") != "main" and (snapshot is not None or tag is not None):
+        raise InvalidInputError(
+            f"cannot open `{uri}`: expected a branch or one of snapshot and tag", hint="a snapshot or a tag belongs to a branch already"
+        )
     if tag is not None:
         _text(tag, "tag", "open a dataset")
-    opened = _core.open(
-        _uri(uri), snapshot, _options(storage_options), _text(io, "io", "open a dataset"), tag=tag, as_of_us=_microseconds(as_of)
-    )
-    return Dataset(opened)
+    options, access = _options(storage_options), _text(io, "io", "open a dataset")
+    return Dataset(_core.open(_uri(uri), snapshot, options, access, tag=tag, branch=(branch, _microseconds(as_of))))
 
 
 def _microseconds(time: datetime.datetime | str | None) -> int | None:
@@ -148,10 +130,15 @@ def _microseconds(time: datetime.datetime | str | None) -> int | None:
 
 
 def open_incomplete(
-    uri: str | os.PathLike[str], snapshot: str | None = None, tag: str | None = None, as_of: datetime.datetime | str | None = None
+    uri: str | os.PathLike[str],
+    *,
+    branch: str = "main",
+    snapshot: str | None = None,
+    tag: str | None = None,
+    as_of: datetime.datetime | str | None = None,
 ) -> Dataset:
     """Open a dataset like `open`, but accept an incomplete copy, so that `verify` can name the missing objects."""
-    return Dataset(_core.open(_uri(uri), snapshot, incomplete=True, tag=tag, as_of_us=_microseconds(as_of)))
+    return Dataset(_core.open(_uri(uri), snapshot, incomplete=True, tag=tag, branch=(branch, _microseconds(as_of))))
 
 
 def _options(given: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -165,48 +152,11 @@ def _options(given: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return [(name, os.fspath(value) if isinstance(value, os.PathLike) else str(value)) for name, value in given.items()]
 
 
-@dataclasses.dataclass(frozen=True)
-class Commit:
-    """An entry in `ds.log()`. `time` is in UTC; `samples` is the number of samples in the snapshot."""
-
-    snapshot: str
-    message: str
-    author: str
-    time: datetime.datetime
-    parents: tuple[str, ...]
-    kind: str
-    samples: int
-    samples_added: int
-    samples_deleted: int
-    properties: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """An entry in `ds.diff()`: samples that were "added", "deleted" or "changed", by row id. `column` is the column that changed."""
-
-    kind: str
-    column: str | None
-    row_ids: npt.NDArray[np.int64]
-
-
-class Dataset(View):
+class Dataset(Versions):
     """A dataset at one snapshot: a `View` that can also write.
 
     A handle sees its own commits immediately, and other writers' commits after `refresh()` is called.
     """
-
-    def __init__(self, snapshot: _core.Snapshot) -> None:
-        super().__init__(snapshot, snapshot.view())
-
-    def _move(self, snapshot: _core.Snapshot) -> None:
-        """Move to a later snapshot. If two threads commit through the same handle, it ends up at the later snapshot."""
-        view = snapshot.view()
-        if snapshot.number >= self._snapshot.number:
-            self._snapshot, self._view = snapshot, view
-
-    def _as_it_is(self) -> View:
-        return View(self._snapshot, self._view)
 
     def refresh(self) -> Dataset:
         """Move to the newest snapshot and return self. Costs at most as much as `open`."""
@@ -243,61 +193,7 @@ class Dataset(View):
 
         With `isolation="snapshot"`, other commits may change values that this transaction only read.
         """
-        if not isinstance(properties, Mapping | None):
-            raise InvalidInputError(f"cannot begin a transaction: its properties are a {type(properties).__name__}, expected a dict")
-        return Transaction(self, message, author if author is not None else _author(), dict(properties or {}), isolation)
-
-    def log(self, limit: int | None = None) -> list[Commit]:
-        """List commits, newest first. Cost: one read per commit."""
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-            raise InvalidInputError(f"cannot list {limit!r} commits: expected a whole number")
-        return [_commit(entry) for entry in self._snapshot.log(limit)]
-
-    def diff(self, since: str | View, until: str | View | None = None) -> Iterator[Difference]:
-        """Compare two snapshots of this dataset: which samples were added or deleted, and which have other values, and in which columns.
-
-        Each snapshot is an id, a tag, or a handle; `until` is this handle's snapshot by default. Yields groups of at most 65,536 samples.
-        A sample may be in several groups, one for each column that changed.
-        Cost: reads the manifest pages and row ids that only one of the snapshots has, and the values that may have changed, in both.
-        Raises: NotFoundError (snapshot-not-found, name-not-found).
-
-        >>> import penstock as ps
-        >>> ds = ps.create("memory://diff", {"n": "int32", "t": ps.Text()})
-        >>> before = ds.append({"n": [1, 2, 3], "t": ["a", "b", "c"]})
-        >>> with ds.transaction() as tx:
-        ...     ids = tx.append({"n": [4]})
-        ...     tx.update({"n": [1, 20]}, row_ids=before.row_ids[:2])
-        ...     count = tx.delete(row_ids=[2])
-        >>> for found in ds.diff(before.snapshot):
-        ...     print(found.kind, found.column, found.row_ids)
-        added None [3]
-        deleted None [2]
-        changed n [1]
-        """
-        diff = self._at(since).diff(self._snapshot if until is None else self._at(until))
-        while (found := diff.next()) is not None:
-            yield Difference(*found)
-
-    def _at(self, which: str | View) -> _core.Snapshot:
-        """Return the snapshot with this id or tag."""
-        if isinstance(which, View):
-            return which._snapshot
-        text = _text(which, "snapshot", "compare snapshots")
-        is_id = re.fullmatch(r"[0-9a-f]+-\d+-[0-9a-f]{32}", text) is not None
-        return self._snapshot.at(text if is_id else None, None if is_id else text)
-
-    def resolve(self, snapshot: str) -> bool:
-        """Return whether a commit succeeded that raised `commit-state-unknown`, given the snapshot that its message names.
-
-        Cost: one read. Raises: UnavailableError (commit-state-unknown) if the answer may still change; the next commit decides it.
-
-        >>> import penstock as ps
-        >>> ds = ps.create("memory://resolve", {"n": "int32"})
-        >>> receipt = ds.append({"n": [1]})
-        >>> ds.resolve(receipt.snapshot), ds.resolve("0-1-" + "0" * 32)
-        (True, False)
-        """
-        return self._snapshot.resolve(_text(snapshot, "snapshot", "resolve a commit"))
+        return Transaction(self, message, author if author is not None else author_of(), properties, isolation)
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
         """Read and check every byte that this snapshot depends on.
@@ -308,48 +204,18 @@ class Dataset(View):
         """
         return self._snapshot.verify(progress)
 
-    def create_tag(self, name: str, snapshot: str | None = None) -> None:
-        """Name this handle's snapshot, or the one with the id `snapshot`, until the tag is deleted. `ps.open(tag=)` opens it.
+    def structure(self) -> dict[str, int]:
+        """Return what this snapshot consists of: numbers of samples, fragments, data files and overlays, and their bytes.
 
-        A name has 1 to 255 bytes. Cost: a few requests and one put, however many tags there are.
-        Raises: AlreadyExistsError (name-exists), NotFoundError (snapshot-not-found), InvalidInputError (invalid-argument).
-
-        >>> import penstock as ps
-        >>> ds = ps.create("memory://tags", {"number": "int32"})
-        >>> ds.create_tag("empty")
-        >>> receipt = ds.append({"number": [1, 2]})
-        >>> len(ps.open("memory://tags", tag="empty")), list(ds.tags())
-        (0, ['empty'])
-        """
-        self._snapshot.create_tag(_text(name, "tag", "create a tag"), snapshot)
-
-    def delete_tag(self, name: str) -> None:
-        """Delete a tag. Its snapshot remains. Raises: NotFoundError (name-not-found)."""
-        self._snapshot.delete_tag(_text(name, "tag", "delete a tag"))
-
-    def tags(self) -> dict[str, str]:
-        """Return a dict of tags to snapshot ids. Cost: a search for the newest names record, and two requests if it has changed."""
-        return self._snapshot.tags()
-
-    def pins(self) -> dict[str, str]:
-        """Return a dict of pin names to snapshot ids. A pinned snapshot is never garbage-collected. `loader(pin=True)` creates pins.
-
-        Cost: as for `tags`.
+        Cost: reads the manifest pages. No data file is read.
 
         >>> import penstock as ps
-        >>> ds = ps.create("memory://pins", {"number": "int32"})
-        >>> receipt = ds.append({"number": [1, 2]})
-        >>> loader = ds.loader(batch_size=2, pin=True)
-        >>> [name] = ds.pins()
-        >>> ds.pins()[name] == ds.snapshot, ds.unpin(name), ds.pins()
-        (True, None, {})
+        >>> ds = ps.create("memory://structure", {"n": "int32"})
+        >>> receipt = ds.append({"n": [1, 2, 3]})
+        >>> ds.structure()["samples"], ds.structure()["fragments"], ds.structure()["overlays"]
+        (3, 1, 0)
         """
-        return self._snapshot.pins()
-
-    def unpin(self, name: str) -> None:
-        """Remove a pin. Raises: NotFoundError if no pin has that name. Costs one more put than `pins`."""
-        if not isinstance(name, str) or not self._snapshot.unpin(name):
-            raise NotFoundError(f"`{self.uri}` has no pin {name!r}", code="object-not-found", hint="see ds.pins()")
+        return dict(self._snapshot.structure())
 
     def layout(self) -> dict[str, dict[str, int]]:
         """Return each column's storage use as stored_bytes, blocks and data_files. Cost: reads the tail of every data file."""
@@ -364,12 +230,3 @@ class Dataset(View):
 
 def _reopen_dataset(uri: str, snapshot: str, options: tuple[list[tuple[str, str]], str]) -> Dataset:
     return Dataset(_core.open(uri, snapshot, *options))
-
-
-def _commit(entry: dict[str, Any]) -> Commit:
-    time = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(microseconds=entry["time_us"])
-    return Commit(
-        snapshot=entry["snapshot"], message=entry["message"], author=entry["author"], time=time, parents=tuple(entry["parents"]), kind=entry["kind"],
-        samples=entry["samples"], samples_added=entry["samples_added"], samples_deleted=entry["samples_deleted"],
-        properties=json.loads(entry.get("properties") or "{}"),
-    )  # fmt: skip

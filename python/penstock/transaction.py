@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
-from penstock.schema import Schema, from_json
+from penstock.schema import Schema, from_json, to_json
 from penstock.values.checks import is_utf8
 from penstock.values.slices import slices
 from penstock.view import View, _names, row_ids_of
@@ -39,6 +39,16 @@ def _text(value: Any, what: str, doing: str = "begin a transaction") -> str:
     return value
 
 
+def json_of(properties: Mapping[str, Any] | None, doing: str) -> str:
+    """Return a commit's properties as JSON."""
+    if not isinstance(properties, Mapping | None):
+        raise InvalidInputError(f"cannot {doing}: its properties are a {type(properties).__name__}, expected a dict")
+    try:
+        return json.dumps(dict(properties or {}), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInputError(f"cannot {doing}: its properties are not JSON: {error}") from error
+
+
 class Transaction:
     """Appends, updates and deletions that become one commit or are discarded.
 
@@ -57,14 +67,11 @@ class Transaction:
     (['A', 'c', 'D', 'e'], 'several changes')
     """
 
-    def __init__(self, dataset: Dataset, message: str, author: str, properties: dict[str, Any], isolation: str) -> None:
+    def __init__(self, dataset: Dataset, message: str, author: str, properties: Mapping[str, Any] | None, isolation: str) -> None:
         self._dataset = dataset
         self._schema: Schema = from_json(dataset._snapshot.columns)
         self._message, self._author = _text(message, "message"), _text(author, "author")
-        try:
-            self._properties = json.dumps(properties, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidInputError(f"cannot begin a transaction: its properties are not JSON: {error}") from error
+        self._properties = json_of(properties, "begin a transaction")
         if isolation not in ("serializable", "snapshot"):
             raise InvalidInputError(f"cannot begin a transaction: isolation={isolation!r}, expected 'serializable' or 'snapshot'")
         self._core = _core.begin(dataset._snapshot, self._message, self._author, self._properties, isolation == "serializable")
@@ -195,6 +202,86 @@ class Transaction:
             ids = predicate.matching(self._view(), where, "delete", lambda columns: self._core.note_read(columns, None))
         self._core.delete(ids)
         return len(np.unique(ids))
+
+    def add_column(self, name: str, kind: Any, *, fill: Any = None) -> None:
+        """Add a column at the end. `kind` is a column type or a dtype, as in `ps.create`.
+
+        Existing samples have the value `fill`, or are null. So do samples that are appended without the column. The value is stored once. Calls
+        that follow in this transaction can use the column.
+        Cost: a data file with one value; nothing is rewritten. If another commit changes the schema in the meantime, the commit is a ConflictError.
+        Raises: InvalidInputError (invalid-schema, invalid-value).
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://add-column", {"n": "int32"})
+        >>> ids = ds.append({"n": [1, 2, 3]}).row_ids
+        >>> with ds.transaction("scores") as tx:
+        ...     tx.add_column("score", "float32", fill=0.5)
+        ...     tx.update({"score": [2.0]}, row_ids=ids[:1])
+        >>> ds["score"][:].tolist(), list(ds.schema)
+        ([2.0, 0.5, 0.5], ['n', 'score'])
+        """
+        column = to_json({name: kind})
+        ready = {}
+        if fill is not None:
+            [made] = from_json(column).values()
+            with _naming(name, 0, "add"):
+                made.check_whole([fill])
+                ready[name] = made.prepare(made.rows([fill]))
+        self._core.add_column(column, ready)
+        self._schema = from_json(self._core.columns())
+
+    def drop_column(self, name: str, *, force: bool = False) -> None:
+        """Drop a column. Earlier snapshots keep it, and no file is rewritten. A column with values needs `force=True`.
+
+        If another commit changes values of the column in the meantime, or the schema, the commit is a ConflictError.
+        Raises: NotFoundError (column-not-found), InvalidInputError (invalid-argument without `force`, invalid-schema if boxes, masks or
+        keypoints belong to the column).
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://drop-column", {"n": "int32", "t": ps.Text()})
+        >>> receipt = ds.append({"n": [1], "t": ["x"]})
+        >>> with ds.transaction() as tx:
+        ...     tx.drop_column("t", force=True)
+        >>> list(ds.schema), list(ps.open("memory://drop-column", snapshot=receipt.snapshot).schema)
+        (['n'], ['n', 't'])
+        """
+        self._core.drop_column(_text(name, "column", "drop a column"), bool(force))
+        self._schema = from_json(self._core.columns())
+
+    def rename_column(self, old: str, new: str) -> None:
+        """Rename a column. Its values, and boxes, masks and keypoints that belong to it, follow. No file is rewritten.
+
+        Raises: NotFoundError (column-not-found), InvalidInputError (invalid-schema).
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://rename-column", {"n": "int32"})
+        >>> receipt = ds.append({"n": [1]})
+        >>> with ds.transaction() as tx:
+        ...     tx.rename_column("n", "number")
+        >>> ds["number"][:].tolist()
+        [1]
+        """
+        self._core.rename_column(_text(old, "column", "rename a column"), _text(new, "column", "rename a column"))
+        self._schema = from_json(self._core.columns())
+
+    def overwrite(self, columns: Mapping[str, Any], *, validate: str = "header") -> npt.NDArray[np.int64]:
+        """Delete all samples that this transaction sees, and append these ones. Returns provisional row ids, as `append` does.
+
+        If another commit appends, changes or deletes any sample in the meantime, the commit is a ConflictError. Earlier snapshots keep the samples.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://overwrite", {"n": "int32"})
+        >>> receipt = ds.append({"n": [1, 2, 3]})
+        >>> with ds.transaction("another version") as tx:
+        ...     ids = tx.overwrite({"n": [7]})
+        >>> ds["n"][:].tolist(), len(ps.open("memory://overwrite", snapshot=receipt.snapshot))
+        ([7], 3)
+        """
+        self._ready(columns, "overwrite")
+        self._core.note_read(list(self._schema), None)
+        for batch in self._view().scan(["_row_id"], batch_size=1 << 16):
+            self._core.delete(batch.column("_row_id").to_numpy().astype(np.int64, copy=False))
+        return self.append(columns, validate=validate)
 
     def take(
         self, row_ids: npt.ArrayLike, *, columns: Sequence[str] | None = None, decode: bool = True, on_corrupt: str = "raise"

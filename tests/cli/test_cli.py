@@ -9,7 +9,7 @@ import numpy as np
 import penstock as ps
 import pytest
 
-VERBS = ("create", "import", "info", "log", "head", "verify")
+VERBS = ("create", "import", "info", "log", "head", "verify", "tag", "diff", "branch", "merge", "cherry-pick", "reset", "stats", "doctor")
 
 
 def run(*arguments, code=0):
@@ -65,6 +65,46 @@ def test_every_verb_in_turn(root, table):
     assert report["samples"] == 1 and report["problems"] == []
 
 
+def test_verbs_of_branches(root, table):
+    run("create", root, "name=text", "age=int64")
+    run("import", table, root)
+    first = ps.open(root).snapshot
+    assert "branch exp begins with snapshot 1-0-" in run("branch", root, "exp").stdout
+    run("import", table, root, "--branch", "exp", "-m", "again")
+    assert "error[branch-not-found]" in run("import", table, root, "--branch", "nothing", code=1).stderr
+    assert not root.with_name("new").exists() and "not a dataset" in run("import", table, root.with_name("new"), "-b", "x", code=1).stderr
+    assert [json.loads(run("info", root, *at, "--json").stdout)["samples"] for at in ([], ["-b", "exp"])] == [2, 4]
+    for verb in ("head", "log", "verify", "stats"):
+        run(verb, root, "--branch", "exp")
+        assert "error[branch-not-found]" in run(verb, root, "--branch", "nothing", code=1).stderr
+    run("tag", root, "v1", "--branch", "exp")
+    assert len(ps.open(root, tag="v1")) == 4 and set(json.loads(run("branch", root, "--json").stdout)) == {"exp", "main"}
+    assert "exp" in run("branch", root).stdout and json.loads(run("diff", root, "main", "exp", "--json").stdout)["row_ids"][0] >> 40 == 1
+    merged = json.loads(run("merge", root, "exp", "-m", "both", "--json").stdout)
+    assert merged == {"snapshot": ps.open(root).snapshot, "commit": True, "samples_added": 2, "samples_deleted": 0}
+    again = run("merge", root, "exp", "--json")
+    assert json.loads(again.stdout) == {**merged, "commit": False, "samples_added": 0}
+    assert "already" in run("cherry-pick", root, "v1").stderr
+    for branch, age in (("main", 1), ("exp", 2)):
+        with ps.open(root, branch=branch).transaction() as tx:
+            tx.update({"age": [age]}, row_ids=[0])
+    refused = run("merge", root, "exp", "--json", code=1)
+    assert json.loads(refused.stdout)["error"]["code"] == "conflict" and "column `age`" in refused.stderr
+    for wrong in (["mine"], ["age=mine"], ["ours", "--on-conflict", "theirs"]):
+        run("merge", root, "exp", "--on-conflict", *wrong, code=2)
+    assert "merged exp: 0 samples added" in run("merge", root, "exp", "--on-conflict", "fail", "--on-conflict", "age=theirs").stdout
+    assert ps.open(root)[0]["age"] == 2
+    drawn = run("log", root, "--graph").stdout.splitlines()
+    assert drawn[0].startswith("*  0-") and drawn[1] == "| \\" and drawn[-1].endswith("create") and "| *  1-2-" in "\n".join(drawn)
+    assert f"reset to {first}: 2 samples" in run("reset", root, first).stdout
+    assert json.loads(run("reset", root, "v1", "--json").stdout)["samples"] == 4
+    numbers = json.loads(run("stats", root, "--json").stdout)
+    assert (numbers["samples"], numbers["fragments"], numbers["branches"], numbers["tags"]) == (4, 2, 2, 1)
+    assert "deleted branch exp" in run("branch", root, "exp", "--delete").stdout
+    for wrong, code in ((["exp", "-d"], 1), (["main", "-d"], 1), (["v1"], 1), (["-d"], 2), (["x", "-d", "--start", "v1"], 2)):
+        run("branch", root, *wrong, code=code)
+
+
 def test_exit_codes_and_errors(root, table, tmp_path):
     for wrong in (
         [],
@@ -114,7 +154,7 @@ def test_output_that_cannot_show_or_take_everything(root):
     ds = ps.create(root, {"text": ps.Text()})
     ds.append({"text": ["zwölf ☃"]}, message="für später")
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    for verb in ("head", "log", "info", "verify"):
+    for verb in ("head", "log", "info", "verify", "branch", "stats"):
         for as_json in ([], ["--json"]):
             command = [sys.executable, "-m", "penstock", verb, str(root), *as_json]
             done = subprocess.run(command, capture_output=True, text=True, env=ascii_only)

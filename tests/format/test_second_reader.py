@@ -67,6 +67,18 @@ def test_random_datasets_read_the_same(tmp_path, seed):
                 tx.update({name: values(rng, name, SCHEMA[name], len(ids)) for name in changed}, row_ids=ids)
             if known and rng.random() < 0.5:
                 tx.delete(row_ids=rng.choice(known, len(known) // 5 + 1, replace=False))
+            if rng.random() < 0.2:
+                added = str(rng.choice(list(SCHEMA)))
+                [fill] = values(rng, added, SCHEMA[added], 1)
+                tx.add_column(f"{added} {len(ds.log())}", SCHEMA[added], fill=fill)
+            if rng.random() < 0.05 and len(ds.schema) > len(names):
+                tx.drop_column(list(ds.schema)[-1], force=True)
+        if rng.random() < 0.1:
+            branch = ds.create_branch(f"branch {len(ds.log())}")
+            branch.append({name: values(rng, name, SCHEMA[name], 3) for name in chosen})
+            if rng.random() < 0.5:
+                ds.append({})
+            ds.merge(branch)
     compare(tmp_path / "set")
 
 

@@ -1,4 +1,4 @@
-"""Using the preloaded shim faults.c, kill create, append, import, and pin before each file call, or make the calls fail."""
+"""Using the preloaded shim faults.c, kill commits of every kind, imports and changes of names before each file call, or make the calls fail."""
 
 import json
 import os
@@ -9,7 +9,20 @@ import sys
 import pytest
 
 FOLDER = pathlib.Path(__file__).parent.parent
-JOBS = ["create", "append", "append-pages", "append-root", "import", "pin"]
+JOBS = [
+    "create",
+    "append",
+    "append-pages",
+    "append-root",
+    "import",
+    "pin",
+    "branch",
+    "delete-branch",
+    "merge",
+    "merge-root",
+    "reset",
+    "add-column",
+]
 # With `:1000000`, all later calls of the job fail too. EINTR occurs only once, because the standard library would retry forever.
 ERRORS = ["EIO", "ENOSPC", "EACCES", "EINTR", "EIO:2", "EIO:1000000", "ENOSPC:1000000", "EACCES:1000000"]
 

@@ -2,9 +2,10 @@
 //! `verify`.
 //!
 //! The folders, from the bottom up, are `store` (open objects), `log` (commits and names), `snapshot` (sample locations), `read`,
-//! `write`, `commit` and `upkeep`. Each folder depends only on those listed before it. Nothing in this crate depends on torch,
+//! `write`, `commit`, `upkeep` and `branches`. Each folder depends only on those listed before it. Nothing in this crate depends on torch,
 //! Python or loader threads.
 
+mod branches;
 mod commit;
 mod config;
 mod log;
@@ -16,14 +17,20 @@ mod store;
 mod upkeep;
 mod write;
 
-pub use commit::changes::{ChangeSet, Known, Proposal, Read};
+pub use branches::branch::{branch_name, branches, create_branch, delete_branch};
+pub use branches::merge::{Merged, cherry_pick, merge};
+pub use branches::policy::{Policies, Policy};
+pub use branches::reset::reset;
+pub use branches::written::Texts;
+pub use commit::changes::{ChangeSet, Known, Proposal, Read, Theirs};
 
 pub use commit::create::create;
 pub use commit::machine::{Event, Machine, Request, check_texts};
 pub use commit::transaction::{Isolation, Receipt, Transaction};
 pub use config::Config;
-pub use log::records::{LogEntry, resolve, walk};
-pub use log::refs::{create_tag, delete_tag, pin, pins, tagged, tags, unpin};
+pub use log::history::History;
+pub use log::records::{LogEntry, resolve};
+pub use log::refs::{MAIN, create_tag, delete_tag, pin, pins, tagged, tags, unpin};
 pub use parallel::map as parallel_map;
 pub use penstock_storage::process::generation;
 pub use read::blocks::Held;
@@ -33,6 +40,7 @@ pub use read::ragged::RaggedValues;
 pub use read::reader::{Nulls, OnCorrupt, Reader};
 pub use read::scan::{Scan, Stretch};
 pub use snapshot::Snapshot;
+pub use snapshot::live::Part;
 pub use snapshot::own::Own;
 pub use store::blocks::{budget_bytes as block_cache_bytes, fit_budget};
 pub use store::context::{Context, Incomplete, file_cache_bytes};

@@ -131,6 +131,11 @@ pub fn row_id(lineage: u64, counter: u64) -> u64 {
     lineage << COUNTER_BITS | counter
 }
 
+/// Return the lineage of a row id that is not provisional.
+pub fn lineage_of(row_id: u64) -> u64 {
+    row_id >> COUNTER_BITS
+}
+
 /// The folder of the names log, which records branches, tags, pins and decisions.
 pub const NAMES_FOLDER: &str = "refs";
 

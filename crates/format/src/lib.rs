@@ -6,6 +6,7 @@
 
 pub mod cursor;
 pub mod datafile;
+pub mod evolve;
 pub mod files;
 pub mod id;
 pub mod ids;

@@ -43,6 +43,9 @@ pub struct Names {
 /// Maximum number of bytes in a record of the names log. A larger one begins with a new object.
 pub const NAMES_BYTES: usize = 64 << 10;
 
+/// Maximum number of bytes of branches that a record repeats from its object.
+const BRANCHES_BYTES: usize = 16 << 10;
+
 impl Names {
     pub fn encode(&self) -> Vec<u8> {
         seal(Magic::Names, |writer| {
@@ -71,6 +74,12 @@ impl Names {
             return Err(malformed(format!("the names record {number} adds {own} of its {} operations", operations.len())));
         }
         Ok(Names { number, time_us, object, operations, own })
+    }
+
+    /// Return what a name names if this record has the answer, whatever its object has: None if the name was removed.
+    pub fn find(&self, kind: NameKind, name: &str) -> Option<Option<SnapshotId>> {
+        let last = self.operations.iter().rev().find(|operation| operation.kind == kind && operation.name == name);
+        last.map(|operation| (!operation.removes).then_some(operation.target))
     }
 }
 
@@ -127,7 +136,14 @@ impl Folded {
         let entries: Vec<Operation> = self.names.iter().map(entry).collect();
         let body = seal(Magic::Names, |writer| writer.list(&entries, |writer, operation| operation.write(writer)));
         let object = Some(ObjectRef::of(id, &body));
-        (Names { object, operations: vec![operation], ..names }, Some(body))
+        let branches = entries.into_iter().filter(|entry| entry.kind == NameKind::Branch);
+        let mut operations: Vec<Operation> = branches.chain([operation.clone()]).collect();
+        let mut writer = Writer::default();
+        operations.iter().for_each(|operation| operation.write(&mut writer));
+        if writer.0.len() > BRANCHES_BYTES {
+            operations = vec![operation];
+        }
+        (Names { object, operations, ..names }, Some(body))
     }
 }
 

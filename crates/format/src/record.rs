@@ -5,7 +5,7 @@ use penstock_error::{Error, Result};
 
 use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
 use crate::id::Id;
-use crate::ids::{COUNTERS, LINEAGES, ObjectRef, PROVISIONAL, Run, SnapshotId, row_id};
+use crate::ids::{COUNTERS, LINEAGES, ObjectRef, PROVISIONAL, Run, SnapshotId, lineage_of, row_id};
 use crate::manifest::{Fragment, PageRef, WordsSegment};
 use crate::overlay::Overlay;
 use crate::rows::RowSet;
@@ -20,8 +20,10 @@ pub const TIMES_US: std::ops::Range<i64> = -62_135_596_800_000_000..253_402_300_
 pub const FEATURE_TILED: u64 = 1;
 /// Feature bit for datasets with overlays: changed values or deleted samples.
 pub const FEATURE_OVERLAYS: u64 = 1 << 1;
+/// Feature bit for branches with merges: commits with more than one parent.
+pub const FEATURE_MERGES: u64 = 1 << 5;
 /// Features that this release supports when reading.
-pub const KNOWN_READ: u64 = FEATURE_TILED | FEATURE_OVERLAYS;
+pub const KNOWN_READ: u64 = FEATURE_TILED | FEATURE_OVERLAYS | FEATURE_MERGES;
 /// Features that this release supports when writing.
 pub const KNOWN_WRITE: u64 = KNOWN_READ;
 
@@ -35,19 +37,28 @@ pub enum RecordKind {
     Merge = 4,
     Fence = 5,
     Reset = 6,
+    /// The first record of a branch other than `main`.
+    Branch = 7,
+    /// The last record of a deleted branch.
+    Close = 8,
 }
 
 impl RecordKind {
     fn from_code(code: u8) -> Result<RecordKind> {
         use RecordKind::*;
-        [Create, Data, Layout, Schema, Merge, Fence, Reset]
+        [Create, Data, Layout, Schema, Merge, Fence, Reset, Branch, Close]
             .get(code as usize)
             .copied()
             .ok_or_else(|| Error::new("unknown-feature", format!("a commit record has the unknown kind {code}")).hint("upgrade Penstock"))
     }
 
     pub fn name(self) -> &'static str {
-        ["create", "data", "layout", "schema", "merge", "fence", "reset"][self as usize]
+        ["create", "data", "layout", "schema", "merge", "fence", "reset", "branch", "close"][self as usize]
+    }
+
+    /// Return whether a record of this kind is a landmark: later records lead to it without the records in between.
+    pub fn is_landmark(self) -> bool {
+        !matches!(self, RecordKind::Data | RecordKind::Layout)
     }
 }
 
@@ -66,6 +77,9 @@ pub struct Transaction {
     pub author: String,
     pub properties: Properties,
     pub first_counter: u64,
+    /// The number of row ids that this transaction assigned, from `first_counter` on.
+    pub assigned: u64,
+    /// Added samples, with those of other branches.
     pub samples_added: u64,
     pub samples_deleted: u64,
 }
@@ -144,12 +158,17 @@ pub enum ChangeKind {
     Delete = 2,
     Schema = 3,
     Layout = 4,
+    /// The whole state was replaced.
+    Reset = 5,
 }
 
 impl ChangeKind {
     fn from_code(code: u8) -> Result<ChangeKind> {
         use ChangeKind::*;
-        [Append, Value, Delete, Schema, Layout].get(code as usize).copied().ok_or_else(|| malformed(format!("unknown change kind {code}")))
+        [Append, Value, Delete, Schema, Layout, Reset]
+            .get(code as usize)
+            .copied()
+            .ok_or_else(|| malformed(format!("unknown change kind {code}")))
     }
 }
 
@@ -171,6 +190,8 @@ pub struct Record {
     pub features_ignorable: u64,
     pub time_us: i64,
     pub gc_epoch: u64,
+    /// The number of the newest record of this log before this one whose kind is a landmark. 0 in record 0.
+    pub landmark: u64,
     pub parents: Vec<Parent>,
     pub transactions: Vec<Transaction>,
     pub lineage: u64,
@@ -188,6 +209,11 @@ impl Record {
         SnapshotId { branch: self.branch, number: self.number, uuid: self.uuid() }
     }
 
+    /// Return the landmark of the record after this one.
+    pub fn next_landmark(&self) -> u64 {
+        if self.kind.is_landmark() { self.number } else { self.landmark }
+    }
+
     /// Return the uuid of the first transaction. A parsed record has at least one transaction.
     pub fn uuid(&self) -> Id {
         self.transactions.first().map_or(Id::default(), |transaction| transaction.uuid)
@@ -201,6 +227,7 @@ impl Record {
                 writer.u64(value);
             }
             writer.varint(self.gc_epoch);
+            writer.varint(self.landmark);
             writer.list(&self.parents, |writer, parent| {
                 writer.u64(parent.branch);
                 writer.u64(parent.number);
@@ -257,9 +284,10 @@ impl Record {
             features_ignorable,
             time_us: cursor.u64()? as i64,
             gc_epoch: cursor.varint()?,
+            landmark: cursor.varint()?,
             parents: cursor
                 .list(36, |cursor| Ok(Parent { branch: cursor.u64()?, number: cursor.u64()?, uuid: cursor.id()?, crc: cursor.u32()? }))?,
-            transactions: cursor.list(22, read_transaction)?,
+            transactions: cursor.list(23, read_transaction)?,
             lineage: cursor.varint()?,
             next_counter: cursor.varint()?,
             samples: cursor.varint()?,
@@ -298,20 +326,26 @@ impl Record {
         if self.transactions.is_empty() || self.deltas.len() > RECORD_DELTAS || self.live > self.samples {
             return bad("has no transactions or has invalid counts".into());
         }
-        let allocated = self.transactions.iter().map(|entry| entry.first_counter.checked_add(entry.samples_added));
+        self.check_parents().or_else(|what| bad(what.into()))?;
+        let allocated = self.transactions.iter().map(|entry| entry.first_counter.checked_add(entry.assigned));
         if self.lineage >= LINEAGES
             || self.next_counter > COUNTERS
             || !allocated.into_iter().all(|end| end.is_some_and(|end| end <= self.next_counter))
         {
             return bad(format!("allocates row ids beyond next_counter {}", self.next_counter));
         }
-        // `verify` checks the row ids of other lineages and of fragments in pages.
+        // `verify` checks the row ids of fragments in pages. Other branches assign those of other lineages.
         let next = row_id(self.lineage, self.next_counter);
-        let beyond = |run: &Run| run.first & PROVISIONAL != 0 || run.first.checked_add(run.count).is_none_or(|end| end > next);
+        let assigned = |last: u64| last & PROVISIONAL == 0 && (lineage_of(last) != self.lineage || last < next);
+        let beyond = |run: &Run| {
+            let last = run.first.checked_add(run.count).map_or(u64::MAX, |end| end.saturating_sub(1));
+            !assigned(last) || lineage_of(run.first) != lineage_of(last)
+        };
         let within = |delta: &Delta| match delta {
             Delta::Fragment(fragment) => !fragment.runs.iter().any(beyond),
             Delta::Page(page) => page.least & PROVISIONAL == 0,
-            Delta::Overlay(overlay) => overlay.rows.range().end <= next,
+            Delta::Overlay(Overlay { rows: RowSet::Runs(runs), .. }) => !runs.iter().any(beyond),
+            Delta::Overlay(overlay) => assigned(overlay.rows.range().end - 1),
             Delta::Words(_) => true,
         };
         if !self.deltas.iter().all(within) {
@@ -321,6 +355,27 @@ impl Record {
             return bad(format!("has an invalid time: {} us, expected a time from year 1 to year 9999", self.time_us));
         }
         Ok(())
+    }
+
+    /// Check that the kind, the parents and the landmark agree.
+    fn check_parents(&self) -> std::result::Result<(), &'static str> {
+        use RecordKind::*;
+        let predecessor =
+            self.parents.first().is_some_and(|parent| (parent.branch, parent.number.checked_add(1)) == (self.branch, Some(self.number)));
+        let expected = match (self.kind, self.number) {
+            (Create, 0) => self.branch == 0 && self.parents.is_empty(),
+            (Branch, 0) => self.branch != 0 && self.parents.len() == 1 && self.parents[0].branch != self.branch,
+            (Create | Branch, _) | (_, 0) => false,
+            (Merge, _) => predecessor && self.parents.len() == 2 && self.features_read & FEATURE_MERGES != 0,
+            (Reset, _) => predecessor && self.parents.len() == 2,
+            _ => predecessor && self.parents.len() == 1,
+        };
+        let own = |parent: &Parent| parent.branch == self.branch && parent.number >= self.number;
+        match (expected && !self.parents.iter().any(own), self.landmark < self.number.max(1)) {
+            (false, _) => Err("has parents that its kind cannot have"),
+            (_, false) => Err("has an impossible landmark"),
+            _ => Ok(()),
+        }
     }
 
     /// Fail if this record requires write features that this release does not support.
@@ -351,7 +406,7 @@ fn write_transaction(writer: &mut Writer, transaction: &Transaction) {
             object.write(writer);
         }
     }
-    for value in [transaction.first_counter, transaction.samples_added, transaction.samples_deleted] {
+    for value in [transaction.first_counter, transaction.assigned, transaction.samples_added, transaction.samples_deleted] {
         writer.varint(value);
     }
 }
@@ -363,6 +418,7 @@ fn read_transaction(cursor: &mut Cursor) -> Result<Transaction> {
         author: cursor.string()?,
         properties: if cursor.flag()? { Properties::Object(ObjectRef::parse(cursor)?) } else { Properties::Inline(cursor.string()?) },
         first_counter: cursor.varint()?,
+        assigned: cursor.varint()?,
         samples_added: cursor.varint()?,
         samples_deleted: cursor.varint()?,
     };

@@ -101,6 +101,12 @@ pub enum RowIds {
     Bitmap(RoaringTreemap),
 }
 
+impl Default for RowIds {
+    fn default() -> RowIds {
+        RowIds::Runs(Vec::new())
+    }
+}
+
 impl RowIds {
     /// Join sets.
     pub fn union<'a>(sets: impl Iterator<Item = &'a RowIds>) -> RowIds {
@@ -120,6 +126,11 @@ impl RowIds {
     /// Return the row ids of both sets.
     pub fn or(&self, other: &RowIds) -> RowIds {
         RowIds::union([self, other].into_iter())
+    }
+
+    /// Return the row ids that both sets have.
+    pub fn and(&self, other: &RowIds) -> RowIds {
+        self.minus(&self.minus(other))
     }
 
     /// Return the row ids that the other set lacks.
@@ -202,10 +213,10 @@ impl RowIds {
     /// Return the set as its parent stores it, and the body of the object `id` if the set needs one.
     pub fn encode(&self, id: Id) -> (RowSet, Option<Vec<u8>>) {
         let runs: Vec<Run> = self.runs_in(0..u64::MAX).into_iter().map(|(run, _)| run).collect();
-        let bitmap = match self {
-            RowIds::Bitmap(bitmap) if runs.len() > INLINE_RUNS => bitmap,
-            _ => return (RowSet::Runs(runs), None),
-        };
+        if runs.len() <= INLINE_RUNS {
+            return (RowSet::Runs(runs), None);
+        }
+        let RowIds::Bitmap(bitmap) = self else { return RowIds::union([self].into_iter()).encode(id) };
         let body = seal(Magic::RowIds, |writer| {
             // Writing to a Vec does not fail.
             let _ = bitmap.serialize_into(&mut writer.0);
@@ -379,6 +390,7 @@ mod tests {
             for (ours, theirs) in forms(one).iter().flat_map(|ours| forms(other).map(|theirs| (ours.clone(), theirs))) {
                 assert!(ours.minus(&theirs).iter().eq(rest.iter().copied()), "{one:?} - {other:?}");
                 assert!(ours.or(&theirs).iter().eq(all.iter().copied()));
+                assert!(ours.and(&theirs).iter().eq(one.iter().copied().filter(|id| other.contains(id))));
                 assert_eq!(ours.minus(&theirs).first(3, 2), rest.iter().copied().filter(|id| *id >= 3).take(2).collect::<Vec<u64>>());
             }
         }

@@ -2,9 +2,12 @@
 
 use penstock_error::{Error, Result};
 use penstock_tensor::{Dtype, MAX_DIMENSIONS, Shape};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::datafile::Codec;
+use crate::files::FileRef;
+use crate::id::Id;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Schema {
@@ -23,6 +26,37 @@ pub struct ColumnSpec {
     pub kind: ColumnKind,
     #[serde(default)]
     pub codec: Codec,
+    /// The value of samples for which no data file lists the column. They are null without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fill: Option<Fill>,
+}
+
+/// A data file with one sample, which is the value of many.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fill(pub FileRef);
+
+/// The JSON form of a `Fill`. The column is that of its spec.
+#[derive(Serialize, Deserialize)]
+struct FillFile {
+    id: String,
+    file_bytes: u64,
+    tail_bytes: u64,
+    tail_crc: u32,
+}
+
+impl Serialize for Fill {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let FileRef { id, file_bytes, tail_bytes, tail_crc, .. } = self.0;
+        FillFile { id: id.to_string(), file_bytes, tail_bytes, tail_crc }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Fill {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Fill, D::Error> {
+        let FillFile { id, file_bytes, tail_bytes, tail_crc } = FillFile::deserialize(deserializer)?;
+        let id = Id::parse(&id).ok_or_else(|| D::Error::custom("the fill value of a column has an invalid data file id"))?;
+        Ok(Fill(FileRef { id, file_bytes, tail_bytes, tail_crc, columns: Vec::new() }))
+    }
 }
 
 /// The pixel format in which loaders return an image.
@@ -142,6 +176,9 @@ fn dtype_of(name: &str) -> Result<Dtype> {
     })
 }
 
+/// Ids from here on belong to columns that were added after `create`.
+const FIRST_ADDED: u64 = 1 << 32;
+
 /// Maximum number of category columns. A commit may add words to each of them, and each such delta occupies about 40 bytes of the record.
 pub const MAX_CATEGORIES: usize = 32;
 
@@ -157,10 +194,14 @@ impl Schema {
     }
 
     pub fn parse(text: &str) -> Result<Schema> {
-        let schema: Schema = serde_json::from_str(text).map_err(|error| {
+        let mut schema: Schema = serde_json::from_str(text).map_err(|error| {
             Error::new("unsupported-format", format!("cannot read the schema: {error}"))
                 .hint("a newer Penstock may have written it; upgrade Penstock")
         })?;
+        for column in &mut schema.columns {
+            let id = column.id;
+            column.fill.iter_mut().for_each(|Fill(file)| file.columns = vec![id]);
+        }
         schema.check()?;
         Ok(schema)
     }
@@ -173,7 +214,7 @@ impl Schema {
         self.columns.iter().enumerate().find(|(_, column)| column.name == name)
     }
 
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let invalid = |text: String| Err(Error::new("invalid-schema", text));
         if self.columns.len() > 10_000 {
             return invalid(format!("cannot create {} columns: at most 10,000 are supported", self.columns.len()));
@@ -191,7 +232,7 @@ impl Schema {
             if !seen.insert(name) {
                 return invalid(format!("cannot create column `{name}`: the name is given twice"));
             }
-            if column.id == 0 || column.id >= self.next_column || !ids.insert(column.id) {
+            if column.id == 0 || (self.next_column..FIRST_ADDED).contains(&column.id) || !ids.insert(column.id) {
                 return invalid(format!("column `{name}` has id {}, which is out of range or used twice", column.id));
             }
             if name.is_empty() || name.len() > 255 || name.starts_with('_') || name.chars().any(char::is_control) {

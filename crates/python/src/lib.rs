@@ -9,8 +9,7 @@ mod made;
 mod media;
 mod output;
 mod recycle;
-mod snapshot;
-mod transaction;
+mod versions;
 mod view;
 
 use bitflags as _; // See Cargo.toml.
@@ -32,8 +31,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     py.get_type::<recycle::Memory>();
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add("CODES", penstock_error::CODES.iter().map(|(code, kind)| (*code, kind.name())).collect::<Vec<_>>())?;
-    module.add_class::<snapshot::Snapshot>()?;
-    module.add_class::<transaction::Transaction>()?;
+    module.add_class::<versions::snapshot::Snapshot>()?;
+    module.add_class::<versions::transaction::Transaction>()?;
     module.add_class::<input::Words>()?;
     module.add_class::<view::View>()?;
     module.add_class::<view::Scan>()?;
@@ -41,10 +40,17 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<loader::Loader>()?;
     module.add_class::<loader::Weights>()?;
     module.add_class::<loader::Files>()?;
-    module.add_function(wrap_pyfunction!(snapshot::create, module)?)?;
-    module.add_function(wrap_pyfunction!(snapshot::open, module)?)?;
-    module.add_function(wrap_pyfunction!(snapshot::doctor, module)?)?;
-    module.add_function(wrap_pyfunction!(transaction::begin, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::snapshot::create, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::snapshot::open, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::snapshot::doctor, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::transaction::begin, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::branches::create_branch, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::branches::delete_branch, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::branches::branches, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::branches::branch_name, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::branches::merge, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::branches::cherry_pick, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::branches::reset, module)?)?;
     module.add_function(wrap_pyfunction!(config::configure, module)?)?;
     module.add_function(wrap_pyfunction!(media::check_media, module)?)?;
     module.add_function(wrap_pyfunction!(lists::numbers, module)?)?;

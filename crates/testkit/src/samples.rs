@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use penstock_codec::encode_png;
-use penstock_dataset::{Input, Isolation, OnCorrupt, Purpose, Reader, Receipt, Snapshot, Transaction, Validate};
+use penstock_dataset::{History, Input, Isolation, OnCorrupt, Purpose, Reader, Receipt, Snapshot, Transaction, Validate};
 use penstock_error::Result;
 use penstock_format::datafile::Codec;
+use penstock_format::record::Record;
 use penstock_format::schema::{ColumnKind, ColumnSpec, ImageMode};
 use penstock_tensor::{Column, Ragged};
 
 use crate::random::Random;
 
 fn column(name: &str, kind: ColumnKind, codec: Codec) -> ColumnSpec {
-    ColumnSpec { id: 0, name: name.into(), kind, codec }
+    ColumnSpec { id: 0, name: name.into(), kind, codec, fill: None }
 }
 
 /// Return a schema with at least one column of each layout and codec.
@@ -58,6 +59,15 @@ pub fn append_wide(base: &Arc<Snapshot>, seed: u64, samples: usize, narrow: bool
     let mut transaction = Transaction::begin(base.clone(), Isolation::Serializable)?;
     transaction.append((0..count).map(scalar).chain([breed]).collect(), Validate::Header)?;
     transaction.commit(&format!("seed {seed}"), "testkit", "{}")
+}
+
+/// Return the records of a snapshot and its ancestors, newest first.
+pub fn commits(snapshot: &Snapshot) -> Result<Vec<Record>> {
+    let (mut history, mut records) = (History::new(snapshot.entry.clone()), Vec::new());
+    while let Some(entry) = history.next(snapshot.context.storage.as_ref())? {
+        records.push(entry.record);
+    }
+    Ok(records)
 }
 
 fn fixed(data: Vec<u8>, samples: usize, null_at: Option<usize>) -> Column {

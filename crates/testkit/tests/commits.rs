@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_dataset::{ChangeSet, Context, Event, LogEntry, Machine, Proposal, Read, Request, create};
+use penstock_dataset::{ChangeSet, Context, Event, LogEntry, Machine, Proposal, Read, Request, Theirs, create};
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, record_name};
@@ -38,6 +38,8 @@ fn proposal(changes: ChangeSet, row_ids: Sets) -> Proposal {
         features: 0,
         base: 0,
         gc_epoch: 0,
+        schema: None,
+        theirs: Theirs::default(),
     }
 }
 
@@ -48,6 +50,7 @@ fn transaction(uuid: u8, samples_deleted: u64) -> Transaction {
         author: "a".into(),
         properties: Properties::Inline("{}".into()),
         first_counter: 0,
+        assigned: 2,
         samples_added: 2,
         samples_deleted,
     }
@@ -114,7 +117,7 @@ fn answer(log: &mut Log, sets: &Sets, request: Request, random: &mut Random, fau
     Ok(match request {
         Request::ReadNewest => {
             let newest = log.keys().next_back().copied().unwrap_or(0);
-            Event::Newest { parent: Box::new(entry(log, newest)?), words: Vec::new(), schema_changed: false, now_us: 5 }
+            Event::Newest { parent: Box::new(entry(log, newest)?), words: Vec::new(), now_us: 5 }
         }
         Request::ReadSpan { first, end } => Event::Span((first..end).map(|number| entry(log, number)).collect::<Result<_>>()?),
         Request::CheckKeys(_) => Event::Keys(None),
@@ -152,7 +155,7 @@ fn run(seed: u64) -> Result<()> {
     // A first commit with samples that the others change.
     let mut fill = Machine::new(Proposal {
         kind: RecordKind::Data,
-        transaction: Transaction { samples_added: SAMPLES, ..transaction(200, 0) },
+        transaction: Transaction { assigned: SAMPLES, samples_added: SAMPLES, ..transaction(200, 0) },
         deltas: Vec::new(),
         ..proposal(ChangeSet::append(vec![1]), Sets::new())
     });
@@ -241,7 +244,7 @@ fn a_collection_in_between_ends_the_transaction() -> Result<()> {
     let parent = LogEntry { crc: 0, record };
     let mut machine = machine(1, ChangeSet::append(vec![1]));
     machine.step(Event::Begin)?;
-    let error = machine.step(Event::Newest { parent: Box::new(parent), words: Vec::new(), schema_changed: false, now_us: 1 }).err();
+    let error = machine.step(Event::Newest { parent: Box::new(parent), words: Vec::new(), now_us: 1 }).err();
     assert_eq!(error.map(|error| error.code()), Some("transaction-expired"));
     drop((memory, Context::new(Box::new(Memory::named("fence")))));
     Ok(())
@@ -269,6 +272,7 @@ fn values(rows: Run, reads: Vec<Read>) -> ChangeSet {
         writes: vec![Change { kind: ChangeKind::Value, columns: vec![1], rows: RowSet::Runs(vec![rows]) }],
         reads,
         keys: Vec::new(),
+        filled_keys: Vec::new(),
     }
 }
 

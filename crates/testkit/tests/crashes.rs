@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use penstock_dataset::{Context, OnCorrupt, Purpose, Reader, Snapshot, create, verify, walk};
+use penstock_dataset::{Context, OnCorrupt, Purpose, Reader, Snapshot, create, verify};
 use penstock_error::{Error, Result};
 use penstock_storage::{FileSystem as _, Io, Local};
 use penstock_testkit::crash::CrashDisk;
@@ -63,11 +63,7 @@ fn check(seed: u64) -> Result<u64> {
     if let Some(problem) = report.problems.first() {
         return Err(fail(format!("{}: {}", problem.object, problem.error)));
     }
-    let mut numbers = vec![snapshot.record().clone()];
-    walk(snapshot.context.storage.as_ref(), snapshot.record(), |entry| {
-        numbers.push(entry.record.clone());
-        Ok(())
-    })?;
+    let numbers = samples::commits(&snapshot)?;
     let (held, acknowledged) = (numbers.len(), told.contents.len());
     if held < acknowledged || held > acknowledged + 1 || (outcome.is_ok() && held != acknowledged) {
         return Err(fail(format!("found {held} commits, but {acknowledged} were acknowledged")));

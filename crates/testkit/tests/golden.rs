@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_dataset::{Context, Snapshot, create, verify};
+use penstock_dataset::{Context, Policies, Policy, Snapshot, Texts, create, create_branch, create_tag, merge, verify};
 use penstock_error::Result as Ours;
 use penstock_format::datafile::Tail;
 use penstock_format::ids::{record_number, rows_name};
 use penstock_format::manifest::{Root, encode_pages, encode_words, parse_page, parse_words};
+use penstock_format::names::Names;
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, Record};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
@@ -50,6 +51,12 @@ fn make() -> Ours<Objects> {
     while snapshot.root.pages.is_empty() {
         snapshot = Arc::new(samples::append(&snapshot, 7, 1)?.1);
     }
+    let branch = Arc::new(create_branch(&snapshot, "other", "golden")?);
+    let branch = samples::append(&Arc::new(samples::change(&branch, 8)?.1), 9, 4)?.1;
+    snapshot = Arc::new(samples::append(&snapshot, 10, 2)?.1);
+    let texts = Texts { message: "merge", author: "golden", properties: "{}" };
+    let merged = merge(&snapshot, &branch.id(), &Policies::new(Policy::Fail, Vec::new()), texts)?.snapshot;
+    create_tag(&merged.context, "merged", merged.id())?;
     Ok(memory.objects())
 }
 
@@ -81,13 +88,21 @@ fn the_golden_dataset_reads_the_same() -> Result<(), Box<dyn std::error::Error>>
     Ok(())
 }
 
+/// Return the branch of a record from the name of its object.
+fn branch_of(name: &str) -> Result<u64, Box<dyn std::error::Error>> {
+    Ok(u64::from_str_radix(name.split('/').nth(1).ok_or("no branch")?, 16)?)
+}
+
 /// Return the references to sets of row ids in all records and roots.
 fn row_sets(objects: &Objects) -> Result<Vec<RowIdsRef>, Box<dyn std::error::Error>> {
     let mut sets = Vec::new();
     for (name, body) in objects {
         let last = name.rsplit('/').next().ok_or("no name")?;
         if let Some(number) = record_number(last) {
-            let record = Record::parse(body, 0, number)?;
+            if name.starts_with("refs/") {
+                continue;
+            }
+            let record = Record::parse(body, branch_of(name)?, number)?;
             let of_delta = |delta| if let Delta::Overlay(Overlay { rows, .. }) = delta { Some(rows) } else { None };
             sets.extend(record.changes.into_iter().map(|change| change.rows));
             sets.extend(record.deltas.into_iter().filter_map(of_delta));
@@ -100,18 +115,22 @@ fn row_sets(objects: &Objects) -> Result<Vec<RowIdsRef>, Box<dyn std::error::Err
 
 #[test]
 fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::error::Error>> {
-    let mut seen = [0; 6];
+    let mut seen = [0; 7];
     let objects = golden()?;
     let sets = row_sets(&objects)?;
     for (name, body) in objects {
         let (kind, again) = match name.split('/').next() {
-            Some("log") if name.ends_with("hint") => {
+            Some("log" | "refs") if name.ends_with("hint") => {
                 let (newest, place) = penstock_format::ids::read_hint(&body).ok_or("no hint")?;
                 (0, penstock_format::ids::write_hint(newest, place))
             }
             Some("log") => {
                 let number = u64::MAX - name.rsplit('/').next().ok_or("no number")?.parse::<u64>()?;
-                (1, Record::parse(&body, 0, number)?.encode())
+                (1, Record::parse(&body, branch_of(&name)?, number)?.encode())
+            }
+            Some("refs") => {
+                let number = u64::MAX - name.rsplit('/').next().ok_or("no number")?.parse::<u64>()?;
+                (6, Names::parse(&body, number)?.encode())
             }
             Some("r") => (2, Root::parse(&body)?.encode()),
             Some("o") => {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_dataset::{Context, Snapshot, create, verify, walk};
+use penstock_dataset::{Context, Snapshot, create, verify};
 use penstock_error::{Error, Kind, Result};
 use penstock_storage::{Memory, Remote, Storage, conformance};
 use penstock_testkit::minio::{BUCKET, Minio};
@@ -84,12 +84,8 @@ fn count_of(seed: u64) -> usize {
 
 /// Return the seeds of the batches that a snapshot's commits appended, oldest first.
 fn seeds_of(snapshot: &Snapshot) -> Result<Vec<u64>> {
-    let mut messages = vec![snapshot.record().transactions[0].message.clone()];
-    walk(snapshot.context.storage.as_ref(), snapshot.record(), |entry| {
-        messages.push(entry.record.transactions[0].message.clone());
-        Ok(())
-    })?;
-    let seeds = messages.iter().rev().filter_map(|message| message.strip_prefix("seed ")?.parse().ok());
+    let commits = samples::commits(snapshot)?;
+    let seeds = commits.iter().rev().filter_map(|commit| commit.transactions[0].message.strip_prefix("seed ")?.parse().ok());
     Ok(seeds.collect())
 }
 

@@ -12,7 +12,8 @@ from typing import NoReturn
 
 import typer
 
-from penstock.cli import create, diff, doctor, head, importing, info, log, tag, verify
+from penstock.cli import create, doctor, head, importing, info, stats, verify
+from penstock.cli.versions import branch, diff, log, merge, reset, tag
 
 app = typer.Typer(
     name="penstock",
@@ -43,6 +44,11 @@ app.command("log")(log.log)
 app.command("head")(head.head)
 app.command("diff")(diff.diff)
 app.command("tag")(tag.tag)
+app.command("branch")(branch.branch)
+app.command("merge")(merge.merge)
+app.command("cherry-pick")(merge.cherry_pick)
+app.command("reset")(reset.reset)
+app.command("stats")(stats.stats)
 app.command("verify")(verify.verify)
 app.command("doctor")(doctor.doctor)
 
@@ -60,11 +66,11 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:
-        from penstock.cli import show
+        from penstock.cli.terminal import show
 
         _leave(130, partial(print, f"stopped; {show.done or 'nothing was committed'}", file=sys.stderr))
     except Exception as error:
-        from penstock.cli import show
+        from penstock.cli.terminal import show
         from penstock.errors import Error
 
         if isinstance(error, Error):

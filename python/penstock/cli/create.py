@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from penstock.cli.texts import TYPES_HELP
+from penstock.cli.terminal.texts import TYPES_HELP
 
 
 def create(
@@ -15,7 +15,7 @@ def create(
 ) -> None:
     """Create a new, empty dataset."""
     import penstock
-    from penstock.cli import show
+    from penstock.cli.terminal import show
 
     dataset = penstock.create(uri, show.parse_types(columns or []), message=message)
     show.done = f"created {dataset.uri} with {len(dataset.schema)} columns, snapshot {dataset.snapshot}"

@@ -19,7 +19,7 @@ def doctor(
     from rich.table import Table
 
     from penstock import _core
-    from penstock.cli import show
+    from penstock.cli.terminal import show
     from penstock.errors import NotFoundError
 
     local = "://" not in uri or uri.startswith("file://")

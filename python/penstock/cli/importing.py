@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.texts import TYPES_HELP
+from penstock.cli.terminal.texts import TYPES_HELP
 
 
 # Over 6 parameters: each is a command-line option.
@@ -24,6 +24,7 @@ def import_(
     header: Annotated[bool, typer.Option(help="Whether the first line of a CSV file names the columns.")] = True,
     include: Annotated[list[str], typer.Option(help="Import only files that match: --include '*.jpg'.")] = [],  # noqa: B006
     exclude: Annotated[list[str], typer.Option(help="Leave out files that match: --exclude 'thumbnails/*'.")] = [],  # noqa: B006
+    branch: Annotated[str, typer.Option("--branch", "-b", help="The branch of an existing dataset to append to.")] = "main",
     message: Annotated[str, typer.Option("--message", "-m", help="The commit message.")] = "",
     memory_bytes: Annotated[int, typer.Option(help="Memory budget in bytes; 0 uses the default, at most 512 MiB.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}], left_out, snapshot}.")] = False,
@@ -34,7 +35,7 @@ def import_(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     import penstock
-    from penstock.cli import show
+    from penstock.cli.terminal import show
     from penstock.importers import import_data
 
     if memory_bytes:
@@ -56,7 +57,7 @@ def import_(
 
         report = import_data(
             source, destination, format=format, types=show.parse_types(types), validate=validate, on_error=on_error, message=message or None,
-            progress=show_progress, encoding=encoding, delimiter=delimiter or None, quote=quote, header=header,
+            branch=branch,            progress=show_progress, encoding=encoding, delimiter=delimiter or None, quote=quote, header=header,
             include=include, exclude=exclude,
         )  # fmt: skip
         show.done = f"imported {report.samples} samples into {destination}, snapshot {report.snapshot}"

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import typer
 
-from penstock.cli import at
+from penstock.cli.terminal import at
 
 
+# Over 6 parameters: each is an option of the command line.
 def info(
     uri: str = typer.Argument(help="A dataset."),
+    branch: str = at.BRANCH,
     snapshot: str = at.SNAPSHOT,
     tag: str = at.TAG,
     as_of: str = at.AS_OF,
     as_json: bool = typer.Option(False, "--json", help="Print the information as JSON."),
 ) -> None:
     """Show the columns, the number of samples, and the bytes stored."""
-    from penstock.cli import show
+    from penstock.cli.terminal import show
 
-    dataset = at.opened(uri, snapshot, tag, as_of)
+    dataset = at.opened(uri, snapshot, tag, as_of, branch)
     layout = dataset.layout()
     newest = dataset.log(1)[0]
     if as_json:

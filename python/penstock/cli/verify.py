@@ -6,11 +6,13 @@ import sys
 
 import typer
 
-from penstock.cli import at
+from penstock.cli.terminal import at
 
 
+# Over 6 parameters: each is an option of the command line.
 def verify(
     uri: str = typer.Argument(help="A dataset."),
+    branch: str = at.BRANCH,
     snapshot: str = at.SNAPSHOT,
     tag: str = at.TAG,
     as_of: str = at.AS_OF,
@@ -20,10 +22,10 @@ def verify(
     from rich.console import Console
     from rich.progress import Progress
 
-    from penstock.cli import show
+    from penstock.cli.terminal import show
     from penstock.dataset import open_incomplete
 
-    dataset = open_incomplete(uri, snapshot or None, tag or None, as_of or None)
+    dataset = open_incomplete(uri, branch=branch, snapshot=snapshot or None, tag=tag or None, as_of=as_of or None)
     console = Console(stderr=True)
     with Progress(console=console, disable=as_json or not console.is_terminal) as progress:
         task = progress.add_task("verifying", total=None)

@@ -95,12 +95,13 @@ def import_data(
     validate: str = "header",
     on_error: str = "raise",
     message: str | None = None,
+    branch: str = "main",
     progress: Callable[[int, int | None, str], None] | None = None,
     **options: Any,
 ) -> Report:
     """Import a folder of images, CSV/TSV, JSON lines, Parquet/Arrow, or any iterable of dicts, as one commit.
 
-    Appends if the destination is a dataset with these columns, and otherwise creates it. `types` maps column names to types; missing types
+    Appends to the branch if the destination is a dataset with these columns, and otherwise creates it. `types` maps column names to types; missing types
     are inferred. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
     `progress(done, total, unit)` is called after each chunk. `options`: encoding (CSV and JSON lines); delimiter, quote and header (CSV);
     include and exclude, lists of patterns such as "*.jpg" or "train/*" that select files in a folder.
@@ -117,7 +118,7 @@ def import_data(
     if unknown := sorted(set(options) - known):
         raise InvalidInputError(f"cannot import: unknown option `{unknown[0]}`", hint=f"options: {', '.join(sorted(known))}")
     options |= {name: checked_patterns(name, options[name]) for name in ("include", "exclude") if name in options}
-    there = _existing(destination)
+    there = _existing(destination, branch)
     given = {name: _type(name, kind) for name, kind in (types or {}).items()}
     opened, name = _open_source(source, format, Options(given, on_error, {} if there is None else there.schema), options)
     missing = _missing(destination)
@@ -178,14 +179,19 @@ def _open_source(source: Any, format: str, common: Options, options: Mapping[str
         raise NotFoundError(f"cannot import `{path}`: {error}", code="source-not-found") from error
 
 
-def _existing(uri: str | os.PathLike[str]) -> Dataset | None:
+def _existing(uri: str | os.PathLike[str], branch: str) -> Dataset | None:
     if str(uri).lower().startswith(("http://", "https://")):
         return None  # `create` reports that HTTP is read-only.
     try:
-        return open(uri)
+        return open(uri, branch=branch)
     except NotFoundError as error:
         if error.code != "dataset-not-found":
             raise
+        if branch != "main":
+            hint = "import into main first, or create the dataset and the branch"
+            raise NotFoundError(
+                f"cannot import into branch `{branch}` of `{uri}`: it is not a dataset", code="branch-not-found", hint=hint
+            ) from None
         return None
 
 

@@ -5,9 +5,10 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use penstock_format::Id;
-use penstock_format::ids::{PROVISIONAL, Run};
-use penstock_format::record::{Change, ChangeKind, Delta, RecordKind, Transaction};
+use penstock_format::ids::{ObjectRef, PROVISIONAL, Run};
+use penstock_format::record::{Change, ChangeKind, Delta, Parent, RecordKind, Transaction};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
+use penstock_format::schema::Schema;
 
 /// Samples and columns that a transaction read. If another commit changes them, there is a conflict.
 #[derive(Debug, Clone)]
@@ -66,10 +67,12 @@ pub struct ChangeSet {
     pub reads: Vec<Read>,
     /// Columns in which the transaction added unique keys. The samples of other commits must not have them.
     pub keys: Vec<u64>,
+    /// Those of `keys` that have a fill value, which all samples have that are appended without the column.
+    pub filled_keys: Vec<u64>,
 }
 
 impl ChangeSet {
-    /// Make the change set of an append. The new row ids are unknown until the commit has a number.
+    /// Make the change set of an append. It has no rows, because the new row ids are unknown until the commit has a number.
     pub fn append(columns: Vec<u64>) -> ChangeSet {
         let append = Change { kind: ChangeKind::Append, columns, rows: RowSet::Runs(Vec::new()) };
         ChangeSet { writes: vec![append], ..ChangeSet::default() }
@@ -77,22 +80,25 @@ impl ChangeSet {
 
     /// Return whether only a schema change can conflict with this change set. If so, the intervening commits need not be read.
     pub fn is_bare_append(&self) -> bool {
-        self.reads.is_empty() && self.keys.is_empty() && self.writes.iter().all(|change| change.kind == ChangeKind::Append)
+        self.reads.is_empty()
+            && self.keys.is_empty()
+            && self.writes.iter().all(|change| change.kind == ChangeKind::Append && change.rows.ids() == 0)
     }
 
     /// Return the rows of another commit's changes that may have one of this transaction's keys.
     pub fn rows_with_keys<'a>(&self, theirs: &'a [Change]) -> impl Iterator<Item = &'a RowSet> {
         let may_have = |change: &&Change| {
-            let columns = |key: &u64| change.columns.is_empty() || change.columns.contains(key);
+            let filled = |key: &u64| change.kind == ChangeKind::Append && self.filled_keys.contains(key);
+            let columns = |key: &u64| change.columns.is_empty() || change.columns.contains(key) || filled(key);
             matches!(change.kind, ChangeKind::Append | ChangeKind::Value) && self.keys.iter().any(columns)
         };
         theirs.iter().filter(may_have).map(|change| &change.rows).filter(|rows| rows.ids() > 0)
     }
 
-    /// Return the writes with final row ids, and `appended` as the rows of any append.
+    /// Return the writes with final row ids, and `appended` as the rows of any append without rows.
     pub fn resolved(&self, base: u64, appended: Option<Run>) -> Vec<Change> {
         let rows = |change: &Change| match change.kind {
-            ChangeKind::Append => RowSet::Runs(appended.into_iter().collect()),
+            ChangeKind::Append if change.rows.ids() == 0 => RowSet::Runs(appended.into_iter().collect()),
             _ => change.rows.resolved(base),
         };
         self.writes.iter().map(|change| Change { rows: rows(change), ..change.clone() }).collect()
@@ -119,10 +125,54 @@ pub struct Proposal {
     /// The number and the GC epoch of the snapshot at which the transaction began.
     pub base: u64,
     pub gc_epoch: u64,
+    /// The new schema, if it changed. The record then needs a new root.
+    pub schema: Option<Arc<Schema>>,
+    /// What a merge, a reset or a copied commit adds to the record.
+    pub theirs: Theirs,
+}
+
+/// A part of a commit that comes from another snapshot.
+#[derive(Debug, Clone, Default)]
+pub struct Theirs {
+    /// The second parent, and its time.
+    pub parent: Option<(Parent, i64)>,
+    /// The number of samples that have row ids already, deleted ones included. A transaction's own samples get theirs at the commit.
+    pub physical: Option<u64>,
+    /// The state that replaces the parent's state. The commit then fails if its parent is not the base.
+    pub state: Option<State>,
+}
+
+/// A complete state: a root without deltas, and its numbers of samples.
+#[derive(Debug, Clone)]
+pub struct State {
+    pub root: ObjectRef,
+    pub samples: u64,
+    pub live: u64,
 }
 
 impl Proposal {
     pub fn uuid(&self) -> Id {
         self.transaction.uuid
     }
+}
+
+/// How a transaction changed the schema.
+#[derive(Default)]
+pub struct Altered {
+    pub dropped: Vec<u64>,
+    /// Feature bits required to read the fill values.
+    pub features: u64,
+}
+
+impl Altered {
+    /// Return the entry of the change set. It conflicts with other schema changes, and with changes of dropped columns.
+    pub fn change(&self) -> Change {
+        schema_change(self.dropped.clone())
+    }
+}
+
+/// Return the entry of a change set for a schema change that drops these columns.
+pub fn schema_change(dropped: Vec<u64>) -> Change {
+    let columns = if dropped.is_empty() { vec![NO_COLUMN] } else { dropped };
+    Change { kind: ChangeKind::Schema, columns, rows: RowSet::Runs(Vec::new()) }
 }

@@ -65,6 +65,7 @@ pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Er
         ChangeKind::Delete => format!("it deleted {samples} samples"),
         ChangeKind::Schema => "it changed the schema".to_owned(),
         ChangeKind::Layout => "it moved samples that this transaction also moved".to_owned(),
+        ChangeKind::Reset => "it replaced the whole state".to_owned(),
     };
     let name = |column: &u64| match names.iter().find(|(id, _)| id == column) {
         Some((_, name)) => format!("`{name}`"),
@@ -101,9 +102,11 @@ fn always(meets: bool) -> Meets {
 fn writes_meet(ours: &Change, theirs: &Change, known: &Known) -> Meets {
     use ChangeKind::*;
     match (ours.kind, theirs.kind) {
-        (Schema, Schema) => always(true),
+        (Reset, _) | (_, Reset) | (Schema, Schema) => always(true),
         (Schema, Append | Value) | (Append | Value, Schema) => always(columns_meet(&ours.columns, &theirs.columns)),
         (Value, Value) if !columns_meet(&ours.columns, &theirs.columns) => Meets::No,
+        // A merge lists the samples of another branch that it adds. Two merges must not add the same ones.
+        (Append, Append) => rows_meet(&ours.rows, &theirs.rows, known),
         (Value | Delete, Value | Delete) | (Layout, Layout) => rows_meet(&ours.rows, &theirs.rows, known),
         // New samples have new row ids. A layout change keeps all values and lists the overlays that it folds.
         (Append, _) | (_, Append) | (Layout, _) | (_, Layout) | (Schema, Delete) | (Delete, Schema) => Meets::No,
@@ -114,6 +117,7 @@ fn read_meets(Read { columns, rows }: &Read, theirs: &Change, known: &Known) -> 
     use ChangeKind::*;
     match (rows, theirs.kind) {
         (_, Layout) => Meets::No,
+        (_, Reset) => always(true),
         (None, Append | Delete) => always(theirs.rows.ids() > 0),
         (_, Value | Schema) if !columns_meet(columns, &theirs.columns) => Meets::No,
         (None, Value) | (_, Schema) => always(true),
@@ -166,7 +170,8 @@ mod tests {
 
     use super::*;
 
-    const KINDS: [ChangeKind; 5] = [ChangeKind::Append, ChangeKind::Value, ChangeKind::Delete, ChangeKind::Schema, ChangeKind::Layout];
+    const KINDS: [ChangeKind; 6] =
+        [ChangeKind::Append, ChangeKind::Value, ChangeKind::Delete, ChangeKind::Schema, ChangeKind::Layout, ChangeKind::Reset];
 
     fn ten(first: u64) -> RowSet {
         RowSet::Runs(vec![Run { first, count: 10 }])
@@ -177,7 +182,7 @@ mod tests {
     }
 
     fn conflict(writes: Vec<Change>, reads: Vec<Read>, theirs: Change) -> Option<Conflict> {
-        match judge(&ChangeSet { writes, reads, keys: Vec::new() }, &[theirs], &Known::new()) {
+        match judge(&ChangeSet { writes, reads, keys: Vec::new(), filled_keys: Vec::new() }, &[theirs], &Known::new()) {
             Verdict::Follows => None,
             Verdict::Conflict(found) => Some(found),
             Verdict::Depends(_) => panic!("runs are known"),
@@ -203,7 +208,10 @@ mod tests {
     #[test]
     fn appends_commute_and_disjoint_changes_rebase() {
         use ChangeKind::*;
-        assert!(KINDS.iter().all(|kind| *kind == Schema || !meets(change(Append, &[], 0), change(*kind, &[], 0))));
+        let new = Change { rows: RowSet::Runs(Vec::new()), ..change(Append, &[], 0) };
+        assert!(KINDS[..5].iter().all(|kind| *kind == Schema || !meets(new.clone(), change(*kind, &[], 0))));
+        assert!(meets(change(Append, &[], 0), change(Append, &[], 9)) && !meets(change(Append, &[], 0), change(Append, &[], 10)));
+        assert!(KINDS.iter().all(|kind| meets(change(Reset, &[], 0), change(*kind, &[2], 50))));
         assert!(meets(change(Value, &[1], 0), change(Value, &[1], 9)));
         assert!(!meets(change(Value, &[1], 0), change(Value, &[1], 10)), "changes to disjoint rows do not conflict");
         assert!(!meets(change(Value, &[1], 0), change(Value, &[2], 0)), "changes to disjoint columns do not conflict");

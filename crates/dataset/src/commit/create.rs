@@ -44,6 +44,7 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
         features_ignorable: 0,
         time_us: now_us(),
         gc_epoch: 0,
+        landmark: 0,
         parents: Vec::new(),
         transactions: vec![machine::entry(context.new_id()?, message, author, "{}", (0, 0))?],
         lineage: 0,

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
-use penstock_format::ids::{ObjectRef, record_name};
+use penstock_format::ids::{ObjectRef, log_folder, record_name};
 use penstock_format::manifest::Root;
 use penstock_format::rows::RowSet;
-use penstock_format::schema::ColumnSpec;
+use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_storage::{Created, Storage, process};
 
+use super::changes::Proposal;
 use super::keys::Keys;
 use super::machine::{Event, Machine, Request};
 use super::root::write_root;
@@ -28,8 +29,30 @@ fn delete_last(store: &dyn Storage, puts: &mut Vec<String>, count: usize) {
     }
 }
 
+/// Return the context of a handle, and its snapshot with a root that is kept open, to which all puts go. Records never change, so one check
+/// of the log is enough until the commit.
+pub fn held(base: &Arc<Snapshot>) -> Result<(Arc<Context>, Arc<Snapshot>)> {
+    let home = base.context.clone();
+    let Some(held) = home.held()? else { return Ok((home, base.clone())) };
+    let base = base.within(held);
+    base.check_log(None)?;
+    Ok((home, Arc::new(base)))
+}
+
+/// Commit a proposal that was made at `base` on the handle `home`, and return the new snapshot. `puts` has the objects that were written for it,
+/// and gets those that are written now. After success, nothing can fail.
+pub fn commit(home: &Arc<Context>, base: &Arc<Snapshot>, puts: &mut Vec<String>, keys: &[Keys], proposal: Proposal) -> Result<Snapshot> {
+    let store = base.context.storage.as_ref();
+    store.prove()?;
+    let schema = proposal.schema.clone();
+    let snapshot = Driver { schema, ..Driver::new(home.clone(), base.clone(), puts, keys) }.drive(Machine::new(proposal))?;
+    let record = snapshot.record();
+    newest::leave_hint(store, &log_folder(record.branch), record.number);
+    Ok(snapshot.within(home.clone()))
+}
+
 /// Carries out the commit machine's requests.
-pub struct Driver<'a> {
+struct Driver<'a> {
     home: Arc<Context>,
     /// The snapshot at which the transaction began.
     base: Arc<Snapshot>,
@@ -44,6 +67,8 @@ pub struct Driver<'a> {
     root_puts: usize,
     /// The unique keys that the transaction added.
     keys: &'a [Keys],
+    /// The new schema, if it changed.
+    schema: Option<Arc<Schema>>,
     /// Whether the record may exist although no response has confirmed this. A failure then leaves the commit's state unknown.
     uncertain: bool,
 }
@@ -51,11 +76,11 @@ pub struct Driver<'a> {
 impl<'a> Driver<'a> {
     /// Create a driver for a transaction that began at `base` on the handle `home`. The driver adds to `puts` the names of the
     /// objects that it writes.
-    pub fn new(home: Arc<Context>, base: Arc<Snapshot>, puts: &'a mut Vec<String>, keys: &'a [Keys]) -> Driver<'a> {
-        Driver { home, base, parent: None, root: None, next: None, puts, root_puts: 0, keys, uncertain: false }
+    fn new(home: Arc<Context>, base: Arc<Snapshot>, puts: &'a mut Vec<String>, keys: &'a [Keys]) -> Driver<'a> {
+        Driver { home, base, parent: None, root: None, next: None, puts, root_puts: 0, keys, schema: None, uncertain: false }
     }
 
-    pub fn drive(&mut self, mut machine: Machine) -> Result<Snapshot> {
+    fn drive(&mut self, mut machine: Machine) -> Result<Snapshot> {
         self.answer_all(&mut machine).map_err(|error| match self.uncertain && error.code() != "commit-state-unknown" {
             false => error,
             true => machine.unknown(&format!(": {}", error.message())),
@@ -140,7 +165,10 @@ impl<'a> Driver<'a> {
         let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root was requested without a parent"))?;
         delete_last(self.base.context.storage.as_ref(), self.puts, self.root_puts);
         let before = self.puts.len();
-        let written = write_root(parent, self.puts);
+        let written = match &self.schema {
+            Some(schema) => write_root(&parent.with_schema(schema.clone(), &[]), self.puts),
+            None => write_root(parent, self.puts),
+        };
         self.root_puts = self.puts.len() - before;
         let (object, root) = written?;
         self.root = Some((object, root));
@@ -174,10 +202,9 @@ impl<'a> Driver<'a> {
         let snapshot = self.parent.as_ref().unwrap_or(&self.base).near(entry)?;
         let count = |column: &ColumnSpec| (column.id, snapshot.word_count(column.id));
         let words = snapshot.schema.columns.iter().map(count).filter(|(_, count)| *count > 0).collect();
-        let schema_changed = snapshot.root.schema != self.base.root.schema;
         let parent = Box::new(snapshot.entry.clone());
         self.parent = Some(snapshot);
-        Ok(Event::Newest { parent, words, schema_changed, now_us: now_us() })
+        Ok(Event::Newest { parent, words, now_us: now_us() })
     }
 
     /// Parse a record as a reader would, before it is put.

@@ -6,18 +6,16 @@ use std::sync::Arc;
 use penstock_error::{Kind, Result};
 use penstock_format::datafile::Chunk;
 use penstock_format::files::FileRef;
-use penstock_format::ids::data_name;
 use penstock_format::overlay::Overlay;
 use penstock_format::schema::ColumnSpec;
 
-use super::overlays::overlays_of;
+use super::overlays::write_values;
 use super::stored::WordList;
 use crate::config::Config;
 use crate::read::fetch::Purpose;
 use crate::read::reader::{OnCorrupt, Reader};
 use crate::snapshot::Snapshot;
 use crate::write::pending::Pending;
-use crate::write::vocabulary::Words;
 
 /// A root may have this many overlays with values before the newest of them are joined.
 const OVERLAYS: usize = 8;
@@ -80,25 +78,19 @@ fn joined(snapshot: &Snapshot, overlays: &[Overlay], puts: &mut Vec<String>) -> 
     let row_ids = context.row_ids(&overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<_>>())?;
     let (mut pending, mut lists) = (Pending::default(), HashMap::<u64, WordList>::new());
     for (overlay, ids) in overlays.iter().zip(row_ids) {
-        let specs: Vec<&ColumnSpec> = schema.columns.iter().filter(|spec| overlay.columns.contains(&spec.id)).collect();
         let alone = Arc::new(snapshot.of_files(overlay.files.clone(), ids.len()));
+        // A column that the files lack is null here, so these columns have no fill values.
+        let schema = alone.schema.clone();
+        let specs: Vec<&ColumnSpec> = schema.columns.iter().filter(|spec| overlay.columns.contains(&spec.id)).collect();
         let mut reader = Reader::new(alone, (0..ids.len()).collect(), OnCorrupt::Raise)?;
         reader.fetch(&specs, Purpose::Take)?;
         let mut columns: Vec<_> = schema.columns.iter().map(|_| None).collect();
         for (index, spec) in schema.columns.iter().enumerate().filter(|(_, spec)| overlay.columns.contains(&spec.id)) {
             columns[index] = Some(reader.stored(spec, lists.entry(spec.id).or_default())?);
         }
-        pending.push(&ids.iter().collect::<Vec<u64>>(), schema, columns);
+        pending.push(&ids.iter().collect::<Vec<u64>>(), &schema, columns);
     }
-    // Only categories have words.
-    let lists = lists.into_iter().map(|(column, list)| (column, list.words)).filter(|(_, words)| !words.is_empty());
-    let words = Words::listing(lists);
-    let mut written = Vec::new();
-    for changed in pending.write(context, schema, &words)? {
-        puts.extend(changed.writer.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id)));
-        written.extend(overlays_of(context, &changed, puts)?.into_iter().map(|(overlay, _)| overlay));
-    }
-    Ok(written)
+    Ok(write_values(context, schema, &mut pending, lists, puts)?.0)
 }
 
 #[cfg(test)]

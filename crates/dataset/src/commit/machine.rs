@@ -6,7 +6,7 @@ use std::sync::Arc;
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, row_id};
-use penstock_format::record::{Parent, Properties, RECORD_BYTES, RECORD_DELTAS, Record, Transaction};
+use penstock_format::record::{Properties, RECORD_BYTES, RECORD_DELTAS, Record, Transaction};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
 use super::changes::Proposal;
@@ -30,7 +30,7 @@ pub enum Request {
     ReadRowIds(Vec<RowIdsRef>),
     /// Look for this transaction's keys in these rows of the parent. Answered by `Keys`.
     CheckKeys(Vec<RowSet>),
-    /// Write a root for the parent's state. Answered by `RootWritten`.
+    /// Write a root for the parent's state, with the new schema if there is one. Answered by `RootWritten`.
     WriteRoot,
     /// Put a record whose name must not exist yet. Answered by `Created`, `Exists` or `Unknown`.
     Create { number: u64, body: Vec<u8> },
@@ -44,11 +44,9 @@ pub enum Request {
 #[derive(Debug)]
 pub enum Event {
     Begin,
-    /// `schema_changed` is true if the schema differs from the base's schema.
     Newest {
         parent: Box<LogEntry>,
         words: Vec<(u64, u64)>,
-        schema_changed: bool,
         now_us: i64,
     },
     Span(Vec<LogEntry>),
@@ -91,12 +89,15 @@ impl Machine {
     pub fn step(&mut self, event: Event) -> Result<Request> {
         match event {
             Event::Begin => Ok(Request::ReadNewest),
-            Event::Newest { parent, words, schema_changed, now_us } => {
+            Event::Newest { parent, words, now_us } => {
+                parent.check_open()?;
                 self.parent = Some(parent);
                 self.words = words;
                 self.now_us = now_us;
-                let (first, end) = (self.checked + 1, self.parent()?.record.number);
-                match (schema_changed || !self.proposal.changes.is_bare_append()) && first < end {
+                let parent = &self.parent()?.record;
+                let (first, end) = (self.checked + 1, parent.number);
+                // Appends commute with everything except landmarks.
+                match (parent.next_landmark() > self.checked || !self.proposal.changes.is_bare_append()) && first < end {
                     true => Ok(Request::ReadSpan { first, end }),
                     false => self.rebase(Vec::new()),
                 }
@@ -199,10 +200,18 @@ impl Machine {
             )
             .hint("run the transaction again"));
         }
+        let state = self.proposal.theirs.state.as_ref();
+        if state.is_some() && parent.record.number != self.proposal.base {
+            let text = format!("cannot commit: commit {} was made in the meantime", parent.record.snapshot());
+            return Err(Error::new("conflict", text).hint("refresh the handle and repeat the call"));
+        }
+        if self.proposal.schema.is_some() && root.is_none() && state.is_none() {
+            return Ok(Request::WriteRoot); // A root contains the schema.
+        }
         let record = self.record(parent, root);
         let body = record.encode();
         if record.deltas.len() > RECORD_DELTAS || body.len() > RECORD_BYTES {
-            if root.is_some() {
+            if root.is_some() || state.is_some() {
                 let text = format!(
                     "cannot commit: the record has {} bytes and {} deltas, but the limits are {RECORD_BYTES} and {RECORD_DELTAS}",
                     body.len(),
@@ -226,24 +235,34 @@ impl Machine {
         let mut deltas = if root.is_some() { Vec::new() } else { before.deltas.clone() };
         deltas.extend(proposal.deltas.iter().map(|delta| delta.resolved(base, first_code)));
         let Transaction { samples_added: added, samples_deleted: deleted, .. } = proposal.transaction;
-        let appended = (added > 0).then_some(Run { first: base, count: added });
+        let assigned = proposal.transaction.assigned;
+        let appended = (assigned > 0).then_some(Run { first: base, count: assigned });
+        let (theirs, later) = proposal.theirs.parent.clone().unzip();
+        let physical = proposal.theirs.physical.unwrap_or(added);
+        let (mut samples, mut live) = (before.samples + physical, (before.live + added).saturating_sub(deleted));
+        let mut root = root.unwrap_or(before.root);
+        if let Some(state) = &proposal.theirs.state {
+            (root, deltas, samples, live) = (state.root, Vec::new(), state.samples, state.live);
+        }
+        let (number, earlier) = (before.number + 1, before.time_us.max(later.unwrap_or(i64::MIN)));
         Record {
             kind: proposal.kind,
             dataset: before.dataset,
             branch: before.branch,
-            number: before.number + 1,
+            number,
             features_read: before.features_read | proposal.features,
             features_write: before.features_write | proposal.features,
             features_ignorable: before.features_ignorable,
-            time_us: self.now_us.max(before.time_us + 1),
+            time_us: self.now_us.max(earlier + 1),
             gc_epoch: before.gc_epoch,
-            parents: vec![Parent { branch: before.branch, number: before.number, uuid: before.uuid(), crc: parent.crc }],
+            landmark: before.next_landmark(),
+            parents: [parent.as_parent()].into_iter().chain(theirs).collect(),
             transactions: vec![Transaction { first_counter: before.next_counter, ..proposal.transaction.clone() }],
             lineage: before.lineage,
-            next_counter: before.next_counter + added,
-            samples: before.samples + added,
-            live: (before.live + added).saturating_sub(deleted),
-            root: root.unwrap_or(before.root),
+            next_counter: before.next_counter + assigned,
+            samples,
+            live,
+            root,
             deltas,
             changes: proposal.changes.resolved(base, appended),
             attachments: Vec::new(),
@@ -264,7 +283,7 @@ pub fn check_texts(message: &str, author: &str, properties: &str) -> Result<()> 
     Ok(())
 }
 
-/// Build the transaction entry for a commit that adds and deletes these numbers of samples.
+/// Build the transaction entry for a commit that adds and deletes these numbers of samples. The added samples get new row ids.
 pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, (samples_added, samples_deleted): (u64, u64)) -> Result<Transaction> {
     check_texts(message, author, properties)?;
     Ok(Transaction {
@@ -273,6 +292,7 @@ pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, (samples_a
         author: author.into(),
         properties: Properties::Inline(properties.into()),
         first_counter: 0,
+        assigned: samples_added,
         samples_added,
         samples_deleted,
     })

@@ -3,13 +3,13 @@
 pub mod changes;
 pub mod conflict;
 pub mod create;
-mod drive;
+pub mod drive;
 mod fold;
 mod keys;
 pub mod machine;
-mod objects;
-mod overlays;
-mod root;
+pub mod objects;
+pub mod overlays;
+pub mod root;
 pub mod stored;
 pub mod transaction;
-mod upsert;
+mod verbs;

@@ -1,19 +1,22 @@
 //! Turn the new values and deletions of a transaction into overlays and their change set.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::ids::PROVISIONAL;
+use penstock_format::ids::{PROVISIONAL, data_name};
 use penstock_format::manifest::Fragment;
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Change, ChangeKind};
 use penstock_format::rows::{RowIds, RowSet};
+use penstock_format::schema::Schema;
 
 use super::changes::Known;
 use super::objects::write_rows;
+use super::stored::WordList;
 use crate::store::context::Context;
-use crate::write::pending::Changed;
+use crate::write::pending::{Changed, Pending};
+use crate::write::vocabulary::Words;
 
 /// A change set lists at most this many columns. More are listed as all columns.
 const SUMMARY_COLUMNS: usize = 64;
@@ -87,6 +90,26 @@ pub fn overlays_of(context: &Context, changed: &Changed, puts: &mut Vec<String>)
         Ok((Overlay { columns: changed.columns.clone(), rows, files: fragment.files.clone() }, ids))
     };
     changed.writer.fragments.iter().map(of).collect()
+}
+
+/// Write new values as overlays. `lists` has the words of category columns. Returns the overlays, and the feature bits required to read them.
+pub fn write_values(
+    context: &Arc<Context>,
+    schema: &Schema,
+    pending: &mut Pending,
+    lists: HashMap<u64, WordList>,
+    puts: &mut Vec<String>,
+) -> Result<(Vec<Overlay>, u64)> {
+    // Only categories have words.
+    let lists = lists.into_iter().map(|(column, list)| (column, list.words)).filter(|(_, words)| !words.is_empty());
+    let words = Words::listing(lists);
+    let (mut written, mut features) = (Vec::new(), 0);
+    for changed in pending.write(context, schema, &words)? {
+        features |= changed.writer.features;
+        puts.extend(changed.writer.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id)));
+        written.extend(overlays_of(context, &changed, puts)?.into_iter().map(|(overlay, _)| overlay));
+    }
+    Ok((written, features))
 }
 
 /// Return the columns as a change set lists them. An empty list means all columns, because the summary must fit into the record.

@@ -16,7 +16,9 @@ use crate::snapshot::live::Part;
 
 /// Return a snapshot's overlays as its root lists them: all deletions are joined into the first overlay.
 fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
-    let values = snapshot.overlays.all().iter().filter(|overlay| !overlay.is_deletion()).cloned().collect();
+    let exists = |column: &u64| snapshot.schema.columns.iter().any(|spec| spec.id == *column);
+    // An overlay of dropped columns only is no longer needed.
+    let values = snapshot.overlays.all().iter().filter(|overlay| overlay.columns.iter().any(exists)).cloned().collect();
     let mut overlays = folded(snapshot, values, puts)?;
     let deletions: Vec<&RowSet> = snapshot.overlays.deletions().collect();
     let rows = match deletions[..] {
@@ -60,7 +62,8 @@ pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(Object
         }
     }
     flush(&mut pages, &mut loose, puts)?;
-    let mut words: Vec<WordsSegment> = snapshot.words_segments().copied().collect();
+    let exists = |segment: &&WordsSegment| snapshot.schema.columns.iter().any(|spec| spec.id == segment.column);
+    let mut words: Vec<WordsSegment> = snapshot.words_segments().filter(exists).copied().collect();
     words.sort_by_key(|segment| (segment.column, segment.first_code));
     let SnapshotId { branch, number, .. } = snapshot.id();
     let overlays = overlays_of_root(snapshot, puts)?;

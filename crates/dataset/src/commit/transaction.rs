@@ -4,22 +4,21 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
-use penstock_format::ids::{ObjectRef, PROVISIONAL, log_folder, row_id, words_name};
+use penstock_format::ids::{ObjectRef, PROVISIONAL, row_id, words_name};
 use penstock_format::manifest::{Fragment, WordsSegment, encode_words};
 use penstock_format::record::{Delta, FEATURE_OVERLAYS, RecordKind};
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::{ColumnKind, ColumnSpec, Schema};
 use penstock_format::{Id, SnapshotId};
 use penstock_storage::process;
 use penstock_tensor::Column;
 
-use super::changes::{ChangeSet, Proposal, Read, ReadSet};
-use super::drive::Driver;
+use super::changes::{Altered, ChangeSet, Proposal, Read, ReadSet, Theirs};
+use super::drive;
 use super::keys::Keys;
-use super::machine::{self, Machine};
+use super::machine;
 use super::objects::{INLINE_BYTES, folders_of, write_pages};
 use super::overlays::{Written, summary, unwritten};
 use crate::config::Config;
-use crate::log::newest;
 use crate::snapshot::Snapshot;
 use crate::snapshot::own::Own;
 use crate::store::context::Context;
@@ -60,11 +59,15 @@ pub struct Transaction {
     /// What reads see, less `pending`, and the numbers of changes of which it consists.
     seen: Option<([usize; 4], Arc<Snapshot>)>,
     /// The words of category columns.
-    words: Words,
+    pub(super) words: Words,
     /// The columns of new samples.
     touched: HashSet<u64>,
-    /// Names of the words objects, row ids, pages and roots written for this commit.
-    puts: Vec<String>,
+    /// Changes of the schema. `base` has the new one.
+    pub(super) altered: Option<Altered>,
+    /// The columns with fill values that the last new samples gave.
+    pub(super) filled: Vec<u64>,
+    /// Names of the words objects, row ids, pages, roots and fill values written for this commit.
+    pub(super) puts: Vec<String>,
     /// Identifies the process that began the transaction. A forked child must not use the transaction or delete its files.
     generation: u64,
     state: State,
@@ -92,15 +95,7 @@ impl Transaction {
     pub fn begin(base: Arc<Snapshot>, isolation: Isolation) -> Result<Transaction> {
         base.record().check_writable()?;
         let uuid = base.context.new_id()?;
-        let home = base.context.clone();
-        let base = match home.held()? {
-            Some(held) => {
-                let base = base.within(held);
-                base.check_log(None)?; // Records never change, so one check is enough until the commit.
-                Arc::new(base)
-            }
-            None => base,
-        };
+        let (home, base) = drive::held(&base)?;
         let writer = FragmentsWriter::new(base.context.clone(), base.schema.columns.clone());
         Ok(Transaction {
             home,
@@ -117,6 +112,8 @@ impl Transaction {
             seen: None,
             words: Words::default(),
             touched: HashSet::new(),
+            altered: None,
+            filled: Vec::new(),
             puts: Vec::new(),
             generation: process::generation(),
             state: State::Open,
@@ -142,6 +139,7 @@ impl Transaction {
     }
 
     pub(super) fn append_stored(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
+        self.begin_fragment(&columns)?;
         let schema = &self.base.schema;
         self.touched.extend(schema.columns.iter().zip(&columns).filter(|(_, column)| column.is_some()).map(|(spec, _)| spec.id));
         // A few samples stay in memory. Many are written at once.
@@ -153,6 +151,21 @@ impl Transaction {
             }
         }
         Ok(())
+    }
+
+    /// Change the schema of the transaction. The samples so far are written, because files and calls list columns in the schema's order.
+    pub(super) fn set_schema(&mut self, schema: Schema) -> Result<()> {
+        self.close_fragment()?;
+        self.writer.set_columns(schema.columns.clone());
+        self.base = Arc::new(self.base.with_schema(Arc::new(schema), &[]));
+        self.seen = None;
+        Ok(())
+    }
+
+    /// Write the new samples so far. Those that follow are in another fragment.
+    pub(super) fn close_fragment(&mut self) -> Result<()> {
+        self.write_fresh()?;
+        self.writer.finish().inspect_err(|_| self.state = State::Failed)
     }
 
     /// Write the new samples that are in memory.
@@ -315,8 +328,7 @@ impl Transaction {
     /// Commit all changes or none. Cost: four syncs for a small append on a local disk.
     pub fn commit(mut self, message: &str, author: &str, properties: &str) -> Result<(Receipt, Snapshot)> {
         self.check_open()?;
-        self.write_fresh()?;
-        self.writer.finish().inspect_err(|_| self.state = State::Failed)?;
+        self.close_fragment()?;
         self.write_pending()?;
         let (samples, deleted) = (self.samples(), self.deleted.len() as u64);
         let transaction = machine::entry(self.uuid, message, author, properties, (samples, deleted))?;
@@ -326,14 +338,17 @@ impl Transaction {
         let features = if overlays.is_empty() { self.features() } else { self.features() | FEATURE_OVERLAYS };
         deltas.extend(overlays.into_iter().map(Delta::Overlay));
         self.sync()?;
-        let keys = self.keys.iter().map(|keys| keys.column.id).collect();
-        let mut changes = ChangeSet { writes, reads: self.counted_reads(), keys };
+        let keys: Vec<u64> = self.keys.iter().map(|keys| keys.column.id).collect();
+        let filled = |key: &&u64| self.base.schema.columns.iter().any(|spec| spec.id == **key && spec.fill.is_some());
+        let filled_keys = keys.iter().filter(filled).copied().collect();
+        let mut changes = ChangeSet { writes, reads: self.counted_reads(), keys, filled_keys };
+        changes.writes.extend(self.altered.as_ref().map(Altered::change));
         if samples > 0 || changes.writes.is_empty() {
             changes.writes.extend(ChangeSet::append(summary(self.touched.iter().copied().collect())).writes);
         }
         let named = |spec: &ColumnSpec| (spec.id, spec.name.clone());
-        let machine = Machine::new(Proposal {
-            kind: RecordKind::Data,
+        let proposal = Proposal {
+            kind: if self.altered.is_some() { RecordKind::Schema } else { RecordKind::Data },
             transaction,
             deltas,
             changes,
@@ -342,9 +357,10 @@ impl Transaction {
             features,
             base: self.base.id().number,
             gc_epoch: self.base.record().gc_epoch,
-        });
-        self.base.context.storage.prove()?;
-        let snapshot = match Driver::new(self.home.clone(), self.base.clone(), &mut self.puts, &self.keys).drive(machine) {
+            schema: self.altered.is_some().then(|| self.base.schema.clone()),
+            theirs: Theirs::default(),
+        };
+        let snapshot = match drive::commit(&self.home, &self.base, &mut self.puts, &self.keys, proposal) {
             Err(error) if error.code() == "commit-state-unknown" => {
                 self.state = State::Closed; // The transaction may have been committed, so nothing may be deleted.
                 return Err(error);
@@ -354,16 +370,14 @@ impl Transaction {
         // Nothing may fail after this point: after an error, the caller would commit the same changes again.
         self.state = State::Closed;
         let record = snapshot.record();
-        let store = self.base.context.storage.as_ref();
-        newest::leave_hint(store, &log_folder(record.branch), record.number);
         let first_row_id = row_id(record.lineage, record.next_counter - samples).cast_signed();
-        let receipt = Receipt { snapshot: record.snapshot(), first_row_id, samples };
-        Ok((receipt, snapshot.within(self.home.clone())))
+        Ok((Receipt { snapshot: record.snapshot(), first_row_id, samples }, snapshot))
     }
 
     /// Return the feature bits required to read the written files.
     fn features(&self) -> u64 {
-        self.changed.iter().fold(self.writer.features, |features, changed| features | changed.writer.features)
+        let altered = self.altered.as_ref().map_or(0, |altered| altered.features);
+        self.changed.iter().fold(self.writer.features | altered, |features, changed| features | changed.writer.features)
     }
 
     /// Write the new words of categories.
@@ -400,7 +414,7 @@ impl Transaction {
 }
 
 /// Check the values of a column and convert them to their stored form.
-fn prepare(words: &mut Words, base: &Snapshot, spec: &ColumnSpec, input: Input, validate: Validate) -> Result<Stored> {
+pub(super) fn prepare(words: &mut Words, base: &Snapshot, spec: &ColumnSpec, input: Input, validate: Validate) -> Result<Stored> {
     let column = match &spec.kind {
         ColumnKind::Category => words.category(base, spec, input.column, input.words)?,
         kind => check::stored(kind, input.column, input.words, validate)?,

@@ -1,4 +1,4 @@
-//! Read the records of a branch's commit log: one record, a span, or all ancestors of a record.
+//! Read the records of a branch's commit log: one record, or a span.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::SnapshotId;
 use penstock_format::ids::{record_name, sealed_crc};
-use penstock_format::record::Record;
+use penstock_format::record::{Parent, Record, RecordKind};
 use penstock_storage::Storage;
 
 /// A record and its CRC. Each record also contains its parent's CRC.
@@ -20,6 +20,21 @@ impl LogEntry {
     pub fn parse(body: &Bytes, branch: u64, number: u64) -> Result<LogEntry> {
         let record = Record::parse(body, branch, number).context(|| format!("cannot read `{}`", record_name(branch, number)))?;
         Ok(LogEntry { record, crc: sealed_crc(body) })
+    }
+
+    /// Return this entry as a parent of another record.
+    pub fn as_parent(&self) -> Parent {
+        let SnapshotId { branch, number, uuid } = self.record.snapshot();
+        Parent { branch, number, uuid, crc: self.crc }
+    }
+
+    /// Refuse the last record of a branch that was deleted.
+    pub fn check_open(&self) -> Result<()> {
+        if self.record.kind != RecordKind::Close {
+            return Ok(());
+        }
+        let text = format!("cannot use branch {:x}: it was deleted by commit {}", self.record.branch, self.record.snapshot());
+        Err(Error::new("branch-not-found", text).hint("its snapshots remain; ds.create_branch begins a new branch at any of them"))
     }
 }
 
@@ -57,24 +72,6 @@ pub fn resolve(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<bool> {
         }
         Err(error) => Err(error),
     }
-}
-
-/// Visit the ancestors of `from`, newest first. Each must match the CRC and commit id recorded by its child.
-pub fn walk(storage: &dyn Storage, from: &Record, mut visit: impl FnMut(&LogEntry) -> Result<()>) -> Result<()> {
-    let mut parent = from.parents.first().cloned();
-    while let Some(link) = parent {
-        let entry = read_record(storage, link.branch, link.number)?;
-        if entry.crc != link.crc || entry.record.uuid() != link.uuid {
-            let name = record_name(link.branch, link.number);
-            return Err(Error::new(
-                "object-checksum",
-                format!("cannot read `{name}`: crc32c {:#010x}, expected {:#010x} (recorded by its child)", entry.crc, link.crc),
-            ));
-        }
-        visit(&entry)?;
-        parent = entry.record.parents.first().cloned();
-    }
-    Ok(())
 }
 
 /// Read the records with these numbers, in order. Cost: one request per record.

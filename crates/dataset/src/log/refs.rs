@@ -1,7 +1,6 @@
-//! Names of snapshots, which are stored in the names log (spec section 9): tags and pins. The format also defines branches. Each handle
-//! reads the newest record again only if there is a newer one.
+//! Names in the names log (spec section 9): branches, tags and pins. Each handle reads the newest record again only if there is a newer
+//! one.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
@@ -15,19 +14,34 @@ use super::newest::{leave_hint, newest_number};
 use crate::config::now_us;
 use crate::store::context::Context;
 
+/// The name of the first branch. No record of names lists it.
+pub const MAIN: &str = "main";
+
 /// The number of lost races after which an append fails with `conflict`.
 const RACES: u32 = 10_000;
 
-/// Read the newest record unless it is known, at least record `known`. Costs two requests at most, in addition to `newest_number`.
-fn catch_up(folded: &mut Folded, context: &Context, known: Option<u64>) -> Result<()> {
+/// Return the newest record, at least record `known`, unless it is in `folded`. Costs one request, in addition to `newest_number`.
+fn newer(folded: &Folded, context: &Context, known: Option<u64>) -> Result<Option<Names>> {
     let storage = context.storage.as_ref();
     let newest = newest_number(storage, NAMES_FOLDER, known.max(folded.next.checked_sub(1)))?;
-    let Some(number) = newest.map(|newest| newest.whole(storage, NAMES_FOLDER)).transpose()? else { return Ok(()) };
+    let Some(number) = newest.map(|newest| newest.whole(storage, NAMES_FOLDER)).transpose()? else { return Ok(None) };
     if number + 1 == folded.next {
-        return Ok(());
+        return Ok(None);
     }
     let name = numbered(NAMES_FOLDER, number);
-    let names = Names::parse(&storage.read(&name)?, number).context(|| format!("cannot read `{name}`"))?;
+    Names::parse(&storage.read(&name)?, number).context(|| format!("cannot read `{name}`")).map(Some)
+}
+
+/// Read the newest record unless it is known, at least record `known`. Costs two requests at most, in addition to `newest_number`.
+fn catch_up(folded: &mut Folded, context: &Context, known: Option<u64>) -> Result<()> {
+    match newer(folded, context, known)? {
+        Some(names) => fold(folded, context, names),
+        None => Ok(()),
+    }
+}
+
+/// Replace the known names with those of a record. Costs one request if the record has an object.
+fn fold(folded: &mut Folded, context: &Context, names: Names) -> Result<()> {
     let before = match names.object {
         None => Vec::new(),
         Some(object) => {
@@ -58,11 +72,30 @@ pub fn tags(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
     all(context, NameKind::Tag)
 }
 
-/// Return the snapshot of a tag, without checking the dataset. Cost: a call to `newest_number`, and at most two requests.
-pub fn tagged(context: &Context, name: &str) -> Result<SnapshotId> {
+/// Return the first records of all branches by name, except `main`. Costs the same as `all`.
+pub fn branches(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
+    all(context, NameKind::Branch)
+}
+
+/// Return what a tag or a branch names, without checking the dataset. Cost: a call to `newest_number`, and at most two requests. The second
+/// one is needed only if the newest record lacks the name.
+pub fn find(context: &Context, kind: NameKind, name: &str) -> Result<Option<SnapshotId>> {
     let mut folded = context.refs.get().lock().unwrap_or_else(PoisonError::into_inner);
-    catch_up(&mut folded, context, None)?;
-    folded.get(NameKind::Tag, name).ok_or_else(|| unknown_tag(context, name))
+    match newer(&folded, context, None)? {
+        None => Ok(folded.get(kind, name)),
+        Some(names) => match names.find(kind, name) {
+            Some(found) => Ok(found),
+            None => {
+                fold(&mut folded, context, names)?;
+                Ok(folded.get(kind, name))
+            }
+        },
+    }
+}
+
+/// Return the snapshot of a tag. Costs the same as `find`.
+pub fn tagged(context: &Context, name: &str) -> Result<SnapshotId> {
+    find(context, NameKind::Tag, name)?.ok_or_else(|| unknown_tag(context, name))
 }
 
 fn unknown_tag(context: &Context, name: &str) -> Error {
@@ -71,22 +104,44 @@ fn unknown_tag(context: &Context, name: &str) -> Error {
 
 /// Give a snapshot a tag, which must be new. Costs one more put than `tags`.
 pub fn create_tag(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
-    check_name(name)?;
-    let exists = Cell::new(None);
-    let set = |folded: &Folded, race: u32| {
-        let found = folded.get(NameKind::Tag, name);
-        // After a race, the tag may be the one that an earlier attempt has set.
-        exists.set(found.filter(|found| race == 0 || *found != target));
-        found.is_none().then(|| Operation { removes: false, kind: NameKind::Tag, name: name.into(), target })
-    };
-    append(context, set).context(|| format!("cannot create tag `{name}` of `{}`", context.storage.uri()))?;
-    match exists.take() {
-        None => Ok(()),
-        Some(found) => {
-            let text = format!("cannot create tag `{name}` of `{}`: it exists and names snapshot {found}", context.storage.uri());
-            Err(Error::new("name-exists", text).hint("use another name, or delete the tag first"))
+    create_name(context, NameKind::Tag, name, Some(target), |_, _| Ok(target)).map(drop)
+}
+
+/// Set a tag or a branch, which must be new. `target` is called with the place of all puts and the number of the next names record, again
+/// after each lost race. Returns the last target. `sure` is a target that nobody else would set. Costs one more put than `tags`.
+pub fn create_name(
+    context: &Context,
+    kind: NameKind,
+    name: &str,
+    sure: Option<SnapshotId>,
+    mut target: impl FnMut(&Context, u64) -> Result<SnapshotId>,
+) -> Result<SnapshotId> {
+    let what = if kind == NameKind::Branch { "branch" } else { "tag" };
+    let uri = context.storage.uri();
+    check_name(name).context(|| format!("cannot create {what} `{name}` of `{uri}`"))?;
+    let (mut own, mut taken) = (sure, None);
+    let set = |here: &Context, folded: &Folded, race: u32| {
+        let found = [NameKind::Branch, NameKind::Tag].into_iter().find_map(|kind| Some((kind, folded.get(kind, name)?)));
+        // After a race, the name may be the one that an earlier attempt has set.
+        if race > 0 && found.is_some() && found == own.map(|own| (kind, own)) {
+            return Ok(None);
         }
-    }
+        taken = found;
+        if taken.is_some() {
+            return Ok(None);
+        }
+        let target = target(here, folded.next)?;
+        own = Some(target);
+        Ok(Some(Operation { removes: false, kind, name: name.into(), target }))
+    };
+    append(context, set).context(|| format!("cannot create {what} `{name}` of `{uri}`"))?;
+    let found = match (taken, own) {
+        (None, Some(own)) => return Ok(own),
+        (Some((NameKind::Tag, target)), _) => format!("it is a tag and names snapshot {target}"),
+        _ => "it is a branch".to_owned(),
+    };
+    Err(Error::new("name-exists", format!("cannot create {what} `{name}` of `{uri}`: {found}"))
+        .hint("use another name, or delete that one first; branches and tags share one set of names"))
 }
 
 /// Remove a tag, which must exist. Costs one more put than `tags`.
@@ -99,20 +154,21 @@ pub fn delete_tag(context: &Context, name: &str) -> Result<()> {
 
 /// Refuse names that readers would refuse or that a shell would not print.
 fn check_name(name: &str) -> Result<()> {
-    match name.is_empty() || name.len() > 255 || name.chars().any(char::is_control) {
-        true => {
-            Err(Error::new("invalid-argument", format!("{name:?} is not a name"))
-                .hint("a name has 1 to 255 bytes and no control characters"))
-        }
+    if name == MAIN {
+        return Err(Error::new("name-exists", format!("`{MAIN}` is a branch of every dataset")).hint("use another name"));
+    }
+    match name.is_empty() || name.len() > 255 || name.chars().any(char::is_control) || SnapshotId::parse(name).is_ok() {
+        true => Err(Error::new("invalid-argument", format!("{name:?} is not a name"))
+            .hint("a name has 1 to 255 bytes, no control characters, and not the form of a snapshot id")),
         false => Ok(()),
     }
 }
 
 /// Pin a snapshot under this name until `unpin` is called. Costs one more put than `pins`, unless the pin already exists.
 pub fn pin(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
-    let set = |folded: &Folded, _| {
+    let set = |_: &Context, folded: &Folded, _| {
         let operation = Operation { removes: false, kind: NameKind::Pin, name: name.into(), target };
-        (folded.get(NameKind::Pin, name) != Some(target)).then_some(operation)
+        Ok((folded.get(NameKind::Pin, name) != Some(target)).then_some(operation))
     };
     append(context, set).context(|| format!("cannot pin snapshot `{target}` of `{}`", context.storage.uri())).map(drop)
 }
@@ -122,28 +178,41 @@ pub fn unpin(context: &Context, name: &str) -> Result<bool> {
     remove(context, NameKind::Pin, name).context(|| format!("cannot remove pin `{name}` from `{}`", context.storage.uri()))
 }
 
-/// Remove a name. Returns whether it existed.
-fn remove(context: &Context, kind: NameKind, name: &str) -> Result<bool> {
-    append(context, |folded, _| Some(Operation { removes: true, kind, name: name.into(), target: folded.get(kind, name)? }))
+/// Remove the name of a branch, unless another process has removed it or given it to another branch.
+pub fn remove_branch(context: &Context, name: &str, branch: u64) -> Result<()> {
+    let removal = |folded: &Folded| {
+        let target = folded.get(NameKind::Branch, name).filter(|target| target.branch == branch)?;
+        Some(Operation { removes: true, kind: NameKind::Branch, name: name.into(), target })
+    };
+    let removed = append(context, |_, folded, _| Ok(removal(folded)));
+    let removed = removed.map_err(|error| error.hint("the branch has ended, but its name remains: delete it again"));
+    removed.context(|| format!("cannot delete branch `{name}` of `{}`", context.storage.uri())).map(drop)
 }
 
-/// Append the operation that `missing` returns for the current names and the number of lost races, and retry after each lost race. Returns
-/// false if `missing` returns None before the first attempt.
-fn append(context: &Context, missing: impl Fn(&Folded, u32) -> Option<Operation>) -> Result<bool> {
+/// Remove a name. Returns whether it existed.
+fn remove(context: &Context, kind: NameKind, name: &str) -> Result<bool> {
+    let removal = |folded: &Folded| Some(Operation { removes: true, kind, name: name.into(), target: folded.get(kind, name)? });
+    append(context, |_, folded, _| Ok(removal(folded)))
+}
+
+/// Append the operation that `missing` returns for the place of all puts, the current names, and the number of lost races. Retry after each
+/// lost race. Returns false if `missing` returns None before the first attempt.
+fn append(context: &Context, mut missing: impl FnMut(&Context, &Folded, u32) -> Result<Option<Operation>>) -> Result<bool> {
     let held = context.held()?;
     let here = held.as_deref().unwrap_or(context);
     let storage = here.storage.as_ref();
+    storage.writable()?;
     here.check_dataset()?;
     here.check_place(context)?;
     let mut folded = here.refs.get().lock().unwrap_or_else(PoisonError::into_inner);
     let mut known = None;
     for race in 0..RACES {
         catch_up(&mut folded, here, known)?;
-        let Some(operation) = missing(&folded, race) else { return Ok(race > 0) };
-        let (names, object) = folded.followed_by(operation, now_us().max(folded.time_us + 1), here.new_id()?);
+        let Some(operation) = missing(here, &folded, race)? else { return Ok(race > 0) };
         if race == 0 {
             storage.prove()?;
         }
+        let (names, object) = folded.followed_by(operation, now_us().max(folded.time_us + 1), here.new_id()?);
         if let (Some(reference), Some(body)) = (names.object, object) {
             storage.put(&names_name(reference.id), &body)?;
             storage.sync(&["n"])?;

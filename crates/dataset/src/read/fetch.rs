@@ -105,7 +105,10 @@ impl Reader {
             let entry = source.entry();
             if entry.layout != Layout::Tiled {
                 let mut blocks = blocks_of(source);
-                blocks.dedup();
+                // A fill value is one block, but each of its rows is copied.
+                if source.file.tail.samples > 1 {
+                    blocks.dedup();
+                }
                 bytes += blocks.into_iter().map(|block| entry.raw_bytes.as_ref().unwrap_or(&entry.stored_bytes).get(block)).sum::<u64>();
             }
         });
@@ -116,7 +119,7 @@ impl Reader {
     fn each_readable(&self, columns: &[&ColumnSpec], mut visit: impl FnMut(&ColumnRows<'_>)) {
         for group in &self.plan.groups {
             for column in columns {
-                for located in self.located(group, column.id).into_iter().flatten() {
+                for located in self.located(group, column).into_iter().flatten() {
                     if let Ok(Some(source)) = self.rows_of(&located, column) {
                         visit(&source);
                     }
@@ -127,15 +130,16 @@ impl Reader {
 
     /// Return the data files that store these columns of a plan's samples, each with its number of samples. A file may be repeated.
     /// If the row ids of an overlay cannot be read, reading the column reports the error.
-    fn files(&self, columns: &[&ColumnSpec]) -> Vec<(&FileRef, u64)> {
-        let (changed, plain): (Vec<u64>, Vec<u64>) =
-            columns.iter().map(|column| column.id).partition(|column| self.snapshot.overlays.changes(*column));
+    fn files<'a>(&'a self, columns: &[&'a ColumnSpec]) -> Vec<(&'a FileRef, u64)> {
+        let elsewhere = |column: &&ColumnSpec| self.snapshot.overlays.changes(column.id) || column.fill.is_some();
+        let (changed, plain): (Vec<&ColumnSpec>, Vec<&ColumnSpec>) = columns.iter().copied().partition(elsewhere);
         let mut files = Vec::with_capacity(self.plan.groups.len());
         for group in &self.plan.groups {
             let fragment = group.fragment();
-            let of_plain = fragment.files.iter().filter(|file| file.columns.iter().any(|column| plain.contains(column)));
+            let of_plain =
+                fragment.files.iter().filter(|file| file.columns.iter().any(|column| plain.iter().any(|spec| spec.id == *column)));
             files.extend(of_plain.map(|file| (file, fragment.samples)));
-            let located = changed.iter().flat_map(|column| self.located(group, *column).into_iter().flatten());
+            let located = changed.iter().flat_map(|column| self.located(group, column).into_iter().flatten());
             files.extend(located.filter_map(|located| Some((located.file?, located.samples))));
         }
         files

@@ -66,7 +66,7 @@ impl Reader {
         let memory = self.fetched.memory.as_ref().filter(|_| !self.has_own(column))?;
         let mut samples: Vec<Bytes> = Vec::new();
         for group in &self.plan.groups {
-            for located in self.located(group, column.id).ok()? {
+            for located in self.located(group, column).ok()? {
                 let source = self.rows_of(&located, column).ok()??;
                 let entry = source.entry();
                 if entry.layout != Layout::Fixed || entry.rows_per_block != 1 || entry.codec != Codec::None || source.file.in_memory() {

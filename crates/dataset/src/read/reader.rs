@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::datafile::{Chunk, Layout};
 use penstock_format::files::FileRef;
-use penstock_format::schema::ColumnSpec;
+use penstock_format::schema::{ColumnSpec, Fill};
 use penstock_storage::Pattern;
 
 use super::blocks::{Fetched, Held};
@@ -94,17 +94,23 @@ impl Reader {
     }
 
     /// Divide the rows of a group among the files that have their values in a column. Cost: reads the row ids of overlays.
-    pub(super) fn located<'a>(&'a self, group: &'a Group, column: u64) -> Result<impl Iterator<Item = Located<'a>>> {
+    pub(super) fn located<'a>(&'a self, group: &'a Group, column: &'a ColumnSpec) -> Result<impl Iterator<Item = Located<'a>>> {
         let fragment = group.fragment();
-        let of_fragment = |rows| Located { file: file_of(&fragment.files, column), samples: fragment.samples, rows, in_order: None };
-        let Some(Divided { current, newer }) = group.divided(&self.snapshot, column)? else {
+        let of_fragment = |rows: Cow<'a, [(u64, u32)]>| match (file_of(&fragment.files, column.id), &column.fill) {
+            (None, Some(Fill(file))) => {
+                let rows = rows.iter().map(|(_, place)| (0, *place)).collect();
+                Located { file: Some(file), samples: 1, rows: Cow::Owned(rows), in_order: Some(true) }
+            }
+            (file, _) => Located { file, samples: fragment.samples, rows, in_order: None },
+        };
+        let Some(Divided { current, newer }) = group.divided(&self.snapshot, column.id)? else {
             return Ok(Some(of_fragment(Cow::Borrowed(&group.rows[..]))).into_iter().chain(Vec::new()));
         };
         let in_order = Some(is_in_order(&group.rows));
         let of_overlay = |rows: &[(usize, (u64, u32))]| {
             let overlay = &self.snapshot.overlays.all()[rows[0].0];
             let rows = rows.iter().map(|(_, row)| *row).collect();
-            Located { file: file_of(&overlay.files, column), samples: overlay.rows.ids(), rows: Cow::Owned(rows), in_order }
+            Located { file: file_of(&overlay.files, column.id), samples: overlay.rows.ids(), rows: Cow::Owned(rows), in_order }
         };
         let newer: Vec<Located> = newer.chunk_by(|one, other| one.0 == other.0).map(of_overlay).collect();
         let current = (!current.is_empty()).then(|| of_fragment(Cow::Owned(current)));
@@ -155,7 +161,7 @@ impl Reader {
     ) -> Result<()> {
         for group in &self.plan.groups {
             let first = |rows: &[(u64, u32)]| rows.first().map_or(0, |(_, place)| *place);
-            let each = match self.located(group, column.id) {
+            let each = match self.located(group, column) {
                 Err(error) if self.passes(&error) => {
                     read(None, &group.rows).map_err(|(error, place)| self.locate(error, column, place))?;
                     continue;

@@ -158,7 +158,10 @@ impl Scan {
     /// Return the decoded size of the next rows in the uneven columns, in bytes. Returns 0 without a look-up if those columns fit
     /// completely into one batch.
     fn decoded_bytes(&self, rows: u64) -> Result<u64> {
-        if self.decoded <= self.batch_bytes() { Ok(0) } else { self.reader(rows)?.decoded_bytes(&self.specs(&self.uneven)) }
+        let uneven = self.specs(&self.uneven);
+        // A fill value is stored once, whatever the number of its samples.
+        let fits = self.decoded <= self.batch_bytes() && uneven.iter().all(|column| column.fill.is_none());
+        if fits { Ok(0) } else { self.reader(rows)?.decoded_bytes(&uneven) }
     }
 
     /// Return how many bytes a read of the next rows would now request from storage. Cost: reads the tails of the rows' files.

@@ -6,6 +6,7 @@ use penstock_error::{Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, data_name, page_name, rows_name, words_name};
 use penstock_format::rows::RowSet;
+use penstock_format::schema::Fill;
 use penstock_storage::Storage;
 
 use super::Snapshot;
@@ -75,6 +76,9 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
         for file in &overlay.files {
             missing.extend(lacking(&data, file.id, file.file_bytes, data_name(file.id))?);
         }
+    }
+    for Fill(file) in snapshot.fills() {
+        missing.extend(lacking(&data, file.id, file.file_bytes, data_name(file.id))?);
     }
     for (index, part) in snapshot.parts.iter().enumerate() {
         match (snapshot.fragments(index), part) {

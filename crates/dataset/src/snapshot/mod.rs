@@ -23,7 +23,7 @@ use penstock_format::manifest::{Fragment, Root, WordsSegment};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, FEATURE_TILED, Record};
 use penstock_format::rows::RowSet;
-use penstock_format::schema::{ColumnSpec, Schema};
+use penstock_format::schema::{ColumnSpec, Fill, Schema};
 use penstock_storage::Access;
 use penstock_storage::process::PerProcess;
 use penstock_tensor::counted;
@@ -67,7 +67,7 @@ impl Snapshot {
     /// Build the snapshot of a record from the record's root, without reading any object.
     pub fn with_root(context: Arc<Context>, entry: LogEntry, root: Arc<Root>) -> Result<Snapshot> {
         let record = &entry.record;
-        if root.dataset != record.dataset || root.branch != record.branch || root.number > record.number {
+        if root.dataset != record.dataset || root.branch == record.branch && root.number > record.number {
             let name = root_name(record.root.id);
             return Err(malformed(format!("cannot read `{name}`: it is the root of a different commit")));
         }
@@ -130,11 +130,14 @@ impl Snapshot {
         let mut entry = self.entry.clone();
         (entry.record.samples, entry.record.live) = (samples, samples);
         let fragment = Fragment { samples, runs: vec![Run { first: 0, count: samples }], files };
+        // A column that the files lack is null, whatever it is in fragments.
+        let mut without_fills = Schema::clone(&self.schema);
+        without_fills.columns.iter_mut().for_each(|column| column.fill = None);
         Snapshot {
             context: self.context.clone(),
             entry,
             root: self.root.clone(),
-            schema: self.schema.clone(),
+            schema: Arc::new(without_fills),
             parts: Arc::new(vec![Part::Fragment(Arc::new(fragment))]),
             overlays: Arc::default(),
             words: self.words.clone(),
@@ -164,6 +167,45 @@ impl Snapshot {
             words: self.words.clone(),
             tables: Arc::new(tables),
         }
+    }
+
+    /// Return this snapshot with more parts and words, and with these overlays instead of its own. All row ids are final.
+    pub fn combined(&self, more: Vec<Part>, overlays: Vec<Overlay>, words: &[WordsSegment]) -> Snapshot {
+        let mut entry = self.entry.clone();
+        let deleted: u64 = overlays.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| overlay.rows.ids()).sum();
+        entry.record.samples += more.iter().map(Part::samples).sum::<u64>();
+        entry.record.live = entry.record.samples.saturating_sub(deleted);
+        let mut segments = self.words.clone();
+        for segment in words {
+            let first_code = self.word_count(segment.column);
+            segments.entry(segment.column).or_default().push(WordsSegment { first_code, ..*segment });
+        }
+        Snapshot {
+            context: self.context.clone(),
+            entry,
+            root: self.root.clone(),
+            schema: self.schema.clone(),
+            parts: Arc::new(self.parts.iter().cloned().chain(more).collect()),
+            overlays: Arc::new(Overlays::new(overlays)),
+            words: segments,
+            tables: Arc::new(PerProcess::new(tables)),
+        }
+    }
+
+    /// Return this snapshot with another schema. `others` have the words of category columns that this snapshot lacks.
+    pub fn with_schema(&self, schema: Arc<Schema>, others: &[&Snapshot]) -> Snapshot {
+        let mut words = self.words.clone();
+        let has = |snapshot: &Snapshot, id: u64| snapshot.schema.columns.iter().any(|spec| spec.id == id);
+        for spec in schema.columns.iter().filter(|spec| !has(self, spec.id)) {
+            let known = others.iter().find_map(|other| other.words.get(&spec.id));
+            words.extend(known.map(|segments| (spec.id, segments.clone())));
+        }
+        Snapshot { schema, words, tables: Arc::new(PerProcess::new(tables)), ..self.within(self.context.clone()) }
+    }
+
+    /// Return the fill values of columns.
+    pub fn fills(&self) -> impl Iterator<Item = &Fill> {
+        self.schema.columns.iter().filter_map(|column| column.fill.as_ref())
     }
 
     /// Return whether all data files are mapped.

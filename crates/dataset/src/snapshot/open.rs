@@ -7,11 +7,13 @@ use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::SnapshotId;
 use penstock_format::ids::{log_folder, record_name, root_name};
 use penstock_format::manifest::Root;
+use penstock_format::names::NameKind;
 use penstock_storage::Storage;
 
 use super::{Snapshot, copies};
 use crate::log::records::LogEntry;
-use crate::log::{newest, records, refs};
+use crate::log::refs::{self, MAIN};
+use crate::log::{newest, records};
 use crate::store::context::{Context, Incomplete, replaced};
 
 impl Snapshot {
@@ -19,20 +21,47 @@ impl Snapshot {
     /// the root.
     pub fn open(context: Arc<Context>, branch: u64) -> Result<Snapshot> {
         let store = context.storage.as_ref();
-        let newest = newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| not_found(store))?;
+        let newest = newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| without_log(store, branch))?;
         let number = if context.incomplete == Incomplete::Permit { newest.number } else { newest.whole(store, &log_folder(branch))? };
         let entry = records::read_record(store, branch, number)?;
+        entry.check_open()?;
         Snapshot::at_whole(context.clone(), entry, newest.written_in)
+    }
+
+    /// Open the newest snapshot of the branch with this name, or the newest one at a time. Cost: as for `open` or `open_as_of`, and `branch_id`.
+    pub fn open_branch(context: Arc<Context>, name: &str, time_us: Option<i64>) -> Result<Snapshot> {
+        let branch = branch_id(&context, name).map_err(|error| absent(&context, error))?;
+        match time_us {
+            Some(time_us) => Snapshot::open_as_of(context, branch, time_us),
+            None => Snapshot::open(context, branch),
+        }
+    }
+
+    /// Open the newest snapshot of a branch, or the snapshot of a tag. Costs the same as `open_branch` or `open_tag`.
+    pub fn open_name(context: Arc<Context>, name: &str) -> Result<Snapshot> {
+        let place = context.storage.uri().to_owned();
+        match branch_id(&context, name) {
+            Ok(branch) => Snapshot::open(context, branch),
+            Err(error) if error.code() == "branch-not-found" => Snapshot::open_tag(context, name).map_err(|error| match error.code() {
+                "name-not-found" => {
+                    let text = format!("`{}` has no branch and no tag `{name}`", place);
+                    Error::new("name-not-found", text).hint("see ds.branches(), ds.tags() or `penstock branch`")
+                }
+                _ => error,
+            }),
+            Err(error) => Err(error),
+        }
     }
 
     /// Open the newest snapshot of this branch. Costs the same as `open`, except that an unchanged root is not read.
     pub fn refreshed(&self) -> Result<Snapshot> {
         let SnapshotId { branch, number, .. } = self.id();
         let store = self.context.storage.as_ref();
-        let entry = newest::newest(store, branch, Some(number)).and_then(|entry| entry.ok_or_else(|| not_found(store)));
+        let entry = newest::newest(store, branch, Some(number)).and_then(|entry| entry.ok_or_else(|| without_log(store, branch)));
         let entry = entry.map_err(|error| self.context.or_replaced(error))?;
         self.context.hold_to(entry.record.dataset)?;
         self.check_log(Some(&entry))?;
+        entry.check_open()?;
         self.near(entry)
     }
 
@@ -44,41 +73,28 @@ impl Snapshot {
         Snapshot::at_whole(context, entry, written_in)
     }
 
-    /// Open the newest snapshot of a branch that was committed at or before a time, in microseconds since 1970 UTC. Cost: as for `open`, and
-    /// a search of the log, with a read for each doubling of the number of commits.
+    /// Open the newest snapshot of a branch that was committed at or before a time, in microseconds since 1970 UTC. If the branch began
+    /// later, its parent counts. Cost: as for `open`, and a search of the log, with a read for each doubling of the number of commits.
     pub fn open_as_of(context: Arc<Context>, branch: u64, time_us: i64) -> Result<Snapshot> {
         let store = context.storage.as_ref();
-        let newest = newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| not_found(store))?;
-        let last = newest.whole(store, &log_folder(branch))?;
-        let read = |number: u64| {
-            records::read_record(store, branch, number).map(|entry| Some(entry).filter(|entry| entry.record.time_us <= time_us))
-        };
-        let entry = match read(last)? {
-            Some(entry) => entry,
-            None => {
-                let mut found = read(0)?.ok_or_else(|| {
-                    let text = format!("cannot open `{}` as of that time: the dataset was created later", store.uri());
-                    Error::new("snapshot-not-found", text).hint("see `penstock log` for the times of commits")
-                })?;
-                let mut later = last;
-                while later - found.record.number > 1 {
-                    let middle = found.record.number + (later - found.record.number) / 2;
-                    match read(middle)? {
-                        Some(entry) => found = entry,
-                        None => later = middle,
-                    }
-                }
-                found
+        let newest = newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| without_log(store, branch))?;
+        let (mut at, mut last) = (branch, newest.whole(store, &log_folder(branch))?);
+        let entry = loop {
+            if let Some(found) = as_of(store, at, last, time_us)? {
+                break found;
             }
+            let first = records::read_record(store, at, 0)?;
+            (at, last) = first.record.parents.first().map(|parent| (parent.branch, parent.number)).ok_or_else(|| {
+                let text = format!("cannot open `{}` as of that time: the dataset was created later", store.uri());
+                Error::new("snapshot-not-found", text).hint("see `penstock log` for the times of commits")
+            })?;
         };
-        Snapshot::at_whole(context.clone(), entry, newest.written_in)
+        let written_in = if at == branch { newest.written_in } else { written_in(store, at) };
+        Snapshot::at_whole(context.clone(), entry, written_in)
     }
 
     pub fn open_at(context: Arc<Context>, snapshot: &SnapshotId) -> Result<Snapshot> {
-        if !context.storage.exists(&record_name(snapshot.branch, 0))? {
-            return Err(not_found(context.storage.as_ref()));
-        }
-        let entry = records::named(context.storage.as_ref(), snapshot)?;
+        let entry = records::named(context.storage.as_ref(), snapshot).map_err(|error| absent(&context, error))?;
         let written_in = written_in(context.storage.as_ref(), snapshot.branch);
         Snapshot::at_whole(context, entry, written_in)
     }
@@ -136,6 +152,36 @@ impl Snapshot {
     }
 }
 
+/// Return the id of the branch with this name. Costs nothing for `main`; otherwise as for `refs::find`.
+pub fn branch_id(context: &Context, name: &str) -> Result<u64> {
+    if name == MAIN {
+        return Ok(0);
+    }
+    refs::find(context, NameKind::Branch, name)?.map(|first| first.branch).ok_or_else(|| {
+        let text = format!("`{}` has no branch `{name}`", context.storage.uri());
+        Error::new("branch-not-found", text).hint("see ds.branches() or `penstock branch`")
+    })
+}
+
+/// Return the newest record of a log, up to record `last`, that is not later than a time. Returns None if record 0 is later.
+fn as_of(store: &dyn Storage, branch: u64, last: u64, time_us: i64) -> Result<Option<LogEntry>> {
+    let read =
+        |number: u64| records::read_record(store, branch, number).map(|entry| Some(entry).filter(|entry| entry.record.time_us <= time_us));
+    if let Some(newest) = read(last)? {
+        return Ok(Some(newest));
+    }
+    let Some(mut found) = read(0)? else { return Ok(None) };
+    let mut later = last;
+    while later - found.record.number > 1 {
+        let middle = found.record.number + (later - found.record.number) / 2;
+        match read(middle)? {
+            Some(entry) => found = entry,
+            None => later = middle,
+        }
+    }
+    Ok(Some(found))
+}
+
 /// Return the folder in which a log's hint was written. Cost: a read, if folders have an identity.
 fn written_in(store: &dyn Storage, branch: u64) -> Option<u64> {
     store.place().and_then(|_| newest::hint(store, &log_folder(branch))).map(|(_, place)| place)
@@ -145,6 +191,14 @@ fn written_in(store: &dyn Storage, branch: u64) -> Option<u64> {
 fn absent(context: &Context, error: Error) -> Error {
     let absent = error.kind() == Kind::NotFound && matches!(context.storage.exists(&record_name(0, 0)), Ok(false));
     if absent { not_found(context.storage.as_ref()) } else { error }
+}
+
+/// Make the error for a branch without a log.
+fn without_log(storage: &dyn Storage, branch: u64) -> Error {
+    match branch {
+        0 => not_found(storage),
+        _ => newest::incomplete(storage, &log_folder(branch), 0, 0),
+    }
 }
 
 fn not_found(storage: &dyn Storage) -> Error {

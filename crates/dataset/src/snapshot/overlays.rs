@@ -9,6 +9,7 @@ use penstock_format::ids::Run;
 use penstock_format::manifest::Fragment;
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
+use penstock_format::schema::Fill;
 use quick_cache::Weighter;
 
 use super::Snapshot;
@@ -179,14 +180,15 @@ impl Snapshot {
     }
 
     /// Visit the data files that store any of these columns, each with its number of samples: those of fragments, then those of
-    /// overlays. Cost: reads the manifest.
+    /// overlays and of fill values. Cost: reads the manifest.
     pub fn each_file(&self, columns: Option<&[u64]>, mut visit: impl FnMut(&FileRef, u64) -> Result<()>) -> Result<()> {
         let mut of = |files: &[FileRef], samples: u64| {
             let wanted = |file: &&FileRef| columns.is_none_or(|columns| file.columns.iter().any(|column| columns.contains(column)));
             files.iter().filter(wanted).try_for_each(|file| visit(file, samples))
         };
         self.each_fragment(|fragment| of(&fragment.files, fragment.samples))?;
-        self.overlays.all.iter().try_for_each(|overlay| of(&overlay.files, overlay.rows.ids()))
+        self.overlays.all.iter().try_for_each(|overlay| of(&overlay.files, overlay.rows.ids()))?;
+        self.fills().try_for_each(|Fill(file)| of(std::slice::from_ref(file), 1))
     }
 }
 

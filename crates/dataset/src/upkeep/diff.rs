@@ -10,7 +10,7 @@ use penstock_format::ids::Run;
 use penstock_format::manifest::PageRef;
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
-use penstock_format::schema::ColumnSpec;
+use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_tensor::Column;
 
 use crate::commit::stored::WordList;
@@ -28,6 +28,10 @@ pub enum Happened {
     Deleted,
     /// The values in this column changed.
     Changed(u64),
+    /// Columns by name. These have no samples.
+    ColumnAdded(String),
+    ColumnDropped(String),
+    ColumnRenamed(String),
 }
 
 /// Samples to which the same thing happened, by row id, in ascending order.
@@ -44,61 +48,138 @@ const ROWS: usize = 1 << 16;
 pub struct Diff {
     one: Arc<Snapshot>,
     other: Arc<Snapshot>,
+    /// Columns that differ.
+    columns: VecDeque<Happened>,
+    group: Group,
     /// What remains: row ids from the second number on.
     rest: VecDeque<(Happened, RowIds, u64)>,
 }
 
-impl Diff {
-    /// Begin to compare `one` with a later snapshot of the same dataset, `other`. Cost: reads the manifest pages and sets of row ids that
-    /// only one of them has.
-    pub fn new(one: Arc<Snapshot>, other: Arc<Snapshot>) -> Result<Diff> {
-        let (ours, theirs) = unshared_rows(&one, &other)?;
+/// What the manifests of two snapshots of one dataset say about their differences.
+pub struct Unshared {
+    /// Samples that only the second snapshot has.
+    pub added: RowIds,
+    /// Samples that only the first snapshot has.
+    pub removed: RowIds,
+    /// Row ids in parts that only the second snapshot has, deleted ones included. The first snapshot may have some of them in other parts.
+    pub rows: RowIds,
+}
+
+impl Unshared {
+    /// Cost: reads the manifest pages and sets of row ids that only one of the snapshots has.
+    pub fn between(one: &Snapshot, other: &Snapshot) -> Result<Unshared> {
+        let (ours, theirs) = unshared_rows(one, other)?;
         let (new, gone) = (theirs.minus(&ours), ours.minus(&theirs));
-        let (deleted, deleted_later) = unshared_deletions(&one, &other)?;
+        let (deleted, deleted_later) = unshared_deletions(one, other)?;
         let added = new.minus(&deleted_later).or(&deleted.minus(&deleted_later).minus(&gone));
         let removed = gone.minus(&deleted).or(&deleted_later.minus(&deleted).minus(&new));
+        Ok(Unshared { added, removed, rows: new })
+    }
+}
+
+impl Diff {
+    /// Begin to compare `one` with a later snapshot of the same dataset, `other`. Costs the same as `Unshared::between`.
+    pub fn new(one: Arc<Snapshot>, other: Arc<Snapshot>) -> Result<Diff> {
+        let Unshared { added, removed, .. } = Unshared::between(&one, &other)?;
         let mut rest = VecDeque::from([(Happened::Added, added.clone(), 0), (Happened::Deleted, removed.clone(), 0)]);
-        for spec in &other.schema.columns {
+        let in_both = |spec: &&ColumnSpec| one.schema.columns.iter().any(|column| column.id == spec.id);
+        for spec in other.schema.columns.iter().filter(in_both) {
             let candidates = changed_rows(&one, &other, spec.id)?.minus(&added).minus(&removed);
             rest.push_back((Happened::Changed(spec.id), candidates, 0));
         }
         rest.retain(|(_, ids, _)| !ids.is_empty());
-        Ok(Diff { one, other, rest })
+        let columns = changed_columns(&one.schema, &other.schema);
+        Ok(Diff { one, other, columns, group: Group::default(), rest })
     }
 
     /// Return the next difference, or None at the end. Cost: reads the values of the samples that may have changed, in both snapshots.
     pub fn more(&mut self) -> Result<Option<Difference>> {
+        if let Some(what) = self.columns.pop_front() {
+            return Ok(Some(Difference { what, row_ids: Vec::new() }));
+        }
+        let mut found = Vec::new();
         while let Some((what, ids, from)) = self.rest.front_mut() {
-            let row_ids = ids.first(*from, ROWS.min((Config::memory_bytes() / 4096) as usize).max(1));
+            let limit = if let Happened::Changed(_) = what { self.group.samples } else { ROWS };
+            let (what, row_ids) = (what.clone(), ids.first(*from, limit.min(ROWS - found.len())));
             let Some(last) = row_ids.last() else {
                 self.rest.pop_front();
-                continue;
+                self.group = Group::default();
+                if found.is_empty() {
+                    continue;
+                }
+                return Ok(Some(Difference { what, row_ids: found }));
             };
             *from = last + 1;
-            let what = what.clone();
-            let row_ids = match what {
-                Happened::Changed(column) => self.changed(column, row_ids)?,
+            let spec = |column: u64| self.other.schema.columns.iter().find(|spec| spec.id == column);
+            found.extend(match what {
+                Happened::Changed(column) => match spec(column) {
+                    Some(spec) => differing(&self.one, &self.other, spec, row_ids, &mut self.group)?,
+                    None => Vec::new(),
+                },
                 _ => row_ids,
-            };
-            if !row_ids.is_empty() {
-                return Ok(Some(Difference { what, row_ids }));
+            });
+            if found.len() == ROWS {
+                return Ok(Some(Difference { what, row_ids: found }));
             }
         }
         Ok(None)
     }
+}
 
-    /// Return the samples that both snapshots have, with different values in a column.
-    fn changed(&self, column: u64, row_ids: Vec<u64>) -> Result<Vec<u64>> {
-        let Some(spec) = self.other.schema.columns.iter().find(|spec| spec.id == column) else { return Ok(Vec::new()) };
-        let signed: Vec<i64> = row_ids.iter().map(|row_id| row_id.cast_signed()).collect();
-        let (ours, theirs) = (self.one.find_positions(&signed)?, self.other.find_positions(&signed)?);
-        let both: Vec<(u64, (u64, u64))> =
-            row_ids.into_iter().zip(ours.into_iter().zip(theirs)).filter_map(|(id, (one, other))| Some((id, (one?, other?)))).collect();
-        let before = Values::read(&self.one, both.iter().map(|(_, (one, _))| *one).collect(), spec)?;
-        let after = Values::read(&self.other, both.iter().map(|(_, (_, other))| *other).collect(), spec)?;
-        let differs = |(place, (row_id, _)): (usize, (u64, (u64, u64)))| (before.get(place) != after.get(place)).then_some(row_id);
-        Ok(both.into_iter().enumerate().filter_map(differs).collect())
+/// Return the columns in which two schemas differ. A renamed column has its new name.
+fn changed_columns(one: &Schema, other: &Schema) -> VecDeque<Happened> {
+    let find = |schema: &Schema, id: u64| schema.columns.iter().find(|column| column.id == id).map(|column| column.name.clone());
+    let dropped = one.columns.iter().filter(|column| find(other, column.id).is_none());
+    let dropped = dropped.map(|column| Happened::ColumnDropped(column.name.clone()));
+    let others = other.columns.iter().filter_map(|column| match find(one, column.id) {
+        None => Some(Happened::ColumnAdded(column.name.clone())),
+        Some(name) => (name != column.name).then(|| Happened::ColumnRenamed(column.name.clone())),
+    });
+    dropped.chain(others).collect()
+}
+
+/// How many samples are read at once, according to the size of those before.
+#[derive(Debug, Clone, Copy)]
+pub struct Group {
+    pub samples: usize,
+}
+
+impl Default for Group {
+    fn default() -> Group {
+        Group { samples: 4 }
     }
+}
+
+impl Group {
+    /// Note the size of the samples that were read. The next group takes up to an eighth of the memory budget, and is up to 16 times larger.
+    pub fn note(&mut self, samples: usize, bytes: usize) {
+        let fitting = (Config::memory_bytes() as usize / 8) * samples.max(1) / bytes.max(1);
+        self.samples = fitting.clamp(1, ROWS).min(16 * self.samples);
+    }
+}
+
+/// Return those of some samples that both snapshots have, with different values in a column. Cost: reads their values in both.
+pub fn changed_values(one: &Arc<Snapshot>, other: &Arc<Snapshot>, spec: &ColumnSpec, ids: &RowIds) -> Result<RowIds> {
+    let (mut from, mut found, mut group) = (0, Vec::new(), Group::default());
+    loop {
+        let row_ids = ids.first(from, group.samples);
+        let Some(last) = row_ids.last() else { return Ok(found.into_iter().collect()) };
+        from = last + 1;
+        found.extend(differing(one, other, spec, row_ids, &mut group)?);
+    }
+}
+
+/// Return the samples that both snapshots have, with different values in a column.
+fn differing(one: &Arc<Snapshot>, other: &Arc<Snapshot>, spec: &ColumnSpec, row_ids: Vec<u64>, group: &mut Group) -> Result<Vec<u64>> {
+    let signed: Vec<i64> = row_ids.iter().map(|row_id| row_id.cast_signed()).collect();
+    let (ours, theirs) = (one.find_positions(&signed)?, other.find_positions(&signed)?);
+    let both: Vec<(u64, (u64, u64))> =
+        row_ids.into_iter().zip(ours.into_iter().zip(theirs)).filter_map(|(id, (one, other))| Some((id, (one?, other?)))).collect();
+    let before = Values::read(one, both.iter().map(|(_, (one, _))| *one).collect(), spec)?;
+    let after = Values::read(other, both.iter().map(|(_, (_, other))| *other).collect(), spec)?;
+    group.note(both.len(), before.column.value_bytes() + after.column.value_bytes());
+    let differs = |(place, (row_id, _)): (usize, (u64, (u64, u64)))| (before.get(place) != after.get(place)).then_some(row_id);
+    Ok(both.into_iter().enumerate().filter_map(differs).collect())
 }
 
 /// Values of a column that can be compared.
@@ -171,8 +252,8 @@ fn unshared_deletions(one: &Snapshot, other: &Snapshot) -> Result<(RowIds, RowId
     Ok((set(one, &ours, &theirs)?, set(other, &theirs, &ours)?))
 }
 
-/// Return the samples for which only one of the snapshots has an overlay in a column.
-fn changed_rows(one: &Snapshot, other: &Snapshot, column: u64) -> Result<RowIds> {
+/// Return the samples for which only one of the snapshots has an overlay in a column. Cost: reads the row ids of these overlays.
+pub fn changed_rows(one: &Snapshot, other: &Snapshot, column: u64) -> Result<RowIds> {
     let of = |snapshot: &Snapshot, known: &Snapshot| {
         let unshared = |overlay: &&Overlay| overlay.columns.contains(&column) && !known.overlays.all().contains(overlay);
         let sets: Vec<&RowSet> = snapshot.overlays.all().iter().filter(unshared).map(|overlay| &overlay.rows).collect();

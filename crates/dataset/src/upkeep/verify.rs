@@ -5,17 +5,19 @@ use penstock_error::{Error, Kind, Result};
 use penstock_format::cursor::{Strings, malformed};
 use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_footer, write_header};
 use penstock_format::files::FileRef;
-use penstock_format::ids::{NAMES_FOLDER, Run, data_name, row_id};
+use penstock_format::ids::{NAMES_FOLDER, Run, data_name, lineage_of, row_id};
 use penstock_format::manifest::Fragment;
 use penstock_format::overlay::Overlay;
+use penstock_format::record::Record;
 use penstock_format::rows::RowIds;
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::{ColumnKind, ColumnSpec, Fill};
 use penstock_storage::RangeRequest;
 use penstock_tensor::Dtype;
 
 use crate::config::Config;
+use crate::log::history::History;
+use crate::log::newest;
 use crate::log::refs::pins;
-use crate::log::{newest, records};
 use crate::read::fixed::check_bools;
 use crate::snapshot::Snapshot;
 use crate::snapshot::values::check_stored_as;
@@ -40,17 +42,15 @@ pub struct Problem {
 
 /// Check a snapshot. Damage is added to the report, but an unreachable store is an error.
 pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<Report> {
-    let mut report = Report { commits: 1, ..Report::default() };
+    let mut report = Report::default();
     let store = snapshot.context.storage.as_ref();
-    let mut given_out = snapshot.record().transactions.first().map(|first| first.first_counter);
-    let walked = records::walk(store, snapshot.record(), |entry| {
-        report.commits += 1;
-        let (record, before) = (&entry.record, entry.record.transactions.first().map(|first| first.first_counter));
-        match given_out.replace(before.unwrap_or_default()).is_some_and(|first| first < record.next_counter) {
-            true => Err(malformed(format!("the commit after {} assigns row ids already assigned by an earlier commit", record.snapshot()))),
-            false => Ok(()),
+    let mut history = History::new(snapshot.entry.clone());
+    let walked = (|| {
+        while history.next(store)?.is_some() {
+            report.commits += 1;
         }
-    });
+        Ok(())
+    })();
     note(&mut report, "log".into(), walked)?;
     for error in newest::gaps(store, &snapshot.id())? {
         note(&mut report, "log".into(), Err(error))?;
@@ -78,6 +78,9 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
         note(&mut report, format!("overlay {index}"), check_overlay(snapshot, overlay, &runs))?;
         check_files(snapshot, &overlay.files, overlay.rows.ids(), &mut report)?;
         progress(&report);
+    }
+    for Fill(file) in snapshot.fills() {
+        check_files(snapshot, std::slice::from_ref(file), 1, &mut report)?;
     }
     note(&mut report, "row ids".into(), check_runs(snapshot, runs))?;
     note(&mut report, "row ids".into(), check_deletions(snapshot))?;
@@ -109,9 +112,9 @@ fn check_deletions(snapshot: &Snapshot) -> Result<()> {
     }
 }
 
-/// Check that each row id was assigned by a commit and belongs to only one sample.
+/// Check that each row id was assigned by a commit of its branch and belongs to only one sample.
 fn check_runs(snapshot: &Snapshot, mut runs: Vec<Run>) -> Result<()> {
-    let next = row_id(snapshot.record().lineage, snapshot.record().next_counter);
+    let Record { lineage, next_counter, .. } = *snapshot.record();
     runs.sort_unstable_by_key(|run| run.first);
     let mut end = 0;
     for run in runs {
@@ -119,11 +122,12 @@ fn check_runs(snapshot: &Snapshot, mut runs: Vec<Run>) -> Result<()> {
             return Err(malformed(format!("row id {} belongs to two samples", run.first)));
         }
         end = run.first.saturating_add(run.count);
+        // Other branches assign the row ids of other lineages.
+        if lineage_of(end - 1) == lineage && end > row_id(lineage, next_counter) || lineage_of(end - 1) != lineage_of(run.first) {
+            return Err(malformed(format!("row id {} belongs to a sample, but no commit assigned it", end - 1)));
+        }
     }
-    match end > next {
-        true => Err(malformed(format!("row id {} belongs to a sample, but no commit assigned it", end - 1))),
-        false => Ok(()),
-    }
+    Ok(())
 }
 
 /// Read a column's words. If they cannot be read together, each object is read, so that each damaged one is reported.

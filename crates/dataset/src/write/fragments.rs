@@ -66,6 +66,12 @@ impl FragmentsWriter {
         Ok(())
     }
 
+    /// Write other columns from now on. The last fragment must be closed.
+    pub fn set_columns(&mut self, specs: Vec<ColumnSpec>) {
+        debug_assert!(self.open.is_none());
+        self.specs = specs;
+    }
+
     /// Close the last fragment.
     pub fn finish(&mut self) -> Result<()> {
         match self.open.take().filter(|writer| !writer.is_empty()) {

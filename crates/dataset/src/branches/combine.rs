@@ -1,0 +1,212 @@
+//! Build the deltas or the state of a merge: link the fragments of the other side, copy its words, and write or link its values.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use penstock_error::Result;
+use penstock_format::cursor::{Writer, malformed};
+use penstock_format::files::FileRef;
+use penstock_format::ids::{ObjectRef, words_name};
+use penstock_format::manifest::{Fragment, PageRef, WordsSegment, encode_words};
+use penstock_format::overlay::Overlay;
+use penstock_format::record::Delta;
+use penstock_format::rows::{RowIds, RowSet};
+use penstock_format::schema::{ColumnKind, ColumnSpec};
+
+use crate::commit::objects::{INLINE_BYTES, write_pages, write_rows};
+use crate::commit::overlays::write_values;
+use crate::commit::stored::WordList;
+use crate::config::Config;
+use crate::read::fetch::Purpose;
+use crate::read::reader::{OnCorrupt, Reader};
+use crate::snapshot::Snapshot;
+use crate::snapshot::live::Part;
+use crate::upkeep::diff::Group;
+use crate::write::pending::Pending;
+
+/// What a merge adds to a snapshot.
+#[derive(Default)]
+pub struct Additions {
+    pub parts: Vec<Part>,
+    pub words: Vec<WordsSegment>,
+    pub overlays: Vec<Overlay>,
+    /// Feature bits required to read the values that were written.
+    pub features: u64,
+}
+
+/// A record that has other commits' deltas, too, has room for this many deltas and bytes of a merge.
+const DELTAS: usize = 24;
+const BYTES: usize = 2048;
+
+impl Additions {
+    /// Return the additions as deltas. Returns None if there are too many for a record.
+    pub fn deltas(&self) -> Option<Vec<Delta>> {
+        let parts = self.parts.iter().map(|part| match part {
+            Part::Page(page) => Delta::Page(*page),
+            Part::Fragment(fragment) => Delta::Fragment(fragment.as_ref().clone()),
+        });
+        let words = self.words.iter().map(|segment| Delta::Words(*segment));
+        let deltas: Vec<Delta> = parts.chain(words).chain(self.overlays.iter().cloned().map(Delta::Overlay)).collect();
+        let mut writer = Writer::default();
+        deltas.iter().for_each(|delta| delta.write(&mut writer));
+        (deltas.len() <= DELTAS && writer.0.len() <= BYTES).then_some(deltas)
+    }
+}
+
+/// The fragments that a merge links.
+pub struct Linked {
+    /// Parts of the other side by index, and whether each of their fragments is needed.
+    parts: Vec<(usize, Vec<bool>)>,
+    /// The row ids of these fragments, deleted ones included.
+    pub row_ids: RowIds,
+}
+
+/// Choose the fragments of `theirs` that `ours` needs for the samples `added`. `unknown` are the row ids that `ours` lacks. Cost: reads the
+/// pages that `ours` lacks.
+pub fn linked(ours: &Snapshot, theirs: &Snapshot, added: &RowIds, unknown: &RowIds) -> Result<Linked> {
+    let known: HashSet<PageRef> =
+        ours.parts.iter().filter_map(|part| if let Part::Page(page) = part { Some(*page) } else { None }).collect();
+    let (mut parts, mut row_ids) = (Vec::new(), Vec::new());
+    let needed = |fragment: &Fragment| {
+        let count = |ids: &RowIds| fragment.runs.iter().map(|run| ids.count_in(run.first..run.end())).sum::<u64>();
+        match count(unknown) {
+            0 => Ok(false),
+            all if all == fragment.samples => Ok(count(added) > 0),
+            some => Err(malformed(format!("{some} of the {} samples of a fragment are in another fragment as well", fragment.samples))),
+        }
+    };
+    for (index, part) in theirs.parts.iter().enumerate() {
+        if matches!(part, Part::Page(page) if known.contains(page)) {
+            continue;
+        }
+        let fragments = theirs.fragments(index)?;
+        let wanted = fragments.as_slice().iter().map(needed).collect::<Result<Vec<bool>>>()?;
+        let chosen = fragments.as_slice().iter().zip(&wanted).filter(|(_, wanted)| **wanted);
+        row_ids.extend(chosen.flat_map(|(fragment, _)| &fragment.runs).map(|run| RowIds::Runs(vec![*run])));
+        parts.push((index, wanted));
+    }
+    Ok(Linked { parts, row_ids: RowIds::union(row_ids.iter()) })
+}
+
+/// Visit the data files of the chosen fragments. Cost: reads the pages of these fragments, unless they are cached.
+pub fn linked_files(theirs: &Snapshot, linked: &Linked, visit: &mut dyn FnMut(&FileRef) -> Result<()>) -> Result<()> {
+    for (index, wanted) in &linked.parts {
+        let fragments = theirs.fragments(*index)?;
+        let chosen = fragments.as_slice().iter().zip(wanted).filter(|(_, wanted)| **wanted);
+        chosen.flat_map(|(fragment, _)| &fragment.files).try_for_each(&mut *visit)?;
+    }
+    Ok(())
+}
+
+/// Return the chosen fragments as parts. Cost: writes pages if some of the pages' fragments are not needed, or if there are many fragments.
+pub fn new_parts(theirs: &Snapshot, linked: &Linked, puts: &mut Vec<String>) -> Result<Vec<Part>> {
+    let (mut parts, mut loose): (Vec<Part>, Vec<Fragment>) = Default::default();
+    let flush = |parts: &mut Vec<Part>, loose: &mut Vec<Fragment>, puts: &mut Vec<String>| -> Result<()> {
+        match loose.iter().map(Fragment::encoded_bytes).sum::<usize>() <= INLINE_BYTES {
+            true => parts.extend(loose.drain(..).map(|fragment| Part::Fragment(Arc::new(fragment)))),
+            false => parts.extend(write_pages(&theirs.context, loose, puts)?.into_iter().map(Part::Page)),
+        }
+        loose.clear();
+        Ok(())
+    };
+    for (index, wanted) in &linked.parts {
+        match &theirs.parts[*index] {
+            Part::Page(page) if wanted.iter().all(|wanted| *wanted) => {
+                flush(&mut parts, &mut loose, puts)?;
+                parts.push(Part::Page(*page));
+            }
+            _ => {
+                let fragments = theirs.fragments(*index)?;
+                loose.extend(fragments.as_slice().iter().zip(wanted).filter(|(_, wanted)| **wanted).map(|(fragment, _)| fragment.clone()));
+            }
+        }
+    }
+    flush(&mut parts, &mut loose, puts)?;
+    Ok(parts)
+}
+
+/// Write the words of `theirs` that `ours` lacks. Codes of `ours` keep their meaning. Cost: one put per category column with new words, for
+/// which both vocabularies are read.
+pub fn new_words(ours: &Snapshot, theirs: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<WordsSegment>> {
+    let (context, mut added) = (&ours.context, Vec::new());
+    let known: HashSet<ObjectRef> = ours.words_segments().map(|segment| segment.object).collect();
+    let with_new = |spec: &&ColumnSpec| {
+        matches!(spec.kind, ColumnKind::Category)
+            && theirs.words_segments().any(|segment| segment.column == spec.id && !known.contains(&segment.object))
+    };
+    for spec in ours.schema.columns.iter().filter(with_new) {
+        let (own, other) = (ours.vocabulary(spec.id)?, theirs.vocabulary(spec.id)?);
+        let words: Vec<&str> = other.iter().filter(|word| own.code(word).is_none()).collect();
+        if !words.is_empty() {
+            let (id, body) = (context.new_id()?, encode_words(spec.id, &words));
+            puts.push(words_name(id));
+            context.storage.put(&words_name(id), &body)?;
+            added.push(WordsSegment { column: spec.id, first_code: 0, words: words.len() as u64, object: ObjectRef::of(id, &body) });
+        }
+    }
+    Ok(added)
+}
+
+/// Write values of `theirs` as overlays. Columns with the same samples share files. Cost: reads and writes the values once.
+pub fn copied_values(theirs: &Arc<Snapshot>, values: &[(ColumnSpec, RowIds)], puts: &mut Vec<String>) -> Result<(Vec<Overlay>, u64)> {
+    let mut alike: Vec<(&RowIds, Vec<&ColumnSpec>)> = Vec::new();
+    for (spec, rows) in values.iter().filter(|(_, rows)| !rows.is_empty()) {
+        match alike.iter_mut().find(|(known, _)| *known == rows) {
+            Some((_, specs)) => specs.push(spec),
+            None => alike.push((rows, vec![spec])),
+        }
+    }
+    let (schema, budget) = (&theirs.schema, Config::memory_bytes() as usize / 16);
+    let (mut overlays, mut features) = (Vec::new(), 0);
+    for (rows, specs) in alike {
+        let (mut pending, mut lists) = (Pending::default(), HashMap::<u64, WordList>::new());
+        let mut flush = |pending: &mut Pending, lists: &mut HashMap<u64, WordList>| -> Result<()> {
+            let (written, used) = write_values(&theirs.context, schema, pending, std::mem::take(lists), puts)?;
+            overlays.extend(written);
+            features |= used;
+            Ok(())
+        };
+        let (mut from, mut group) = (0, Group::default());
+        loop {
+            let ids = rows.first(from, group.samples);
+            let Some(last) = ids.last() else { break };
+            from = last + 1;
+            let positions = theirs.positions_of(&ids.iter().map(|id| id.cast_signed()).collect::<Vec<i64>>())?;
+            let mut reader = Reader::new(theirs.clone(), positions, OnCorrupt::Raise)?;
+            reader.fetch(&specs, Purpose::Take)?;
+            let mut stored = |spec: &ColumnSpec| reader.stored(spec, lists.entry(spec.id).or_default());
+            let columns = schema.columns.iter().map(|spec| specs.iter().any(|own| own.id == spec.id).then_some(spec));
+            let columns = columns.map(|spec| spec.map(&mut stored).transpose()).collect::<Result<_>>()?;
+            let before = pending.bytes();
+            pending.push(&ids, schema, columns);
+            group.note(ids.len(), pending.bytes() - before);
+            if pending.bytes() > budget {
+                flush(&mut pending, &mut lists)?;
+            }
+        }
+        flush(&mut pending, &mut lists)?;
+    }
+    Ok((overlays, features))
+}
+
+/// Return the overlay that deletes these samples, or None if there are none. Cost: at most one put.
+pub fn deletion(snapshot: &Snapshot, rows: &RowIds, puts: &mut Vec<String>) -> Result<Option<Overlay>> {
+    match rows.is_empty() {
+        true => Ok(None),
+        false => Ok(Some(Overlay { columns: Vec::new(), rows: write_rows(&snapshot.context, rows, puts)?, files: Vec::new() })),
+    }
+}
+
+/// Return a snapshot with the additions. If samples are revived, its deletions are written again without them.
+pub fn combined(ours: &Snapshot, additions: &Additions, revived: &RowIds, puts: &mut Vec<String>) -> Result<Snapshot> {
+    let mut overlays: Vec<Overlay> = ours.overlays.all().iter().chain(&additions.overlays).cloned().collect();
+    if !revived.is_empty() {
+        let sets = ours
+            .context
+            .row_ids(&overlays.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| &overlay.rows).collect::<Vec<&RowSet>>())?;
+        let deleted = RowIds::union(sets.iter().map(AsRef::as_ref)).minus(revived);
+        overlays.retain(|overlay| !overlay.is_deletion());
+        overlays.extend(deletion(ours, &deleted, puts)?);
+    }
+    Ok(ours.combined(additions.parts.clone(), overlays, &additions.words))
+}

@@ -1,0 +1,202 @@
+//! Merge a snapshot into a branch, or copy the changes of one commit.
+
+use std::sync::Arc;
+
+use penstock_error::{Context as _, Error, Result};
+use penstock_format::SnapshotId;
+use penstock_format::record::{Change, ChangeKind, FEATURE_MERGES, FEATURE_OVERLAYS, RecordKind};
+use penstock_format::rows::{RowIds, RowSet};
+
+use super::combine::{Additions, combined, copied_values, deletion, linked, linked_files, new_parts, new_words};
+use super::policy::Policies;
+use super::reset::state_of;
+use super::schemas::{Compared, check_leftover, compared};
+use super::three_way::{Comparison, Samples, Sides, Values};
+use super::written::{Texts, Written};
+use crate::commit::changes::{Proposal, State, Theirs, schema_change};
+use crate::commit::objects::{folders_of, write_rows};
+use crate::commit::overlays::summary;
+use crate::commit::root::write_root;
+use crate::log::history::merge_bases;
+use crate::log::records::{self, LogEntry};
+use crate::snapshot::Snapshot;
+
+/// The result of a merge. Without any changes to merge, `snapshot` is the newest one, and no commit was made.
+pub struct Merged {
+    pub snapshot: Snapshot,
+    /// The samples that the branch got.
+    pub row_ids: RowIds,
+}
+
+/// The number of lost races after which a merge fails with `conflict`.
+const RACES: u32 = 50;
+
+/// Merge the snapshot `theirs` into the newest snapshot of the handle's branch. The commit has both as parents.
+///
+/// Cost: finds the merge base, with a read for each merge on the way; reads the manifest pages and sets of row ids in which the three
+/// snapshots differ, and the values that both sides may have changed. Files are shared, and values are copied only if both sides changed
+/// samples of the same overlays. If the branch has no commits since the merge base, it gets the state of `theirs`.
+pub fn merge(handle: &Arc<Snapshot>, theirs: &SnapshotId, policies: &Policies, texts: Texts) -> Result<Merged> {
+    let merged = retried(handle, |written| {
+        let ours = written.base.clone();
+        let policies = policies.resolved(&ours)?;
+        let store = ours.context.storage.as_ref();
+        let theirs = records::named(store, theirs)?;
+        let bases = merge_bases(store, &ours.entry, &theirs)?;
+        let is_base = |snapshot: SnapshotId| bases.iter().any(|base| base.record.snapshot() == snapshot);
+        if is_base(theirs.record.snapshot()) {
+            return Ok(None);
+        }
+        let (mut proposal, added) = match is_base(ours.id()) {
+            true => fast_forward(written, &theirs, texts)?,
+            false => three_way(written, RecordKind::Merge, &bases, &theirs, &policies, texts)?,
+        };
+        proposal.features |= FEATURE_MERGES;
+        proposal.theirs.parent = Some((theirs.as_parent(), theirs.record.time_us));
+        Ok(Some((proposal, added)))
+    });
+    merged.context(|| format!("cannot merge snapshot {theirs}"))
+}
+
+/// Copy the changes of one commit to the newest snapshot of the handle's branch: its differences from its first parent. Costs the same as
+/// `merge`, without the search for a merge base.
+pub fn cherry_pick(handle: &Arc<Snapshot>, commit: &SnapshotId, policies: &Policies, texts: Texts) -> Result<Merged> {
+    let merged = retried(handle, |written| {
+        let policies = policies.resolved(&written.base)?;
+        let store = written.base.context.storage.as_ref();
+        let theirs = records::named(store, commit)?;
+        let parent = theirs
+            .record
+            .parents
+            .first()
+            .ok_or_else(|| Error::new("invalid-argument", "it created the dataset").hint("give a later commit"))?;
+        let parent = SnapshotId { branch: parent.branch, number: parent.number, uuid: parent.uuid };
+        let base = records::named(store, &parent)?;
+        let (proposal, added) = three_way(written, RecordKind::Data, &[base], &theirs, &policies, texts)?;
+        Ok((!proposal.changes.writes.is_empty()).then_some((proposal, added)))
+    });
+    merged.context(|| format!("cannot copy commit {commit}"))
+}
+
+/// Commit what `propose` returns for the newest snapshot of the handle's branch. Repeat this if other commits are made in the meantime.
+fn retried(handle: &Arc<Snapshot>, mut propose: impl FnMut(&mut Written) -> Result<Option<(Proposal, RowIds)>>) -> Result<Merged> {
+    for race in 0.. {
+        let newest = Arc::new(handle.refreshed()?);
+        let mut written = Written::at(&newest)?;
+        let Some((proposal, row_ids)) = propose(&mut written)? else {
+            return Ok(Merged { snapshot: newest.within(handle.context.clone()), row_ids: RowIds::default() });
+        };
+        written.base.context.storage.sync(&folders_of(&written.puts))?;
+        match written.commit(proposal) {
+            Ok(snapshot) => return Ok(Merged { snapshot, row_ids }),
+            Err(error) if error.code() == "conflict" && race < RACES => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Error::new("internal", "a merge ended without a result"))
+}
+
+/// Give the branch the state of `theirs`, which was made from the branch's newest snapshot.
+fn fast_forward(written: &mut Written, theirs: &LogEntry, texts: Texts) -> Result<(Proposal, RowIds)> {
+    let theirs = Arc::new(written.base.near(theirs.clone())?);
+    let altered = (theirs.schema != written.base.schema).then(|| {
+        let kept = |id: &u64| theirs.schema.columns.iter().any(|spec| spec.id == *id);
+        schema_change(written.base.schema.columns.iter().map(|spec| spec.id).filter(|id| !kept(id)).collect())
+    });
+    let sides = Sides::new(written.base.clone(), written.base.clone(), theirs);
+    let found = Comparison::of(&sides)?;
+    let (added, removed) = (found.added().clone(), found.removed().clone());
+    let mut proposal = written.proposal(RecordKind::Merge, texts, (added.len(), removed.len()))?;
+    proposal.changes.writes.extend(altered);
+    // After a reset of the other side, transactions that began here may use words that no longer exist.
+    if !sides.theirs.continues_words_of(&sides.ours) {
+        proposal.changes.writes.push(Change { kind: ChangeKind::Reset, columns: Vec::new(), rows: RowSet::Runs(Vec::new()) });
+    }
+    list_changes(written, &mut proposal, &added, found.changed(), &removed)?;
+    proposal.features = sides.theirs.record().features_read | sides.theirs.record().features_write;
+    let state = state_of(&sides.theirs, &mut written.puts)?;
+    proposal.theirs = Theirs { parent: None, physical: None, state: Some(state) };
+    Ok((proposal, added))
+}
+
+/// Apply the changes between a common ancestor and `theirs` to the branch. If there are several common ancestors, they must agree.
+fn three_way(
+    written: &mut Written,
+    kind: RecordKind,
+    bases: &[LogEntry],
+    theirs: &LogEntry,
+    policies: &Policies,
+    texts: Texts,
+) -> Result<(Proposal, RowIds)> {
+    let Compared { all, altered, dropped, new_there } = compared(&written.base, bases, theirs, policies)?;
+    let sides = &all[0];
+    let ours = sides.ours.clone();
+    let puts = &mut written.puts;
+    let found = Comparison::of(sides)?;
+    let others = all[1..].iter().map(Comparison::of).collect::<Result<Vec<Comparison>>>()?;
+    let choose = |added: &RowIds| linked(&ours, &sides.theirs, added, &found.unknown);
+    let mut chosen = choose(found.added())?;
+    let (Samples { added, removed, revived }, values) = match others.is_empty() {
+        true => found.decide(&chosen.row_ids, policies)?,
+        false => found.decide_among(&others, policies)?,
+    };
+    // A policy may have changed which samples are added.
+    if added.len() != found.added().and(&found.unknown).len() || !added.minus(&chosen.row_ids).is_empty() {
+        chosen = choose(&added)?;
+    }
+    check_leftover(&new_there, |_, visit| linked_files(&sides.theirs, &chosen, visit))?;
+    let mut additions = Additions { parts: new_parts(&sides.theirs, &chosen, puts)?, ..Additions::default() };
+    (additions.overlays, additions.features) = match values {
+        Values::Overlays(overlays) => (overlays, 0),
+        Values::Samples(values) => copied_values(&sides.theirs, &values, puts)?,
+    };
+    if !additions.parts.is_empty() || !additions.overlays.is_empty() {
+        additions.words = new_words(&ours, &sides.theirs, puts)?;
+    }
+    let mut columns: Vec<u64> = additions.overlays.iter().flat_map(|overlay| overlay.columns.clone()).collect();
+    columns.sort_unstable();
+    columns.dedup();
+    let changed = ours.context.row_ids(&additions.overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<&RowSet>>())?;
+    let changed = RowIds::union(changed.iter().map(AsRef::as_ref));
+    // Samples that the other side deleted lie in the fragments that the branch gets.
+    additions.overlays.extend(deletion(&ours, &chosen.row_ids.minus(&added).or(&removed), puts)?);
+    let (more, fewer) = (added.len() + revived.len(), removed.len());
+    let kind = if altered && kind == RecordKind::Data { RecordKind::Schema } else { kind };
+    let mut proposal = written.proposal(kind, texts, (more, fewer))?;
+    proposal.changes.writes.extend(altered.then(|| schema_change(dropped)));
+    let overlays = if additions.overlays.is_empty() { 0 } else { FEATURE_OVERLAYS };
+    proposal.features = sides.theirs.record().features_read & !FEATURE_MERGES | additions.features | overlays;
+    list_changes(written, &mut proposal, &added.or(&revived), (columns, changed), &removed)?;
+    proposal.theirs.physical = Some(chosen.row_ids.len());
+    match additions.deltas().filter(|_| revived.is_empty() && !altered) {
+        Some(deltas) => proposal.deltas = deltas,
+        None => {
+            let puts = &mut written.puts;
+            let whole = combined(&ours, &additions, &revived, puts)?;
+            let (root, _) = write_root(&whole, puts)?;
+            let record = whole.record();
+            proposal.theirs.state = Some(State { root, samples: record.samples, live: record.live });
+        }
+    }
+    Ok((proposal, added.or(&revived)))
+}
+
+/// List what a merge changes in its change set.
+fn list_changes(
+    written: &mut Written,
+    proposal: &mut Proposal,
+    added: &RowIds,
+    (columns, changed): (Vec<u64>, RowIds),
+    removed: &RowIds,
+) -> Result<()> {
+    let kinds =
+        [(ChangeKind::Append, Vec::new(), added), (ChangeKind::Value, columns, &changed), (ChangeKind::Delete, Vec::new(), removed)];
+    for (kind, columns, ids) in kinds.into_iter().filter(|(_, _, ids)| !ids.is_empty()) {
+        let rows = write_rows(&written.base.context, ids, &mut written.puts)?;
+        if let RowSet::Object(reference) = rows {
+            proposal.row_ids.insert(reference, Arc::new(ids.clone()));
+        }
+        proposal.changes.writes.push(Change { kind, columns: summary(columns), rows });
+    }
+    Ok(())
+}

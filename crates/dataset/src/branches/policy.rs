@@ -1,0 +1,51 @@
+//! What a merge does about conflicts.
+
+use std::collections::HashMap;
+
+use penstock_error::{Error, Result};
+
+use crate::snapshot::Snapshot;
+
+/// Whose value counts if both sides changed it, or if one side changed a sample that the other one deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    Fail,
+    Ours,
+    Theirs,
+}
+
+impl Policy {
+    pub fn parse(text: &str) -> Result<Policy> {
+        match text {
+            "fail" => Ok(Policy::Fail),
+            "ours" => Ok(Policy::Ours),
+            "theirs" => Ok(Policy::Theirs),
+            other => Err(Error::new("invalid-argument", format!("cannot merge: on_conflict is `{other}`, expected fail, ours or theirs"))),
+        }
+    }
+}
+
+/// The policies of a merge.
+#[derive(Debug, Clone)]
+pub struct Policies {
+    /// The policy of columns that are not listed.
+    pub others: Policy,
+    pub columns: Vec<(String, Policy)>,
+    ids: HashMap<u64, Policy>,
+}
+
+impl Policies {
+    pub fn new(others: Policy, columns: Vec<(String, Policy)>) -> Policies {
+        Policies { others, columns, ids: HashMap::new() }
+    }
+
+    /// Return the policies by column id of a snapshot.
+    pub fn resolved(&self, snapshot: &Snapshot) -> Result<Policies> {
+        let ids = self.columns.iter().map(|(name, policy)| Ok((snapshot.column(name)?.id, *policy))).collect::<Result<_>>()?;
+        Ok(Policies { ids, ..self.clone() })
+    }
+
+    pub fn of(&self, column: u64) -> Policy {
+        self.ids.get(&column).copied().unwrap_or(self.others)
+    }
+}

@@ -1,0 +1,119 @@
+//! Merge the schemas of two sides, so that samples can be compared column by column.
+
+use std::sync::Arc;
+
+use penstock_error::{Error, Result};
+use penstock_format::files::FileRef;
+use penstock_format::rows::RowIds;
+use penstock_format::schema::{ColumnSpec, Schema};
+
+use super::policy::{Policies, Policy};
+use super::three_way::Sides;
+use crate::log::records::LogEntry;
+use crate::snapshot::Snapshot;
+use crate::snapshot::values::file_of;
+use crate::upkeep::diff::{Unshared, changed_rows, changed_values};
+
+/// Snapshots with the merged schema, and how it differs from the schemas of both sides.
+pub struct Compared {
+    /// One for each common ancestor.
+    pub all: Vec<Sides>,
+    /// Whether the merged schema differs from that of `ours`.
+    pub altered: bool,
+    /// Columns of `ours` that the merged schema lacks.
+    pub dropped: Vec<u64>,
+    /// Columns of the merged schema that `theirs` lacks.
+    pub new_there: Vec<ColumnSpec>,
+}
+
+/// Read the snapshots, and give them the merged schema. Cost: reads their roots. If both sides changed the schema, reads the values that one side
+/// changed in columns that the other one dropped.
+pub fn compared(ours: &Arc<Snapshot>, bases: &[LogEntry], theirs: &LogEntry, policies: &Policies) -> Result<Compared> {
+    let theirs = Arc::new(ours.near(theirs.clone())?);
+    let sides = |base: &LogEntry| Ok(Sides::new(Arc::new(ours.near(base.clone())?), ours.clone(), theirs.clone()));
+    let all = bases.iter().map(sides).collect::<Result<Vec<Sides>>>()?;
+    let (schema, dropped) = merged_schema(&all[0], policies)?;
+    for other in &all[1..] {
+        if merged_schema(other, policies)?.1 != dropped {
+            let text = "found conflicts: an older merge leaves unclear which columns were dropped";
+            return Err(Error::new("conflict", text).hint("drop them on both sides, then merge again"));
+        }
+    }
+    let lacks = |snapshot: &Snapshot| {
+        let lacking = |spec: &&ColumnSpec| snapshot.schema.columns.iter().all(|column| column.id != spec.id);
+        schema.columns.iter().filter(lacking).cloned().collect::<Vec<ColumnSpec>>()
+    };
+    check_leftover(&lacks(ours), |ids, visit| ours.each_file(Some(ids), |file, _| visit(file)))?;
+    let (altered, new_there) = (schema != *ours.schema, lacks(&theirs));
+    let schema = Arc::new(schema);
+    let all = all.into_iter().map(|sides| sides.with_schema(schema.clone())).collect();
+    Ok(Compared { all, altered, dropped, new_there })
+}
+
+/// Return the merged schema, and the columns of `ours` that it lacks. If one side dropped a column in which the other one changed values, the
+/// policy must be that of the side that dropped it: the other side's root may lack the older values.
+fn merged_schema(sides: &Sides, policies: &Policies) -> Result<(Schema, Vec<u64>)> {
+    let Sides { base, ours, theirs, .. } = sides;
+    let has = |snapshot: &Snapshot, spec: &ColumnSpec| snapshot.schema.columns.iter().any(|column| column.id == spec.id);
+    for spec in &base.schema.columns {
+        let (kept, policy, word) = match (has(ours, spec), has(theirs, spec)) {
+            (true, false) => (ours, Policy::Theirs, "theirs"),
+            (false, true) => (theirs, Policy::Ours, "ours"),
+            _ => continue,
+        };
+        if policies.of(spec.id) == policy {
+            continue;
+        }
+        let changed = changed_values(base, kept, spec, &changed_rows(base, kept, spec.id)?)?;
+        let changed = changed.or(&given(base, kept, spec)?);
+        if !changed.is_empty() {
+            let text = format!(
+                "found conflicts: one side dropped column `{}`, and the other one changed or added {} values",
+                spec.name,
+                changed.len()
+            );
+            return Err(Error::new("conflict", text)
+                .column(&spec.name)
+                .row_ids(changed.first(0, 10).into_iter().map(u64::cast_signed).collect())
+                .hint(format!("on_conflict=\"{word}\", for this column or for all, drops it; nothing was committed")));
+        }
+    }
+    let merged = Schema::merged(&base.schema, &ours.schema, &theirs.schema)?;
+    let gone = ours.schema.columns.iter().map(|spec| spec.id).filter(|id| merged.columns.iter().all(|spec| spec.id != *id));
+    let gone = gone.collect();
+    Ok((merged, gone))
+}
+
+/// Return the samples that were added since the ancestor with a value in a column. Cost: reads the pages that the ancestor lacks.
+fn given(base: &Snapshot, kept: &Snapshot, spec: &ColumnSpec) -> Result<RowIds> {
+    let Unshared { added, rows, .. } = Unshared::between(base, kept)?;
+    let mut found = RowIds::default();
+    for part in 0..kept.parts.len() {
+        let fragments = kept.fragments(part)?;
+        for fragment in fragments.as_slice().iter().filter(|fragment| file_of(&fragment.files, spec.id).is_some()) {
+            let own = RowIds::union(fragment.runs.iter().map(|run| RowIds::Runs(vec![*run])).collect::<Vec<RowIds>>().iter());
+            found = found.or(&own.and(&rows).and(&added));
+        }
+    }
+    Ok(found)
+}
+
+/// Refuse to bring back columns that one side dropped earlier: its files still have values of them, but not the newest ones.
+pub fn check_leftover(
+    columns: &[ColumnSpec],
+    each: impl FnOnce(&[u64], &mut dyn FnMut(&FileRef) -> Result<()>) -> Result<()>,
+) -> Result<()> {
+    if columns.is_empty() {
+        return Ok(());
+    }
+    let ids: Vec<u64> = columns.iter().map(|spec| spec.id).collect();
+    each(&ids, &mut |file| match columns.iter().find(|spec| file.columns.contains(&spec.id)) {
+        None => Ok(()),
+        Some(spec) => {
+            let text =
+                format!("found conflicts: column `{}` was dropped on one side earlier, and would come back with old values", spec.name);
+            let hint = "merge the other way round first, or drop the column on the other side as well";
+            Err(Error::new("conflict", text).column(&spec.name).hint(hint))
+        }
+    })
+}

@@ -1,0 +1,345 @@
+//! Find out what a merge changes: compare what both sides did since their common ancestor, by sample and by column. Manifests are compared
+//! first, and values only where both sides may have changed them.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use penstock_error::{Error, Result};
+use penstock_format::overlay::Overlay;
+use penstock_format::rows::{RowIds, RowSet};
+use penstock_format::schema::{ColumnSpec, Schema};
+
+use super::policy::{Policies, Policy};
+use crate::snapshot::Snapshot;
+use crate::upkeep::diff::{Unshared, changed_rows, changed_values};
+
+/// Three snapshots of one dataset: a common ancestor, and two that were made from it.
+pub struct Sides {
+    pub base: Arc<Snapshot>,
+    pub ours: Arc<Snapshot>,
+    pub theirs: Arc<Snapshot>,
+    /// The columns that the ancestor, `ours` and `theirs` had before all three got the merged schema.
+    pub columns: [HashSet<u64>; 3],
+}
+
+/// The samples that a merge adds to `ours` or removes from it.
+#[derive(Default)]
+pub struct Samples {
+    /// Samples whose fragments `ours` lacks.
+    pub added: RowIds,
+    pub removed: RowIds,
+    /// Samples that `ours` has deleted, and gets back.
+    pub revived: RowIds,
+}
+
+/// The values that a merge takes from `theirs`: overlays that apply unchanged, or samples by column.
+pub enum Values {
+    Overlays(Vec<Overlay>),
+    Samples(Vec<(ColumnSpec, RowIds)>),
+}
+
+/// What both sides did to samples and to values since the ancestor.
+pub struct Comparison<'a> {
+    sides: &'a Sides,
+    ours: Unshared,
+    theirs: Unshared,
+    /// Row ids that `ours` has in no fragment.
+    pub unknown: RowIds,
+    /// Samples that only `ours` has. `theirs` may have deleted them.
+    own: RowIds,
+    /// Samples that only `theirs` has. `ours` may have deleted them.
+    missing: RowIds,
+    columns: Vec<Candidates<'a>>,
+}
+
+/// The samples whose values in a column may have changed on each side.
+struct Candidates<'a> {
+    spec: &'a ColumnSpec,
+    ours: RowIds,
+    theirs: RowIds,
+    added: AddedBy,
+}
+
+/// Which sides added a column since the ancestor. A column that both have was copied from one to the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AddedBy {
+    Nobody,
+    Ours,
+    Theirs,
+    Both,
+}
+
+/// A conflict: samples that both sides changed, in a column, or that one side changed and the other one deleted.
+struct Clash {
+    column: String,
+    rows: RowIds,
+    deleted: bool,
+}
+
+impl Sides {
+    /// Compare snapshots, each with the columns of its own schema.
+    pub fn new(base: Arc<Snapshot>, ours: Arc<Snapshot>, theirs: Arc<Snapshot>) -> Sides {
+        let columns = [&base, &ours, &theirs].map(|snapshot| snapshot.schema.columns.iter().map(|spec| spec.id).collect());
+        Sides { base, ours, theirs, columns }
+    }
+
+    /// Give all three snapshots the merged schema.
+    pub fn with_schema(self, schema: Arc<Schema>) -> Sides {
+        let Sides { base, ours, theirs, columns } = self;
+        let with = |snapshot: &Snapshot| Arc::new(snapshot.with_schema(schema.clone(), &[&ours, &theirs]));
+        Sides { base: with(&base), ours: with(&ours), theirs: with(&theirs), columns }
+    }
+}
+
+impl<'a> Comparison<'a> {
+    /// Cost: reads the manifest pages and sets of row ids in which the snapshots differ.
+    pub fn of(sides: &'a Sides) -> Result<Comparison<'a>> {
+        let Sides { base, ours, theirs, .. } = sides;
+        let candidates = |spec: &'a ColumnSpec| {
+            let [before, own, other] = [0, 1, 2].map(|side| sides.columns[side].contains(&spec.id));
+            let (added, own, other) = match (before, own, other) {
+                (true, ..) => (AddedBy::Nobody, changed_rows(base, ours, spec.id)?, changed_rows(base, theirs, spec.id)?),
+                (_, true, false) => (AddedBy::Ours, changed_rows(base, ours, spec.id)?, RowIds::default()),
+                // Without an ancestor, all values of the other side count.
+                (_, false, _) => (AddedBy::Theirs, RowIds::default(), changed_rows(ours, theirs, spec.id)?),
+                (_, true, true) => (AddedBy::Both, changed_rows(ours, theirs, spec.id)?, changed_rows(ours, theirs, spec.id)?),
+            };
+            Ok(Candidates { spec, ours: own, theirs: other, added })
+        };
+        let Unshared { rows: unknown, removed: own, added: missing } = Unshared::between(ours, theirs)?;
+        Ok(Comparison {
+            sides,
+            unknown,
+            own,
+            missing,
+            ours: Unshared::between(base, ours)?,
+            theirs: Unshared::between(base, theirs)?,
+            columns: ours.schema.columns.iter().map(candidates).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Return the samples that `theirs` has added since the ancestor.
+    pub fn added(&self) -> &RowIds {
+        &self.theirs.added
+    }
+
+    /// Return the samples that `theirs` has deleted since the ancestor.
+    pub fn removed(&self) -> &RowIds {
+        &self.theirs.removed
+    }
+
+    /// Return the columns that `theirs` may have changed, and the samples.
+    pub fn changed(&self) -> (Vec<u64>, RowIds) {
+        let changed = || self.columns.iter().filter(|column| !column.theirs.is_empty());
+        (changed().map(|column| column.spec.id).collect(), RowIds::union(changed().map(|column| &column.theirs)))
+    }
+
+    /// Decide what the merge changes, without linking overlays. `others` are comparisons with other common ancestors. If they lead to other
+    /// results, the policies decide.
+    pub fn decide_among(&self, others: &[Comparison], policies: &Policies) -> Result<(Samples, Values)> {
+        let Sides { ours, theirs, .. } = self.sides;
+        let of = |comparison: &Comparison| comparison.decide_values(comparison.samples(), policies);
+        let (mut samples, mut values) = of(self)?;
+        let (mut clashes, mut unclear) = (Vec::new(), RowIds::default());
+        for other in others {
+            let (other_samples, other_values) = of(other)?;
+            let pairs = [(&samples.added, &other_samples.added), (&samples.removed, &other_samples.removed)];
+            for (one, other) in pairs.into_iter().chain([(&samples.revived, &other_samples.revived)]) {
+                unclear = unclear.or(&one.minus(other)).or(&other.minus(one));
+            }
+            for ((spec, rows), (_, others)) in values.iter_mut().zip(other_values) {
+                let differing = changed_values(ours, theirs, spec, &rows.minus(&others).or(&others.minus(rows)))?;
+                match policies.of(spec.id) {
+                    Policy::Theirs => *rows = rows.or(&others),
+                    Policy::Ours => *rows = rows.minus(&differing),
+                    Policy::Fail if differing.is_empty() => {}
+                    Policy::Fail => clashes.push(Clash { column: spec.name.clone(), rows: differing, deleted: false }),
+                }
+            }
+        }
+        match policies.others {
+            _ if unclear.is_empty() => {}
+            Policy::Fail => clashes.push(Clash { column: String::new(), rows: unclear, deleted: true }),
+            Policy::Ours => {
+                let Samples { added, removed, revived } = samples;
+                samples = Samples { added: added.minus(&unclear), removed: removed.minus(&unclear), revived: revived.minus(&unclear) };
+                values.iter_mut().for_each(|(_, rows)| *rows = rows.minus(&unclear));
+            }
+            Policy::Theirs => {
+                let gained = unclear.and(&self.missing);
+                samples.added = samples.added.or(&gained.and(&self.unknown));
+                samples.revived = samples.revived.or(&gained.minus(&self.unknown));
+                samples.removed = samples.removed.minus(&unclear).or(&unclear.and(&self.own));
+                values.iter_mut().for_each(|(_, rows)| *rows = rows.or(&gained));
+            }
+        }
+        if !clashes.is_empty() {
+            return Err(error(&clashes));
+        }
+        Ok((samples, Values::Samples(values)))
+    }
+
+    /// Decide what the merge changes. `linked` are the row ids of the fragments that `ours` gets for the samples added by `theirs`. Cost: reads the values that both sides may
+    /// have changed, in all three snapshots.
+    pub fn decide(&self, linked: &RowIds, policies: &Policies) -> Result<(Samples, Values)> {
+        let samples = self.samples();
+        Ok(match self.unchanged_overlays(linked, &samples)? {
+            Some(overlays) => (samples, Values::Overlays(overlays)),
+            None => {
+                let (samples, values) = self.decide_values(samples, policies)?;
+                (samples, Values::Samples(values))
+            }
+        })
+    }
+
+    /// Return the samples that the merge adds or removes, if no policy decides otherwise.
+    fn samples(&self) -> Samples {
+        let (ours, theirs) = (&self.ours, &self.theirs);
+        // A sample that `ours` copied earlier and then deleted remains deleted.
+        let revived = theirs.added.minus(&self.unknown).minus(&ours.added).minus(&ours.rows);
+        Samples { added: theirs.added.and(&self.unknown), removed: theirs.removed.minus(&ours.removed), revived }
+    }
+
+    /// Return the overlays of `theirs` if they apply unchanged: no sample has changes on both sides, and `ours` gets all of their samples.
+    fn unchanged_overlays(&self, linked: &RowIds, samples: &Samples) -> Result<Option<Vec<Overlay>>> {
+        let Sides { base, ours, theirs, .. } = self.sides;
+        let is_new =
+            |overlay: &&Overlay| !overlay.is_deletion() && !base.overlays.all().contains(overlay) && !ours.overlays.all().contains(overlay);
+        let overlays: Vec<Overlay> = theirs.overlays.all().iter().filter(is_new).cloned().collect();
+        let sets = theirs.context.row_ids(&overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<&RowSet>>())?;
+        let absent = self.unknown.minus(linked);
+        let on_both = self.ours.added.and(&self.theirs.added);
+        let apart = |one: &RowIds, other: &RowIds| one.common(other, 1).is_empty();
+        let simple = |column: &Candidates| {
+            let own = overlays.iter().zip(&sets).filter(|(overlay, _)| overlay.columns.contains(&column.spec.id));
+            let all = RowIds::union(own.map(|(_, rows)| rows.as_ref()));
+            apart(&all, &column.ours)
+                && column.theirs.minus(&all).is_empty()
+                && apart(&column.theirs, &self.ours.removed)
+                && apart(&column.ours, &self.theirs.removed)
+                && apart(&on_both, &column.ours.or(&column.theirs))
+                && apart(&samples.added, &column.ours)
+        };
+        let unchanged = samples.revived.is_empty()
+            && sets.iter().all(|rows| apart(rows, &absent) && apart(rows, &self.own))
+            && self.columns.iter().all(simple);
+        Ok(unchanged.then_some(overlays))
+    }
+
+    /// Return the values that the merge takes, by column.
+    fn decide_values(&self, mut samples: Samples, policies: &Policies) -> Result<(Samples, Vec<(ColumnSpec, RowIds)>)> {
+        let Sides { base, ours, theirs, .. } = self.sides;
+        let on_both = self.ours.added.and(&self.theirs.added);
+        let (mut clashes, mut values) = (Vec::new(), Vec::new());
+        // Samples that one side deleted and the other one changed, by the policy of the changed column.
+        let (mut kept_by_ours, mut kept_by_theirs) = (ByPolicy::default(), ByPolicy::default());
+        for Candidates { spec, ours: own, theirs: other, added } in &self.columns {
+            let policy = policies.of(spec.id);
+            let either = either_side(own, other, *added);
+            let (changed, own_changed, unclear) = match added {
+                AddedBy::Nobody => {
+                    let changed = changed_values(base, theirs, spec, other)?;
+                    let own_changed = changed_values(base, ours, spec, &own.and(&changed))?;
+                    let unclear = changed.and(&own_changed).or(&either.and(&on_both));
+                    (changed, own_changed, changed_values(ours, theirs, spec, &unclear)?)
+                }
+                AddedBy::Ours => Default::default(),
+                AddedBy::Theirs => (changed_values(ours, theirs, spec, other)?, RowIds::default(), RowIds::default()),
+                AddedBy::Both => (RowIds::default(), RowIds::default(), changed_values(ours, theirs, spec, &either)?),
+            };
+            // The values of an added column are compared with its fill value.
+            let kept = |side: &Arc<Snapshot>, removed: &RowIds| {
+                if removed.is_empty() {
+                    Ok(RowIds::default())
+                } else {
+                    changed_values(base, side, spec, &changed_rows(base, side, spec.id)?.and(removed))
+                }
+            };
+            kept_by_ours.add(policy, &spec.name, kept(ours, &self.theirs.removed)?);
+            kept_by_theirs.add(policy, &spec.name, kept(theirs, &self.ours.removed)?);
+            let mut taken = vec![changed.minus(&own_changed).minus(&self.ours.removed)];
+            taken.extend([either.and(&samples.added), either.and(&samples.revived)]);
+            match policy {
+                Policy::Theirs => taken.push(unclear),
+                Policy::Fail if !unclear.is_empty() => clashes.push(Clash { column: spec.name.clone(), rows: unclear, deleted: false }),
+                _ => {}
+            }
+            values.push(((*spec).clone(), RowIds::union(taken.iter())));
+        }
+        let (ours_wins, _) = kept_by_ours.decide(&mut clashes);
+        samples.removed = samples.removed.minus(&ours_wins);
+        let (_, theirs_wins) = kept_by_theirs.decide(&mut clashes);
+        samples.revived = samples.revived.or(&theirs_wins.minus(&self.unknown));
+        samples.added = samples.added.or(&theirs_wins.and(&self.unknown));
+        for ((_, taken), Candidates { ours: own, theirs: other, added, .. }) in values.iter_mut().zip(&self.columns) {
+            *taken = taken.or(&either_side(own, other, *added).and(&theirs_wins));
+        }
+        if !clashes.is_empty() {
+            return Err(error(&clashes));
+        }
+        Ok((samples, values))
+    }
+}
+
+/// Return the samples whose value may differ between both sides. `theirs` has no values of a column that only `ours` added.
+fn either_side(ours: &RowIds, theirs: &RowIds, added: AddedBy) -> RowIds {
+    if added == AddedBy::Ours { RowIds::default() } else { ours.or(theirs) }
+}
+
+/// Samples that one side deleted and the other one changed, by the policies of the columns.
+#[derive(Default)]
+struct ByPolicy {
+    fail: Vec<Clash>,
+    ours: RowIds,
+    theirs: RowIds,
+}
+
+impl ByPolicy {
+    fn add(&mut self, policy: Policy, column: &str, rows: RowIds) {
+        match policy {
+            _ if rows.is_empty() => {}
+            Policy::Fail => self.fail.push(Clash { column: column.into(), rows, deleted: true }),
+            Policy::Ours => self.ours = self.ours.or(&rows),
+            Policy::Theirs => self.theirs = self.theirs.or(&rows),
+        }
+    }
+
+    /// Return the samples for which `ours` wins, and those for which `theirs` wins. Policies that disagree are a conflict.
+    fn decide(self, clashes: &mut Vec<Clash>) -> (RowIds, RowIds) {
+        let ByPolicy { fail, ours, theirs } = self;
+        clashes.extend(fail);
+        let disagree = ours.and(&theirs);
+        if !disagree.is_empty() {
+            clashes.push(Clash { column: String::new(), rows: disagree, deleted: true });
+        }
+        (ours, theirs)
+    }
+}
+
+/// At most this many row ids are named in an error.
+const NAMED: usize = 10;
+
+/// Make the error for conflicts that no policy decides.
+fn error(clashes: &[Clash]) -> Error {
+    let text = |Clash { column, rows, deleted }: &Clash| {
+        let (count, named) = (rows.len(), rows.first(0, NAMED));
+        let more = if count as usize > named.len() { ", …" } else { "" };
+        let named = named.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        let samples = if count == 1 { "1 sample" } else { &format!("{count} samples") };
+        match (column.as_str(), deleted) {
+            ("", _) => format!("{samples} (row ids {named}{more}), which one side deleted: the other side or an older merge changed them"),
+            (column, true) => {
+                format!("{samples} (row ids {named}{more}) that one side deleted and the other one changed in column `{column}`")
+            }
+            (column, false) => format!("{samples} (row ids {named}{more}) in column `{column}`, which both sides changed"),
+        }
+    };
+    let all = RowIds::union(clashes.iter().map(|clash| &clash.rows));
+    let row_ids = all.first(0, NAMED).into_iter().map(u64::cast_signed).collect();
+    let found = Error::new("conflict", format!("found conflicts: {}", clashes.iter().map(text).collect::<Vec<_>>().join("; ")));
+    let found = match clashes.iter().find(|clash| !clash.column.is_empty()) {
+        Some(clash) => found.column(&clash.column),
+        None => found,
+    };
+    found.row_ids(row_ids).hint("choose with on_conflict=\"ours\" or \"theirs\", or with a dict of columns; nothing was committed")
+}

@@ -1,0 +1,91 @@
+//! Changes of the schema in a transaction: add, drop and rename columns. No data file is rewritten.
+
+use penstock_error::{Error, Result};
+use penstock_format::ids::data_name;
+use penstock_format::schema::{ColumnSpec, Schema};
+
+use crate::commit::transaction::{Transaction, prepare};
+use crate::write::check::Input;
+use crate::write::column::Stored;
+use crate::write::fragments::FragmentsWriter;
+use crate::write::media::Validate;
+
+impl Transaction {
+    /// Return the schema that the transaction sees.
+    pub fn schema(&self) -> &Schema {
+        &self.base.schema
+    }
+
+    /// Add a column at the end. Existing samples, and samples that are appended without the column, have the value `fill`, or are null. Cost:
+    /// writes a data file with the value, and closes the data file of the last append.
+    pub fn add_column(&mut self, column: ColumnSpec, fill: Option<Input>, validate: Validate) -> Result<()> {
+        self.check_open()?;
+        let random = self.base.context.new_id()?.0;
+        let mut schema = self.base.schema.with_column(column, random.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))?;
+        let spec = schema.columns[schema.columns.len() - 1].clone();
+        let mut features = 0;
+        if let Some(input) = fill {
+            let mark = self.words.mark();
+            let stored = prepare(&mut self.words, &self.base, &spec, input, validate);
+            let Stored { column, .. } = stored.map_err(|error| {
+                self.words.return_to(&mark);
+                error.column(&spec.name).context(format!("cannot add column `{}`", spec.name))
+            })?;
+            let mut writer = FragmentsWriter::new(self.base.context.clone(), vec![spec.clone()]);
+            let written = writer.push(vec![Some(Stored { column, words: self.words.of(spec.id) })], 1).and_then(|()| writer.finish());
+            self.puts.extend(writer.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id)));
+            written?;
+            features = writer.features;
+            if let Some(file) = writer.fragments.first().and_then(|fragment| fragment.files.first()) {
+                schema.set_fill(file.clone());
+            }
+        }
+        self.altered.get_or_insert_default().features |= features;
+        self.set_schema(schema)
+    }
+
+    /// Drop a column. Earlier snapshots keep it. If it may have values, `force` must be set.
+    pub fn drop_column(&mut self, name: &str, force: bool) -> Result<()> {
+        self.check_open()?;
+        let schema = self.base.schema.without_column(name)?;
+        let spec = self.base.column(name)?.clone();
+        if !force && self.may_have_values(&spec)? {
+            let text = format!("cannot drop column `{name}`: it has values, which the newest snapshot would no longer have");
+            return Err(Error::new("invalid-argument", text).hint("pass force=True; earlier snapshots keep the column"));
+        }
+        self.keys.retain(|keys| keys.column.id != spec.id);
+        self.altered.get_or_insert_default().dropped.push(spec.id);
+        self.set_schema(schema)
+    }
+
+    /// Rename a column. Its values, and columns that belong to it, follow.
+    pub fn rename_column(&mut self, old: &str, new: &str) -> Result<()> {
+        self.check_open()?;
+        let schema = self.base.schema.renamed(old, new)?;
+        self.altered.get_or_insert_default();
+        self.set_schema(schema)
+    }
+
+    /// Return whether any data file lists a column. Cost: reads the manifest.
+    fn may_have_values(&mut self, spec: &ColumnSpec) -> Result<bool> {
+        let (seen, own) = self.view()?;
+        let mut found = own.iter().any(|own| own.changes(spec.id));
+        seen.each_file(Some(&[spec.id]), |_, _| {
+            found = true;
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Begin a new fragment if these new samples and those before give values for different columns with fill values. A fragment lists a
+    /// column for all of its samples or for none.
+    pub(in crate::commit) fn begin_fragment(&mut self, columns: &[Option<Stored>]) -> Result<()> {
+        let with_fill = self.base.schema.columns.iter().zip(columns).filter(|(spec, _)| spec.fill.is_some());
+        let given: Vec<u64> = with_fill.filter(|(_, column)| column.is_some()).map(|(spec, _)| spec.id).collect();
+        if given == self.filled {
+            return Ok(());
+        }
+        self.filled = given;
+        self.close_fragment()
+    }
+}

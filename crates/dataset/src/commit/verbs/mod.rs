@@ -1,0 +1,4 @@
+//! What a transaction can do besides appending, updating and deleting samples.
+
+mod alter;
+mod upsert;

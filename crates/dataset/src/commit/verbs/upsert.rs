@@ -1,0 +1,117 @@
+//! Upsert: update the samples that have given keys, and append the others.
+
+use std::collections::HashMap;
+
+use penstock_error::{Error, Result};
+use penstock_format::ids::PROVISIONAL;
+use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_tensor::{Column, Dtype};
+
+use crate::commit::keys::{Keys, each_key, keys_of, not_unique};
+use crate::commit::transaction::Transaction;
+use crate::write::check::{Input, check_lengths};
+use crate::write::column::Stored;
+use crate::write::media::Validate;
+
+impl Transaction {
+    /// Update the samples whose value in column `key` is given, and append the others. If a key is repeated, its last sample counts.
+    /// Returns the row ids, which are provisional for new samples. The commit fails if another commit adds one of the keys in the
+    /// meantime. Cost: reads the whole key column.
+    pub fn upsert(&mut self, key: &str, inputs: Vec<Input>, validate: Validate) -> Result<Vec<i64>> {
+        self.check_open()?;
+        let samples = check_lengths(&inputs).map_err(|error| error.context("cannot upsert"))?;
+        let columns = self.check(inputs, validate, "upsert")?;
+        let base = self.base.clone();
+        let spec = base.column(key)?;
+        let index = base.schema.columns.iter().position(|column| column.id == spec.id).unwrap_or_default();
+        let given = columns[index].as_ref().ok_or_else(|| {
+            Error::new("invalid-argument", format!("cannot upsert: the key column `{key}` is not given"))
+                .hint("give one key for each sample")
+        })?;
+        let keys = given_keys(spec, given)?;
+        let (row_ids, is_new) = self.find_keys(spec, &keys)?;
+        let chosen = |new: bool| (0..samples).filter(|row| is_new[*row] == new).map(|row| (0, row)).collect::<Vec<(usize, usize)>>();
+        let gather = |picks: &[(usize, usize)], stored: &Stored| Stored {
+            column: Column::gather(&[&stored.column], picks),
+            words: stored.words.clone(),
+        };
+        let (new, known) = (chosen(true), chosen(false));
+        if !new.is_empty() {
+            let appended = columns.iter().map(|column| column.as_ref().map(|stored| gather(&new, stored))).collect();
+            self.append_stored(appended, new.len())?;
+        }
+        let others = columns.iter().enumerate().filter(|(at, column)| *at != index && column.is_some());
+        if !known.is_empty() && others.count() > 0 {
+            let updated = columns.iter().enumerate();
+            let updated = updated.map(|(at, column)| column.as_ref().filter(|_| at != index).map(|stored| gather(&known, stored).column));
+            self.update_stored(known.iter().map(|(_, row)| row_ids[*row]).collect(), updated.collect())?;
+        }
+        for (key, row_id) in keys.into_iter().zip(&row_ids) {
+            self.keys_of_column(spec).insert(key, *row_id);
+        }
+        Ok(row_ids.into_iter().map(u64::cast_signed).collect())
+    }
+
+    /// Return the row id of each key, and whether its sample must be appended. New samples have the row ids that `append` will give.
+    fn find_keys(&mut self, spec: &ColumnSpec, keys: &[Vec<u8>]) -> Result<(Vec<u64>, Vec<bool>)> {
+        let (snapshot, own) = self.view()?;
+        let mut found: HashMap<&[u8], Option<u64>> = keys.iter().map(|key| (&key[..], None)).collect();
+        let mut twice = None;
+        each_key(&snapshot, &own, spec, (0..snapshot.len()).collect(), |row_id, key| {
+            let Some((key, known)) = key.and_then(|key| Some((key, found.get_mut(key)?))) else { return };
+            match known {
+                Some(other) => drop(twice.get_or_insert_with(|| not_unique(spec, key, *other, row_id))),
+                None => *known = Some(row_id),
+            }
+        })?;
+        if let Some(error) = twice {
+            return Err(error.context("cannot upsert"));
+        }
+        let mut next = PROVISIONAL | self.samples();
+        let (mut row_ids, mut is_new) = (Vec::with_capacity(keys.len()), Vec::with_capacity(keys.len()));
+        for key in keys {
+            let known = found.entry(key).or_default();
+            is_new.push(known.is_none());
+            row_ids.push(*known.get_or_insert(next));
+            next += u64::from(is_new.last() == Some(&true));
+        }
+        Ok((row_ids, is_new))
+    }
+
+    fn keys_of_column(&mut self, spec: &ColumnSpec) -> &mut Keys {
+        let known = self.keys.iter().position(|keys| keys.column.id == spec.id);
+        let at = known.unwrap_or_else(|| {
+            self.keys.push(Keys::new(spec.clone()));
+            self.keys.len() - 1
+        });
+        &mut self.keys[at]
+    }
+}
+
+/// Return the bytes of each key. Nulls, and columns whose values are not exact, are refused.
+fn given_keys(spec: &ColumnSpec, given: &Stored) -> Result<Vec<Vec<u8>>> {
+    let exact = match &spec.kind {
+        ColumnKind::Text | ColumnKind::Bytes | ColumnKind::Label { .. } | ColumnKind::Category => true,
+        ColumnKind::Scalar { dtype } => {
+            let inexact = [Dtype::Float16, Dtype::Bfloat16, Dtype::Float32, Dtype::Float64, Dtype::Complex64, Dtype::Complex128];
+            Dtype::from_name(dtype).is_some_and(|dtype| !inexact.contains(&dtype))
+        }
+        _ => false,
+    };
+    if !exact {
+        let text = format!("cannot upsert: column `{}` cannot be a key", spec.name);
+        return Err(Error::new("invalid-argument", text).hint("a key is a whole number, bool, timestamp, text, bytes, label or category"));
+    }
+    let (mut keys, mut null) = (Vec::new(), None);
+    let none = std::sync::Arc::default();
+    keys_of(&given.column, given.words.as_ref().unwrap_or(&none), |key| match key {
+        Some(key) => keys.push(key.to_vec()),
+        None => drop(null.get_or_insert(keys.len())),
+    });
+    match null {
+        None => Ok(keys),
+        Some(row) => Err(Error::new("invalid-value", "is null, but a key must not be null")
+            .at_row(row as u64)
+            .context(format!("cannot upsert column `{}`", spec.name))),
+    }
+}

@@ -1,0 +1,6 @@
+//! Snapshots, and everything that makes or compares them.
+
+pub mod branches;
+pub mod history;
+pub mod snapshot;
+pub mod transaction;

@@ -1,0 +1,206 @@
+//! A transaction handle, which accepts prepared columns and row ids and commits once.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use numpy::{PyArray1, PyReadonlyArray1};
+use penstock_dataset::{Input, Isolation, Validate, check_texts, generation};
+use penstock_error::{Error, Result};
+use penstock_format::schema::ColumnSpec;
+use penstock_storage::Options;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::OrRaise;
+use crate::versions::snapshot::Snapshot;
+use crate::view::View;
+use crate::{input, media};
+
+#[pyclass(frozen, module = "penstock._core")]
+pub struct Transaction {
+    /// None after commit or abort.
+    inner: Mutex<Option<penstock_dataset::Transaction>>,
+    /// Detects a forked child, where a thread that no longer exists may hold the lock.
+    generation: u64,
+    options: Options,
+}
+
+/// Begin a transaction on a snapshot. The commit's message, author and properties are checked now, before any data are
+/// appended.
+#[pyfunction]
+pub fn begin(
+    py: Python<'_>,
+    snapshot: &Snapshot,
+    message: &str,
+    author: &str,
+    properties: &str,
+    serializable: bool,
+) -> PyResult<Transaction> {
+    let isolation = if serializable { Isolation::Serializable } else { Isolation::Snapshot };
+    let begun =
+        check_texts(message, author, properties).and_then(|()| penstock_dataset::Transaction::begin(snapshot.inner.clone(), isolation));
+    Ok(Transaction { inner: Mutex::new(Some(begun.or_raise(py)?)), generation: generation(), options: snapshot.options.clone() })
+}
+
+impl Transaction {
+    /// Return a number that is unique among live transactions.
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
+    /// Refuse calls from a forked child, and calls made while this transaction is pulling a value in this thread. Both could
+    /// deadlock.
+    fn check_caller(&self, py: Python<'_>) -> PyResult<()> {
+        if input::is_pulled_by(self.address()) {
+            let text = "cannot use this transaction while it is reading a value in this thread";
+            return Err(Error::new("transaction-closed", text).hint("raise an exception from the value to abort the append")).or_raise(py);
+        }
+        if self.generation == generation() {
+            return Ok(());
+        }
+        let text = "cannot use this transaction: this process was forked after the transaction began";
+        Err(Error::new("transaction-closed", text).hint("begin a new transaction in this process")).or_raise(py)
+    }
+}
+
+fn closed() -> Error {
+    Error::new("transaction-closed", "cannot use this transaction: it has already been committed or aborted")
+}
+
+#[pymethods]
+impl Transaction {
+    /// Append samples. `columns` maps names to prepared values (see `input`). `first_row` is the first row's number in the user's
+    /// input, for errors. Returns the provisional row id of the first sample.
+    fn append(&self, py: Python<'_>, columns: &Bound<'_, PyDict>, validate: &str, first_row: u64) -> PyResult<i64> {
+        self.write(py, columns, validate, first_row, penstock_dataset::Transaction::append)
+    }
+
+    /// Give these samples new values. `columns` and `first_row` have the same meaning as in `append`.
+    fn update(
+        &self,
+        py: Python<'_>,
+        row_ids: PyReadonlyArray1<'_, i64>,
+        columns: &Bound<'_, PyDict>,
+        validate: &str,
+        first_row: u64,
+    ) -> PyResult<()> {
+        let row_ids = row_ids.as_slice()?;
+        self.write(py, columns, validate, first_row, |inner, inputs, validate| inner.update(row_ids, inputs, validate))
+    }
+
+    /// Add a column, given as the JSON of a list of one. `fill` has its prepared value for samples without a value, or nothing.
+    fn add_column(&self, py: Python<'_>, column: &str, fill: &Bound<'_, PyDict>) -> PyResult<()> {
+        let specs: Vec<ColumnSpec> = serde_json::from_str(column)
+            .map_err(|error| Error::new("invalid-schema", format!("cannot add a column: {error}")))
+            .or_raise(py)?;
+        self.write(py, fill, "header", 0, |inner, mut inputs, validate| {
+            let spec = specs.into_iter().next().ok_or_else(|| Error::new("invalid-schema", "cannot add a column: none is given"))?;
+            inner.add_column(spec, inputs.pop(), validate)
+        })
+    }
+
+    fn drop_column(&self, py: Python<'_>, name: &str, force: bool) -> PyResult<()> {
+        self.locked(py, |inner| inner.drop_column(name, force))
+    }
+
+    fn rename_column(&self, py: Python<'_>, old: &str, new: &str) -> PyResult<()> {
+        self.locked(py, |inner| inner.rename_column(old, new))
+    }
+
+    /// Return the columns that the transaction sees, as JSON.
+    fn columns(&self, py: Python<'_>) -> PyResult<String> {
+        self.locked(py, |inner| serde_json::to_string(&inner.schema().columns).map_err(|error| Error::new("internal", error.to_string())))
+    }
+
+    /// Delete these samples.
+    fn delete(&self, py: Python<'_>, row_ids: PyReadonlyArray1<'_, i64>) -> PyResult<()> {
+        let row_ids = row_ids.as_slice()?;
+        self.locked(py, |inner| inner.delete(row_ids))
+    }
+
+    /// Update the samples with these keys, and append the others. Returns their row ids.
+    fn upsert<'py>(
+        &self,
+        py: Python<'py>,
+        key: &str,
+        columns: &Bound<'_, PyDict>,
+        validate: &str,
+        first_row: u64,
+    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let row_ids = self.write(py, columns, validate, first_row, |inner, inputs, validate| inner.upsert(key, inputs, validate))?;
+        Ok(PyArray1::from_vec(py, row_ids))
+    }
+
+    /// Return the samples as this transaction sees them: a snapshot and a view of it, which also has the values in memory.
+    fn view(&self, py: Python<'_>) -> PyResult<(Snapshot, View)> {
+        let (snapshot, own) = self.locked(py, |inner| inner.view())?;
+        Ok((Snapshot { inner: snapshot.clone(), options: self.options.clone() }, View::of_transaction(snapshot, own)))
+    }
+
+    /// Record that these columns were read, of the samples with these row ids or of all samples.
+    fn note_read(&self, py: Python<'_>, columns: Vec<String>, row_ids: Option<PyReadonlyArray1<'_, i64>>) -> PyResult<()> {
+        let row_ids = row_ids.as_ref().map(|row_ids| row_ids.as_slice()).transpose()?;
+        self.locked(py, |inner| inner.note_read(&columns, row_ids))
+    }
+
+    /// Commit. Returns (snapshot id, first row id, number of samples, new snapshot).
+    fn commit(&self, py: Python<'_>, message: &str, author: &str, properties: &str) -> PyResult<(String, i64, u64, Snapshot)> {
+        self.check_caller(py)?;
+        let (receipt, snapshot) = py
+            .detach(|| {
+                let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+                inner.ok_or_else(closed)?.commit(message, author, properties)
+            })
+            .or_raise(py)?;
+        Ok((
+            receipt.snapshot.to_string(),
+            receipt.first_row_id,
+            receipt.samples,
+            Snapshot { inner: Arc::new(snapshot), options: self.options.clone() },
+        ))
+    }
+
+    /// Abort and discard all changes.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        if self.generation != generation() {
+            return Ok(()); // Only the parent process may abort.
+        }
+        self.check_caller(py)?;
+        py.detach(|| drop(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        Ok(())
+    }
+}
+
+impl Transaction {
+    /// Run `work` on the transaction.
+    fn locked<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut penstock_dataset::Transaction) -> Result<T> + Send) -> PyResult<T> {
+        self.check_caller(py)?;
+        py.detach(|| work(self.inner.lock().unwrap_or_else(PoisonError::into_inner).as_mut().ok_or_else(closed)?)).or_raise(py)
+    }
+
+    /// Convert the columns and pass them to `write`.
+    fn write<T: Send>(
+        &self,
+        py: Python<'_>,
+        columns: &Bound<'_, PyDict>,
+        validate: &str,
+        first_row: u64,
+        write: impl FnOnce(&mut penstock_dataset::Transaction, Vec<Input>, Validate) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        self.check_caller(py)?;
+        let validate = media::validate(py, validate)?;
+        let raised = input::Raised::default();
+        let mut inputs = Vec::with_capacity(columns.len());
+        for (name, values) in columns {
+            let name: String = name.extract()?;
+            inputs.push(input::input(py, &values, &name, first_row, &raised, self.address())?);
+        }
+        let written = py.detach(|| {
+            let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            write(inner.as_mut().ok_or_else(closed)?, inputs, validate)
+        });
+        match raised.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(error) => Err(error),
+            None => written.map_err(|error| error.shift_rows(first_row)).or_raise(py),
+        }
+    }
+}

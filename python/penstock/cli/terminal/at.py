@@ -1,0 +1,40 @@
+"""The options by which every verb chooses a snapshot or a branch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from penstock.dataset import Dataset
+
+BRANCH: str = typer.Option("main", "--branch", "-b", help="The newest snapshot of this branch.")
+SNAPSHOT: str = typer.Option("", "--snapshot", help="A snapshot id; the newest by default.")
+TAG: str = typer.Option("", "--tag", help="The name of a tag, instead of a snapshot id.")
+AS_OF: str = typer.Option("", "--as-of", help="A time such as 2026-11-20T12:00:00Z: the newest snapshot at that time.")
+MESSAGE: str = typer.Option("", "--message", "-m", help="The message of the commit.")
+ON_CONFLICT: list[str] = typer.Option(
+    [], "--on-conflict", help="fail (the default), ours or theirs; or column=ours for one column. Can be repeated."
+)
+
+
+def opened(uri: str, snapshot: str, tag: str, as_of: str, branch: str = "main") -> Dataset:
+    """Open a dataset at the chosen snapshot."""
+    import penstock
+
+    return penstock.open(uri, branch=branch, snapshot=snapshot or None, tag=tag or None, as_of=as_of or None)
+
+
+def policies(given: list[str]) -> dict[str, str]:
+    """Parse the values of --on-conflict."""
+    chosen: dict[str, str] = {}
+    for text in given:
+        column, sign, policy = text.rpartition("=")
+        name = column if sign else "*"
+        if name in chosen:
+            raise typer.BadParameter(f"--on-conflict is given twice for {'all columns' if name == '*' else f'column `{name}`'}")
+        if policy not in ("fail", "ours", "theirs"):
+            raise typer.BadParameter(f"--on-conflict {text}: expected fail, ours or theirs")
+        chosen[name] = policy
+    return chosen

@@ -1,0 +1,1 @@
+"""Verbs that list, name, compare and combine versions."""

@@ -1,0 +1,38 @@
+"""`penstock branch`."""
+
+from __future__ import annotations
+
+import typer
+
+
+# Over 6 parameters: each is an option of the command line.
+def branch(
+    uri: str = typer.Argument(help="A dataset."),
+    name: str = typer.Argument("", help="The branch to create or delete; without a name, list all branches."),
+    start: str = typer.Option("", "--start", help="Where the branch begins: a branch, a tag or a snapshot id; main by default."),
+    delete: bool = typer.Option(False, "--delete", "-d", help="Delete the branch. Its snapshots remain."),
+    as_json: bool = typer.Option(False, "--json", help="Print a JSON object of branches to the ids of their newest snapshots."),
+) -> None:
+    """List branches, create a branch, or delete a branch."""
+    import penstock
+    from penstock.cli.terminal import show
+
+    if (delete or start) and not name:
+        raise typer.BadParameter("give the name of the branch")
+    if delete and start:
+        raise typer.BadParameter("--delete takes only the name of the branch")
+    dataset = penstock.open(uri)
+    if delete:
+        dataset.delete_branch(name)
+    elif name:
+        dataset.create_branch(name, start or None)
+    branches = dataset.branches()
+    if as_json:
+        show.print_json(branches)
+    elif name:
+        print(f"deleted branch {show.plain(name)}" if delete else f"branch {show.plain(name)} begins with snapshot {branches[name]}")
+    else:
+        table = show.table(str(uri), "branch", "newest snapshot")
+        for known, newest in branches.items():
+            table.add_row(show.plain(known), newest)
+        show.console.print(table)

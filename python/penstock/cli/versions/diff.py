@@ -1,0 +1,41 @@
+"""`penstock diff`."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+
+def diff(
+    uri: str = typer.Argument(help="A dataset."),
+    since: str = typer.Argument(help="The earlier snapshot: an id, a branch or a tag."),
+    until: str = typer.Argument("", help="The later snapshot: an id, a branch or a tag; the newest of main by default."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object per group of samples, with their row ids."),
+) -> None:
+    """Count the samples that were added, deleted or changed between two snapshots, by column."""
+    from collections import Counter
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    import penstock
+    from penstock.cli.terminal import show
+
+    counts: Counter[tuple[str, str]] = Counter()
+    console = Console(stderr=True)
+    with Progress(console=console, disable=as_json or not console.is_terminal) as progress:
+        task = progress.add_task("comparing", total=None)
+        for found in penstock.open(uri).diff(since, until or None):
+            counts[found.kind, found.column or ""] += len(found.row_ids)
+            progress.update(task, completed=sum(counts.values()))
+            if as_json:
+                show.print_json({"kind": found.kind, "column": found.column, "row_ids": found.row_ids.tolist()})
+    if as_json:
+        return
+    if not counts:
+        print("the snapshots have the same samples", file=sys.stderr)
+    table = show.table(f"{uri}: {since} to {until or 'the newest snapshot'}", "what", "column", "samples")
+    for (kind, column), samples in counts.items():
+        table.add_row(kind, show.plain(column), f"{samples:,}")
+    show.console.print(table)

@@ -1,0 +1,56 @@
+"""`penstock log`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from penstock.cli.terminal import at
+
+if TYPE_CHECKING:
+    from penstock.history.log import Commit
+
+
+# Over 6 parameters: each is an option of the command line.
+def log(
+    uri: str = typer.Argument(help="A dataset."),
+    limit: int = typer.Option(20, "--limit", "-n", min=1, help="The maximum number of commits."),
+    branch: str = at.BRANCH,
+    snapshot: str = at.SNAPSHOT,
+    tag: str = at.TAG,
+    as_of: str = at.AS_OF,
+    graphic: bool = typer.Option(False, "--graph", "-g", help="Draw the graph of branches and merges, one line per commit."),
+    as_json: bool = typer.Option(False, "--json", help="Print a JSON list of objects."),
+) -> None:
+    """List commits, newest first."""
+    from rich.text import Text
+
+    from penstock.cli.terminal import show
+    from penstock.cli.versions import graph
+
+    commits: Sequence[Commit] = at.opened(uri, snapshot, tag, as_of, branch).log(limit)
+    if as_json:
+        show.print_json([{**vars(commit), "time": commit.time.isoformat()} for commit in commits])
+        return
+    if graphic:
+        for drawing, commit in zip(graph.lanes(commits), commits, strict=True):
+            first, *below = drawing.split("\n")
+            # Messages may contain line breaks and control characters.
+            show.console.print(Text(f"{first}  {commit.snapshot}  {' '.join(show.printable(commit.message).split())}"), soft_wrap=True)
+            for line in below:
+                print(line)
+        return
+    table = show.table(str(uri), "snapshot", "time", "author", "samples", "added", "deleted", "message")
+    for commit in commits:
+        table.add_row(
+            commit.snapshot,
+            commit.time.strftime("%Y-%m-%d %H:%M:%S"),
+            show.plain(commit.author),
+            f"{commit.samples:,}",
+            f"+{commit.samples_added:,}",
+            f"-{commit.samples_deleted:,}" if commit.samples_deleted else "",
+            show.plain(commit.message),
+        )
+    show.console.print(table)

@@ -1,0 +1,41 @@
+"""`penstock tag`."""
+
+from __future__ import annotations
+
+import typer
+
+from penstock.cli.terminal import at
+
+
+# Over 6 parameters: each is an option of the command line.
+def tag(
+    uri: str = typer.Argument(help="A dataset."),
+    name: str = typer.Argument("", help="The tag to make or delete; without a name, list all tags."),
+    branch: str = at.BRANCH,
+    snapshot: str = at.SNAPSHOT,
+    as_of: str = at.AS_OF,
+    delete: bool = typer.Option(False, "--delete", "-d", help="Delete the tag."),
+    as_json: bool = typer.Option(False, "--json", help="Print a JSON object of tags to snapshot ids."),
+) -> None:
+    """List tags, name a snapshot, or delete a tag."""
+    from penstock.cli.terminal import show
+
+    if (delete or snapshot or as_of) and not name:
+        raise typer.BadParameter("give the name of the tag")
+    if delete and (snapshot or as_of or branch != "main"):
+        raise typer.BadParameter("--delete takes only the name of the tag")
+    dataset = at.opened(uri, snapshot, "", as_of, branch)
+    if delete:
+        dataset.delete_tag(name)
+    elif name:
+        dataset.create_tag(name)
+    tags = dataset.tags()
+    if as_json:
+        show.print_json(tags)
+    elif name:
+        print(f"deleted tag {show.plain(name)}" if delete else f"{show.plain(name)} names snapshot {tags[name]}")
+    else:
+        table = show.table(str(uri), "tag", "snapshot")
+        for known, target in tags.items():
+            table.add_row(show.plain(known), target)
+        show.console.print(table)

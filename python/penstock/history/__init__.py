@@ -1,0 +1,1 @@
+"""The versions of a dataset: its log, differences, names and branches."""

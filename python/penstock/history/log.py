@@ -1,0 +1,104 @@
+"""The entries of a log and of a comparison, and the log itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import _core
+
+
+@dataclasses.dataclass(frozen=True)
+class Commit:
+    """An entry in `ds.log()`. `time` is in UTC; `samples` is the number of samples in the snapshot. A merge has two parents."""
+
+    snapshot: str
+    message: str
+    author: str
+    time: datetime.datetime
+    parents: tuple[str, ...]
+    kind: str
+    samples: int
+    samples_added: int
+    samples_deleted: int
+    properties: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """An entry in `ds.diff()`: samples that were "added", "deleted" or "changed", by row id. `column` is the column that changed."""
+
+    kind: str
+    column: str | None
+    row_ids: npt.NDArray[np.int64]
+
+
+class Log(Sequence[Commit]):
+    """Commits, newest first. They are read when they are needed: iteration streams, and `len` reads all of them.
+
+    No commit comes before one of its descendants.
+    """
+
+    def __init__(self, core: _core.Log, limit: int | None) -> None:
+        self._core, self._limit = core, limit
+        self._known: list[Commit] = []
+        self._lock = threading.Lock()
+
+    def _read(self, count: int | None) -> bool:
+        """Read commits until `count` are known, or all. Returns whether there are that many."""
+        count = count if self._limit is None else min(self._limit, self._limit if count is None else count)
+        with self._lock:
+            while count is None or len(self._known) < count:
+                entry = self._core.next()
+                if entry is None:
+                    self._limit = len(self._known)
+                    break
+                self._known.append(_commit(entry))
+        return count is None or len(self._known) >= count
+
+    def __iter__(self) -> Iterator[Commit]:
+        at = 0
+        while (self._limit is None or at < self._limit) and self._read(at + 1):
+            yield self._known[at]
+            at += 1
+
+    def __len__(self) -> int:
+        self._read(None)
+        return len(self._known)
+
+    @overload
+    def __getitem__(self, index: int) -> Commit: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Commit]: ...
+    def __getitem__(self, index: int | slice) -> Commit | list[Commit]:
+        if isinstance(index, slice):
+            forwards = index.stop is not None and index.stop >= 0 and (index.start or 0) >= 0 and (index.step or 1) > 0
+            self._read(index.stop if forwards else None)
+            return self._known[index]
+        self._read(None if index < 0 else index + 1)
+        return self._known[index]
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Log | list) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        shown = [f"{commit.snapshot}  {commit.message}" for commit in self[:10]]
+        return "\n".join([*shown, *(["…"] if len(self[:11]) > 10 else [])]) or "no commits"
+
+
+def _commit(entry: dict[str, Any]) -> Commit:
+    time = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(microseconds=entry["time_us"])
+    return Commit(
+        snapshot=entry["snapshot"], message=entry["message"], author=entry["author"], time=time, parents=tuple(entry["parents"]), kind=entry["kind"],
+        samples=entry["samples"], samples_added=entry["samples_added"], samples_deleted=entry["samples_deleted"],
+        properties=json.loads(entry.get("properties") or "{}"),
+    )  # fmt: skip
