@@ -374,6 +374,13 @@ def overlays(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
     return changes.overlays(folder, photos)
 
 
+def branches(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
+    """Create branches, merge them, and open old snapshots; see bench/changes.py."""
+    import changes
+
+    return changes.branches(folder, photos)
+
+
 def _rows(name: str) -> Callable[[pathlib.Path, pathlib.Path | None], Result]:
     """Return a benchmark with millions of rows; see bench/rows.py."""
 
@@ -402,6 +409,6 @@ TRAINING = ("photos", "augment", "rows", "functions", "starting", "whole_direct"
 ALL: dict[str, Callable[[pathlib.Path, pathlib.Path | None], Result]] = {
     "cifar": cifar, "jpeg": jpeg, "ingest": ingest, "text": text, "calls": calls, "opening": opening, "memory": memory,
     "larger_than_memory": larger_than_memory, "codecs": codecs, "commits": commits, "minio": minio, "direct": direct, "slices": slices,
-    "rows": _rows("rows"), "import_rows": _rows("import_rows"), "overlays": overlays,
+    "rows": _rows("rows"), "import_rows": _rows("import_rows"), "overlays": overlays, "branches": branches,
     **{f"loader_{name}": _training(name) for name in TRAINING},
 }  # fmt: skip

@@ -5,9 +5,11 @@ Limits are the same dataset before the change, read in turns with it in the same
 
 from __future__ import annotations
 
+import itertools
+import os
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -85,3 +87,60 @@ def overlays(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         value = (written[name] - (64 << 10)) / needed
         bars.append({"what": f"bytes written beyond 64 KiB, {name} / (values + 4 bytes a sample)", "value": value, "at_most": 2})
     return {"what": f"{samples} samples in {FRAGMENTS} fragments", "written": written, "times": times, "lines": lines, "bars": bars}
+
+
+CHANGES, COMMITS = 10_000, 1000
+
+
+def branches(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+    """Create branches, merge 10,000 disjoint changes of each side, made in one commit or in 1,000, and open any of thousands of snapshots.
+
+    The limit of each is a small file, synced with its folder, which is what a commit cannot do without.
+    """
+    rng, number = np.random.default_rng(0), itertools.count()
+    functions: dict[str, Callable[[], None]] = {}
+    for commits in (1, COMMITS):
+        ds = ps.create(folder / f"{commits}", {"n": "int64", "vector": ps.Tensor((16,), "float32")})
+        ids = ds.append({"n": np.arange(100_000), "vector": rng.random((100_000, 16), dtype=np.float32)}).row_ids
+        exp, order = ds.create_branch("exp"), rng.permutation(ids)[: 2 * CHANGES].reshape(2, commits, -1)
+        for handle, groups in zip((ds, exp), order, strict=True):
+            for rows in groups:
+                with handle.transaction() as tx:
+                    tx.update({"n": -rows}, row_ids=rows)
+                    tx.append({"n": rows[:1]})
+        functions |= _merges(ds, exp, f"{commits} commits" if commits > 1 else "1 commit", number)
+    snapshots = [commit.snapshot for commit in ds.log()]
+    functions["open a snapshot"] = lambda: touch(ps.open(ds.uri, snapshot=snapshots[rng.integers(len(snapshots))])["n"][:1])
+    functions["create a branch"] = lambda: ds.create_branch(f"new {next(number)}").refresh() and None
+    functions["a synced file"] = lambda: _sync(folder, next(number))
+    times = interleaved(functions)
+    seconds = {name: spent["median_seconds"] for name, spent in times.items()}
+    bars = [{"what": f"{name}: seconds", "value": seconds[name], "at_most": 1} for name in seconds if name.startswith("merge")]
+    bars.append({"what": "open any snapshot, and read one value: seconds", "value": seconds["open a snapshot"], "at_most": 0.05})
+    bars.append(
+        {"what": "create a branch / two synced files", "value": seconds["create a branch"] / seconds["a synced file"] / 2, "at_most": 2}
+    )
+    lines = [f"{name}: {spent * 1e3:.2f} ms" for name, spent in seconds.items()]
+    return {"what": f"{CHANGES} changes on each side of 100,000 samples", "times": times, "lines": lines, "bars": bars}
+
+
+def _merges(ds: ps.Dataset, exp: ps.Dataset, made: str, number: Iterator[int]) -> dict[str, Callable[[], None]]:
+    """Merge `exp` into new branches that begin at `ds`. The time includes the creation of the branch."""
+    ours, theirs = ds.snapshot, exp.snapshot
+
+    def merge() -> None:
+        side = ds.create_branch(f"side {next(number)}", ours)
+        side.merge(theirs)
+        if len(side.log()[0].parents) != 2:
+            raise AssertionError("nothing was merged")
+
+    return {f"merge, {made} on each side": merge}
+
+
+def _sync(folder: pathlib.Path, number: int) -> None:
+    with (folder / f"file{number}").open("wb", buffering=0) as out:
+        out.write(bytes(600))
+        os.fsync(out.fileno())
+    where = os.open(folder, os.O_RDONLY)
+    os.fsync(where)
+    os.close(where)
