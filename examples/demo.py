@@ -1,5 +1,5 @@
 """A tour of Penstock on real data: write three commits, open old snapshots, read back bit for bit, and train a classifier.
-Kill it in the middle of an epoch, resume, change samples in place, and verify.
+Kill it in the middle of an epoch, resume, change samples in place, merge a branch, and verify.
 
 Usage: python examples/demo.py [--data FOLDER] [--keep FOLDER]
 Data: the 1,797 handwritten digits and two photographs that ship with scikit-learn; with --data, your own images.
@@ -22,7 +22,8 @@ import numpy as np
 import penstock as ps
 import torch
 from penstock import transforms as T
-from penstock.cli.show import size_text, table, type_text
+from penstock.cli.terminal.show import size_text, table, type_text
+from penstock.cli.versions.graph import lanes
 from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -242,6 +243,35 @@ def show_changes(ds: ps.Dataset) -> None:
     )
 
 
+def show_branches(ds: ps.Dataset) -> None:
+    """Correct labels on a branch while main grows, merge both, and decide a conflict."""
+    exp, rows = ds.create_branch("relabelled"), ds.take(range(4), columns=["_row_id", "label"])
+    with exp.transaction("a second opinion") as tx:
+        tx.update({"label": [7, 7]}, row_ids=rows["_row_id"][2:])
+    image = ds.take([0], columns=["image"], decode=False)["image"]
+    ds.append({"image": image, "label": [3], "source": ["digits/train"]}, message="one more digit")
+    ds.merge("relabelled")
+    labels = ds.take(row_ids=rows["_row_id"][2:], columns=["label"])["label"].tolist()
+    if labels != [7, 7] or len(ds) != len(exp) + 1:
+        sys.exit(f"FAILED: the merge has {len(ds)} samples and labels {labels}")
+    console.print(f"[bold]merge[/] of a branch: 2 labels of the branch, 1 sample of main; parents {', '.join(ds.log()[0].parents)}")
+    for handle, label in ((ds, 1), (exp, 2)):
+        with handle.transaction("both change one label") as tx:
+            tx.update({"label": [label]}, row_ids=rows["_row_id"][3:])
+    try:
+        ds.merge("relabelled")
+        sys.exit("FAILED: a merge ignored a conflict")
+    except ps.ConflictError as error:
+        console.print("[bold]conflict[/]:", end=" ")
+        console.print(str(error).splitlines()[0], markup=False, highlight=False)
+    ds.merge("relabelled", on_conflict="theirs")
+    if ds.take(row_ids=rows["_row_id"][3:], columns=["label"])["label"].tolist() != [2]:
+        sys.exit("FAILED: the branch's label should have won")
+    for drawing, commit in zip(lanes(ds.log(7)), ds.log(7), strict=True):
+        first, *below = drawing.splitlines()
+        console.print("  " + "\n  ".join([f"{first}  {commit.message}", *below]), markup=False, highlight=False)
+
+
 def measure(ds: ps.View) -> None:
     """Measure shuffled takes of 128 images, decoded and as stored, in images per second."""
     for what, decode in (("decoded", True), ("as stored", False)):
@@ -302,6 +332,7 @@ def main() -> None:
         if accuracy < ACCURACY_BAR:
             sys.exit("FAILED: the classifier is below the bar")
         show_changes(ds)
+        show_branches(ds)
         measure(ds)
         verify(ds)
         console.print("[bold]done[/]" + (f": inspect the dataset with  .venv/bin/penstock head {root}" if arguments.keep else ""))
