@@ -171,6 +171,7 @@ class Merge(Job):
     def run(self, place: pathlib.Path, ds) -> None:
         ds.merge("exp")
 
+    # An attribute in the other jobs. The step of this one depends on its arguments.
     @property
     def step(self) -> int:  # type: ignore[override]
         return self.rows

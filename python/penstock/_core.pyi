@@ -13,7 +13,6 @@ class Snapshot:
     uri: str
     id: str
     number: int
-    branch: int
     dataset_id: str
     columns: str
     mapped: bool

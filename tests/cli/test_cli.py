@@ -11,6 +11,8 @@ import pytest
 
 VERBS = ("create", "import", "info", "log", "head", "verify", "tag", "diff", "branch", "merge", "cherry-pick", "reset", "stats", "doctor")
 
+pytestmark = pytest.mark.processes
+
 
 def run(*arguments, code=0):
     done = subprocess.run([sys.executable, "-m", "penstock", *map(str, arguments)], capture_output=True, text=True)

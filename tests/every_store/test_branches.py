@@ -1,7 +1,6 @@
 """Test branches on every store: merges with real conflicts, branches made at once, merges beside writers, and what opening one costs."""
 
 import datetime
-import multiprocessing
 import pathlib
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ import threading
 import numpy as np
 import penstock as ps
 import pytest
+import waiting
 from conftest import newest, spent
 
 
@@ -273,19 +273,11 @@ def make_branch(uri, name, go, answers):
 
 def test_branches_made_at_once_have_lineages_of_their_own(root):
     ds = ps.create(root, {"n": "int32"})
-    context = multiprocessing.get_context("fork" if str(root).startswith("/") else "spawn")
-    names, ids, go, answers = [f"own {worker}" for worker in range(3)] + ["shared"] * 3, [], context.Event(), context.Queue()
-    workers = [context.Process(target=make_branch, args=(str(root), name, go, answers)) for name in names]
-    for worker in workers:
-        worker.start()
-    go.set()
-    for _ in workers:
-        name, rows, snapshot = answers.get(timeout=120)
+    names, ids = [f"own {worker}" for worker in range(3)] + ["shared"] * 3, []
+    for name, rows, snapshot in waiting.at_once(make_branch, root, names):
         if rows is not None:
             ids += rows
             assert branch_of(root, name, 1).snapshot == snapshot
-    for worker in workers:
-        worker.join()
     assert len(ids) == len(set(ids)) == 4 and len({row >> 40 for row in ids}) == 4
     assert sorted(newest(ds, 0).branches()) == ["main", "own 0", "own 1", "own 2", "shared"]
 
@@ -341,15 +333,7 @@ def test_merges_made_at_once_add_samples_once(root, what):
     two.append({"n": [4]})
     ds.append({"n": [5]})
     calls = {"exp": ["exp"] * 3, "pick": [exp.snapshot, exp.snapshot, "exp"], "two": ["exp", "two", "exp"]}[what]
-    context = multiprocessing.get_context("fork" if str(root).startswith("/") else "spawn")
-    go, answers = context.Event(), context.Queue()
-    workers = [context.Process(target=merge_at_once, args=(str(root), call, go, answers)) for call in calls]
-    for worker in workers:
-        worker.start()
-    go.set()
-    found = [answers.get(timeout=120) for _ in workers]
-    for worker in workers:
-        worker.join()
+    found = list(waiting.at_once(merge_at_once, root, calls))
     assert not [answer for answer in found if " " in answer], found
     newest(ds, 5 if what == "two" else 4)
     assert sorted(ds["n"][:].tolist()) == ([1, 2, 3, 4, 5] if what == "two" else [1, 2, 3, 5])

@@ -130,7 +130,7 @@ def test_where_nothing_can_be_written_pins_say_so_and_loaders_work(tmp_path):
     record.chmod(0o600)
     record.write_bytes(body)
     with pytest.raises(ps.CorruptError, match="refs/"):
-        ds.pins()
+        ps.open(tmp_path / "dataset").pins()
     with pytest.raises(ps.InvalidInputError, match="pin='yes'"):
         ds.loader(batch_size=2, pin="yes")
     np.save(tmp_path / "a.npy", np.ones(3))

@@ -1,10 +1,10 @@
 """Test tags and time travel on every store: names made at once, thousands of operations, and what opening by a name costs."""
 
 import datetime
-import multiprocessing
 
 import penstock as ps
 import pytest
+import waiting
 from conftest import newest
 
 
@@ -80,18 +80,10 @@ def make_tag(uri, name, go, answers):
 def test_two_names_made_at_once(root):
     """Each process makes a tag of its own and all try the same one. One process gets that one, and no tag is lost."""
     ds = ps.create(root, {"n": "int32"})
-    context = multiprocessing.get_context("fork" if str(root).startswith("/") else "spawn")
     for turn in range(3):
         ds.append({"n": [turn]})
-        go, answers = context.Event(), context.Queue()
         names = [f"own {turn} {worker}" for worker in range(3)] + [f"shared {turn}"] * 3
-        workers = [context.Process(target=make_tag, args=(str(root), name, go, answers)) for name in names]
-        for worker in workers:
-            worker.start()
-        go.set()
-        found = [answers.get(timeout=120) for _ in workers]
-        for worker in workers:
-            worker.join()
+        found = list(waiting.at_once(make_tag, root, names))
         assert sorted(name for name, code in found if code is None)[:3] == names[:3]
         assert any(code is None for name, code in found if name == names[3])
     assert len(ds.tags()) == 3 * 4 and not ds.verify()["problems"]

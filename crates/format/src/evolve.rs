@@ -11,7 +11,7 @@ use crate::schema::{ColumnKind, ColumnSpec, Fill, Schema};
 const ADDED: u64 = 1 << 47;
 
 impl Schema {
-    /// Return the schema with another column at the end. `random` determines its id, and `fill` is its file of one sample, if any.
+    /// Return the schema with another column at the end. `random` determines its id.
     pub fn with_column(&self, column: ColumnSpec, random: u64) -> Result<Schema> {
         let mut schema = self.next();
         schema.columns.push(ColumnSpec { id: ADDED | random & (ADDED - 1), ..column });

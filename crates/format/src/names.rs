@@ -99,15 +99,26 @@ pub struct Folded {
 impl Folded {
     /// Return the names after a record. `before` are the entries of the record's object.
     pub fn of(record: Names, before: &[Operation]) -> Folded {
+        let mut folded = Folded::default();
+        folded.apply(before);
+        folded.follow(record);
+        folded
+    }
+
+    /// Become the names after the next record.
+    pub fn follow(&mut self, record: Names) {
+        self.apply(&record.operations);
         let Names { number, time_us, object, operations, .. } = record;
-        let mut names = BTreeMap::new();
-        for Operation { removes, kind, name, target } in before.iter().chain(&operations) {
+        *self = Folded { next: number + 1, time_us, object, operations, names: std::mem::take(&mut self.names) };
+    }
+
+    fn apply(&mut self, operations: &[Operation]) {
+        for Operation { removes, kind, name, target } in operations {
             match removes {
-                true => names.remove(&(*kind, name.clone())),
-                false => names.insert((*kind, name.clone()), *target),
+                true => self.names.remove(&(*kind, name.clone())),
+                false => self.names.insert((*kind, name.clone()), *target),
             };
         }
-        Folded { next: number + 1, time_us, object, operations, names }
     }
 
     pub fn get(&self, kind: NameKind, name: &str) -> Option<SnapshotId> {

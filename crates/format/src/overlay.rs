@@ -20,6 +20,11 @@ pub struct Overlay {
 impl Overlay {
     pub const LEAST_BYTES: usize = 13;
 
+    /// Return the overlay that deletes these samples.
+    pub fn deleting(rows: RowSet) -> Overlay {
+        Overlay { columns: Vec::new(), rows, files: Vec::new() }
+    }
+
     pub fn is_deletion(&self) -> bool {
         self.columns.is_empty()
     }

@@ -88,6 +88,7 @@ class Log(Sequence[Commit]):
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Log | list) else NotImplemented
 
+    # Logs are compared by their commits, so they have no hash. Type checkers know only classes that inherit one.
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:

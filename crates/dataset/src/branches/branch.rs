@@ -110,7 +110,7 @@ fn first_record(here: &Context, at: &Snapshot, lineage: u64, (name, author): (&s
         return Ok(record);
     }
     // A long name may leave no room for the deltas.
-    let (root, _) = write_root(&at.within(at.context.clone()), &mut Vec::new())?;
+    let (root, _) = write_root(at, &mut Vec::new())?;
     Ok(Record { root, deltas: Vec::new(), ..record })
 }
 
@@ -120,13 +120,17 @@ pub fn branches(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
     let mut found = BTreeMap::new();
     let named = refs::branches(context)?.into_iter().map(|(name, first)| (name, first.branch));
     for (name, branch) in [(MAIN.to_owned(), 0)].into_iter().chain(named) {
-        let entry = newest::newest(context.storage.as_ref(), branch, None)?
-            .ok_or_else(|| Error::new("branch-not-found", format!("branch `{name}` of `{}` has no log", context.storage.uri())))?;
+        let entry = newest_of(context, &name, branch)?;
         if entry.check_open().is_ok() {
             found.insert(name, entry.record.snapshot());
         }
     }
     Ok(found)
+}
+
+fn newest_of(context: &Context, name: &str, branch: u64) -> Result<LogEntry> {
+    newest::newest(context.storage.as_ref(), branch, None)?
+        .ok_or_else(|| Error::new("branch-not-found", format!("branch `{name}` of `{}` has no log", context.storage.uri())))
 }
 
 /// Return the name of a branch, or None if it was deleted. Costs nothing for `main`; otherwise as for `refs::branches`.
@@ -145,8 +149,7 @@ pub fn delete_branch(context: &Arc<Context>, name: &str, author: &str) -> Result
     }
     context.check_dataset()?;
     let branch = branch_id(context, name)?;
-    let newest = newest::newest(context.storage.as_ref(), branch, None)?
-        .ok_or_else(|| Error::new("branch-not-found", format!("branch `{name}` of `{}` has no log", context.storage.uri())))?;
+    let newest = newest_of(context, name, branch)?;
     // An earlier attempt may have ended the log already.
     if newest.check_open().is_ok() {
         let mut written = Written::at(&Arc::new(Snapshot::at(context.clone(), newest)?))?;

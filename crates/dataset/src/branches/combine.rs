@@ -6,14 +6,14 @@ use std::sync::Arc;
 use penstock_error::Result;
 use penstock_format::cursor::{Writer, malformed};
 use penstock_format::files::FileRef;
-use penstock_format::ids::{ObjectRef, words_name};
-use penstock_format::manifest::{Fragment, PageRef, WordsSegment, encode_words};
+use penstock_format::ids::ObjectRef;
+use penstock_format::manifest::{Fragment, WordsSegment};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::Delta;
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 
-use crate::commit::objects::{INLINE_BYTES, write_pages, write_rows};
+use crate::commit::objects::{INLINE_BYTES, write_pages, write_rows, write_words};
 use crate::commit::overlays::write_values;
 use crate::commit::stored::WordList;
 use crate::config::Config;
@@ -64,8 +64,7 @@ pub struct Linked {
 /// Choose the fragments of `theirs` that `ours` needs for the samples `added`. `unknown` are the row ids that `ours` lacks. Cost: reads the
 /// pages that `ours` lacks.
 pub fn linked(ours: &Snapshot, theirs: &Snapshot, added: &RowIds, unknown: &RowIds) -> Result<Linked> {
-    let known: HashSet<PageRef> =
-        ours.parts.iter().filter_map(|part| if let Part::Page(page) = part { Some(*page) } else { None }).collect();
+    let known = ours.pages();
     let (mut parts, mut row_ids) = (Vec::new(), Vec::new());
     let needed = |fragment: &Fragment| {
         let count = |ids: &RowIds| fragment.runs.iter().map(|run| ids.count_in(run.first..run.end())).sum::<u64>();
@@ -76,7 +75,7 @@ pub fn linked(ours: &Snapshot, theirs: &Snapshot, added: &RowIds, unknown: &RowI
         }
     };
     for (index, part) in theirs.parts.iter().enumerate() {
-        if matches!(part, Part::Page(page) if known.contains(page)) {
+        if part.page().is_some_and(|page| known.contains(&page)) {
             continue;
         }
         let fragments = theirs.fragments(index)?;
@@ -128,7 +127,7 @@ pub fn new_parts(theirs: &Snapshot, linked: &Linked, puts: &mut Vec<String>) -> 
 /// Write the words of `theirs` that `ours` lacks. Codes of `ours` keep their meaning. Cost: one put per category column with new words, for
 /// which both vocabularies are read.
 pub fn new_words(ours: &Snapshot, theirs: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<WordsSegment>> {
-    let (context, mut added) = (&ours.context, Vec::new());
+    let mut added = Vec::new();
     let known: HashSet<ObjectRef> = ours.words_segments().map(|segment| segment.object).collect();
     let with_new = |spec: &&ColumnSpec| {
         matches!(spec.kind, ColumnKind::Category)
@@ -138,10 +137,7 @@ pub fn new_words(ours: &Snapshot, theirs: &Snapshot, puts: &mut Vec<String>) -> 
         let (own, other) = (ours.vocabulary(spec.id)?, theirs.vocabulary(spec.id)?);
         let words: Vec<&str> = other.iter().filter(|word| own.code(word).is_none()).collect();
         if !words.is_empty() {
-            let (id, body) = (context.new_id()?, encode_words(spec.id, &words));
-            puts.push(words_name(id));
-            context.storage.put(&words_name(id), &body)?;
-            added.push(WordsSegment { column: spec.id, first_code: 0, words: words.len() as u64, object: ObjectRef::of(id, &body) });
+            added.push(write_words(&ours.context, spec.id, &words, puts)?);
         }
     }
     Ok(added)
@@ -193,7 +189,7 @@ pub fn copied_values(theirs: &Arc<Snapshot>, values: &[(ColumnSpec, RowIds)], pu
 pub fn deletion(snapshot: &Snapshot, rows: &RowIds, puts: &mut Vec<String>) -> Result<Option<Overlay>> {
     match rows.is_empty() {
         true => Ok(None),
-        false => Ok(Some(Overlay { columns: Vec::new(), rows: write_rows(&snapshot.context, rows, puts)?, files: Vec::new() })),
+        false => Ok(Some(Overlay::deleting(write_rows(&snapshot.context, rows, puts)?))),
     }
 }
 

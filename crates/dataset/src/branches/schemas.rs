@@ -79,17 +79,20 @@ fn merged_schema(sides: &Sides, policies: &Policies) -> Result<(Schema, Vec<u64>
         }
     }
     let merged = Schema::merged(&base.schema, &ours.schema, &theirs.schema)?;
-    let gone = ours.schema.columns.iter().map(|spec| spec.id).filter(|id| merged.columns.iter().all(|spec| spec.id != *id));
-    let gone = gone.collect();
+    let gone = |id: &u64| merged.columns.iter().all(|spec| spec.id != *id);
+    let gone = ours.schema.columns.iter().map(|spec| spec.id).filter(gone).collect();
     Ok((merged, gone))
 }
 
 /// Return the samples that were added since the ancestor with a value in a column. Cost: reads the pages that the ancestor lacks.
 fn given(base: &Snapshot, kept: &Snapshot, spec: &ColumnSpec) -> Result<RowIds> {
     let Unshared { added, rows, .. } = Unshared::between(base, kept)?;
-    let mut found = RowIds::default();
-    for part in 0..kept.parts.len() {
-        let fragments = kept.fragments(part)?;
+    let (mut found, known) = (RowIds::default(), base.pages());
+    for (index, part) in kept.parts.iter().enumerate() {
+        if part.page().is_some_and(|page| known.contains(&page)) {
+            continue;
+        }
+        let fragments = kept.fragments(index)?;
         for fragment in fragments.as_slice().iter().filter(|fragment| file_of(&fragment.files, spec.id).is_some()) {
             let own = RowIds::union(fragment.runs.iter().map(|run| RowIds::Runs(vec![*run])).collect::<Vec<RowIds>>().iter());
             found = found.or(&own.and(&rows).and(&added));

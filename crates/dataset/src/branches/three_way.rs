@@ -102,7 +102,10 @@ impl<'a> Comparison<'a> {
                 (_, true, false) => (AddedBy::Ours, changed_rows(base, ours, spec.id)?, RowIds::default()),
                 // Without an ancestor, all values of the other side count.
                 (_, false, _) => (AddedBy::Theirs, RowIds::default(), changed_rows(ours, theirs, spec.id)?),
-                (_, true, true) => (AddedBy::Both, changed_rows(ours, theirs, spec.id)?, changed_rows(ours, theirs, spec.id)?),
+                (_, true, true) => {
+                    let either = changed_rows(ours, theirs, spec.id)?;
+                    (AddedBy::Both, either.clone(), either)
+                }
             };
             Ok(Candidates { spec, ours: own, theirs: other, added })
         };
@@ -179,8 +182,8 @@ impl<'a> Comparison<'a> {
         Ok((samples, Values::Samples(values)))
     }
 
-    /// Decide what the merge changes. `linked` are the row ids of the fragments that `ours` gets for the samples added by `theirs`. Cost: reads the values that both sides may
-    /// have changed, in all three snapshots.
+    /// Decide what the merge changes. `linked` are the row ids of the fragments that `ours` gets for the samples added by `theirs`. Cost:
+    /// reads the values that both sides may have changed, in all three snapshots.
     pub fn decide(&self, linked: &RowIds, policies: &Policies) -> Result<(Samples, Values)> {
         let samples = self.samples();
         Ok(match self.unchanged_overlays(linked, &samples)? {

@@ -44,11 +44,12 @@ pub fn held(base: &Arc<Snapshot>) -> Result<(Arc<Context>, Arc<Snapshot>)> {
 pub fn commit(home: &Arc<Context>, base: &Arc<Snapshot>, puts: &mut Vec<String>, keys: &[Keys], proposal: Proposal) -> Result<Snapshot> {
     let store = base.context.storage.as_ref();
     store.prove()?;
-    let schema = proposal.schema.clone();
-    let snapshot = Driver { schema, ..Driver::new(home.clone(), base.clone(), puts, keys) }.drive(Machine::new(proposal))?;
+    let (home, base, schema) = (home.clone(), base.clone(), proposal.schema.clone());
+    let mut driver = Driver { home, base, parent: None, root: None, next: None, puts, root_puts: 0, keys, schema, uncertain: false };
+    let snapshot = driver.drive(Machine::new(proposal))?;
     let record = snapshot.record();
     newest::leave_hint(store, &log_folder(record.branch), record.number);
-    Ok(snapshot.within(home.clone()))
+    Ok(snapshot.within(driver.home.clone()))
 }
 
 /// Carries out the commit machine's requests.
@@ -73,13 +74,7 @@ struct Driver<'a> {
     uncertain: bool,
 }
 
-impl<'a> Driver<'a> {
-    /// Create a driver for a transaction that began at `base` on the handle `home`. The driver adds to `puts` the names of the
-    /// objects that it writes.
-    fn new(home: Arc<Context>, base: Arc<Snapshot>, puts: &'a mut Vec<String>, keys: &'a [Keys]) -> Driver<'a> {
-        Driver { home, base, parent: None, root: None, next: None, puts, root_puts: 0, keys, schema: None, uncertain: false }
-    }
-
+impl Driver<'_> {
     fn drive(&mut self, mut machine: Machine) -> Result<Snapshot> {
         self.answer_all(&mut machine).map_err(|error| match self.uncertain && error.code() != "commit-state-unknown" {
             false => error,

@@ -1,8 +1,8 @@
-//! Write manifest pages and sets of row ids.
+//! Write manifest pages, words of categories and sets of row ids.
 
 use penstock_error::Result;
-use penstock_format::ids::{page_name, rows_name};
-use penstock_format::manifest::{Fragment, PageRef, encode_pages};
+use penstock_format::ids::{ObjectRef, page_name, rows_name, words_name};
+use penstock_format::manifest::{Fragment, PageRef, WordsSegment, encode_pages, encode_words};
 use penstock_format::rows::{RowIds, RowSet};
 
 use crate::store::context::Context;
@@ -22,6 +22,14 @@ pub fn write_pages(context: &Context, fragments: &[Fragment], puts: &mut Vec<Str
             Ok(PageRef::of(id, &body, fragments))
         })
         .collect()
+}
+
+/// Write new words of a category column. A commit gives them the codes after those that exist. Cost: one put.
+pub fn write_words<S: AsRef<str>>(context: &Context, column: u64, words: &[S], puts: &mut Vec<String>) -> Result<WordsSegment> {
+    let (id, body) = (context.new_id()?, encode_words(column, words));
+    puts.push(words_name(id));
+    context.storage.put(&words_name(id), &body)?;
+    Ok(WordsSegment { column, first_code: 0, words: words.len() as u64, object: ObjectRef::of(id, &body) })
 }
 
 /// Store a set of row ids. Cost: one put, unless the set has so few runs that its parent can store it.

@@ -41,7 +41,7 @@ impl Written {
         let (appended, existing): (Vec<u64>, Vec<u64>) = deleted.iter().partition(|row_id| **row_id & PROVISIONAL != 0);
         for ids in [existing, appended].into_iter().filter(|ids| !ids.is_empty()) {
             let ids: RowIds = ids.into_iter().collect();
-            let overlay = Overlay { columns: Vec::new(), rows: write_rows(context, &ids, puts)?, files: Vec::new() };
+            let overlay = Overlay::deleting(write_rows(context, &ids, puts)?);
             written.push(ChangeKind::Delete, overlay, ids);
         }
         Ok(written)
@@ -74,7 +74,7 @@ pub fn unwritten(changed: &[Changed], deleted: &HashSet<u64>) -> Vec<Overlay> {
         }
     }
     if !deleted.is_empty() {
-        overlays.push(Overlay { columns: Vec::new(), rows: rows(&mut deleted.iter().copied()), files: Vec::new() });
+        overlays.push(Overlay::deleting(rows(&mut deleted.iter().copied())));
     }
     overlays
 }

@@ -17,7 +17,7 @@ use crate::snapshot::live::Part;
 /// Return a snapshot's overlays as its root lists them: all deletions are joined into the first overlay.
 fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
     let exists = |column: &u64| snapshot.schema.columns.iter().any(|spec| spec.id == *column);
-    // An overlay of dropped columns only is no longer needed.
+    // An overlay is no longer needed if all of its columns were dropped.
     let values = snapshot.overlays.all().iter().filter(|overlay| overlay.columns.iter().any(exists)).cloned().collect();
     let mut overlays = folded(snapshot, values, puts)?;
     let deletions: Vec<&RowSet> = snapshot.overlays.deletions().collect();
@@ -29,7 +29,7 @@ fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<O
             write_rows(&snapshot.context, &RowIds::union(sets.iter().map(AsRef::as_ref)), puts)?
         }
     };
-    overlays.insert(0, Overlay { columns: Vec::new(), rows, files: Vec::new() });
+    overlays.insert(0, Overlay::deleting(rows));
     Ok(overlays)
 }
 

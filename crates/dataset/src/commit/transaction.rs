@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
-use penstock_format::ids::{ObjectRef, PROVISIONAL, row_id, words_name};
-use penstock_format::manifest::{Fragment, WordsSegment, encode_words};
+use penstock_format::ids::{PROVISIONAL, row_id};
+use penstock_format::manifest::Fragment;
 use penstock_format::record::{Delta, FEATURE_OVERLAYS, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec, Schema};
 use penstock_format::{Id, SnapshotId};
@@ -16,7 +16,7 @@ use super::changes::{Altered, ChangeSet, Proposal, Read, ReadSet, Theirs};
 use super::drive;
 use super::keys::Keys;
 use super::machine;
-use super::objects::{INLINE_BYTES, folders_of, write_pages};
+use super::objects::{INLINE_BYTES, folders_of, write_pages, write_words};
 use super::overlays::{Written, summary, unwritten};
 use crate::config::Config;
 use crate::snapshot::Snapshot;
@@ -382,15 +382,8 @@ impl Transaction {
 
     /// Write the new words of categories.
     fn write_words(&mut self) -> Result<Vec<Delta>> {
-        let context = &self.base.context;
-        let mut own = Vec::new();
-        for (column, new) in self.words.added() {
-            let (id, body) = (context.new_id()?, encode_words(column, new));
-            self.puts.push(words_name(id));
-            context.storage.put(&words_name(id), &body)?;
-            own.push(Delta::Words(WordsSegment { column, first_code: 0, words: new.len() as u64, object: ObjectRef::of(id, &body) }));
-        }
-        Ok(own)
+        let (context, puts) = (&self.base.context, &mut self.puts);
+        self.words.added().map(|(column, new)| write_words(context, column, new, puts).map(Delta::Words)).collect()
     }
 
     /// Return the deltas of new samples. Cost: one put per manifest page, unless the fragments fit into the record.

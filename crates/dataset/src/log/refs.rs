@@ -146,7 +146,7 @@ pub fn create_name(
 
 /// Remove a tag, which must exist. Costs one more put than `tags`.
 pub fn delete_tag(context: &Context, name: &str) -> Result<()> {
-    match remove(context, NameKind::Tag, name).context(|| format!("cannot delete tag `{name}` of `{}`", context.storage.uri()))? {
+    match remove(context, NameKind::Tag, name, |_| true).context(|| format!("cannot delete tag `{name}` of `{}`", context.storage.uri()))? {
         true => Ok(()),
         false => Err(unknown_tag(context, name)),
     }
@@ -175,24 +175,20 @@ pub fn pin(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
 
 /// Remove a pin. Returns whether the pin existed.
 pub fn unpin(context: &Context, name: &str) -> Result<bool> {
-    remove(context, NameKind::Pin, name).context(|| format!("cannot remove pin `{name}` from `{}`", context.storage.uri()))
+    remove(context, NameKind::Pin, name, |_| true).context(|| format!("cannot remove pin `{name}` from `{}`", context.storage.uri()))
 }
 
 /// Remove the name of a branch, unless another process has removed it or given it to another branch.
 pub fn remove_branch(context: &Context, name: &str, branch: u64) -> Result<()> {
-    let removal = |folded: &Folded| {
-        let target = folded.get(NameKind::Branch, name).filter(|target| target.branch == branch)?;
-        Some(Operation { removes: true, kind: NameKind::Branch, name: name.into(), target })
-    };
-    let removed = append(context, |_, folded, _| Ok(removal(folded)));
+    let removed = remove(context, NameKind::Branch, name, |target| target.branch == branch);
     let removed = removed.map_err(|error| error.hint("the branch has ended, but its name remains: delete it again"));
     removed.context(|| format!("cannot delete branch `{name}` of `{}`", context.storage.uri())).map(drop)
 }
 
-/// Remove a name. Returns whether it existed.
-fn remove(context: &Context, kind: NameKind, name: &str) -> Result<bool> {
-    let removal = |folded: &Folded| Some(Operation { removes: true, kind, name: name.into(), target: folded.get(kind, name)? });
-    append(context, |_, folded, _| Ok(removal(folded)))
+/// Remove a name if its target is the right one. Returns whether it was there.
+fn remove(context: &Context, kind: NameKind, name: &str, is_right: impl Fn(&SnapshotId) -> bool) -> Result<bool> {
+    let operation = |target| Operation { removes: true, kind, name: name.into(), target };
+    append(context, |_, folded, _| Ok(folded.get(kind, name).filter(&is_right).map(operation)))
 }
 
 /// Append the operation that `missing` returns for the place of all puts, the current names, and the number of lost races. Retry after each
@@ -219,6 +215,8 @@ fn append(context: &Context, mut missing: impl FnMut(&Context, &Folded, u32) -> 
         }
         if create_certainly(storage, &numbered(NAMES_FOLDER, names.number), &names.encode())? == Created::Created {
             leave_hint(storage, NAMES_FOLDER, names.number);
+            // A stale listing must not hide this handle's own record.
+            folded.follow(names);
             return Ok(true);
         }
         // Another writer, or an earlier attempt by this one, created the record. The next iteration reads it.

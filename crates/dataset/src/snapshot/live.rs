@@ -1,5 +1,6 @@
 //! Map a position to its part, fragment and physical row. A deleted sample keeps its physical row, but has no position.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use penstock_error::Result;
@@ -29,6 +30,16 @@ impl Part {
             Part::Page(page) => page.samples,
             Part::Fragment(fragment) => fragment.samples,
         }
+    }
+
+    pub fn page(&self) -> Option<PageRef> {
+        if let Part::Page(page) = self { Some(*page) } else { None }
+    }
+}
+
+impl Snapshot {
+    pub fn pages(&self) -> HashSet<PageRef> {
+        self.parts.iter().filter_map(Part::page).collect()
     }
 }
 

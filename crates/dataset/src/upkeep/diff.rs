@@ -18,7 +18,6 @@ use crate::config::Config;
 use crate::read::fetch::Purpose;
 use crate::read::reader::{OnCorrupt, Reader};
 use crate::snapshot::Snapshot;
-use crate::snapshot::live::Part;
 use crate::write::pending::own_value;
 
 /// What happened to samples between two snapshots.
@@ -211,22 +210,17 @@ impl Values {
 
 /// Return the row ids of parts that only one of the snapshots has.
 fn unshared_rows(one: &Snapshot, other: &Snapshot) -> Result<(RowIds, RowIds)> {
-    let pages = |snapshot: &Snapshot| snapshot.parts.iter().filter_map(page_of).collect::<HashSet<PageRef>>();
-    let (ours, theirs) = (pages(one), pages(other));
+    let (ours, theirs) = (one.pages(), other.pages());
     let rows = |snapshot: &Snapshot, known: &HashSet<PageRef>| {
         let mut runs = Vec::new();
         for part in 0..snapshot.parts.len() {
-            if !page_of(&snapshot.parts[part]).is_some_and(|page| known.contains(&page)) {
+            if !snapshot.parts[part].page().is_some_and(|page| known.contains(&page)) {
                 runs.extend(snapshot.fragments(part)?.as_slice().iter().flat_map(|fragment| fragment.runs.clone()));
             }
         }
         Ok(joined(runs))
     };
     Ok((rows(one, &theirs)?, rows(other, &ours)?))
-}
-
-fn page_of(part: &Part) -> Option<PageRef> {
-    if let Part::Page(page) = part { Some(*page) } else { None }
 }
 
 /// Return runs as a set, whatever their order. Runs of intact snapshots are disjoint.

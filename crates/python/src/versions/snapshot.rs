@@ -47,7 +47,8 @@ pub fn create(
     Ok(Snapshot { inner: Arc::new(made.or_raise(py)?), options })
 }
 
-/// Open the newest snapshot of a branch, or the one at a time in microseconds, or the given snapshot. `incomplete` permits a copy in which objects are missing.
+/// Open the newest snapshot of a branch, or the one at a time in microseconds, or the given snapshot. `incomplete` permits a copy in which
+/// objects are missing.
 #[pyfunction]
 #[pyo3(signature = (uri, snapshot=None, storage_options=None, io="auto", incomplete=false, tag=None, branch=("main".into(), None)))]
 // Over 6 parameters: Python passes each by name.
@@ -106,12 +107,6 @@ impl Snapshot {
     #[getter]
     fn number(&self) -> u64 {
         self.inner.id().number
-    }
-
-    /// Return the id of the branch. That of `main` is 0.
-    #[getter]
-    fn branch(&self) -> u64 {
-        self.inner.id().branch
     }
 
     #[getter]

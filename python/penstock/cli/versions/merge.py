@@ -10,6 +10,8 @@ import typer
 from penstock.cli.terminal import at
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.dataset import Dataset
     from penstock.transaction import Receipt
 
@@ -25,10 +27,7 @@ def merge(
 ) -> None:
     """Merge a branch, a tag or a snapshot into a branch, as one commit with two parents."""
     policies = at.policies(on_conflict)
-    dataset = at.opened(uri, "", "", "", branch)
-    before = dataset.snapshot
-    receipt = dataset.merge(other, on_conflict=policies, message=message or None)
-    _report(dataset, before, receipt, f"merged {other}", as_json)
+    _commit(uri, branch, lambda dataset: dataset.merge(other, on_conflict=policies, message=message or None), f"merged {other}", as_json)
 
 
 # Over 6 parameters: each is an option of the command line.
@@ -42,15 +41,18 @@ def cherry_pick(
 ) -> None:
     """Copy the changes of one commit to a branch."""
     policies = at.policies(on_conflict)
-    dataset = at.opened(uri, "", "", "", branch)
-    before = dataset.snapshot
-    receipt = dataset.cherry_pick(commit, on_conflict=policies, message=message or None)
-    _report(dataset, before, receipt, f"copied {commit}", as_json)
+    _commit(
+        uri, branch, lambda dataset: dataset.cherry_pick(commit, on_conflict=policies, message=message or None), f"copied {commit}", as_json
+    )
 
 
-def _report(dataset: Dataset, before: str, receipt: Receipt, what: str, as_json: bool) -> None:
+def _commit(uri: str, branch: str, change: Callable[[Dataset], Receipt], what: str, as_json: bool) -> None:
+    """Change a branch, and report the commit."""
     from penstock.cli.terminal import show
 
+    dataset = at.opened(uri, "", "", "", branch)
+    before = dataset.snapshot
+    receipt = change(dataset)
     commit = dataset.log(1)[0]
     changed = receipt.snapshot != before
     show.done = f"{what}; the newest snapshot is {receipt.snapshot}" if changed else ""
