@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pathlib
 import subprocess
@@ -317,33 +316,11 @@ def _natural_tiles() -> np.ndarray[Any, Any]:
     return np.stack(tiles)
 
 
-def commits(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Compare small durable commits with the syncs that the commit protocol needs: file, folder, record, log folder."""
-    ds = ps.create(folder / "d", {"x": "int64"})
-    number = iter(range(10**6))
+def commits(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
+    """Measure small durable commits; see bench/writers.py."""
+    import writers
 
-    def appends() -> None:
-        for _ in range(100):
-            ds.append({"x": [1]})
-
-    def syncs() -> None:
-        for _ in range(100):
-            for size in (300, 600):
-                path = folder / f"file{next(number)}"
-                with path.open("wb", buffering=0) as out:
-                    out.write(io.BytesIO(bytes(size)).getvalue())
-                    os.fsync(out.fileno())
-                where = os.open(folder, os.O_RDONLY)
-                os.fsync(where)
-                os.close(where)
-
-    times = interleaved({"penstock": appends, "own_syncs": syncs})
-    rates = {name: rate(100, spent) for name, spent in times.items()}
-    return {
-        "what": "commits of one sample; own_syncs writes two small files, and syncs each file and then its folder", "commits_per_second": rates, "times": times,
-        "lines": [f"{name}: {value:,.0f}/s" for name, value in rates.items()],
-        "bars": [{"what": "penstock / the rate that its syncs allow", "value": rates["penstock"] / rates["own_syncs"], "at_least": 0.5}],
-    }  # fmt: skip
+    return writers.commits(folder, photos)
 
 
 def minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
