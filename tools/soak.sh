@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Run all long tests: 10,000 seeded crashes, 10,000 fault schedules against MinIO, every bit of a dataset flipped, 200 kills, and long
-# model tests.
+# Run all long tests: 200,000 orders of answers in the commit protocol, 10,000 seeded crashes, 10,000 fault schedules against MinIO, every
+# bit of a dataset flipped, 200 kills, storms of writers, and long model tests.
 # Then plant MUTANTS errors (default: 40) in dataset, loader and importers. The tests must catch at least 85 % of them.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 tools/servers.sh
 PENSTOCK_SOAK=1 cargo test --release -p penstock-testkit --locked -- --nocapture
 PENSTOCK_SOAK=1 .venv/bin/python -m pytest tests -m "soak" -p no:cacheprovider -rA
+PENSTOCK_SOAK=1 .venv/bin/python -m pytest tests/every_store/test_storms.py --store s3 -m "soak" -p no:cacheprovider -rA
 PENSTOCK_MODEL_SEEDS=2000 .venv/bin/python -m pytest tests/*/test_*_model.py -p no:cacheprovider -rA
 
 [ -x .tools/bin/cargo-mutants ] || cargo install cargo-mutants --version 27.1.0 --locked --root .tools -q
